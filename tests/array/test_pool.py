@@ -251,5 +251,5 @@ def test_the_environment_limits_a_pool(monkeypatch: pytest.MonkeyPatch, text: st
 @pytest.mark.parametrize("text", ["half", "-1", "nan", "2 GiB"])
 def test_an_environment_that_names_no_limit_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("GRAPHWRIGHT_CUDA_LIMIT", text)
-    with pytest.raises(UsageError, match="fraction or a number"):
+    with pytest.raises(UsageError, match="invalid memory limit"):
         MemoryPool(SimDriver())

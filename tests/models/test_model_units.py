@@ -91,7 +91,7 @@ def test_groups_of_a_llama_are_a_hand_written_list(made):
         "layers.0.attn.q.weight[0]", "layers.0.attn.v.weight[0]",
     ]  # fmt: skip
     assert len(weights["embed.channels"]) == 2 + 1 + 3 * 9  # embedding and head, last norm, 7 matrices and 2 norms each
-    assert found["embed.vocabulary"].frozen == ("embed (embedding) reads it by number",)
+    assert found["embed.vocabulary"].frozen == ("embed (embedding) reads it by index",)
     assert "output 'logits'" in found["lm_head.units"].frozen[0]
     assert found["embed.channels"].corrected
     assert not found["embed.channels"].exact

@@ -72,7 +72,7 @@ def test_growing_and_permuting_an_input():
 def test_axes_indexed_by_integers_stay_frozen():
     p = gw.open("bundled").program
     vocabulary = p.axes()["embed.vocabulary"]
-    with pytest.raises(gw.program.FrozenAxis, match="reads it by number"), p.edit("cut") as e:
+    with pytest.raises(gw.program.FrozenAxis, match="reads it by index"), p.edit("cut") as e:
         e.cut_units(vocabulary.units([3]), allow_io=True)
 
 

@@ -175,5 +175,5 @@ def test_unknown_states_and_abandoned_branches():
     p.undo()
     with p.edit("another way") as e:
         e.rename("h", "other")
-    with pytest.raises(NotUndoable, match="a new edit ended"):
+    with pytest.raises(NotUndoable, match="abandoned branch"):
         p.at(3)

@@ -132,7 +132,7 @@ FAULTS = {
     ("spec", "w", "wrong number of results"): lambda p: p.update_node(p.node("w"), specs=()),
     ("spec", "x", "wrong number of results"): lambda p: p.update_node(p.node("x"), specs=2 * p.specs(p.node("x"))),
     ("op", "h", "unknown op"): lambda p: p.update_node(p.node("h"), op="no_such_op"),
-    ("weight", "w", "no weight has its key"): lambda p: p.update_node(p.node("w"), attrs={"key": "other"}),
+    ("weight", "w", "its checkpoint key names no weight"): lambda p: p.update_node(p.node("w"), attrs={"key": "other"}),
     ("port", "j", "reads a result that does not exist"): lambda p: p.update_node(p.node("h"), specs=()),
 }
 
@@ -166,7 +166,7 @@ def test_an_assignment_keeps_the_spec():
     program("state", (2,))
     with pytest.raises(SpecMismatch, match=r"f32\[3\]"):
         program("state", (3,))
-    with pytest.raises(UsageError, match="only a param or a state"):
+    with pytest.raises(UsageError, match="not a param or a state"):
         program("input", (2,))
 
 

@@ -126,5 +126,5 @@ def test_samples_of_other_inputs():
     cal = sg.Calibration(images(40), 20)
     assert cal.windows["x"].shape == (20, 2, 9, 9)
     assert cal.held["x"].shape == (10, 2, 9, 9)
-    with pytest.raises(UsageError, match="equally many"):
+    with pytest.raises(UsageError, match="different numbers of samples"):
         sg.Calibration({"x": np.zeros((3, 2)), "z": np.zeros((4, 2))})

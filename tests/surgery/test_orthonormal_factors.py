@@ -249,7 +249,7 @@ def test_retraction_descends_to_the_known_optimum(shape: tuple[int, int], by: st
 
 
 def test_a_retraction_needs_a_known_method_and_a_fitting_gradient() -> None:
-    with pytest.raises(ValueError, match="unknown by"):
+    with pytest.raises(ValueError, match="unknown value of by"):
         surgery.retract(np.eye(3), np.eye(3), 0.1, "exp")
     with pytest.raises(ShapeError):
         surgery.retract(np.eye(3), np.eye(2), 0.1)

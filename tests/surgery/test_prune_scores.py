@@ -197,7 +197,7 @@ def test_scores_require_their_inputs(tmp_path):
     assert sg.scores(axis, method="magnitude").shape == (48,)
     with pytest.raises(sg.MissingCalibration):
         sg.scores(axis)
-    with pytest.raises(UsageError, match="unknown method"):
+    with pytest.raises(UsageError, match="unknown value of method"):
         sg.scores(axis, method="best")
     with pytest.raises(sg.MissingCalibration, match="next tokens"):
         sg.scores(axis, sg.Calibration({"x": np.ones((8, 20))}), "taylor")

@@ -92,7 +92,7 @@ def test_a_correct_save_survives_every_fault_and_every_crash(tmp_path):
 @pytest.mark.parametrize(
     ("save", "fault"),
     [
-        (in_place, "EIO at operation 1: write model: a reader sees the effect of the fault"),
+        (in_place, "EIO at operation 1: write model: the fault left an invalid state"),
         (without_syncing_the_file, "power loss .*: names arrived, content did not"),
         (without_syncing_the_folder, "power loss after operation 5 .*: only what was fsynced"),
         (without_looking_at_short_writes, "short at operation 0: write"),

@@ -24,11 +24,11 @@ class OpMethods:
     def exp(self) -> Tensor:
         """eˣ, elementwise."""
     def expm1(self) -> Tensor:
-        """eˣ - 1, elementwise, with all its digits near 0; gradient g(y + 1)."""
+        """eˣ - 1, elementwise, accurate near 0; gradient g(y + 1)."""
     def log(self) -> Tensor:
         """ln x, elementwise."""
     def log1p(self) -> Tensor:
-        """ln(1 + x), elementwise, with all its digits near 0; gradient g / (1 + x)."""
+        """ln(1 + x), elementwise, accurate near 0; gradient g / (1 + x)."""
     def sqrt(self) -> Tensor:
         """√x, elementwise; gradient g / 2y."""
     def rsqrt(self) -> Tensor:
@@ -42,9 +42,9 @@ class OpMethods:
     def erf(self) -> Tensor:
         """erf x, elementwise; gradient g·2/√π·exp(-x²)."""
     def minimum(self, b: Any) -> Tensor:
-        """min(a, b), elementwise; a tie gives each half of the gradient."""
+        """min(a, b), elementwise; at a tie each operand gets half of the gradient."""
     def maximum(self, b: Any) -> Tensor:
-        """max(a, b), elementwise; a tie gives each half of the gradient."""
+        """max(a, b), elementwise; at a tie each operand gets half of the gradient."""
     def isnan(self) -> Tensor:
         """True where x is NaN, elementwise."""
     def isinf(self) -> Tensor:

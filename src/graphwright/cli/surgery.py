@@ -180,7 +180,7 @@ def _open(directory: str, out: Path | None, options: dict[str, Any]) -> tuple[Mo
     text, tokens, context, seed, dry_run, overwrite = (options.pop(name) for name in _shared(0, 0))
     to = None if dry_run else out
     if to is not None:
-        check_free(to, overwrite)  # before the work
+        check_free(to, overwrite)  # check before the work
     elif not dry_run:
         raise UsageError("the argument OUT is missing", fix="give a directory, or --dry-run")
     model, words = open(directory), None if text is None else read_text(text)
@@ -257,7 +257,7 @@ def search(
         print(f"warning  {warning.message}", file=sys.stderr)
     gone = set(found.hardened.cut)
     picture = probabilities(found.probabilities, found.names, [name not in gone for name in found.names], steps)
-    drawn = out.with_name(f"{out.name}.gates.svg")  # not inside: `verify` knows what the receipt lists, and no more
+    drawn = out.with_name(f"{out.name}.gates.svg")  # not inside OUT: the receipt does not list it
     drawn.write_text(picture, encoding="utf-8")
     healed, lines = None, [str(found)]
     if healing is not None:

@@ -1,4 +1,4 @@
-"""Files that survive: atomic writing of files and directories, strict JSON, checksums. Standard library only."""
+"""Atomic writing of files and directories, strict JSON, checksums. It imports only the standard library."""
 
 from graphwright.files.atomic import AtomicFile, atomic_directory, atomic_write, check_free, target_path
 from graphwright.files.checksums import Buffer, StrPath, blake2b_128, flat_bytes, sha256_file

@@ -1,8 +1,8 @@
 """Write files and directories atomically: a reader, or a crash at any moment, finds the old content or the new one.
 
 The new content is written under a hidden name beside the target, fsynced, and renamed onto it; then the parent
-directory is fsynced. A link is replaced by a file, and followed to a directory. An older directory is exchanged with
-the new one in one system call where the system has one.
+directory is fsynced. A symbolic link at the target is replaced by a new file, but followed for a new directory. An
+existing directory is exchanged with the new one in one system call where the system has such a call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def target_path(path: StrPath) -> Path:
 
 @contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Convert an OSError raised inside into `UnwritableTarget`."""
+    """Convert an OSError raised in the `with` block into `UnwritableTarget`."""
     try:
         yield
     except FileError:
@@ -106,9 +106,9 @@ def _sweep(target: Path, suffix: str = "tmp") -> None:
 
 
 def _stage(target: Path, make: Callable[[Path], int | None]) -> tuple[Path, int]:
-    """Make a staging path of `target` and lock it; again if another process swept it before it was locked.
+    """Make a staging path of `target` and lock it; retry if another process removed it before it was locked.
 
-    `make` creates and opens the path; it returns None if the path was swept before it was opened.
+    `make` creates and opens the path; it returns None if the path was removed before it was opened.
     """
     while True:
         path = _staging_path(target, "tmp")
@@ -128,7 +128,7 @@ def _lock(fd: int) -> None:
 
 
 def _close(fd: int) -> None:
-    """Close a descriptor, if it is one; its content was already fsynced, or is being discarded."""
+    """Close a descriptor unless it is -1, ignoring errors: its content was already fsynced, or is being discarded."""
     if fd >= 0:
         with suppress(OSError):
             os.close(fd)
@@ -136,7 +136,7 @@ def _close(fd: int) -> None:
 
 # -- system calls ------------------------------------------------------------------------------------------------------
 def _again(call: Callable[..., T], *args: object) -> T:
-    """`call(*args)`, repeated while a signal interrupts it."""
+    """Return `call(*args)`; call again while a signal interrupts it."""
     while True:
         try:
             return call(*args)
@@ -154,7 +154,7 @@ def _opened(path: StrPath, flags: int) -> Iterator[int]:
 
 
 def _open_directory(path: Path) -> int:
-    """Open a directory, to lock it; -1 on Windows, where directories cannot be opened."""
+    """Open a directory in order to lock it; return -1 on Windows, where directories cannot be opened."""
     return -1 if os.name == "nt" else _again(os.open, path, os.O_RDONLY | DIRECTORY)
 
 
@@ -215,7 +215,7 @@ def exchange(first: StrPath, second: StrPath) -> bool:
 def atomic_write(path: StrPath, data: bytes | bytearray | memoryview | Iterable[Buffer]) -> None:
     """Replace the content of `path` by `data`: bytes, or several buffers in order.
 
-    Raises: UnwritableTarget, or any error of the iterable; the file then keeps its old content.
+    Raises: UnwritableTarget, or any error that the iterable raises; the file then keeps its old content.
     """
     with AtomicFile(path) as file:
         for chunk in [data] if isinstance(data, (bytes, bytearray, memoryview)) else data:
@@ -300,7 +300,7 @@ class AtomicFile:
 # -- directories -------------------------------------------------------------------------------------------------------
 @contextmanager
 def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]:
-    """Yield an empty directory; when the block ends without an exception, it stands at `target`.
+    """Yield an empty directory; when the block ends without an exception, it is renamed to `target`.
 
     Args:
         target: must not exist, or be an empty directory, unless `overwrite`. Its parent must exist. A link is followed.
@@ -344,21 +344,21 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
 
 
 def check_free(target: StrPath, overwrite: bool = False) -> None:
-    """Check a destination before a long job starts. Raises: DestinationExists, UnwritableTarget without a parent."""
+    """Check a destination before a long job. Raises: DestinationExists; UnwritableTarget if its parent is missing."""
     path = Path(os.path.realpath(target_path(target)))
     if not path.parent.is_dir():
         raise _refusal(path)
     if not os.path.lexists(path):
         return
     if not path.is_dir():
-        raise DestinationExists("the destination directory is a file", where=path, fix="choose another path")
+        raise DestinationExists("the destination exists and is not a directory", where=path, fix="choose another path")
     if not overwrite and os.listdir(path):
         fix = "overwrite=True (--overwrite) replaces it"
         raise DestinationExists("the directory exists and is not empty", where=path, fix=fix)
 
 
 def _concerns(error: OSError, folder: Path) -> bool:
-    """Return True if an OSError is about a file in `folder`; errors of open files carry no name."""
+    """Return True if an OSError names a path in `folder`, or no path, as errors of open files do."""
     names = [n for n in (error.filename, error.filename2) if isinstance(n, str | bytes | os.PathLike)]
     return not names or any(os.fsdecode(n).startswith(str(folder)) for n in names)
 

@@ -8,7 +8,7 @@ from graphwright.errors import Facts, GraphwrightError
 
 
 class FileError(GraphwrightError, OSError):
-    """A file or directory could not be used; `errno` is that of the system's error, if there was one."""
+    """A file or directory could not be used; `errno` is the system's error number, if any."""
 
     def __init__(self, what: str = "", *, cause: OSError | None = None, **facts: Unpack[Facts]) -> None:
         if cause is not None:

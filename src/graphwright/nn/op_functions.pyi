@@ -14,7 +14,7 @@ def relu(x: Tensor) -> Tensor:
 def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
     """x if x > 0 else slope·x, elementwise; gradient `slope` at 0."""
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """x if x > 0 else alpha·(eˣ - 1), elementwise; gradient g·alpha·eˣ below, alpha at 0 (Clevert et al. 2016)."""
+    """x if x > 0 else alpha·(eˣ - 1), elementwise; gradient g·alpha·eˣ if x ≤ 0 (Clevert et al. 2016)."""
 def gelu(x: Tensor, approximate: str = 'none') -> Tensor:
     """x·Φ(x) (`approximate="none"`), or ½x(1 + tanh(√(2/π)(x + 0.044715x³))) (`"tanh"`), elementwise."""
 def softplus(x: Tensor) -> Tensor:

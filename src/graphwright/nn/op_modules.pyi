@@ -26,7 +26,7 @@ class LeakyReLU(Activation):
     def __init__(self, slope: float = 0.01) -> None: ...
 
 class ELU(Activation):
-    """x if x > 0 else alpha·(eˣ - 1), elementwise; gradient g·alpha·eˣ below, alpha at 0 (Clevert et al. 2016)."""
+    """x if x > 0 else alpha·(eˣ - 1), elementwise; gradient g·alpha·eˣ if x ≤ 0 (Clevert et al. 2016)."""
     def __init__(self, alpha: float = 1.0) -> None: ...
 
 class GELU(Activation):

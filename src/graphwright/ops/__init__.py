@@ -1,4 +1,4 @@
-"""The rule tables of all ops; `ops.call(name, ...)` runs them."""
+"""The definitions of all ops; `ops.call(name, ...)` runs an op."""
 
 from __future__ import annotations
 

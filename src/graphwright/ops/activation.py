@@ -1,4 +1,4 @@
-"""Activations: elementwise nonlinearities of networks. None overflows for operands of any size."""
+"""Activations: elementwise nonlinearities of networks. None of them overflows, however large the operand is."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class LeakyRelu(Activation):
 
 @op("elu")
 class Elu(Activation):
-    """x if x > 0 else alpha·(eˣ - 1), elementwise; gradient g·alpha·eˣ below, alpha at 0 (Clevert et al. 2016)."""
+    """x if x > 0 else alpha·(eˣ - 1), elementwise; gradient g·alpha·eˣ if x ≤ 0 (Clevert et al. 2016)."""
 
     attrs, traits, emit = {"alpha": 1.0}, Traits(keeps_zero=True), "F.elu({0}, {alpha})"
     functional, module = "elu", "ELU"

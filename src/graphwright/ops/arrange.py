@@ -1,4 +1,4 @@
-"""Reordering, repeating, padding and masking entries of an array, and the transposes of these ops."""
+"""Ops that reorder, repeat, pad and mask entries of an array, and the transposes of these ops."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from graphwright.ops.shape import onnx_size
 
 @op("flip")
 class Flip(Row):
-    """x[..., -1 - i, ...]: some axes in reversed order."""
+    """x[..., -1 - i, ...]: entries along some axes in reversed order."""
 
     arity, attrs, emit = 1, {"axes": ...}, "{0}.flip({axes})"
-    axes = fixed_size("the order of its entries matters: it reverses the axis", attr="axes")
+    axes = fixed_size("reverses it, so that the order of its entries matters", attr="axes")
     vjp = lambda g, ins, outs, attrs, needs: (call("flip", g, axes=attrs["axes"]),)
     sample = lambda rng: ([rng.normal(size=(2, 3, 4))], {"axes": [(0,), (-1,), (1, 2), (0, 1, 2)][rng.integers(4)]})
 
@@ -38,11 +38,11 @@ class Roll(Row):
     """x[(i - shift) mod n]: entries shifted cyclically along axes."""
 
     arity, attrs, emit = 1, {"shifts": ..., "axes": ...}, "{0}.roll({shifts}, {axes})"
-    axes = fixed_size("the order of its entries matters: it shifts entries along it", attr="axes")
+    axes = fixed_size("shifts entries along it, so that their order matters", attr="axes")
 
     def infer(x, shifts, axes):
         if len(axes_of(axes, len(x.shape))) != len(shifts) or len(axes) != len(shifts):
-            raise ShapeError("shifts and axes must pair up, each axis once", expected=axes, got=shifts)
+            raise ShapeError("roll needs one shift for each axis, without repeated axes", expected=axes, got=shifts)
         return x
 
     def vjp(g, ins, outs, attrs, needs):
@@ -67,16 +67,18 @@ class Roll(Row):
 
 @op("tile")
 class Tile(Row):
-    """The whole array repeated along each axis: a b -> a b a b; `repeats` may be longer than the rank of x."""
+    """x repeated as a whole, `repeats[k]` times along axis k: a b -> a b a b. A longer `repeats` adds leading axes."""
 
     arity, attrs, emit = 1, {"repeats": ...}, "{0}.tile({repeats})"
 
     def infer(x, repeats):
         if len(repeats) < len(x.shape) or min(repeats, default=1) < 0:
-            raise ShapeError("repeats must have an entry >= 0 for each axis", expected=len(x.shape), got=repeats)
+            raise ShapeError(
+                "tile needs a count >= 0 for each axis", expected=f"{len(x.shape)} counts or more", got=repeats
+            )
         shape = (*(1,) * (len(repeats) - len(x.shape)), *x.shape)
         if any(isinstance(n, str) and r != 1 for n, r in zip(shape, repeats, strict=True)):
-            raise ShapeError("an axis of symbolic size cannot be repeated", expected=x, got=repeats)
+            raise ShapeError("cannot tile along an axis of symbolic size", got=f"{x}, repeats {repeats}")
         return Spec(tuple(n if r == 1 else n * r for n, r in zip(shape, repeats, strict=True)), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -105,15 +107,16 @@ class Tile(Row):
 
 @op("repeat_interleave")
 class RepeatInterleave(Row):
-    """Each entry of an axis repeated in place: a b -> a a b b."""
+    """Each entry along an axis repeated `repeats` times in a row: a b -> a a b b."""
 
     arity, attrs, emit = 1, {"repeats": ..., "axis": ...}, "{0}.repeat_interleave({repeats}, {axis})"
 
     def infer(x, repeats, axis):
         at = axis_of(axis, len(x.shape))
-        if isinstance(x.shape[at], str) or repeats < 0:
-            what = "repeat_interleave needs a known size and repeats >= 0"
-            raise ShapeError(what, where=f"axis {at}", expected="a number at least 0", got=repeats)
+        if isinstance(x.shape[at], str):
+            raise ShapeError("cannot repeat entries along an axis of symbolic size", where=f"axis {at}", got=x)
+        if repeats < 0:
+            raise ShapeError("repeats is negative", expected="a count of at least 0", got=repeats)
         return Spec(spliced(x.shape, at, x.shape[at] * repeats), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -141,9 +144,11 @@ MODES = ("constant", "reflect", "replicate")
 
 def _padded(x: Spec, widths: tuple[tuple[int, int], ...], mode: str) -> Spec:
     lead = len(x.shape) - len(widths)
-    if mode not in MODES or lead < 0 or any(len(pair) != 2 or min(pair) < 0 for pair in widths):
-        what = f"padding must be {', '.join(MODES)}, with widths (before, after) for each of the last axes"
-        raise ShapeError(what, got=f"{mode}, {widths}")
+    if mode not in MODES:
+        raise ShapeError("unknown padding mode", expected=", ".join(MODES), got=mode)
+    if lead < 0 or any(len(pair) != 2 or min(pair) < 0 for pair in widths):
+        expected = f"at most {len(x.shape)} pairs"
+        raise ShapeError("padding widths must be pairs (before, after) of numbers >= 0", expected=expected, got=widths)
     for n, pair in zip(x.shape[lead:], widths, strict=True):
         least = {"constant": 0, "reflect": max(pair) + 1 if any(pair) else 0, "replicate": 1}[mode]
         if any(pair) and (isinstance(n, str) or n < least):
@@ -154,7 +159,7 @@ def _padded(x: Spec, widths: tuple[tuple[int, int], ...], mode: str) -> Spec:
 
 @op("pad")
 class Pad(Row):
-    """x with its last axes extended by `widths` = (before, after) each.
+    """x with padding before and after its last axes; `widths` has a pair (before, after) for each of them.
 
     `constant` pads with `value`; `reflect` mirrors at the outermost entry without repeating it; `replicate` copies the
     outermost entry.
@@ -184,7 +189,7 @@ class Pad(Row):
 
 @op("pad_backward")
 class PadBackward(Backward):
-    """padᵀ g: each padding entry of g added to the entry it was copied from, the last axes cut to size."""
+    """padᵀ g: g without its padding; each padding entry is added to the entry of x that it was copied from."""
 
     arity, attrs, traits = 1, {"widths": ..., "mode": "constant"}, Traits(backward_of="pad")
     vjp = lambda g, ins, outs, attrs, needs: (call("pad", g, **attrs),)
@@ -205,15 +210,15 @@ class PadBackward(Backward):
 
 
 class _Triangle(Row):
-    """A triangle of the last two axes."""
+    """An op that keeps a triangle of each matrix in the last two axes."""
 
     arity, attrs, operands = 1, {"diagonal": 0}, ("x",)
-    axes = fixed_size("the order of its entries matters: it keeps a triangle", last=2)
+    axes = fixed_size("keeps a triangle, so that the order of its entries matters", last=2)
     sample = lambda rng: ([rng.normal(size=(2, 4, 3))], {"diagonal": int(rng.integers(-2, 3))})
 
     def infer(x, diagonal):
         if len(x.shape) < 2:
-            raise ShapeError("a triangle needs at least two axes", got=x)
+            raise ShapeError("cannot take a triangle of fewer than two axes", got=x)
         return x
 
 

@@ -22,7 +22,7 @@ from graphwright.ops.rules import Backward, Update, equal_dim, one_dtype
 
 
 def _heads(u: AxesUse) -> None:
-    """Tie heads and head sizes of queries, keys and values, for any storage of the keys."""
+    """Join the heads and head sizes of queries, keys and values, whether keys are contiguous or paged."""
     q, k, v = u.ins[:3]
     heads, groups = size(q[1]), size(k[1])
     repeats = Atom(int(heads) // int(groups)) if isinstance(heads, int) and isinstance(groups, int) else Atom(1)
@@ -42,10 +42,10 @@ def _heads(u: AxesUse) -> None:
 
 @op("rope_table")
 class RopeTable(Row):
-    """scale·cos(pθ) and scale·sin(pθ) for positions p [B, T] (int64) and frequencies θ [d/2]: two of [B, T, d/2].
+    """scale·cos(pθ) and scale·sin(pθ), each [B, T, d/2], for int64 positions p [B, T] and frequencies θ [d/2].
 
-    The results have the dtype of the frequencies, float32 or float64 whatever the model computes in: angles of large
-    positions need its digits.
+    The results have the dtype of the frequencies, float32 or float64, even in a 16-bit model, because angles of large
+    positions need that precision.
     """
 
     arity, attrs, traits, vm = 2, {"scale": 1.0}, Traits(float32_constants=True), row_forms.ROPE_TABLE
@@ -67,7 +67,9 @@ class RopeTable(Row):
 def _frequencies(positions: Spec, *tables: Spec) -> Spec:
     one_dtype(*tables)
     if positions.dtype is not int64 or any(t.dtype not in (float32, float64) or len(t.shape) != 1 for t in tables):
-        raise DTypeError("positions must be int64 and frequencies float32 or float64", got=f"{positions}, {tables}")
+        raise DTypeError(
+            "rotary tables need int64 positions and float32 or float64 frequencies [d/2]", got=f"{positions}, {tables}"
+        )
     return tables[0]
 
 
@@ -80,9 +82,10 @@ class _Frequencies(Row):
 
 @op("rope_dynamic")
 class RopeDynamic(_Frequencies):
-    """θ' = θ·(s·L/M - (s - 1))^(d/(d-2)) for L = max(position + 1, M): frequencies [d/2], dynamic NTK scaling.
+    """Dynamic NTK scaling: rotary frequencies θ'^(-2i/d) [d/2] with base θ' = θ·(s·L/M - (s - 1))^(d/(d-2)).
 
-    s is `factor`, M is `original`; up to position M the given frequencies are returned.
+    θ is `theta`, s is `factor`, M is `original` and L the largest position + 1. If L ≤ M, the given frequencies are
+    returned.
     """
 
     arity, attrs = 2, {"theta": ..., "factor": ..., "original": ...}
@@ -94,7 +97,7 @@ class RopeDynamic(_Frequencies):
         return [rng.integers(0, 50, (2, 5)), base], {"theta": 10000.0, "factor": 4.0, "original": 20}
 
     def axes(u: AxesUse):
-        u.frozen(u.ins[1][0], "its size is part of the formula")
+        u.frozen(u.ins[1][0], "uses its size in the formula")
         for term in u.ins[0]:
             u.mixed(term, "takes the maximum over it")
         return [u.ins[1]]
@@ -218,11 +221,11 @@ def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[s
     if heads != groups and (isinstance(heads, str) or isinstance(groups, str) or groups == 0 or heads % groups):
         raise ShapeError("query heads must be a multiple of key heads", expected=f"k·{groups}", got=heads)
     if len(extra) != len(optional):
-        raise ShapeError("the number of operands does not match `optional`", expected=optional, got=extra)
+        raise ShapeError("the operands after v do not match the names in `optional`", expected=optional, got=extra)
     for name, spec in zip(optional, extra, strict=True):
         want = {"key_mask": Spec((k.shape[0], k.shape[2]), bool_), "q_start": Spec((), int64)}[name]
         if spec != want:
-            raise ShapeError(f"{name} has a wrong spec", expected=want, got=spec)
+            raise ShapeError(f"{name} has the wrong shape or dtype", expected=want, got=spec)
 
 
 def _flops(q: Spec, k: Spec, v: Spec) -> int:
@@ -241,7 +244,10 @@ def _attention_node(u: OnnxUse) -> str:
 
 
 def _onnx_mask(u: OnnxUse) -> str:
-    """Visible keys, bool [Tq, Tk]: `is_causal` aligns the first query with the first key, not the last ones."""
+    """Add nodes that compute the mask of visible keys, bool [Tq, Tk], and return its name.
+
+    ONNX's `is_causal` aligns the first query with the first key instead of the last query with the last key.
+    """
     sizes = [u("Squeeze", u("Shape", name, start=2, end=3), u.ints(0)) for name in u.names[:2]]
     rows, keys = (u("Range", u.ints_scalar(0), size, u.ints_scalar(1)) for size in sizes)
     start = u.names[3] if u.attrs["optional"] else u("Sub", sizes[1], sizes[0])
@@ -301,14 +307,17 @@ class Sdpa(Row):
         return [(*q[:3], v[3])]
 
     def emit(i, a):
-        if a["optional"] or not a["causal"]:  # masks and starts are facts of a run, and the cache holds the past only
+        if a["optional"] or not a["causal"]:  # masks and starts are known at run time, and caches hold the past only
             return None
         window = "" if a["window"] is None else f", window={a['window']}"
         return f"attend({', '.join(i)}, run, {literal(a['scale'])}{window})"
 
 
 def _visible(ins, attrs):
-    """The attention mask: bool, broadcast over [B, G, H / G, Tq, Tk]; none if every key is visible."""
+    """Return a tuple with the bool mask of visible keys, which broadcasts over [B, G, H / G, Tq, Tk].
+
+    The tuple is empty if every key is visible.
+    """
     q, k = ins[:2]
     extra, mask = dict(zip(attrs["optional"], ins[3:], strict=True)), None
     if attrs["causal"]:
@@ -326,7 +335,7 @@ def _visible(ins, attrs):
 
 @op("sdpa_backward")
 class SdpaBackward(Backward):
-    """dq, dk, dv of `sdpa`, from its operands, its result and the gradient; probabilities are computed again."""
+    """dq, dk and dv of `sdpa`, from its operands, its result and the gradient of it; probabilities are recomputed."""
 
     arity, attrs, traits = (5, 7), _ATTRS, Traits(backward_of="sdpa", contiguous=(0, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second derivatives are those of its expansion, which replaces it where they are needed"}
@@ -337,8 +346,9 @@ class SdpaBackward(Backward):
         _check(q, k, v, tuple(extra), optional, window)
         want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
         if out != want or grad != want:
-            what = "result and gradient must have the spec of the result of sdpa"
-            raise ShapeError(what, expected=want, got=f"{out}, {grad}")
+            raise ShapeError(
+                "result or gradient does not match the spec of sdpa's result", expected=want, got=f"{out}, {grad}"
+            )
         return q, k, v
 
     def expand(ins, attrs):
@@ -367,13 +377,14 @@ def _paged_check(batch: object, table: Spec, lengths: Spec) -> None:
     if table.dtype is not int32 or lengths.dtype is not int32 or len(table.shape) != 2:
         raise DTypeError("the block table must be int32 [B, blocks] and lengths int32 [B]", got=f"{table}, {lengths}")
     if lengths.shape != table.shape[:1] or table.shape[0] != batch:
-        what = "the block table and lengths must have one entry per sequence"
-        raise ShapeError(what, expected=batch, got=f"{table}, {lengths}")
+        raise ShapeError(
+            "the block table and lengths need one entry per sequence", expected=batch, got=f"{table}, {lengths}"
+        )
 
 
 def _floats(*ins: Spec) -> None:
     if not all(i.dtype.is_float for i in ins):
-        raise DTypeError("KV entries must be floating", expected="floats", got=", ".join(map(repr, ins)))
+        raise DTypeError("KV entries must be floating", expected="floating dtypes", got=", ".join(map(repr, ins)))
 
 
 def _draw(rng):
@@ -400,10 +411,12 @@ class KvAppendPaged(_KvAppend):
     def infer(pool, rows, table, lengths):
         _floats(pool, rows)
         if len(pool.shape) != 4 or len(rows.shape) != 4:
-            raise ShapeError("takes a pool [N, G, block, D] and entries [B, G, T, D]", got=f"{pool}, {rows}")
+            raise ShapeError(
+                "the operands must be a pool [N, G, block, D] and entries [B, G, T, D]", got=f"{pool}, {rows}"
+            )
         _paged_check(rows.shape[0], table, lengths)
         if (pool.shape[1], pool.shape[3]) != (rows.shape[1], rows.shape[3]):
-            raise ShapeError("the entries do not fit the pool", expected=pool, got=rows)
+            raise ShapeError("pool and entries differ in their number of heads or head size", expected=pool, got=rows)
         return pool
 
     def axes(u: AxesUse):
@@ -419,11 +432,11 @@ class KvAppendPaged(_KvAppend):
 
 @op("sdpa_paged")
 class SdpaPaged(Row):
-    """softmax(scale·q kᵀ over visible keys) v for q [B, H, T, D] and pools of k [N, G, block, D] and v.
+    """softmax(scale·q kᵀ over visible keys) v for q [B, H, T, D] and paged k and v, each a pool [N, G, block, D].
 
-    Query t of sequence b has position lengths[b] + t, and its own entry is in the pool already. It reads the entries up
-    to its position, the last w of them with a window w. Query head h reads key head h // (H / G). A batch row without a
-    sequence gives 0. With a softcap c, scores s become c·tanh(s / c).
+    Query t of sequence b has position lengths[b] + t; the key and value of this position are already in the pools. It
+    attends to the entries up to its position, with a window w to the last w of them. Query head h reads key head
+    h // (H / G). Batch rows without a sequence give 0. With a softcap c, scores s become c·tanh(s / c).
     """
 
     arity, attrs, vjp = 5, {"scale": ..., "window": None, "softcap": None}, None
@@ -443,12 +456,10 @@ class SdpaPaged(Row):
         equal_dim(q.shape[3], k.shape[3], "head_dim of k")
         for axis, name in ((0, "blocks"), (1, "kv heads"), (2, "block")):
             equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
-        if q.shape[1] % k.shape[1] or (window is not None and window < 1):
-            what, got = (
-                "query heads must be a multiple of key heads, and window >= 1",
-                f"{q.shape[1]} heads, window {window}",
-            )
-            raise ShapeError(what, expected=f"k·{k.shape[1]}", got=got)
+        if q.shape[1] % k.shape[1]:
+            raise ShapeError("query heads must be a multiple of key heads", expected=f"k·{k.shape[1]}", got=q.shape[1])
+        if window is not None and window < 1:
+            raise ShapeError("window must be None or >= 1", expected="None or >= 1", got=window)
         if softcap is not None and not softcap > 0:
             raise UsageError("softcap must be positive", where="softcap", expected="> 0", got=softcap)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
@@ -476,17 +487,18 @@ class SdpaPaged(Row):
 
 @op("kv_append")
 class KvAppend(_KvAppend):
-    """cache[:, :, start : start + T] ← rows: a KV cache [B, G, M, D] with new entries [B, G, T, D], start int64."""
+    """cache[:, :, start : start + T] ← rows: entries [B, G, T, D] written into a KV cache [B, G, M, D], start int64."""
 
     arity, traits, vm = 3, Traits(inplace=((0, 0),), fixed=(2,)), attention_forms.KV_APPEND
     sample = lambda rng: ([rng.normal(size=(2, 2, 6, 3)), rng.normal(size=(2, 2, 2, 3)), np.int64(3)], {})
 
     def infer(cache, rows, start):
-        if cache.dtype is not rows.dtype or start != Spec((), int64):
-            what = "cache and entries must share a dtype, and start must be an int64 scalar"
-            raise DTypeError(what, got=f"{cache}, {rows}, {start}")
+        if cache.dtype is not rows.dtype:
+            raise DTypeError("cache and entries have different dtypes", expected=cache.dtype.name, got=rows)
+        if start != Spec((), int64):
+            raise DTypeError("start must be an int64 scalar", got=start)
         if (*cache.shape[:2], cache.shape[3]) != (*rows.shape[:2], rows.shape[3]):
-            raise ShapeError("the entries do not fit the cache", expected=cache, got=rows)
+            raise ShapeError("cache and entries differ in batch size, heads or head size", expected=cache, got=rows)
         return cache
 
     def axes(u: AxesUse):

@@ -1,12 +1,12 @@
 """Axis equations: how the dimensions of an op's operands and results are tied together.
 
-The `axes` cell of an op takes one `AxesUse` and returns the dimensions of the results as terms. On the way it joins
-terms, states where a dimension ends (`summed` where zero units leave no trace, `mixed` where they do, `frozen` where
-the size cannot change) and which attributes are sizes.
+The `axes` field of an op's definition takes one `AxesUse` and returns the dimensions of the results as terms. It also
+joins terms, and states which attributes are sizes and where a dimension ends: `summed` if removing zero units changes
+no result, `mixed` if it does, `frozen` if the size cannot change.
 Dimensions couple by these rules alone, never by equal size or name.
 
 A term is an atom, a product of terms (major first: a reshape) or a chain of terms (a concatenation). Atoms are joined
-by union-find; an atom that is found to consist of others links to that term. Invariant: joined terms have equal sizes.
+by union-find; an atom that turns out to be composite links to its product or chain. Joined terms have equal sizes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Dim = TypeVar("_Dim")
 
 # -- terms -------------------------------------------------------------------------------------------------------------
 class Atom:
-    """A dimension that is not split so far. `link` is the atom or term that it was found to equal."""
+    """A dimension that has not been split so far. `link` is the term that it was found to equal, if any."""
 
     __slots__ = ("link", "size")
 
@@ -55,7 +55,7 @@ IndexMap = Mapping[Atom, np.ndarray]
 
 
 def size(term: Term) -> Dim:
-    """The size of a dimension; a name if it is symbolic."""
+    """Return the size of a term; a name if it is symbolic."""
     if isinstance(term, Atom):
         return term.size
     if isinstance(term, Concatenation):
@@ -65,14 +65,14 @@ def size(term: Term) -> Dim:
 
 
 def known(term: Term) -> int:
-    """The size of a term that is not symbolic."""
+    """Return the size of a term that is not symbolic."""
     n = size(term)
     assert isinstance(n, int)
     return n
 
 
 def product(*terms: Term) -> Term:
-    """A product of terms, without those of size 1."""
+    """Return the product of terms, without those of size 1."""
     flat: list[Term] = []
     for term in map(resolve, terms):
         flat += term.factors if isinstance(term, Product) else [term]
@@ -81,7 +81,7 @@ def product(*terms: Term) -> Term:
 
 
 def chain(*terms: Term) -> Term:
-    """A chain of terms, without empty ones."""
+    """Return the concatenation of terms, without empty ones."""
     flat: list[Term] = []
     for term in map(resolve, terms):
         flat += term.parts if isinstance(term, Concatenation) else [term]
@@ -90,7 +90,7 @@ def chain(*terms: Term) -> Term:
 
 
 def resolve(term: Term) -> Term:
-    """Follow the links of all atoms of a term."""
+    """Replace the atoms of a term by what they link to."""
     if isinstance(term, Atom):
         if term.link is None:
             return term
@@ -104,7 +104,7 @@ def resolve(term: Term) -> Term:
 
 
 def atoms(term: Term) -> Iterator[Atom]:
-    """The atoms of a resolved term, in order, with repetition."""
+    """Yield the atoms of a resolved term in order, repeated ones too."""
     if isinstance(term, Atom):
         yield term
     else:
@@ -113,7 +113,7 @@ def atoms(term: Term) -> Iterator[Atom]:
 
 
 def same(a: Term, b: Term) -> bool:
-    """Join two terms. Returns: False if their sizes differ or their splits have no common refinement."""
+    """Join two terms. Return False if their sizes differ or their splits have no common refinement."""
     a, b = resolve(a), resolve(b)
     if a is b or a == b:
         return True
@@ -139,7 +139,7 @@ def same(a: Term, b: Term) -> bool:
 
 
 def _products(left: list[Term], right: list[Term]) -> bool:
-    """Match factors from the minor end; the larger of two is split by the smaller one."""
+    """Join the factors of two products pairwise from the minor end, splitting the larger of a pair by the smaller."""
     while left and right:
         f, g = resolve(left.pop()), resolve(right.pop())
         if isinstance(f, Product) or isinstance(g, Product):  # it was split in the meantime
@@ -164,7 +164,7 @@ def _products(left: list[Term], right: list[Term]) -> bool:
 
 
 def _chains(left: list[Term], right: list[Term]) -> bool:
-    """Cut both at all their boundaries, and join piece by piece."""
+    """Cut two concatenations at the boundaries of both, and join them piece by piece."""
     while left and right:
         p, q = resolve(left.pop(0)), resolve(right.pop(0))
         if isinstance(p, Concatenation) or isinstance(q, Concatenation):
@@ -185,7 +185,7 @@ def _chains(left: list[Term], right: list[Term]) -> bool:
 
 
 def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
-    """Cut a term in two at an index; None if the index is inside the minor factors of a product."""
+    """Cut a term in two at an index; return None if the index is inside the minor factors of a product."""
     if isinstance(term, Atom):
         head, tail = Atom(at), Atom(known(term) - at)
         term.link = Concatenation((head, tail))
@@ -209,7 +209,10 @@ def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
 
 
 def _chain_of_products(whole: Concatenation, split: Product) -> bool:
-    """Split each part by the same minor factors; the major factor is the chain of the remaining factors."""
+    """Join a concatenation and a product: split each part by the product's minor factors.
+
+    The product's major factor is joined with the concatenation of the remaining factors.
+    """
     major, *rest = split.factors
     inner = known(product(*rest))
     majors: list[Term] = []
@@ -223,7 +226,7 @@ def _chain_of_products(whole: Concatenation, split: Product) -> bool:
 
 
 def spread(term: Term, indices: IndexMap) -> np.ndarray:
-    """Map indices along atoms to indices along a whole dimension: the old index of each new entry, or -1."""
+    """Return the old index of each new entry of a dimension (-1 for a new unit), given these maps of its atoms."""
     if isinstance(term, Atom):
         found = indices.get(term)
         return np.arange(known(term)) if found is None else found
@@ -243,7 +246,7 @@ def spread(term: Term, indices: IndexMap) -> np.ndarray:
 
 
 def resized(term: Term, indices: IndexMap) -> Dim:
-    """The size of a dimension after its atoms are resized."""
+    """Return the size of a dimension after its atoms are resized."""
     n = size(term)
     if isinstance(n, str):
         return n
@@ -255,7 +258,7 @@ def resized(term: Term, indices: IndexMap) -> Dim:
 
 
 def text(term: Term, names: Mapping[Atom, str]) -> str:
-    """A term as text: `heads × 16`, `q + k + v`."""
+    """Format a term: `heads × 16`, `q + k + v`."""
     if isinstance(term, Atom):
         return names.get(term, str(term.size))
     if isinstance(term, Product):
@@ -271,7 +274,7 @@ Dims = tuple[Term, ...]
 
 @dataclass(frozen=True, slots=True)
 class AxisFact:
-    """A fact about a dimension, beside the joins."""
+    """One statement of an op about a dimension, other than a join."""
 
     fact: str  # `frozen`, `end` (of the program), `mixed`, `summed` or `kind`
     term: Term  # the dimension
@@ -281,7 +284,10 @@ class AxisFact:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """An exact correction for removed zeros: from size D to d, eps is scaled by D/d and the weight by √(D/d)."""
+    """The rescaling that keeps an RMS norm exact when zero units are removed along `term`.
+
+    From size D to d, the attribute `attr` (eps) is scaled by D/d, and operand `port` plus `offset` by √(D/d).
+    """
 
     term: Term
     port: int
@@ -291,7 +297,7 @@ class Correction:
 
 @dataclass(slots=True)
 class AxesUse:
-    """One use of an op in a program: the argument of its `axes` cell."""
+    """One use of an op in a program: the argument of its `axes` function."""
 
     ins: Sequence[Dims]  # dimensions of the operands
     shapes: Sequence[tuple[Dim, ...]]  # of the results
@@ -299,7 +305,7 @@ class AxesUse:
     stored: Sequence[bool]  # per operand, whether it is a stored weight, casts apart
     ranges: Sequence[Term | None]  # per operand, the axis that its integers index, if known
     tables: Sequence[bool] = ()  # per operand, whether it is a constant of the program, which an edit can change
-    notes: list[AxisFact] = field(default_factory=list)  # stated by the cell, as `corrections`
+    notes: list[AxisFact] = field(default_factory=list)  # stated by the `axes` function, as `corrections`
     corrections: list[Correction] = field(default_factory=list)
     # (axis, operand) pairs: the operand's integers index the axis
     lookups: list[tuple[Term, int]] = field(default_factory=list)
@@ -313,24 +319,24 @@ class AxesUse:
                 self.frozen(term, "splits it at boundaries that do not fit together")
 
     def frozen(self, term: Term, why: str) -> None:
-        """State that the size cannot change; `why` continues the sentence "the op ..."."""
+        """State that the size of a dimension cannot change; `why` completes the sentence "the op ..."."""
         self.notes.append(AxisFact("frozen", term, why))
 
     def mixed(self, term: Term, why: str) -> None:
-        """State that removing a unit differs from setting it to zero."""
+        """State that removing a unit of a dimension differs from setting it to zero; `why` as for `frozen`."""
         self.notes.append(AxisFact("mixed", term, why))
 
     def summed(self, term: Term, *ends: tuple[int, int]) -> None:
-        """State that the dimension ends in a sum over these (operand, dimension) pairs: zero units leave no trace."""
+        """State that the op sums over a dimension at these (operand, dimension) pairs: zero units can be removed."""
         ends = tuple((port, dim % len(self.ins[port])) for port, dim in ends)
         self.notes.append(AxisFact("summed", term, "", ends))
 
     def kind(self, term: Term, name: str) -> None:
-        """State what the dimension is: heads, channels, neurons, ..."""
+        """State the kind of a dimension: heads, channels, neurons, ..."""
         self.notes.append(AxisFact("kind", term, name))
 
     def fresh(self, n: Dim, why: str = "") -> Term:
-        """A new independent dimension; frozen if a reason is given."""
+        """Return a new independent dimension; it is frozen if a reason is given."""
         made = Atom(n)
         if why:
             self.frozen(made, why)
@@ -341,12 +347,12 @@ AxesRule = Callable[[AxesUse], Sequence[Dims]]
 
 
 def broadcast(u: AxesUse) -> Sequence[Dims]:
-    """The `axes` cell of elementwise ops: equal dimensions join, those of size 1 join nothing."""
+    """Join aligned dimensions of an elementwise op's operands, except those of size 1; return those of the results."""
     return [broadcast_dims(u, u.ins, shape) for shape in u.shapes]
 
 
 def broadcast_dims(u: AxesUse, operands: Sequence[Dims], shape: Sequence[Dim]) -> Dims:
-    """The dimensions of a result of this shape: equal ones join, one of size 1 joins nothing."""
+    """Return the dimensions of a result of this shape; aligned dimensions join, except those of size 1."""
     result: list[Term] = []
     for back in range(len(shape), 0, -1):
         here = [dims[-back] for dims in operands if len(dims) >= back]
@@ -358,13 +364,13 @@ def broadcast_dims(u: AxesUse, operands: Sequence[Dims], shape: Sequence[Dim]) -
 
 
 def identity(u: AxesUse) -> Sequence[Dims]:
-    """The operand's dimensions, and the axis its integers index."""
+    """Return the operand's dimensions; the result's integers index the same axis as the operand's."""
     u.result_ranges[0] = u.ranges[0]
     return [u.ins[0]]
 
 
 def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
-    """The operand's dimensions; those named by an attribute, or the last ones, keep their sizes."""
+    """Return an `axes` rule: results have the operand's dimensions; the last ones, or those of `attr`, are frozen."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x = u.ins[0]
@@ -376,7 +382,7 @@ def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
 
 
 def resized_last(why: str) -> AxesRule:
-    """Leading dimensions pass; the last ones, which the op resizes or slides a window over, are frozen."""
+    """Return an `axes` rule that freezes the last dimensions, which the op resizes or slides a window over."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x, rank = u.ins[0], len(u.attrs.get("kernel") or u.attrs.get("sizes") or u.attrs.get("widths") or ())
@@ -391,7 +397,7 @@ def resized_last(why: str) -> AxesRule:
 
 
 def along_axis(why: str) -> AxesRule:
-    """The operand's dimensions; along `axis`, every result depends on all entries."""
+    """Return an `axes` rule: the result has the operand's dimensions and depends on all entries along `axis`."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x = u.ins[0]
@@ -404,35 +410,35 @@ def along_axis(why: str) -> AxesRule:
 
 
 def indexed(u: AxesUse, axis: Term, port: int) -> None:
-    """Join an axis with the axis that the integers of an operand index, or freeze it if that is unknown."""
+    """Join an axis with the one that the integers of operand `port` index, or freeze it if that one is unknown."""
     if (source := u.ranges[port]) is not None and size(source) == size(axis):
         u.same(axis, source)
     else:
-        u.frozen(axis, "reads it by number")
+        u.frozen(axis, "reads it by index")
 
 
 # -- axis numbers ------------------------------------------------------------------------------------------------------
 def axis_of(axis: int, rank: int) -> int:
-    """Normalise an axis to 0..rank-1. Raises: ShapeError."""
+    """Normalise an axis to 0..rank-1. Raises: ShapeError if it is out of range."""
     if not -rank <= axis < rank:
         raise ShapeError("axis out of range", expected=f"-{rank}..{rank - 1}", got=axis)
     return axis % rank
 
 
 def axes_of(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
-    """Normalise reduction axes to sorted numbers 0..rank-1; None means all. Raises: ShapeError."""
+    """Normalise reduction axes to sorted indices 0..rank-1; None means all. Raises: ShapeError for an invalid one."""
     if axes is None:
         return tuple(range(rank))
     return tuple(sorted({axis_of(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)}))
 
 
 def others(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
-    """The axes that `axes` does not name. Raises: ShapeError."""
+    """Return the axes that `axes` does not name. Raises: ShapeError if one is out of range."""
     named = axes_of(axes, rank)
     return tuple(a for a in range(rank) if a not in named)
 
 
 def spliced(dims: Sequence[_Dim], axis: int, *new: _Dim) -> tuple[_Dim, ...]:
-    """The dimensions with one axis replaced by others. Raises: ShapeError."""
+    """Return the dimensions with that of one axis replaced by `new`. Raises: ShapeError if the axis is out of range."""
     at = axis_of(axis, len(dims))
     return (*dims[:at], *new, *dims[at + 1 :])

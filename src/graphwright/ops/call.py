@@ -1,6 +1,6 @@
-"""Run an op: on arrays directly, on tensors, builder nodes and other operands by their own `__gw_op__`.
+"""Run an op: on arrays directly; on tensors, builder nodes and other operands by their `__gw_op__` method.
 
-All code calls ops through `call("tanh", x)`; the type of x decides whether it is computed, taped or recorded.
+All code calls ops through `call("tanh", x)`; the type of x decides whether the op is computed, taped or recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEWEST_CALLS = 4
 
 
 class BoundCalls(NamedTuple):
-    """Calls that compute `outs` from `ins`."""
+    """Kernel calls bound to memory: they compute `outs` from `ins`."""
 
     calls: list[Call]
     ins: list[NDArray]
@@ -35,7 +35,7 @@ class BoundCalls(NamedTuple):
 
 @dataclass(slots=True)
 class CachedBindings:
-    """Bound calls of one use of an op, kept for reuse; a thread that runs one takes it out of the pool."""
+    """Bound calls of an op on given specs, cached for reuse; a thread takes one out of its pool while running it."""
 
     row: Op
     kernels: Backend
@@ -46,13 +46,13 @@ class CachedBindings:
 
     @staticmethod
     def pays(ins: Sequence[NDArray], specs: Sequence[Spec], scratch: Sequence[Spec], calls: int) -> bool:
-        """True if caching a binding of many calls or buffers pays: small operands, contiguous on the CPU."""
+        """Return True if caching saves time: many calls or buffers, and small contiguous operands on the CPU."""
         nbytes = sum(a.nbytes for a in ins) + sum(s.nbytes for s in (*specs, *scratch))
         reusable = all(a.device is CPU and a.contiguous for a in ins)
         return (calls >= FEWEST_CALLS or len(scratch) > 1) and nbytes <= MOST_BYTES and reusable
 
     def run(self, ins: Sequence[NDArray], attrs: Attrs) -> tuple[NDArray, ...]:
-        """Compute new results."""
+        """Compute new arrays from the operands, with a cached binding if one is free."""
         pool = self.bound.setdefault(tuple(map(repr, attrs.values())), [])
         try:
             bound = pool.pop()
@@ -78,8 +78,8 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
     """Run an op on operands of any kind and return its result, or a tuple of results.
 
     Args:
-        out: where to write the result, with its exact spec and the type of the operands; one per result. It may share
-            memory with an operand only where the `inplace` trait allows it. It is returned.
+        out: an array or tensor for each result to be written to, of exactly its spec and the type of the operands. It
+            may share memory with an operand only where the `inplace` trait allows it. It is returned.
     Raises: ShapeError, DTypeError, UsageError, AliasError, ReadOnlyArray before anything is written.
     """
     row = OPS.get(name) or get(name)
@@ -93,17 +93,17 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
 
 
 def as_dtype(x: Any, dtype: DType) -> Any:
-    """Cast an operand of any kind, unless it has the dtype."""
+    """Cast an operand of any kind, unless it has the dtype already."""
     return x if x.dtype is dtype else call("cast", x, dtype=dtype)
 
 
 def compute(
     row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArray] | None = None
 ) -> tuple[NDArray, ...]:
-    """Run an op on arrays; attributes are complete.
+    """Run an op on arrays; `attrs` has a value for each attribute.
 
     Args:
-        outs: arrays of exactly the inferred specs to write; by default new ones, or views of the operand.
+        outs: arrays for the results, of exactly the inferred specs; by default new arrays, or views of the operand.
     Raises: ShapeError, DTypeError, UsageError before any kernel runs.
     """
     if outs is not None:
@@ -145,7 +145,7 @@ def compute(
 def _bound(
     row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArray] | None, known: _Dispatch, kernels: Backend
 ) -> tuple[NDArray, ...]:
-    """Bind the kernel and run it."""
+    """Bind the kernel to operands and outputs, and run it."""
     new = outs is None
     if known.copied:
         ins = [a.copy() if place in known.copied else a for place, a in enumerate(ins)]
@@ -166,27 +166,25 @@ def _bound(
 
 
 def _copied(row: Op, operand: NDArray, attrs: Attrs, spec: Spec, outs: Sequence[NDArray] | None) -> NDArray:
-    """Copy a view that strides cannot express, or that has an `out`."""
+    """Return a copy of a view that strides cannot express, or write the view into the given output."""
     if outs is not None and not writable_over(row, outs, [operand]):
-        raise AliasError("out shares memory with the operand", where=row.name, fix="give a copy")
+        raise AliasError("out shares memory with the operand", where=row.name, fix="pass a copy")
     source = contiguous(operand)
     layout = row.view(source.layout, attrs) if row.view is not None else None
     assert layout is not None, f"{row.name}: no view of a contiguous array"
     target = empty(spec.sizes, spec.dtype, operand.device) if outs is None else outs[0]
     if target.spec != spec:
-        raise ShapeError("out must have exactly the spec of the result", where=row.name, expected=spec, got=target.spec)
+        raise ShapeError("out does not match the result's spec", where=row.name, expected=spec, got=target.spec)
     return target.copy_from(source.view(layout))
 
 
 def _check_outs(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray], specs: Sequence[Spec]) -> None:
-    """Check outputs and count a write of each. Raises: see `compute`."""
+    """Check the given outputs and mark each as written. Raises: ShapeError, AliasError, ReadOnlyArray."""
     for out, spec in zip(outs, specs, strict=True):
         if out.spec != spec:
-            raise ShapeError(
-                "out must have exactly the spec of the result", where=row.name, expected=spec, got=out.spec
-            )
+            raise ShapeError("out does not match the result's spec", where=row.name, expected=spec, got=out.spec)
     if not writable_over(row, outs, ins):
-        raise AliasError("out shares memory with an operand that the op still reads", where=row.name, fix="give a copy")
+        raise AliasError("out shares memory with an operand that the op still reads", where=row.name, fix="pass a copy")
     for out in outs:
         out.writable()
 
@@ -196,11 +194,11 @@ _impl = attrgetter("impl")
 
 @dataclass(slots=True)
 class _Dispatch:
-    """Cached facts of one use of an op, for all operands of equal dtypes, shapes and strides."""
+    """Cached facts for running an op on all operands of given dtypes, shapes and strides."""
 
     specs: tuple[Spec, ...]  # of the results; `scratch`: of the kernel's scratch
     scratch: list[Spec]
-    copied: frozenset[int]  # numbers of operands that are copied to row-major memory first
+    copied: frozenset[int]  # indices of operands that are copied to row-major memory first
     view: Layout | None  # layout of a view relative to the operand's offset, or None
     fresh: Fresh | None  # call that allocates and computes the one result, see `Backend.fresh`
     strides: tuple[int, ...]  # strides of a newly allocated first result
@@ -213,7 +211,7 @@ _MOST_KNOWN = 4096
 
 
 def _learned(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> _Dispatch:
-    """Compute and cache the facts of a use. Raises: as `Op.specs`."""
+    """Compute the facts for running an op, and cache them under `key` if there is one. Raises: see `Op.specs`."""
     given = [a.spec for a in ins]
     specs = row.specs(given, attrs)
     view = fresh = None
@@ -268,7 +266,7 @@ def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ())
 
 
 def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> bool:
-    """True if no output shares memory with an operand, except exactly where `Op.overwrites` allows it."""
+    """Return True if no output shares memory with an operand, except where `Op.overwrites` allows it."""
     readers: dict[int, list[int]] = {}
     for i, operand in enumerate(ins):
         readers.setdefault(id(operand.storage), []).append(i)
@@ -287,7 +285,7 @@ def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> b
 
 
 def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str | None = None) -> ComputeError:
-    """Convert a backend's exception: name op and operands, and make index errors IndexOutOfRange."""
+    """Return the error for an exception of a kernel, with op and operands; IndexOutOfRange for an index error."""
     place = op if where is None else f"{where} ({op})"
     if isinstance(error, NonFinite):
         return NonFinite(error.what, where=place, got=error.got)
@@ -298,5 +296,5 @@ def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str |
 
 
 def contiguous(array: NDArray) -> NDArray:
-    """The array if it is row-major, else a row-major copy."""
+    """Return the array if it is row-major, else a row-major copy."""
     return array if array.contiguous else array.copy()

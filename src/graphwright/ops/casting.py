@@ -1,4 +1,4 @@
-"""Operand dtypes of an op: torch's promotion rules, and the op's casting class under autocast."""
+"""Casts of an op's operands, by torch's promotion rules and by the op's casting class under autocast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DT
     """Return the dtype that the operands are cast to, or None to leave them.
 
     Args:
-        kinds: of all operands, including fixed ones.
+        kinds: of all operands, including those that are never cast.
         low: the dtype of autocast, or None outside it.
     """
     free = [kind for i, kind in enumerate(kinds) if i not in row.traits.fixed]
@@ -36,7 +36,7 @@ def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DT
 
 
 def is_cast(row: Op, place: int, dtype: DType, target: DType | None) -> bool:
-    """True if an operand, of this dtype, is cast to the op's target."""
+    """Return True if this operand, of this dtype, is cast to `target`."""
     if target in (None, dtype) or place in row.traits.fixed:
         return False
     return dtype.is_float or row.traits.amp in ("promote", "f32")

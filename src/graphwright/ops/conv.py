@@ -1,7 +1,7 @@
 """Convolution over any number of spatial axes, its two transposes, and windows as columns.
 
-`conv`, `conv_transpose` and `conv_weight` are the three partial maps of one trilinear form, so each is in the gradients
-of the other two (Dumoulin and Visin 2016, "A guide to convolution arithmetic for deep learning", section 4).
+`conv`, `conv_transpose` and `conv_weight` are the three partial maps of one trilinear form, so each occurs in the
+gradients of the other two (Dumoulin and Visin 2016, "A guide to convolution arithmetic for deep learning", section 4).
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ def _only(names: Mapping[str, Any], attrs: Attrs) -> dict[str, Any]:
 def _operands(x: Spec, w: Spec, b: Spec | None, channels: tuple[Any, ...]) -> None:
     floating(one_dtype(x, w, b))
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
-        raise ShapeError("x must be [N, C, spatial...] and w must have as many axes", got=f"{x}, {w}")
+        raise ShapeError("x [N, C, spatial...] and w must have the same rank, at least 3", got=f"{x}, {w}")
     if b is not None and b.shape != channels:
         raise ShapeError("the bias must have one entry per output channel", where="axis out", expected=channels, got=b)
 
 
 def _divides(groups: int, *channels: Any) -> None:
     if groups < 1 or any(isinstance(c, str) or c % groups for c in channels):
-        raise ShapeError("groups must divide the channels", expected=channels, got=groups)
+        raise ShapeError("groups must divide both channel counts", expected=f"a divisor of {channels}", got=groups)
 
 
 def _bias(g: Any) -> Any:
-    """The gradient of a bias: the sum over its channel."""
+    """Return the gradient of the bias: g summed over all axes but the channels."""
     return call("sum", g, axes=(0, *range(2, len(g.shape))), keepdims=False)
 
 
 def _cost(positions: Spec, weight: Spec, ins: Sequence[Spec], outs: Sequence[Spec]) -> Cost:
-    """Each output position is multiplied with the weights of its channel."""
+    """Return the cost of multiplying each of `positions` with the weights of one channel."""
     flops = 2 * positions.size * (weight.size // max(weight.sizes[0], 1))
     return Cost(flops, sum(i.nbytes for i in ins), outs[0].nbytes)
 
 
 def _geometry(rng: np.random.Generator) -> tuple[dict[str, Any], int, tuple[int, ...], tuple[int, ...]]:
-    """Attributes, groups, kernel and spatial sizes: one or two axes, odd sizes, windows that do not tile the input."""
+    """Draw attributes, groups, kernel and spatial sizes of a sample: one or two axes, also with leftover input."""
     rank, groups = int(rng.integers(1, 3)), int(rng.integers(1, 3))
     kernel = tuple(int(k) for k in rng.integers(1, 4, rank))
     attrs: dict[str, Any] = {
@@ -82,7 +82,7 @@ def _emit_conv(i: Sequence[str], a: Mapping[str, Any]) -> str:
 
 
 def each(value: int | Sequence[int], rank: int = 1) -> list[int]:
-    """One number per spatial axis, from a number for all of them or a number for each."""
+    """Return one number per spatial axis; an int stands for all axes."""
     return [value] * rank if isinstance(value, int) else list(value)
 
 
@@ -98,7 +98,7 @@ def _convolved(u: AxesUse, groups: Atom, read: Term, made: Term, at: int) -> Seq
 
 
 def grouped_channels(u: AxesUse, groups: Atom, *channels: Term) -> None:
-    """Groups are an attribute and an axis; channels are groups × those of a group."""
+    """Mark `groups` as channel groups, whose number is the attribute `groups`, and `channels` as channels."""
     u.sizes["groups"] = groups
     u.kind(groups, "channel_groups")
     for term in channels:
@@ -114,8 +114,8 @@ class _Convolution(Row):
 class Conv(_Convolution):
     """Cross-correlation: x [N, C, spatial...], w [O, C/groups, kernel...] (, b [O]) -> [N, O, positions...].
 
-    y[n, o, i] = b[o] + Σ w[o, c, k] · x[n, c, stride·i + dilation·k - padding], zero outside; channel o reads the
-    channels c of its group.
+    y[n, o, i] = b[o] + Σ w[o, c, k] · x[n, c, stride·i + dilation·k - padding], where x is 0 outside its bounds and c
+    runs over the channels in the group of o.
     """
 
     attrs, traits, onnx = _GROUPED, Traits(contracts="window"), _onnx_conv("Conv")
@@ -149,10 +149,11 @@ class Conv(_Convolution):
 
 @op("conv_transpose")
 class ConvTranspose(_Convolution):
-    """The transpose of `conv` with respect to x: x [N, I, positions...], w [I, O/groups, kernel...] (, b [O]).
+    """Transposed convolution: x [N, I, spatial...], w [I, O/groups, kernel...] (, b [O]) -> [N, O, sizes...].
 
-    n positions become (n - 1)·stride - 2·padding + dilation·(kernel - 1) + 1 + output_padding entries; the last term,
-    below the stride, states how much input follows the last window of the convolution.
+    It maps an output gradient of `conv` with weight w to the gradient of that conv's input. A spatial size n becomes
+    (n - 1)·stride - 2·padding + dilation·(kernel - 1) + 1 + output_padding. `output_padding`, below the stride, is the
+    number of input entries after the last window of that conv.
     """
 
     attrs, onnx = {**_GROUPED, "output_padding": 0}, _onnx_conv("ConvTranspose")
@@ -190,9 +191,9 @@ class ConvTranspose(_Convolution):
 
 @op("conv_weight")
 class ConvWeight(Backward):
-    """The transpose of `conv` with respect to w: x [N, C, spatial...], g [N, O, ...] -> [O, C/groups, kernel...].
+    """Gradient of `conv` by w: x [N, C, spatial...], g [N, O, positions...] -> [O, C/groups, kernel...].
 
-    Σ over n and positions of g[n, o, i] · x[n, c, stride·i + dilation·k - padding].
+    dw[o, c, k] = Σ over n and positions i of g[n, o, i] · x[n, c, stride·i + dilation·k - padding].
     """
 
     arity, attrs, saves = 2, {**_GROUPED, "kernel": ...}, Saves(inputs=(0, 1))
@@ -231,14 +232,14 @@ class _Columns(Row):
 
 @op("unfold")
 class Unfold(_Columns):
-    """Windows as columns: x [N, C, spatial...] -> [N, C · kernel entries, positions], zeros in the padding."""
+    """The windows of x as columns: x [N, C, spatial...] -> [N, C · kernel entries, positions], with 0 for padding."""
 
     attrs = {**_WINDOW, "kernel": ...}
     vjp = lambda g, ins, outs, attrs, needs: (call("fold", g, **attrs, sizes=ins[0].shape[2:]),)
 
     def infer(x, kernel, **window):
         if len(x.shape) < 3 or isinstance(x.shape[1], str):
-            raise ShapeError("x must be [N, C, spatial...]", got=x)
+            raise ShapeError("x must be [N, C, spatial...] with a known number of channels", got=x)
         rule = Window.of(kernel, window)
         return Spec((x.shape[0], x.shape[1] * rule.entries, prod(rule.counts(x.shape[2:]))), x.dtype)
 
@@ -255,7 +256,7 @@ class Unfold(_Columns):
 
 @op("fold")
 class Fold(_Columns):
-    """unfoldᵀ x: columns summed at their windows, [N, C · entries, positions] -> [N, C, sizes...]."""
+    """unfoldᵀ x: each column added to its window, [N, C · kernel entries, positions] -> [N, C, sizes...]."""
 
     attrs = {**_WINDOW, "kernel": ..., "sizes": ...}
     vjp = lambda g, ins, outs, attrs, needs: (call("unfold", g, **_only(Unfold.attrs, attrs)),)
@@ -265,7 +266,7 @@ class Fold(_Columns):
         positions = prod(rule.counts(sizes))
         if len(x.shape) != 3 or isinstance(x.shape[1], str) or x.shape[1] % rule.entries or x.shape[2] != positions:
             want = ("N", f"C·{rule.entries}", positions)
-            raise ShapeError("the operand does not have the shape of such columns", expected=want, got=x)
+            raise ShapeError("the operand does not have the shape of unfolded windows", expected=want, got=x)
         return Spec((x.shape[0], x.shape[1] // rule.entries, *sizes), floating(x).dtype)
 
     def sample(rng):

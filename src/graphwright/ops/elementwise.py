@@ -79,7 +79,7 @@ class Round(rules.Flat, rules.Unary):
 
 # -- functions of one operand ------------------------------------------------------------------------------------------
 class _Wide(rules.UnaryFloat):
-    """A function whose results soon leave the range or the digits of 16 bits."""
+    """A function computed in float32 under autocast, because its results exceed the range or precision of 16 bits."""
 
     traits = Traits(amp="f32")
 
@@ -95,7 +95,7 @@ class Exp(_Wide):
 
 @op("expm1")
 class Expm1(_Wide):
-    """eˣ - 1, elementwise, with all its digits near 0; gradient g(y + 1)."""
+    """eˣ - 1, elementwise, accurate near 0; gradient g(y + 1)."""
 
     saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(-2, 2), Traits(keeps_zero=True)
     emit, aten, method = "torch.expm1({0})", "expm1", "expm1"
@@ -114,7 +114,7 @@ class Log(_Wide):
 
 @op("log1p")
 class Log1p(_Wide):
-    """ln(1 + x), elementwise, with all its digits near 0; gradient g / (1 + x)."""
+    """ln(1 + x), elementwise, accurate near 0; gradient g / (1 + x)."""
 
     saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-0.7, 3), Traits(keeps_zero=True)
     emit, aten, method = "torch.log1p({0})", "log1p", "log1p"
@@ -182,7 +182,7 @@ class Erf(rules.UnaryFloat):
 
 @op("clamp")
 class Clamp(rules.Unary):
-    """min(max(x, low), high), elementwise; None is no bound. g passes where low ≤ x ≤ high, bounds included."""
+    """min(max(x, low), high), elementwise; a bound may be None. Gradient g where low ≤ x ≤ high, else 0."""
 
     attrs, saves = {"low": None, "high": None}, Saves(inputs=(0,))
     emit = "{0}.clamp({low}, {high})"
@@ -191,7 +191,7 @@ class Clamp(rules.Unary):
         if low is None and high is None:
             raise UsageError("clamp needs at least one bound", expected="low, high or both")
         if not x.dtype.is_float and any(isinstance(bound, float) for bound in (low, high)):
-            raise DTypeError("the bounds of integers must be integers", expected=x.dtype.name, got=f"{low}, {high}")
+            raise DTypeError("clamp of integers got a float bound", expected=x.dtype.name, got=f"{low}, {high}")
         return x
 
     def vjp(g, ins, outs, attrs, needs):
@@ -245,7 +245,7 @@ class Mul(rules.Binary):
 
 @op("div")
 class Div(rules.Binary):
-    """a / b, elementwise, integers in float32; gradients g/b and -g·a/b²."""
+    """a / b, elementwise, in float32 for integers; gradients g/b and -g·a/b²."""
 
     saves, traits = Saves(inputs=(0, 1)), Traits(identity=((1, 1.0),), divides=True, linear_in=(0,))
     emit, aten, vm = "{0} / {1}", "div", forms.pointwise(Code.DIV)
@@ -296,7 +296,7 @@ class Remainder(rules.Binary):
 
 @op("pow")
 class Pow(rules.Binary):
-    """xᵖ, elementwise; integer p for negative x too. Gradients g·p·xᵖ⁻¹ (0 if p = 0) and g·y·ln x (0 if x = 0 ≤ p)."""
+    """xᵖ, elementwise; x < 0 needs an integer p. Gradients g·p·xᵖ⁻¹ (0 if p = 0) and g·y·ln x (0 if x = 0 ≤ p)."""
 
     saves, traits = Saves(inputs=(0, 1), outputs=(0,)), Traits(amp="f32")
     emit, onnx, aten = "torch.pow({0}, {1})", "Pow", "pow"
@@ -316,7 +316,7 @@ class Pow(rules.Binary):
 
 @op("minimum")
 class Minimum(rules.Binary):
-    """min(a, b), elementwise; a tie gives each half of the gradient."""
+    """min(a, b), elementwise; at a tie each operand gets half of the gradient."""
 
     saves, vm, method = Saves(inputs=(0, 1)), forms.pointwise(Code.MINIMUM), "minimum"
     emit, onnx, aten = "torch.minimum({0}, {1})", "Min", "minimum"
@@ -325,7 +325,7 @@ class Minimum(rules.Binary):
 
 @op("maximum")
 class Maximum(rules.Binary):
-    """max(a, b), elementwise; a tie gives each half of the gradient."""
+    """max(a, b), elementwise; at a tie each operand gets half of the gradient."""
 
     saves, vm, method = Saves(inputs=(0, 1)), forms.pointwise(Code.MAXIMUM), "maximum"
     emit, onnx, aten = "torch.maximum({0}, {1})", "Max", "maximum"
@@ -344,7 +344,7 @@ def _extremum(g: Any, first: Any, second: Any, needs: tuple[bool, ...]) -> tuple
 
 @op("junction")
 class Junction(Row):
-    """Σ of any number of equal-shaped operands, in port order; zeros of its spec without an operand."""
+    """Σ of any number of equal-shaped operands, in port order; zeros if it has no operand."""
 
     arity, vm = (0, None), forms.JUNCTION
     traits = Traits(nary=True, inplace=((0, 0),), amp="promote", keeps_zero=True, jointly_linear=True)

@@ -1,9 +1,9 @@
-"""The `emit` cell: an op as torch source text, for generated modeling code.
+"""The `emit` field of an op's definition: the op as torch source text, for generated modeling code.
 
-A cell is a template, or a function from the operands' source texts and the attributes to one expression; an op with
-several results gives a tuple. Operand texts are names, attributes, calls or subscripts, so no text needs parentheses.
-`run` is the forward pass around the text: it knows the symbolic sizes. A function returns None for a use of the op that
-generated code cannot express.
+It is a template, or a function from the operands' source texts and the attributes to the text of one expression (a
+tuple for several results). Operand texts are names, attributes, calls or subscripts, so they need no parentheses. In
+generated code, `run` is the forward pass, which knows the symbolic sizes. The function returns None if generated code
+cannot express this use of the op.
 
 In a template, `{0}` is an operand, `{all}` all operands, `{name}` an attribute as a literal, `{name:sizes}` an
 attribute as sizes without brackets: `"{0}.narrow({axis}, -1, 1)"`.
@@ -22,7 +22,7 @@ Emit = Callable[[Sequence[str], Mapping[str, Any]], str | None]
 
 
 def template(text: str) -> Emit:
-    """Compile a template."""
+    """Compile a template to an `emit` function."""
 
     def emit(ins: Sequence[str], attrs: Mapping[str, Any]) -> str:
         return text.format(*ins, all=", ".join(ins), **{name: _Literal(value) for name, value in attrs.items()})
@@ -39,7 +39,7 @@ class _Literal:
 
 
 def literal(value: Any) -> str:
-    """A value as source text; Python has no literal for infinities and NaN."""
+    """Format a value as source text; infinities and NaN, for which Python has no literal, as torch's constants."""
     if isinstance(value, float) and (isnan(value) or isinf(value)):
         return "torch.nan" if isnan(value) else f"{'-' if value < 0 else ''}torch.inf"
     if isinstance(value, DType):
@@ -48,16 +48,16 @@ def literal(value: Any) -> str:
 
 
 def sizes(shape: Sequence[Any]) -> str:
-    """Sizes as source text; symbolic ones are looked up in the run."""
+    """Format sizes as source text; symbolic ones are attributes of `run`."""
     return ", ".join(f"run.{d}" if isinstance(d, str) else str(d) for d in shape)
 
 
 def is_primary(text: str) -> bool:
-    """True if a method call can be appended to an expression without parentheses."""
+    """Return True if a method call can be appended to this expression without parentheses."""
     return not isinstance(ast.parse(text, mode="eval").body, ast.BinOp | ast.UnaryOp | ast.Compare | ast.IfExp)
 
 
 def appends(emit: Emit, operands: int, attrs: Mapping[str, Any]) -> bool:
-    """True if the text of this use starts with its first operand, to which it appends a call or a subscript."""
+    """Return True if the text starts with the first operand, followed by a method call or a subscript."""
     text = emit([f"x{i}" for i in range(operands)], attrs) if operands else None
     return text is not None and text.startswith(("x0.", "x0["))

@@ -1,8 +1,9 @@
 """Run an op by its expansion where a backend has no kernel of its name.
 
-The `expand` cell runs once on traced specs, which gives a list of steps. On a backend, the steps' kernels are bound one
-after the other, with planned scratch for inner values (`workspace`, `bind`, `needs`: the calls of a `Backend`, for any
-op). On the VM, an elementwise expansion becomes one loop over tiles (`vm_form`).
+The op's `expand` function runs once on traced specs, which gives a list of steps. On a backend, the steps' kernels are
+bound one after the other, with planned scratch buffers for inner values; `workspace`, `bind` and `needs` do for any op
+what these methods of a `Backend` do for a kernel. On the VM, an elementwise expansion becomes one loop over tiles
+(`vm_form`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from graphwright.ops.registry import Op, get
 
 
 class ExpansionStep(NamedTuple):
-    """One use of a simpler op; operands and results are numbers of values."""
+    """One use of a simpler op; operands and results are indices of values."""
 
     row: Op
     ins: tuple[int, ...]
@@ -37,7 +38,7 @@ class ExpansionStep(NamedTuple):
 
 @dataclass(slots=True)
 class Expansion:
-    """An op as steps."""
+    """An op as a sequence of simpler ops."""
 
     operands: int
     specs: list[Spec]  # of all values; the first `operands` of them are the op's operands
@@ -46,19 +47,19 @@ class Expansion:
     results: tuple[int, ...] = ()  # values that are the op's results
 
     def last_uses(self, roots: Sequence[int]) -> dict[int, int]:
-        """Root of a value -> the last step that reads it; `roots` maps views to the value whose memory they share."""
+        """Map the root of each value to the last step that reads it; `roots` maps views to the values they view."""
         last = {roots[v]: n for n, step in enumerate(self.steps) for v in (*step.outs, *step.ins)}
         return last | {roots[v]: len(self.steps) for v in self.results}
 
 
 def _operators(op: str):  # the type is inferred: that of a Callable binds no self
-    """The operator methods of an op, with the operand on the left and on the right."""
+    """Return an op's two operator methods: with `self` as the left operand, and as the right one."""
     left = lambda self, other: self.__gw_op__(get(op), (self, other), {})
     return left, lambda self, other: self.__gw_op__(get(op), (other, self), {})
 
 
 class Arithmetic:
-    """Python's operators as ops, for operands that have a `__gw_op__`."""
+    """Python's arithmetic operators as ops, for operand types with a `__gw_op__` method."""
 
     __slots__ = ()
     __gw_op__: Callable[..., Any]
@@ -88,7 +89,7 @@ class _Tracer:
         self.made, self.kernels = Expansion(len(ins), list(ins)), kernels
 
     def record(self, row: Op, operands: Sequence[Any], attrs: Attrs) -> Any:
-        """Append a step, casts of its operands before it; an op without a kernel is expanded in turn."""
+        """Append a step, after the casts of its operands; an op without a kernel is expanded in turn."""
         values = self._operands(row, operands)
         if row.view is None and not self.kernels.has_kernel(row.name) and row.expand is not None:
             return row.expand([_Traced(self, v) for v in values], attrs)
@@ -131,7 +132,7 @@ def expansion(row: Op, ins: Sequence[Spec], attrs: Attrs, kernels: Backend) -> E
 
 # -- on a backend ------------------------------------------------------------------------------------------------------
 class _Planned(NamedTuple):
-    """An expansion with its scratch."""
+    """An expansion with its scratch buffers."""
 
     made: Expansion
     slots: list[Spec]
@@ -141,7 +142,7 @@ class _Planned(NamedTuple):
 
 
 class _Slots:
-    """Scratch by spec; a released slot is used again for the same spec."""
+    """Scratch buffers by spec; a released slot is reused for the same spec."""
 
     def __init__(self) -> None:
         self.specs: list[Spec] = []
@@ -188,19 +189,19 @@ def _planned(row: Op, kernels: Backend, ins: Sequence[Spec], attrs: Attrs) -> _P
 
 
 def expanded(row: Op, kernels: Backend) -> bool:
-    """True if a backend runs an op by its expansion."""
+    """Return True if a backend runs an op by its expansion."""
     return row.expand is not None and row.view is None and not kernels.has_kernel(row.name)
 
 
 def workspace(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Specs of the scratch that an op needs beside its results."""
+    """Return the specs of the scratch buffers that an op needs besides its results."""
     if expanded(row, kernels):
         return _planned(row, kernels, ins, attrs).slots
     return kernels.workspace(row.name, outs, ins, attrs)
 
 
 def needs(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-    """Host requirements of an op, or of all the steps of its expansion."""
+    """Return the host requirements of an op, or those of all steps of its expansion."""
     if not expanded(row, kernels):
         return kernels.needs(row.name, outs, ins, attrs)
     made, reads, asked = expansion(row, ins, attrs, kernels), set[int](), []
@@ -219,7 +220,7 @@ def needs(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], 
 def bind(
     row: Op, kernels: Backend, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
 ) -> list[Call]:
-    """Bind the kernel of an op, or those of its expansion, to arrays; `work` is what `workspace` asks for."""
+    """Bind the kernel of an op, or those of its expansion, to arrays; `work` has the buffers that `workspace` lists."""
     if not expanded(row, kernels):
         return kernels.bind(row.name, outs, ins, attrs, work)
     planned = _planned(row, kernels, [a.spec for a in ins], attrs)
@@ -259,7 +260,7 @@ def bind(
 # -- on the VM ---------------------------------------------------------------------------------------------------------
 @cache
 def vm_form(row: Op) -> VmForm | None:
-    """The op's own form; or, for an elementwise op without a kernel, a loop over its expansion."""
+    """Return the op's own VM form, or a loop over the expansion of an elementwise op without a kernel, or None."""
     if row.vm is not None or not row.traits.elementwise or not expanded(row, backend(CPU)):
         return row.vm
     return VmForm(lambda outs, ins, attrs: _fused(row, outs, ins, attrs))

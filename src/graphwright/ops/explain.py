@@ -1,4 +1,4 @@
-"""A text about one op: formula, gradient, expansion, kernel, cost."""
+"""Text that describes one op: formula, gradient, expansion, kernel, cost."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def explain(op: str, *shapes: tuple[int, ...] | Spec, **attrs: Any) -> str:
     """Describe an op: formula, gradient, expansion and kernel; with shapes, also floating-point operations and bytes.
 
     Args:
-        shapes: shapes of float32 operands, or specs. From the first alone the others are inferred by the op's sample,
-            if possible: `explain("rms_norm", (4, 16, 64))`.
-        attrs: attributes; the sample's values replace missing ones without default.
+        shapes: shapes of float32 operands, or specs. If only the first are given, the op's sample determines the others
+            where it can: `explain("rms_norm", (4, 16, 64))`.
+        attrs: attributes; missing ones without a default get the sample's values.
     Raises: UnknownOp; ShapeError, DTypeError, UsageError if the operands do not fit.
     """
-    from graphwright.array.cpu import kernel_place  # torch, not needed to look at other cells
+    from graphwright.array.cpu import kernel_place  # torch, not needed to look at other fields
 
     row = get(op)
     parts = [
@@ -52,12 +52,12 @@ def _operands(row: Op) -> str:
     return ", ".join([count, *names])
 
 
-def _source(cell: Callable[..., Any] | None) -> str:
-    """The source of a cell's function body."""
-    if cell is None:
+def _source(function: Callable[..., Any] | None) -> str:
+    """Return the source of the body of a function in an op's definition."""
+    if function is None:
         return ""
-    source = dedent(inspect.getsource(cell))
-    if cell.__name__ == "<lambda>":
+    source = dedent(inspect.getsource(function))
+    if function.__name__ == "<lambda>":
         body = next(node.body for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Lambda))
         return f"  return {ast.get_source_segment(source, body)}"
     lines = source.splitlines()
@@ -79,13 +79,13 @@ def _cost(row: Op, specs: Sequence[Spec], attrs: dict[str, Any]) -> str:
 
 
 def _needed(row: Op, given: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of the sample for required ones that are missing."""
+    """Return the sample's values for required attributes that are missing."""
     sampled = row.sample(np.random.default_rng(0))[1]
     return {name: sampled[name] for name, value in row.attrs.items() if value is ... and name not in given}
 
 
 def _completed(row: Op, first: Sequence[Spec], attrs: dict[str, Any]) -> tuple[list[Spec], dict[str, Any]] | None:
-    """Complete the operands from a sample, with its sizes replaced by those of the given operands."""
+    """Add the missing operands from a sample, with its sizes replaced by those of the given operands."""
     for seed in range(20):
         arrays, sampled = row.sample(np.random.default_rng(seed))
         shapes = [np.shape(a) for a in arrays]

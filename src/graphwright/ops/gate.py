@@ -1,7 +1,7 @@
 """Gates: factors computed from trained logits, which multiply edges and units. A program has one node of `gate`.
 
-The table maps each element to its gate, int64 [N, 7] with the columns of `COLUMNS`; the run is seed, step and mode,
-int64 [3]. Both are operands: closing a gate, changing a temperature or the mode needs no new plan.
+The table, int64 [N, 7] with the columns of `COLUMNS`, maps each element to its gate; the run operand, int64 [3], holds
+seed, step and mode. Both are operands: closing a gate, changing a temperature or the mode needs no new plan.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RUN = Spec((3,), int64)
 def _checked(logits: Spec, table: Spec, temperature: Spec, run: Spec, sizes: tuple[int, ...]) -> None:
     floating(logits)
     if len(logits.shape) != 1 or sum(sizes) != logits.shape[0]:
-        raise ShapeError("the sizes must add up to the number of logits", expected=f"[{sum(sizes)}]", got=logits)
+        raise ShapeError("the sizes do not add up to the number of logits", expected=f"[{sum(sizes)}]", got=logits)
     if table != Spec((logits.shape[0], len(COLUMNS)), int64):
         raise ShapeError(
             "the table must have one row per logit", expected=Spec((logits.shape[0], len(COLUMNS)), int64), got=table
@@ -35,7 +35,7 @@ def _checked(logits: Spec, table: Spec, temperature: Spec, run: Spec, sizes: tup
     if len(floating(temperature).shape) != 1:
         raise ShapeError("temperatures must be a vector", got=temperature)
     if run != _RUN:
-        raise DTypeError("the run must be int64 [3]: seed, step and mode", expected=_RUN, got=run)
+        raise DTypeError("the run operand must be int64 [3]: seed, step and mode", expected=_RUN, got=run)
 
 
 def _cost(ins, outs, attrs):
@@ -47,11 +47,11 @@ _TRAITS = Traits(contiguous=(0, 1, 2, 3), fixed=(0, 1, 2, 3))
 
 @op("gate")
 class GateOp(Row):
-    """gate(z, T): values of gates, one result per part, of logits [N], table [N, 7], temperatures [G], run [3].
+    """gate(z, T): gate values of logits [N], table [N, 7], temperatures [G], run [3]; one result per size in `sizes`.
 
-    The kind of a gate is a function of logit z and temperature T, in training with noise u(seed, step, slot,
-    generation, element), otherwise without (`docs/structure.md` has the table of kinds). `groups` names the
-    temperatures. The gradient of a hard gate is that of the soft gate it rounds, evaluated at the hard forward value.
+    The kind of a gate is its function of logit z and temperature T, which in training also reads noise u(seed, step,
+    slot, generation, element); `docs/structure.md` has the table of kinds. `groups` names the temperatures. The
+    gradient of a hard gate is that of the soft gate it rounds, evaluated at the hard forward value.
     Maddison et al. 2017 (concrete); Louizos et al. 2018 (hard concrete); Bengio et al. 2013 (straight through).
     """
 
@@ -83,13 +83,13 @@ class GateOp(Row):
         u.same(u.ins[1][0], u.ins[0][0])
         u.sizes["sizes"] = parts
         for term in (u.ins[1][1], u.ins[2][0], u.ins[3][0]):
-            u.frozen(term, "reads it by number")
+            u.frozen(term, "reads it by index")
         return [(part,) for part in parts]
 
 
 @op("gate_grad")
 class GateGrad(Backward):
-    """∂gate/∂logits and ∂gate/∂temperatures, from the operands of `gate` and the gradients of the `given` parts."""
+    """Gradients of logits and temperatures, from `gate`'s operands and the gradients of results marked in `given`."""
 
     arity, vjp, cost = (4, None), None, _cost
     attrs, traits = {"sizes": ..., "given": ...}, replace(_TRAITS, backward_of="gate")
@@ -100,7 +100,9 @@ class GateGrad(Backward):
         wanted = [Spec((n,), logits.dtype) for n, there in zip(sizes, given, strict=True) if there]
         if list(grads) != wanted:
             raise ShapeError(
-                "there must be one gradient per given part", expected=", ".join(map(repr, wanted)), got=f"{list(grads)}"
+                "the gradients do not match the results marked in `given`",
+                expected=", ".join(map(repr, wanted)),
+                got=f"{list(grads)}",
             )
         return logits, temperature
 
@@ -112,7 +114,7 @@ class GateGrad(Backward):
 
 
 def _drawn(rng: np.random.Generator) -> tuple[list[Any], tuple[int, ...]]:
-    """Gates with a true gradient and independent units, noise included."""
+    """Draw operands for a sample: gates of the kinds whose gradient equals the difference quotient."""
     sizes = tuple(int(n) for n in rng.integers(1, 4, rng.integers(1, 4)))
     smooth = [KINDS.index(k) for k in ("scale", "sigmoid", "concrete", "hard_concrete")]
     rows = []

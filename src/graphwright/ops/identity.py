@@ -1,4 +1,4 @@
-"""Ops that pass values on, with another dtype, memory or gradient; and a constant of the operand's spec."""
+"""Ops that return their operand with a different dtype, memory or gradient; and a constant with its spec."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphwright.ops.rules import floating, same, unary_sample
 
 @op("cast")
 class Cast(Row):
-    """x in another dtype, rounded to nearest even, elementwise; the gradient is cast back."""
+    """x cast to a dtype, rounded to nearest even, elementwise; the gradient is cast back."""
 
     arity, attrs, traits = 1, {"dtype": ...}, Traits(casts=True, linear_in=(0,), elementwise=True, convert=True)
     axes = identity
@@ -93,7 +93,7 @@ class Recall(Row):
 
 @op("assert_finite")
 class AssertFinite(Row):
-    """x; raises NonFinite with the node, the count and the first index where it is infinite or NaN."""
+    """x unchanged; raises NonFinite with the node, the count and the first index of infinite or NaN entries, if any."""
 
     arity, infer, traits, sample = (
         1,

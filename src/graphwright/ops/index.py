@@ -1,4 +1,4 @@
-"""Rows by id, and entries by one index array per axis, as in numpy's advanced indexing."""
+"""Lookups of table rows by id, and reads and writes at index arrays as in numpy's advanced indexing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Embedding(Row):
 
 @op("embedding_backward")
 class EmbeddingBackward(Backward):
-    """Σ of gradient rows [..., D] per id, [rows, D], summed in index order."""
+    """embeddingᵀ g: for each of `rows` ids the sum of its gradient rows, [..., D] -> [rows, D], in index order."""
 
     arity, attrs, saves, vm = 2, {"rows": ...}, Saves(inputs=(1,)), forms.EMBEDDING_BACKWARD
     traits = Traits(backward_of="embedding", contiguous=(0, 1))
@@ -80,18 +80,20 @@ AXES = 8
 
 
 def _picked(shape: Sequence[Any], ids: Sequence[Spec], axis: int) -> tuple[Any, ...]:
-    """The shape of the entries that index arrays for consecutive axes select. Raises: ShapeError, DTypeError."""
+    """Return the shape of the entries that index arrays for consecutive axes select. Raises: ShapeError, DTypeError."""
     start = axis_of(axis, len(shape))
     end = start + len(ids)
-    if end > len(shape) or any(isinstance(n, str) for n in shape[start:end]):
-        raise ShapeError("index arrays need axes of known size", where=f"from axis {axis}", got=tuple(shape))
+    if end > len(shape):
+        raise ShapeError("there are more index arrays than axes", where=f"from axis {axis}", got=tuple(shape))
+    if any(isinstance(n, str) for n in shape[start:end]):
+        raise ShapeError("cannot index an axis of symbolic size", where=f"from axis {axis}", got=tuple(shape))
     if any(i.dtype is not int64 for i in ids):
         raise DTypeError("index arrays must be int64", got=", ".join(map(repr, ids)), fix='index.to("int64")')
     return (*shape[:start], *broadcast_shapes(*(i.shape for i in ids)), *shape[end:])
 
 
 def _sample_ids(rng: Any, *, distinct: bool = False) -> tuple[tuple[int, ...], tuple[int, ...], list, dict[str, int]]:
-    """A shape, that of the selected entries, one or two index arrays (negative ones included), the first axis."""
+    """Draw a shape, the shape of selected entries, one or two index arrays, and the first indexed axis as attribute."""
     shape, count = (2, 3, 4), int(rng.integers(1, 3))
     axis = int(rng.integers(0, 4 - count))
     sizes = shape[axis : axis + count]
@@ -105,9 +107,9 @@ def _sample_ids(rng: Any, *, distinct: bool = False) -> tuple[tuple[int, ...], t
 
 @op("index")
 class Index(Row):
-    """x[..., i, j, ...]: entries by index arrays, one per axis from `axis` on, which broadcast together.
+    """x[..., i, j, ...]: entries selected by index arrays, one for each axis from `axis` on; the arrays broadcast.
 
-    Negative indices count from the end; an index outside its axis raises.
+    Negative indices count from the end; an index out of range raises.
     """
 
     arity, attrs, saves = (2, 1 + AXES), {"axis": 0}, Saves(inputs=tuple(range(1, 1 + AXES)))
@@ -139,7 +141,7 @@ class Index(Row):
 
 @op("index_sum")
 class IndexSum(Backward):
-    """indexᵀ g: zeros of `shape` with each entry of g added at its index, in order."""
+    """indexᵀ g: zeros of `shape`, to which each entry of g is added at its index, in order."""
 
     arity, attrs, saves = Index.arity, {"axis": 0, "shape": ...}, Index.saves
     traits = Traits(contiguous=(0,), backward_of="index")
@@ -171,7 +173,7 @@ class _IndexWrite(Row):
         for port, axis in enumerate(x[start : start + len(ids)], len(u.ins) - len(ids)):
             indexed(u, axis, port)
         for term in (t for dims in ids for t in dims):
-            u.mixed(term, "writes by number in order")
+            u.mixed(term, "writes by index, in order")
         if values:  # they have the dimensions of the index
             rest = (*x[:start], *broadcast_dims(u, ids, _joined(ids)), *x[start + len(ids) :])
             broadcast_dims(u, (rest, values), [size(t) for t in rest])
@@ -185,7 +187,7 @@ def _joined(ids: Sequence[Dims]) -> list[Dim]:
 
 
 class _IndexUpdate(_IndexWrite):
-    """Operands x, values, then one index array per axis from `axis` on; values broadcast."""
+    """An op on x, values and one index array for each axis from `axis` on; values broadcast to the selected entries."""
 
     arity, attrs, saves = (3, 2 + AXES), {"axis": 0}, Saves(inputs=tuple(range(2, 2 + AXES)))
     traits = Traits(contiguous=(0, 1), inplace=((0, 0),), fixed=tuple(range(2, 2 + AXES)), amp="promote")
@@ -205,9 +207,9 @@ def _update_sample(rng: np.random.Generator, distinct: bool) -> tuple[list[Any],
 
 @op("index_put")
 class IndexPut(_IndexUpdate):
-    """x[i, j, ...] ← v: operands x, values, then one index array per axis from `axis` on; values broadcast.
+    """x[i, j, ...] ← v: operands x, values, then one index array for each axis from `axis` on; values broadcast.
 
-    Of several values for one index the last is written; each of them gets the gradient of that entry, as in torch.
+    Of several values for the same index the last is written; as in torch, each of them gets the entry's gradient.
     """
 
     sample = lambda rng: _update_sample(rng, distinct=True)
@@ -219,7 +221,7 @@ class IndexPut(_IndexUpdate):
 
 @op("index_add")
 class IndexAdd(_IndexUpdate):
-    """x[i, j, ...] += v, in order: operands as of `index_put`; values for one index add up."""
+    """x[i, j, ...] += v, in order: operands as of `index_put`; values for the same index add up."""
 
     sample = lambda rng: _update_sample(rng, distinct=False)
     vjp = lambda g, ins, outs, attrs, needs: (g, call("index", g, *ins[2:], **attrs) if needs[1] else None)
@@ -227,7 +229,7 @@ class IndexAdd(_IndexUpdate):
 
 @op("index_fill")
 class IndexFill(_IndexWrite):
-    """x[i, j, ...] ← value, with one index array per axis from `axis` on."""
+    """x[i, j, ...] ← value, with one index array for each axis from `axis` on."""
 
     arity, attrs, saves = Index.arity, {"axis": 0, "value": ...}, Index.saves
     traits = Traits(contiguous=(0,), inplace=((0, 0),))
@@ -244,7 +246,7 @@ class IndexFill(_IndexWrite):
 
 @op("one_hot")
 class OneHot(Row):
-    """1 if k = id else 0, for k along a new last axis of `classes`, int64. An id outside raises."""
+    """1 if k = id else 0, for k along a new last axis of size `classes`, int64. An id out of range raises."""
 
     arity, attrs, traits, emit = 1, {"classes": ...}, Traits(contiguous=(0,)), "F.one_hot({0}, {classes})"
     vjp, why = None, {"vjp": "ids are integers"}
@@ -262,7 +264,7 @@ class OneHot(Row):
 
 @op("bincount")
 class Bincount(Row):
-    """Σ [id = k] for k = 0, ..., length - 1: how often each id occurs, int64. An id outside raises."""
+    """Σ [id = k] for k = 0, ..., length - 1: how often each id occurs, int64. An id out of range raises."""
 
     arity, attrs, traits, vjp = 1, {"length": ...}, Traits(contiguous=(0,)), None
     why, emit = {"vjp": "ids are integers"}, "torch.bincount({0}.flatten(), minlength={length})"
@@ -299,9 +301,10 @@ class Nonzero(Row):
     emit = "torch.nonzero_static({0}, size={size}, fill_value={fill})"
 
     def infer(x, size, fill):
-        if size < 0 or any(isinstance(n, str) for n in x.shape):
-            got = f"{size}, {x}"
-            raise ShapeError("nonzero takes an operand of known shape", expected="size at least 0", got=got)
+        if size < 0:
+            raise ShapeError("the size of the result is negative", expected="size at least 0", got=size)
+        if any(isinstance(n, str) for n in x.shape):
+            raise ShapeError("nonzero needs an operand without symbolic sizes", got=x)
         return Spec((size, len(x.shape)), int64)
 
     def sample(rng):
@@ -310,21 +313,27 @@ class Nonzero(Row):
 
 
 def _along(x: Spec, index: Spec, axis: int) -> None:
-    """Raises: ShapeError unless `index` has the rank of x and fits all axes but one; DTypeError."""
+    """Check that `index` is int64, has the rank of x, and on every axis but `axis` is no longer than x.
+
+    Raises: DTypeError, ShapeError.
+    """
     at = axis_of(axis, len(x.shape))
     if index.dtype is not int64:
         raise DTypeError("index arrays must be int64", got=index, fix='index.to("int64")')
-    if len(index.shape) != len(x.shape) or not all(
+    if len(index.shape) != len(x.shape):
+        raise ShapeError("index and operand have different ranks", expected=len(x.shape), got=index)
+    if not all(
         a == at or i == n or (isinstance(i, int) and isinstance(n, int) and i <= n)
         for a, (i, n) in enumerate(zip(index.shape, x.shape, strict=True))
     ):
-        where = f"axis {at} excepted"
-        raise ShapeError("the index exceeds the operand on another axis", where=where, expected=x.shape, got=index)
+        raise ShapeError(
+            f"the index is longer than the operand on an axis other than {at}", expected=x.shape, got=index
+        )
 
 
 @op("gather")
 class Gather(Row):
-    """y[i, j] = x[index[i, j], j] for axis 0: entries by index along an axis; y has the shape of the index."""
+    """y[i, j] = x[index[i, j], j] for axis 0: entries selected by index along an axis; y has the shape of the index."""
 
     arity, attrs, saves, traits = 2, {"axis": ...}, Saves(inputs=(1,)), Traits(contiguous=(0, 1))
     emit = "{0}.gather({axis}, {1})"
@@ -348,7 +357,7 @@ class Gather(Row):
         at = axis_of(u.attrs["axis"], len(x))
         if len(index) != len(x):
             for term in x:
-                u.frozen(term, "reads it by number")
+                u.frozen(term, "reads it by index")
             return [index]
         indexed(u, x[at], 1)
         for i, (a, b) in enumerate(zip(x, index, strict=True)):
@@ -356,13 +365,13 @@ class Gather(Row):
                 u.same(a, b)
             elif i != at:
                 for term in (a, b):
-                    u.frozen(term, "reads its first places")
+                    u.frozen(term, "reads its first entries")
         return [index]
 
 
 @op("scatter_sum")
 class ScatterSum(Backward):
-    """gatherᵀ x: zeros of `shape` with each entry of x added at its index along an axis, in order."""
+    """gatherᵀ x: zeros of `shape`, to which each entry of x is added at its index along an axis, in order."""
 
     arity, attrs, saves = 2, {"axis": ..., "shape": ...}, Saves(inputs=(1,))
     traits = Traits(backward_of="gather", contiguous=(0, 1))
@@ -380,7 +389,7 @@ class ScatterSum(Backward):
 
 
 class _Scatter(Row):
-    """Operands x, index and values: x with its entries at the index along an axis changed, in order."""
+    """An op on x, index and values that changes the entries of x selected by index along an axis, in order."""
 
     arity, attrs, saves = 3, {"axis": ...}, Saves(inputs=(1,))
     traits = Traits(contiguous=(0, 1, 2), inplace=((0, 0),), fixed=(1,), amp="promote")
@@ -393,10 +402,10 @@ class _Scatter(Row):
         return x
 
     def axes(u: AxesUse) -> Sequence[Dims]:
-        """One axis is written by number; the others are those of the index where it writes all."""
+        """Freeze the indexed axis; join each other axis of x with that of the index if their sizes are equal."""
         x, values, index = u.ins
         at = axis_of(u.attrs["axis"], len(x))
-        u.frozen(x[at], "writes it by number")
+        u.frozen(x[at], "writes it by index")
         for a, b in zip(values, index, strict=True):
             u.same(a, b)
         for i, (a, b) in enumerate(zip(x, index, strict=False)):
@@ -404,7 +413,7 @@ class _Scatter(Row):
                 u.same(a, b)
             else:
                 for term in (a, b):
-                    u.frozen(term, "writes by number in order")
+                    u.frozen(term, "writes by index, in order")
         return [x]
 
 
@@ -412,7 +421,7 @@ class _Scatter(Row):
 class Scatter(_Scatter):
     """y[index[i, j], j] ← v[i, j] for axis 0, in order: x with values written by index along an axis.
 
-    Of several values for one index the last is written; each of them gets the gradient of that entry, as in torch.
+    Of several values for the same index the last is written; as in torch, each of them gets the entry's gradient.
     """
 
     emit = "{0}.scatter({axis}, {1}, {2})"

@@ -1,4 +1,4 @@
-"""Matrix products: matmul with numpy's rules, the linear map of a checkpoint (weights [out, in]), and int8 ones."""
+"""Matrix products: numpy's matmul, `linear` with weights [out, in] in floats or int8, products of groups of rows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype, want
 
 
 def transposed(t):
-    """A matrix, or each of several, with rows and columns exchanged."""
+    """Transpose the last two axes."""
     rank = len(t.shape)
     return call("permute", t, axes=(*range(rank - 2), rank - 1, rank - 2))
 
 
 def _rows(t):
-    """[..., K] as [N, K]."""
+    """Flatten [..., K] to [N, K]."""
     return t if len(t.shape) == 2 else call("flatten", t, start=0, end=len(t.shape) - 2)
 
 
@@ -39,7 +39,7 @@ class _Product(Row):
 
 @op("matmul")
 class Matmul(_Product):
-    """a · b for ranks ≥ 1, leading axes broadcast; dA = g·bᵀ, dB = aᵀ·g, summed back over broadcast axes."""
+    """a · b for ranks ≥ 1, leading axes broadcast; dA = g·bᵀ, dB = aᵀ·g, summed over broadcast axes."""
 
     arity, saves, traits = 2, Saves(inputs=(0, 1)), Traits(contracts="in_out", linear_in=(0, 1))
     onnx, emit, vm = "MatMul", "{0} @ {1}", forms.MATMUL
@@ -47,7 +47,7 @@ class Matmul(_Product):
     def infer(a, b):
         floating(one_dtype(a, b))
         if not a.shape or not b.shape:
-            raise ShapeError("matmul takes ranks of at least 1")
+            raise ShapeError("matmul got a scalar operand", expected="ranks of at least 1")
         equal_dim(a.shape[-1], b.shape[-2 if len(b.shape) > 1 else 0], "contraction")
         batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
         rows = a.shape[-2:-1] if len(a.shape) > 1 else ()
@@ -145,7 +145,7 @@ class Linear(_Product):
 
 
 def _dequantised(q, scales, group):
-    """Weights [out, in] from integers and one scale per group along a row."""
+    """Return float weights [out, in] from integers q and scales, one scale for each `group` entries of a row."""
     wide = call("repeat_interleave", scales, repeats=group, axis=1)
     return call("cast", q, dtype=scales.dtype) * call("slice", wide, axis=1, start=0, size=q.shape[1])
 
@@ -154,7 +154,7 @@ def _dequantised(q, scales, group):
 class LinearInt8(_Product):
     """x · wᵀ (+ b) with w = q · scale: x [..., in], q int8 [out, in], scales [out, ⌈in / group⌉], b [out].
 
-    A row of q has a scale per `group` entries, the last group may be shorter. Sums are those of `linear` on w.
+    A row of q has one scale for each `group` entries; the last group may be shorter. The result is `linear` of x and w.
     """
 
     arity, attrs, vm = (3, 4), {"group": 64}, forms.LINEAR_INT8
@@ -170,7 +170,9 @@ class LinearInt8(_Product):
         if q.dtype is not int8:
             raise DTypeError("quantised weights must be int8", got=q)
         if not x.shape or len(q.shape) != 2 or group < 1:
-            raise ShapeError("takes x [..., in], q [out, in] and a group of at least 1", got=f"{x}, {q}, {group}")
+            raise ShapeError(
+                "the operands must be x [..., in] and q [out, in], and group >= 1", got=f"{x}, {q}, {group}"
+            )
         equal_dim(q.shape[1], x.shape[-1], "in")
         want = (q.shape[0], -(-q.shape[1] // group))
         if scales.shape != want:
@@ -212,20 +214,20 @@ class LinearInt8(_Product):
 def _check(x: Spec, other: Spec, offsets: Spec) -> None:
     floating(one_dtype(x, other))
     if len(x.shape) != 2 or offsets.dtype is not int64 or len(offsets.shape) != 1:
-        raise ShapeError("takes rows [N, d] and offsets int64 [E + 1]", got=f"{x}, {offsets}")
+        raise ShapeError("the operands must be x [N, d] and int64 offsets [E + 1]", got=f"{x}, {offsets}")
 
 
 def _draw(rng):
-    """Three runs of at most seven rows, empty ones among them."""
+    """Draw the offsets of three groups of rows, at most seven rows in all; a group may be empty."""
     return np.array([0, *np.sort(rng.integers(0, 8, 3))])
 
 
 @op("grouped_matmul")
 class GroupedMatmul(_Product):
-    """Rows offsets[e] to offsets[e + 1] of x [N, d] times w[e]: w [E, d, f] -> [N, f].
+    """x[offsets[e] : offsets[e + 1]] · w[e] for each group e of rows: x [N, d], w [E, d, f] -> [N, f].
 
-    Offsets [E + 1] go from 0 up, to N at most; a run may be empty, and rows after the last run give 0. dx = g·wᵀ by the
-    same runs, dw = grouped_outer.
+    Offsets [E + 1] start at 0 and never decrease, to at most N. A group may be empty; rows after the last group give 0.
+    dx = g·wᵀ with the same groups; dw is `grouped_outer`.
     """
 
     arity, saves, traits = 3, Saves(inputs=(0, 1, 2)), Traits(fixed=(2,), contiguous=(0, 1))
@@ -235,7 +237,7 @@ class GroupedMatmul(_Product):
     def infer(x, w, offsets):
         _check(x, w, offsets)
         if len(w.shape) != 3 or offsets.shape != (w.shape[0] + 1,):
-            raise ShapeError("takes w [E, d, f] and offsets [E + 1]", got=f"{w}, {offsets}")
+            raise ShapeError("the operands must be w [E, d, f] and offsets [E + 1]", got=f"{w}, {offsets}")
         equal_dim(w.shape[1], x.shape[1], "d")
         return Spec((x.shape[0], w.shape[2]), x.dtype)
 
@@ -251,14 +253,14 @@ class GroupedMatmul(_Product):
         u.kind(w[1], "neurons")
         u.same(offsets[0], chain(Atom(1), w[0]))
         for term in (x[0], w[0]):
-            u.mixed(term, "has a run of rows for each")
+            u.mixed(term, "multiplies it in groups of rows")
         u.kind(w[0], "experts")
         return [(x[0], w[2])]
 
 
 @op("grouped_outer")
 class GroupedOuter(Backward):
-    """Xᵀ·y over each run of rows of x [N, d] and y [N, f]: [E, d, f], 0 for an empty run."""
+    """xᵀ·y for each group of rows of x [N, d] and y [N, f]: [E, d, f], with 0 for an empty group."""
 
     arity, saves = 3, Saves(inputs=(0, 1, 2))
     traits = Traits(backward_of="grouped_matmul", amp="low", fixed=(2,), contiguous=(0, 1))
@@ -268,7 +270,7 @@ class GroupedOuter(Backward):
     def infer(x, y, offsets):
         _check(x, y, offsets)
         if len(y.shape) != 2:
-            raise ShapeError("takes rows y [N, f]", got=y)
+            raise ShapeError("the operand y must be [N, f]", got=y)
         equal_dim(y.shape[0], x.shape[0], "N")
         return Spec((offsets.sizes[0] - 1, x.shape[1], y.shape[1]), x.dtype)
 

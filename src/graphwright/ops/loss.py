@@ -18,11 +18,11 @@ from graphwright.ops.rules import Backward, Loss, broadcast, floating, wanted
 
 @op("cross_entropy")
 class CrossEntropy(Loss):
-    """-Σ_k q_k ln softmax(scores)_k per row, and ln Σ exp per row; scores [..., K], targets int64 [...].
+    """-Σ_k q_k ln softmax(scores)_k and ln Σ exp(scores), both per row; scores [..., K], targets int64 [...].
 
-    q_k = (1 - s)·w_k·[k = target] + (s/K)·w_k, with s the `smoothing` and w the class weights [K], a third operand, 1
-    without it. Rows whose target is `ignore_index` give 0 and no gradient. Results are float32 or
-    wider. The gradient is g·(softmax(scores)·Σq - q); only ln Σ exp is saved, not the probabilities.
+    q_k = (1 - s)·w_k·[k = target] + (s/K)·w_k, where s is `smoothing` and w [K] the class weights, an optional third
+    operand (1 without it). Rows whose target is `ignore_index` give 0 and no gradient. Results are float32 or wider.
+    The gradient is g·(softmax(scores)·Σq - q); only ln Σ exp is saved, not the probabilities.
     """
 
     arity, attrs, vm = (2, 3), {"ignore_index": -100, "smoothing": 0.0}, forms.CROSS_ENTROPY
@@ -82,7 +82,7 @@ class CrossEntropy(Loss):
 
     def axes(u: AxesUse):
         scores, targets, *weight = u.ins
-        u.frozen(scores[-1], "reads it by number")
+        u.frozen(scores[-1], "reads it by index")
         for a, b in zip(scores, targets, strict=False):
             u.same(a, b)
         for dims in weight:
@@ -130,27 +130,27 @@ class CrossEntropyBackward(Backward):
 
 
 class _ClassIds:
-    """Class ids [...]: masks of ignored rows, and gathers and scatters by class."""
+    """Target class ids [...]: the mask of ignored rows, and gathers and scatters by class."""
 
     def __init__(self, targets, attrs):
         self.ignored, self.smoothing = call("eq", targets, attrs["ignore_index"]), attrs["smoothing"]
         self.place = call("where", self.ignored, call("full_like", targets, value=0), targets)
 
     def kept(self, row):
-        """Values per row, 0 for ignored ones."""
+        """Return the values per row, with 0 for ignored rows."""
         return call("where", self.ignored, call("full_like", row, value=0.0), row)
 
     def pick(self, x):
-        """x[..., target]."""
+        """Return x[..., target]."""
         return call("reshape", call("gather", x, _column(self.place), axis=-1), shape=self.place.shape)
 
     def spread(self, row, weight):
-        """(1 - s)·Σ of the rows of each class: [K]."""
+        """Return (1 - s) times the sum of `row` over the rows of each class: [K]."""
         flat, place = (call("reshape", t, shape=(prod(t.shape),)) for t in (row, self.place))
         return call("scatter_sum", flat, place, axis=0, shape=weight.shape) * (1.0 - self.smoothing)
 
     def smooth(self, x, classes):
-        """s/K·x."""
+        """Return s/K·x."""
         return x * (self.smoothing / classes)
 
 
@@ -159,12 +159,12 @@ def _column(row):
 
 
 def _rows(x):
-    """[..., K] as [N, K]."""
+    """Flatten [..., K] to [N, K]."""
     return call("reshape", x, shape=(prod(x.shape[:-1]), x.shape[-1]))
 
 
 class _Binary(Loss):
-    """Per entry, of predictions and targets y in [0, 1] that broadcast."""
+    """A loss per entry of predictions and targets y in [0, 1], which broadcast."""
 
     arity, saves, operands = 2, Saves(inputs=(0, 1)), ("x", "y")
     traits = Traits(elementwise=True, amp="f32")
@@ -174,9 +174,9 @@ class _Binary(Loss):
 
 @op("bce")
 class BinaryCrossEntropy(_Binary):
-    """-(y·ln p + (1 - y)·ln(1 - p)) for probabilities p; logarithms stop at -100, as in torch.
+    """-(y·ln p + (1 - y)·ln(1 - p)) for probabilities p; logarithms are at least -100, as in torch.
 
-    Gradients g·(p - y)/max(p(1 - p), 10⁻¹²) and g·(ln(1 - p) - ln p).
+    The gradients of p and y are g·(p - y)/max(p(1 - p), 10⁻¹²) and g·(ln(1 - p) - ln p).
     """
 
     sample = lambda rng: ([rng.uniform(0.05, 0.95, (3, 1, 4)), rng.uniform(0, 1, (5, 4))], {})
@@ -192,7 +192,7 @@ class BinaryCrossEntropy(_Binary):
 
 
 def _log(p):
-    """max(ln p, -100), with gradient 0 where p ≤ 0 instead of 0·∞."""
+    """Return max(ln p, -100), with gradient 0 where p ≤ 0 instead of 0·∞."""
     tiny = call("le", p, 0.0)
     far = call("full_like", p, value=-100.0)
     return call("where", tiny, far, call("clamp", call("log", call("where", tiny, 1.0, p)), low=-100.0))
@@ -200,7 +200,7 @@ def _log(p):
 
 @op("bce_with_logits")
 class BinaryCrossEntropyWithLogits(_Binary):
-    """max(x, 0) - x·y + log1p(e^-|x|): the same of p = σ(x), for scores x; gradients g·(σ(x) - y) and -g·x."""
+    """max(x, 0) - x·y + log1p(e^-|x|): `bce` of p = σ(x), for scores x; gradients g·(σ(x) - y) and -g·x."""
 
     traits = Traits(applies="sigmoid")
     sample = lambda rng: ([rng.uniform(-4, 4, (3, 1, 4)), rng.uniform(0, 1, (5, 4))], {})

@@ -1,4 +1,4 @@
-"""Normalisations over an axis set: statistics in float32 or wider, biased variance.
+"""Normalisations over one or more axes, with statistics in float32 or wider and the biased variance.
 
 With r = 1/√(var + eps), x̂ = (x - mean)·r and u = g·w: dx = r(u - mean(u) - x̂·mean(u·x̂)), dw = Σ g·x̂, db = Σ g.
 """
@@ -24,7 +24,7 @@ from graphwright.ops.rules import floating, one_dtype, wanted
 
 
 def _wide(*values: Any) -> list[Any]:
-    """Cast tensors of 16 bits to float32; operands that are not saved are specs and stay so."""
+    """Cast 16-bit tensors to float32; specs, which stand for operands that were not saved, are returned unchanged."""
     return [v if isinstance(v, Spec) or not v.dtype.is_low else call("cast", v, dtype=float32) for v in values]
 
 
@@ -42,7 +42,7 @@ def _mean(x, axes):
 
 
 def _count(x, axes, less):
-    """Number of entries along axes, minus `less`: a float, or a traced value where a size is symbolic."""
+    """Return the number of entries along axes minus `less`: a float, or a traced value if a size is symbolic."""
     known = prod(n for a in axes if isinstance(n := x.shape[a], int))
     named = [call("size", x, axis=a) for a in axes if isinstance(x.shape[a], str)]
     if not named:
@@ -54,19 +54,19 @@ def _count(x, axes, less):
 
 
 def _standard(x, axes, eps):
-    """x̂ and r."""
+    """Return x̂ and r of the module's formulas, with statistics over `axes`."""
     apart = x - _mean(x, axes)
     r = call("rsqrt", _mean(apart * apart, axes) + eps)
     return apart * r, r
 
 
 def _through(u, unit, r, axes):
-    """dx, of the gradient u of x̂."""
+    """Return dx, given the gradient u of x̂."""
     return r * (u - _mean(u, axes) - unit * _mean(u * unit, axes))
 
 
 def _affine(unit, scale):
-    """x̂·w + b for those of w and b that there are."""
+    """Return x̂·w + b; `scale` is (w, b), (w,) or empty."""
     y = unit * scale[0] if scale else unit
     return y + scale[1] if len(scale) > 1 else y
 
@@ -74,7 +74,7 @@ def _affine(unit, scale):
 def _check_scale(x: Spec, shape: tuple, scale: tuple[Spec, ...]) -> Spec:
     for spec in scale:
         if spec.shape != shape:
-            raise ShapeError("weight and bias must have the normalised shape", expected=shape, got=spec)
+            raise ShapeError("weight and bias must have the shape of the normalised axes", expected=shape, got=spec)
     return floating(one_dtype(x, *scale))
 
 
@@ -159,14 +159,14 @@ class RmsNorm(_Norm):
 
 @op("layer_norm")
 class LayerNorm(_Norm):
-    """x̂·w + b over the last `rank` axes (Ba et al. 2016); w and b have their shape; b or both may be left out."""
+    """x̂·w + b over the last `rank` axes (Ba et al. 2016); w and b, both optional, have the shape of these axes."""
 
     arity, attrs, saves, vm = (1, 3), {"rank": 1, "eps": 1e-5}, Saves(inputs=(0, 1)), forms.LAYER_NORM
     emit = lambda i, a: _emit_norm("F.layer_norm", i[0], f"{i[0]}.shape[-{a['rank']}:]", i[1:], a)
 
     def infer(x, *scale, rank, eps):
         if not 1 <= rank <= len(x.shape):
-            raise ShapeError("rank exceeds the number of axes", expected=f"1 to {len(x.shape)}", got=rank)
+            raise ShapeError("rank must be between 1 and the number of axes", expected=f"1 to {len(x.shape)}", got=rank)
         return _check_scale(x, x.shape[-rank:], scale)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -211,9 +211,9 @@ def _by_channel(w, rank: int, groups: int | None = None):
 
 @op("group_norm")
 class GroupNorm(_Norm):
-    """x̂·w + b of x [N, C, ...] over each of `groups` runs of channels and all positions; w, b [C] may be left out.
+    """x̂·w + b of x [N, C, ...], normalised over each of `groups` groups of channels and all positions (Wu and He 2018).
 
-    With one group a layer norm over all but N, with C groups an instance norm (Wu and He 2018).
+    w and b [C] are optional. One group makes it a layer norm over all axes but N, C groups an instance norm.
     """
 
     arity, attrs, saves = (1, 3), {"groups": ..., "eps": 1e-5}, Saves(inputs=(0, 1))
@@ -221,7 +221,8 @@ class GroupNorm(_Norm):
 
     def infer(x, *scale, groups, eps):
         if len(x.shape) < 2 or not isinstance(x.shape[1], int) or groups < 1 or x.shape[1] % groups:
-            raise ShapeError("the channels of x [N, C, ...] do not divide into the groups", expected=groups, got=x)
+            expected = f"a multiple of {groups} channels"
+            raise ShapeError("groups must divide the channels of x [N, C, ...]", expected=expected, got=x)
         return _check_scale(x, x.shape[1:2], scale)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -262,7 +263,7 @@ class GroupNorm(_Norm):
 
 
 class _ChannelNorm(_Norm):
-    """A norm per channel of x [N, C, ...]; mean and variance are operands 1 and 2."""
+    """A norm of each channel of x [N, C, ...]; mean and variance are operands 1 and 2."""
 
     arity = 3, 5
 
@@ -297,7 +298,8 @@ def _normed_sample(rng: np.random.Generator) -> list:
 class BatchNorm(_ChannelNorm):
     """(x - mean)/√(var + eps)·w + b per channel of x [N, C, ...] with given mean and var [C]: evaluation.
 
-    Mean and variance may have another floating dtype; w and b [C] may be left out. dx = u·r, and so on for the others.
+    Mean and variance may have a floating dtype different from that of x; w and b [C] are optional.
+    dx = g·w·r with r = 1/√(var + eps).
     """
 
     attrs, saves, traits = {"eps": 1e-5}, Saves(inputs=(0, 1, 2, 3)), Traits(fixed=(1, 2))
@@ -334,8 +336,8 @@ class BatchNorm(_ChannelNorm):
 class BatchNormTrain(_ChannelNorm):
     """x̂·w + b over N and the positions of x [N, C, ...], and the running mean and variance [C] after this batch.
 
-    Operands x, running mean, running variance and, if there are, w and b. The running ones move by `momentum` towards
-    the batch's mean and its variance with n - 1 (Ioffe and Szegedy 2015, algorithms 1 and 2).
+    Operands are x, running mean, running variance and optionally w and b. The running statistics move by the fraction
+    `momentum` to the batch's mean and unbiased variance (Ioffe and Szegedy 2015, algorithms 1 and 2).
     """
 
     attrs, traits = {"momentum": 0.1, "eps": 1e-5}, Traits(batch_statistics=True, fixed=(1, 2))
@@ -403,10 +405,10 @@ class _AlongAxis(Row):
 
 @op("softmax")
 class Softmax(_AlongAxis):
-    """e^(x - max) / Σ along an axis; gradient y(g - Σ g·y).
+    """e^(x - max x) / Σ e^(x - max x) along an axis; gradient y(g - Σ g·y).
 
-    A second operand is a mask, broadcast to x: entries where it is false are left out, and a row that is left out
-    entirely is 0. A row of -inf alone is NaN.
+    An optional second operand is a bool mask that broadcasts to x; where it is false, entries are excluded and give 0.
+    If all entries along the axis are excluded, they give 0; if all are -inf, NaN.
     """
 
     arity, attrs, traits = (1, 2), {"axis": -1}, Traits(normalises=True, amp="f32", fixed=(1,))
@@ -458,7 +460,7 @@ class Softmax(_AlongAxis):
 
 @op("log_softmax")
 class LogSoftmax(_AlongAxis):
-    """x - max - ln Σ e^(x - max) along an axis; gradient g - e^y·Σ g."""
+    """x - max x - ln Σ e^(x - max x) along an axis; gradient g - e^y·Σ g."""
 
     arity, attrs, traits = 1, {"axis": -1}, Traits(amp="f32")
     axes = along_axis("takes a softmax over it")

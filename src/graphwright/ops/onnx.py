@@ -1,8 +1,8 @@
-"""The `onnx` cell: an op as nodes of ONNX opset 20, as plain data without the onnx library.
+"""The `onnx` field of an op's definition: the op as nodes of ONNX opset 20, as plain data without the onnx library.
 
-A cell is the type of a node that takes the same operands ("Relu"), or a function from one `OnnxUse` to the names of the
-results: it adds nodes with `u(type, *names, **attributes)`. It returns None for a use of the op that ONNX cannot
-express. Ops without the cell are exported as their expansion.
+It is the type of a node that takes the same operands ("Relu"), or a function of one `OnnxUse`, u, that adds nodes with
+`u(type, *names, **attributes)` and returns the names of the results, or None if ONNX cannot express this use of the op.
+Ops without the field are exported as their expansion.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ONNX_DTYPES = {
 
 
 class NodeWriter(Protocol):
-    """The graph under construction."""
+    """The ONNX graph under construction."""
 
     def node(self, kind: str, inputs: Sequence[str], outputs: int, attributes: Mapping[str, Any]) -> tuple[str, ...]:
         """Add a node and return the names of its results. An empty input name leaves an optional input out."""
@@ -44,7 +44,7 @@ class NodeWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OnnxUse:
-    """One use of an op."""
+    """One use of an op; calling it adds a node with one result and returns the result's name."""
 
     nodes: NodeWriter  # the graph that nodes are added to
     names: tuple[str, ...]  # names of the operands
@@ -56,30 +56,30 @@ class OnnxUse:
         return self.nodes.node(kind, inputs, 1, attributes)[0]
 
     def several(self, outputs: int, kind: str, *inputs: str, **attributes: Any) -> tuple[str, ...]:
-        """Add a node of several results."""
+        """Add a node with several results and return their names."""
         return self.nodes.node(kind, inputs, outputs, attributes)
 
     def ints(self, *values: int) -> str:
-        """A constant int64 vector."""
+        """Add a constant int64 vector and return its name."""
         return self.nodes.constant(np.array(values, np.int64))
 
     def ints_scalar(self, value: int) -> str:
-        """A constant int64 scalar."""
+        """Add a constant int64 scalar and return its name."""
         return self.nodes.constant(np.array(value, np.int64))
 
     def scalar(self, value: float, like: Spec | None = None) -> str:
-        """A constant scalar in the dtype of a spec, by default of the first operand."""
+        """Add a constant scalar with the dtype of a spec, by default of the first operand, and return its name."""
         return self.nodes.constant(np.array(value, numpy_dtype((like or self.ins[0]).dtype)))
 
     def shape(self, dims: Sequence[Dim]) -> str:
-        """A shape as an int64 vector, symbolic sizes looked up when the model runs."""
+        """Add a shape as an int64 vector, with symbolic sizes computed when the model runs, and return its name."""
         if all(isinstance(d, int) for d in dims):
             return self.ints(*(int(d) for d in dims))
         parts = [self.nodes.size(d) if isinstance(d, str) else self.ints(d) for d in dims]
         return self("Concat", *parts, axis=0)
 
     def cast(self, name: str, dtype: DType) -> str:
-        """Add a Cast."""
+        """Add a Cast and return its result's name."""
         return self("Cast", name, to=ONNX_DTYPES[dtype.name])
 
     def axis(self, given: int, operand: int = 0) -> int:
@@ -88,7 +88,7 @@ class OnnxUse:
 
 
 def numpy_dtype(dtype: DType) -> np.dtype:
-    """The numpy dtype of a constant; no constant is bfloat16, which numpy lacks."""
+    """Return the numpy dtype of a constant; no constant is bfloat16, which numpy lacks."""
     return np.dtype(dtype.name)
 
 
@@ -96,17 +96,17 @@ OnnxRow = Callable[[OnnxUse], "str | tuple[str, ...] | None"]
 
 
 class WholeNode(NamedTuple):
-    """The `onnx_23` cell: a node of opset 23 that is the whole op, and the uses (specs, attributes) it is exact for."""
+    """The `onnx_23` field: one node of opset 23 for the whole op, used if `same(specs, attributes)` is true."""
 
     same: Callable[[Sequence[Spec], Mapping[str, Any]], bool]
     row: OnnxRow
 
 
 def same_operands(kind: str) -> OnnxRow:
-    """One node that takes the op's operands and no attributes."""
+    """Return an `onnx` function that adds one node with the op's operands and without attributes."""
     return lambda u: u(kind, *u.names)
 
 
 def all_float32(ins: Sequence[Spec], attrs: Mapping[str, Any]) -> bool:
-    """The uses that nodes of opset 23 are exact for: in other dtypes they round elsewhere."""
+    """Return True if all operands are float32: in other dtypes, nodes of opset 23 round at other steps than the op."""
     return all(spec.dtype is float32 for spec in ins)

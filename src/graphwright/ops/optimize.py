@@ -1,7 +1,7 @@
 """Optimizer steps for any number of parameters of one dtype: new values, moments and step counts.
 
-Operands: lr (0-d float64), found_inf (0-d float32; if it is not 0, all values stay as they are), then columns with one
-entry per parameter: gradients, parameters, moments, step counts (0-d float32). Results: the columns after the
+Operands: lr (0-d float64), found_inf (0-d float32; if it is not 0, no value changes), then columns with one entry per
+parameter: gradients, parameters, moments, step counts (0-d float32). Results: the new values of all columns but the
 gradients. No gradient flows through a step.
 """
 
@@ -24,20 +24,22 @@ MUON_ADJUST = ("original", "match_rms_adamw")
 
 
 def columns(ins, width: int, first: int = 2):
-    """Operands from `first` on as `width` columns of equal length. Raises: ShapeError."""
+    """Split the operands from `first` on into `width` columns of equal length. Raises: ShapeError if impossible."""
     members, rest = divmod(len(ins) - first, width)
     if rest or not members:
-        raise ShapeError(f"the op takes {first} scalars and {width} columns of operands", got=f"{len(ins)} operands")
+        raise ShapeError(
+            f"the operands do not split into {width} columns of equal length", got=f"{len(ins) - first} operands"
+        )
     return [tuple(ins[first + c * members : first + (c + 1) * members]) for c in range(width)]
 
 
 class _Step(Update):
-    """Shared cells of optimizer steps.
+    """Base of optimizer steps.
 
     Attributes:
-        moments: attributes -> number of moment columns.
-        choices: attribute -> values in samples.
-        shapes: of the parameters in samples.
+        moments: maps the op's attributes to the number of moment columns.
+        choices: the values that samples draw for each attribute.
+        shapes: the shapes of the parameters in samples.
     """
 
     arity, traits = (5, None), Traits(carried=True)
@@ -52,11 +54,12 @@ class _Step(Update):
         grads, params, *moments, steps = columns(members, 3 + cls.moments(attrs), 0)
         for i, spec in enumerate(params):
             if spec.dtype is not params[0].dtype or not spec.dtype.is_float or spec.dtype.is_low:
-                what = "parameters of one step must all be float32 or all be float64"
-                raise DTypeError(what, got=f"{params[0]}, {spec}")
+                raise DTypeError(
+                    "parameters of one step must all be float32 or all be float64", got=f"{params[0]}, {spec}"
+                )
             for name, other in (("gradient", grads[i]), *(("moment", m[i]) for m in moments)):
                 if other != spec:
-                    raise ShapeError(f"a {name} must have the spec of its parameter", expected=spec, got=other)
+                    raise ShapeError(f"a {name} does not match its parameter's spec", expected=spec, got=other)
             if steps[i] != _COUNT:
                 raise ShapeError("a step count must be a float32 scalar", got=steps[i])
         return members[len(grads) :]
@@ -89,8 +92,8 @@ class _Adam(_Step):
 class AdamStep(_Adam):
     """m ← β1·m + (1-β1)g; v ← β2·v + (1-β2)g²; θ ← θ - lr·(m/(1-β1ᵗ)) / (√(v/(1-β2ᵗ)) + eps), with g + λ·θ for g.
 
-    Columns of moments: m, v and, with `amsgrad`, the largest v so far, which then stands under the root. `maximize`
-    takes -g for g. Kingma and Ba 2015, algorithm 1; Reddi, Kale and Kumar 2018, algorithm 2.
+    λ is `weight_decay`. Columns of moments: m, v and, with `amsgrad`, the largest v so far, which then replaces v in
+    the root. `maximize` negates g. Kingma and Ba 2015, algorithm 1; Reddi, Kale and Kumar 2018, algorithm 2.
     """
 
     vm = forms.ADAM
@@ -98,7 +101,7 @@ class AdamStep(_Adam):
 
 @op("adamw_step")
 class AdamWStep(_Adam):
-    """As adam_step, with the decay apart from the gradient: θ ← θ(1 - lr·λ) first. Loshchilov and Hutter 2019."""
+    """adam_step with decoupled weight decay: θ ← θ(1 - lr·λ) first, and no λ·θ in g. Loshchilov and Hutter 2019."""
 
     attrs, vm = {**_Adam.attrs, "weight_decay": 0.01}, forms.ADAMW
 
@@ -107,7 +110,7 @@ class AdamWStep(_Adam):
 class SgdStep(_Step):
     """g ← g + λ·θ; b ← μ·b + (1-δ)g, in the first step b ← g; θ ← θ - lr·b, with `nesterov` θ - lr·(g + μ·b).
 
-    With momentum 0 there is no column b, and θ ← θ - lr·g. Sutskever et al. 2013, section 2, as torch has it.
+    With momentum 0 there is no column b, and θ ← θ - lr·g. Sutskever et al. 2013, section 2, as in torch.
     """
 
     attrs = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
@@ -124,7 +127,7 @@ class SgdStep(_Step):
 class RmspropStep(_Step):
     """g ← g + λ·θ; v ← α·v + (1-α)g²; d = g / (√v + eps); θ ← θ - lr·d, with momentum b ← μ·b + d, θ ← θ - lr·b.
 
-    With `centered`, a ← α·a + (1-α)g and √(v - a²) for √v (Graves 2013, equations 38 to 45). Columns: v, then b if
+    With `centered`, a ← α·a + (1-α)g and √(v - a²) replaces √v (Graves 2013, equations 38 to 45). Columns: v, then b if
     momentum is not 0, then a if centered.
     """
 
@@ -179,7 +182,7 @@ class MuonStep(_Step):
 
 @op("ema_step")
 class EmaStep(Update):
-    """target ← target + τ(source - target): operands τ (0-d float64), sources, targets; results the targets."""
+    """target ← target + τ(source - target): operands τ (0-d float64), sources, targets; results the new targets."""
 
     arity, traits, vm = (3, None), Traits(carried=True), forms.EMA
 
@@ -189,7 +192,7 @@ class EmaStep(Update):
         sources, targets = columns(members, 2, 0)
         for source, target in zip(sources, targets, strict=True):
             if source != target:
-                raise ShapeError("source and target must have equal specs", expected=target, got=source)
+                raise ShapeError("a source does not match its target's spec", expected=target, got=source)
             if not target.dtype.is_float:
                 raise DTypeError("only floating values can be averaged", got=target)
         return targets

@@ -1,6 +1,6 @@
 """Pooling and resampling over one or two trailing spatial axes.
 
-Averages and interpolations are linear: each has its transpose beside it, and the two are each other's gradients.
+Averages and interpolations are linear; each op and its transpose are each other's gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _PoolOp(Row):
 
 
 def _windows(x: Spec, kernel: Any, attrs: Any) -> Spec:
-    """The spec with one entry per window over the trailing axes."""
+    """Return the spec of a result with one entry per window over the trailing axes."""
     rule, rank = Window.of(kernel, attrs), len(kernel)
     if rank > 2 or len(floating(x).shape) < rank:
         raise ShapeError("pooling takes one or two trailing spatial axes", expected=f"[..., {rank} axes]", got=x)
@@ -40,7 +40,7 @@ def _windows(x: Spec, kernel: Any, attrs: Any) -> Spec:
 
 
 def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
-    """The spec with other sizes of the trailing axes."""
+    """Return the spec with trailing axes of the given sizes."""
     at = len(floating(x).shape) - len(sizes)
     if not 1 <= len(sizes) <= 2 or at < 0 or any(isinstance(n, str) or n < 1 for n in (*sizes, *x.shape[at:])):
         raise ShapeError("resizing takes one or two trailing spatial axes of size >= 1", expected=sizes, got=x)
@@ -48,7 +48,7 @@ def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
 
 
 def _back(op: str, g: Any, ins: Any, attrs: Mapping[str, Any]) -> tuple:
-    """The gradient by the transposed op, whose trailing sizes are those of the operand."""
+    """Return the gradient by the transposed op; its trailing axes have the operand's sizes."""
     return (call(op, g, **{**attrs, "sizes": trailing(ins[0].shape, len(attrs["sizes"]))}),)
 
 
@@ -64,7 +64,7 @@ def _sample(rng, **more):
 
 
 def _emit_pool(name: str, *given: str) -> Emit:
-    """A function of torch named for the rank, with the attributes that it calls by the same names."""
+    """Return an `emit` function that calls torch's `F.<name><rank>d`; `given` are the attributes that it takes."""
 
     def row(i: Sequence[str], a: Mapping[str, Any]) -> str:
         rank = len(a[given[0]])
@@ -89,7 +89,7 @@ def _onnx_pool(kind: str, *extra: str) -> OnnxRow:
 
 
 def _on_planes(u: OnnxUse, rank: int, node: Callable[[str], str]) -> str:
-    """A node that takes the operand as [N, C, ...]."""
+    """Add a node that takes its operand as [N, C, ...], with reshapes before and after it where needed."""
     shape = u.ins[0].shape
     if len(shape) == rank + 2:
         return node(u.names[0])
@@ -100,9 +100,9 @@ def _on_planes(u: OnnxUse, rank: int, node: Callable[[str], str]) -> str:
 
 @op("max_pool")
 class MaxPool(_PoolOp):
-    """max over each window, and its flat index over the spatial axes (int64); the first of equal entries.
+    """The maximum of each window and its flat int64 index over the spatial axes, the first index of equal entries.
 
-    Padding counts as -∞. The gradient goes to that index.
+    Padding counts as -∞. The gradient goes to the entry at that index.
     """
 
     attrs, saves = {"kernel": ..., "stride": None, "padding": 0, "dilation": 1}, Saves(outputs=(1,))
@@ -131,7 +131,7 @@ class MaxPool(_PoolOp):
 
 @op("avg_pool")
 class AvgPool(_PoolOp):
-    """Mean over each window; with `count_include_pad`, zeros of the padding count as entries."""
+    """The mean of each window; with `count_include_pad`, padding counts as entries of 0."""
 
     attrs = {"kernel": ..., "stride": None, "padding": 0, "count_include_pad": True}
     axes = resized_last("slides a window over it")
@@ -147,7 +147,7 @@ class AvgPool(_PoolOp):
 
 @op("avg_pool_backward")
 class AvgPoolBackward(_PoolOp, Backward):
-    """avg_poolᵀ g: each entry spread evenly over its window, trailing axes of `sizes`."""
+    """avg_poolᵀ g: each entry is spread evenly over its window; the result's trailing axes have `sizes`."""
 
     attrs, traits = {**AvgPool.attrs, "sizes": ...}, Traits(backward_of="avg_pool")
     vjp = lambda g, ins, outs, attrs, needs: (call("avg_pool", g, **{name: attrs[name] for name in AvgPool.attrs}),)
@@ -166,7 +166,7 @@ class AvgPoolBackward(_PoolOp, Backward):
 
 @op("adaptive_avg_pool")
 class AdaptiveAvgPool(_PoolOp):
-    """Means over windows that divide the trailing axes: entry i of m covers ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉."""
+    """Means over windows that cover the trailing axes: entry i of m averages x[⌊i·n/m⌋ : ⌈(i+1)·n/m⌉] of n entries."""
 
     attrs, axes = {"sizes": ...}, resized_last("divides it into windows")
     emit = _emit_pool("adaptive_avg_pool", "sizes")
@@ -188,7 +188,7 @@ class AdaptiveAvgPool(_PoolOp):
 
 @op("adaptive_avg_pool_backward")
 class AdaptiveAvgPoolBackward(_PoolOp, Backward):
-    """adaptive_avg_poolᵀ g: each entry spread evenly over its window, trailing axes of `sizes`."""
+    """adaptive_avg_poolᵀ g: each entry is spread evenly over its window; the result's trailing axes have `sizes`."""
 
     attrs, traits, sample = {"sizes": ...}, Traits(backward_of="adaptive_avg_pool"), AdaptiveAvgPool.sample
     vjp = lambda g, ins, outs, attrs, needs: _back("adaptive_avg_pool", g, ins, attrs)
@@ -196,17 +196,19 @@ class AdaptiveAvgPoolBackward(_PoolOp, Backward):
 
 
 def _interpolated(x: Spec, sizes: tuple[int, ...], mode: str, align_corners: bool) -> Spec:
-    if mode not in ("nearest", "linear") or (align_corners and mode == "nearest"):
-        expected = "nearest, or linear with or without align_corners"
-        raise ShapeError("unknown interpolation mode", expected=expected, got=mode)
+    if mode not in ("nearest", "linear"):
+        raise ShapeError("unknown interpolation mode", expected="nearest or linear", got=mode)
+    if align_corners and mode == "nearest":
+        raise ShapeError("align_corners needs linear interpolation", expected="mode linear", got=mode)
     return _resized(x, sizes)
 
 
 @op("interpolate")
 class Interpolate(_PoolOp):
-    """The trailing axes resampled to `sizes`: entry i of m reads at s of n, `nearest` below or `linear` between two.
+    """x resampled to `sizes` along its trailing axes; from n to m entries, result i is x at position s.
 
-    nearest: s = floor(i·n/m). linear: s = (i + ½)·n/m - ½, at least 0, or i·(n-1)/(m-1) with `align_corners`.
+    `nearest`: s = ⌊i·n/m⌋. `linear`: s = (i + ½)·n/m - ½, at least 0, or i·(n-1)/(m-1) with `align_corners`; x is
+    interpolated linearly between its entries.
     """
 
     attrs, infer = {"sizes": ..., "mode": "nearest", "align_corners": False}, _interpolated
@@ -233,7 +235,7 @@ class Interpolate(_PoolOp):
 
 @op("interpolate_backward")
 class InterpolateBackward(_PoolOp, Backward):
-    """interpolateᵀ g: each entry added to the entries it was interpolated from, trailing axes of `sizes`."""
+    """interpolateᵀ g: each entry is spread over those it was interpolated from; the trailing axes have `sizes`."""
 
     attrs, infer, sample = Interpolate.attrs, _interpolated, Interpolate.sample
     traits = Traits(backward_of="interpolate")

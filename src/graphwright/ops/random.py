@@ -1,7 +1,7 @@
-"""Random numbers as ops: a key (seed and step, int64 [2]) and a stream determine them, and nothing else.
+"""Random numbers as ops, determined by a key (seed and step, int64 [2]) and a stream alone.
 
 The stream is an attribute, fixed when the node is created. The key is an operand: a state that advances with each step.
-So a mask is recomputed from 16 bytes wherever it is needed, and never stored.
+A dropout mask is therefore never stored, but recomputed from the 16 bytes of its key.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def _keyed(key: Spec, stream: int) -> None:
 
 
 def key_sample(rng: np.random.Generator) -> np.ndarray:
-    """A key whose seed uses all of its 64 bits."""
+    """Draw a key whose seed uses all of its 64 bits."""
     return np.array([rng.integers(-(2**63), 2**63), rng.integers(0, 2**32)])
 
 
 def _redraws(u: AxesUse, key: Dims, over: Dims) -> None:
-    """Freeze the key of two numbers; another shape draws other numbers."""
+    """Freeze the key's dimension, and mark those of `over` as mixed: a different shape draws different numbers."""
     u.frozen(key[0], "is keyed by a seed and a step")
     for term in over:
-        u.mixed(term, "draws other numbers for another shape")
+        u.mixed(term, "draws different numbers for a different shape")
 
 
 class _Shaped(Random):
@@ -76,14 +76,14 @@ class _Noise(_Shaped):
 
 @op("uniform")
 class Uniform(_Noise):
-    """u ~ U[0, 1), from the upper 24 bits of a word; 16-bit floats are never rounded up to 1."""
+    """u ~ U[0, 1), from the upper 24 bits of a random 32-bit word; 16-bit floats are never rounded up to 1."""
 
     vm = forms.UNIFORM
 
 
 @op("normal")
 class Normal(_Noise):
-    """z ~ N(0, 1), by Box and Muller on pairs of words."""
+    """z ~ N(0, 1), by the Box-Muller transform of pairs of random words."""
 
 
 @op("gumbel")
@@ -93,7 +93,7 @@ class Gumbel(_Noise):
 
 @op("randint")
 class Randint(_Shaped):
-    """i ~ U{low, ..., high - 1}, int64, by the high half of a 64-bit product."""
+    """i ~ U{low, ..., high - 1}, int64: low + the high half of a random 32-bit word times (high - low)."""
 
     attrs = {"stream": ..., "shape": ..., "low": 0, "high": ...}
 
@@ -142,9 +142,9 @@ class Dropout(_Masked):
 
 @op("stochastic_round")
 class StochasticRound(Random):
-    """x as bfloat16, rounded up or down at random with probabilities that make the mean x, elementwise.
+    """x rounded to bfloat16, up or down at random such that the expected value is x, elementwise.
 
-    Values that bfloat16 represents, infinities and NaN stay as they are (Gupta et al. 2015, section 3).
+    Values that bfloat16 can represent, infinities and NaN are unchanged (Gupta et al. 2015, section 3).
     """
 
     arity, attrs, traits = 2, {"stream": ...}, Traits(contiguous=(0, 1), fixed=(0, 1))
@@ -173,9 +173,11 @@ class Multinomial(Random):
     def infer(weights, key, stream, samples, replacement):
         _keyed(key, stream)
         count = floating(weights).shape[-1] if weights.shape else 0
-        if isinstance(count, str) or not samples >= 0 or (samples > count and not (replacement and count)):
+        if isinstance(count, str):
+            raise ShapeError("the number of weights must not be symbolic", got=weights)
+        if not samples >= 0 or (samples > count and not (replacement and count)):
             most = f"at most {count}"
-            raise ShapeError("cannot draw more samples than there are weights", expected=most, got=samples)
+            raise ShapeError("cannot draw this number of samples from the weights", expected=most, got=samples)
         return Spec((*weights.shape[:-1], samples), int64)
 
     def sample(rng):

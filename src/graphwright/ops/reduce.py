@@ -1,4 +1,4 @@
-"""Reductions over axes: `axes` None means all, an empty tuple none. Of equal extrema the lowest index wins."""
+"""Reductions over axes: `axes=None` means all, an empty tuple none. Of equal extrema the lowest index wins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graphwright.ops.shape import inverse
 
 
 def _left(dims, axes, keepdims, one):
-    """Dimensions after a reduction over axes, which stay as `one` with `keepdims`."""
+    """Return the dimensions after a reduction over axes; with `keepdims`, each reduced one becomes `one`."""
     named = axes_of(axes, len(dims))
     return tuple(one if a in named else d for a, d in enumerate(dims) if keepdims or a not in named)
 
@@ -35,7 +35,7 @@ def _restore(g, x, attrs):
 
 
 def _ends(why: str = "") -> AxesRule:
-    """The reduced axes end here; zero units leave a trace for the reason `why`, and none without one."""
+    """Return an `axes` rule under which reduced axes are mixed for the reason `why`, or summed if it is empty."""
 
     def rule(u: AxesUse) -> list[Dims]:
         for axis in axes_of(u.attrs["axes"], len(u.ins[0])):
@@ -49,7 +49,7 @@ def _ends(why: str = "") -> AxesRule:
 
 
 def _method(name: str) -> Emit:
-    """A torch method that takes axes and `keepdim`."""
+    """Return an `emit` function that calls a torch method with axes and `keepdim`."""
 
     def emit(ins, attrs):
         if not attrs["axes"]:  # torch would take all axes
@@ -61,7 +61,7 @@ def _method(name: str) -> Emit:
 
 
 def _onnx_reduce(kind: str, truth: bool = False) -> OnnxRow:
-    """A reduction; of truth values as one of 0 and 1."""
+    """Return an `onnx` function for a reduction; with `truth`, the operand is cast to bool and reduced as 0 and 1."""
 
     def row(u: OnnxUse) -> str:
         x = u("Cast", u("Cast", u.names[0], to=9), to=6) if truth else u.names[0]
@@ -86,7 +86,7 @@ class Reduction(Row):
 
 
 class _Total(Reduction):
-    """A reduction that gives int64 for integers and bools."""
+    """A reduction whose result is int64 for integers and bools."""
 
     traits = Traits(amp="f32")
 
@@ -132,7 +132,7 @@ class Prod(_Total):
 
 
 def _products_of_the_others(x):
-    """For each entry, the product of all others along the last axis: up and down a tree of pairs."""
+    """Return for each entry the product of all others along the last axis, by recursion over products of pairs."""
     n = x.shape[-1]
     if n <= 1:
         return call("full_like", x, value=1.0)
@@ -167,7 +167,7 @@ class _Extremum(Reduction):
     def infer(x, axes, keepdims):
         reduced = _reduced(x, axes, keepdims)
         if any(x.shape[a] == 0 for a in axes_of(axes, len(x.shape))):
-            raise ShapeError("an empty axis has no extremum", got=x)
+            raise ShapeError("cannot take an extremum over an empty axis", got=x)
         return reduced
 
     def vjp(g, ins, outs, attrs, needs):
@@ -222,7 +222,7 @@ class _Index(Row):
     def infer(x, axis):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] == 0:
-            raise ShapeError("an empty axis has no extremum", where=f"axis {at}", got=x)
+            raise ShapeError("cannot take an extremum over an empty axis", where=f"axis {at}", got=x)
         return Spec(spliced(x.shape, at), int64)
 
     def axes(u: AxesUse):
@@ -249,7 +249,7 @@ class Argmin(_Index):
 
 @op("cumsum")
 class Cumsum(Row):
-    """yᵢ = Σ x over entries up to i along an axis, or from i on (`reverse`); the gradient runs the other way."""
+    """yᵢ = Σ xⱼ for j ≤ i along an axis, or j ≥ i with `reverse`; the gradient is summed in the opposite direction."""
 
     arity, attrs, traits, cost = 1, {"axis": ..., "reverse": False}, Traits(amp="f32"), Reduction.cost
     operands, axes = ("x",), along_axis("sums up to each entry of it")
@@ -300,7 +300,7 @@ def _onnx_topk(u: OnnxUse, axis: int, k: str, largest: bool) -> tuple[str, ...]:
 
 
 class _Ordered(Row):
-    """Results are values and their indices; the gradient of a value goes to its index."""
+    """An op that returns values and their indices; a value's gradient goes to the entry at its index."""
 
     arity, operands, saves, results = 1, ("x",), Saves(outputs=(1,)), ("values", "indices")
 
@@ -350,7 +350,7 @@ class TopK(_Ordered):
         at = axis_of(axis, len(x.shape))
         size = x.shape[at]
         if k < 0 or (isinstance(size, int) and k > size):
-            raise ShapeError("k exceeds the axis", where=f"axis {at}", expected=f"k of 0 to {size}", got=k)
+            raise ShapeError("k is out of range", where=f"axis {at}", expected=f"0 to {size}", got=k)
         shape = spliced(x.shape, at, k)
         return Spec(shape, x.dtype), Spec(shape, int64)
 

@@ -1,7 +1,7 @@
-"""The table of ops: an op is one class whose attributes are the cells of its row.
+"""The table of ops. A class is the definition of an op; its attributes are the definition's fields.
 
-`@op(name)` checks the cells of a class, those of its bases included, and registers a frozen row. `traits` and `why` of
-a class add to those of its bases. `tests/ops/test_ops_total.py` proves that no cell is empty without a reason.
+`@op(name)` checks the fields of a class, inherited ones included, and registers them as a frozen `Op`. `traits` and
+`why` of a class add to those of its bases. `tests/ops/test_ops_total.py` proves that no field is None without a reason.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 Attrs = Mapping[str, Any]
 Infer = Callable[..., "Spec | tuple[Spec, ...]"]
-Cells = TypeVar("Cells", bound=type)
+Definition = TypeVar("Definition", bound=type)
 Row: Any = object
-"""Base of rows. Their functions are cells, read from the class, and take no `self`; `Any` tells type checkers so."""
+"""Base of definitions. Their functions are fields, read from the class, without `self`; hence `Any` for pyright."""
 
 
 class UnknownOp(UsageError, KeyError):
@@ -48,7 +48,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """Operands and results that a vjp reads; nothing else is kept alive for it."""
+    """Indices of the operands and results that a vjp reads; only these are kept alive for it."""
 
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
@@ -56,23 +56,23 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Properties by which the planner, the passes and the tools decide, instead of by an op's name."""
+    """Properties of an op, which the planner, the passes and the tools query instead of its name."""
 
     inplace: tuple[tuple[int, int], ...] = ()  # pairs (result, operand): the result may overwrite that operand's memory
-    # operand numbers that must be row-major (negative from the end); others are copied first
+    # indices of operands that must be row-major (negative from the end); operands that are not are copied first
     contiguous: tuple[int, ...] = ()
     nary: bool = False  # takes any number of operands, summed in port order: a junction
-    # casting class: `low`, `f32` under autocast (`f32` promotes otherwise); `promote`, `inner` (follow the first
-    # operand) always; `keep`
+    # casting class. Under autocast, `low` casts operands to the 16-bit dtype and `f32` to float32; `promote`, and `f32`
+    # otherwise, casts them to their common dtype, `inner` to the first operand's dtype; `keep` casts nothing
     amp: str = "keep"
-    fixed: tuple[int, ...] = ()  # operand numbers that no casting class touches: ids, masks, conditions
+    fixed: tuple[int, ...] = ()  # indices of operands that are never cast: ids, masks, conditions
     elementwise: bool = False  # each element of the result depends on the operands' elements at the same index alone
     update: bool = False  # advances carried state; never folded, merged or run twice
     # the results are new values of the last operands, one for one, and may overwrite them; there may be any number of
     # them, and all operands must be row-major
     carried: bool = False
-    # has a gradient that the row cannot give: where one may be wanted the expansion runs instead; without an
-    # expansion, asking for a gradient raises instead of counting as zero
+    # has a gradient but no vjp: where a gradient may be needed, the expansion runs instead; without an expansion,
+    # asking for the gradient raises instead of counting as zero
     opaque: bool = False
     convert: bool = False  # the result is the operand's values, in other memory or in another dtype
     # pairs (operand, value): where that operand of two is this value (the sign of zero counts), the result is the
@@ -83,10 +83,10 @@ class Traits:
     divides: bool = False  # integers of two dtypes are cast to float32 each, as their common dtype may lose a sign
     # common-subexpression elimination keeps values computed from the result and from the operand apart
     barrier: bool = False
-    # number of an optional operand that is added to the result, one entry per entry of the last axis (of axis 1 for a
+    # index of an optional operand that is added to the result, one entry per entry of the last axis (of axis 1 for a
     # convolution)
     addend: int | None = None
-    narrow: tuple[int, ...] = ()  # operand numbers that the VM also reads as bfloat16, where they are stored so
+    narrow: tuple[int, ...] = ()  # indices of operands that the VM can also read as bfloat16
     backward_of: str = ""  # the op whose gradient this op computes; "" for every other op
     random: bool = False  # draws random numbers from a key
     activation: bool = False  # an elementwise nonlinearity of one operand, as a network's hidden layer has it
@@ -96,7 +96,7 @@ class Traits:
     # layout of operand 1, a weight that operand 0 is contracted with: `out_in` for x·Wᵀ, `in_out` for x·W, `window`
     # for [out, in, kernel...]; "" for ops that contract nothing
     contracts: str = ""
-    matrix: int | None = None  # number of the operand that is a trained matrix [out, in]; None for ops without one
+    matrix: int | None = None  # index of the operand that is a trained matrix [out, in]; None for ops without one
     lookup: bool = False  # takes rows of operand 0 by the ids of operand 1
     channels_first: bool = False  # the result has its channels on axis 1
     casts: bool = False  # the result is the operand's values in another dtype
@@ -109,7 +109,7 @@ class Traits:
     gates: bool = False  # computes the values of gates
     keeps_zero: bool = False  # zeros in all operands give zeros
     annihilated: bool = False  # the result is zero wherever one of the operands is zero
-    # operand numbers in which the op is linear while the others, trained weights, are held fixed
+    # indices of operands in which the op is linear while the others, trained weights, are constant
     linear_in: tuple[int, ...] = ()
     # the op is linear in all its operands taken together: a sum, a difference, a concatenation
     jointly_linear: bool = False
@@ -126,15 +126,15 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One row of the table."""
+    """The definition of an op: one entry of the table."""
 
     name: str  # of the op and of its kernel in a backend
     doc: str  # formula and meaning
     arity: int | tuple[int, int | None]  # number of operands, or (least, most); most None for any number
     attrs: Attrs  # attribute names with their defaults; `...` marks a required one
     infer: Infer  # specs of the operands and the attributes -> spec or specs of the results
-    # layout of the operand and attributes -> layout of the result over the same memory, or None when it must copy; the
-    # cell is None for ops that compute
+    # layout of the operand and attributes -> layout of the result over the same memory, or None when it must copy;
+    # the field is None for ops that compute
     view: Callable[[Layout, Attrs], Layout | None] | None
     # gradients of the results -> gradients of the operands, by tensor operations; the last may be left out for None
     vjp: Callable[..., tuple] | None
@@ -145,11 +145,11 @@ class Op:
     # operands and attributes -> the same results by simpler ops; None for a primitive
     expand: Callable[[Sequence[Any], Attrs], Any] | None = None
     axes: AxesRule | None = None  # how dimensions of operands and results are tied together; see `ops.axes`
-    # operands' source texts and attributes -> torch source text, or None for a use without one. Without the cell,
+    # operands' source texts and attributes -> torch source text, or None for a use without one. Without the field,
     # generated code has the expansion
     emit: Emit | None = None
     results: tuple[str, ...] = ()  # names of the results in generated code, for ops with several
-    # one use of the op -> ONNX nodes of opset 20; see `ops.onnx`. Without the cell, exports have the expansion
+    # one use of the op -> ONNX nodes of opset 20; see `ops.onnx`. Without the field, exports have the expansion
     onnx: OnnxRow | None = None
     onnx_23: WholeNode | None = None  # a single ONNX node from opset 23 on, and when it computes the same
     # name of the torch function that is the CPU kernel: all operands, then `out=`. None where `array/cpu` has a kernel
@@ -162,42 +162,41 @@ class Op:
     method: str | None = None
     functional: str | None = None
     module: str | None = None
-    why: Mapping[str, str] = field(default_factory=dict)  # the reason for each cell that is None
+    why: Mapping[str, str] = field(default_factory=dict)  # the reason for each field that is None
 
     def inplace(self, ins: int, outs: int) -> Sequence[tuple[int, int]]:
-        """Pairs (result, operand) of one use of the op: the result may overwrite that operand's memory."""
+        """Return pairs (result, operand), given the counts of both: the result may overwrite the operand's memory."""
         return [(o, ins - outs + o) for o in range(outs)] if self.traits.carried else self.traits.inplace
 
     def overwrites(self, out: int, operand: int, ins: int, outs: int) -> bool:
-        """True if `inplace` has this pair."""
+        """Return True if `inplace` has the pair (out, operand)."""
         return operand == ins - outs + out if self.traits.carried else (out, operand) in self.traits.inplace
 
     def row_major(self, ins: int) -> Sequence[int]:
-        """Numbers of operands that must be row-major in one use of the op."""
+        """Return the indices of the operands that must be row-major, of `ins` operands."""
         return range(ins) if self.traits.carried else self.traits.contiguous
 
     def stops_gradient(self, attrs: Attrs) -> bool:
-        """True if no gradient passes the op with these attributes."""
+        """Return True if no gradient passes through the op with these attributes."""
         factor = self.traits.gradient_scale
         return factor is not None and (attrs[factor] if isinstance(factor, str) else factor) == 0
 
     def onnx_row(self, ins: Sequence[Spec], attrs: Attrs, opset: int) -> OnnxRow | None:
-        """How one use of the op is written in an opset; None where its expansion is written."""
+        """Return the function that writes this use of the op in an opset; None if its expansion is written instead."""
         whole = self.onnx_23 if opset >= 23 else None
         return whole.row if whole is not None and whole.same(ins, attrs) else self.onnx
 
     def complete(self, attrs: Attrs, where: str | None = None) -> dict[str, Any]:
-        """Fill in default attributes, dtypes as DType. Raises: UsageError if one is unknown or missing."""
+        """Fill in default attributes, and parse dtypes. Raises: UsageError if an attribute is unknown or missing."""
         if not attrs and not self.attrs:
             return {}
         merged = {**self.attrs, **attrs}
-        if len(merged) != len(self.attrs) or any([value is ... for value in merged.values()]):
-            raise UsageError(
-                f"op {self.name!r} got an unknown attribute, or misses a required one",
-                where=where,
-                expected=", ".join(self.attrs) or "none",
-                got=", ".join(attrs) or "none",
-            )
+        if len(merged) != len(self.attrs):
+            known, unknown = ", ".join(self.attrs) or "none", ", ".join(a for a in attrs if a not in self.attrs)
+            raise UsageError(f"op {self.name!r} got an unknown attribute", where=where, expected=known, got=unknown)
+        if missing := [name for name, value in merged.items() if value is ...]:
+            expected, got = ", ".join(missing), ", ".join(attrs) or "none"
+            raise UsageError(f"op {self.name!r} lacks a required attribute", where=where, expected=expected, got=got)
         if "dtype" in merged and merged["dtype"] is not None:
             merged["dtype"] = dtype(merged["dtype"])
         return merged
@@ -227,54 +226,53 @@ class Op:
 OPS: dict[str, Op] = {}
 
 _FALLBACKS = {"emit": "expand", "onnx": "expand"}
-"""Cell -> the cell that stands in for it."""
+"""Field -> the field that replaces it if it is None."""
 _REASONED = ("vjp", "sample", "axes", "emit", "onnx")
-"""Cells that may be None only with a reason, or with their fallback."""
+"""Fields that may be None only with a reason, or with their fallback."""
 
 
-def op(name: str) -> Callable[[Cells], Cells]:
-    """Register a class as the row of an op. Raises: UsageError if the name is taken or a cell is missing."""
+def op(name: str) -> Callable[[Definition], Definition]:
+    """Register a class as the definition of an op. Raises: UsageError if the name is taken or a field is missing."""
 
-    def enter(row: Cells) -> Cells:
+    def enter(row: Definition) -> Definition:
         if name in OPS:
             raise UsageError("an op of this name is already registered", where=name)
-        cells = {cell: getattr(row, cell) for cell in Op.__slots__ if hasattr(row, cell)}
-        cells["why"] = why = _merged(row, "why")
-        cells["traits"] = traits = Traits(**_merged(row, "traits"))
-        cells.setdefault("attrs", {})
-        cells.setdefault("view", None)
-        cells.setdefault("saves", Saves())
-        cells.setdefault("cost", elementwise_cost)
+        if not (row.__doc__ or "").strip():
+            raise UsageError("the definition of this op has no docstring", where=name, fix="state its formula")
+        given = {key: getattr(row, key) for key in Op.__slots__ if hasattr(row, key)}
+        given["why"] = why = _merged(row, "why")
+        given["traits"] = traits = Traits(**_merged(row, "traits"))
+        given.setdefault("attrs", {})
+        given.setdefault("view", None)
+        given.setdefault("saves", Saves())
+        given.setdefault("cost", elementwise_cost)
         if traits.elementwise:
-            cells.setdefault("axes", broadcast)
-        for cell, compiled in (("emit", emit.template), ("onnx", same_operands)):
-            if isinstance(cells.get(cell), str):
-                cells[cell] = compiled(cells[cell])
-        absent = [c for c in ("arity", "infer", "vjp", "sample") if c not in cells]
+            given.setdefault("axes", broadcast)
+        for key, compiled in (("emit", emit.template), ("onnx", same_operands)):
+            if isinstance(given.get(key), str):
+                given[key] = compiled(given[key])
+        absent = [c for c in ("arity", "infer", "vjp", "sample") if c not in given]
         absent += [
             c
             for c in _REASONED
-            if c not in absent and cells.get(c) is None and c not in why and cells.get(_FALLBACKS.get(c, "")) is None
+            if c not in absent and given.get(c) is None and c not in why and given.get(_FALLBACKS.get(c, "")) is None
         ]
-        if absent or not (row.__doc__ or "").strip():
-            raise UsageError(
-                "an op needs a docstring and every cell, or None with a reason in `why`",
-                where=name,
-                got=f"without {', '.join(absent) or 'a docstring'}",
-            )
-        if cells.get("aten"):
-            torch_functions[name] = cells["aten"]
-        OPS[name] = Op(name=name, doc=row.__doc__ or "", **cells)
+        if absent:
+            raise UsageError("the definition of this op lacks fields", where=name, got=f"without {', '.join(absent)}",
+                             fix="set each, or set None and give a reason in `why`")  # fmt: skip
+        if given.get("aten"):
+            torch_functions[name] = given["aten"]
+        OPS[name] = Op(name=name, doc=row.__doc__ or "", **given)
         return row
 
     return enter
 
 
-def _merged(row: type, cell: str) -> dict[str, Any]:
-    """A cell to which each class in the method resolution order adds."""
+def _merged(row: type, name: str) -> dict[str, Any]:
+    """Return the merged field (`traits` or `why`) of a class and its bases; a derived class overrides its bases."""
     found: dict[str, Any] = {}
     for base in reversed(row.__mro__):
-        given = vars(base).get(cell, {})
+        given = vars(base).get(name, {})
         if isinstance(given, Traits):
             given = {f.name: value for f in fields(Traits) if (value := getattr(given, f.name)) != f.default}
         found.update(given)
@@ -282,7 +280,7 @@ def _merged(row: type, cell: str) -> dict[str, Any]:
 
 
 def get(name: str) -> Op:
-    """Return the row of an op. Raises: UnknownOp naming the nearest ones."""
+    """Return the definition of an op. Raises: UnknownOp, which lists similar names."""
     found = OPS.get(name) if isinstance(name, str) else None
     if found is None:
         near = get_close_matches(str(name), OPS)
@@ -291,7 +289,7 @@ def get(name: str) -> Op:
 
 
 def traits(name: str) -> Traits:
-    """Return the traits of an op; the kinds of nodes that are no op (inputs, params, states, ...) have none."""
+    """Return the traits of an op; default traits for nodes that are not ops (inputs, params, states, ...)."""
     row = OPS.get(name)
     return NO_TRAITS if row is None else row.traits
 
@@ -300,10 +298,10 @@ NO_TRAITS = Traits()
 
 
 def elementwise_cost(ins: Sequence[Spec], outs: Sequence[Spec], attrs: Attrs) -> Cost:
-    """Count one operation per output element."""
+    """Return the cost of one operation per output element."""
     return Cost(sum(o.size for o in outs), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
 
 def free_cost(ins: Sequence[Spec], outs: Sequence[Spec], attrs: Attrs) -> Cost:
-    """Count nothing: a view neither computes nor moves data."""
+    """Return a cost of 0: a view neither computes nor moves data."""
     return Cost(0, 0, 0)

@@ -1,4 +1,4 @@
-"""Shared cells: base classes of rows, checks of operands, and samplers for the tests."""
+"""Shared parts of definitions: base classes, checks of operands, and samplers for the tests."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from graphwright.ops.registry import Row, Traits, free_cost
 
 # -- checks ------------------------------------------------------------------------------------------------------------
 def same(x: Spec, **attrs: Any) -> Spec:
-    """The spec of the operand."""
+    """Return the spec of the operand."""
     return x
 
 
 def floating(x: Spec, **attrs: Any) -> Spec:
-    """The spec of the operand. Raises: DTypeError unless it is floating."""
+    """Return the spec of the operand. Raises: DTypeError if it is not floating."""
     if not x.dtype.is_float:
         raise DTypeError("the operand must be floating", expected="a floating dtype", got=x)
     return x
 
 
 def broadcast(*ins: Spec, **attrs: Any) -> Spec:
-    """The broadcast shape of operands of one dtype."""
+    """Return the spec of operands broadcast together. Raises: DTypeError if their dtypes differ; ShapeError."""
     one_dtype(*ins)
     return Spec(broadcast_shapes(*(i.shape for i in ins)), ins[0].dtype)
 
 
 def one_dtype(first: Spec, *others: Spec | None) -> Spec:
-    """The first operand. Raises: DTypeError unless all that there are share a dtype."""
+    """Return the first operand's spec. Raises: DTypeError if another operand, except None, has a different dtype."""
     if any(i is not None and i.dtype is not first.dtype for i in others):
         got = ", ".join(repr(i) for i in (first, *others) if i is not None)
-        raise DTypeError("operands differ in dtype", expected=first.dtype.name, got=got, fix="cast one of them")
+        raise DTypeError("operands have different dtypes", expected=first.dtype.name, got=got, fix="cast one of them")
     return first
 
 
 def equal_dim(a: Dim, b: Dim, axis: str) -> None:
-    """Raises: ShapeError unless two dimensions agree."""
+    """Check that two dimensions are equal; `axis` names them in the error. Raises: ShapeError if they differ."""
     if a != b:
-        raise ShapeError("sizes differ", where=f"axis {axis}", expected=a, got=b)
+        raise ShapeError("two sizes that must be equal differ", where=f"axis {axis}", expected=a, got=b)
 
 
 def wanted(needs: Sequence[bool], *gradients: Callable[[], Any]) -> tuple[Any, ...]:
-    """The gradients that are needed, of as many operands as there are."""
+    """Call the gradient functions of the operands that need one; return their results, None for the other operands."""
     return tuple(gradient() if need else None for gradient, need in zip(gradients, needs, strict=False))
 
 
@@ -56,31 +56,31 @@ Sample = tuple[list[Any], dict[str, Any]]
 
 
 def unary_sample(low: float, high: float, **attrs: Any) -> Callable[[np.random.Generator], Sample]:
-    """Operands uniform in [low, high], and attributes."""
+    """Return a sampler of an operand uniform in [low, high], with these attributes."""
     return lambda rng: ([rng.uniform(low, high, (3, 5))], attrs)
 
 
 def normal_sample(*shape: int, **attrs: Any) -> Callable[[np.random.Generator], Sample]:
-    """A normally distributed operand, and attributes."""
+    """Return a sampler of a normally distributed operand, with these attributes."""
     return lambda rng: ([rng.normal(size=shape)], attrs)
 
 
 def away_from_zero(rng: np.random.Generator) -> Sample:
-    """An operand of both signs, far enough from 0 that a difference quotient does not step over a kink there."""
+    """Draw an operand of both signs, far enough from 0 that a difference quotient does not step over a kink there."""
     return [rng.uniform(0.1, 2, (3, 5)) * rng.choice((-1.0, 1.0), (3, 5))], {}
 
 
 def between_integers(rng: np.random.Generator) -> Sample:
-    """An operand that stays away from the steps of rounding: neither whole nor halfway."""
+    """Draw an operand away from the steps of rounding functions: neither near an integer nor near a half."""
     return [rng.integers(-3, 4, (3, 5)) + rng.choice((-0.3, 0.3), (3, 5))], {}
 
 
 def binary_sample(rng: np.random.Generator, low: float = -2, high: float = 2) -> Sample:
-    """Two operands that broadcast."""
+    """Draw two operands that broadcast."""
     return [rng.uniform(low, high, (3, 1, 4)), rng.uniform(low, high, (5, 4))], {}
 
 
-# -- base classes of rows ----------------------------------------------------------------------------------------------
+# -- base classes ------------------------------------------------------------------------------------------------------
 class Unary(Row):
     """An elementwise op of one operand that keeps its spec."""
 
@@ -121,18 +121,18 @@ class ComparisonOp(Predicate):
     arity, operands, traits = 2, ("a", "b"), Traits(amp="promote")
 
     def sample(rng):
-        """Two operands that broadcast, with ties, zeros and both signs."""
+        """Draw two operands that broadcast, with ties, zeros and both signs."""
         return [rng.integers(-1, 2, (3, 1, 4)).astype(float), rng.integers(-1, 2, (5, 4)).astype(float)], {}
 
 
 class ViewOp(Row):
-    """A result over the operand's memory wherever strides allow it."""
+    """An op whose result shares the operand's memory wherever strides allow it."""
 
     arity, cost, operands = 1, free_cost, ("x",)
 
 
 class Backward(Row):
-    """An op that stands only in gradients."""
+    """An op that occurs only in gradients."""
 
     why = dict.fromkeys(("emit", "onnx"), "backward ops are not part of an exported model") | {
         "axes": "a gradient is recomputed from the edited program"

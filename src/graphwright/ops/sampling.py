@@ -1,6 +1,6 @@
 """The next token from logits: penalties, temperature, filters, and a reproducible draw.
 
-All settings are operands, so that another temperature needs no new plan, and the rows of a batch may differ.
+All settings are operands: a changed temperature needs no new plan, and each row of a batch has its own settings.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ KEYS = ("seed", "stream", "position", "top_k")
 
 @op("sample_token")
 class SampleToken(Row):
-    """argmax(z - ln(-ln u)) over the kept logits z: the next token id int64 [B], and z [B, V], -inf where dropped.
+    """argmax(z - ln(-ln u)) over the kept logits z: the next token id int64 [B]; and z [B, V], -inf if not kept.
 
     Operands: logits float32 [B, V], rules float32 [B, 6] and keys int64 [B, 4] (see `RULES`, `KEYS`), and the tokens
-    seen so far, int32 [B, S, 2]: pairs of an id and its count in the output, each id once, up to the first negative id.
+    seen so far, int32 [B, S, 2]: pairs of an id and its count in the output, each id once, ended by a negative id.
     The steps, in this order:
 
-    1. Logits of seen ids are divided by the repetition penalty where positive and multiplied by it elsewhere; ids of
-       the output then lose presence + frequency · count.
+    1. Logits of seen ids are divided by the repetition penalty where positive and multiplied by it elsewhere; those of
+       ids in the output are then reduced by presence + frequency · count.
     2. Temperature 0 takes the largest logit and stops here; otherwise logits are divided by the temperature.
     3. top_k keeps that many of the largest logits (0: all); top_p the shortest prefix of the descending order, at
        least one, whose probability reaches it; min_p the ids with at least this share of the largest probability.
-    4. Gumbel-max: u comes from the word of (seed, stream, position, id), in the middle of its 24-bit cell. The result
-       is a draw from the softmax of the kept logits.
+    4. Gumbel-max: u is the midpoint of one of 2²⁴ intervals of [0, 1], chosen by the random word of (seed, stream,
+       position, id). The result is a draw from the softmax of the kept logits.
 
-    Ties go to the lowest id. The id is -1 where the position is negative, which requests nothing, and where the logits
-    after penalties and temperature hold NaN or no finite maximum.
+    Ties go to the lowest id. The id is -1 if the position is negative, which requests no token, or if the logits after
+    penalties and temperature hold NaN or have no finite maximum.
     """
 
     arity, vjp = 4, None
@@ -53,10 +53,10 @@ class SampleToken(Row):
 
     def infer(logits, rules, keys, seen):
         if [t.dtype for t in (logits, rules, keys, seen)] != [float32, float32, int64, int32]:
-            raise DTypeError("operands must be logits and rules float32, keys int64 and seen int32")
+            raise DTypeError("the operands must be float32 logits and rules, int64 keys and int32 seen tokens")
         shapes = [t.shape for t in (logits, rules, keys, seen)]
         if [len(s) for s in shapes] != [2, 2, 2, 3] or (rules.shape[1], keys.shape[1], seen.shape[2]) != (6, 4, 2):
-            raise ShapeError("operands must be logits [B, V], rules [B, 6], keys [B, 4] and seen [B, S, 2]")
+            raise ShapeError("the operands must be logits [B, V], rules [B, 6], keys [B, 4] and seen [B, S, 2]")
         if logits.shape[1] == 0:
             raise ShapeError("the vocabulary is empty", where="axis 1", expected=">= 1", got=0)
         for name, shape in zip(("rules", "keys", "seen"), shapes[1:], strict=True):

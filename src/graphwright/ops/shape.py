@@ -24,18 +24,18 @@ def _reshape_node(u: OnnxUse) -> str:
 
 
 def onnx_size(u: OnnxUse, axis: int) -> str:
-    """The size of an axis of the first operand, as an int64 scalar."""
+    """Add nodes for the size of an axis of the first operand, an int64 scalar, and return its name."""
     axis = u.axis(axis)
     return u("Squeeze", u("Shape", u.names[0], start=axis, end=axis + 1), u.ints(0))
 
 
 def inverse(order: Sequence[int]) -> tuple[int, ...]:
-    """The permutation that undoes another."""
+    """Return the inverse of a permutation."""
     return tuple(order.index(axis) for axis in range(len(order)))
 
 
 def _runs(dims: Sequence[Term]) -> list[tuple[Term | None, list[Term]]]:
-    """Cut dimensions at those of symbolic size: (that one, or None at the start; the dimensions that follow it)."""
+    """Return pairs (symbolic dimension, dimensions up to the next symbolic one); the first pair begins with None."""
     runs: list[tuple[Term | None, list[Term]]] = [(None, [])]
     for term in dims:
         if isinstance(size(term), str):
@@ -47,7 +47,7 @@ def _runs(dims: Sequence[Term]) -> list[tuple[Term | None, list[Term]]]:
 
 @op("reshape")
 class Reshape(ViewOp):
-    """The same elements in row-major order, under another shape."""
+    """The elements of x in row-major order, with a new shape."""
 
     attrs, traits, sample = {"shape": ...}, Traits(rearranges=True), normal_sample(4, 6, shape=(2, 3, 4))
     onnx, emit = _reshape_node, "{0}.reshape({shape:sizes})"
@@ -60,7 +60,9 @@ class Reshape(ViewOp):
             have.remove(dim)
             want.remove(dim)
         left, right = Spec(tuple(have), x.dtype), Spec(tuple(want), x.dtype)
-        if left.symbolic or right.symbolic or left.size != right.size:
+        if left.symbolic or right.symbolic:
+            raise ShapeError("a symbolic size of one shape is missing in the other", expected=x, got=shape)
+        if left.size != right.size:
             raise ShapeError("the shapes have different numbers of elements", expected=x, got=shape)
         return Spec(tuple(shape), x.dtype)
 
@@ -92,7 +94,9 @@ class Unflatten(ViewOp):
     def infer(x, axis, sizes):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] != prod(sizes):
-            raise ShapeError("sizes do not multiply to the axis", where=f"axis {at}", expected=x.shape[at], got=sizes)
+            raise ShapeError(
+                "the product of sizes is not the size of the axis", where=f"axis {at}", expected=x.shape[at], got=sizes
+            )
         return Spec(spliced(x.shape, at, *sizes), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -142,7 +146,7 @@ class Flatten(ViewOp):
 
 @op("permute")
 class Permute(ViewOp):
-    """The axes of x in another order."""
+    """x with its axes in a different order."""
 
     attrs, emit, sample = {"axes": ...}, "{0}.permute({axes:sizes})", normal_sample(2, 3, 4, axes=(2, 0, 1))
     traits = Traits(rearranges=True, linear_in=(0,))
@@ -234,7 +238,7 @@ class Slice(ViewOp):
 
 @op("last")
 class Last(ViewOp):
-    """x[-1:] along one axis, which keeps size 1."""
+    """x[-1:] along one axis; the result keeps the axis, with size 1."""
 
     attrs, emit, sample = {"axis": ...}, "{0}.narrow({axis}, -1, 1)", normal_sample(2, 4, 3, axis=1)
     onnx = lambda u: u("Slice", u.names[0], u.ints(-1), u.ints(2**62), u.ints(u.axis(u.attrs["axis"])))
@@ -265,7 +269,7 @@ class Size(Row):
 
     arity, attrs, cost, vm = 1, {"axis": ...}, free_cost, forms.SIZE
     traits, sample = Traits(valueless=True), normal_sample(2, 4, 3, axis=1)
-    vjp, why = None, {"vjp": "a size is an integer", "emit": "a size is a number of the run"}
+    vjp, why = None, {"vjp": "a size is an integer", "emit": "a size is known only at run time"}
     onnx = lambda u: onnx_size(u, u.attrs["axis"])
 
     def infer(x, axis):
@@ -299,7 +303,7 @@ class Squeeze(ViewOp):
 
 @op("unsqueeze")
 class Unsqueeze(ViewOp):
-    """x with new axes of size 1, at these axis numbers of the result."""
+    """x with new axes of size 1; `axes` are their indices in the result."""
 
     attrs, onnx, traits = {"axes": ...}, _reshape_node, Traits(rearranges=True, linear_in=(0,))
     vjp = lambda g, ins, outs, attrs, needs: (call("squeeze", g, axes=attrs["axes"]),)
@@ -325,7 +329,7 @@ class Unsqueeze(ViewOp):
 
 
 def _with(dims, axes, new):
-    """Dimensions with a new one at each of these axis numbers of the result."""
+    """Return the dimensions with `new` inserted; `axes` are its indices in the result."""
     rank = len(dims) + len(axes)
     added, rest = axes_of(axes, rank), iter(dims)
     return tuple(new if a in added else next(rest) for a in range(rank))
@@ -333,7 +337,7 @@ def _with(dims, axes, new):
 
 @op("diagonal")
 class Diagonal(ViewOp):
-    """Entries x[.., i, .., i + offset, ..] of two axes, as a last axis instead of them."""
+    """Entries x[.., i, .., i + offset, ..]: a diagonal of two axes, as a new last axis that replaces them."""
 
     attrs, emit = {"offset": 0, "axes": (0, 1)}, "{0}.diagonal({offset}, {axes:sizes})"
     why = {"onnx": "opset 20 has no view along two axes"}
@@ -341,7 +345,9 @@ class Diagonal(ViewOp):
     def infer(x, offset, axes):
         a, b = (axis_of(axis, len(x.shape)) for axis in axes)
         if a == b or isinstance(x.shape[a], str) or isinstance(x.shape[b], str):
-            raise ShapeError("a diagonal needs two axes of known size", expected="two axes", got=f"{x}, {axes}")
+            raise ShapeError(
+                "a diagonal needs two axes of known size", expected="two different axes", got=f"{x}, {axes}"
+            )
         rest = (x.shape[axis] for axis in others(axes, len(x.shape)))
         return Spec((*rest, lay.diagonal_size(x.shape[a], x.shape[b], offset)), x.dtype)
 
@@ -374,7 +380,7 @@ class Diagonal(ViewOp):
 
 @op("pad_slice")
 class PadSlice(Backward):
-    """sliceᵀ x: zeros of `size` along an axis, with x at start, start + step, ..."""
+    """sliceᵀ x: an array of `size` entries along an axis, x at start, start + step, ... and 0 elsewhere."""
 
     arity, attrs = 1, {"axis": ..., "start": ..., "step": 1, "size": ...}
     traits = Traits(pads=True, backward_of="slice")
@@ -416,9 +422,12 @@ class Concat(Row):
     def infer(*ins, axis):
         one_dtype(*ins)
         at = axis_of(axis, len(ins[0].shape))
-        if len({spliced(i.shape, axis) for i in ins}) > 1 or any(isinstance(i.shape[at], str) for i in ins):
+        if len({spliced(i.shape, axis) for i in ins}) > 1:
+            raise ShapeError("operands differ on an axis other than the concatenated one",
+                             expected=f"different sizes on axis {at} only", got=", ".join(map(repr, ins)))  # fmt: skip
+        if any(isinstance(i.shape[at], str) for i in ins):
             got = ", ".join(map(repr, ins))
-            raise ShapeError("operands differ on an axis other than the concatenated one", where=f"axis {at}", got=got)
+            raise ShapeError("cannot concatenate along an axis of symbolic size", where=f"axis {at}", got=got)
         return Spec(spliced(ins[0].shape, at, sum(i.shape[at] for i in ins)), ins[0].dtype)
 
     def vjp(g, ins, outs, attrs, needs):

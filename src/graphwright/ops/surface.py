@@ -1,8 +1,8 @@
 """Generated functions of the public surface: Tensor methods, `nn.functional` functions and activation modules.
 
-An op asks for them with its cells `method`, `functional` and `module`; its operands, attributes and defaults make the
-signature, the first paragraph of its docstring the documentation. `scripts/write_stubs.py` writes the same signatures
-as `.pyi` files for type checkers.
+An op has them if its definition sets the fields `method`, `functional` or `module`. Its operands, attributes and
+defaults make the signature, the first paragraph of its docstring the documentation. `scripts/write_stubs.py` writes the
+same signatures as `.pyi` files for type checkers.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from graphwright.ops.registry import OPS, Op
 
 
 def methods() -> dict[str, Callable[..., Any]]:
-    """Name -> method of a tensor, for each op with a `method` cell."""
+    """Return the tensor methods by name, one for each op with the field `method`."""
     return {name: _compiled(row, name, ("self", *row.operands[1:])) for name, row in _with("method")}
 
 
 def functions() -> dict[str, Callable[..., Any]]:
-    """Name -> function of tensors, for each op with a `functional` cell."""
+    """Return the functions of tensors by name, one for each op with the field `functional`."""
     return {name: _compiled(row, name, row.operands) for name, row in _with("functional")}
 
 
 def modules(base: type) -> dict[str, type]:
-    """Name -> module class, for each op with a `module` cell.
+    """Return the module classes by name, one for each op with the field `module`.
 
     Args:
-        base: reads the class attribute `op`, and takes the op's attributes as keywords of `__init__`.
+        base: their base class; it reads the class attribute `op`, and takes the op's attributes as keywords of
+            `__init__`.
     """
     return {name: _module(row, name, base) for name, row in _with("module")}
 
 
 def _module(row: Op, name: str, base: type) -> type:
-    cells: dict[str, Any] = {"op": row.name, "__doc__": _doc(row), "__module__": base.__module__}
+    members: dict[str, Any] = {"op": row.name, "__doc__": _doc(row), "__module__": base.__module__}
     if row.attrs:
         source = f"def __init__(self{_defaults(row)}):\n    base.__init__(self, {_passed(row)})"
-        cells["__init__"] = _run(source, "__init__", base=base)
-    return type(name, (base,), cells)
+        members["__init__"] = _run(source, "__init__", base=base)
+    return type(name, (base,), members)
 
 
 def _compiled(row: Op, name: str, operands: tuple[str, ...]) -> Callable[..., Any]:
@@ -54,8 +55,8 @@ def _run(source: str, name: str, **scope: Any) -> Callable[..., Any]:
     return scope[name]
 
 
-def _with(cell: str) -> Iterator[tuple[str, Op]]:
-    return ((name, row) for row in OPS.values() if (name := getattr(row, cell)) is not None)
+def _with(field: str) -> Iterator[tuple[str, Op]]:
+    return ((name, row) for row in OPS.values() if (name := getattr(row, field)) is not None)
 
 
 def _defaults(row: Op, types: bool = False) -> str:
@@ -72,17 +73,17 @@ def _doc(row: Op) -> str:
 
 
 def method_stubs() -> str:
-    """Signatures of `methods()`, as lines of a class body."""
+    """Return the signatures of `methods()`, as lines of a class body."""
     return _stubs("method", lambda row: ", ".join(["self", *(f"{o}: Any" for o in row.operands[1:])]))
 
 
 def function_stubs() -> str:
-    """Signatures of `functions()`, as lines of a module."""
+    """Return the signatures of `functions()`, as lines of a module."""
     return _stubs("functional", lambda row: ", ".join(f"{o}: Tensor" for o in row.operands))
 
 
 def module_stubs(base: str) -> str:
-    """Signatures of `modules(base)`, as lines of a module."""
+    """Return the signatures of `modules(base)`, as lines of a module."""
     lines = []
     for name, row in _with("module"):
         init = f"\n    def __init__(self{_defaults(row, types=True)}) -> None: ..." if row.attrs else ""
@@ -90,8 +91,8 @@ def module_stubs(base: str) -> str:
     return "\n\n".join(lines)
 
 
-def _stubs(cell: str, operands: Callable[[Op], str]) -> str:
+def _stubs(field: str, operands: Callable[[Op], str]) -> str:
     return "\n".join(
         f'def {name}({operands(row)}{_defaults(row, types=True)}) -> Tensor:\n    """{_doc(row)}"""'
-        for name, row in _with(cell)
+        for name, row in _with(field)
     )

@@ -21,13 +21,13 @@ from graphwright.program.weights import as_array
 
 
 class _Built(Value):
-    """A value that knows its program, because equal handles may belong to different programs."""
+    """A value with the program that it belongs to, because different programs may have equal handles."""
 
     program: Program
 
 
 class Builder:
-    """Adds nodes to a new `Program`, with one method per op, named like it.
+    """Builds a new `Program`; it has one method per op, with the op's name.
 
     >>> b = Builder()
     >>> x = b.input("x", ("B", 2))
@@ -79,7 +79,7 @@ class Builder:
         return values[0] if len(values) == 1 else values
 
     def assign(self, state: Value | NodeId, value: Value | NodeId) -> None:
-        """Set the value of a state (or param) in the next step."""
+        """Set the value that a state (or param) will have in the next step."""
         p, target = self._program, self._mine(state)
         p.add_assign(target, self._mine(value), p.free_name(f"{p.path(target)}.next"))
 
@@ -100,9 +100,9 @@ class Builder:
         return inner
 
     def build(self) -> Program:
-        """Return the program; the builder starts a new, empty one. Raises: UsageError without outputs."""
+        """Return the program and start a new, empty one. Raises: UsageError without an output or assignment."""
         if not self._program.outputs() and not self._program.assigns():
-            raise UsageError("the program has no output", fix="b.output(value, name='y')")
+            raise UsageError("the program has no output and assigns no state", fix="b.output(value, name='y')")
         program, self._root._building = self._program, Program(self._program.name)
         return program
 
@@ -147,7 +147,7 @@ def trace(fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None 
         examples: tensors, arrays or numbers; only their shapes and dtypes matter.
         names: input names; by default the parameter names of the function, or of a module's `forward`.
     Returns: a Program with the examples as inputs and the outputs `out`, `out_1`, ... or the dict's keys.
-    Raises: TraceError where the code asks a symbol for a number.
+    Raises: TraceError if the code needs the number in a symbol, as `if x > 0` does.
     """
     return record(fn, tuple(as_tensor(e).spec for e in examples), names)[0]
 

@@ -1,6 +1,6 @@
 """Constraints of a program: conditions that are saved with it; every commit checks the enforced ones.
 
-The kinds of constraint are defined in `graphwright.surgery.constraints`; here one is anything that lists violations.
+The kinds of constraint are defined in `graphwright.surgery.constraints`; here any object that lists violations is one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Constraints:
         return [v for constraint in self._held for v in constraint.violations(p)]
 
     def check(self, p: Program) -> None:
-        """Raises: ConstraintViolated with all violations of enforced constraints."""
+        """Raise ConstraintViolated with all violations of enforced constraints, if any."""
         found = tuple(v for constraint, enforce in self._held.items() if enforce for v in constraint.violations(p))
         if found:
             what = "\n  ".join(["the edit violates constraints of the program:", *map(str, found)])

@@ -29,14 +29,14 @@ class ModelSize:
 
 
 def size(p: Program, nodes: Collection[NodeId] | None = None) -> ModelSize:
-    """Return the size of a program or of some nodes; operations are for one token (or sample), all named sizes 1."""
+    """Return the size of a program or of some nodes; its flops are those of one token (or sample), see `ones`."""
     weights, ops = counted(p, nodes)
     specs, dims = [p.spec(n) for n in weights], ones(p)
     return ModelSize(sum(s.size for s in specs), sum(s.nbytes for s in specs), sum(op_flops(p, n, dims) for n in ops))
 
 
 def flops(p: Program, dims: Mapping[str, int]) -> int:
-    """Return the floating-point operations of one run with these sizes, without dead ops."""
+    """Return the floating-point operations of one run; `dims` has the named dimensions. Dead ops do not count."""
     return sum(op_flops(p, node, dims) for node in counted(p)[1])
 
 
@@ -46,7 +46,11 @@ def parameters(p: Program) -> int:
 
 
 def counted(p: Program, nodes: Collection[NodeId] | None = None) -> tuple[list[NodeId], list[NodeId]]:
-    """Return, among some nodes (all by default), one param node per weight, and the ops a run needs, in order."""
+    """Return the nodes that costs count: one param node per weight, and the ops that a run needs, in order.
+
+    Args:
+        nodes: count only these; by default all nodes of the program.
+    """
     inside = set(p.nodes() if nodes is None else nodes)
     needed = p.reachable([*p.outputs(), *p.assigns()]) & inside
     keyed = {p.key(n): n for n in reversed(p.params()) if n in inside}
@@ -54,7 +58,7 @@ def counted(p: Program, nodes: Collection[NodeId] | None = None) -> tuple[list[N
 
 
 def ones(p: Program) -> dict[str, int]:
-    """Return 1 for every named size: one token, or one sample."""
+    """Return {name: 1} for all named dimensions: the sizes for one token, or one sample."""
     return dict.fromkeys((d for n in p.nodes() for s in p.specs(n) for d in s.shape if isinstance(d, str)), 1)
 
 
@@ -62,7 +66,7 @@ def op_flops(
     p: Program, node: NodeId, dims: Mapping[str, int], spec: Callable[[Value], Spec] | None = None,
     attrs: Mapping[str, Any] | None = None,
 ) -> int:  # fmt: skip
-    """Return the operations of one op; `spec` and `attrs` replace its specs and attributes."""
+    """Return the floating-point operations of one op; `spec` and `attrs` may replace its specs and attributes."""
     spec = spec or (lambda v: p.specs(v.node)[v.port])
     ins = [spec(v).bind(dict(dims)) for v in p.operands(node)]
     outs = [spec(Value(node, i)).bind(dict(dims)) for i in range(len(p.specs(node)))]

@@ -39,10 +39,10 @@ class WeightChange:
     """A weight of both programs whose bytes differ.
 
     Attributes:
-        before, after: specs; if the shapes differ, there are no measures.
+        before, after: specs; if the shapes differ, the other fields are None.
         max_abs: largest |after - before|.
         relative: ‖after - before‖₂ / ‖before‖₂.
-        cosine: of the two as flat vectors.
+        cosine: cosine similarity of the two as flat vectors.
     """
 
     key: str
@@ -61,10 +61,10 @@ class ProgramDiff:
         added, removed, changed: nodes by their path in `program`.
         renamed: old path -> new path, of nodes with the same handle in both.
         edges_added, edges_removed: `source.port -> target.port`; edges into a junction have `*` for a port.
-        outputs: name -> (before, after), None where there is no such output.
-        weights: changed ones; missing: keys of `other` alone; extra: keys of `program` alone.
+        outputs: name -> (before, after); None if there is no such output.
+        weights: the changed ones; missing: keys that only `other` has; extra: keys that only `program` has.
         equal: number of weights with equal bytes.
-        resized: axis of both -> (size before, size after).
+        resized: axis -> (size before, size after), for axes of both programs.
     """
 
     added: tuple[str, ...]
@@ -145,7 +145,7 @@ def diff(p: Program, other: Program) -> ProgramDiff:
 
 
 def _resized(p: Program, other: Program) -> dict[str, tuple[int, int]]:
-    """Return the axes of both programs whose size differs; none for a broken program."""
+    """Return axis -> (size before, size after) for axes whose sizes differ; empty if a program is invalid."""
     try:
         now, before = p.axes(), other.axes()
     except UsageError:
@@ -157,8 +157,8 @@ def _resized(p: Program, other: Program) -> dict[str, tuple[int, int]]:
 def renames(p: Program, other: Program) -> dict[str, str]:
     """Return path in `other` -> path in `p` of nodes that were renamed between two states of one program.
 
-    Handles identify nodes only within one history. So most common paths must have the same handle in both programs, and
-    a renamed node the same op, and the same attributes or specs.
+    Handles identify nodes only within one history. So the result is empty unless most common paths have the same handle
+    in both programs, and a renamed node must have kept its op, and its attributes or specs.
     """
     handles, others = ({q.path(n): n for n in q.nodes()} for q in (p, other))
     common = handles.keys() & others.keys()

@@ -41,7 +41,7 @@ class NameTaken(UsageError):
 
 
 class PortTaken(UsageError):
-    """The port already has its edge."""
+    """The port already has an edge."""
 
 
 class PortEmpty(UsageError):
@@ -111,7 +111,7 @@ class CountMismatch(UsageError):
 
 
 class GateNotAllowed(UsageError):
-    """A gate cannot be put here."""
+    """This value, edge or axis cannot be gated."""
 
 
 class NotZeroPreserving(GateNotAllowed):
@@ -127,7 +127,7 @@ class DeadGate(UsageError):
 
 
 class FeedError(UsageError):
-    """Inputs of a run are missing, unknown or have another shape or dtype; all are listed."""
+    """Inputs of a run are missing, unknown or of a wrong shape or dtype; all are listed."""
 
 
 class ValueReleased(UsageError):

@@ -1,7 +1,7 @@
 """Second programs over the same weights: forks, abstract forks without weight values, and past states.
 
-Columns are copied, arrays are shared until one side writes. A handle names the same node or edge in both programs, and
-both continue to issue handles from the same generations.
+Nodes and edges are copied; arrays are shared until one side writes. A handle names the same node or edge in both
+programs, and both continue to issue handles from the same generations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def fork(p: Program, name: str | None = None) -> Program:
-    """Return an independent copy that shares weights until written; its journal continues from the hash of `p`'s.
+    """Return an independent copy that shares weights until written; its journal continues the hash chain of `p`.
 
     Raises: UsageError while an edit of `p` is open.
     """
@@ -31,7 +31,7 @@ def fork(p: Program, name: str | None = None) -> Program:
 
 
 def abstract_fork(p: Program) -> Program:
-    """Return a fork for trying edits: its params have specs but no bytes; only constants keep theirs."""
+    """Return a fork for trying edits: its params have specs but no values; consts and states keep theirs."""
     flags = [(v, v.shared) for v in p.weights.values()]
     twin = fork(p)
     for variable, shared in flags:  # the fork writes no array
@@ -57,7 +57,7 @@ def at(p: Program, ref: str | int) -> Program:
     line = here + [e.seq for e in reversed(p.history.redoable)]
     then = [e.seq for e in in_force(p.journal[: seq + 1])]
     if then != line[: len(then)]:
-        what = "this state is on a branch of the history that a new edit ended"
+        what = "this state is on an abandoned branch of the history"
         raise NotUndoable(what, where=f"entry {seq}", fix="replay(journal[...], onto=program.fork())")
     twins = VariableTwins()
     past = _twin(p, f"{p.name} @ {ref}", twins)
@@ -74,7 +74,7 @@ def at(p: Program, ref: str | int) -> Program:
 
 def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
     if p.history.open is not None:
-        raise UsageError("an edit is open", where=p.name, fix="leave the with-block first")
+        raise UsageError("cannot fork while an edit is open", where=p.name, fix="leave the with-block first")
     with p.graph.locked():
         twin = p.empty(name)
         p.copy_into(twin)
@@ -89,7 +89,7 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
 
 
 def _own(entry: Entry, twins: VariableTwins) -> Entry:
-    """Return an entry whose undo leaves the variables and logs of the original program alone."""
+    """Return a copy of an entry for a fork: its undo uses the variables of the fork and a list of its own."""
     if entry.undo is None:
         return entry
 

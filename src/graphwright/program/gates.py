@@ -1,8 +1,8 @@
 """The gates of a program: a view of the node `gates`, its logits and its table, which hold all of their data.
 
-A gate is a part of the logits and its sites, the products it takes part in: one for the gate of an edge, one per sum
-over the axis for a gate of units, one per branch for the gate of a layer. Before a softmax the site is a sum,
-scores + ln g: a unit's weight is multiplied by g before normalization. The node of the first site is the handle.
+A gate has a span of the logits and sites, the nodes that multiply by it: one for the gate of an edge, one per sum over
+the axis for a gate of units, one per branch for the gate of a layer. Before a softmax the site is an addition,
+scores + ln g, which multiplies a unit's weight by g before normalization. The node of the first site is the handle.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NODE = "gates"
 LOGARITHM = ("clamp", "log")  # the ops by which `gate` takes a logarithm: a pattern of this package
 LEAST = 1.2e-38
-"""Least gate whose logarithm is taken, the smallest normal float32: a softmax weight of this size changes no sum."""
+"""Least gate whose logarithm is taken, the smallest normal float32: adding a softmax weight of it changes no sum."""
 LOGITS, TABLE, TEMPERATURE, RUN = (f"{NODE}.{name}" for name in ("logits", "table", "temperature", "run"))
 RESERVED = frozenset({LOGITS, TABLE, TEMPERATURE, RUN})
 KIND, GROUP, STATE, SLOT, GENERATION, ELEMENT, COST = range(len(COLUMNS))
@@ -46,9 +46,9 @@ class Gate:
 
     Attributes:
         handle: the node of its first site.
-        sites: the products it takes part in.
-        port: its slot, a result number of the node `gates`.
-        offset, length: of its logits in the vector.
+        sites: the nodes that multiply by it, or add its logarithm.
+        port: its slot, the index of its result of the node `gates`.
+        offset, length: the span of its logits in the vector of all logits.
         kind: see `graphwright.array.formulas.gates.KINDS`.
         group: name of its temperature.
         owner: what it gates: `source -> junction`, the name of an axis, or the path of a node.
@@ -69,12 +69,12 @@ class Gate:
 
     @property
     def span(self) -> slice:
-        """The slice of its logits in the vector."""
+        """The slice of its logits in the vector of all logits."""
         return slice(self.offset, self.offset + self.length)
 
     @property
     def generation(self) -> int:
-        """How often its slot was used before."""
+        """The number of removed gates that used its slot before."""
         return int(self.rows[0, GENERATION])
 
     @property
@@ -88,7 +88,7 @@ class Gate:
         return self.rows[:, COST]
 
     def names(self) -> list[str]:
-        """A name per element, with its index if there are several."""
+        """Return a name for each element, with its index if there are several."""
         return [self.owner] if self.length == 1 else [f"{self.owner}[{i}]" for i in range(self.length)]
 
 
@@ -140,7 +140,7 @@ class Gates(Mapping[NodeId, Gate]):
         return sum(g.length for g in self.values())
 
     def named(self) -> dict[str, tuple[Gate, int]]:
-        """Return name of an element -> (gate, element number); elements of the same name get a number."""
+        """Return name of an element -> (gate, index in the gate); repeated names get the suffixes ` #2`, ` #3`, ..."""
         if self._named is None:
             self._named, last = {}, dict[str, int]()  # the last number: a hub may have many edges of one name
             for found, (i, name) in ((gate, element) for gate in self.values() for element in enumerate(gate.names())):
@@ -156,7 +156,7 @@ class Gates(Mapping[NodeId, Gate]):
 
     @property
     def mode(self) -> str:
-        """How a run of the program treats the gates: `eval`, except inside `using`."""
+        """The mode in which a run computes the gates: `eval`, except inside `using`."""
         run = self.program.weights[RUN].data.to_numpy() if has_gates(self.program) else np.zeros(3, np.int64)
         return MODES[run[2]]
 
@@ -190,7 +190,7 @@ def _sites(p: Program, reader: NodeId) -> Iterator[NodeId]:
 
 
 def _may_be_site(p: Program, node: NodeId) -> bool:
-    """Return True for ops that multiply a value by a gate, or add its logarithm to scores."""
+    """Return True if a node multiplies or adds, as all sites do."""
     return traits(p.op(node)).multiplies or traits(p.op(node)).sums
 
 
@@ -211,7 +211,7 @@ def of_site(p: Program, site: NodeId) -> Value | None:
 
 
 def between(p: Program, site: NodeId) -> list[NodeId]:
-    """Return the nodes between the node `gates` and a site, which only it uses, nearest to the site first."""
+    """Return the nodes between the node `gates` and a site, which only the site uses, nearest to it first."""
     found, value = [], p.operands(site)[1]
     while not traits(p.op(value.node)).gates:
         found.append(value.node)
@@ -220,7 +220,7 @@ def between(p: Program, site: NodeId) -> list[NodeId]:
 
 
 def refuse_soft(p: Program, what: str) -> None:
-    """Raises: SoftGates listing the gates, if a program has any where only a fixed structure is allowed."""
+    """Raise SoftGates, listing the gates, if a program has any; `what` is the operation that cannot handle them."""
     names = [gate.owner for gate in gates(p).values()]
     if names:
         fix = 'DifferentiableGraph(program).discretize(), or discretize(0, to="fold") to fold them into weights'
@@ -235,7 +235,7 @@ def junction_edge(p: Program, site: NodeId) -> EdgeId | None:
 
 
 def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tuple[str, str]:
-    """Return what kind of thing a gate gates, and its name."""
+    """Return `Gate.over` and `Gate.owner`."""
     site = sites[0]
     plain = p.path(site).removesuffix(".gate")
     if kind == "choice":
@@ -262,7 +262,10 @@ _MERGES = frozenset({"reshape", "flatten"})  # an unflatten would split the gate
 
 
 def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
-    """Return site -> the linear op that alone reads it, directly or through reshapes; values that are `kept` stay."""
+    """Return site -> linear op that is its only reader, directly or through reshapes, for gates that can be folded.
+
+    Values in `kept` are needed with their gates, so these gates are left out.
+    """
     found = {}
     units = [gate for gate in gates(p).values() if gate.over == "units"] if grad_enabled() else []
     for site in (s for gate in units for s in gate.sites if traits(p.op(s)).multiplies):
@@ -278,7 +281,10 @@ def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
 
 
 def folding_pays(p: Program, site: NodeId, product: NodeId, values: Mapping[Value, Tensor]) -> bool:
-    """Return True if the weight is trained, has fewer rows than x, and its columns are the last dimensions of x."""
+    """Return True if folding saves work: the weight of `product` is trained and has fewer rows than x.
+
+    x is the value that is gated at `site`; its last dimensions must be the columns of the weight.
+    """
     weight = origin(p, p.operands(product)[1])
     x, g = (values[v] for v in p.operands(site))
     if weight is None or not p.weights[p.key(weight)].requires_grad:
@@ -289,7 +295,7 @@ def folding_pays(p: Program, site: NodeId, product: NodeId, values: Mapping[Valu
 
 
 def fold(x: tuple[int, ...], g: Tensor, weight: Tensor) -> Tensor:
-    """Return the weight [out, in] with its columns multiplied by the gates of x, whose shape is given."""
+    """Return the weight [out, in] with its columns multiplied by gates `g`; `x` is the shape of the gated operand."""
     rows, columns = weight.shape
     lead = _lead(x, columns)
     assert lead is not None

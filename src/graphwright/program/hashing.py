@@ -1,4 +1,4 @@
-"""Hashes of a program, updated node by node: hashing after an edit costs the edit, not the graph."""
+"""Hashes of a program, updated node by node: the cost after an edit depends on the edit, not on the graph."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def _encode(value: Any) -> Any:
         raise UsageError("an attribute contains an unpaired surrogate", expected="valid Unicode", got=repr(value))
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    expected = "a number, text, None, dtype, spec, or tuple"
+    expected = "a number, string, None, dtype, spec, or tuple"
     raise UsageError("unsupported type of an attribute", expected=expected, got=repr(value))
 
 
 def decode_attrs(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Inverse of `encode_attrs`; read-only, lists become tuples."""
+    """Return attributes from their JSON form as a read-only mapping; lists become tuples."""
     return MappingProxyType({name: _decode(value) for name, value in data.items()})
 
 
@@ -66,7 +66,7 @@ def _decode(value: Any) -> Any:
 class StructureHash:
     """Sum modulo 2²⁵⁶ of one digest per node; a changed node is subtracted and added again.
 
-    A node's digest covers its name, op, attributes, specs and, in port order, the names and ports of its operands.
+    A node's digest covers its name, op, attributes, specs and, in port order, its operands by name and result number.
     Handles, port numbers and creation numbers are left out: programs of the same structure and names have one hash.
     """
 
@@ -78,7 +78,7 @@ class StructureHash:
         self._structure: str | None = None
 
     def copy(self, program: OpGraph) -> StructureHash:
-        """Return the same hash state for a copy of the graph."""
+        """Return a copy of the hash state, for a copy of the graph."""
         twin = StructureHash(program)
         twin._digests, twin._dirty = dict(self._digests), set(self._dirty)
         twin._sum, twin._structure = self._sum, self._structure
@@ -130,7 +130,7 @@ class StructureHash:
 
         Args:
             mapped_by_reference: hash references in place of the bytes of weights that are still unread in an opened
-                file, and of slices of these, so that no payload is read; the journal names states this way.
+                file, and of slices of these, so that no payload is read; the journal identifies states by this hash.
         """
         state = sha256(self.structure().encode())
         keys = self._program.weight_keys()

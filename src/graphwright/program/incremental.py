@@ -1,4 +1,4 @@
-"""Incremental walks over a graph: visit what changed in topological order, and readers only where a result changed."""
+"""Incremental walks over a graph: visit changed nodes in topological order, and readers only if a result changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class IncrementalWalk:
     """A worklist of nodes in topological order, without duplicates.
 
     Iterating removes the next node; the loop body adds the nodes that depend on a result it changed. So every node is
-    visited after all its changed operands, and nothing after an unchanged result is visited.
+    visited after all its changed operands, and readers of unchanged results are not visited.
 
     Args:
         p: the program whose order is followed.
@@ -30,7 +30,7 @@ class IncrementalWalk:
         self.add(nodes)
 
     def add(self, nodes: Iterable[NodeId]) -> None:
-        """Add nodes of the graph; those that wait already stay once."""
+        """Add nodes to visit; a node that waits already is not added again."""
         for node in nodes:
             if node not in self._waiting:
                 self._waiting.add(node)

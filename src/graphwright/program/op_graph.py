@@ -172,7 +172,7 @@ class OpGraph:
         return self.of_kind(STATE)
 
     def assigns(self, ref: Ref | None = None) -> tuple[NodeId, ...]:
-        """Return the nodes that assign the next value of a state or a param; of those only the readers of `ref`."""
+        """Return the nodes that assign the next value of a state or a param; with `ref`, only those that read it."""
         return self.of_kind(ASSIGN) if ref is None else tuple(n for n in self.consumers(ref) if self.op(n) == ASSIGN)
 
     def junctions(self) -> tuple[NodeId, ...]:
@@ -180,7 +180,7 @@ class OpGraph:
         return tuple(sorted(self.of_kind("junction"), key=self.order_labels.key))
 
     def is_junction(self, node: NodeId) -> bool:
-        """Return True if edges into the node may be added and cut."""
+        """Return True for a junction, into which edges may be added and cut."""
         op = OPS.get(self.op(node))
         return op is not None and op.traits.nary
 
@@ -220,12 +220,12 @@ class OpGraph:
 
     # -- edges -------------------------------------------------------------------------------------------------------
     def in_edges(self, ref: NodeId | str) -> tuple[EdgeId, ...]:
-        """Return the edges into a node, by port."""
+        """Return the edges into a node, in port order."""
         edges, graph = self.graph.in_edges(self.node(ref)), self.graph
         return tuple(sorted(edges, key=lambda e: graph.edge(e, "dst_port"))) if len(edges) > 1 else tuple(edges)
 
     def out_edges(self, ref: NodeId | str) -> tuple[EdgeId, ...]:
-        """Return the edges out of a node, by creation of the reader and its port."""
+        """Return the edges out of a node, sorted by the creation number of the reader, then by port."""
         graph, edges = self.graph, self.graph.out_edges(self.node(ref))
         return tuple(sorted(edges, key=lambda e: (graph.node(graph.target(e), "seq"), graph.edge(e, "dst_port"))))
 
@@ -259,7 +259,7 @@ class OpGraph:
         return self.graph.edge(edge, "dst_port")
 
     def operands(self, node: NodeId) -> list[Value]:
-        """Return the values that a node reads, by port."""
+        """Return the values that a node reads, in port order."""
         graph = self.graph
         return [Value(graph.source(e), graph.edge(e, "src_port")) for e in self.in_edges(node)]
 
@@ -272,7 +272,7 @@ class OpGraph:
         return tuple(dict.fromkeys(self.graph.target(e) for e in edges))
 
     def producers(self, ref: NodeId | str) -> tuple[NodeId, ...]:
-        """Return the nodes that a node reads, each once, by port."""
+        """Return the nodes that a node reads, each once, in port order."""
         return tuple(dict.fromkeys(v.node for v in self.operands(self.node(ref))))
 
     def order(self) -> list[NodeId]:
@@ -280,7 +280,7 @@ class OpGraph:
         return sorted(self.graph.nodes(), key=self.order_labels.key)
 
     def reachable(self, roots: Iterable[Value | NodeId], beyond: Collection[NodeId] = ()) -> set[NodeId]:
-        """Return the roots and all their ancestors; ancestors that only nodes of `beyond` read are left out."""
+        """Return the roots and all their ancestors; the search does not continue past nodes in `beyond`."""
         nodes = [r.node if isinstance(r, Value) else r for r in roots]
         return _closure(nodes, lambda n: () if n in beyond else self.graph.predecessors(n))
 
@@ -313,12 +313,12 @@ class OpGraph:
         return f"{wanted}_{free}"
 
     def check_name(self, name: str) -> None:
-        """Raises: BadName for a name that is no dotted path, NameTaken for one in use."""
+        """Raise BadName for a name that is no dotted path, NameTaken for one in use."""
         if not is_name(name):
             expected = "a dotted path without empty segments or control characters"
             raise BadName("invalid node name", expected=expected, got=repr(name)[:80])
         if name in self._names:
-            raise NameTaken("another node has this name", where=name, fix="name= another, or e.rename the old one")
+            raise NameTaken("another node has this name", where=name, fix="pass another name=, or rename the old one")
 
     def release_name(self, node: NodeId) -> None:
         """Free the name of a node that is about to be removed."""
@@ -327,7 +327,11 @@ class OpGraph:
 
     # -- the order ---------------------------------------------------------------------------------------------------
     def _reorder(self, change: Callable[[], Relabelled[NodeId]], *, moves: bool = False) -> None:
-        """Change the order (with `moves` of nodes) and log the change; undo and redo restore the order from it."""
+        """Apply a change of the order and log it; undo, redo and roll-back skip it and restore the order from the log.
+
+        Args:
+            moves: existing nodes may move.
+        """
         if self.tombstones.mode == "edit":
             record = change()
             if record and moves:
@@ -371,20 +375,20 @@ class OpGraph:
             self.back_edges |= edges_against(self.graph, self.order_labels.key)
 
     def order_back_edges(self) -> None:
-        """Move back edges that no longer close a cycle into the order. Raises: CycleError if some are left."""
-        left: CycleError | None = None
+        """Reorder nodes for back edges that no longer close a cycle. Raises: CycleError if some still do."""
+        cycle: CycleError | None = None
         for edge in sorted(self.back_edges):
             self.back_edges.discard(edge)
             try:
                 self._order_edge(*self.graph.endpoints(edge))
             except CycleError as error:
                 self.back_edges.add(edge)
-                left = left or error
-        if left is not None:
-            raise left
+                cycle = cycle or error
+        if cycle is not None:
+            raise cycle
 
     def _admit_edge(self, src: NodeId, dst: NodeId) -> bool:
-        """Make room in the order for an edge; returns False if it closes a cycle that the open edit admits."""
+        """Reorder nodes so that an edge goes forwards; return False if it closes a cycle that the open edit admits."""
         try:
             self._order_edge(src, dst)
         except CycleError:
@@ -394,7 +398,7 @@ class OpGraph:
         return True
 
     def _order_edge(self, src: NodeId, dst: NodeId) -> None:
-        """Make room in the order for an edge. Raises: CycleError with the path, and the order is unchanged."""
+        """Reorder nodes so that an edge goes forwards. Raises: CycleError with the path; then no order changes."""
         try:
             self._reorder(lambda: self.order_labels.add_edge(src, dst), moves=True)
         except CycleError as error:
@@ -405,7 +409,7 @@ class OpGraph:
             raise CycleError("the edge would close a cycle", path=error.path, where=where, got=got, fix=fix) from error
 
     def copy_into(self, twin: OpGraph) -> None:
-        """Copy nodes, edges, order and names into an empty graph; handles stay."""
+        """Copy nodes, edges, order and names into an empty graph; handles stay valid."""
         twin.set_order(self.graph.copy(), {n: self.order_labels.key(n) for n in self.nodes()})
         twin._seq = self._seq
         twin._names, twin._outputs = dict(self._names), dict(self._outputs)
@@ -422,7 +426,7 @@ class OpGraph:
         """Add an unconnected node.
 
         Args:
-            handle: of a removed node, which is restored.
+            handle: handle of a removed node to restore; by default a new node.
             after, before: hints for its position in the order.
         """
         number = self._seq if seq is None else seq
@@ -447,7 +451,7 @@ class OpGraph:
         self.tombstones.add(node, self.graph.remove_node(node))
 
     def discard(self, nodes: Sequence[NodeId]) -> None:
-        """Remove nodes with all their edges for good; no remaining node reads them."""
+        """Remove nodes and all their edges, which cannot be restored; no other node may read them."""
         self._reorder(lambda: self.order_labels.remove(*nodes))
         for node in nodes:
             self._unlist(node)
@@ -474,7 +478,7 @@ class OpGraph:
             self._keys = None
 
     def insert_edge(self, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:
-        """Add an edge, by default at the target's next port. Raises: CycleError, and nothing is changed."""
+        """Add an edge, by default at the target's next port. Raises: CycleError; then nothing is changed."""
         if port is None:
             port = int(self.graph.node(dst, "next_port"))
         fits = self._admit_edge(src.node, dst)
@@ -496,7 +500,7 @@ class OpGraph:
         self._touch(dst)
 
     def move_edge(self, edge: EdgeId, src: Value) -> None:
-        """Rewire an edge to another source. Raises: CycleError, and nothing is changed."""
+        """Change the source of an edge. Raises: CycleError; then nothing is changed."""
         dst = self.graph.target(edge)
         fits = self._admit_edge(src.node, dst)
         self.tombstones.rewire(self.graph, edge, src.node)

@@ -1,6 +1,6 @@
-"""Program: a graph of ops with its weights and its history. Every model is one, built, opened, traced or evolved.
+"""Program: a graph of ops with its weights and history. Every model is one: built, opened, traced or evolved.
 
-Invariant: outside an open edit every port has its edge, every spec is what its op infers, and there is no cycle.
+Invariant: outside an open edit every port has an edge, every spec is what its op infers, and there is no cycle.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Program(OpGraph):
         weights: variables by checkpoint key.
         history_bytes: limit of the arrays that undo keeps in memory; the oldest beyond it go to a temporary file.
         version: increases with every committed edit; a plan belongs to one version.
-        derived: what upper layers cache with the program and can rebuild, plans for example.
+        derived: objects that upper layers cache with the program and can rebuild, such as plans.
         journal: every edit, undo and redo.
         valid: False while an edit with `check=False` left the program broken; `validate()` reports where.
         constraints: conditions on the program; every commit checks the enforced ones.
         checkpoints: subgraphs whose inner values the backward recomputes; see `checkpoint`.
         readonly: True for a past state returned by `at`; fork it to continue from there.
-        source: for a derived program, the program it was derived from and the version of that.
+        source: for a derived program, the program from which it was derived, and its version.
     """
 
     def __init__(self, name: str = "program") -> None:
@@ -79,12 +79,12 @@ class Program(OpGraph):
         self.graph.describe = self.history.describe
 
     def empty(self, name: str) -> Self:
-        """Return a new program without nodes; code below this class makes programs by it."""
+        """Return a new program without nodes, for modules that do not import this class."""
         return type(self)(name)
 
     @property
     def version(self) -> int:
-        """The number of committed edits, undos and redos, counted on from the program this one was forked from."""
+        """The number of committed edits, undos and redos; a fork continues the count of its program."""
         return self._version
 
     @version.setter
@@ -124,7 +124,7 @@ class Program(OpGraph):
         return list(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
 
     def variables(self) -> dict[str, Variable]:
-        """Return the variables of params and states by key, the contents of a saved training."""
+        """Return the variables of params and states by key, which a saved training contains."""
         nodes = (n for n in self.nodes() if self.op(n) in (PARAM, STATE))
         return {key: self.weights[key] for key in dict.fromkeys(map(self.key, nodes))}
 
@@ -133,7 +133,7 @@ class Program(OpGraph):
         return self._structure.full(self.weights)
 
     def state_hash(self) -> str:
-        """Return a hash as `hash` does, but of weights still unread in an opened file hash their reference."""
+        """Return a hash like `hash`, but of references instead of bytes for weights still unread in an opened file."""
         return self._structure.full(self.weights, mapped_by_reference=True)
 
     # -- other programs and files ------------------------------------------------------------------------------------
@@ -193,10 +193,10 @@ class Program(OpGraph):
         return evaluate(self, feeds)
 
     def checkpoint(self, selection: Selection | Sequence[NodeId | str] | None) -> None:
-        """Mark a subgraph whose inner values gradients recompute instead of keeping them.
+        """Mark a subgraph whose inner values are recomputed for gradients instead of being kept.
 
         Results and gradients are bit-equal; a step needs less memory and runs each inner op once more. The mark holds
-        for `grad`, `run.grad` and steps compiled with `gw.compile`; it is no edit and is not saved.
+        for `grad`, `run.grad` and steps compiled with `gw.compile`; it is not an edit and is not saved.
 
         Args:
             selection: op nodes; None removes all marks.
@@ -244,17 +244,17 @@ class Program(OpGraph):
             author: `human`, `gate`, `evolution` or `pass`.
             tool: name of the program that edits, if one does.
             check: False admits a broken state, even a cycle, so that it can be repaired; `valid` is False until then.
-            keep_undo: False stores nothing for undo: `undo` stops at this edit.
+            keep_undo: False stores nothing for undo, so `undo` cannot go past this edit.
         Raises: on exit PortEmpty, SpecMismatch or CycleError; after any error the program is as before, bit for bit.
         """
         return Transaction(self, why, author, tool, check, keep_undo)
 
     def undo(self, n: int = 1) -> None:
-        """Undo the last `n` edits: structure and weight bytes. Raises: NotUndoable, and nothing is undone."""
+        """Undo the last `n` edits: structure and weight bytes. Raises: NotUndoable; then nothing is undone."""
         self.history.walk(n, back=True)
 
     def redo(self, n: int = 1) -> None:
-        """Redo the last `n` undone edits. Raises: NotUndoable, and nothing is redone."""
+        """Redo the last `n` undone edits. Raises: NotUndoable; then nothing is redone."""
         self.history.walk(n, back=False)
 
     def mark(self, name: str) -> None:

@@ -74,7 +74,7 @@ class TraceRecorder:
                 raise TraceError("the traced step would add to a gradient from before the trace", where=where, fix=fix)
 
     def resolved(self, tensor: Tensor) -> Tensor:
-        """Return a tensor with the present value, unaffected by later assignments to a variable."""
+        """Return a tensor with the present value of a tensor or variable, unaffected by later assignments."""
         if not isinstance(tensor, Variable):
             return tensor
         value = self.value_of(tensor)
@@ -86,12 +86,12 @@ class TraceRecorder:
         self.dependencies[id(program)] = (program, program.version)
 
     def expect(self, op: str, path: str) -> None:
-        """Name the next recorded `op` after the node it comes from."""
+        """Give the next recorded `op` this path, that of the node being run."""
         self._expected = (op, path)
 
     # -- values ------------------------------------------------------------------------------------------------------
     def value_of(self, tensor: Tensor) -> Value:
-        """Return the program's value for a tensor."""
+        """Return the program's value for a tensor; an array seen for the first time becomes a const."""
         data = tensor.data
         if isinstance(tensor, Variable):
             current = self._current.get(id(tensor))
@@ -112,7 +112,7 @@ class TraceRecorder:
     def _own(self, symbol: Symbol) -> Value:
         if symbol.recorder is not self:
             fix = "return it from that trace and feed it"
-            raise TraceError("the tensor belongs to another trace", got=symbol.spec, fix=fix)
+            raise TraceError("the tensor belongs to a different trace", got=symbol.spec, fix=fix)
         return symbol.handle
 
     def _source(self, variable: Variable) -> Value:
@@ -155,8 +155,8 @@ def record_into(
     """Run `fn` on symbols and record it into an empty program; returns the recorder and the result of `fn`.
 
     Args:
-        specs: of the arguments of `fn`, which become the inputs.
-        names: of the inputs; by default the parameter names of the function, or of a module's `forward`.
+        specs: specs of the arguments of `fn`, which become the inputs.
+        names: names of the inputs; by default the parameter names of the function, or of a module's `forward`.
     """
     recorder = TraceRecorder(program)
     labels = names if names is not None else _parameter_names(fn, len(specs))

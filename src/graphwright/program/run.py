@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def check_feeds(p: Program, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the inputs as tensors of the declared dtypes, and the numbers of named sizes.
+    """Return the inputs as tensors of the declared dtypes, and the sizes of named dimensions.
 
-    Raises: FeedError listing every input that is missing, unknown or has another shape or dtype.
+    Raises: FeedError listing every input that is missing, unknown or of a wrong shape or dtype.
     """
     dims: dict[str, int] = {}
     result: dict[str, Any] = {}
@@ -48,7 +48,7 @@ def check_feeds(p: Program, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], d
             continue
         have, want = tensor.dtype, spec.dtype
         if have is not want and have.kind == want.kind and (have.itemsize <= want.itemsize or have.name == "float64"):
-            tensor = tensor.to(want)  # the values stay; Python floats are float64
+            tensor = tensor.to(want)  # without a change of values; Python floats are float64
         if tensor.dtype is not want:
             wrong.append(f"{name}: expected {spec}, got {tensor.spec}")
         elif not spec.match(tensor.shape, dims):
@@ -84,7 +84,7 @@ def origin(p: Program, node: NodeId) -> str:
 
 
 def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Run on tensors: taped if gradients are needed, and recorded under the nodes' names inside a trace.
+    """Run on tensors, on the autograd tape if gradients are needed; inside a trace, record the ops by node name.
 
     Returns: the outputs by name. Params are the program's own variables, which receive the gradients.
     """
@@ -108,13 +108,13 @@ def tensors(
     p: Program, feeds: Mapping[str, Tensor], dims: Mapping[str, int], roots: Sequence[Value | NodeId],
     states: Mapping[str, Tensor] | None = None, *, trained: bool = False,
 ) -> dict[Value, Tensor]:  # fmt: skip
-    """Return every value that the roots need, as tensors; no variable is written.
+    """Compute the roots and every value that they need, as tensors; no variable is written.
 
     Args:
         feeds, dims: as `check_feeds` returns them.
         states: values by key to use in place of variables.
-        trained: gradients of weights are needed: gates may multiply these instead (`gates.fold`), and values between
-            such a gate and its product are then without the gate.
+        trained: gradients of weights are needed, so gates may be multiplied into weights instead (`gates.fold`); values
+            between the site of such a gate and its linear op are then not gated.
     """
     refuse_broken(p)
     recorder: Any = active_recorder.get()
@@ -162,9 +162,9 @@ class Run:
     """The values of one run; `with program.run(...) as run:` frees them at the end.
 
     Attributes:
-        program, version: the state that ran.
+        program, version: the program and the version of it that ran.
         values: the arrays that were kept, by value.
-        keep: which values those are: `all`, `outputs` or `some`.
+        keep: which values were kept: `all`, `outputs` or `some`.
         seconds: duration of the run.
         times: seconds by node, of every node that ran.
         patched: True if a value was replaced by a patch.
@@ -182,7 +182,7 @@ class Run:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the kept values, each block of memory once; weights and inputs are not counted."""
+        """Bytes of the kept values, shared memory counted once; weights and inputs are not counted."""
         weights = [v.data for v in self.program.weights.values() if isinstance(v.data, NDArray)]
         foreign = {id(array.storage) for array in (*weights, *self._feeds.values())}
         blocks = {id(a.storage): a.storage.nbytes for a in self.values.values()}
@@ -208,7 +208,7 @@ class Run:
             wrt: params, inputs or inner values.
             seed: an array per output, of its shape and dtype; ones by default.
         Returns: an array per `wrt`, in order.
-        Raises: StaleRun if the program or a weight changed since; ValueReleased after `close()`; as `program.grad`.
+        Raises: StaleRun if the program or a weight changed since; ValueReleased after `close()`; others of `grad`.
         """
         self._check_fresh()
         roots = [outputs] if isinstance(outputs, Ref) else list(outputs)
@@ -244,7 +244,7 @@ class Run:
             raise StaleRun("weights changed after this run", where=p.name, got=", ".join(changed[:5]), fix="run again")
 
     def close(self) -> None:
-        """Free the values; weights, inputs and arrays that the caller holds stay. May be called again."""
+        """Free the values, but not weights, inputs or arrays that the caller holds. May be called again."""
         self.values, self._feeds, self._weights, self.closed = {}, {}, {}, True
 
     def __enter__(self) -> Self:
@@ -273,19 +273,19 @@ def run(
     """Run node by node on arrays; states and params are assigned together at the end.
 
     A value that is not kept is freed after its last reader; memory that views share is freed with the last of them. The
-    run is on the device of the inputs: a variable on another device, such as a state that a plan moved, is copied to
-    be read and assigned where it is.
+    run is on the device of the inputs: a variable on another device, such as a state that a plan moved, is copied
+    to be read, and assigned on its own device.
 
     Args:
         feeds, named: arrays or tensors by input name.
-        keep: "all", "outputs", or the values to keep beside the outputs.
+        keep: "all", "outputs", or the values to keep besides the outputs.
         capture: more values (or values of edges) to keep.
         patch: arrays that replace a node's first result, a value, or the value of one edge, with the same spec.
         state: variables by key to use instead of the program's own, see `State`.
     Raises: FeedError before anything runs; ComputeError with the node's path; a failed run assigns nothing.
     """
     if not isinstance(feeds, Mapping | None):
-        raise FeedError("inputs must be a mapping", where=p.name, expected=p.input_names(), got=repr(feeds)[:80])
+        raise FeedError("the inputs are not a mapping", where=p.name, expected=p.input_names(), got=repr(feeds)[:80])
     return run_nodes(p, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch, state=state)
 
 
@@ -294,10 +294,10 @@ def run_nodes(
     patch: Mapping[PatchPoint, Any] | None = None, state: Mapping[str, Variable] | None = None,
     given: Mapping[Value, NDArray] | None = None, whole: bool = True,
 ) -> Run:  # fmt: skip
-    """Run as `run` does, or only a part.
+    """Run a program as `run` does, or only a part of it.
 
     Args:
-        given: known values: their nodes do not run, nor those that only these need.
+        given: known values; their nodes do not run, nor do nodes that only those need.
         whole: False runs only what the kept values need, and assigns nothing.
     """
     start = perf_counter()
@@ -363,11 +363,11 @@ def _variable(p: Program, key: str, state: Mapping[str, Variable] | None) -> Var
 
 
 def _patches(p: Program, patch: Mapping[PatchPoint, Any], dims: Mapping[str, int]) -> dict[Value | EdgeId, Any]:
-    """Return the replacing arrays. Raises: FeedError listing all with another shape or dtype."""
+    """Return the arrays to patch in. Raises: FeedError listing those whose shape or dtype does not match."""
     found = {patch_point(p, ref): as_tensor(given).data for ref, given in patch.items()}
     specs = {at: p.spec(p.edge_value(at) if isinstance(at, EdgeId) else at).bind(dims) for at in found}
     pairs = [(at, specs[at], array.spec) for at, array in found.items()]
     wrong = [f"{feed_name(p, at)}: expected {spec}, got {got}" for at, spec, got in pairs if got != spec]
     if wrong:
-        raise FeedError("patches have another shape or dtype:\n  " + "\n  ".join(wrong), where=p.name)
+        raise FeedError("patches do not match the values that they replace:\n  " + "\n  ".join(wrong), where=p.name)
     return found

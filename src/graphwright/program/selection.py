@@ -45,7 +45,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def _segments(pattern: str) -> list[str]:
-    """Split at dots outside of braces."""
+    """Split a pattern at dots outside of braces. Raises: BadPattern."""
     segments, depth, start = [], 0, 0
     for i, char in enumerate(pattern):
         depth += (char == "{") - (char == "}")
@@ -55,8 +55,10 @@ def _segments(pattern: str) -> list[str]:
             segments.append(pattern[start:i])
             start = i + 1
     segments.append(pattern[start:])
-    if depth or not all(segments):
-        raise BadPattern("the pattern has unbalanced braces or an empty segment", got=pattern)
+    if depth:
+        raise BadPattern("the pattern has unbalanced or nested braces", got=pattern)
+    if not all(segments):
+        raise BadPattern("the pattern has an empty segment between dots", got=pattern)
     return segments
 
 
@@ -91,12 +93,12 @@ def matches(pattern: str, path: str) -> bool:
 
 
 class Filters(TypedDict, total=False):
-    """Filters of a selection; None admits every node.
+    """Filters of a selection; a filter that is None admits every node.
 
     Attributes:
         op: name of an op or kind (`param`, `input`, ...).
         kind: `op` for all ops, `source` for inputs, params, consts, states and assigns.
-        dtype: of the first result.
+        dtype: dtype of the first result.
         where: predicate on handles.
         regex: searched in the path.
     """
@@ -113,7 +115,7 @@ class Selection:
     """Nodes of one program, in topological order, with the query that found them.
 
     Attributes:
-        program, version: the state that was searched.
+        program, version: the program and the version of it that was searched.
         nodes: handles, in topological order.
         query: pattern and filters, for `refresh` and `why_not`; None for a combination of selections.
     """
@@ -138,7 +140,7 @@ class Selection:
         return len(self.nodes)
 
     def names(self) -> list[str]:
-        """Paths of the nodes."""
+        """Return the paths of the nodes. Raises: StaleSelection."""
         self._alive()
         return [self.program.path(n) for n in self.nodes]
 
@@ -148,9 +150,10 @@ class Selection:
         return self
 
     def assert_count(self, n: int) -> Selection:
-        """Return itself. Raises: CountMismatch with the first names unless it has `n` nodes."""
+        """Return itself if it has `n` nodes. Raises: CountMismatch with the first names."""
         if self.count != n:
-            raise CountMismatch("unexpected number of nodes", expected=n, got=f"{self.count}: {self.names()[:10]}")
+            got = f"{self.count}: {self.names()[:10]}"
+            raise CountMismatch("the selection has an unexpected number of nodes", expected=n, got=got)
         return self
 
     def __len__(self) -> int:
@@ -221,12 +224,12 @@ class Selection:
         return self.where(lambda n: any(m not in inside for m in (*graph.predecessors(n), *graph.successors(n))))
 
     def in_edges(self) -> tuple[EdgeId, ...]:
-        """Return the edges that enter from outside, by target and port."""
+        """Return the edges that enter from outside, in the order of target and port."""
         inside, p = set(self.nodes), self.program
         return tuple(e for n in self.nodes for e in p.in_edges(n) if p.graph.source(e) not in inside)
 
     def out_edges(self) -> tuple[EdgeId, ...]:
-        """Return the edges that leave to the outside, by source."""
+        """Return the edges that leave to the outside, in the order of their sources."""
         inside, p = set(self.nodes), self.program
         return tuple(e for n in self.nodes for e in p.out_edges(n) if p.graph.target(e) not in inside)
 
@@ -239,27 +242,27 @@ class Selection:
 
     @property
     def heads(self) -> Units:
-        """Query heads."""
+        """Query heads that the nodes produce."""
         return self.units("heads")
 
     @property
     def kv_groups(self) -> Units:
-        """Key heads, each with its query heads."""
+        """Key heads that the nodes produce, each with its query heads."""
         return self.units("kv_groups")
 
     @property
     def neurons(self) -> Units:
-        """Hidden units of an MLP."""
+        """Hidden units of an MLP that the nodes produce."""
         return self.units("neurons")
 
     @property
     def channels(self) -> Units:
-        """Channels of the residual stream or of convolutions."""
+        """Channels of the residual stream or of convolutions that the nodes produce."""
         return self.units("channels")
 
     @property
     def experts(self) -> Units:
-        """Experts of a mixture."""
+        """Experts of a mixture that the nodes produce."""
         return self.units("experts")
 
     @property
@@ -350,7 +353,7 @@ def _tests(p: Program, query: Mapping[str, Any]) -> list[tuple[str, Callable[[No
     tests: list[tuple[str, Callable[[NodeId], bool]]] = []
     if (pattern := query.get("pattern")) is not None:
         if not isinstance(pattern, str):
-            raise BadPattern("a pattern must be a text", got=repr(pattern)[:80], fix="where= takes a predicate")
+            raise BadPattern("the pattern is not a string", got=repr(pattern)[:80], fix="where= takes a predicate")
         tests.append((f"pattern={pattern!r}", lambda n: matches(pattern, p.path(n))))
     if (op := query.get("op")) is not None:
         tests.append((f"op={op!r}", lambda n: p.op(n) == op))

@@ -21,7 +21,7 @@ class StateSnapshot:
         self._values: dict[str, NDArray] = {key: v.data.copy() for key, v in variables.items()}
 
     def take(self, variables: Mapping[str, Variable]) -> None:
-        """Copy the present values, into the existing memory where spec and device are the same."""
+        """Copy the present values, into the existing memory if spec and device are unchanged."""
         for key, variable in variables.items():
             held = self._values.get(key)
             if held is not None and held.spec == variable.spec and held.device == variable.data.device:
@@ -30,7 +30,7 @@ class StateSnapshot:
                 self._values[key] = variable.data.copy()
 
     def put_back(self, variables: Mapping[str, Variable]) -> None:
-        """Restore the values in place. Raises: UsageError for unknown or reshaped variables, and nothing is changed."""
+        """Restore the values in place. Raises: UsageError for new or reshaped variables; then nothing changes."""
         wrong = [k for k, v in variables.items() if k not in self._values or self._values[k].spec != v.spec]
         if wrong:
             got = ", ".join(str(variables[k].spec) for k in wrong[:5])
@@ -46,8 +46,8 @@ class State(Mapping[str, Variable]):
     Executables and `run(state=...)` take it, so that several independent sequences can run on one program.
 
     Args:
-        program: whose states.
-        own: True for new variables with the present values of the program's; else the program's own.
+        program: the program whose states these are.
+        own: True makes new variables with the present values; False takes the variables of the program.
     """
 
     def __init__(self, program: Program, *, own: bool = False) -> None:
@@ -72,7 +72,7 @@ class State(Mapping[str, Variable]):
         return StateSnapshot(self._variables)
 
     def restore(self, mark: StateSnapshot) -> None:
-        """Restore a snapshot. Raises: UsageError if a state was reshaped since, and nothing is changed."""
+        """Restore a snapshot. Raises: UsageError if a state was reshaped since; then nothing changes."""
         mark.put_back(self._variables)
 
     def reset(self, scope: str = "") -> None:
@@ -90,7 +90,7 @@ class State(Mapping[str, Variable]):
 
     @contextmanager
     def transaction(self) -> Iterator[State]:
-        """On an error inside the block, restore the states from before it."""
+        """Restore the states from before the block if an error is raised inside it."""
         mark = self.snapshot()
         try:
             yield self

@@ -1,7 +1,7 @@
 """Records of removed nodes and edges and of rewired edges, so that undo and redo restore the same handles.
 
 Invariant: in mode `edit` nothing is restored. The other modes step strictly backwards, or forwards again, through the
-changes of mode `edit`, which the restore functions of the graph require.
+changes of mode `edit`, as the restore functions of the graph require.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Tombstones:
         self.forth: dict[EdgeId, list[RewiredEdge]] = {}
 
     def add(self, handle: NodeId | EdgeId, record: RemovedNode | RemovedEdge) -> None:
-        """Store the record of a removal, except in a roll-back: what it removes is never restored."""
+        """Store the record of a removal, except in a roll-back, whose removals are final."""
         if self.mode != "roll back":
             self.removed[handle] = record
 
     def restore(self, graph: Graph, handle: NodeId | EdgeId | None) -> Any:
-        """Restore a removed handle; returns None if it has no record and is to be issued new. Raises: NotUndoable."""
+        """Restore a removed handle; return None if it has no record: then a new one is issued. Raises: NotUndoable."""
         if handle is None or handle not in self.removed:
             return None
         record = self.removed[handle]
@@ -47,7 +47,7 @@ class Tombstones:
         return alive
 
     def rewire(self, graph: Graph, edge: EdgeId, source: NodeId) -> None:
-        """Move an edge to another source: in mode `edit` last among its edges, else at its former position."""
+        """Change the source of an edge; in mode `edit` it becomes the last out-edge, else it is put back."""
         if graph.source(edge) == source:
             return
         if self.mode == "edit":
@@ -60,7 +60,7 @@ class Tombstones:
                 self.forth.setdefault(edge, []).append(again)
 
     def copy(self) -> Tombstones:
-        """Return a copy that can be stepped through on its own."""
+        """Return an independent copy."""
         twin = Tombstones()
         twin.removed = dict(self.removed)
         twin.back = {edge: list(records) for edge, records in self.back.items()}
@@ -68,7 +68,7 @@ class Tombstones:
         return twin
 
     def forget(self, handles: Iterable[NodeId | EdgeId]) -> None:
-        """Drop the records of a redo branch that a new edit ended."""
+        """Drop the records for redo, which a new edit made impossible."""
         for handle in handles:
             self.removed.pop(handle, None)
         self.forth.clear()
@@ -92,5 +92,5 @@ class ForwardNeighbours:
 
 
 def edges_against(graph: Graph, key: Callable[[NodeId], Any]) -> set[EdgeId]:
-    """Return the edges that do not go forwards in the order of a sort key."""
+    """Return the edges that do not go forwards in the order that a sort key defines."""
     return {e for e in graph.edges() for src, dst in [graph.endpoints(e)] if key(src) >= key(dst)}

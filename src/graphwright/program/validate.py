@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_ports(p: Program, node: NodeId) -> None:
-    """Raises: PortEmpty unless an op has an edge at every port from 0 on; a junction may have any ports."""
+    """Raise PortEmpty if a port of an op has no edge; a junction may use any ports."""
     op = p.op(node)
     if op in SOURCES or p.is_junction(node):
         return
@@ -53,12 +53,13 @@ def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]
         raise _no_result(p, p.path(node), gone, "e.rewire(edge, new_src) in the same edit") from None
     if op == ASSIGN:
         if len(ins) != 2:
-            what = "an assign node needs two operands, its target and the next value"
+            what = "the assign node does not have two operands, target and next value"
             raise PortEmpty(what, where=p.path(node), expected=2, got=len(ins))
         if p.op(operands[0].node) not in (PARAM, STATE):
-            raise UsageError("only a param or a state can be assigned", where=p.path(node), got=p.path(operands[0]))
+            what = "the target of an assign node is not a param or a state"
+            raise UsageError(what, where=p.path(node), got=p.path(operands[0]))
         if ins[0] != ins[1]:
-            what = "a state is assigned a value of another spec"
+            what = "a state is assigned a value of a different shape or dtype"
             raise SpecMismatch([GraphwrightError(what, where=p.path(node), expected=ins[0], got=ins[1])])
         return ()
     if not ins and p.is_junction(node):
@@ -73,7 +74,7 @@ def _no_result(p: Program, where: str, value: Value, fix: str) -> ShapeError:
 
 
 def check_outputs(p: Program) -> None:
-    """Raises: SpecMismatch listing outputs whose node no longer has the result."""
+    """Raise SpecMismatch, listing the outputs whose node no longer has the result, if any."""
     named, fix = zip(p.output_names(), p.outputs(), strict=True), "e.set_outputs(...) in the same edit"
     gone = [_no_result(p, f"output {name}", v, fix) for name, v in named if v.port >= len(p.specs(v.node))]
     if gone:
@@ -81,7 +82,7 @@ def check_outputs(p: Program) -> None:
 
 
 def _check_single_assign(p: Program, node: NodeId) -> None:
-    """Raises: UsageError if another assign node has the same target."""
+    """Raise UsageError if another assign node has the same target."""
     target = p.operands(node)[0]
     for n in p.consumers(target):
         if n != node and p.op(n) == ASSIGN and p.operands(n)[0] == target:
@@ -97,7 +98,7 @@ def infer(
     Args:
         before: receives the old specs of changed nodes.
         wanted: report only a mismatch at this node; the edit may still repair others.
-    Raises: SpecMismatch with every mismatch; the specs of a mismatched node and its descendants stay.
+    Raises: SpecMismatch with every mismatch; the specs of a mismatched node and its descendants are unchanged.
     """
     walk = IncrementalWalk(p, (n for n in touched if n in p.graph))
     seen: set[NodeId] = set()
@@ -166,7 +167,7 @@ class AssemblyReport:
         return not self.mismatches
 
     def check(self, name: str) -> None:
-        """Raises: InvalidProgram with all mismatches, if there are any."""
+        """Raise InvalidProgram with all mismatches, if there are any."""
         if self.mismatches:
             fix = "repair it in program.edit(why, check=False); load(dir, check=False) opens a saved one"
             what = "the program is invalid:\n  " + "\n  ".join(map(str, self.mismatches))
@@ -184,14 +185,14 @@ class AssemblyReport:
 
 
 def validate(p: Program) -> AssemblyReport:
-    """Infer every node again, and check every weight, port, name and output, and for cycles; report all defects."""
+    """Infer all specs again and check weights, ports, names, outputs and cycles; report all defects."""
     found = [m for node in p.nodes() for m in _node(p, node)]
     found += [*_weights(p), *_cycles(p), *_outputs(p)]
     return AssemblyReport(tuple(found), len(p), p.graph.edge_count)
 
 
 def refuse_broken(p: Program) -> None:
-    """Raises: InvalidProgram with all mismatches, if the program was left broken."""
+    """Raise InvalidProgram with all mismatches, if the program was left broken."""
     if not p.valid:
         validate(p).check(p.name)
         fix = "with program.edit('repair'): ... validates it again"
@@ -223,7 +224,7 @@ def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
         return
     for want, have in zip(fresh, p.specs(node), strict=False):
         if want != have:
-            yield _spec_mismatch("spec", path, "its spec is not what its op infers", want, have)
+            yield _spec_mismatch("spec", path, "the stored spec differs from the one that the op infers", want, have)
     count = 1 if op in SOURCES else len(fresh)  # the spec of a source is declared
     if count != len(p.specs(node)):
         yield Mismatch("spec", path, "wrong number of results", None, str(count), str(len(p.specs(node))))
@@ -238,9 +239,9 @@ def _weights(p: Program) -> Iterator[Mismatch]:
         for node in p.of_kind(kind):
             key = p.attrs(node).get("key", "")
             if key not in p.weights:
-                yield Mismatch("weight", p.path(node), "no weight has its key", got=repr(key))
+                yield Mismatch("weight", p.path(node), "its checkpoint key names no weight", got=repr(key))
             elif p.specs(node) and (have := p.weights[key].spec) != (want := p.spec(node)):
-                yield _spec_mismatch("weight", p.path(node), f"its weight {key} has another spec", want, have)
+                yield _spec_mismatch("weight", p.path(node), f"the spec of its weight {key} differs", want, have)
     assigned: set[NodeId] = set()
     for node, target in ((n, v.node) for n in p.of_kind(ASSIGN) for v in p.operands(n)[:1]):
         if target in assigned:
@@ -260,11 +261,11 @@ def _cycles(p: Program) -> Iterator[Mismatch]:
     for edge in p.graph.edges():
         src, dst = p.graph.endpoints(edge)
         if src not in tangled and key(src) >= key(dst):
-            yield Mismatch("order", p.path(edge), "the order has the source after the target")
+            yield Mismatch("order", p.path(edge), "the topological order has the source after the target")
 
 
 def _cycle(p: Program, component: Sequence[NodeId]) -> list[NodeId]:
-    """Return a shortest cycle of a component, through the end of a back edge or its oldest node."""
+    """Return a shortest cycle of a component through the target of a back edge, else through its oldest node."""
     inside = set(component)
     ends = [dst for src, dst in map(p.graph.endpoints, sorted(p.back_edges)) if src in inside and dst in inside]
     start = ends[0] if ends else min(inside, key=p.seq)

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 _INLINE = 4096
 """Largest number of integers that a journal line contains itself, for small lookup tables."""
 _SAMPLE = 1024
-"""Number of entries of a slice that its name hashes."""
+"""Number of entries of a slice that are hashed into its reference."""
 SOURCE = "source"
 """The reference of a weight that is unread in an opened file."""
 
 
 class Promise(NamedTuple):
-    """Facts known, without reading it, of an array in a program's own files, or of a slice of one.
+    """Facts about an array in a program's own files (or a slice of one) that are known without reading it.
 
     Attributes:
-        digest: its `array_digest` according to a saved program, checked when it is read; None in a checkpoint.
-        reference: names it in a state's hash: `SOURCE`, or the name of a slice; None to use its digest.
-        version: of the memory of a slice when it was made, as a later write ends the promise; None for a file.
+        digest: its `array_digest` in a saved program, checked when the array is read; None in a checkpoint.
+        reference: text that is hashed instead of the bytes: `SOURCE` or the name of a slice; None: the digest.
+        version: version of the memory of a slice: the promise is void after a write; None for a file.
     """
 
     digest: str | None
@@ -44,10 +44,10 @@ class Promise(NamedTuple):
 
 
 class Promises(WeakKeyDictionary[NDArray, Promise]):
-    """Promises by array.
+    """Array -> its promise.
 
     Attributes:
-        made: number of promises so far; what was derived from them is valid while it does not change.
+        made: number of promises so far; values cached from promises are valid while it does not change.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Promises(WeakKeyDictionary[NDArray, Promise]):
 
 
 def array_digest(array: NDArray) -> str:
-    """Return the BLAKE2b-128 of spec and bytes."""
+    """Return the BLAKE2b-128 of the spec and the bytes of an array."""
     return digest_of(array.spec, array.to_numpy(bits=True) if array.contiguous and array.size else array.tobytes())
 
 
@@ -72,10 +72,10 @@ def digest_of(spec: Spec, content: Any) -> str:
 
 
 def payload_json(weights: Weights, array: NDArray) -> dict[str, Any]:
-    """Return an array as a journal line names it: spec and `array_digest`; `history.safetensors` has the bytes.
+    """Return the form of an array in the journal: spec and `array_digest`; `history.safetensors` has the bytes.
 
-    A small table of integers is written inline. An array that is unread in an opened file has only its spec, so that no
-    payload is read.
+    A small table of integers is written inline. For an array that is unread in an opened file only the spec is
+    written, so that no payload is read.
     """
     source = weights.reference_of(array) == SOURCE
     name: dict[str, Any] = {"source": True} if source else {"blake2b": weights.digest_of(array)}
@@ -153,7 +153,7 @@ class Weights(Mapping[str, Variable]):
             known.pop(old, None)
 
     def sort(self, p: Program) -> None:
-        """List the keys in creation order of the first node that reads each, after an edit added or removed nodes."""
+        """Sort the keys by the creation number of the first node that reads each."""
         ranks: dict[str, int] = {}
         for node in (n for kind in STORED for n in p.of_kind(kind)):
             ranks[p.key(node)] = min(ranks.get(p.key(node), p.seq(node)), p.seq(node))
@@ -187,16 +187,16 @@ class Weights(Mapping[str, Variable]):
         return self.reference_of(self.array(key)) or self._known(key)
 
     def refer(self, array: NDArray) -> None:
-        """Reference an array in the file that the program was opened from by `SOURCE`."""
+        """Set the reference `SOURCE` for an array in the file from which the program was opened."""
         self.promises[array] = Promise(None, SOURCE)
 
     def refer_slice(self, array: NDArray, whole: NDArray, dims: Mapping[int, np.ndarray]) -> None:
-        """Reference a slice of an array that has a reference itself, by its indices.
+        """Set a reference for a slice of an array that has one, made from that and the indices of the slice.
 
         The first entries are hashed too, to distinguish slices of different checkpoints.
 
         Args:
-            dims: dimension -> for each new index the old one, or -1 for zeros.
+            dims: dimension -> old index of each new index, -1 for zeros.
         """
         if (promise := self.promise_of(whole)) is None or promise.reference is None:
             return
@@ -207,7 +207,7 @@ class Weights(Mapping[str, Variable]):
         self.promises[array] = Promise(None, f"slice {name.hexdigest()}", array.storage.version)
 
     def promise_of(self, array: NDArray) -> Promise | None:
-        """Return the promise of an array that still holds."""
+        """Return the promise of an array if it is still valid."""
         promise = self.promises.get(array)
         return promise if promise is None or promise.version in (None, array.storage.version) else None
 
@@ -252,7 +252,7 @@ class Weights(Mapping[str, Variable]):
         return known[2] if known is not None and known[0] is array and known[1] == array.storage.version else None
 
     def fork(self, twins: VariableTwins | None = None) -> Weights:
-        """Return second variables over the same arrays; the first write copies."""
+        """Return weights with new variables over the same arrays; the first write to a variable copies its array."""
         twin, twins = Weights(), twins or VariableTwins()
         for key, variable in self._variables.items():
             twin.add(key, twins(variable))
@@ -262,7 +262,7 @@ class Weights(Mapping[str, Variable]):
 
 
 def shared_variable(variable: Variable, kind: type[Variable], name: str) -> Variable:
-    """Return a second variable over the same array; the first write to either copies."""
+    """Return a new variable over the same array; the first write to either variable copies the array."""
     variable.shared = True
     twin = kind(variable.data, variable.requires_grad, name)
     twin.shared = True
@@ -270,13 +270,13 @@ def shared_variable(variable: Variable, kind: type[Variable], name: str) -> Vari
 
 
 class VariableTwins:
-    """Second variables over the same arrays, one per variable, so that tied weights stay tied."""
+    """Maker of new variables over the same arrays, one per variable, so that tied weights stay tied."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Variable, Variable]] = {}
 
     def __call__(self, variable: Variable) -> Variable:
-        """Return the second variable of a variable."""
+        """Return the new variable for a variable."""
         if id(variable) not in self._made:
             self._made[id(variable)] = (variable, shared_variable(variable, type(variable), variable.name))
         return self._made[id(variable)][1]

@@ -1,4 +1,4 @@
-"""Checkpoint files: safetensors read by their headers and written byte by byte. Knows no tensors, imports no torch."""
+"""Read and write safetensors checkpoints as bytes; this package has no tensor type and does not import torch."""
 
 from graphwright.safetensors.errors import (
     HEADER_RULES,

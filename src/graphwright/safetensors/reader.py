@@ -1,4 +1,4 @@
-"""Read safetensors files and checkpoints of several: headers at opening, bytes by a memory map on first use.
+"""Read safetensors files and sharded checkpoints: headers on opening, bytes through a memory map on first use.
 
 The mapping is private and writable: writable because torch warns about read-only buffers; private so that a write
 changes a page of this process and never the file. It reserves no memory, so that files larger than RAM can be mapped.
@@ -49,15 +49,15 @@ def conversion_command(path: Path) -> str:
 
 
 def refuse_by_name(path: Path) -> None:
-    """Raises: UnsafeFile if the suffix is one of pickle files."""
+    """Refuse a path with the suffix of a pickle file. Raises: UnsafeFile."""
     if path.suffix.lower() in PICKLE_SUFFIXES:
         raise _unsafe(path, f"a {path.suffix} file")
 
 
 def refuse_by_magic(path: Path, start: bytes) -> None:
-    """Raises: UnsafeFile if `start`, at least the first 9 bytes, begins a pickle or a zip archive.
+    """Refuse a file whose first bytes `start`, at least 9, are those of a pickle or zip archive. Raises: UnsafeFile.
 
-    The length of a 640-byte header begins like a pickle (80 02); the brace after it tells them apart.
+    The length field of a 640-byte header begins like a pickle (80 02); the brace after it shows that it is none.
     """
     if start[8:9] == b"{" and start[4:8] == bytes(4):
         return
@@ -92,7 +92,7 @@ def _identity(file: Path | int) -> FileIdentity:
 
 
 class _KeyedFile:
-    """Tensors by key, closed at the end of a `with` block."""
+    """Base of readers: tensors by key; a `with` block closes the files at its end."""
 
     _by_key: Mapping[str, Any]
 
@@ -106,7 +106,7 @@ class _KeyedFile:
         self.close()
 
     def close(self) -> None:
-        raise NotImplementedError
+        raise NotImplementedError("a subclass closes its files")
 
 
 class TensorFile(_KeyedFile):
@@ -164,9 +164,9 @@ class TensorFile(_KeyedFile):
         return self._read(0, self.identity.size)
 
     def check_unchanged(self) -> None:
-        """Raises: CheckpointChanged if the path is no longer the file that was opened; CheckpointClosed."""
+        """Check that the path still is the file that was opened. Raises: CheckpointChanged; CheckpointClosed."""
         if self._closed:
-            raise CheckpointClosed("the file was closed", where=self.path, fix="open it again")
+            raise CheckpointClosed("the checkpoint was closed before this read", where=self.path, fix="open it again")
         try:
             now = _identity(self.path)
         except OSError as error:
@@ -175,7 +175,7 @@ class TensorFile(_KeyedFile):
             raise self._changed(now)
 
     def check_mapped(self) -> None:
-        """Raises: CheckpointChanged if the mapped file was written to. A file that replaced it does not matter."""
+        """Check that the mapped file was not written to; a new file at its path is fine. Raises: CheckpointChanged."""
         try:
             now = _identity(self.path)
         except OSError:
@@ -365,9 +365,12 @@ def _open_shards(index: Path) -> tuple[TensorFile, ...]:
             raise IndexFileError("missing", name, where=index, fix="download the shard again") from error
         for info in file.infos:
             if info.key in holder:
-                raise IndexFileError("twice", info.key, where=index, got=f"{holder[info.key]} and {name}")
+                both = f"{holder[info.key]} and {name}"
+                raise IndexFileError("twice", info.key, where=index, expected="one shard with this key", got=both)
             if info.key not in weight_map:
-                raise IndexFileError("unlisted", info.key, where=index, got=name)
+                raise IndexFileError(
+                    "unlisted", info.key, where=index, expected="a key of weight_map", got=f"a key of {name}"
+                )
             holder[info.key] = name
         files.append(file)
     for key, name in weight_map.items():
@@ -385,22 +388,22 @@ def _read_weight_map(index: Path) -> dict[str, str]:
         raise CheckpointError("cannot read the checkpoint index", where=index, got=error.got) from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise IndexFileError("weight_map", where=index)
+        raise IndexFileError("weight_map", where=index, expected="a non-empty object")
     for key, name in weight_map.items():
         if not isinstance(name, str):
-            raise IndexFileError("weight_map", key, where=index, got=type(name).__name__)
+            raise IndexFileError("weight_map", key, where=index, expected="a string", got=type(name).__name__)
     return weight_map
 
 
 def _check_shard(index: Path, name: str) -> None:
     """Check that a shard is a plain file name in the index's directory; links into the same hub cache are allowed."""
     if "\\" in name or "\0" in name or name != Path(name).name or len(name.encode()) > 255:
-        raise IndexFileError("shard_name", name, where=index)
+        raise IndexFileError("shard_name", name, where=index, expected="a plain file name of at most 255 bytes")
     refuse_by_name(index.parent / name)
     if not name.endswith(".safetensors"):
-        raise IndexFileError("shard_name", name, where=index)
+        raise IndexFileError("shard_name", name, where=index, expected="a name that ends in .safetensors")
     folder = Path(os.path.realpath(index.parent))
     target = Path(os.path.realpath(folder / name))
     in_hub_cache = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
     if target.parent != folder and not in_hub_cache:
-        raise IndexFileError("outside", name, where=index, got=target)
+        raise IndexFileError("outside", name, where=index, expected=f"a file in {folder}", got=target)

@@ -1,7 +1,8 @@
 """Budgets: how much accuracy an operation may cost, or how large the model may be afterwards.
 
-A size budget (`Ratio`, `Params`, `Flops`, `Bytes`, `Latency`) bounds what remains; a quality budget (`Error`, `Energy`)
-bounds what is lost. Pruning counts the blocks, compression the selected weights.
+A size budget (`Ratio`, `Params`, `Flops`, `Bytes`, `Latency`) limits the size that remains; a quality budget (`Error`,
+`Energy`) limits the loss of accuracy. In pruning, a `Ratio` refers to the selected nodes (by default the numbered
+layers), other size budgets to the whole program. In compression, size budgets refer to the selected matrices.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Ratio:
     """Remove at least this share: `Ratio(0.3)` leaves 70 %.
 
     Attributes:
-        share: 0 <= share < 1 of the size before; 0.75 is also called "4x".
-        of: `params`, `flops` (of one token or sample) or `bytes` (as stored).
+        share: 0 <= share < 1 of the size before; removing 0.75 is also called "4x".
+        of: quantity that is counted: `params`, `flops` (of one token or sample) or `bytes` (as stored).
     """
 
     share: float
@@ -34,7 +35,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """An upper limit of the quantity `of`."""
+    """Base of the budgets that limit the quantity `of`."""
 
     most: int | float
     of: ClassVar[Counted]
@@ -76,7 +77,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Allow a relative Frobenius error of at most `most` >= 0 (of outputs where calibration data are given)."""
+    """Allow a relative Frobenius error of at most `most` >= 0: of the outputs for `asvd`, else of the weights."""
 
     most: float
 

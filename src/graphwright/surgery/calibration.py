@@ -1,6 +1,7 @@
-"""Calibration data: windows of data, streamed once through the running program.
+"""Calibration data: windows of inputs on which a program runs to score, fit and measure it.
 
-Measurements use held-out windows: by hash, none of them is a window that the operation learned from.
+Scores and fits use the learning windows, measurements the held-out windows. Hashes ensure that no held-out window is
+also a learning window.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class MissingCalibration(UsageError):
 
 
 class CalibrationTooSmall(UsageError):
-    """Fewer rows than a least-squares fit has unknowns."""
+    """There are fewer rows of calibration data than a least-squares fit has unknowns."""
 
 
 class CalibrationLeak(UsageError):
-    """Some windows to measure on were also used to learn from."""
+    """Some held-out windows are also learning windows."""
 
 
 class Calibration:
@@ -46,17 +47,17 @@ class Calibration:
     Args:
         source: token ids [N], which are cut into windows; windows [n, T]; a text, which needs a `tokenizer`; or, for
             programs with other inputs, arrays by input name whose first dimension counts samples.
-        max_tokens: limit of rows to learn from: tokens, or samples of a mapping.
+        max_tokens: largest number of tokens (or of samples of a mapping) to learn from.
         context: tokens per window, for ids that are not windows yet.
-        seed: of the draw of windows, which is without replacement.
-        held_out: source of the windows to measure on; by default a quarter of the windows, at most half of
+        seed: of the random choice of windows, without replacement.
+        held_out: source of the windows to measure on; by default a quarter of the windows of `source`, at most half of
             `max_tokens`.
         tokenizer: converts text to ids.
 
     Attributes:
         windows, held: arrays by input name to learn from, and to measure on; the first dimension counts windows.
-        tokens: rows to learn from.
-    Raises: UsageError for an empty source; CalibrationLeak for held-out windows that are learned from.
+        tokens: number of tokens (or samples) to learn from.
+    Raises: UsageError for an empty source; CalibrationLeak if a window of `held_out` is also a learning window.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Calibration:
         model: Model, text: str | None = None, max_tokens: int = 8192, context: int = 512, seed: int = 0, *,
         held_out: Any = None,
     ) -> Calibration:  # fmt: skip
-        """Calibration of a model on a text; by default on the bundled text, whose second half is held out.
+        """Make calibration data from a text; by default from the bundled text, whose second half is held out.
 
         Raises: UsageError for a model without a tokenizer.
         """
@@ -104,43 +105,44 @@ class Calibration:
 
     @property
     def tokens(self) -> int:
-        """Rows to learn from."""
+        """Number of tokens (or samples) to learn from."""
         return _count(self.windows) * self.width
 
     def check_held_out(self, windows: Mapping[str, np.ndarray]) -> None:
-        """Raises: CalibrationLeak if one of the windows is learned from."""
+        """Check that none of the windows is also a learning window. Raises: CalibrationLeak if one is."""
         if leaked := self._leaked(windows):
             raise CalibrationLeak(
-                "held-out windows are also learned from", got=f"{len(leaked)} of {_count(windows)}, first {leaked[0]}",
-                expected="windows of other data", fix="Calibration(..., held_out=other_tokens)",
+                "some windows are both held out and learned from", fix="Calibration(..., held_out=other_tokens)",
+                got=f"{len(leaked)} of {_count(windows)}, first {leaked[0]}", expected="windows of other data",
             )  # fmt: skip
 
     def _leaked(self, windows: Mapping[str, np.ndarray]) -> list[int]:
-        """Numbers of the windows that are learned from."""
+        """Return the indices of windows that are also learning windows."""
         seen = set(digests(self.windows))
         return [i for i, d in enumerate(digests(windows)) if d in seen]
 
     def feeds(self, p: Program, held: bool = False) -> list[dict[str, np.ndarray]]:
-        """Inputs of a program in chunks of about 2048 rows; adds `positions` if the program takes them.
+        """Return the learning (or `held`-out) windows in chunks of about 2048 tokens, with `positions` if the program
+        takes them.
 
         Raises: PromptError for a token outside the vocabulary; UsageError if `held` and no window is held out.
         """
         windows = self.held if held else self.windows
         if not _count(windows):
-            raise UsageError("no window is held out", expected="at least four windows, or held_out=...")
+            raise UsageError("there are no held-out windows", expected="at least four windows, or held_out=...")
         if "ids" in windows:
             windows = {**windows, "ids": check_ids(windows["ids"], vocabulary(p))}
         return chunked(p, windows, max(ROWS // self.width, 1))
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """The value for a key; only the last one is cached, so that one layer's statistics are in memory."""
+        """Return the cached value of a key, or make it. Only the latest key is cached, to save memory."""
         if self._cached is None or self._cached[0] != key:
             self._cached = None  # free the old value before the new one is made
             self._cached = key, make()
         return self._cached[1]
 
     def to_json(self) -> dict[str, Any]:
-        """Sizes, seed and the hashes of both sides, as reports contain them."""
+        """Return sizes, seed and the hashes of the learning and the held-out windows, for reports."""
         return {
             "tokens": self.tokens, "context": self.width, "seed": self.seed, "windows": _hash(self.windows),
             "held_out_tokens": _count(self.held) * self.width, "held_out": _hash(self.held),
@@ -151,9 +153,9 @@ class Calibration:
 
 
 class Stream:
-    """A program's run on calibration data, layer by layer; only values that later layers read stay in memory.
+    """A run of a program on calibration data, node by node; only values that later nodes read stay in memory.
 
-    The program may be edited after the stream's position: so a layer is pruned on the outputs of the layers before it,
+    Nodes after the stream's position may be edited. So each layer can be pruned on the outputs of the layers before it,
     which are pruned already.
     """
 
@@ -162,7 +164,7 @@ class Stream:
         self.live: list[dict[Value, NDArray]] = [{} for _ in feeds]
 
     def advance(self, node: NodeId) -> Stream:
-        """Compute everything before a node in topological order, and retain the values that later nodes read."""
+        """Compute the nodes before a node in topological order, and retain the values that the other nodes read."""
         p, moving = self.p, input_dependent(self.p)
         order = [n for n in p.order() if n in moving]
         if node not in moving:
@@ -178,18 +180,18 @@ class Stream:
         return self
 
     def read(self, values: Sequence[Value]) -> Iterator[dict[Value, NDArray]]:
-        """The values of each chunk in turn, computed from the stream's position."""
+        """Yield, for each chunk of data, the requested values, computed from the stream's position."""
         for feeds, live in zip(self.feeds, self.live, strict=True):
             yield run_nodes(self.p, feeds, keep=list(values), given=live, whole=False).values if values else {}
 
     def outputs(self, name: str | None = None) -> Iterator[np.ndarray]:
-        """An output of each chunk, by default the first one; see `as_float`."""
+        """Yield one output (by default the first) for each chunk of data, converted by `as_float`."""
         value = self.p.output(name or self.p.output_names()[0])
         return (as_float(chunk[value]) for chunk in self.read([value]))
 
 
 def chunked(p: Program, rows: Mapping[str, np.ndarray], per: int) -> list[dict[str, np.ndarray]]:
-    """Inputs of a program in chunks of `per` rows; adds `positions` of ids if the program takes them."""
+    """Split the inputs of a program into chunks of `per` samples; add `positions` if the program takes them."""
     if "ids" in rows and "positions" in p.input_names() and "positions" not in rows:
         rows = {**rows, "positions": np.broadcast_to(np.arange(rows["ids"].shape[1]), rows["ids"].shape)}
     return [{name: np.ascontiguousarray(a[i : i + per]) for name, a in rows.items()}
@@ -197,12 +199,12 @@ def chunked(p: Program, rows: Mapping[str, np.ndarray], per: int) -> list[dict[s
 
 
 def as_float(array: NDArray) -> np.ndarray:
-    """An array as float32, or as float64 if it was computed in float64."""
+    """Convert an array to NumPy: float64 stays float64, every other dtype becomes float32."""
     return array.to_numpy("float64" if array.dtype.name == "float64" else "float32")
 
 
 def input_dependent(p: Program) -> set[NodeId]:
-    """Nodes whose value depends on an input; all other nodes depend on weights alone."""
+    """Return the nodes whose value depends on an input; all other nodes depend on weights alone."""
     if p.history.open is not None:
         return p.dependents(p.inputs())
     known = p.derived.get("moving")
@@ -212,23 +214,24 @@ def input_dependent(p: Program) -> set[NodeId]:
 
 
 def digests(windows: Mapping[str, np.ndarray]) -> list[str]:
-    """sha256 of each window."""
+    """Return the SHA-256 of each window."""
     columns = [np.ascontiguousarray(windows[name]) for name in sorted(windows)]
     return [sha256(b"".join(c[i].tobytes() for c in columns)).hexdigest() for i in range(_count(windows))]
 
 
 def _windows(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.ndarray], int]:
-    """Arrays by input name, and rows per window."""
+    """Cut a source into windows. Returns: arrays by input name, and the tokens per window (1 for a mapping)."""
     if isinstance(source, Mapping):
         found = {str(name): np.asarray(a) for name, a in source.items()}
-        if len({len(a) for a in found.values()}) != 1 or not _count(found):
-            shapes = {n: a.shape for n, a in found.items()}
-            raise UsageError("inputs have different or no samples", expected="equally many samples for every input",
-                             got=shapes)  # fmt: skip
+        shapes = {n: a.shape for n, a in found.items()}
+        if len({len(a) for a in found.values()}) > 1:
+            raise UsageError("the inputs have different numbers of samples", got=shapes)
+        if not found or not _count(found):
+            raise UsageError("the calibration data are empty", expected="at least one sample per input", got=shapes)
         return found, 1
     if isinstance(source, str):
         if tokenizer is None:
-            raise UsageError("a text needs a tokenizer", fix="Calibration.of(model, text)")
+            raise UsageError("a text was given without a tokenizer", fix="Calibration.of(model, text)")
         source = tokenizer.encode(source)
     ids = np.asarray(source)
     if ids.ndim == 1 and len(ids):

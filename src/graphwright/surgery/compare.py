@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 GREEDY, PROMPT = 16, 8
-"""Tokens that are continued greedily, and tokens of the prompt before them."""
+"""Number of tokens that are generated greedily, and of prompt tokens before them."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -29,11 +29,11 @@ class ComparisonReport(ReportBase):
     """Differences of two programs a and b.
 
     Attributes:
-        outputs: of the first output over all inputs: `max_abs`, `relative` (‖b - a‖ / ‖a‖). Programs that score tokens
-            also have `kl_mean`, `kl_max` (nats, of a against b), `top1` (share of equal most likely tokens), `greedy`
-            (share of equal tokens in greedy continuations), `prompts` and `perplexity` [a, b].
+        outputs: differences of the first output over all inputs: `max_abs`, `relative` (‖b - a‖ / ‖a‖). Programs that
+            score tokens also have `kl_mean`, `kl_max` (nats, of a against b), `top1` (share of equal most likely
+            tokens), `greedy` (share of equal tokens in greedy continuations), `prompts` and `perplexity` [a, b].
         weights: key -> {equal, max_abs, relative, cosine} for keys that both have with the same shape.
-        missing, extra, reshaped: keys that b lacks, that a lacks, and whose shapes differ.
+        missing, extra, reshaped: keys that b lacks; keys that a lacks; keys whose shapes differ.
     """
 
     outputs: dict[str, Any]
@@ -59,7 +59,7 @@ class ComparisonReport(ReportBase):
             lines.append(f"KL {o['kl_mean']:.4g} nats on average, {o['kl_max']:.4g} at most; {same}")
             lines.append(f"perplexity {before:.4f} => {after:.4f}")
         changed = {k: w for k, w in self.weights.items() if not w["equal"]}
-        others = f"{len(self.reshaped)} of another shape, {len(self.missing)} missing, {len(self.extra)} extra"
+        others = f"{len(self.reshaped)} of a different shape, {len(self.missing)} missing, {len(self.extra)} extra"
         lines.append(f"{len(self.weights) - len(changed)} weights equal, {len(changed)} changed, {others}")
         worst = sorted(changed, key=lambda k: -changed[k]["relative"])[:10]
         lines += [f"  {k}: relative {changed[k]['relative']:.4g}, cosine {changed[k]['cosine']:.6f}" for k in worst]
@@ -74,8 +74,8 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
     Args:
         a, b: programs or models with the same inputs and outputs.
         inputs: windows of token ids [n, T], feeds by input name, or a `Calibration`, whose held-out windows are used.
-        prompts: windows whose beginning both programs continue greedily.
-    Raises: ShapeError if the outputs have different shapes; UsageError without inputs.
+        prompts: number of windows whose first 8 tokens both programs continue greedily.
+    Raises: ShapeError if the outputs have different shapes; UsageError if there are no inputs.
     """
     p, q = program_of(a), program_of(b)
     feeds = _feeds(p, inputs)
@@ -122,7 +122,7 @@ def _outputs(p: Program, q: Program, feeds: Sequence[Mapping[str, np.ndarray]], 
 
 
 def _greedy(p: Program, ids: np.ndarray) -> list[int]:
-    """The greedy continuation of a prompt."""
+    """Return the 16 tokens with which a program continues a prompt greedily."""
     for _ in range(GREEDY):
         feeds = _feeds(p, ids[None])
         ids = np.append(ids, int(next(Stream(p, feeds).outputs("logits"))[0, -1].argmax()))
@@ -159,7 +159,7 @@ class Moments:
 
     @staticmethod
     def of(values: Any) -> Moments:
-        """Moments of the entries of an array."""
+        """Return the moments of the entries of an array."""
         a = np.asarray(values, np.float64).reshape(-1)
         if not a.size:
             return Moments()
@@ -172,7 +172,7 @@ class Moments:
         return sqrt(self.squares / self.count) if self.count else 0.0
 
     def __or__(self, other: Moments) -> Moments:
-        """Moments of the numbers of both (Chan, Golub and LeVeque 1979)."""
+        """Return the moments of the numbers of both operands together (Chan, Golub and LeVeque 1979)."""
         if not self.count or not other.count:
             return self if self.count else other
         count, step = self.count + other.count, other.mean - self.mean
@@ -181,7 +181,7 @@ class Moments:
         return Moments(count, mean, squares, min(self.least, other.least), max(self.most, other.most))
 
     def to_json(self) -> dict[str, float | None]:
-        """Plain values; `min` and `max` are None if there are no numbers."""
+        """Return plain values; `min` and `max` are None if there are no numbers."""
         ends = (self.least, self.most) if self.count else (None, None)
         return {"count": self.count, "mean": self.mean, "std": self.std, "min": ends[0], "max": ends[1]}
 
@@ -191,8 +191,8 @@ class ErrorReport(ReportBase):
     """Errors by layer.
 
     Attributes:
-        layers: name -> moments of its errors.
-        facts: name -> other facts of the layer: `drift` (relative, of its output), `ratio` (parameters before / after),
+        layers: name -> moments of the errors of the layer.
+        facts: name -> other facts of the layer: `drift` (of its output, relative), `ratio` (parameters before / after),
             `seconds`.
     """
 
@@ -200,7 +200,7 @@ class ErrorReport(ReportBase):
     facts: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add(self, name: str, errors: Any, **facts: float) -> None:
-        """Add errors of a layer, or their moments, to those it has already, and replace its facts."""
+        """Add errors of a layer (numbers or `Moments`) to the recorded ones, and update its facts."""
         found = errors if isinstance(errors, Moments) else Moments.of(errors)
         self.layers[name] = self.layers.get(name, Moments()) | found
         if facts:
@@ -215,7 +215,7 @@ class ErrorReport(ReportBase):
         return total
 
     def __or__(self, other: ErrorReport) -> ErrorReport:
-        """A report on the errors of both."""
+        """Return a report on the errors of both operands."""
         made = ErrorReport()
         for report in (self, other):
             for name, found in report.layers.items():
@@ -223,11 +223,11 @@ class ErrorReport(ReportBase):
         return made
 
     def worst(self) -> list[str]:
-        """Layer names by their largest error, descending."""
+        """Return the layer names by descending largest error."""
         return sorted(self.layers, key=lambda name: (-self.layers[name].most, name))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values of all layers, the worst first."""
+        """Return plain values of all layers, the one with the largest error first."""
         rows = [{"layer": n, **self.layers[n].to_json(), **self.facts.get(n, {})} for n in self.worst()]
         return {"global": self.whole.to_json(), "layers": rows}
 

@@ -35,7 +35,7 @@ CONSTRAINTS: dict[str, type[Constraint]] = {}
 
 @dataclass(frozen=True)
 class Constraint:
-    """A condition on a program, as frozen values: node paths and axis patterns, so that it can be saved."""
+    """A condition on a program. It names nodes by path and axes by pattern, so that it can be saved."""
 
     name: ClassVar[str] = ""
 
@@ -45,29 +45,32 @@ class Constraint:
             CONSTRAINTS[cls.name] = cls
 
     def violations(self, p: Program) -> list[Finding]:
-        """Violations by a program, with repairs; empty if the constraint holds."""
+        """Return the violations by a program, with repairs as fixes; an empty list if the constraint holds."""
         return list(self._violations(p))
 
     def _violations(self, p: Program) -> Iterable[Finding]:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """Name and fields."""
+        """Return the constraint's name and fields."""
         return {"constraint": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
     def broken(
         self, p: Program, what: str, *nodes: NodeId, where: str, severity: Severity = Severity.ERROR, **facts: Any
     ) -> Finding:
-        """A violation of this constraint; see `Finding.of`."""
+        """Make a finding that reports a violation of this constraint; see `Finding.of`."""
         return Finding.of(p, self.name, severity, what, *nodes, where=where, **facts)
 
 
 def from_json(form: Mapping[str, Any]) -> Constraint:
-    """The constraint that `to_json` wrote. Raises: UsageError for an unknown name, or wrong fields."""
+    """Restore the constraint that `to_json` wrote. Raises: UsageError for an unknown name, or wrong fields."""
     kind = CONSTRAINTS.get(form.get("constraint", "")) if isinstance(form, Mapping) else None
     given = {k: v for k, v in form.items() if k != "constraint"} if kind is not None else {}
-    if kind is None or given.keys() != {f.name for f in fields(kind)}:
+    if kind is None:
         raise UsageError("unknown constraint", got=repr(form)[:120], expected=", ".join(CONSTRAINTS))
+    if given.keys() != (known := {f.name for f in fields(kind)}):
+        raise UsageError("the fields of the constraint are wrong", where=kind.name, expected=", ".join(sorted(known)),
+                         got=", ".join(map(str, given)))  # fmt: skip
     return kind(**given)
 
 
@@ -76,14 +79,14 @@ _conditions: dict[str, Condition] = {}
 
 
 def constraint(name: str) -> Callable[[Condition], Condition]:
-    """Register the decorated function for `Custom(name)`; it returns findings, or sentences that describe violations.
+    """Register the decorated function for `Custom(name)`. It returns findings, or sentences that describe violations.
 
-    Raises: UsageError for a name that another function has.
+    Raises: UsageError if a different function is already registered under the name.
     """
 
     def enter(rule: Condition) -> Condition:
         if _conditions.setdefault(name, rule) is not rule:
-            raise UsageError("another function is registered under this name", where=name)
+            raise UsageError("a different function is already registered under this name", where=name)
         return rule
 
     return enter
@@ -91,7 +94,7 @@ def constraint(name: str) -> Callable[[Condition], Condition]:
 
 @dataclass(frozen=True)
 class Custom(Constraint):
-    """A condition given by a function: a registered one by name, or any callable, which cannot be saved."""
+    """A condition given by a registered function's name, or by any callable, which cannot be saved."""
 
     rule: str | Condition
     name: ClassVar[str] = "custom"
@@ -109,7 +112,7 @@ class Custom(Constraint):
             yield each if isinstance(each, Finding) else self.broken(p, each, where=f"{label} {at}")
 
     def to_json(self) -> dict[str, Any]:
-        """The registered name. Raises: UsageError for a function that is not registered."""
+        """Return the name of the registered function. Raises: UsageError if the function is not registered."""
         if not isinstance(self.rule, str):
             fix = 'register it: @graphwright.surgery.constraint("name"), and use Custom("name")'
             raise UsageError("the constraint is an unregistered function, which cannot be saved", fix=fix,
@@ -119,12 +122,12 @@ class Custom(Constraint):
 
 # -- paths between two nodes -------------------------------------------------------------------------------------------
 Wrong = tuple[str, Severity, tuple[Fix, ...]]
-"""What is wrong with the paths between two nodes, its severity, and repairs."""
+"""Description of a violation, its severity, and repairs."""
 
 
 @dataclass(frozen=True)
 class _Pair(Constraint):
-    """A condition on two nodes; a node that does not exist is a violation, unless `optional`."""
+    """A condition on the paths between two nodes. A node that does not exist is a violation, unless `optional`."""
 
     a: str
     b: str
@@ -140,21 +143,22 @@ class _Pair(Constraint):
                 for what, severity, fixes in self.between(p, source, target)]  # fmt: skip
 
     def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
-        """What is wrong with the paths between the nodes."""
+        """Return the violations of the condition on the paths between the two nodes."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ResidualPath(_Pair):
-    """Node `a` reaches a sum at node `b` by identity edges (or a projection, if widths differ).
+    """A path leads from node `a` to node `b` through sums, casts and scalar gates only.
 
-    If `b` is no sum, the sum is a junction that reads `b`. Residual paths elsewhere do not count.
+    If `b` is not a junction, the path may end at any junction that reads `b`. If the shapes or dtypes of `a` and the
+    junction differ, the path may start with one linear map.
     """
 
     name: ClassVar[str] = "residual"
 
     def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
-        """No identity path; repaired by an edge that changes nothing until it is trained."""
+        """Report a missing path. The repair adds an edge that is zero, so it changes nothing until it is trained."""
         sums = [target] if p.is_junction(target) else [n for n in p.consumers(target) if p.is_junction(n)]
         if any(carried(p, source, s) or _projected(p, source, s) for s in sums):
             return []
@@ -169,7 +173,7 @@ class Reachable(_Pair):
     name: ClassVar[str] = "reachable"
 
     def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
-        """No path; repaired by an edge that changes nothing until it is trained."""
+        """Report a missing path. The repair adds an edge that is zero, so it changes nothing until it is trained."""
         if target in p.dependents([source]):
             return []
         return [(f"there is no path from {self.a} to {self.b}", Severity.ERROR, bridge(p, source, target))]
@@ -183,7 +187,7 @@ class NoPath(_Pair):
     optional: ClassVar[bool] = True
 
     def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
-        """A path; repaired by cutting edges into sums."""
+        """Report an existing path. The repair cuts edges into junctions."""
         if target not in p.dependents([source]):
             return []
         edges = _cut_set(p, source, target)
@@ -192,7 +196,10 @@ class NoPath(_Pair):
 
 
 def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
-    """A fix that adds an edge into a node, or into a new sum after it, which is zero until it is trained."""
+    """Return a fix that adds an edge into a node, or into a new junction after it; none if no edge is possible.
+
+    The edge passes through a gate or a matrix that is zero until it is trained.
+    """
     if source in p.dependents([target]):
         return ()
     have, want = p.specs(source)[0], p.specs(target)[0]
@@ -216,7 +223,7 @@ def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
 
 
 def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
-    """Whether a linear map of the source with a param enters a sum."""
+    """Return whether a linear map of the source reaches a junction of a different shape or dtype by a residual path."""
     if p.specs(source)[0] == p.spec(junction):
         return False
     maps = [n for n in p.consumers(source) if traits(p.op(n)).contracts == "out_in" and p.operands(n)[0].node == source]
@@ -226,7 +233,9 @@ def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
 
 
 def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:
-    """Edges into sums that cut all paths: the last one of each remaining path; None if a path has no such edge."""
+    """Return edges into junctions that cut all paths: the last one of each remaining path. None if a path has no such
+    edge.
+    """
     gone: set[EdgeId] = set()
     while (path := shortest_path(p, source, target, lambda e: e not in gone)) is not None:
         last = next((e for e in path if p.is_junction(p.graph.target(e))), None)
@@ -239,12 +248,12 @@ def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:
 # -- sizes, gradients and heads ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Budget(Constraint):
-    """Upper limits, None for no limit; without repairs. There is one violation per exceeded limit.
+    """Upper limits of a program's size, None for no limit. Each exceeded limit is one violation, without a repair.
 
     Attributes:
-        parameters: of all weights.
-        flops: operations of one run with all named sizes 1.
-        bytes: of all weights, as stored.
+        parameters: limit for all weights.
+        flops: limit for the operations of one run in which every named size is 1.
+        bytes: limit for all weights, as stored.
     """
 
     parameters: int | None = None
@@ -263,7 +272,7 @@ class Budget(Constraint):
 
 @dataclass(frozen=True)
 class EqualSizes(Constraint):
-    """All axes that match a pattern have one size; smaller ones are grown by units that change nothing."""
+    """All axes that match a pattern have the same size. The repair adds units that change no result."""
 
     axis: str
     name: ClassVar[str] = "uniform"
@@ -279,7 +288,7 @@ class EqualSizes(Constraint):
 
 @dataclass(frozen=True)
 class MultipleOf(Constraint):
-    """Sizes of all axes that match a pattern are multiples of `k`; others are grown by units that change nothing."""
+    """Sizes of all axes that match a pattern are multiples of `k`. The repair adds units that change no result."""
 
     axis: str
     k: int
@@ -288,13 +297,13 @@ class MultipleOf(Constraint):
     def _violations(self, p: Program) -> Iterator[Finding]:
         for name, g in p.axes().items():
             if matches(self.axis, name) and g.size % self.k:
-                yield self.broken(p, "the size is no multiple", where=g.name, expected=f"a multiple of {self.k}",
+                yield self.broken(p, "the size is not a multiple", where=g.name, expected=f"a multiple of {self.k}",
                                   got=str(g.size), fixes=grown(g, -(-g.size // self.k) * self.k))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class MaxDepth(Constraint):
-    """No path through the program has more than `n` ops, not counting views; without repairs."""
+    """No path through the program has more than `n` ops, not counting views. Violations have no repair."""
 
     n: int
     name: ClassVar[str] = "max_depth"
@@ -316,7 +325,7 @@ class GradientFlow(Constraint):
 
     Attributes:
         params: path pattern of the weights.
-        loss: name of an output; None means all floating ones.
+        loss: name of the output that is the loss; None means all floating outputs.
     """
 
     params: str = "**"
@@ -331,9 +340,9 @@ class GradientFlow(Constraint):
 
 @dataclass(frozen=True)
 class HeadBalance(Constraint):
-    """No head's norm exceeds `ratio` times the median of its layer, or falls below 1 / `ratio` of it.
+    """The norm of each head is between 1 / `ratio` and `ratio` times the median of its layer.
 
-    Violations are repaired by rescaling, or by cutting dead heads.
+    Repairs rescale the head against its partner matrices, or cut dead heads.
     """
 
     ratio: float = 8.0

@@ -9,7 +9,7 @@ from graphwright.errors import UsageError
 
 
 class StaleStep(UsageError):
-    """The weights of a planned step changed after the plan was made."""
+    """A planned step cannot be applied: its weights changed after the plan was made, or its module is gone."""
 
 
 class NothingToPrune(UsageError):
@@ -17,7 +17,7 @@ class NothingToPrune(UsageError):
 
 
 class NotRotation(UsageError):
-    """The matrix is not orthogonal, or has determinant -1, where a rotation is needed."""
+    """The matrix is not orthogonal, or has determinant -1, but a rotation is required."""
 
 
 class NotAbsorbable(UsageError):
@@ -29,17 +29,17 @@ class NotAbsorbable(UsageError):
 
 
 class NotFactorable(UsageError):
-    """A shape does not split into the requested number of modes."""
+    """A size is not a product of the requested number of factors."""
 
     def __init__(self, shape: tuple[int, ...], order: int, where: object = None) -> None:
         sizes = "x".join(map(str, shape))
-        super().__init__(f"the shape does not split into {order} modes", where=where, got=sizes,
-                         expected=f"{order} factors above 1 of each side", fix="pad=True pads with zeros")  # fmt: skip
+        super().__init__(f"the size is not a product of {order} factors above 1", where=where, got=sizes,
+                         expected=f"a size with {order} factors", fix="pad=True pads with zeros")  # fmt: skip
         self.shape, self.order = shape, order
 
 
 class CompressionWouldGrow(UsageError):
-    """The factors that meet the budget are not smaller than the matrix."""
+    """The factors that meet the budget have at least as many parameters as the matrix."""
 
     def __init__(self, ratio: float, where: object = None) -> None:
         super().__init__("factors within this budget are not smaller than the matrix", where=where,
@@ -49,7 +49,7 @@ class CompressionWouldGrow(UsageError):
 
 
 def check_choices(given: Mapping[str, Any], known: Mapping[str, Collection[str]]) -> None:
-    """Check that each option has one of its known values. Raises: UsageError naming the first that has not."""
+    """Check that each option has one of its known values. Raises: UsageError for the first option that does not."""
     for name, values in known.items():
         if given[name] not in values:
-            raise UsageError(f"unknown {name}", where=name, expected=", ".join(values), got=given[name])
+            raise UsageError(f"unknown value of {name}", where=name, expected=", ".join(values), got=given[name])

@@ -1,6 +1,6 @@
-"""Selection of stored weight matrices: which ones a pattern selects, which nodes read them, why others are skipped.
+"""Selection of stored weight matrices: those that a pattern selects, the nodes that read them, and the skipped params.
 
-Invariant: processed and skipped together are all params that the pattern selects; a tied param is listed once.
+Invariant: each param that the pattern selects is listed exactly once, either as a matrix or as skipped with a reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 MATRIX_PORT = {name: row.traits.matrix for name, row in OPS.items() if row.traits.matrix is not None}
-"""Op -> operand number of its matrix [out, in]: used as x · Wᵀ, or as a table of rows."""
+"""Op -> operand index of its matrix [out, in], which it uses as x · Wᵀ or as a table of rows."""
 
 
 class NonFiniteWeight(UsageError, ArithmeticError):
@@ -64,13 +64,13 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A param [out, in].
+    """A param of shape [out, in].
 
     Attributes:
         param: its node.
         path, key: names in the program and in the checkpoint.
         shape: (out, in).
-        dtype: as stored.
+        dtype: dtype in which it is stored.
         readers: nodes that read it, directly or through casts; several if it is tied.
     """
 
@@ -83,7 +83,7 @@ class Matrix:
 
     @property
     def name(self) -> str:
-        """The path without `.weight`: that of its linear map."""
+        """Path of its linear map: the path of the param without `.weight`."""
         return self.path.removesuffix(".weight")
 
     @property
@@ -93,9 +93,10 @@ class Matrix:
 
 
 def find_matrices(program: Program, where: str | Selection) -> tuple[list[Matrix], list[Skipped]]:
-    """Matrices whose linear map or weight is selected, in topological order.
+    """Return the selected matrices in topological order, and the selected params that are skipped.
 
-    A pattern that begins with a wildcard leaves out embedding tables and output heads: they must be named.
+    A matrix is selected by its param or by a linear map that reads it. A pattern that begins with a wildcard skips
+    embedding tables and output heads: they must be named.
 
     Raises:
         EmptySelection: if no matrix is selected.
@@ -108,17 +109,17 @@ def find_matrices(program: Program, where: str | Selection) -> tuple[list[Matrix
     found = [m for m in checked if isinstance(m, Matrix)]
     skipped = [s for s in checked if isinstance(s, Skipped)]
     if not found:
-        reason = f": {skipped[0].reason}" if skipped else ""
+        reason = f"; {skipped[0].path} was skipped: {skipped[0].reason}" if skipped else ""
         raise EmptySelection(
             "the selection contains no matrix of a linear map", where=where if isinstance(where, str) else repr(where),
-            got=f"{selection.count} nodes, {len(skipped)} params{reason}",
+            got=f"{selection.count} nodes{reason}",
             fix='program.select("**", op="linear").show() lists the linear maps',
         )  # fmt: skip
     return found, skipped
 
 
 def _param(p: Program, node: NodeId) -> NodeId | None:
-    """A selected param, or the matrix that a selected node reads."""
+    """Return a selected param itself, or the param that a selected node reads as its matrix, if any."""
     if p.op(node) == PARAM:
         return node
     if p.op(node) not in MATRIX_PORT:
@@ -148,7 +149,7 @@ def _matrix(p: Program, node: NodeId, named: bool) -> Matrix | Skipped:
 
 
 def _readers(p: Program, value: Value) -> list[Reader]:
-    """Readers of a value, looking through casts; a read at another port than the matrix's is listed as `op operand`."""
+    """Return the readers of a value, through casts; a read at a port not for matrices is listed as `op operand`."""
     found = []
     for edge in p.out_edges(value.node):
         reader = p.graph.target(edge)
@@ -161,23 +162,23 @@ def _readers(p: Program, value: Value) -> list[Reader]:
 
 
 def selection_of(p: Program, where: str | Selection) -> Selection:
-    """The selection of a pattern, or the selection itself."""
+    """Select the nodes of a pattern; return a selection unchanged."""
     return p.select(where) if isinstance(where, str) else where
 
 
 def named(p: Program, *endings: str) -> list[str]:
-    """Paths of params without one of these endings, for those that have it, in order of creation."""
+    """Return the paths of params that end with one of `endings`, with the ending removed, in order of creation."""
     paths = [p.path(n) for n in p.of_kind(PARAM)]
     return [path.removesuffix(end) for path in paths for end in endings if path.endswith(end)]
 
 
 def values(program: Program, key: str) -> np.ndarray:
-    """A weight in float64. Raises: NonFiniteWeight."""
+    """Return a weight in float64. Raises: NonFiniteWeight if it contains NaN or infinity."""
     return finite(program.weights.array(key).to_numpy("float64"), key)
 
 
 def finite(array: np.ndarray, key: str = "w") -> np.ndarray:
-    """`array` itself. Raises: NonFiniteWeight naming its first entry that is not finite."""
+    """Return `array` unchanged. Raises: NonFiniteWeight with the index of the first entry that is NaN or infinite."""
     if not (fine := np.isfinite(array)).all():
         index = tuple(int(i) for i in np.unravel_index(int(np.argmin(fine)), fine.shape))
         raise NonFiniteWeight(key, index, float(array[index]))
@@ -185,18 +186,18 @@ def finite(array: np.ndarray, key: str = "w") -> np.ndarray:
 
 
 def stored(array: np.ndarray, dtype: DType) -> NDArray:
-    """An array rounded once to the dtype it is stored in."""
+    """Round an array once to the dtype in which it is stored."""
     given = from_numpy(np.ascontiguousarray(array))
     return given if given.dtype is dtype else empty(given.shape, dtype).copy_from(given)
 
 
 def rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """A float64 array after rounding to `dtype`, in float64."""
+    """Round a float64 array to `dtype`, and return the result in float64."""
     return stored(array, dtype).to_numpy("float64")
 
 
 def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calibration) -> dict[str, np.ndarray]:
-    """Matrix path -> Gram matrix G = Σ x xᵀ / N of the inputs x of its linear maps, float64 [in, in].
+    """Return matrix path -> Gram matrix G = Σ x xᵀ / N of the inputs x of its linear maps, float64 [in, in].
 
     Maps that read the same value share its statistics. A matrix that no linear map reads has no entry.
     """
@@ -223,7 +224,7 @@ def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calib
 
 
 def output_error(w: np.ndarray, new: np.ndarray, gram: np.ndarray) -> float:
-    """Relative error of y = x · Wᵀ over inputs with a Gram matrix: √(tr D G Dᵀ / tr W G Wᵀ) with D = new - W."""
+    """Return the relative error of y = x · Wᵀ: √(tr D G Dᵀ / tr W G Wᵀ), D = new - W, G = `gram` of the x."""
     d = new - w
     lost, whole = float(np.vdot(d @ gram, d)), float(np.vdot(w @ gram, w))
     return (max(lost, 0.0) / whole) ** 0.5 if whole > 0 else 0.0 if lost <= 0 else inf
@@ -236,10 +237,10 @@ class MatrixReport(ReportBase):
 
     Attributes:
         dry_run: the program was not changed.
-        options: of the call, as JSON.
+        options: options of the call, as JSON.
         rows: one per matrix (and method); each has a `path`.
         skipped: matrices that were not changed, with the reason.
-        drift: of the program's first output on the calibration data; None without them.
+        drift: of the program's first output on the calibration data; None without calibration data.
         interrupted: Ctrl-C or lack of memory ended the edit early; finished matrices stay edited.
     """
 
@@ -251,15 +252,15 @@ class MatrixReport(ReportBase):
     interrupted: bool = False
 
     def text(self, title: str, *lines: str) -> str:
-        """A title, lines, and the facts that all such reports have."""
+        """Format a title, some lines, and the facts that all such reports have."""
         ends = [f"skipped {s.path}: {s.reason}" for s in self.skipped]
         ends += [f"logits {self.drift}"] if self.drift is not None else []
-        ends += ["interrupted: finished matrices stay edited"] if self.interrupted else []
+        ends += ["interrupted: finished matrices are kept"] if self.interrupted else []
         return "\n".join([title + (", dry run" if self.dry_run else ""), *lines, *ends])
 
 
 def program_of(program: Program | Model) -> Program:
-    """The program of a model, or the program itself."""
+    """Return the program of a model, or the program itself."""
     return program if isinstance(program, OpGraph) else program.program
 
 
@@ -273,7 +274,7 @@ def edit_matrices(
     Args:
         program: edited in place, or on a fork if `found.dry_run`.
         edit: edits one matrix, appends its rows to `found`, and returns numbers for the progress.
-        found: `drift` is set, and `interrupted` and `skipped` where Ctrl-C or lack of memory ends the loop.
+        found: report to complete: sets `drift`, and after Ctrl-C or lack of memory `interrupted` and `skipped`.
         name: of the operation, for the journal and the progress.
         calibration: data on which drift is measured.
         keep_partial: after an interruption keep the finished matrices; otherwise nothing changes.

@@ -24,7 +24,7 @@ CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 
 
 def scores_tokens(p: Program) -> bool:
-    """Whether a program scores next tokens: it has an input `ids` and an output `logits`."""
+    """Return whether a program scores next tokens: it has an input `ids` and an output `logits`."""
     return "ids" in p.input_names() and "logits" in p.output_names()
 
 
@@ -49,7 +49,7 @@ def next_token_nats(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def nats(stream: Stream) -> float:
-    """Mean -ln p of next tokens over the windows of a stream, from its position; infinite if not finite."""
+    """Return the mean -ln p of next tokens over the windows of a stream; infinity if it is not finite."""
     total, count = 0.0, 0
     for feeds, logits in zip(stream.feeds, stream.outputs("logits"), strict=True):
         found = next_token_nats(logits, feeds["ids"])
@@ -58,7 +58,7 @@ def nats(stream: Stream) -> float:
 
 
 def squared_drift(stream: Stream, reference: Sequence[np.ndarray]) -> float:
-    """Mean squared difference of the first output from a reference, relative to the reference's mean square."""
+    """Return ‖output - reference‖² / ‖reference‖² of the first output, over all chunks of a stream."""
     lost = whole = 0.0
     for found, before in zip(stream.outputs(), reference, strict=True):
         lost += float(((found.astype(np.float64) - before) ** 2).sum())
@@ -67,17 +67,17 @@ def squared_drift(stream: Stream, reference: Sequence[np.ndarray]) -> float:
 
 
 def loss(stream: Stream, reference: Sequence[np.ndarray] | None = None) -> float:
-    """Nats per token if the program scores tokens, else the squared drift from a reference."""
+    """Return the nats per token if the program scores tokens, else its squared drift from a reference."""
     return nats(stream) if scores_tokens(stream.p) else squared_drift(stream, reference or ())
 
 
 def quality(
     p: Program, calibration: Calibration, reference: Program | None = None, tokenizer: Any = None
 ) -> dict[str, float]:
-    """Quality on the held-out windows: {nats, perplexity, bits_per_byte}, or {drift} from the reference.
+    """Measure {nats, perplexity, bits_per_byte} on the held-out windows, or {drift} if the program scores no tokens.
 
     `bits_per_byte` needs a tokenizer, to count the bytes of the scored tokens.
-    Raises: CalibrationLeak if a window was learned from; UsageError without held-out windows.
+    Raises: CalibrationLeak if a window was learned from; UsageError if no window is held out.
     """
     calibration.check_held_out(calibration.held)
     stream = Stream(p, calibration.feeds(p, held=True))
@@ -96,22 +96,22 @@ def quality(
 def figures(
     p: Program, calibration: Calibration, reference: Program | None = None, tokenizer: Any = None
 ) -> dict[str, float]:
-    """{parameters, bytes, flops} (flops of one token or sample), and the program's `quality`."""
+    """Return {parameters, bytes, flops}, with the flops of one token or sample, and the figures of `quality`."""
     taken = size(p)
     found = {"parameters": taken.params, "bytes": taken.bytes, "flops": taken.flops}
     return found | quality(p, calibration, reference, tokenizer)
 
 
 def activation_memory(program: Program, inputs: Mapping[str, Any]) -> int:
-    """Bytes of the arena that a run of these inputs, arrays by input name, needs for its activations.
+    """Return the bytes of the arena that a run with these inputs (arrays by input name) needs for activations.
 
-    Raises: as `Program.compile`.
+    Raises: the errors of `Program.compile`.
     """
     return program.compile(inputs).arena_bytes
 
 
 def speed(p: Program, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Measured time: {ms_per_token, tokens_per_s} of decoding after 128 tokens; {ms_per_run} of other programs."""
+    """Measure {ms_per_token, tokens_per_s} of decoding after 128 tokens; {ms_per_run} if there are no token scores."""
     if not scores_tokens(p):
         plan = p.compile(feeds, freeze=True)
         return {"ms_per_run": _median_ms(lambda: plan(feeds))}
@@ -137,7 +137,7 @@ def _median_ms(call: Callable[[], object]) -> float:
 def loss_gradients(
     p: Program, feeds: Sequence[Mapping[str, np.ndarray]], paths: Sequence[str]
 ) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Per chunk, path -> (value, gradient of the chunk's summed -ln p of next tokens with respect to it)."""
+    """Yield for each chunk: path -> (value, gradient of the summed -ln p of next tokens with respect to it)."""
     for given in (part for f in feeds for part in chunked(p, f, max(1024 // f["ids"].shape[1], 1))):
         batch, length = given["ids"].shape
         with p.run(given, keep=[*paths]) as run:
@@ -172,7 +172,7 @@ class Drift(ReportBase):
         self._same = 0
 
     def add(self, old: np.ndarray, new: np.ndarray) -> None:
-        """Add one chunk of rows of both programs."""
+        """Add the values of both programs for one chunk of rows."""
         a, b = (x.reshape(-1, x.shape[-1]).astype(np.float64) for x in (old, new))
         difference = b - a
         self._squared += float(np.vdot(difference, difference))
@@ -201,7 +201,7 @@ class Drift(ReportBase):
         return self._same / self.rows if self.scores else None
 
     def to_json(self) -> dict[str, Any]:
-        """The figures."""
+        """Return the figures as plain values."""
         return {name: getattr(self, name) for name in ("relative", "max_abs", "kl", "same_top", "rows")}
 
     def __str__(self) -> str:
@@ -214,11 +214,11 @@ class Drift(ReportBase):
 def measure_drift(
     before: Program, after: Program, calibration: Calibration, layers: Sequence[str] = ()
 ) -> tuple[Drift, dict[str, Drift]]:
-    """Drift of the first output, and of nodes by path, between two programs on the calibration windows.
+    """Measure the drift between two programs of the first output, and of nodes by path, on the calibration windows.
 
     Args:
         before, after: both take the calibration's inputs.
-        calibration: its windows to learn from; drift is no measure of quality.
+        calibration: its learning windows are used, not the held-out ones: drift does not measure quality.
         layers: paths that both programs have.
     """
     name, end, inner = before.output_names()[0], Drift(scores=True), {path: Drift() for path in layers}

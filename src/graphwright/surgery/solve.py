@@ -37,10 +37,10 @@ class ConstraintSolution(ReportBase):
     """The result of solving.
 
     Attributes:
-        satisfied: whether all constraints hold now.
-        made: applied repairs, in order; empty if some constraint could not be satisfied.
+        satisfied: whether all constraints hold.
+        made: descriptions of the applied repairs, in order; empty if some constraint could not be satisfied.
         unsatisfied: remaining violations, with the rejected repairs.
-        entry: of the journal; None without an edit.
+        entry: the journal entry of the repairs; None if there was no edit.
     """
 
     satisfied: bool
@@ -59,7 +59,8 @@ class ConstraintSolution(ReportBase):
 
 
 def solve(program: Program, constraints: Sequence[Constraint] | None = None, max_edits: int = 64) -> ConstraintSolution:
-    """Satisfy constraints by repairs that create no new finding or violation; deterministic.
+    """Apply repairs until all constraints hold; deterministic. Repairs that cause new findings or violations are
+    rejected.
 
     Args:
         program: changed by one edit if all constraints can be satisfied, otherwise unchanged bit for bit.
@@ -97,7 +98,10 @@ def _step(
     trial: Program, wanted: Sequence[Constraint], left: list[Finding], known: set[tuple[str, str]],
     tried: dict[tuple[str, str], dict[str, str]],
 ) -> tuple[Program, list[Finding], Fix] | None:  # fmt: skip
-    """The first repair, by cost, kind and location, that leaves fewer violations and adds no finding."""
+    """Find the first repair, by cost, kind and location, that leaves fewer violations and adds no finding.
+
+    Returns: the repaired fork, its violations and the repair; None if there is no such repair.
+    """
     repairs = [(v, fix) for v in left for fix in v.fixes]
     repairs.sort(key=lambda pair: (pair[1].cost, pair[0].kind, pair[0].where, pair[1].what))
     allowed = known | {v.identity for v in left}
@@ -132,6 +136,6 @@ def _structural(p: Program) -> set[tuple[str, str]]:
 
 
 def _weight(left: Sequence[Finding]) -> tuple[int, ...]:
-    """Number of violations per severity, the worst first, for lexicographic comparison."""
+    """Return the number of violations per severity, the worst first, for lexicographic comparison."""
     count = Counter(v.severity for v in left)
     return tuple(count[s] for s in sorted(Severity, reverse=True))

@@ -1,4 +1,4 @@
-"""Walks over a program: breadth first, by shortest paths of edges, and along single readers."""
+"""Walks over a program: breadth first, along shortest paths, and along values with a single reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def flood(start: Iterable[T], after: Callable[[T], Iterable[T]]) -> list[T]:
-    """The start and everything that `after` leads to, each once, breadth first."""
+    """Return the start items and all items reachable through `after`, each once, breadth first."""
     order = list(dict.fromkeys(start))
     seen = set(order)
     for item in order:  # grows during iteration
@@ -27,7 +27,7 @@ def flood(start: Iterable[T], after: Callable[[T], Iterable[T]]) -> list[T]:
 
 
 def shortest_path(p: Program, source: NodeId, target: NodeId, usable: Callable[[EdgeId], bool]) -> list[EdgeId] | None:
-    """The usable edges of a shortest path from a node to another one, the last one first; None if there is no path."""
+    """Return the edges of a shortest path of usable edges, the last edge first; None if there is no path."""
     came: dict[NodeId, EdgeId | None] = {source: None}
 
     def after(node: NodeId) -> Iterable[NodeId]:
@@ -47,12 +47,12 @@ def shortest_path(p: Program, source: NodeId, target: NodeId, usable: Callable[[
 
 
 def next_reader(p: Program, node: NodeId, passes: Callable[[NodeId, int], bool]) -> tuple[NodeId, int | None]:
-    """The nearest node after a node that is not passed, and the port at which it reads.
+    """Follow single readers from a node. Return the first one that `passes` rejects, and the port at which it reads.
 
-    If a value on the way has not exactly one reader, the node of that value and None.
+    If a value on the way does not have exactly one reader, return its node and None.
 
     Args:
-        passes: whether the walk goes on through a reader that reads at a port.
+        passes: given a reader and the port at which it reads, True to continue the walk at the reader.
     """
     while len(edges := p.out_edges(node)) == 1:
         node, port = p.graph.target(edges[0]), p.edge_port(edges[0])

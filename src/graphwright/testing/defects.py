@@ -1,6 +1,6 @@
 """Plant one defect of a given kind at a random position of a program, for tests of diagnosis.
 
-A defect is one edit made with `check=False`; `plant` returns the element that it concerns.
+A defect is one edit made with `check=False`; `plant` returns the node or weight that it concerns.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def plant(p: Program, kind: str, seed: int = 0) -> Planted:
     Raises: UsageError for an unknown kind, or a program without a suitable position.
     """
     if kind not in _PLANTERS:
-        raise UsageError("unknown defect", got=kind, expected=", ".join(_PLANTERS))
+        raise UsageError("unknown kind of defect", got=kind, expected=", ".join(_PLANTERS))
     if p.history.open is not None:
-        raise UsageError("an edit is open", where=p.name, fix="leave the with-block first")
+        raise UsageError("cannot plant a defect while an edit is open", where=p.name, fix="leave the with-block first")
     element = _PLANTERS[kind](p, np.random.default_rng(seed))
     if element is None:
         raise UsageError("the program has no position for this defect", where=p.name, got=kind)
@@ -60,14 +60,14 @@ def _shuffled(rng: np.random.Generator, items: Sequence[T]) -> list[T]:
 
 
 def _edges(p: Program, rng: np.random.Generator) -> Iterator[tuple[NodeId, EdgeId]]:
-    """Ops and their operand edges, in random order."""
+    """Yield ops with a floating result and their operand edges, as pairs in random order."""
     for node in _shuffled(rng, [v.node for v in _values(p)]):
         for edge in _shuffled(rng, list(p.in_edges(node))):
             yield node, edge
 
 
 def _values(p: Program) -> list[Value]:
-    """Return the first results of all ops that are floating, in order of creation."""
+    """Return the first result of each op if it is floating, in order of creation."""
     return [Value(n) for n in sorted(p.nodes(), key=p.seq) if p.op(n) not in KINDS and p.spec(n).dtype.is_float]
 
 
@@ -102,7 +102,7 @@ def _orphan_source(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _trunk(p: Program) -> list[NodeId]:
-    """Return the nodes that lie on every path from the inputs to an output."""
+    """Return the ops that are on every path from the inputs to the outputs, except the outputs."""
     w = Wiring(p)
     inputs = [i for i, op in enumerate(w.ops) if op == INPUT]
     found = []
@@ -157,7 +157,7 @@ def _cycle(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _blocked_gradient(p: Program, rng: np.random.Generator) -> str | None:
-    """Return an edge such that stopping the gradient there leaves some weight without one."""
+    """Insert a `stop_gradient` on an edge, such that some trainable weight no longer gets a gradient."""
     w = Wiring(p)
     learns = {w.nodes[i] for i in learning(Diagnosis(p, None, Limits(), None))}
     wanted = [n for n in trainable(p) if n in learns]
@@ -189,7 +189,10 @@ def _missing_residual(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _unbalanced_heads(p: Program, rng: np.random.Generator) -> str | None:
-    """Scale q of some heads by 64 and k by 1/64, or o and v: the function stays, the balance is lost."""
+    """Scale the weights of q by 64 and of k by 1/64 for one group of heads, or of o and v; or both inversely.
+
+    The program still computes the same function.
+    """
     for node in _shuffled(rng, list(p.of_kind("sdpa"))):
         parts = attention_parts(p, node)
         names = [("q", "k"), ("o", "v")][int(rng.integers(2))]
@@ -215,7 +218,7 @@ def _scaled(values: np.ndarray, part, heads, by: float, dim: int) -> np.ndarray:
 
 
 def _interface(p: Program, rng: np.random.Generator) -> str | None:
-    """Pass a value in half precision, or truncated, to a reader that accepts it unchanged."""
+    """Insert a cast or slice on an operand edge, such that validation reports one new mismatch, at its reader."""
     known = p.validate().mismatches
     for node, edge in _edges(p, rng):
         spec = p.spec(p.edge_value(edge))
@@ -235,7 +238,7 @@ def _interface(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _misfit(spec: Spec, narrow: bool) -> tuple[str, dict[str, Any]]:
-    """Insert an op that changes the spec: it drops the last channel, or changes the dtype."""
+    """Return op and attributes that change a spec: a slice that drops the last channel, or a cast to a float dtype."""
     width = spec.shape[-1] if len(spec.shape) else 0
     if narrow and isinstance(width, int) and width > 1:
         return "slice", {"axis": -1, "start": 0, "size": width - 1}
@@ -243,7 +246,7 @@ def _misfit(spec: Spec, narrow: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
-    """Route a trunk value through two channels and back."""
+    """Project a value of the trunk to two channels and back."""
     for node in _shuffled(rng, _trunk(p)):
         spec, readers = p.spec(node), p.out_edges(node)
         width = spec.shape[-1] if len(spec.shape) in (1, 2, 3) else 0

@@ -2,8 +2,8 @@
 
 `check_atomic` runs the save once per possible fault, and once more after each; `inject` injects a single fault. Every
 `os` call and `open` under one folder is intercepted; calls made through `from os import write` or C code (`mmap`,
-`shutil.copyfile`) are not. `Disk` models a power loss: a file has its present content and its content at the last
-fsync, a directory likewise has its names, and each is found in either state. A rename is one atomic change of names.
+`shutil.copyfile`) are not. `Disk` models a power loss: after it, each file has its latest content or that of its last
+fsync, and each directory its latest names or those of its last fsync. A rename is one atomic change of names.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Operation:
     """One file operation. Paths are relative to the watched folder.
 
     `handle` numbers the open files from 0 and is never reused; `offset` and `data` belong to a write or a truncation;
-    `fault` is the kind of fault that hit the operation, which then had no effect, or for a write half of it.
+    `fault` is the kind of fault that hit the operation, which then had no effect; a write then wrote half of its data.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Operation:
 
 
 class _Interceptor:
-    """Wraps the system's calls. `strike(name)` returns the kind of fault for this call, or "" for none."""
+    """Replacements of the system's calls. `strike(name)` returns the kind of fault for a call, or "" for none."""
 
     def __init__(self, root: Path, strike: Callable[[str], str]) -> None:
         self.root = os.path.realpath(root)
@@ -137,7 +137,7 @@ class _Interceptor:
             yield self.log
 
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        """`os.open`."""
+        """Replace `os.open`."""
         where = self._relative(path, dir_fd)
         if where is None:
             return self._real["open"](path, flags, mode, dir_fd=dir_fd)
@@ -151,14 +151,14 @@ class _Interceptor:
         return fd
 
     def close(self, fd: int) -> None:
-        """`os.close`: the descriptor is closed even if the call fails."""
+        """Replace `os.close`: the descriptor is closed even if the call fails."""
         handle, where = self._handles.pop(fd, (-1, ""))
         self._real["close"](fd)
         if handle >= 0:
             self._record(Operation("close", where, handle=handle, fault=self.strike("close")))
 
     def write(self, fd: int, data: Any) -> int:
-        """`os.write`: a fault writes half of the bytes, or reports fewer than were given."""
+        """Replace `os.write`: a fault writes half of the bytes (EINTR none), then raises unless it is `short`."""
         if fd not in self._handles:
             return self._real["write"](fd, data)
         (handle, where), fault, content = self._handles[fd], self.strike("write"), bytes(data)
@@ -170,7 +170,7 @@ class _Interceptor:
         return done
 
     def open_stream(self, file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
-        """`open`: under the folder, built on the calls above."""
+        """Replace `open`: streams of files under the folder use the replacements above."""
         if isinstance(file, int) or kwargs.get("opener") or self._relative(file) is None:
             return self._real_open(file, mode, buffering, *args, **kwargs)
         raw = _RawFile(file, mode)
@@ -209,7 +209,7 @@ class _Interceptor:
         return call
 
     def _struck(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
-        """Record an operation, and run it unless a fault hits it; the disk model decides which syncs are durable."""
+        """Record an operation, and run it unless a fault hits it; an fsync is only recorded, and modelled by `Disk`."""
         fault, name = self.strike(operation.name), operation.name
         result = None if fault or name in ("fsync", "fdatasync") else self._real[name](*args, **kwargs)
         if result is not False:  # an unsupported exchange had no effect
@@ -221,7 +221,7 @@ class _Interceptor:
             return None
         if dir_fd is not None:
             fix = "do not use dir_fd in the code under test"
-            raise UsageError("the fault harness needs full paths", got="dir_fd", fix=fix)
+            raise UsageError("the fault harness does not support dir_fd", expected="full paths", got="dir_fd", fix=fix)
         full = os.path.abspath(os.fsdecode(path))
         return full[len(self.root) + 1 :] if full.startswith(self.root + os.sep) or full == self.root else None
 
@@ -304,7 +304,7 @@ class Disk:
                 src.now[old], dst.now[new] = dst.now[new], src.now[old]
 
     def states(self, seeds: int = 2) -> Iterator[tuple[str, Tree]]:
-        """Return possible states after a crash now: the four extremes, torn content, and `seeds` random choices."""
+        """Yield possible states after a crash now: the four extremes, torn content, and `seeds` random choices."""
         arrived: dict[str, Callable[[_File | _Folder], bool]] = {
             "everything arrived": lambda _: True,
             "only what was fsynced arrived": lambda _: False,
@@ -363,12 +363,12 @@ class Disk:
 
 
 class NotAtomic(GraphwrightError, AssertionError):
-    """A fault left a mixture, a loss or a leftover; `where` is the fault, `got` the state found."""
+    """A fault left a mixed state, lost data or left a staging file; `where` is the fault, `got` the state found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """The tests that passed: operations of one save, faults injected, distinct states after a crash."""
+    """Counts of a passed check: operations of one save, faults injected, distinct states after a crash."""
 
     operations: int
     faults: int
@@ -384,13 +384,13 @@ def record(folder: StrPath) -> Iterator[list[Operation]]:
 
 @contextmanager
 def inject(folder: StrPath, kind: str, at: int) -> Iterator[list[Operation]]:
-    """Let the `at`-th operation under `folder` that `kind` can hit fail, counted from 0.
+    """Make one operation under `folder` fail: number `at`, counted from 0 over the operations that `kind` can hit.
 
     `kind` is a key of `KINDS`: EIO, ENOSPC and EINTR raise `OSError` (a write has then written half, or for EINTR
-    nothing), `short` makes a write partial. Yields the operations; the one hit has `fault`.
+    nothing), `short` makes a write partial. Yields the list of operations; the one that failed has `fault` set.
     """
     if kind not in KINDS:
-        raise UsageError("unknown fault", expected=", ".join(KINDS), got=kind)
+        raise UsageError("unknown kind of fault", expected=", ".join(KINDS), got=kind)
     left = at
 
     def strike(name: str) -> str:
@@ -432,8 +432,10 @@ class _Trial:
         with record(folder) as self.operations:
             save(folder)
         self.new = snapshot(folder)
-        if self.old == self.new or not self.operations:
-            raise UsageError("the save changes nothing, or uses calls that are not intercepted", got=self.operations)
+        if self.old == self.new:
+            raise UsageError("the save under test changes nothing", got=self.operations)
+        if not self.operations:
+            raise UsageError("the calls of the save under test are not intercepted", fix="use os and open")
         self.tops = {_top(path) for path in (*self.old, *self.new)}
 
     def inject_everywhere(self, kind: str) -> int:
@@ -478,15 +480,14 @@ class _Trial:
         visible = {path: content for path, content in tree.items() if _top(path) in self.tops}
         if visible not in allowed:
             expected = "old or new, whole" if len(allowed) > 1 else "the new state, since the save returned"
-            what = "a reader sees the effect of the fault"
-            raise NotAtomic(what, where=fault, expected=expected, got=_describe(visible))
+            raise NotAtomic("the fault left an invalid state", where=fault, expected=expected, got=_describe(visible))
 
     def _expect_clean_after_next_save(self, folder: Path, fault: str) -> None:
         with record(folder):
             self.save(folder)
         if (found := snapshot(folder)) != self.new:
-            what = "the next save does not clean up"
-            raise NotAtomic(what, where=fault, expected=_describe(self.new), got=_describe(found))
+            raise NotAtomic("the next save does not clean up after the fault", where=fault,
+                            expected=_describe(self.new), got=_describe(found))  # fmt: skip
 
     def _fresh(self) -> Path:
         folder = self._folder()

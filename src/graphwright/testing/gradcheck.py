@@ -1,6 +1,6 @@
 """Check gradients by central differences in float64, for every mask of wanted gradients.
 
-Invariant: a check that passes has compared at least one number; it raises if there is nothing to compare.
+A check that passes has compared at least one number; it raises UsageError if there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class GradientMismatch(GraphwrightError, AssertionError):
 
 
 def all_masks(count: int) -> Iterator[tuple[bool, ...]]:
-    """Return every nonempty subset of `count` operands as a mask."""
+    """Iterate over the nonempty subsets of `count` operands as masks."""
     return (mask for mask in product((True, False), repeat=count) if any(mask))
 
 
@@ -52,7 +52,7 @@ def gradcheck(
     kept = [i for i, o in enumerate(results) if o.requires_grad]
     outs = [results[i] for i in kept]
     if not indices or not outs or not sum(arrays[i].size for i in indices):
-        raise UsageError("no float64 input affects a result", expected="a float64 input", got=len(arrays))
+        raise UsageError("no float64 input affects a result", expected="a float64 input", got=f"{len(arrays)} inputs")
     rng = np.random.default_rng(seed)
     seeds = [rng.normal(size=o.shape) for o in outs]
 
@@ -97,10 +97,10 @@ def check_masks(
     row: Op, inputs: Sequence[Any], attrs: Mapping[str, Any], reference: Function, *, rtol: float = 1e-9,
     atol: float = 1e-11, seed: int = 0,
 ) -> int:  # fmt: skip
-    """Compare the gradients of an op, with complete `attrs`, under every mask with those of a reference.
+    """Compare an op's gradients with those of a reference, for every mask of wanted gradients; return their number.
 
-    `reference` maps (inputs, seeds, mask) to one numpy gradient per operand, None where the mask is False. Returns: the
-    number of masks compared. Raises: GradientMismatch.
+    `attrs` has a value for each attribute. `reference` maps (inputs, seeds, mask) to one numpy gradient per operand,
+    None where the mask is False. Raises: GradientMismatch; UsageError if no result is differentiable.
     """
     arrays = [np.array(x) for x in inputs]
     floats = [i for i, x in enumerate(arrays) if x.dtype.kind == "f"]
@@ -118,7 +118,7 @@ def check_masks(
         for index, mine, other in zip([i for i, want in enumerate(mask) if want], ours, theirs, strict=True):
             if (mine is None) != (other is None):
                 where = f"{row.name}, operand {index}"
-                raise GradientMismatch("only one side has a gradient", where=where, got=mine, expected=other)
+                raise GradientMismatch("op or reference has no gradient here", where=where, got=mine, expected=other)
             if mine is not None:
                 _compare(mine.numpy(), other, index, rtol, atol, f"{row.name}, mask {mask}, ")
         masks += 1
@@ -126,7 +126,7 @@ def check_masks(
 
 
 def mutants(row: Op) -> Iterator[tuple[str, Op]]:
-    """Yield the op with one planted bug in its vjp at a time, which a gradient check must find."""
+    """Yield (name of a bug, copy of the op with that bug in its vjp); a gradient check must find each."""
     vjp = row.vjp
     if vjp is None:
         raise UsageError("the op has no vjp to mutate", where=row.name)
@@ -162,7 +162,7 @@ def _compare(
 ) -> None:
     mine, where = np.asarray(ours), f"{where}operand {operand}"
     if mine.shape != theirs.shape:
-        raise GradientMismatch("wrong shape of a gradient", where=where, expected=theirs.shape, got=mine.shape)
+        raise GradientMismatch("a gradient has the wrong shape", where=where, expected=theirs.shape, got=mine.shape)
     scale = float(np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0))
     off = ~(np.abs(mine - theirs) <= atol + rtol * scale)  # written so that NaN counts as wrong
     off &= ~((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))

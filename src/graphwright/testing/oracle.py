@@ -13,7 +13,7 @@ from graphwright.errors import GraphwrightError
 
 
 class ValueMismatch(GraphwrightError, AssertionError):
-    """Two implementations disagree; `where` is the first element, `expected` the reference's value."""
+    """Two implementations disagree; `where` is the first element that differs, `expected` the reference's value."""
 
 
 def as_numpy(value: Any) -> np.ndarray:
@@ -55,7 +55,7 @@ def assert_bits(ours: Any, reference: Any, *, what: str = "") -> None:
 def _refuse_form(mine: np.ndarray, theirs: np.ndarray, what: str, same_dtype: bool) -> None:
     if mine.shape != theirs.shape or not same_dtype:
         forms = [f"{x.dtype}{list(x.shape)}" for x in (theirs, mine)]
-        raise ValueMismatch("shape or dtype differs", where=what, expected=forms[0], got=forms[1])
+        raise ValueMismatch("the values have different shapes or dtypes", where=what, expected=forms[0], got=forms[1])
 
 
 def _refuse(off: np.ndarray, mine: np.ndarray, theirs: np.ndarray, what: str) -> None:
@@ -66,7 +66,7 @@ def _refuse(off: np.ndarray, mine: np.ndarray, theirs: np.ndarray, what: str) ->
 
 
 def strided(host: np.ndarray, how: str) -> NDArray:
-    """Return the values of `host` as an array with another memory layout.
+    """Return the values of `host` as an array with a given memory layout.
 
     Args:
         how: `plain`; `permuted` (axes stored in reverse order); `sliced` (every second entry of a larger block, at an
@@ -84,6 +84,6 @@ def strided(host: np.ndarray, how: str) -> NDArray:
 
 
 def poisoned(array: NDArray) -> NDArray:
-    """Return the array with all bytes set so that floats read NaN, to reveal elements that are not written."""
+    """Fill the array with bytes that read as NaN in floats, to reveal elements that are never written; return it."""
     fill(array.to_numpy(bits=True).reshape(-1).view(np.uint8))
     return array

@@ -15,7 +15,7 @@ TOKENS, WIDTH, PLANTED = 8, 16, 12
 
 
 class Edges:
-    """y_i = Σ over planted j of M x_j + 0.05 noise; the student has a weight W from every other token into each.
+    """y_i = Σ M x_j over planted edges j -> i, + 0.05 noise; the student sums all edges and has one shared weight W.
 
     `program` has inputs x, y [batch, 8, 16] and the output `loss`, the mean squared error; `planted` names the edges
     that carry signal.
@@ -39,7 +39,7 @@ class Edges:
         self.planted = {f"x{j} -> y{i}" for i, j in self.pairs}
 
     def edges(self) -> list:
-        """The 56 edges."""
+        """Return the 56 edges."""
         return [e for i in range(TOKENS) for e in self.program.in_edges(f"y{i}")]
 
     def gate(self, kind: str, **options: Unpack[GateKeywords]) -> None:
@@ -57,16 +57,16 @@ class Edges:
         return {"x": x.astype(self.kind), "y": y.astype(self.kind)}
 
     def found(self, open_names: set[str]) -> tuple[float, float]:
-        """Return (share of planted edges kept, share of the others cut)."""
+        """Return (share of planted edges that are open, share of the other edges that are cut)."""
         others = 56 - PLANTED
         return len(open_names & self.planted) / PLANTED, 1 - len(open_names - self.planted) / others
 
 
 class Sources:
-    """y = scale · (Σ over planted j of M_j x_j + 0.1 noise); each source of the student has its own weights W_j.
+    """y = scale · (Σ M_j x_j over planted sources j, + 0.1 noise); each source of the student has its own weight W_j.
 
     `program` has inputs x [batch, sources, 6], y [batch, 4] and the output `loss`, the mean squared error; `planted`
-    names the edges that carry signal. `correlated` is the correlation of the entries of two sources.
+    names the edges that carry signal. `correlated` is the correlation of each entry between two sources.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ BLOCK_NAMES = ("x", *(f"h{j}" for j in range(1, BLOCKS + 1)))
 
 
 def chain(seed: int, teacher: bool = False, widths: tuple[int, ...] = (CHAIN,) * (BLOCKS + 1)) -> Program:
-    """h_j = tanh(W h_(j-1) + b), outputs y1 ... y6; random weights, those of a teacher 1.2 times orthogonal."""
+    """Build h_j = tanh(W_j h_(j-1) + b_j) with outputs y1 ... y6; W is random, for a teacher 1.2 times orthogonal."""
     rng, b = np.random.default_rng(seed), Builder("chain")
     h = b.input("x", ("B", widths[0]))
     for j, (inner, outer) in enumerate(pairwise(widths), 1):
@@ -119,17 +119,17 @@ def chain(seed: int, teacher: bool = False, widths: tuple[int, ...] = (CHAIN,) *
 
 
 def _orthogonal(drawn: np.ndarray) -> np.ndarray:
-    """Return a random matrix with orthonormal rows or columns, whichever are fewer."""
+    """Orthonormalise the rows or columns of a matrix, whichever are fewer."""
     return np.linalg.qr(drawn)[0] if drawn.shape[0] >= drawn.shape[1] else np.linalg.qr(drawn.T)[0].T
 
 
 class SkipTeacher:
-    """A chain of six blocks, `program`, with some of its 15 possible skips, `planted`.
+    """A teacher: `program` is a chain of six blocks with the skips `planted`, some of the 15 possible ones.
 
     Args:
         candidates: `structure.skips(BLOCK_NAMES)`.
         count: number of skips.
-        last: show only the last block to students; then the planted set is not the only good one.
+        last: show only the last block to students; then other sets of skips may be as good as the planted one.
     """
 
     def __init__(self, seed: int, candidates: Any, count: int = 3, last: bool = False) -> None:

@@ -1,8 +1,8 @@
-"""A simulated device for tests: kernels of the CPU over host memory with the rules of a GPU.
+"""A simulated device for tests: the CPU's kernels on host memory, under the rules of a GPU.
 
 Importing this module makes the device kind `sim` available. It computes what the CPU computes, bit for bit. Work is
 queued and runs only when the host waits (`synchronize`, `advance`), each stream in order and after the events that it
-waits for; what a GPU would compute wrongly, such as a missing wait between streams, raises.
+waits for; an error that a GPU would not detect, such as a missing wait between streams, raises.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Work:
 
 @dataclass(slots=True)
 class _Stream:
-    """A queue; `seen` holds up to which entry of each other stream this one has waited."""
+    """A queue of work; `seen` maps each other stream to its last entry that this stream has waited for."""
 
     queue: deque[_Work] = field(default_factory=deque)
     issued: int = 0
@@ -66,7 +66,7 @@ class _Stream:
 class SimDriver:
     """The driver of a device of `capacity` bytes in host memory; it counts its calls by kind.
 
-    The driver call number `fail_at`, counted from 1, raises InjectedFault.
+    Call number `fail_at`, counted from 1, raises InjectedFault.
     """
 
     def __init__(self, device: Device | None = None, capacity: int = 2**33, fail_at: int | None = None) -> None:
@@ -85,7 +85,8 @@ class SimDriver:
         """Allocate memory filled with 0xff, NaN in every float."""
         self._tick("alloc", outside_capture=True)
         if nbytes <= 0 or self._used + nbytes > self.capacity:
-            raise DeviceFull("the device is full", where=str(self.device), expected=nbytes, got=self.mem_info()[0])
+            expected, got = f"{nbytes} free bytes", f"{self.mem_info()[0]} free bytes"
+            raise DeviceFull("the device is full", where=str(self.device), expected=expected, got=got)
         address = self._next
         self._next += -(-nbytes // _ALIGN) * _ALIGN + _ALIGN  # the gap detects writes past the end
         block = np.full(nbytes + 64, 0xFF, np.uint8)  # aligned to 64, as kernels of the CPU may rely on
@@ -100,8 +101,7 @@ class SimDriver:
         """Free memory."""
         self._tick("free", outside_capture=True)
         if address not in self._memory:
-            what = "no allocation of this device begins at the address"
-            raise DriverError(what, where=str(self.device), got=hex(address))
+            raise DriverError("no allocation begins at this address", where=str(self.device), got=hex(address))
         whole = (address, address + len(self._memory[address]))
         if any(_meet([whole], [*w.reads, *w.writes]) for s in self._streams for w in s.queue):
             raise RuleBroken("memory was freed while queued work uses it", got=hex(address))
@@ -145,7 +145,7 @@ class SimDriver:
         return len(self._events) - 1
 
     def wait(self, stream: int, event: int) -> None:
-        """Let later work on the stream run after the event."""
+        """Make later work on the stream wait for the event."""
         self._tick("wait")
         other, at, seen = self._events[event]
         s = self._streams[stream]
@@ -165,11 +165,14 @@ class SimDriver:
             self._run(i, self._streams[i].issued)
 
     def advance(self, stream: int, count: int = 1) -> None:
-        """Run the next entries of a stream, as a GPU may at any time."""
+        """Run the next `count` entries of a stream's queue, as a GPU may at any time."""
         self._run(stream, min(self._streams[stream].ran + count, self._streams[stream].issued))
 
     def enqueue(self, stream: int, call: Callable[[], object], reads: Sequence[Range], writes: Sequence[Range]) -> None:
-        """Queue a kernel that touches these ranges. Raises: RuleBroken for unallocated memory, or another stream's."""
+        """Queue a kernel that reads and writes these address ranges.
+
+        Raises: RuleBroken if a range is not allocated, or another stream's queued work uses it.
+        """
         self._tick("launch")
         captured = self._streams[stream].capture
         self._check(stream, reads, writes)
@@ -181,19 +184,19 @@ class SimDriver:
             self._push(work)
 
     def _check(self, stream: int, reads: Sequence[Range], writes: Sequence[Range]) -> None:
-        """Raises: RuleBroken for unallocated memory, or memory that another stream's queued work uses."""
+        """Check that ranges are allocated and not used by other streams' queued work. Raises: RuleBroken if not."""
         for low, high in (*reads, *writes):
             self._bytes(low, high - low)
         s = self._streams[stream]
         others = enumerate(self._streams) if s.capture is None else ()
         for i, w in ((i, w) for i, o in others if i != stream for w in o.queue if w.at > s.seen.get(i, 0)):
             if _meet(writes, [*w.reads, *w.writes]) or _meet(reads, w.writes):
-                what, got = "memory is used by queued work of two streams without a wait", f"stream {stream} beside {i}"
-                raise RuleBroken(what, got=got, fix="wait(stream, record(other))")
+                raise RuleBroken("two streams use the same memory without a wait between them",
+                                 got=f"streams {stream} and {i}", fix="wait(stream, record(other))")  # fmt: skip
 
     # -- graphs ------------------------------------------------------------------------------------------------------
     def begin_capture(self, stream: int) -> None:
-        """Begin to capture the work queued on the stream instead of running it."""
+        """Begin to record the work queued on the stream instead of running it."""
         self._tick("begin_capture", outside_capture=True)
         self._streams[stream].capture = []
 
@@ -227,7 +230,7 @@ class SimDriver:
 
     @property
     def capturing(self) -> bool:
-        """Return True while a stream captures."""
+        """True while a stream captures."""
         return any(s.capture is not None for s in self._streams)
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -236,7 +239,7 @@ class SimDriver:
         if self.calls == self.fail_at:
             raise InjectedFault(f"call {self.calls} failed", where=what)
         if outside_capture and self.capturing:
-            raise RuleBroken(f"{what} while a stream captures", where=str(self.device))
+            raise RuleBroken(f"{what} was called while a stream captures", where=str(self.device))
 
     def _bytes(self, address: Place, nbytes: int) -> np.ndarray:
         if not isinstance(address, int):
@@ -273,7 +276,7 @@ def _meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
 
 
 class SimStorage(Storage):
-    """A block of a pool, last written on a stream; freed once, by `close()` or with the last array."""
+    """A pool's block, and the stream that last wrote it; freed once, by `close()` or with the last array."""
 
     __slots__ = ("block", "pool", "written_on")
 
@@ -282,7 +285,7 @@ class SimStorage(Storage):
         self.pool, self.block, self.written_on = pool, block, stream
 
     def close(self) -> None:
-        """Free the block. Raises: UsageError if a captured graph holds it; then it stays open."""
+        """Free the block. Raises: UsageError if a captured graph uses it; then it is not freed."""
         if not self.closed:
             self.pool.free(self.block)
             super().close()
@@ -312,7 +315,7 @@ class SimBackend:
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
-        """Queue the work of the block on another stream."""
+        """Queue the work of the `with` block on another stream."""
         before, self.stream = self.stream, stream
         try:
             yield
@@ -329,14 +332,14 @@ class SimBackend:
         return NDArray(self.allocate(prod(shape) * dtype.itemsize), dtype, shape)
 
     def wrap(self, array: NDArray) -> NDArray:
-        """Return the array as the CPU's kernels take it."""
+        """Return a CPU array over the same memory, as the CPU's kernels need it."""
         host = array.storage.views.get("host")
         if host is None:
             host = array.storage.views["host"] = Storage(array.storage.memory, array.storage.nbytes, CPU)
         return NDArray(host, array.dtype, array.shape, array.strides, array.offset)
 
     def copy(self, target: NDArray, source: NDArray) -> None:
-        """Queue a copy; host memory is read now, even inside a capture. Copies to the host wait."""
+        """Queue a copy. A source in host memory is read at once, even during a capture; a copy to the host waits."""
         if target.device != self.device:
             host = self.to_host(source)
             self._cpu.copy(target, from_numpy(host, bits=source.dtype))
@@ -346,7 +349,7 @@ class SimBackend:
         self._launch([call], [target], [source] if source.device == self.device else [])
 
     def to_host(self, array: NDArray) -> np.ndarray:
-        """Return the elements as numpy, after the stream that wrote them."""
+        """Return the elements as numpy, after waiting for the stream that wrote them."""
         host = np.empty(array.shape, array.dtype.numpy)
         storage = _mine(array)
         if storage.written_on != self.stream:
@@ -356,11 +359,11 @@ class SimBackend:
         return host
 
     def adopt(self, other: Any) -> Never:
-        """Raises: DeviceUnavailable: other libraries do not know this device."""
+        """Raise DeviceUnavailable: other libraries do not know this device."""
         raise DeviceUnavailable("the simulated device cannot share memory", got=type(other).__name__)
 
     def address(self, array: NDArray) -> Never:
-        """Raises: DeviceUnavailable: its memory has no host address."""
+        """Raise DeviceUnavailable: memory of this device has no host address."""
         raise DeviceUnavailable("memory of the simulated device has no host address", got=array.spec)
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
@@ -373,7 +376,10 @@ class SimBackend:
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
     ) -> list[Call]:
-        """Return one call that queues the CPU's calls; values that the host must know are read at the call."""
+        """Return a list of one call, which queues the CPU kernel's calls.
+
+        Operands in host memory whose values the kernel needs when it is launched are copied at each call.
+        """
         needs = self.needs(name, [o.spec for o in outs], [i.spec for i in ins], attrs)
         seen = {i: (a, a.copy()) for i, a in enumerate(ins) if a.device == CPU and i in needs.reads}
         there = [a for i, a in enumerate(ins) if i not in seen]
@@ -394,14 +400,14 @@ class SimBackend:
         return [launch if waits or seen else partial(self._launch, calls, [*outs, *work], there)]
 
     def _here(self, name: str, array: NDArray) -> NDArray:
-        """Return an operand as the CPU's kernels take it. Raises: DeviceMismatch for another device."""
+        """Return an array of this device as CPU array. Raises: DeviceMismatch if it is on a different device."""
         if array.device != self.device:
-            raise DeviceMismatch("an operand is on another device", where=name, expected=self.device,
+            raise DeviceMismatch("an operand is on a different device", where=name, expected=self.device,
                                  got=f"{array.spec} on {array.device}")  # fmt: skip
         return array.impl
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
-        """Return None: no separate allocation is saved."""
+        """Return None: this backend has no call that allocates and computes in one step."""
 
     def _launch(self, calls: Sequence[Call], writes: Sequence[NDArray], reads: Sequence[NDArray]) -> None:
         for array in (*writes, *reads):
@@ -413,7 +419,7 @@ class SimBackend:
 
 
 def _guarded(calls: Sequence[Call], failure: Callable[[Exception], Exception]) -> Call:
-    """One call of the CPU's calls of a kernel; it runs when the host waits, and failures use the binder's error."""
+    """Return one call that runs a kernel's CPU calls in order, and replaces their exceptions by `failure(error)`."""
 
     def run() -> None:
         try:
@@ -426,7 +432,7 @@ def _guarded(calls: Sequence[Call], failure: Callable[[Exception], Exception]) -
 
 
 def _failure(name: str, ins: Sequence[Spec], error: Exception) -> Exception:
-    """Return the error of a kernel that was not bound by a plan."""
+    """Return the error for an exception in a kernel that was not bound by a plan."""
     if isinstance(error, GraphwrightError):
         return error
     return DriverError(f"{name} failed on the device: {error}", where=name, got=", ".join(map(repr, ins)))

@@ -18,7 +18,7 @@ from graphwright.array.population.names import LOSSES
 from graphwright.array.population.passes import LANES, advance, answer, train
 from graphwright.array.population.table import Table
 
-_TILE = 1024  # cases at a time: values of a genome stay in the cache
+_TILE = 1024  # cases at a time: values of a genome remain in the cache
 
 
 def _padded(count: int) -> int:

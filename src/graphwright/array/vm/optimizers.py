@@ -19,7 +19,7 @@ from graphwright.array.vm.math import native, updates
 from graphwright.array.vm.products import gemm
 
 MAXIMIZE, AMSGRAD, NESTEROV, CENTERED = 1, 2, 2, 2
-"""Values of the flags in word 9; 2 has a meaning of its own for each optimizer."""
+"""Values of the flags in word 9; the meaning of 2 depends on the optimizer."""
 _A, _B, _C = map(F, QUINTIC)
 
 

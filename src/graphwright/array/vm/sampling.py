@@ -121,7 +121,7 @@ def _chosen(z: Any, x: Any, n: Any, rules: Any, key: Any, seen: Any, pairs: Any,
         best = _copied(z, z, n, F(1.0))
     if temperature != F(0.0) and temperature != F(1.0):
         best = _copied(z, z, n, temperature)
-    if not (best > _LOWEST and best < F(np.inf)):  # of NaN neither is true
+    if not (best > _LOWEST and best < F(np.inf)):  # both comparisons are false for NaN
         return -1
     if temperature == F(0.0):
         return _first_of(z, n, best)

@@ -498,10 +498,7 @@ class _Growth:
         self.consumers = self._consumers()
 
     def _consumers(self) -> dict[str, set[int]]:
-        """Return key of a weight -> its dimensions that only sums over the axis read.
-
-        Raises: UsageError if a sum over the axis reads no such weight: new units would then change its result.
-        """
+        """Return weight -> its dimensions that only sums over the axis read. Raises: UsageError if a sum reads none."""
         p, found = self.e.program, {}
         for node, ends in self.found.solution.notes.get(self.atom, AtomNotes()).summed:
             operands = p.operands(node)

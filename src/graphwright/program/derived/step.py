@@ -291,10 +291,7 @@ class TrainingStepGraph:
 
 
 class RetracedStep:
-    """A training step of a program with checkpoints or opaque ops, which `TrainingStepGraph` cannot update.
-
-    After an edit of the program it is no longer `usable`, and the caller traces a new one.
-    """
+    """A training step of a program with checkpoints or opaque ops; after an edit the caller must trace a new one."""
 
     def __init__(self, source: Program, task: TrainingTask) -> None:
         def step(*feeds: Tensor) -> Mapping[str, Tensor]:

@@ -50,10 +50,7 @@ def _ancestors(roots: Sequence[Any]) -> set[Any]:
 
 
 def _steps(nodes: Sequence[Any]) -> dict[Any, int]:
-    """Return tape node -> loop step; empty if no parameter has at least `STEPS` uses.
-
-    The step is the number of earlier uses of the node's parameters, or the largest step of its operands if greater.
-    """
+    """Return tape node -> loop step: number of earlier uses of its parameters, at least the step of its operands."""
     uses: Counter[int] = Counter()
     step: dict[Any, int] = {}
     for node in nodes:

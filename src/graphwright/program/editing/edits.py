@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 PRIMITIVES: dict[str, type[Edit]] = {}
-"""The primitive edits by name; a subclass of `Edit` enters itself."""
+"""The primitive edits by name; a subclass of `Edit` registers itself."""
 
 
 class Edit:

@@ -110,7 +110,7 @@ class History:
                 variable.data, variable.shared = expected, True
 
     def write(self, t: Transaction) -> Entry | None:
-        """Write the journal entry of a valid edit; return None if nothing changed. Raises UsageError for bad facts."""
+        """Write the journal entry of a valid edit, if it changed anything. Raises: UsageError if facts are not JSON."""
         p = self.program
         if not t.done:
             return None
@@ -224,7 +224,7 @@ class History:
     def mark(self, name: str) -> None:
         """Name the present state. Raises: UsageError."""
         if not isinstance(name, str) or not name:
-            raise UsageError("invalid name of a mark", expected="a non-empty text", got=repr(name))
+            raise UsageError("invalid name of a mark", expected="a non-empty string", got=repr(name))
         self.marks[name] = self.undoable[-1].seq if self.undoable else -1
 
     def marked(self, name: str) -> int:
@@ -252,7 +252,7 @@ class History:
 
     # -- blame -------------------------------------------------------------------------------------------------------
     def blame(self, ref: NodeId | EdgeId | None, name: str | None) -> list[Entry]:
-        """Return the entries that made or changed a node, edge or weight, by handle or name, or a node's operands."""
+        """Return the entries that made or changed a node (or its operands), edge or weight, given by handle or name."""
         p, found = self.program, []
         handle = None if ref is None else [ref.index, ref.generation]
         at = p.path(ref) if isinstance(ref, NodeId) and ref in p.graph else None
@@ -301,6 +301,6 @@ def _check_undo(entry: Entry) -> Undo:
                 array.storage.check()  # the file must be the one that was read, and unchanged
             except GraphwrightError as error:
                 got = error.what if error.where is None else f"{error.where}: {error.what}"
-                what = "the bytes needed to undo this entry are gone"
+                what = "the values needed to undo this entry are gone"
                 raise NotUndoable(what, where=where, got=got, fix="restore the file") from error
     return entry.undo

@@ -176,7 +176,7 @@ def take_over(e: Transaction, old: NodeId, new: NodeId) -> None:
 
 
 def remove_unread(e: Transaction, value: Value) -> None:
-    """Remove the node of a value that nothing reads, then the node of its first operand likewise, and so on."""
+    """Remove the node of a value if nothing reads it, then the same for its first operand, and so on."""
     p = e.program
     while not p.out_edges(value.node) and value not in p.outputs():
         before = p.operands(value.node)
@@ -187,7 +187,7 @@ def remove_unread(e: Transaction, value: Value) -> None:
 
 
 def extract(p: Program, selection: Selection | Sequence[NodeId]) -> Program:
-    """Return a copy of a selection as a program: values it reads become inputs, its results read outside outputs.
+    """Return a copy of a selection as a program: values that it reads become inputs, results outputs.
 
     Inputs and outputs are named by the nodes' paths. Params that the selection reads are included; arrays are shared.
     Raises: NotConvex; InvalidProgram if `p` was left broken.

@@ -105,7 +105,7 @@ class Transaction:
         p = self.program
         outer, thread = p.history.open, threading.get_ident()
         if self.owner:
-            fix = "open another one with program.edit(...)"
+            fix = "open a new edit with program.edit(...)"
             raise UsageError("this edit was entered by a with-block before", where=self.why, fix=fix)
         if outer is None or outer.owner != thread:
             p.history.begin(self)
@@ -384,7 +384,7 @@ class Transaction:
         for _ in range(delay):
             spec = self.spec(value)
             if spec.symbolic:
-                what = "a delayed edge stores its value in a state, which needs a static shape"
+                what = "cannot delay this value: the state that would store it needs a static shape"
                 raise ShapeError(what, where=f"{p.path(value)} -> {p.path(target)}", got=spec)
             zero = as_array(np.zeros(spec.shape, np.float32), spec.dtype)
             held = self.state(p.free_name(f"{p.path(target)}.held"), zero)

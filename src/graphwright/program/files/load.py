@@ -54,7 +54,7 @@ class TensorFiles:
         info = checkpoint.info(key)
         kind = BY_TAG.get(info.tag)
         if kind is None:
-            raise forms.wrong("a supported dtype", info.tag)
+            raise forms.wrong(expected="a supported dtype", got=info.tag)
 
         def touch() -> memoryview:
             content = checkpoint.bytes(key)
@@ -74,14 +74,14 @@ MAX_NESTING = 80
 _BODY = {"format", "schema", "graphwright", "name", "version", "valid", "graph", "next_seq", "labels", "outputs",
          "weights", "journal", "stacks", "history", "files"}  # fmt: skip
 _DAMAGE = (GraphwrightError, OSError, LookupError, TypeError, ValueError, OverflowError, AttributeError, AssertionError)
-"""What reading a damaged file raises."""
+"""The errors that reading a damaged file may raise."""
 
 
 def load(directory: StrPath, check: bool = True, verify: bool = False) -> Program:
-    """Load a program that `save` wrote; handles stay alive or stale as they were.
+    """Load a program that `save` wrote; handles are alive or stale as they were when it was saved.
 
     Args:
-        directory: of the saved program.
+        directory: directory of the saved program.
         check: raise for an invalid program; False opens it for repair, with `valid` False.
         verify: check the bytes of all tensors now; else each is checked when it is first read.
     Raises: ProgramFileError; InvalidProgram with all findings, if `check`.
@@ -103,7 +103,7 @@ def load(directory: StrPath, check: bool = True, verify: bool = False) -> Progra
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, GraphwrightError):
             what = error.what if error.where is None else f"{error.what} ({error.where})"
-        raise ProgramFileError(f"not a saved program, or a damaged one: {what}"[:400], where=folder) from error
+        raise ProgramFileError(f"the saved program is damaged: {what}"[:400], where=folder) from error
 
 
 def _load(folder: Path, check: bool, verify: bool) -> Program:
@@ -156,7 +156,7 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
     data = forms.table(body["graph"])
     limits = (p.graph.block, p.graph.max_generation)
     if (data["block"], data["max_generation"]) != limits or type(data["block"]) is not int:
-        raise forms.wrong(f"block and max_generation {limits}", (data["block"], data["max_generation"]))
+        raise forms.wrong(expected=f"block and max_generation {limits}", got=(data["block"], data["max_generation"]))
     for side, declared in (("nodes", NODE_COLUMNS), ("edges", EDGE_COLUMNS)):
         forms.table(forms.table(data[side])["columns"], declared)
     strict = {
@@ -177,11 +177,14 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
     with suppress(CycleError):
         p.order_back_edges()
     if p.back_edges != saved:
-        raise ProgramFileError("the saved order contradicts the edges", got=f"{len(saved - p.back_edges)} edges")
+        got = f"{len(saved - p.back_edges)} edges that go backwards without closing a cycle"
+        raise ProgramFileError("the saved order contradicts the edges", got=got)
     for node in nodes:
         p._touch(node)
-        if p.path(node) in p._names or not is_name(p.path(node)):
-            raise ProgramFileError("duplicate or invalid node name", got=repr(p.path(node))[:120])
+        if not is_name(p.path(node)):
+            raise ProgramFileError("invalid node name", got=repr(p.path(node))[:120])
+        if p.path(node) in p._names:
+            raise ProgramFileError("two nodes have the same name", got=repr(p.path(node))[:120])
         p._names[p.path(node)] = node
     p._seq = forms.integer(body["next_seq"], max((p.seq(n) + 1 for n in nodes), default=0))
     for node in sorted(nodes, key=p.seq):
@@ -189,18 +192,20 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
     rows = (forms.array(row, 4) for row in forms.array(body["outputs"]))
     outputs = [(forms.text(name), forms.value(value)) for name, *value in rows]
     if len(dict(outputs)) != len(outputs):
-        raise ProgramFileError("two outputs have one name")
+        raise ProgramFileError("two outputs have the same name")
     p.set_outputs(dict(outputs))
 
 
 def _check_nodes(p: Program) -> None:
-    """Check the invariants that hold even in a program that is open for repair."""
+    """Check the invariants that hold even in an invalid program. Raises: ProgramFileError."""
     for node in p.nodes():
         ports = [p.edge_port(e) for e in p.in_edges(node)]
         next_port = p.graph.node(node, "next_port")
-        if len(set(ports)) != len(ports) or any(not 0 <= port < next_port for port in ports):
-            what = "two edges enter one port, or one enters a port that was never issued"
-            raise ProgramFileError(what, where=p.path(node), got=ports)
+        if len(set(ports)) != len(ports):
+            raise ProgramFileError("two edges enter the same port", where=p.path(node), got=ports)
+        if wrong := [port for port in ports if not 0 <= port < next_port]:
+            expected = f"less than {next_port}"
+            raise ProgramFileError("edges enter invalid ports", where=p.path(node), expected=expected, got=wrong)
         for v in p.operands(node):
             forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
         if p.op(node) in STORED:
@@ -220,8 +225,10 @@ def _load_weights(p: Program, data: Mapping[str, Any], files: TensorFiles) -> No
     for key, row in stored.items():
         forms.table(row, ("trained", "trainable", "name", "spec", "blake2b", "reference"))
         array = files.array(files.weights, key, forms.text(row["blake2b"]), forms.optional_text(row["reference"]))
-        if not is_key(key) or array.spec != forms.spec(row["spec"]):
-            what = "the tensor file has another spec than program.json"
+        if not is_key(key):
+            raise ProgramFileError("invalid checkpoint key", got=repr(key)[:120])
+        if array.spec != forms.spec(row["spec"]):
+            what = "the shape or dtype in the tensor file differs from program.json"
             raise ProgramFileError(what, where=key, expected=row["spec"], got=array.spec)
         kind = Parameter if forms.flag(row["trained"]) else Variable
         made[key] = kind(array, forms.flag(row["trainable"]), forms.text(row["name"]))
@@ -241,7 +248,7 @@ def _load_journal(p: Program, folder: Path, body: Mapping[str, Any], files: Tens
     for i, entry in enumerate(p.journal):
         _check_entry(entry, i)
     if len(p.journal) != forms.integer(facts["entries"]):
-        raise forms.wrong(f"{len(p.journal)} entries", facts["entries"])
+        raise forms.wrong(expected=f"{len(p.journal)} journal entries", got=facts["entries"])
     if body["history"] is not None:
         _load_history(p, forms.table(body["history"]), files)
     stacks = forms.table(body["stacks"], ("undoable", "redoable", "marks"))
@@ -272,7 +279,7 @@ def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
 
 
 def _check_entry(entry: Entry, seq: int) -> None:
-    """Check the types that undo, blame and replay rely on."""
+    """Check the types of the fields that undo, blame and replay use. Raises: ProgramFileError."""
     forms.integer(entry.seq, seq, seq)
     forms.integer(entry.base_version)
     for field in (entry.time, entry.why, entry.author, entry.before, entry.after):

@@ -21,7 +21,7 @@ class ParameterMismatch(CheckpointError):
 
 
 def parameters_of(p: Program) -> dict[str, Variable]:
-    """Return the params by key, in topological order, tied ones once."""
+    """Return the params by key, in topological order; a tied param is listed once."""
     keys = dict.fromkeys(p.key(n) for n in p.order() if p.op(n) == PARAM)
     return {key: p.weights[key] for key in keys}
 

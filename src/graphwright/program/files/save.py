@@ -46,19 +46,19 @@ def save(
     """Save a program; returns the directory.
 
     Args:
-        directory: to create; its parent exists.
+        directory: the directory to create; its parent must exist.
         history: `full` saves the journal and what undo needs; `edits` only the journal, which can be read and replayed
             but not undone, without values of weights; `none` only its hash, from which the journal continues.
         overwrite: replace an existing directory atomically.
-        max_shard_size: most bytes of weights per file, or "5GB"; more weights are split over files with an index.
-        companions: further files by name, for facts of other layers.
+        max_shard_size: maximum size of a weight file, in bytes or like "5GB"; several files get an index.
+        companions: name -> bytes of further files to write, for upper layers.
     Raises: DestinationExists, UnwritableTarget; UsageError while an edit is open; CheckpointChanged if the file of a
         mapped weight changed. An existing directory is then unchanged.
     """
     if history not in ("full", "edits", "none"):
         raise UsageError("unknown history mode", where="history", expected="full, edits or none", got=history)
     if p.history.open is not None:
-        raise UsageError("an edit is open", where=p.name, fix="leave the with-block first")
+        raise UsageError("cannot save while an edit is open", where=p.name, fix="leave the with-block first")
     check_free(directory, overwrite)
     with p.graph.locked(), atomic_directory(directory, overwrite) as folder:
         digests: dict[str, str] = {}
@@ -116,7 +116,7 @@ def write_body(folder: Path, body: dict[str, Any]) -> None:
 
 
 def _tensor(key: str, array: NDArray, digests: dict[str, str]) -> TensorData:
-    """Return a tensor to write; its digest is computed from the bytes that are written."""
+    """Return a tensor to write; writing it adds the digest of its bytes to `digests`."""
 
     def data() -> Any:
         host = np.ascontiguousarray(array.to_numpy(bits=True)).reshape(-1)

@@ -1,6 +1,6 @@
-"""Rules about connectivity: cycles, separate parts, unreachable outputs, unread nodes, empty ports.
+"""Rules about connectivity: cycles, disconnected parts, unreachable outputs, unread nodes, empty ports.
 
-A loop over time steps goes through a state, and is no cycle.
+A loop over time steps goes through a state and is not a cycle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def cycle(d: Diagnosis) -> Iterator[Finding]:
-    """The shortest cycle of each strongly connected component."""
+    """Report the shortest cycle of each strongly connected component."""
     p = d.program
     if not p.back_edges:  # no edge goes backwards in the topological order
         return
@@ -39,7 +39,7 @@ def cycle(d: Diagnosis) -> Iterator[Finding]:
 
 
 def shortest_cycle(p: Program, component: Sequence[NodeId]) -> tuple[EdgeId, ...]:
-    """The edges of a shortest cycle in a strongly connected component, ending with the closing edge."""
+    """Return the edges of a shortest cycle in a strongly connected component; the last edge closes the cycle."""
     inside = set(component)
     back = [e for e in sorted(p.back_edges) if set(p.graph.endpoints(e)) <= inside]
     cycles: list[list[EdgeId]] = []
@@ -51,7 +51,7 @@ def shortest_cycle(p: Program, component: Sequence[NodeId]) -> tuple[EdgeId, ...
 
 
 def _fixes(d: Diagnosis, edges: tuple[EdgeId, ...]) -> Iterator[Fix]:
-    """Cut an edge into a junction, preferably the closing one; or let a port read an earlier value."""
+    """Yield fixes of a cycle: cut or delay an edge into a junction, or let a port read an earlier value."""
     p = d.program
     cuttable = [e for e in edges if p.is_junction(p.graph.target(e)) and p.graph.in_degree(p.graph.target(e)) > 1]
     cuttable.sort(key=lambda e: e not in p.back_edges)
@@ -72,7 +72,7 @@ def _fixes(d: Diagnosis, edges: tuple[EdgeId, ...]) -> Iterator[Fix]:
 
 
 def components(d: Diagnosis) -> Iterator[Finding]:
-    """Connected parts with ops beside the part with most outputs; integer counters do not count."""
+    """Report connected parts with ops, except the one with most outputs and parts of integers alone (counters)."""
     p, w = d.program, d.wiring
     parts = [[w.at[n] for n in part] for part in connected_components(p.graph)]
     parts = [sorted(part) for part in parts if any(w.ops[i] not in KINDS for i in part)]
@@ -96,7 +96,7 @@ def components(d: Diagnosis) -> Iterator[Finding]:
 
 
 def unreachable(d: Diagnosis) -> Iterator[Finding]:
-    """Outputs that no input affects, and inputs that affect no output."""
+    """Report an output that no input affects; if all outputs are affected, report inputs that affect no output."""
     p, w = d.program, d.wiring
     inputs = [i for i, op in enumerate(w.ops) if op == INPUT]
     if not inputs or not w.outputs:
@@ -125,7 +125,7 @@ def _unreachable(
 
 
 def _reconnect(d: Diagnosis, frontier: list[int], later: set[int], reached: set[int]) -> tuple[Fix, ...]:
-    """A fix that lets the nearest fitting port after the gap read the last node before it, if there is such a port."""
+    """Return a fix by which the port nearest after the gap, if one fits, reads the last node before the gap."""
     p, w = d.program, d.wiring
     found: list[tuple[int, int, Value]] = []
     for last in frontier:
@@ -153,7 +153,7 @@ def _reconnect(d: Diagnosis, frontier: list[int], later: set[int], reached: set[
 
 
 def isolated(d: Diagnosis) -> Iterator[Finding]:
-    """Nodes without edges that are no output."""
+    """Report nodes that have no edges and are not outputs."""
     p, w = d.program, d.wiring
     for i, node in enumerate(w.nodes):
         alone = not w.before[i] and w.unread(i) and w.ops[i] not in STORED
@@ -163,9 +163,9 @@ def isolated(d: Diagnosis) -> Iterator[Finding]:
 
 
 def dead_end(d: Diagnosis) -> Iterator[Finding]:
-    """Nodes whose results nothing reads, with everything that only they use.
+    """Report nodes whose results nothing reads, together with all nodes that only they use.
 
-    If an input is only used there, the path to the outputs is missing instead: see `unreachable`.
+    If an input has no other use, the path from there to the outputs is missing; `unreachable` reports that instead.
     """
     p, w = d.program, d.wiring
     needed = w.reaching([*w.outputs, *(i for i, op in enumerate(w.ops) if op == ASSIGN)])
@@ -189,7 +189,7 @@ def dead_end(d: Diagnosis) -> Iterator[Finding]:
 
 
 def orphan_source(d: Diagnosis) -> Iterator[Finding]:
-    """Ports that lack an edge, and junctions that are zero because they have no edge."""
+    """Report ports that lack an edge, and junctions that are zero because no edge enters them."""
     p, w = d.program, d.wiring
     for node, port in empty_ports(p, w):
         path, source, at = p.path(node), best_source(p, w, node, port), None if p.is_junction(node) else port
@@ -210,7 +210,7 @@ def orphan_source(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _without(p: Program, node: NodeId) -> list[Fix]:
-    """A fix that removes a zero junction, if only sums read it."""
+    """Return a fix that removes a zero junction, if only junctions with other edges read it."""
     readers = p.consumers(node)
     plain = readers and all(p.is_junction(n) and p.graph.in_degree(n) > 1 for n in readers)
     if not plain or any(v.node == node for v in p.outputs()):

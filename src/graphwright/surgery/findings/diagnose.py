@@ -34,7 +34,7 @@ READS = ("structure", "weights", "probe")
 
 @dataclass(frozen=True, slots=True)
 class FindingRule:
-    """A registered rule: its function, and the name, which is the kind of its findings.
+    """A registered rule: its function, and its name, which is also the kind of its findings.
 
     Attributes:
         reads: `structure`; `weights` if it reads values of weights; `probe` if it needs a batch to run.
@@ -72,7 +72,7 @@ def finding(name: str, *, reads: str = "structure") -> Callable[[Rule], Rule]:
     """Register the decorated function as a rule, after the existing ones.
 
     Args:
-        name: kind of its findings.
+        name: name of the rule and kind of its findings.
         reads: see `FindingRule`; a `probe` rule runs only if there is a batch.
     Raises: UsageError for a name that is taken, or an unknown `reads`.
     """
@@ -81,7 +81,7 @@ def finding(name: str, *, reads: str = "structure") -> Callable[[Rule], Rule]:
 
     def enter(rule: Rule) -> Rule:
         if name in _rules:
-            raise UsageError("a rule with this name is registered already", where=name)
+            raise UsageError("a rule with this name is already registered", where=name)
         _rules[name] = FindingRule(name, rule, reads)
         return rule
 
@@ -89,7 +89,7 @@ def finding(name: str, *, reads: str = "structure") -> Callable[[Rule], Rule]:
 
 
 def rules() -> dict[str, FindingRule]:
-    """All rules by name, in order; entry points are loaded at the first call."""
+    """Return all rules by name, in the order in which they run; plugins are loaded at the first call."""
     global _plugins_loaded
     if not _plugins_loaded:
         _plugins_loaded = True
@@ -102,7 +102,7 @@ def rules() -> dict[str, FindingRule]:
 
 
 def chosen(names: Sequence[str] | None) -> list[FindingRule]:
-    """Rules by name, in order; all of them for None. Raises: UsageError for an unknown name."""
+    """Return the named rules (all for None) in the order in which they run. Raises: UsageError for an unknown name."""
     known = rules()
     wanted = list(known) if names is None else [names] if isinstance(names, str) else list(names)
     if unknown := [n for n in wanted if n not in known]:
@@ -130,9 +130,10 @@ def diagnose(
         inputs: a batch by input name, for rules that run the program.
         loss: for gradients: name of the output or node whose sum is the loss, or a function that adds a loss to a fork
             and returns its name.
-        kinds: names of rules; by default all, those that need a batch only with `inputs`.
-        limits: thresholds; a mapping changes some of them.
-        report, cancel: progress of long rules, and whether to stop; findings so far are returned.
+        kinds: names of rules, by default all; rules that need a batch run only with `inputs`.
+        limits: thresholds; a mapping replaces the defaults of the thresholds that it names.
+        report: called with `Progress`.
+        cancel: returns True to stop; the findings so far are then returned.
     Raises: UsageError while an edit is open, for unknown kinds or limits; FeedError for inputs that do not fit.
     """
     model, p = (None, program) if isinstance(program, OpGraph) else (program, program.program)
@@ -159,7 +160,7 @@ def diagnose(
 
 
 def _ask(d: Diagnosis, rule: FindingRule, found: dict[tuple[str, str], Finding]) -> None:
-    """Add the findings of a rule, and fix them, until it finds nothing new or no fix changes the program."""
+    """Collect and fix the findings of a rule on the fork, until it finds nothing new or no fix changes the fork."""
     before = -1
     while before != d.program.version and (fresh := [f for f in rule.rule(d) if f.identity not in found]):
         before = d.program.version
@@ -177,7 +178,7 @@ def diagnose_model(
 
     Args:
         model: it is only read.
-        text: at least two tokens; run as a probe in windows of 64, with the cross-entropy of the next token as loss.
+        text: at least two tokens; windows of 64 are the batch, and the cross-entropy of the next token is the loss.
         kinds, limits, report, cancel: see `diagnose`.
     """
     if text is None:

@@ -30,7 +30,7 @@ class Diagnosis:
 
     Attributes:
         original: the diagnosed program.
-        program: the same, or a fork with the findings so far fixed.
+        program: `original`, or a fork of it in which the findings so far are fixed.
         model: the model of the program, if known: config, checkpoint.
         limits: thresholds.
         probe: a batch and a loss, if given.
@@ -44,7 +44,7 @@ class Diagnosis:
         self._cached: dict[str, tuple[int, Any]] = {}
 
     def _of_version(self, name: str, make: Callable[[], Any]) -> Any:
-        """A value that is computed once per version of the program."""
+        """Return a cached value that is computed once per version of the program."""
         known = self._cached.get(name)
         if known is None or known[0] != self.program.version:
             known = self._cached[name] = self.program.version, make()
@@ -57,12 +57,12 @@ class Diagnosis:
 
     @property
     def mismatches(self) -> Sequence[Mismatch]:
-        """Those of `program.validate()`; a valid program has none by invariant."""
+        """Mismatches that `program.validate()` reports; a program known to be valid has none."""
         return () if self.program.valid else self._of_version("mismatches", lambda: self.program.validate().mismatches)
 
     @property
     def claimed(self) -> dict[NodeId, NodeId]:
-        """Unread nodes that are the best source of an empty port or junction -> the node with the empty port."""
+        """Unread nodes that are the best source of an empty port or junction -> the node with that port."""
 
         def claim() -> dict[NodeId, NodeId]:
             p, w = self.program, self.wiring
@@ -72,7 +72,7 @@ class Diagnosis:
         return self._of_version("claimed", claim)
 
     def mend(self, finding: Finding) -> None:
-        """Apply the first fix of a finding on the fork; a fix that fails changes nothing."""
+        """Apply the first fix of a finding on the fork; a fix that fails leaves the fork unchanged."""
         if not finding.fixes:
             return
         if self.program is self.original:
@@ -93,7 +93,7 @@ Step = Callable[[str, int, int], None]
 
 
 def stepper(report: Report | None, cancel: Callable[[], bool] | None) -> Step:
-    """A function that reports progress, and raises DiagnosisCancelled if the caller cancelled."""
+    """Return a function that reports progress, and raises DiagnosisCancelled if the caller cancelled."""
 
     def step(what: str, done: int, total: int) -> None:
         if report is not None:
@@ -105,7 +105,7 @@ def stepper(report: Report | None, cancel: Callable[[], bool] | None) -> Step:
 
 
 class Probe:
-    """A batch that rules run through the program.
+    """A batch on which rules run the program.
 
     Attributes:
         inputs: arrays by input name.
@@ -119,7 +119,7 @@ class Probe:
         self._run: tuple[Program, int, Run, str | None] | None = None
 
     def run(self, p: Program) -> Run:
-        """A run of the batch with all values, on a fork."""
+        """Run a fork of the program on the batch, and return the run with all values; cached per version."""
         return self._made(p)[2]
 
     def _made(self, p: Program) -> tuple[Program, int, Run, str | None]:
@@ -131,7 +131,7 @@ class Probe:
         return self._run
 
     def gradients(self, p: Program, wrt: Sequence[Value]) -> dict[Value, np.ndarray]:
-        """Gradients of the loss with respect to some values, float64; empty without a loss."""
+        """Return the gradients of the loss with respect to some values, in float64; an empty dict without a loss."""
         _, _, made, loss = self._made(p)
         if loss is None or not wrt:
             return {}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Severity(IntEnum):
-    """Severity: worth knowing, suspicious, wrong, or so that nothing runs."""
+    """Severity of a finding: worth knowing, suspicious, wrong, or so bad that the program cannot run."""
 
     INFO = 0
     WARNING = 1
@@ -53,7 +53,7 @@ class Fix:
         apply: makes the edits in an open transaction.
         edges, ops: number of edges and ops that it adds or moves.
         parameters: number of parameters that it adds.
-        keeps_function: results of the program stay the same; also True for the only repair of a part that did not run.
+        keeps_function: True if no result of the program changes; also for the repair of a part that could not run.
     """
 
     what: str
@@ -65,11 +65,11 @@ class Fix:
 
     @property
     def cost(self) -> float:
-        """1 per edge, 2 per op, 1 per million parameters, and 10 if the function changes."""
+        """Cost that ranks fixes: 1 per edge, 2 per op, 1 per million parameters, and 10 if the function changes."""
         return self.edges + 2 * self.ops + self.parameters / 1e6 + (0 if self.keeps_function else 10)
 
     def to_json(self) -> dict[str, Any]:
-        """Description, cost and whether the function stays the same."""
+        """Return the description, the cost and whether the function stays the same."""
         return {"what": self.what, "cost": round(self.cost, 6), "keeps_function": self.keeps_function}
 
 
@@ -79,8 +79,8 @@ class Finding(Mismatch, ReportBase):
 
     Attributes:
         kind: name of the rule that found it.
-        nodes, edges: handles of the elements.
-        paths: of the nodes, then of the edges, at the time of the diagnosis.
+        nodes, edges: handles of the affected nodes and edges.
+        paths: paths of the nodes, then of the edges, at the time of the diagnosis.
         witness: evidence: paths, keys, indices, numbers.
         fixes: by ascending cost.
     """
@@ -98,22 +98,22 @@ class Finding(Mismatch, ReportBase):
         where: str | None = None, fixes: tuple[Fix, ...] = (), witness: Mapping[str, Any] | None = None,
         axis: int | None = None, expected: str | None = None, got: str | None = None,
     ) -> Finding:  # fmt: skip
-        """A finding about some elements of a program; `where` defaults to the first one."""
+        """Make a finding about nodes and edges of a program; `where` defaults to the path of the first one."""
         paths = (*map(p.path, nodes), *map(p.path, edges))
         return Finding(kind, where or paths[0], what, axis, expected, got, severity, nodes, edges, paths,
                        dict(witness or {}), tuple(sorted(fixes, key=lambda f: f.cost)))  # fmt: skip
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Kind and location: findings with the same identity are the same finding."""
+        """Kind and location; two findings with the same identity count as one."""
         return self.kind, self.where
 
     def cheapest(self, only: str | None = None) -> Fix | None:
-        """The cheapest fix, or None; with `only="keeps_function"` the cheapest that changes no result."""
+        """Return the cheapest fix, or None; with `only="keeps_function"` the cheapest one that changes no result."""
         return next((f for f in self.fixes if only is None or f.keeps_function), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, always with the same keys."""
+        """Return plain values, always with the same keys."""
         names = ("kind", "where", "what", "axis", "expected", "got", "paths", "witness")
         return {n: plain(getattr(self, n)) for n in names} | {
             "severity": str(self.severity), "fixes": [f.to_json() for f in self.fixes],
@@ -125,16 +125,16 @@ class Limits:
     """Thresholds of the rules.
 
     Attributes:
-        siblings: share of equal blocks with a residual path above which a block without one is reported.
+        siblings: share of its siblings that must have a residual path for a block without one to be reported.
         head_ratio: largest ratio of a head's norm to the median of its layer; its inverse is the smallest.
         dead_head: share of the median below which a head counts as dead.
         rank: smallest effective rank of a matrix, as a share of its smaller side.
-        gradient: smallest gradient norm of a param, as a share of the median of its kind.
+        gradient: smallest gradient norm of a param, as a share of the median of similar params.
         rows: smallest number of probe rows for reporting inactive units.
-        width: a dominator narrower than this share of both neighbours is a bottleneck.
+        width: a layer that all paths pass is a bottleneck if narrower than this share of both neighbours.
         declared: path patterns of intended bottlenecks.
         redundant: an edge is redundant if its removal changes outputs by less than this share of their largest entry.
-        gain: largest ratio of gradients along the trunk, and largest gain of a chain without norms.
+        gain: largest ratio of gradients along the residual stream, and largest gain of a chain without norms.
         stable_rank: smallest stable rank of the representations of tokens.
     """
 
@@ -152,19 +152,19 @@ class Limits:
 
 
 def remove(e: Transaction, nodes: Iterable[NodeId]) -> None:
-    """Remove the nodes that still exist."""
+    """Remove those of the given nodes that still exist."""
     e.remove([n for n in nodes if n in e.program.graph])
 
 
 def remove_unread_cone(e: Transaction, *ends: NodeId) -> None:
-    """Remove those of some nodes that nothing reads, and everything that only they use."""
+    """Remove those of the given nodes that nothing reads, and all nodes that only they use."""
     w = Wiring(e.program)
     dead = [w.at[n] for n in ends if n in w.at and w.unread(w.at[n])]
     remove(e, [w.nodes[i] for i in w.cone(dead)])
 
 
 def map_sizes(have: Spec, want: Spec) -> tuple[int, int] | None:
-    """(out, in) of a linear map between two floating specs; None if more than the size of the last axis differs."""
+    """Return (out, in) of a linear map between two floating specs; None if they differ in more than the last axis."""
     if have.dtype != want.dtype or not have.dtype.is_float or len(have.shape) != len(want.shape) or not have.shape:
         return None
     out, inner = want.shape[-1], have.shape[-1]
@@ -173,7 +173,7 @@ def map_sizes(have: Spec, want: Spec) -> tuple[int, int] | None:
 
 
 def add_linear(e: Transaction, x: Value, weight: np.ndarray, name: str) -> NodeId:
-    """Add a linear map of a value with a new float32 param, which is cast to the dtype of the value."""
+    """Add a linear map with a new float32 param, which is cast to the dtype of `x`."""
     name, kind = e.program.free_name(name), e.spec(x).dtype
     matrix = e.param(f"{name}.weight", weight.astype(np.float32))
     if kind.name != "float32":
@@ -182,7 +182,7 @@ def add_linear(e: Transaction, x: Value, weight: np.ndarray, name: str) -> NodeI
 
 
 def cut(p: Program, *edges: EdgeId, keeps: bool) -> Fix:
-    """A fix that cuts edges into junctions, and removes nodes that only they needed."""
+    """Return a fix that cuts edges into junctions, and removes nodes that only they needed."""
 
     def apply(e: Transaction) -> None:
         sources = [e.program.graph.source(edge) for edge in edges]
@@ -194,7 +194,7 @@ def cut(p: Program, *edges: EdgeId, keeps: bool) -> Fix:
 
 
 def rewired(p: Program, edge: EdgeId, source: Value, *, keeps: bool) -> Fix:
-    """A fix that lets an edge read another value, and removes nodes that only the old value needed."""
+    """Return a fix that lets an edge read a different value, and removes nodes that only the old value needed."""
     before = p.graph.source(edge)
 
     def apply(e: Transaction) -> None:
@@ -205,7 +205,7 @@ def rewired(p: Program, edge: EdgeId, source: Value, *, keeps: bool) -> Fix:
 
 
 def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
-    """A fix that removes a one-operand node, and lets its readers read its operand."""
+    """Return a fix that removes a node with one operand, and lets the node's readers read the operand."""
 
     def apply(e: Transaction) -> None:
         (operand,) = e.program.operands(node)
@@ -216,13 +216,13 @@ def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
 
 
 def removed(p: Program, nodes: Sequence[NodeId], *, keeps: bool) -> Fix:
-    """A fix that removes nodes."""
+    """Return a fix that removes nodes."""
     more = f" and {len(nodes) - 1} nodes that only it uses" if len(nodes) > 1 else ""
     return Fix(f"remove {p.path(nodes[0])}{more}", lambda e: remove(e, nodes), edges=1, keeps_function=keeps)
 
 
 def grown(group: AxisGroup, size: int) -> tuple[Fix, ...]:
-    """A fix that grows an axis by units that change nothing; none if the axis cannot grow."""
+    """Return a fix that grows an axis by units that change no result; an empty tuple if the axis cannot grow."""
     if group.frozen or len(group.atoms) != 1:
         return ()
     more = size - group.size
@@ -240,8 +240,8 @@ class Findings(Sequence[Finding]):
     """The findings of a diagnosis; false if there are none.
 
     Attributes:
-        program: the diagnosed one.
-        version: of the program at that time.
+        program: the diagnosed program.
+        version: version of the program at the diagnosis.
         found: the findings, the most severe first.
         asked: names of the rules that ran.
         complete: False if the caller cancelled.
@@ -261,16 +261,16 @@ class Findings(Sequence[Finding]):
         return len(self.found)
 
     def of(self, kind: str) -> tuple[Finding, ...]:
-        """Findings of one kind."""
+        """Return the findings of one kind."""
         return tuple(f for f in self.found if f.kind == kind)
 
     def counts(self) -> dict[str, int]:
-        """Severity -> number of findings, the worst first."""
+        """Return severity -> number of findings, the worst first."""
         found = Counter(f.severity for f in self.found)
         return {str(s): found[s] for s in sorted(Severity, reverse=True)}
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain values."""
+        """Return the report as plain values."""
         return {
             "schema": SCHEMA, "program": self.program.name, "version": self.version, "complete": self.complete,
             "kinds": list(self.asked), "counts": self.counts(), "findings": [f.to_json() for f in self.found],
@@ -295,7 +295,7 @@ class Findings(Sequence[Finding]):
         return f"Findings({len(self.found)} in {self.program.name!r}: {dict(Counter(f.kind for f in self.found))})"
 
     def overlay(self) -> dict[NodeId, NodeNote]:
-        """Marks for pictures: node -> worst severity and texts, for `program.to_html(overlay=...)`.
+        """Return notes for pictures: node -> worst severity and texts, for `program.to_html(overlay=...)`.
 
         Nodes that no longer exist are left out.
         """
@@ -313,9 +313,9 @@ class Findings(Sequence[Finding]):
 
     # -- fixing ------------------------------------------------------------------------------------------------------
     def fix(self, finding: Finding, fix: Fix | None = None) -> Entry:
-        """Fix one finding by its cheapest fix, or by another one of its fixes, as one edit.
+        """Fix one finding in one edit, by its cheapest fix or by `fix`.
 
-        Raises: UsageError if there is no fix; errors of the edit, with the program as before.
+        Raises: UsageError if it has no fix or the program changed; errors of the edit, with the program unchanged.
         """
         chosen = fix or finding.cheapest()
         if chosen is None:
@@ -327,9 +327,9 @@ class Findings(Sequence[Finding]):
         """Fix all fixable findings in one edit, each by its cheapest fix.
 
         Args:
-            only: "keeps_function" uses fixes that change no result; None uses any.
-        Returns: the fixed findings. Raises: UsageError for another `only`; SpecMismatch and others if the result does
-            not fit, with the program as before.
+            only: "keeps_function" uses only fixes that change no result; None uses any fix.
+        Returns: the fixed findings. Raises: UsageError for an unknown `only` or a changed program; SpecMismatch and
+            other errors of the edit, with the program unchanged.
         """
         if only not in ("keeps_function", None):
             raise UsageError("unknown value of only", expected='"keeps_function" or None', got=only)

@@ -1,4 +1,4 @@
-"""Rules about gradients: blocked, vanishing or exploding ones, and losses that are fed squashed scores."""
+"""Rules about gradients: blocked, vanishing or exploding ones, and losses that read probabilities as logits."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ KIND = "blocked_gradient"
 
 
 def blocked_gradient(d: Diagnosis) -> Iterator[Finding]:
-    """Trainable params without a differentiable path to the loss; with a probe, params with weak gradients."""
+    """Report trainable params without a differentiable path to the loss; with a probe also weak gradients."""
     yield from by_structure(d)
     if d.probe is not None and d.probe.loss is not None and d.program.valid:
         yield from _by_probe(d)
 
 
 def roots(d: Diagnosis) -> list[int]:
-    """Numbers of the nodes where gradients start: the loss, or all floating outputs."""
+    """Return the indices of the nodes where gradients start: the loss, or all floating outputs."""
     p, w = d.program, d.wiring
     if d.probe is not None and isinstance(d.probe.loss, str):
         name = d.probe.loss
@@ -46,19 +46,19 @@ def roots(d: Diagnosis) -> list[int]:
 
 
 def trainable(p: Program) -> list[NodeId]:
-    """Param nodes that an optimizer would train."""
+    """Return the param nodes that an optimizer would train."""
     return [n for n in p.params() if p.attrs(n).get("trainable", True) and p.spec(n).dtype.is_float]
 
 
 def learning(d: Diagnosis, starts: Sequence[int] | None = None) -> set[int]:
-    """Numbers of the nodes that gradients from the loss (or other nodes) reach."""
+    """Return the indices of the nodes that gradients reach, starting at the loss or at `starts`."""
     p, w = d.program, d.wiring
     return set(flood(roots(d) if starts is None else starts,
                      lambda i: [*_differentiated(p, w, i), *w.assigned(i)] if _open(p, w, i) else []))  # fmt: skip
 
 
 def _open(p: Program, w: Wiring, i: int) -> bool:
-    """Whether a node passes a gradient on to its operands."""
+    """Return whether a node passes a gradient on to its operands."""
     row = OPS.get(w.ops[i])
     if row is None:
         return w.ops[i] in SOURCES
@@ -66,7 +66,7 @@ def _open(p: Program, w: Wiring, i: int) -> bool:
 
 
 def _differentiated(p: Program, w: Wiring, i: int) -> list[int]:
-    """Operands that get a gradient from a node: floating ones that are not multiplied by a frozen zero."""
+    """Return the floating operands to which a node passes a gradient, without those that it multiplies by a fixed 0."""
     node = w.nodes[i]
     values = p.operands(node)
     shut: set[int] = set()
@@ -83,12 +83,12 @@ def _frozen_zero(p: Program, node: NodeId) -> bool:
 
 
 def _closed(p: Program, product: NodeId, gate: Value) -> bool:
-    """Whether a product multiplies by a gate that is held at 0."""
+    """Return whether a product multiplies by a gate that is held at 0."""
     return p.op(gate.node) == GATE and product in (gates := Gates(p)) and set(gates[product].states) == {"closed"}
 
 
 def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
-    """One finding per node that blocks the gradient of trained weights; `loss` names an output to start from."""
+    """Report each node that blocks the gradients of trained weights; `loss` names the output where gradients start."""
     p, w = d.program, d.wiring
     starts = roots(d) if loss is None else [w.at[p.output(loss).node]]
     learns = learning(d, starts)
@@ -104,7 +104,7 @@ def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
 
 
 def _first_blocker(p: Program, w: Wiring, start: int, ends: set[int]) -> int:
-    """The nearest node after a param that passes no gradient, on a path to the loss."""
+    """Return the node nearest to a param, on a path to the loss, that passes no gradient to its operands."""
     order, seen = [start], {start}
     for i in order:  # grows during iteration
         if i != start and not _open(p, w, i):
@@ -139,7 +139,7 @@ def _fixes(p: Program, node: NodeId, params: Sequence[NodeId]) -> Iterator[Fix]:
 
 # -- by a probe --------------------------------------------------------------------------------------------------------
 def _by_probe(d: Diagnosis) -> Iterator[Finding]:
-    """Gradients that are zero, not finite or far below the median of their kind; units that no row activates."""
+    """Report gradients that are zero, not finite or far below those of similar params, and units never active."""
     assert d.probe is not None
     p, w, learns = d.program, d.wiring, learning(d)
     params = [n for n in trainable(p) if w.at[n] in learns]
@@ -154,7 +154,7 @@ def _by_probe(d: Diagnosis) -> Iterator[Finding]:
             what = "the gradient is not finite"
         elif norm == 0 or norm < d.limits.gradient * median:
             if at not in now or any(p.op(v.node) == STATE for n in p.consumers(node) for v in p.operands(n)):
-                continue  # it acts through a state, which a first step does not show: it is often zero
+                continue  # a weight that acts through a state often has no gradient in the first step
             if _cancelled(p, node) or silent.keys() & flood([at], w.after.__getitem__):
                 continue
             what = "the gradient is zero" if norm == 0 else "the gradient is far below the median of its kind"
@@ -168,13 +168,13 @@ def _by_probe(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _role(p: Program, node: NodeId) -> str:
-    """Key of params that are compared: the template of the path, or the rank if it has no numbers."""
+    """Return a key that similar params share: the path with numbers as `*`, or the rank if the path has no numbers."""
     name, numbers = template(p.path(node))
     return name if numbers else f"rank {len(p.spec(node).shape)}"
 
 
 def _silent(d: Diagnosis) -> dict[int, list[int]]:
-    """ReLU nodes -> units that are zero on every row, if there are enough rows."""
+    """Map ReLU nodes to the units that are zero on every row of the probe, if it has enough rows."""
     assert d.probe is not None
     run, found = d.probe.run(d.program), {}
     for node in d.program.of_kind("relu"):
@@ -190,10 +190,9 @@ def _silent(d: Diagnosis) -> dict[int, list[int]]:
 
 
 def _cancelled(p: Program, node: NodeId) -> bool:
-    """Whether a bias has gradient zero by construction.
+    """Return whether the gradient of a bias is zero by construction.
 
-    A common shift of all keys is cancelled by softmax (without rotary positions in between); a shift per channel is
-    subtracted by batch norm.
+    Softmax cancels a shift that all keys share (without rotary positions); batch norm subtracts a shift per channel.
     """
 
     def passes(reader: NodeId, port: int) -> bool:
@@ -212,7 +211,7 @@ _LEAST_ROWS = 8
 
 
 def gain(d: Diagnosis) -> Iterator[Finding]:
-    """Chains of linear maps without norms; with a probe also gradients and representations along the trunk."""
+    """Report chains of linear maps with an extreme gain; with a probe also gradients and values along the trunk."""
     if not d.program.valid:
         return
     if d.probe is not None:
@@ -222,7 +221,7 @@ def gain(d: Diagnosis) -> Iterator[Finding]:
 
 
 def trunk(p: Program) -> list[NodeId]:
-    """Junctions of the most frequent shape, in order."""
+    """Return the junctions with the most frequent shape and dtype, in order: in a transformer, the residual stream."""
     groups: dict[object, list[NodeId]] = {}
     for node in p.junctions():
         if p.spec(node).dtype.is_float and len(p.spec(node).shape) >= 2:
@@ -293,7 +292,7 @@ def _scale(e: Transaction, params: list[NodeId], factor: float) -> None:
 
 
 def _next(p: Program, node: NodeId) -> NodeId | None:
-    """The only linear map that reads a linear map, through elementwise ops; or None."""
+    """Return the linear map that is the only reader of a linear map, directly or through elementwise ops; else None."""
 
     def passes(reader: NodeId, port: int) -> bool:
         row = OPS.get(p.op(reader))
@@ -306,7 +305,7 @@ def _next(p: Program, node: NodeId) -> NodeId | None:
 
 
 def double_softmax(d: Diagnosis) -> Iterator[Finding]:
-    """A softmax before `cross_entropy`, or a sigmoid before `bce_with_logits`.
+    """Report a softmax before `cross_entropy`, and a sigmoid before `bce_with_logits`.
 
     Scores in [0, 1] bound the loss of K classes from below by ln(1 + (K - 1)/e), and flatten its gradient.
     """

@@ -48,17 +48,17 @@ class HeadProjection:
     width: int
 
     def slice(self, head: int) -> slice:
-        """Indices of one head along `dim`."""
+        """Return the indices of one head along `dim`."""
         return slice(self.start + head * self.width, self.start + (head + 1) * self.width)
 
     def norms(self, p: Program) -> np.ndarray:
-        """Frobenius norm per head."""
+        """Return the Frobenius norm of each head."""
         values = np.moveaxis(p.weights.array(p.key(self.weight)).to_numpy("float64"), self.dim, 0)
         return np.array([np.linalg.norm(values[self.slice(h)]) for h in range(self.heads)])
 
 
 def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
-    """One finding per unbalanced key head with its query heads."""
+    """Report key heads whose norms, or those of their query heads, are far from the median of the layer."""
     p = d.program
     found = {node: attention_parts(p, node) for node in p.of_kind("sdpa")} if p.valid else {}
     norms = {(node, name): part.norms(p) for node, parts in found.items() for name, part in parts.items()}
@@ -79,14 +79,14 @@ def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _median(p: Program, node: NodeId, name: str, groups: int, norms: dict[tuple[NodeId, str], np.ndarray]) -> float:
-    """Median over the heads of a layer; with fewer than three key heads, over all layers of the same template."""
+    """Return the median norm of a layer's heads, or with fewer than three key heads of the heads of all siblings."""
     own = template(p.path(node))[0]
     among = [r for (n, part), r in norms.items() if part == name and (n == node or template(p.path(n))[0] == own)]
     return float(np.median(np.concatenate(among) if groups < 3 else norms[node, name]))
 
 
 def attention_parts(p: Program, node: NodeId) -> dict[str, HeadProjection]:
-    """Projections of an attention by name, if they are linear maps of whole heads."""
+    """Map q, k, v and o of an attention to their projections, if these are linear maps of whole heads."""
     found = {}
     for name, port in (("q", 0), ("k", 1), ("v", 2)):
         heads = p.spec(p.operands(node)[port]).shape[1]
@@ -106,7 +106,7 @@ def attention_parts(p: Program, node: NodeId) -> dict[str, HeadProjection]:
 
 
 def _made_by(p: Program, value: Value) -> tuple[NodeId, int, int] | None:
-    """(linear, first row, rows) that computes an operand of attention, before views, RoPE and head norms."""
+    """Find (linear map, first row, number of rows) that computes an operand of attention, before views and RoPE."""
     start, size = 0, None
     while True:
         op = p.op(value.node)
@@ -125,7 +125,7 @@ def _made_by(p: Program, value: Value) -> tuple[NodeId, int, int] | None:
 
 
 def _read_by(p: Program, node: NodeId) -> NodeId | None:
-    """The only linear map that reads an attention, through views; or None."""
+    """Return the linear map that is the only reader of an attention, directly or through views; else None."""
 
     def passes(reader: NodeId, port: int) -> bool:
         row = OPS.get(p.op(reader))
@@ -163,7 +163,7 @@ def _unbalanced(
 def _rescale(
     d: Diagnosis, parts: dict[str, HeadProjection], mine: dict[str, dict[int, float]], off: list[tuple[str, int, float]]
 ) -> Iterator[Fix]:
-    """A fix that scales q by c and k by 1/c, or o by c and v by 1/c, with powers of two, which are exact."""
+    """Yield a fix that scales q by c and k by 1/c, or o by c and v by 1/c. c is a power of two, so nothing rounds."""
     p, factors = d.program, {}
     for one, shared in (("q", "k"), ("o", "v")):
         if not any(n in (one, shared) for n, _, _ in off):
@@ -196,7 +196,7 @@ def _rescale(
 
 
 def _cut(p: Program, parts: dict[str, HeadProjection], dead: list[int]) -> Fix:
-    """A fix that cuts dead heads; nothing changes if their output is exactly zero."""
+    """Return a fix that cuts dead heads; it keeps the function if their output is exactly zero."""
 
     def zero(head: int) -> bool:
         exact = [("v", head * parts["v"].heads // parts["q"].heads)] + ([("o", head)] if "o" in parts else [])
@@ -207,7 +207,10 @@ def _cut(p: Program, parts: dict[str, HeadProjection], dead: list[int]) -> Fix:
         here = {a for g in axes.of(e.program.path(parts["q"].weight), 0) for a in g.atoms}
         group = next((g for g in axes.values() if "heads" in g.kinds and set(g.atoms) <= here), None)
         if group is None:
-            raise GraphwrightError("the heads are not an axis that can be cut", where=p.path(parts["q"].weight))
+            raise GraphwrightError(
+                "the heads of this attention do not form an axis, so they cannot be cut",
+                where=p.path(parts["q"].weight),
+            )
         e.cut_units(group.units(dead), ragged=len(group.atoms) > 1)
 
     what = f"cut head {', '.join(map(str, dead))}"

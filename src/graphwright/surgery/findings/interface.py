@@ -1,4 +1,4 @@
-"""Mismatches of specs: the findings of `program.validate()`, with the edge, the axis and fixes."""
+"""The rule about mismatched specs: mismatches of `program.validate()` as findings with the edge, the axis and fixes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MISMATCHES = ("spec", "op", "output", "order", "weight")
 
 
 def interface(d: Diagnosis) -> Iterator[Finding]:
-    """Shapes and dtypes that do not fit, unknown ops, and missing outputs."""
+    """Report shapes and dtypes that do not fit, unknown ops, and missing outputs."""
     p = d.program
     nodes = {p.path(n): n for n in p.nodes()}
     for m in (m for m in d.mismatches if m.kind in MISMATCHES):
@@ -48,7 +48,7 @@ def _at_edge(d: Diagnosis, node: NodeId, m: Mismatch, edge: EdgeId, want: Spec) 
 
 
 def _edge(d: Diagnosis, node: NodeId) -> tuple[EdgeId, Spec] | None:
-    """The edge whose spec does not match the node's results, and the spec that would."""
+    """Find the edge whose spec does not match the node's results; return it and the spec that would match."""
     p = d.program
     edges = p.in_edges(node)
     specs = [p.specs(v.node)[v.port] for v in map(p.edge_value, edges)]
@@ -69,8 +69,9 @@ def _edge(d: Diagnosis, node: NodeId) -> tuple[EdgeId, Spec] | None:
 
 
 def _changed(p: Program, edge: EdgeId, spec: Spec, others: list[Spec]) -> tuple[Iterable[Spec], ...]:
-    """Specs with another dtype; of the source's operand, which may have been inserted by mistake; with another size;
-    and with permuted axes.
+    """Return specs that an edge may have been meant to have, by kind of mistake.
+
+    These are a wrong dtype, a source node inserted by mistake, a wrong size, and permuted axes.
     """
     shape, operands = spec.shape, p.operands(p.graph.source(edge))
     sizes = dict.fromkeys(n for o in others for n in o.shape)
@@ -83,7 +84,7 @@ def _changed(p: Program, edge: EdgeId, spec: Spec, others: list[Spec]) -> tuple[
 
 
 def _touched(d: Diagnosis, node: NodeId) -> int:
-    """Number of the last journal entry about a node; -1 without one."""
+    """Return the sequence number of the last journal entry about a node; -1 if there is no entry."""
     p = d.program
     names = [p.path(node), *([p.key(node)] if p.op(node) in STORED else [])]
     return max((entry.seq for name in names for entry in d.original.blame(name)), default=-1)
@@ -108,7 +109,7 @@ def _fixes(d: Diagnosis, node: NodeId, edge: EdgeId, want: Spec, have: Spec) -> 
             yield Fix(f"permute {p.path(edge)} by {orders[0]}", lambda e: e.insert(edge, "permute", axes=orders[0]),
                       ops=1, edges=1, keeps_function=True)  # fmt: skip
     elif p.op(source) not in KINDS and (sizes := map_sizes(have, want)) is not None:
-        eye, name = np.eye(*sizes), f"{p.path(node)}.projection"  # passes the first channels on
+        eye, name = np.eye(*sizes), f"{p.path(node)}.projection"  # the identity on the first channels
         yield Fix(f"project {p.path(edge)} from {sizes[1]} to {sizes[0]} channels",
                   lambda e: e.rewire(edge, add_linear(e, e.program.edge_value(edge), eye, name)),
                   1, 1, eye.size)  # fmt: skip

@@ -30,20 +30,20 @@ _FAR = 400
 
 
 def passes_sum(p: Program, node: NodeId) -> bool:
-    """Whether a node's result is the sum of its operands, up to a cast or a scalar factor."""
+    """Return whether a node's result is the sum of its operands, up to a cast or a scalar factor."""
     row = traits(p.op(node))
     scales = (p.op(v.node) in (PARAM, CONST, GATE) and p.specs(v.node)[v.port].size == 1 for v in p.operands(node))
     return row.convert or row.sums or row.nary or (row.multiplies and any(scales))
 
 
 def carried(p: Program, source: NodeId, target: NodeId) -> bool:
-    """Whether a value reaches a sum along identity edges: through other sums, casts and gates."""
+    """Return whether a value reaches a junction through sums, casts and scalar factors only."""
     sums = flood([target], lambda n: (v.node for v in p.operands(n) if passes_sum(p, v.node)))
     return any(v.node == source for n in sums for v in p.operands(n))
 
 
 def around(p: Program, junction: NodeId) -> tuple[NodeId, NodeId] | None:
-    """(source, first node of the branch) of an identity path around a branch into a sum, or None."""
+    """Find a node that a junction reads directly and through a branch: return it and the first node of the branch."""
     operands = [v.node for v in p.operands(junction)]
     for source in operands:
         order = [n for n in dict.fromkeys(operands) if n != source]
@@ -58,18 +58,18 @@ def around(p: Program, junction: NodeId) -> tuple[NodeId, NodeId] | None:
 
 
 def gated(e: Transaction, source: Value, junction: NodeId) -> None:
-    """Connect an edge with a trained scalar gate that starts at 0."""
+    """Connect a value to a junction through a trained scalar gate that starts at 0."""
     e.gate(e.connect(source, junction), "scale", init=0.0)
 
 
 def missing_residual(d: Diagnosis) -> Iterator[Finding]:
-    """Junctions without an identity path around their branch, if most siblings or the architecture have one."""
+    """Report junctions without an identity path around their branch, unlike most siblings or the original model."""
     found = {f.identity: f for f in (*_among_siblings(d), *_against_architecture(d))}
     yield from found.values()
 
 
 def _against_architecture(d: Diagnosis) -> Iterator[Finding]:
-    """Identity paths of the opened model that are missing now, between nodes that still exist."""
+    """Report identity paths of the original model that are missing now although both of their ends still exist."""
     if d.model is None or d.model.checkpoint is None:
         return
     p, source = d.program, d.model.original
@@ -109,7 +109,7 @@ def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
 def _entry(
     p: Program, paths: dict[str, NodeId], junction: NodeId, sibling: NodeId, source: NodeId, branch: NodeId
 ) -> Value | None:
-    """The value that the branch into a junction starts from, found by the operand of its sibling's first node."""
+    """Return the value that a branch into a junction should start from, given the branch of a sibling, or None."""
     first = paths.get(shifted(p.path(branch), p.path(sibling), p.path(junction)))
     if first is None or p.op(first) != p.op(branch):
         return None
@@ -119,7 +119,7 @@ def _entry(
 
 
 def _missing(p: Program, junction: NodeId, entry: Value, what: str, witness: dict[str, Any]) -> Finding:
-    """The finding, with fixes that add an identity path: gated at zero, so that nothing changes at first, or open."""
+    """Make a finding with two fixes: an identity path through a gate at 0, which changes nothing, and a plain one."""
     ends = f"{p.path(entry)} -> {p.path(junction)}"
     fixes = (
         Fix(f"connect {ends} through a gate at 0", lambda e: gated(e, entry, junction), 1, 1, 1, keeps_function=True),
@@ -136,7 +136,7 @@ _MOST = 64
 
 
 def redundant(d: Diagnosis) -> Iterator[Finding]:
-    """Edges into sums that affect no output: screened by |⟨dL/dy, m⟩|, then tested with the message m set to zero."""
+    """Report edges into junctions that affect no output: with a small |⟨dL/dy, m⟩|, and by a run with value m = 0."""
     p, probe = d.program, d.probe
     if probe is None or probe.loss is None or not p.valid:
         return
@@ -161,7 +161,7 @@ def redundant(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _moved(p: Program, probe: Probe, run: Run, edge: EdgeId) -> float:
-    """Largest change of an output, as a share of its largest entry, if an edge carries zero."""
+    """Return the largest change of an output, as a share of its largest entry, if an edge carries zero."""
     carried = run.value(p.edge_value(edge))
     feeds = {name: x for name, x in probe.inputs.items() if name in p.input_names()}
     zero = as_array(np.zeros(carried.shape, np.float32), carried.dtype)
@@ -174,7 +174,7 @@ def _moved(p: Program, probe: Probe, run: Run, edge: EdgeId) -> float:
 
 
 def _starts_at_zero(p: Program, edge: EdgeId) -> bool:
-    """Whether an edge is zero by design until training: through a trained gate, or a zero matrix."""
+    """Return whether an edge is zero by design until training, because of a scalar gate or a matrix of zeros."""
     node = p.graph.source(edge)
     operands = p.operands(node)
     gated = passes_sum(p, node) and traits(p.op(node)).multiplies

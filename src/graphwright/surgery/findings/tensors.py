@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def tensor(d: Diagnosis) -> Iterator[Finding]:
-    """Unread weights, bad values, and contradictions to the config."""
+    """Report unread weights, bad values, and contradictions to the config."""
     yield from _unused(d)
     yield from _values(d)
     yield from _contradictions(d)
@@ -46,7 +46,7 @@ def _unused(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _values(d: Diagnosis) -> Iterator[Finding]:
-    """NaN and infinity in weights; zero or nearly dependent rows in trained matrices."""
+    """Report NaN and infinity in weights; trained matrices that are zero or have nearly dependent rows."""
     p = d.program
     bad = set()
     for key, count, first in non_finite(p):
@@ -77,7 +77,7 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _norm_scales(p: Program) -> set[NodeId]:
-    """Params that scale a norm over features; zeros would block everything after it."""
+    """Return the params that scale the result of a norm; zeros in them would block everything after the norm."""
     if not p.valid:
         return set()
     ends = ((node, c) for node, c in p.axes().solution.corrections if c.offset == 0)
@@ -95,7 +95,7 @@ def effective_rank(matrix: np.ndarray) -> float:
 
 
 def _added(p: Program) -> set[str]:
-    """Keys of params that an edit of the journal added and no later edit set."""
+    """Return the keys of params that an edit of the journal added and no later edit set."""
     keys: set[str] = set()
     for record in (record for entry in p.journal for record in entry.edits):
         if record["edit"] == "AddNode" and record["op"] == PARAM:
@@ -106,7 +106,7 @@ def _added(p: Program) -> set[str]:
 
 
 def _restore(d: Diagnosis, key: str, part: bool = False) -> tuple[Fix, ...]:
-    """A fix that restores finite values of the checkpoint; with `part` only where the current ones are not finite."""
+    """Return a fix that restores a weight from the checkpoint; with `part` only entries that are not finite."""
     if d.model is None or d.model.checkpoint is None:
         return ()
     source = d.model.original.weights
@@ -133,7 +133,7 @@ def _clamp(key: str) -> Fix:
 
 
 def _contradictions(d: Diagnosis) -> Iterator[Finding]:
-    """Weights that the config requires and the program lacks, and the reverse."""
+    """Report weights that the config requires and the program lacks, and weights that the config does not know."""
     model, p = d.model, d.original
     if model is None:
         return
@@ -176,7 +176,7 @@ def _tie(d: Diagnosis) -> Iterator[Finding]:
 
 
 def bottleneck(d: Diagnosis) -> Iterator[Finding]:
-    """Dominators of a result with fewer features than a share of both neighbours in the chain."""
+    """Report nodes that all paths to a result pass, if they have far fewer features than the nodes before and after."""
     p, w = d.program, d.wiring
     seen: set[NodeId] = set()
     for start in p.inputs() if p.valid else ():
@@ -201,9 +201,9 @@ def bottleneck(d: Diagnosis) -> Iterator[Finding]:
 
 
 def features(p: Program, node: NodeId) -> int:
-    """Number of features of a floating value: its last axis, for convolutions axis 1; 0 if it has none.
+    """Return the number of features of a floating value: the size of its last axis, or axis 1 after convolutions.
 
-    Other values of four axes are heads, or images between convolutions, and count as 0.
+    Return 0 for other values of four axes, which hold heads, or images between convolutions.
     """
     specs = p.specs(node)
     if len(specs) != 1 or not specs[0].dtype.is_float or len(specs[0].shape) < 2:
@@ -219,7 +219,7 @@ def _axis(p: Program, node: NodeId) -> int | None:
 
 
 def _widen(p: Program, node: NodeId, more: int) -> tuple[Fix, ...]:
-    """A fix that grows the axis by units that change nothing, if it can grow."""
+    """Return a fix that grows the feature axis of a node by units that change no result, if the axis can grow."""
     dim = _axis(p, node)
     for group in p.axes().values():
         if any(m.value == Value(node) and m.dim == dim for m in group.members) and not group.mixed:

@@ -25,14 +25,14 @@ _NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 
 
 class Wiring:
-    """Nodes as 0..n-1 in topological order, with their operands and readers.
+    """The graph of a program as lists for fast walks. Nodes are indices 0..n-1 in topological order.
 
     Attributes:
-        nodes, at: handles by number, and numbers by handle.
-        ops: op or kind of each.
-        after, before: numbers of readers and of operands, each once.
-        carried: state or param -> the node that is its value in the next step.
-        outputs: numbers of nodes with a result of the program.
+        nodes, at: handle of each index, and index of each handle.
+        ops: op or kind of each node.
+        after, before: indices of the readers and of the operands of each node, without repetition.
+        carried: index of a state or param -> index of the node that is its value in the next step.
+        outputs: indices of the nodes that compute outputs of the program.
     """
 
     def __init__(self, p: Program) -> None:
@@ -49,15 +49,15 @@ class Wiring:
         self.carried = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
     def unread(self, i: int) -> bool:
-        """Whether a node has no reader, is no output, and assigns no state."""
+        """Return whether a node has no reader, is not an output, and assigns no state."""
         return not self.after[i] and i not in self.outputs and self.ops[i] != ASSIGN
 
     def passes(self, i: int) -> bool:
-        """Whether a node's result depends on the values of its operands."""
+        """Return whether a node's result depends on the values of its operands, not only on their shapes."""
         return self.ops[i] not in VALUELESS
 
     def reached(self) -> set[int]:
-        """Nodes that the values of the inputs affect, in this step or a later one."""
+        """Return the nodes that the values of the inputs affect, in this step or a later one."""
         states: dict[int, list[int]] = {}
         for state, value in self.carried.items():
             states.setdefault(value, []).append(state)
@@ -65,15 +65,15 @@ class Wiring:
         return set(flood(inputs, lambda i: filter(self.passes, (*self.after[i], *states.get(i, ())))))
 
     def reaching(self, goals: Iterable[int]) -> set[int]:
-        """Nodes whose values affect the goals, in this step or a later one."""
+        """Return the nodes whose values affect the goals, in this step or a later one."""
         return set(flood(goals, lambda i: [*(self.before[i] if self.passes(i) else ()), *self.assigned(i)]))
 
     def assigned(self, i: int) -> list[int]:
-        """The node whose value a state or param has in the next step, if there is one."""
+        """Return the node whose value a state or param has in the next step, as a list; empty for other nodes."""
         return [self.carried[i]] if i in self.carried else []
 
     def cone(self, ends: Iterable[int]) -> list[int]:
-        """Unread nodes and everything that only they use, latest first; inputs are never removed."""
+        """Return the unread nodes `ends` and all nodes that only they use, the latest first, without inputs."""
         order = [i for i in ends if self.ops[i] != INPUT]
         gone = set(order)
         for i in order:  # grows while it is walked
@@ -86,7 +86,7 @@ class Wiring:
 
 
 def least_arity(op: str) -> int:
-    """Number of ports of an op that must have an edge."""
+    """Return the number of ports of an op that must have an edge."""
     if op == ASSIGN:
         return 2
     arity = get(op).arity
@@ -94,12 +94,12 @@ def least_arity(op: str) -> int:
 
 
 def template(path: str) -> tuple[str, tuple[int, ...]]:
-    """A path with its numbered segments as `*`, and the numbers; nodes of one template are siblings."""
+    """Return a path with numeric segments as `*`, and the numbers. Nodes of the same op and template are siblings."""
     return _NUMBER.sub("*", path), tuple(map(int, _NUMBER.findall(path)))
 
 
 def siblings(p: Program, node: NodeId) -> list[NodeId]:
-    """Other nodes with the same op and template, in order of creation."""
+    """Return the other nodes with the same op and template, in order of creation; none if the path has no number."""
     own, numbers = template(p.path(node))
     if not numbers:
         return []
@@ -107,13 +107,16 @@ def siblings(p: Program, node: NodeId) -> list[NodeId]:
 
 
 def shifted(path: str, of: str, to: str) -> str:
-    """A path relative to `of`, translated to its sibling `to`: numbers shift by the same amount."""
+    """Translate a path near the node `of` to its sibling `to`, by the difference of the numbers in their paths.
+
+    With `of` = `layers.1.mlp` and `to` = `layers.3.mlp`, `layers.0.out` becomes `layers.2.out`.
+    """
     by = iter([b - a for a, b in zip(template(of)[1], template(to)[1], strict=True)])
     return _NUMBER.sub(lambda number: str(int(number[0]) + next(by, 0)), path)
 
 
 def empty_ports(p: Program, w: Wiring) -> Iterator[tuple[NodeId, int]]:
-    """(node, port) of ports that lack an edge, and of junctions that are read but have no edge."""
+    """Yield (node, port) for ports that lack an edge, and (node, 0) for junctions that are read but have no edge."""
     for i, node in enumerate(w.nodes):
         op = w.ops[i]
         if op in SOURCES or (op != ASSIGN and op not in OPS):
@@ -130,7 +133,7 @@ def empty_ports(p: Program, w: Wiring) -> Iterator[tuple[NodeId, int]]:
 
 
 def fits(p: Program, node: NodeId, port: int, spec: Spec) -> bool:
-    """Whether a node with an operand of this spec at a port has the results that it has now."""
+    """Return whether a node would keep its results if the operand at a port had this spec."""
     if p.is_junction(node):
         return p.spec(node) == spec
     ins = {p.edge_port(e): p.specs(v.node)[v.port] for e in p.in_edges(node) for v in [p.edge_value(e)]}
@@ -146,12 +149,13 @@ def fits(p: Program, node: NodeId, port: int, spec: Spec) -> bool:
 
 
 def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool = False) -> Value | None:
-    """The value that most likely belongs at a port.
+    """Return the value that most likely belongs at a port, or None.
 
-    Fitting values are ranked: unread values first, then what siblings read at this port, then the nearest in the order.
+    Fitting values are ranked: unread ones first, then those that siblings read at this port, then the nearest in the
+    order.
 
     Args:
-        unread: only values that nothing reads.
+        unread: consider only values that nothing reads.
     """
     here = w.at[node]
     later = set(flood([here], w.after.__getitem__))
@@ -179,7 +183,7 @@ def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool 
 
 
 def _as_siblings(p: Program, node: NodeId, port: int) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
-    """Values that siblings read at this port, translated to this node: with numbers in the path, and without."""
+    """Return (path, result) of values that siblings read at this port, translated: paths with numbers, and without."""
     found: tuple[set[tuple[str, int]], set[tuple[str, int]]] = set(), set()
     for other in siblings(p, node):
         for value in (p.edge_value(e) for e in p.in_edges(other) if p.edge_port(e) == port):

@@ -26,7 +26,7 @@ from graphwright.program.axes.axes import AxisGroup
 from graphwright.surgery.calibration import Calibration, MissingCalibration, Stream
 from graphwright.surgery.errors import NothingToPrune, check_choices
 from graphwright.surgery.measure import loss_gradients, scores_tokens
-from graphwright.surgery.pruning.prunable import Consumer, PrunableAxis, prunable_axis
+from graphwright.surgery.pruning.prunable import Consumer, PrunableAxis, prunable_axis, refusal
 from graphwright.surgery.pruning.restore import Downdate, Gram, energy, regularised
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 METHODS = ("greedy", "obs", "wanda", "magnitude", "taylor", "random")
 DATA_FREE = ("magnitude", "random")
 ROUNDS = 512
-"""Rounds in which `greedy` removes the units of a large axis; with up to 512 units, one unit per round."""
+"""Number of rounds in which `greedy` removes the units of a large axis; up to 512 units are removed one by one."""
 
 
 def squared(matrix: np.ndarray) -> np.ndarray:
-    """[columns] float64: Σ w² of each column of a float matrix, in blocks of rows that fit the cache."""
+    """Return Σ w² of each column of a float matrix, float64 [columns], in blocks of rows that fit the cache."""
     total = np.zeros(matrix.shape[1])
     for start in range(0, len(matrix), 64):
         block = matrix[start : start + 64].astype(np.float64)
@@ -49,7 +49,7 @@ def squared(matrix: np.ndarray) -> np.ndarray:
 
 
 def wanda(matrix: np.ndarray, columns: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """[units]: tr W_J H_JJ W_Jᵀ."""
+    """tr W_J H_JJ W_Jᵀ of each unit, [units]."""
     if columns.shape[1] == 1:
         return squared(matrix)[columns[:, 0]] * np.diag(h)[columns[:, 0]]
     return np.array([np.einsum("oi,ij,oj->", matrix[:, j], h[np.ix_(j, j)], matrix[:, j]) for j in columns])
@@ -58,12 +58,12 @@ def wanda(matrix: np.ndarray, columns: np.ndarray, h: np.ndarray) -> np.ndarray:
 def greedy(
     matrix: np.ndarray, columns: np.ndarray, h: np.ndarray, *, most: int | None = None, ridge: float | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Units in the order of cheapest removal, with the remaining weights refitted after each removal.
+    """Return units in the order of cheapest removal, with the remaining weights refitted after each removal.
 
     Exact under the quadratic model: W -= W_J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J: and H⁻¹ -= (H⁻¹)_:J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:.
 
     Args:
-        matrix, columns: the product, and the columns of each unit.
+        matrix, columns: weights of the product, and the columns of each unit.
         h: [columns, columns] second moment (or covariance).
         most: how many units to remove; by default all but one.
         ridge: see `regularised`.
@@ -90,7 +90,7 @@ def unit_scores(
     matrix: np.ndarray, columns: np.ndarray, gram: Gram | None, method: str, *, bias: bool = False,
     ridge: float | None = None, seed: Sequence[int] = (0,),
 ) -> np.ndarray:  # fmt: skip
-    """[units] by one of the methods that need no gradient; `wanda`, `obs` and `greedy` (as `obs`) need `gram`."""
+    """Score units, [units], by a method without gradients; `wanda`, `obs` and `greedy` (same as `obs`) need `gram`."""
     if method == "random":
         return np.random.default_rng(list(seed)).random(len(columns))
     if method == "magnitude":
@@ -104,7 +104,7 @@ def unit_scores(
 
 @dataclass(frozen=True, slots=True)
 class RemovalOrder:
-    """Units of an axis in the `order` of their removal, the `growth` of the error by each, and all `scores` before."""
+    """Removed units of an axis in order, the `growth` of the error by each, and the first `scores` of all units."""
 
     order: np.ndarray
     growth: np.ndarray
@@ -126,7 +126,7 @@ class Importance:
 
 
 def importance(p: Program, axes: Sequence[PrunableAxis], feeds: Sequence[Mapping[str, np.ndarray]]) -> Importance:
-    """Run one forward and backward pass, in slices of about 1024 tokens."""
+    """Compute the gradients of the loss by one forward and backward pass, in slices of about 1024 tokens."""
     ends = list({c.node: c for a in axes for c in a.consumers}.values())
     outputs, inputs = {c.node: p.path(c.node) for c in ends}, {c.node: p.path(c.x) for c in ends if not c.x.port}
     squares, effects, count = dict.fromkeys(outputs, 0.0), {}, 0
@@ -143,7 +143,7 @@ def importance(p: Program, axes: Sequence[PrunableAxis], feeds: Sequence[Mapping
 
 
 def grams(p: Program, ends: Sequence[Consumer], stream: Stream) -> list[Gram]:
-    """The input moments of each product, from the position of a stream."""
+    """Compute the input moments of each product, from the position of a stream."""
     return [Gram.of(c.rows(p, values[c.x]) for values in stream.read([c.x])) for c in ends]
 
 
@@ -152,12 +152,12 @@ def removal_order(
     scales: Sequence[float] | None = None, weighed: Importance | None = None, most: int | None = None,
     ridge: float | None = None, seed: int = 0,
 ) -> RemovalOrder:  # fmt: skip
-    """The order in which units of an axis are removed.
+    """Return the order in which units of an axis are removed.
 
     Args:
-        moments: per product that reads the axis; None for `taylor`, `magnitude` and `random`.
-        scales: per product, weight of its squared error.
-        weighed: for `taylor`.
+        moments: input moments of each product that reads the axis; None for `taylor`, `magnitude` and `random`.
+        scales: weight of the squared error of each product.
+        weighed: gradients of the loss, for `taylor`.
         most: how many units to remove; by default all but one.
     """
     weights = [1.0] * len(axis.consumers) if scales is None else list(scales)
@@ -184,7 +184,7 @@ def removal_order(
 def error_scales(
     p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], weighed: Importance | None
 ) -> list[float]:
-    """Weight of each product's squared error: in units of the loss, or relative to its output's mean square."""
+    """Return the weight of each product's squared error: in loss units, or relative to its output's mean square."""
     if weighed is not None:
         return [weighed.output[c.node] for c in axis.consumers]
     return [1 / max(energy(c.matrix(p), gram), 1e-300) if gram is not None else 1.0
@@ -204,14 +204,16 @@ def scores(
             when units are removed one by one (infinite for the last one, which stays).
         ridge: λ in units of the mean diagonal; by default the smallest sufficient one from 1e-4.
         seed: of `random`.
-    Raises: MissingCalibration, also for `taylor` of a program that scores no tokens; NothingToPrune for an axis that no
-        product with a trained matrix reads; UsageError for an unknown method.
+    Raises: MissingCalibration, also for `taylor` of a program that scores no tokens; NothingToPrune if the axis
+        cannot be pruned; UsageError for an unknown method.
     """
     check_choices({"method": method}, {"method": METHODS})
     p = axis.axes.program
     found = prunable_axis(axis)
     if found is None:
-        raise NothingToPrune("no product with a trained matrix reads the axis", where=axis.name)
+        raise NothingToPrune(
+            "the axis cannot be pruned, so its units have no scores", where=axis.name, got=refusal(axis)
+        )
     moments: Sequence[Gram | None] = [None] * len(found.consumers)
     weighed = None
     if method not in DATA_FREE:
@@ -232,7 +234,7 @@ def scores(
 
 
 def need_tokens(p: Program, what: str) -> None:
-    """Raises: MissingCalibration for a program that does not score next tokens."""
+    """Check that a program scores next tokens. Raises: MissingCalibration if it does not."""
     if not scores_tokens(p):
         raise MissingCalibration(f"{what} needs a program that scores next tokens", where=p.name,
                                  expected="an input `ids` and an output `logits`")  # fmt: skip

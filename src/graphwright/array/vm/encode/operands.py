@@ -19,7 +19,7 @@ Attrs = Mapping[str, Any]
 MOST_ROWS = 64
 """The most instructions that outer axes are unrolled to; beyond it another kernel is no slower."""
 CACHED = 8 << 20
-"""Bytes of a result from which on stores bypass the caches: measured, slower below and faster above."""
+"""Bytes of a result above which stores bypass the caches; measured: this is slower below and faster above."""
 
 
 class View(NamedTuple):

@@ -13,7 +13,7 @@ def _product(a: vm.View, b: vm.View, out: vm.View, init: int = 0) -> vm.Row:
     """Encode out[m, n] = init + a[m, k]·b[k, n] for operands of two axes; columns of `out` are adjacent."""
     (m, k), n = a.shape, b.shape[1]
     steps = [4 * s for view in (a, b) for s in view.strides]
-    if b.shape[0] == 1:  # a stride along an axis of one entry says nothing
+    if b.shape[0] == 1:  # the stride of an axis of size 1 is meaningless
         steps[2] = 4 * max(n, 1)
     if n == 1:
         steps[3] = 4

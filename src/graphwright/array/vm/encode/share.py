@@ -159,7 +159,7 @@ def _nanoseconds(unit: list[vm.Row]) -> float:
         return row[2] * each / (120 if row[11] else 60)
     if row[0] == Code.PRODUCT:
         return 20 + row[9] * row[10] * row[11] / 60
-    if row[0] == Code.SAMPLE_TOKEN:  # as if it drew
+    if row[0] == Code.SAMPLE_TOKEN:  # as if a random draw is needed
         return 20 + row[1] * row[2] * 3
     walk = _WALKS.get(row[0])
     return 5 + (prod(row[c] for c in walk.counts) * walk.ns if walk is not None else 0)
