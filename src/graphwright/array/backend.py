@@ -55,7 +55,7 @@ class Needs:
 
     @property
     def why(self) -> str:
-        """The reason why the kernel cannot be captured even if its operands could be, or an empty string."""
+        """The reason why the kernel cannot be captured, whatever operands the host reads, or an empty string."""
         other = "the host reads its result" if self.answers else "it allocates memory" if self.allocates else ""
         return self.fallback or other
 

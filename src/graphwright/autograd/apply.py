@@ -160,7 +160,7 @@ _Tensor: type[Tensor]
 
 
 def result_class(cls: _Class) -> _Class:
-    """Class decorator: `apply` returns instances of this class."""
+    """Class decorator: make `apply` return instances of this class."""
     global _Tensor
     _Tensor = cls  # pyright: ignore[reportAssignmentType]
     return cls
@@ -199,7 +199,7 @@ def host_array(value: Any) -> np.ndarray:
 
 @lru_cache(4096)
 def scalar(text: str, dtype: DType) -> Any:
-    """Return a cached constant 0-d tensor; `text` is the repr of a number, because 0.0 == -0.0 and 1 == True."""
+    """Return a cached constant 0-d tensor of the number with repr `text`: a key by value would merge 0.0 and -0.0."""
     number = {"True": True, "False": False}.get(text)
     number = (float(text) if dtype.is_float else int(text)) if number is None else number
     value = np.asarray(number)

@@ -216,7 +216,7 @@ def arange(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """start, start + step, ... below stop; int64 for ints, float32 for floats, as in torch.
+    """Make a tensor of start, start + step, ... below stop; int64 for ints, float32 for floats, as in torch.
 
     Raises: UsageError for a step of 0 or of the wrong sign.
     """

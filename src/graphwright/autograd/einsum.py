@@ -18,9 +18,9 @@ Labels = list[str | int]
 def einsum(equation: str, *operands: Any) -> Tensor:
     """Sum products of operands over the labels that are not in the result: `einsum("bij,bjk->bik", a, b)`.
 
-    Labels are letters, `...` stands for axes that broadcast. Without `->` the result has the axes of `...`, then the
-    labels that occur once, in alphabetical order. A label repeated in one term selects its diagonal. Sizes of 1
-    broadcast.
+    Labels are letters, `...` stands for further axes, which broadcast. Without `->` the result has the axes of `...`,
+    then the labels that occur once, in alphabetical order. A label repeated in one term selects its diagonal. Sizes of
+    1 broadcast.
 
     Args:
         operands: floating tensors, one per comma-separated term.
@@ -31,7 +31,7 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     tensors = [as_tensor(o) for o in operands]
     if len(terms) != len(tensors):
         raise UsageError(
-            "the number of terms is not that of the operands", where=equation, expected=len(terms), got=len(tensors)
+            "the number of terms differs from that of operands", where=equation, expected=len(terms), got=len(tensors)
         )
     labels = [_labels(term, t.ndim, equation) for term, t in zip(terms, tensors, strict=True)]
     seen = [x for each in labels for x in each]
@@ -68,7 +68,7 @@ def _labels(term: str, rank: int, equation: str) -> Labels:
 def _spread(term: str, free: Sequence[int], equation: str) -> Labels:
     head, dots, tail = term.partition("...")
     if "." in head + tail:
-        raise UsageError("a term has dots besides one `...`", where=equation, got=term)
+        raise UsageError("a term has dots other than one `...`", where=equation, got=term)
     return [*head, *(free if dots else ()), *tail]
 
 

@@ -71,7 +71,7 @@ def grad(
     """Return gradients of outputs with respect to inputs; no `.grad` changes.
 
     Args:
-        grad_outputs: one per output; may be None for outputs of one element.
+        grad_outputs: the gradient with respect to each output; may be None for an output of one element.
         retain_graph: keep saved values for a further backward; equals `create_graph` by default.
         create_graph: tape the backward itself, for second derivatives.
         allow_unused: return None for an input that no output depends on, instead of raising NoTape.
@@ -82,7 +82,7 @@ def grad(
     seeds = list(grad_outputs) if grad_outputs is not None else [None] * len(roots)
     keep = create_graph if retain_graph is None else retain_graph
     if len(seeds) != len(roots):
-        raise UsageError("the number of grad_outputs is not that of the outputs", expected=len(roots), got=len(seeds))
+        raise UsageError("grad_outputs does not have one entry per output", expected=len(roots), got=len(seeds))
     found = _run(roots, seeds, wanted, keep, create_graph, accumulate=False)
     for tensor, result in zip(wanted, found, strict=True):
         if result is None and not allow_unused:
@@ -141,7 +141,8 @@ def _covers(shape: tuple[int, ...], operand: tuple[int, ...]) -> bool:
 class _BackwardPass:
     """The state of one backward pass.
 
-    Given `wanted` tensors, only nodes that depend on them are differentiated, with respect to operands that do.
+    Given `wanted` tensors, only nodes that depend on them are differentiated, and only with respect to operands that
+    depend on them.
 
     Attributes:
         waiting: node -> gradients of its results so far.
@@ -305,7 +306,7 @@ def pull_back(
     Args:
         ins, outs: the operands and results that the op saves; specs of the others.
         needs: per operand whether its gradient is needed; the others get None.
-    Raises: NotDifferentiable; ComputeError if the vjp omits a gradient or returns one of another spec.
+    Raises: NotDifferentiable; ComputeError if the vjp omits a gradient or returns one of the wrong spec.
     """
     if op.vjp is None:
         raise NotDifferentiable(f"op {op.name!r} has no gradient", got=op.why.get("vjp"))

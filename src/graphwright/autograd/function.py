@@ -66,7 +66,7 @@ class Function:
         Args:
             g: gradient of the result; for several results a tuple with None for unused ones.
             needs: per argument whether its gradient is needed.
-        Returns: one entry per argument, None where it is not needed; one argument needs no tuple.
+        Returns: one entry per argument, None where it is not needed; with one argument, the entry alone is allowed.
         """
         raise NotImplementedError("this Function does not define vjp")
 
@@ -78,7 +78,7 @@ class Function:
             made = cls.forward(ctx, *args)
         results = made if isinstance(made, tuple) else (made,)
         if not results or not all(isinstance(r, TensorBase) for r in results):
-            raise UsageError("forward returned no tensor or tuple of them", where=cls.__name__, got=type(made))
+            raise UsageError("forward did not return a tensor or tensors", where=cls.__name__, got=type(made))
         outputs = [as_tensor(_data(r)) for r in results]  # new tensors, as forward may return its arguments
         saved, ctx._pending = ctx._pending, ()  # a result held by the context would be a cycle
         if grad_enabled() and any(isinstance(a, TensorBase) and a.requires_grad for a in args):
@@ -94,7 +94,7 @@ def _data(t: TensorBase) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FunctionRule:
-    """The op of the tape node of one call; it calls the user's vjp with the saved tensors.
+    """The stand-in for an op in the tape node of a Function call; its `vjp` passes the saved tensors to the user's.
 
     Attributes:
         operands: indices of the tensors among the `count` arguments. They are the node's first operands; the saved
@@ -116,7 +116,7 @@ class FunctionRule:
 
     @property
     def why(self) -> Mapping[str, str]:
-        """Reasons for missing rules: none is missing."""
+        """Reasons why rules are missing; empty, because the vjp exists."""
         return {}
 
     def vjp(
@@ -144,7 +144,7 @@ class FunctionRule:
             )
         for x in given:
             if not (x is None or isinstance(x, TensorBase)):
-                raise ComputeError("the vjp returned no tensor or None", where=self.name, got=type(x).__name__)
+                raise ComputeError("a gradient of the vjp is no tensor", where=self.name, got=type(x).__name__)
         return (*(given[i] for i in self.operands), *[None] * (len(needs) - len(self.operands)))
 
 

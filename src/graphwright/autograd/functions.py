@@ -49,7 +49,7 @@ def matmul(a: Any, b: Any) -> Tensor:
 
 
 def outer(a: Tensor, b: Tensor) -> Tensor:
-    """a[i]·b[j]: [m] and [n] to [m, n]. Raises: ShapeError for other ranks."""
+    """a[i]·b[j]: [m] and [n] to [m, n]. Raises: ShapeError unless both are vectors."""
     if a.ndim != 1 or b.ndim != 1:
         raise ShapeError("outer needs two vectors", got=f"{a.spec}, {b.spec}")
     return a.reshape(-1, 1) * b
@@ -64,7 +64,7 @@ def lerp(a: Any, b: Any, weight: Any) -> Tensor:
 def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Concatenate tensors along an axis; dtypes promote.
 
-    Raises: ShapeError if other axes differ, UsageError for an empty sequence.
+    Raises: ShapeError if the sizes of other axes differ, UsageError for an empty sequence.
     """
     if not tensors:
         raise UsageError("cat got no tensors", expected="at least one tensor")

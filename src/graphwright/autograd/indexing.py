@@ -111,7 +111,7 @@ def scatter_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
 
 
 def index_select(x: Tensor, axis: int, index: Any) -> Tensor:
-    """Select entries of an axis by indices, whose axes replace that axis; negative indices count from the end.
+    """Select entries of an axis by indices; the axes of the index replace it. Negative indices count from the end.
 
     Raises: IndexOutOfRange.
     """
@@ -127,7 +127,7 @@ def index_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
 
 
 def index_put(x: Tensor, index: Sequence[Any], values: Any, accumulate: bool = False) -> Tensor:
-    """Return a copy of x with values written or added at index arrays, one per leading axis; all broadcast.
+    """Return a copy of x with values written, or added, at index arrays, one per leading axis; all broadcast.
 
     Raises: IndexOutOfRange, ShapeError.
     """

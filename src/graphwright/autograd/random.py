@@ -40,7 +40,7 @@ class Generator:
     """A source of random numbers, which seed, step and stream determine on every machine.
 
     Args:
-        seed: 64 bits.
+        seed: 0 .. 2⁶⁴-1.
     """
 
     def __init__(self, seed: int = 0) -> None:

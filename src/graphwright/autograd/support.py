@@ -12,7 +12,7 @@ from graphwright.ops import OPS, Op, compute, expansion
 def support(device: Device | str = CPU) -> dict[str, dict[str, str]]:
     """Return op -> dtype -> `native`, `expanded` (runs as simpler ops), `view`, `refused` or `missing`.
 
-    `refused` means that the op takes no operands of this dtype, on any device. Raises: DeviceUnavailable.
+    `refused` means that the op accepts no operands of this dtype, on any device. Raises: DeviceUnavailable.
     """
     there = Device.parse(device)
     kinds = [kind for kind in DTYPES.values() if kind.kind != "float8"]

@@ -1,4 +1,4 @@
-"""Tensor: the class that users hold. Operators and methods over ops and the functions of this folder."""
+"""Tensor: the class that users work with. Operators and methods over ops and the functions of this folder."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Tensor(TensorBase, OpMethods):
     backward = engine.backward
 
     def detach(self) -> Tensor:
-        """Return the same memory without the tape."""
+        """Return a tensor over the same memory that is not on the tape."""
         return Tensor(self.data.alias() if isinstance(self.data, Symbol) else self.data)
 
     def register_hook(self, call: Callable[[Tensor], Tensor | None]) -> Hook:
@@ -323,7 +323,7 @@ class Tensor(TensorBase, OpMethods):
 
     @property
     def T(self) -> Tensor:
-        """Axes in reverse order."""
+        """A view with the axes in reverse order."""
         return call("permute", self, axes=tuple(reversed(range(self.ndim))))
 
     def expand(self, *shape: int) -> Tensor:

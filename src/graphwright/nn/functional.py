@@ -234,7 +234,7 @@ class _Spatial:
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
         dilation: Sizes = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
-        """Cross-correlate with weight [out, C / groups, kernel...]."""
+        """Cross-correlate x with weight [out, C / groups, kernel...]."""
         slide = {"stride": stride, "padding": padding, "dilation": dilation}
         return self._conv("conv", x, weight, bias, groups, slide)
 
@@ -242,7 +242,7 @@ class _Spatial:
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
         output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
     ) -> Tensor:  # fmt: skip
-        """Transpose of `conv`; weight [C, out / groups, kernel...]."""
+        """Apply the transpose of `conv`; weight [C, out / groups, kernel...]."""
         slide = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
         return self._conv("conv_transpose", x, weight, bias, groups, slide)
 

@@ -88,9 +88,9 @@ class MultiHeadAttention(Module):
         self.head_dim = dim // heads if head_dim is None else head_dim
         if heads % self.kv_heads:
             expected, got = f"a multiple of kv_heads {self.kv_heads}", heads
-            raise UsageError("heads is no multiple of kv_heads", expected=expected, got=got)
+            raise UsageError("heads is not a multiple of kv_heads", expected=expected, got=got)
         if head_dim is None and dim % heads:
-            raise UsageError("dim is no multiple of heads", expected=f"a multiple of {heads}, or head_dim", got=dim)
+            raise UsageError("dim is not a multiple of heads", expected=f"a multiple of {heads}, or head_dim", got=dim)
         if window is not None and not causal:
             raise UsageError("window was given without causal=True", got=window)
         self.causal, self.window, self.softcap = causal, window, softcap
@@ -113,7 +113,7 @@ class MultiHeadAttention(Module):
             x: [B, Tq, dim], source of the queries.
             context: [B, Tk, dim], source of keys and values; x by default.
             positions: int64 [B or 1, Tk] of the context, for rope; x has the last Tq of these. 0 to Tk - 1 by default.
-            key_mask: bool [B, Tk], false for padding. A query without visible keys attends to zeros.
+            key_mask: bool [B, Tk], false for padding. A query without visible keys gets zeros from attention.
         Returns: [B, Tq, dim].
         """
         source = x if context is None else context

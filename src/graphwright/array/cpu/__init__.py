@@ -1,4 +1,4 @@
-"""The CPU backend: ATen's `out=` calls on torch views of our memory. One file per kernel family, named as in `ops/`."""
+"""The CPU backend: ATen's `out=` calls on torch views of arrays. One file per kernel family, named as in `ops/`."""
 
 from __future__ import annotations
 
