@@ -105,7 +105,7 @@ def test_previous_states_are_saved(tmp_path):
 def test_a_run_of_another_task_is_refused(tmp_path):
     run = run_of(generations=2)
     run.save(tmp_path / "run")
-    with pytest.raises(ResumeMismatch, match="another task"):
+    with pytest.raises(ResumeMismatch, match="a different task"):
         ev.resume(tmp_path / "run", ev.tasks.two_moons())
     (tmp_path / "run" / "run.json").write_text("{}")
     with pytest.raises(ResumeMismatch):

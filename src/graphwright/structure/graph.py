@@ -291,8 +291,8 @@ class DifferentiableGraph:
         p = view.program
         policy = ThresholdPolicy(by) if isinstance(by, int | float) else by
         if not hasattr(policy, "propose"):
-            what = "`by` is neither a threshold nor a policy"
-            raise UsageError(what, expected="a number, or an object with propose(view)", got=repr(by))
+            raise UsageError("`by` is neither a threshold nor a policy",
+                             expected="a number, or an object with propose(view)", got=repr(by))  # fmt: skip
         among = view.elements()
         proposed = [q for q in policy.propose(view) if q.action == "cut" and q.element is not None]
         if probe is not None:
