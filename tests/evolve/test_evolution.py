@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -366,7 +367,10 @@ def test_children_inherit_weights_as_set(inherit):
 
 
 def test_settings_go_through_json():
-    for settings in (ev.NEAT.paper2002(threshold=4.0), ev.Hybrid(activation=("tanh", "sin"), train=ev.Train(5, 0.1))):
+    for settings in (
+        replace(ev.NEAT.paper2002(), threshold=4.0),
+        ev.Hybrid(activation=("tanh", "sin"), train=ev.Train(5, 0.1)),
+    ):
         assert ev.NEAT.from_json(settings.to_json()) == settings
     assert ev.NEAT.paper2002().stagnation == 15
     with pytest.raises(ValueError, match="unknown activation"):

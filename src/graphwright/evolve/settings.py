@@ -6,7 +6,7 @@ All settings are frozen dataclasses. They check their values, and saved runs sto
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal, cast
 
 from graphwright.array.population.names import ACTIVATIONS
@@ -158,9 +158,9 @@ class NEAT(SavedSettings):
         return self.train is None and not (self.crossover or self.weights or any(getattr(self, n) for n in active))
 
     @classmethod
-    def paper2002(cls, **changes: Any) -> NEAT:
+    def paper2002(cls) -> NEAT:
         """Make settings as in the paper of 2002 where the defaults differ: `fine=0`, `stagnation=15`."""
-        return replace(cls(fine=0.0, stagnation=15), **changes)
+        return cls(fine=0.0, stagnation=15)
 
     def to_json(self) -> dict[str, Any]:
         """All settings by name."""

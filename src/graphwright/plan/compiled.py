@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from graphwright.array import Device, NDArray, Spec
+from graphwright.array import NDArray, Spec
 from graphwright.autograd import Tensor, as_tensor, changes
 from graphwright.autograd.modes import modes
 from graphwright.errors import UsageError
 from graphwright.plan.compile import CACHED, plan_for
-from graphwright.plan.options import CompileOptions
+from graphwright.plan.options import CompileKeywords, CompileOptions
 from graphwright.plan.plan import Plan
 from graphwright.plan.planning.planner import uncollected
 from graphwright.plan.running.buckets import PaddingBuckets
@@ -174,15 +174,6 @@ class _TracedSignature:
         if isinstance(self._result, Mapping):
             return {name: tensors[str(name)] for name in self._result}
         return type(self._result)(tensors.values())
-
-
-class CompileKeywords(TypedDict, total=False):
-    """Options of `gw.compile`, as in `CompileOptions`."""
-
-    executor: str
-    device: Device | str
-    remat: int | None
-    freeze: bool
 
 
 @overload

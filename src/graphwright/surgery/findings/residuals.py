@@ -23,16 +23,21 @@ if TYPE_CHECKING:
     from graphwright.program.run import Run
 
 
-GATE = "gate"
-"""The op that makes the values of all gates of a program."""
+_GATE = "gate"
 _FAR = 400
 """Largest number of nodes of a branch that is searched for its start."""
+
+
+def is_gate(p: Program, node: NodeId) -> bool:
+    """Return whether a node is the op that makes the values of the program's gates."""
+    return p.op(node) == _GATE
 
 
 def passes_sum(p: Program, node: NodeId) -> bool:
     """Return whether a node's result is the sum of its operands, up to a cast or a scalar factor."""
     row = traits(p.op(node))
-    scales = (p.op(v.node) in (PARAM, CONST, GATE) and p.specs(v.node)[v.port].size == 1 for v in p.operands(node))
+    factors = (v for v in p.operands(node) if p.op(v.node) in (PARAM, CONST) or is_gate(p, v.node))
+    scales = (p.specs(v.node)[v.port].size == 1 for v in factors)
     return row.convert or row.sums or row.nary or (row.multiplies and any(scales))
 
 
