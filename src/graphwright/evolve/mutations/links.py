@@ -40,7 +40,7 @@ def junctions(p: Program) -> list[NodeId]:
 
 @mutation("split_link", sites=open_links, weight=0.03)
 def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: str = "tanh") -> None:
-    """Close a link and insert a neuron in its stead, with incoming weight 1 and the link's weight as outgoing weight.
+    """Close a link and add a neuron between its ends, with incoming weight 1 and the link's weight as outgoing weight.
 
     If the link has a delay, the neuron reads the delayed value.
     """

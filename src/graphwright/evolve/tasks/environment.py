@@ -70,12 +70,12 @@ class Episodes:
         return Scores(returns.mean(1), returns.mean(1), steps, seconds)
 
     def confirm(self, population: Population) -> Trial:
-        """Accept a population of one if its mean return on 100 starts is two standard errors above the target."""
+        """Accept a single genome if its mean return on 100 starts is two standard errors above the target."""
         returns, steps, seconds = self.play(population, 100, (_CONFIRM, population.generation))
         return Trial(bool(returns.mean() - 2 * returns.std(ddof=1) / 10 >= self.target), steps, seconds)
 
     def test(self, population: Population, episodes: int = 100) -> float:
-        """Return the mean return of a population of one on unseen starts; `test_reads` counts the calls."""
+        """Return the mean return of a single genome on unseen starts; `test_reads` counts the calls."""
         self.test_reads += 1
         returns, _, _ = self.play(population, episodes, (_TEST, 0))
         return float(returns.mean())
@@ -276,12 +276,12 @@ class _Balance(Episodes):
     """The task to balance poles from one fixed start; a solution balances for 100 000 steps."""
 
     def confirm(self, population: Population) -> Trial:
-        """Accept a population of one if it balances for 100 000 steps."""
+        """Accept a single genome if it balances for 100 000 steps."""
         returns, steps, seconds = self.play(population, 1, (0, 0), limit=100_000)
         return Trial(bool(returns[0, 0] >= 100_000), steps, seconds)
 
     def test(self, population: Population, episodes: int = 1) -> float:
-        """Return how many steps, at most 100 000, a population of one balances; `test_reads` counts the calls."""
+        """Return how many steps, at most 100 000, a single genome balances; `test_reads` counts the calls."""
         self.test_reads += 1
         return float(self.play(population, 1, (0, 0), limit=100_000)[0].mean())
 

@@ -315,7 +315,7 @@ class PlanBuilder:
         return by
 
     def node_of(self, slot: int) -> NodeId:
-        """Return the node of a slot's value; for a copy, the node that the copy instruction is filed under."""
+        """Return the node of a slot's value; for a copy, the node of the copied value or of the copy's first reader."""
         value, made = self.tables.slots[slot].value, self.tables.folds.get(self.tables.holders[slot])
         if value is not None:
             return value.node
