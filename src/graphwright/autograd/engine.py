@@ -314,7 +314,7 @@ def pull_back(
     if len(result) > len(needs):
         raise ComputeError("a vjp returned too many gradients", where=op.name, expected=len(needs), got=len(result))
     final: list[Tensor | None] = []
-    for g, need, spec in zip_longest(result, needs, in_specs):  # no gradient: None, or left out at the end
+    for g, need, spec in zip_longest(result, needs, in_specs):  # a missing gradient is None, or omitted at the end
         if not need or g is None:
             if need and spec.dtype.is_float:
                 raise ComputeError("a vjp omitted a gradient that is needed", where=op.name)

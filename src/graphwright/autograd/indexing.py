@@ -73,7 +73,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
         x.copy_(value)
     elif plan.ids and whole and not plan.new and plan.order is None:
         call("index_put", x, value, *map(_int64, plan.ids), axis=plan.axis, out=x)
-    else:  # by the coordinates of the entries, per axis
+    else:  # assign by the coordinates of the entries along every axis
         grids = [np.broadcast_to(g, x.shape) for g in np.ogrid[tuple(slice(n) for n in x.shape)]]
         coordinates = [get_item(as_tensor(from_numpy(g)), index) for g in grids]
         call("index_put", x, value, *coordinates, axis=0, out=x)

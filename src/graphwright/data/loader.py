@@ -176,6 +176,6 @@ class DataLoader:
         if wrong or state["epoch"] < 0 or state["done"] < 0:
             raise UsageError("invalid state of a DataLoader", expected=", ".join(mine), got=dict(state))
         if any(state[name] != mine[name] for name in ("seed", "batch_size")):
-            what = "the state was saved with a different seed or batch size"
-            raise UsageError(what, where="DataLoader", expected=mine, got=dict(state))
+            raise UsageError("the state was saved with a different seed or batch size",
+                             where="DataLoader", expected=mine, got=dict(state))  # fmt: skip
         self.epoch, self.done, self._continues = state["epoch"], state["done"], True

@@ -205,8 +205,8 @@ class SavedState:
 
     def _refuse(self, wrong: Sequence[str]) -> None:
         if wrong:
-            what = "\n  ".join(["saved state does not match:", *dict.fromkeys(wrong)])
-            raise StateError(what, where=self.directory)
+            lines = "\n  ".join(dict.fromkeys(wrong))
+            raise StateError(f"the saved state does not match:\n  {lines}", where=self.directory)
 
     def _arrays(self, scope: Sequence[str], own: Mapping[str, Variable], wrong: list[str]) -> dict[str, NDArray]:
         """Read and check the tensors of the parts `scope`, unless `wrong` has problems. Raises: StateError."""
@@ -239,13 +239,13 @@ def remap_state(
     heads = {journal.chain.base: -1, **{entry.hash: entry.seq for entry in journal}}
     if saved.journal not in heads or journal.hash != program.journal.hash:
         fix = "pass remap=program.journal of the program that was trained and edited"
-        what = "the journal does not contain the edits from the saved program to this one"
-        raise StateError(what, where=program.name, expected=saved.journal, fix=fix)
+        raise StateError("the journal does not contain the edits from the saved program to this one",
+                         where=program.name, expected=saved.journal, fix=fix)  # fmt: skip
     at = heads[saved.journal]
     past = (program.at(at) if len(journal) else program).fork()
     if past.structure_hash() != saved.structure:
-        what = "the structure of the saved state differs from that of the program after this journal entry"
-        raise StateError(what, where=f"{program.name}, entry {at}")
+        raise StateError("the structure of the saved state differs from that of the program after this journal entry",
+                         where=f"{program.name}, entry {at}")  # fmt: skip
     for key, variable in past.variables().items():
         if f"model.{key}" not in arrays:
             raise StateError("the weight is missing in the saved state", where=key)

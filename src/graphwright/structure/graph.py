@@ -291,8 +291,8 @@ class DifferentiableGraph:
         p = view.program
         policy = ThresholdPolicy(by) if isinstance(by, int | float) else by
         if not hasattr(policy, "propose"):
-            what = "`by` is neither a threshold nor a policy"
-            raise UsageError(what, expected="a number, or an object with propose(view)", got=repr(by))
+            raise UsageError("`by` is neither a threshold nor a policy",
+                             expected="a number, or an object with propose(view)", got=repr(by))  # fmt: skip
         among = view.elements()
         proposed = [q for q in policy.propose(view) if q.action == "cut" and q.element is not None]
         if probe is not None:
@@ -311,7 +311,7 @@ class DifferentiableGraph:
         return Discretized(p, among, done, kept, shape, ungated(p), before, after, p.journal[-1])
 
     def _values(self, before: Sequence[Element] = (), values: np.ndarray | None = None) -> np.ndarray:
-        """Return gate values in evaluation mode by offset; or move `values` of elements `before` cuts to new ones."""
+        """Return gate values in evaluation mode by offset; or `values` of elements `before` cuts, by new offsets."""
         if values is None:
             p = self.program
             if not p.gates():

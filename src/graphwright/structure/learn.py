@@ -94,9 +94,10 @@ def learn(
     Range(0).check("params", params)
     Range(0, above=True).check("gates", gates)
     unknown = [kind for kind in units if kind not in KINDS]
-    if unknown or not units:
-        what = "unknown kinds of units" if unknown else "no kinds of units are given"
-        raise UsageError(what, expected=", ".join(KINDS), got=", ".join(unknown) or "none")
+    if unknown:
+        raise UsageError("unknown kinds of units", expected=", ".join(KINDS), got=", ".join(unknown))
+    if not units:
+        raise UsageError("no kinds of units are given", where="units", expected=", ".join(KINDS))
     p = model.program
     ids, held = _texts(model, text, held_out)
     if len(ids) < window + 1:

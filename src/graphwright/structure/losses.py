@@ -76,7 +76,7 @@ class Penalty(Settings):
         name: name in reports; by default that of the class.
         captures: names of the nodes whose values it reads.
         carried: its state, variables by name.
-        climb: function of `Terms` that returns the next value of its state, called after each step.
+        climb: function of `Terms` that returns the next value of its state, called in each step that trains gates.
     """
 
     name: str = field(default="", kw_only=True)

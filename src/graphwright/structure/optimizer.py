@@ -184,8 +184,8 @@ class JointOptimizer:
         Range(0, above=True).check("logit_limit", logit_limit)
         Range(0, above=True).check("clip", 1 if clip is None else clip)
         if isinstance(penalties, str) or not isinstance(penalties, Sequence) or not all(map(callable, penalties)):
-            what = "`penalties` is not a list of functions"
-            raise UsageError(what, expected="a list of functions of Terms", got=repr(penalties))
+            raise UsageError("`penalties` is not a list of functions",
+                             expected="a list of functions of Terms", got=repr(penalties))  # fmt: skip
         if policy is not None and not hasattr(policy, "propose"):
             raise UsageError("`policy` is not a policy", expected="an object with propose(view)", got=repr(policy))
         self.view, self.task, self.penalties = view, task, tuple(penalties)
@@ -343,7 +343,7 @@ class JointOptimizer:
             fn = self._traced(names, theirs, by_weights, by_gates)
             self._steps[key] = compile(fn, **self.options)
         given = [*(batch[n] for n in names), *((valid or {})[n] for n in theirs)]
-        out = self._steps[key](*map(as_tensor, given))  # tensors skip a conversion
+        out = self._steps[key](*map(as_tensor, given))  # passing tensors avoids a conversion
         return [float(x) for x in out.numpy()]
 
     def _traced(

@@ -258,7 +258,7 @@ class TopPolicy(Settings):
         return [Proposal("cut", e.name, e.p, f"among the lowest beyond {self.target:g} of {what}", e) for e in cuts]
 
     def _blocks(self, among: Sequence[Element]) -> list[tuple[int, ...]]:
-        """Group the indices of elements that are cut together: single elements or blocks of units, the least first."""
+        """Group the indices that are cut together, the least probable first: one element, or a block of units."""
         lowest = sorted(range(len(among)), key=lambda i: (among[i].p, among[i].z, among[i].offset))
         gates: dict[int, list[int]] = {}
         for i in lowest:

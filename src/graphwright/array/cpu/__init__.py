@@ -24,7 +24,7 @@ from graphwright.array.storage import Storage
 
 _FAMILIES = "attention conv elementwise index linear loss norm optimize pool random reduce"
 for _family in _FAMILIES.split():
-    import_module(f"{__name__}.{_family}")  # enters its kernels
+    import_module(f"{__name__}.{_family}")  # registers its kernels
 
 _MANY, _LARGE = 1 << 20, 4 << 20
 """Least number of elements, then of bytes, for which large pages are requested; the latter as in numpy."""

@@ -218,8 +218,8 @@ def softmax(t: Trials) -> SearchOutcome:
     """
     c = t.candidates
     if not isinstance(c, Skips | Ops):
-        what = "the method softmax does not support candidates of this kind"
-        raise UsageError(what, got=type(c).__name__, expected="skips(...) or ops(...)")
+        raise UsageError("the method softmax does not support candidates of this kind",
+                         got=type(c).__name__, expected="skips(...) or ops(...)")  # fmt: skip
     p = t.start.fork()
     gate_of = c.compete(p)
     view = DifferentiableGraph(p, seed=t.seed)
@@ -269,8 +269,8 @@ def grow(t: Trials, trial: int | None = None, most: int = 3, first: int = 3) -> 
     """
     c = t.candidates
     if not isinstance(c, Skips):
-        what = "the method grow does not support candidates of this kind"
-        raise UsageError(what, got=type(c).__name__, expected="skips(...)")
+        raise UsageError("the method grow does not support candidates of this kind",
+                         got=type(c).__name__, expected="skips(...)")  # fmt: skip
     base = t.start.fork()
     c.open(base)
     retrain = t.budget // 4
