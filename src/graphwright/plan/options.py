@@ -52,10 +52,7 @@ class CompileOptions:
 
     @classmethod
     def of(cls, *, device: Device | str = CPU, watch: Sequence[str] = (), **given: Any) -> CompileOptions:
-        """Make options from a device or its name and a sequence of names to watch.
-
-        Raises: UsageError if `watch` is one string.
-        """
+        """Make options; `device` may be given by name. Raises: UsageError if `watch` is one string."""
         refuse_string("watch", watch)
         return cls(device=Device.parse(device), watch=tuple(watch), **given)
 

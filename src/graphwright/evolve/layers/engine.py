@@ -465,10 +465,7 @@ class LayerEvolution(EvolutionRun):
         return program
 
     def line(self, number: int) -> list[CandidateBirth]:
-        """Return the births of a candidate and its line of fitter parents, oldest first.
-
-        Raises: UsageError if no candidate has this number.
-        """
+        """Return the births along fitter parents up to a candidate. Raises: UsageError if the number is unknown."""
         if not 0 <= number < len(self.births):
             raise UsageError("no candidate has this number", got=number, expected=f"0 to {len(self.births) - 1}")
         found = [self.births[number]]

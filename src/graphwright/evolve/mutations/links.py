@@ -108,10 +108,7 @@ def _drop_lone(e: Transaction, base: str) -> None:
 
 
 def _free_value(p: Program, like: NodeId, taken: set[NodeId], rng: np.random.Generator, problem: str) -> NodeId:
-    """Draw a computed value that has the spec of the node `like` and is not in `taken`.
-
-    Raises: UsageError with the text `problem` if no value fits.
-    """
+    """Draw a computed value that has the spec of `like` and is not in `taken`. Raises: UsageError if none is left."""
     spec = (p.spec(like),)
     values = [n for n in p.order() if p.op(n) not in STORED and p.specs(n)[:1] == spec and n not in taken]
     if not values:

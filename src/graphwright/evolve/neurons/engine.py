@@ -93,10 +93,7 @@ class Result(EvolutionResult):
 
     @property
     def best(self) -> Individual:
-        """The individual that solved the task, else the fittest so far.
-
-        Raises: UsageError before the first generation.
-        """
+        """The individual that solved the task, else the fittest so far. Raises: UsageError if nothing was scored."""
         run = self.evolution
         key = run.solution or run.best
         if key is None:

@@ -287,9 +287,6 @@ class _Balance(Episodes):
 
 
 def double_pole() -> Episodes:
-    """Make the task to balance two poles on a cart, with speeds as inputs.
-
-    Fitness is the number of steps, at most 1000. A solution balances for 100 000 steps.
-    """
+    """Make the task to balance two poles for 100 000 steps, with speeds as inputs; fitness counts up to 1000."""
     names = ("position", "speed", "angle 1", "spin 1", "angle 2", "spin 2")
     return _Balance(DoublePole(), "double-pole", 1, 1000.0, names)
