@@ -43,7 +43,7 @@ class NoGradientPath(UserWarning):
 
 
 class Status(StrEnum):
-    """The reason why a run ended. A missed target is not an error."""
+    """The reason why a run ended. A run that misses its target raises no error."""
 
     TARGET_REACHED = "TargetReached"
     MAX_GENERATIONS = "MaxGenerations"

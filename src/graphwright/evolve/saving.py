@@ -77,10 +77,7 @@ def write_run(folder: Path, run: Any, content: Mapping[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read `run.json`.
-
-    Raises: ResumeMismatch if it is damaged or has a different schema; UnreadableFile if it is missing.
-    """
+    """Read `run.json`. Raises: ResumeMismatch if it is damaged or its schema differs; UnreadableFile if missing."""
     try:
         content = read_json(folder / "run.json", LIMIT)
     except ValueError as error:
@@ -169,10 +166,7 @@ def _arrays(run: NeuronEvolution, edits: list[ManualEdit]) -> Iterator[tuple[str
 
 
 def restore_neurons(run: NeuronEvolution, folder: Path, content: Mapping[str, Any]) -> None:
-    """Load the saved state of a run on neurons into `run`, a new run.
-
-    Raises: RegistryConflict, ResumeMismatch, CheckpointError.
-    """
+    """Load a saved state into the new run `run`. Raises: RegistryConflict, ResumeMismatch, CheckpointError."""
     from graphwright.array.population.genes import Genes  # loads numba
 
     arrays = read_arrays(folder, "arrays", content["tensors"])

@@ -40,7 +40,7 @@ class SavedSettings(Settings):
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """All settings by name."""
+        """Return all settings by name, as JSON values."""
         return {"kind": type(self).__name__, **asdict(cast(Any, self))}
 
     @staticmethod
@@ -163,7 +163,7 @@ class NEAT(SavedSettings):
         return cls(fine=0.0, stagnation=15)
 
     def to_json(self) -> dict[str, Any]:
-        """All settings by name."""
+        """Return all settings by name, as JSON values."""
         return {"kind": type(self).__name__, **asdict(self), "activation": list(self.hidden)}
 
 

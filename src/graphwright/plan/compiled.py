@@ -209,8 +209,9 @@ def compile(
         raise UsageError("gw.compile needs a Program or a function of tensors", where="gw.compile",
                          expected="a Program, or a callable", got=repr(target)[:80],
                          fix="gw.compile(program), gw.compile(fn), or @gw.compile above a function")  # fmt: skip
-    if (outputs, buckets, mask) != (None, None, None):
-        raise UsageError("outputs, buckets and mask are options of a program, not of a function", where="gw.compile",
-                         expected="none of these options", got=repr(target)[:80],
-                         fix="gw.compile(gw.trace(fn, *examples), ...)")  # fmt: skip
+    given = [name for name, value in (("outputs", outputs), ("buckets", buckets), ("mask", mask)) if value is not None]
+    if given:
+        raise UsageError("outputs, buckets and mask are options of a program, not of a function",
+                         where=f"gw.compile({repr(target)[:80]})", expected="none of these options",
+                         got=", ".join(given), fix="gw.compile(gw.trace(fn, *examples), ...)")  # fmt: skip
     return CompiledFunction(target, CompileOptions.of(**{"executor": "auto", **options}))

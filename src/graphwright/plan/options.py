@@ -70,10 +70,7 @@ class CompileOptions:
 
     @classmethod
     def of(cls, **given: Unpack[PlanKeywords]) -> CompileOptions:
-        """Make options from a device or its name and a sequence of names to watch.
-
-        Raises: UsageError if `watch` is one string.
-        """
+        """Make options; `device` may be given by name. Raises: UsageError if `watch` is one string."""
         device, watch = given.pop("device", CPU), given.pop("watch", ())
         refuse_string("watch", watch)
         return cls(device=Device.parse(device), watch=tuple(watch), **given)

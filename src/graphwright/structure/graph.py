@@ -311,7 +311,7 @@ class DifferentiableGraph:
         return Discretized(p, among, done, kept, shape, ungated(p), before, after, p.journal[-1])
 
     def _values(self, before: Sequence[Element] = (), values: np.ndarray | None = None) -> np.ndarray:
-        """Return gate values in evaluation mode by offset; or move `values` of elements `before` cuts to new ones."""
+        """Return gate values in evaluation mode by offset; or `values` of elements `before` cuts, by new offsets."""
         if values is None:
             p = self.program
             if not p.gates():

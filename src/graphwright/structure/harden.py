@@ -146,7 +146,7 @@ def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
 
 
 def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
-    """Return keys of weight and bias of the linear map that computes a value for `readers` alone, or nothing."""
+    """Return the keys of weight and bias of the linear map that computes a value only for `readers`; else empty."""
     node = value.node
     while p.op(node) not in KINDS and (get(p.op(node)).view is not None or get(p.op(node)).traits.convert):
         if set(p.consumers(node)) != readers:
@@ -173,7 +173,7 @@ def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
     """Fold gate values of units into the columns of the weights that sum over the units; False if there are none."""
     p, group = e.program, axis_of(e.program, gate)
     if any(traits(p.op(site)).sums for site in gate.sites):
-        return False  # a logarithm added to scores has no column
+        return False  # the gate's logarithm is added to scores: no weight column can absorb it
     axes = group.axes
     found: dict[str, np.ndarray] = {}
     sums = dict.fromkeys(s for atom in group.atoms for s in axes.solution.notes[atom].summed)

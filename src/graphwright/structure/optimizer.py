@@ -343,7 +343,7 @@ class JointOptimizer:
             fn = self._traced(names, theirs, by_weights, by_gates)
             self._steps[key] = compile(fn, **self.options)
         given = [*(batch[n] for n in names), *((valid or {})[n] for n in theirs)]
-        out = self._steps[key](*map(as_tensor, given))  # tensors skip a conversion
+        out = self._steps[key](*map(as_tensor, given))  # passing tensors avoids a conversion
         return [float(x) for x in out.numpy()]
 
     def _traced(

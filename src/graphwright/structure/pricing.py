@@ -66,8 +66,8 @@ def check_cost(of: Cost, counted: bool = False) -> None:
 def element_costs(p: Program, among: Sequence[Element], of: Cost = "params") -> np.ndarray:
     """Compute the cost of each element without the elements nested in it, float64 [n].
 
-    `params` and `bytes` count the weights that are removed with the element; `flops` and measured costs count the
-    removed ops, with all named sizes set to 1. A unit has an equal share of the cost of each op over its axis.
+    `params` and `bytes` count the weights that are removed with the element; `flops` (with all named sizes set to 1)
+    and measured costs count the removed ops. A unit has an equal share of the cost of each op over its axis.
     Raises: UsageError for an unknown cost.
     """
     check_cost(of)

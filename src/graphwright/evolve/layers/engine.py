@@ -158,7 +158,7 @@ class LayerEvolution(EvolutionRun):
         self.members: list[Candidate] = []
         self.archive: list[Candidate] = []
         self.births: list[CandidateBirth] = []
-        self.numbers: dict[tuple[str, str, int], str] = {}  # (mutation, site, count) -> name of the part
+        self.numbers: dict[tuple[str, str, int], str] = {}  # (mutation, site, count) -> name of the block
         self.step_cache = train.StepCache()
         self.steady = 0
         self._idle = False
@@ -383,7 +383,7 @@ class LayerEvolution(EvolutionRun):
         best, steady = self.champion().metric, self.steady
         self.members.remove(member)
         self._survive([Candidate(birth, program, train.moments(opt), untrained, untrained_moments)])
-        self.steady = min(self.steady, steady)  # an edit is no generation
+        self.steady = min(self.steady, steady)  # an edit does not count as a generation
         if self.champion().metric > best + _MIN_GAIN:
             self.gained = self.generation
 
@@ -465,10 +465,7 @@ class LayerEvolution(EvolutionRun):
         return program
 
     def line(self, number: int) -> list[CandidateBirth]:
-        """Return the births of a candidate and its line of fitter parents, oldest first.
-
-        Raises: UsageError if no candidate has this number.
-        """
+        """Return the births along fitter parents up to a candidate. Raises: UsageError if the number is unknown."""
         if not 0 <= number < len(self.births):
             raise UsageError("no candidate has this number", got=number, expected=f"0 to {len(self.births) - 1}")
         found = [self.births[number]]

@@ -40,7 +40,7 @@ def junctions(p: Program) -> list[NodeId]:
 
 @mutation("split_link", sites=open_links, weight=0.03)
 def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: str = "tanh") -> None:
-    """Close a link and insert a neuron in its stead, with incoming weight 1 and the link's weight as outgoing weight.
+    """Close a link and add a neuron between its ends, with incoming weight 1 and the link's weight as outgoing weight.
 
     If the link has a delay, the neuron reads the delayed value.
     """
@@ -108,10 +108,7 @@ def _drop_lone(e: Transaction, base: str) -> None:
 
 
 def _free_value(p: Program, like: NodeId, taken: set[NodeId], rng: np.random.Generator, problem: str) -> NodeId:
-    """Draw a computed value that has the spec of the node `like` and is not in `taken`.
-
-    Raises: UsageError with the text `problem` if no value fits.
-    """
+    """Draw a computed value that has the spec of `like` and is not in `taken`. Raises: UsageError if none is left."""
     spec = (p.spec(like),)
     values = [n for n in p.order() if p.op(n) not in STORED and p.specs(n)[:1] == spec and n not in taken]
     if not values:

@@ -93,10 +93,7 @@ class Result(EvolutionResult):
 
     @property
     def best(self) -> Individual:
-        """The individual that solved the task, else the fittest so far.
-
-        Raises: UsageError before the first generation.
-        """
+        """The individual that solved the task, else the fittest so far. Raises: UsageError if nothing was scored."""
         run = self.evolution
         key = run.solution or run.best
         if key is None:
@@ -177,7 +174,7 @@ class NeuronEvolution(EvolutionRun):
         if s.start == "random":
             self._burst(Breeder(founding(s), task.inputs, task.outputs, seed))
         self.species = Species.founders(self.genes, s)
-        self.fitness: np.ndarray | None = None  # of the present generation; None until it is scored
+        self.fitness: np.ndarray | None = None  # of the current generation; None until it is scored
         self.metric = np.zeros(0)
         self.lineage = Lineage(task.inputs, task.outputs, task.names)
         self.best: IndividualKey | None = None

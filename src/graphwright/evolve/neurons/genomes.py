@@ -126,10 +126,7 @@ def new_registry(inputs: int, outputs: int) -> Any:
 
 
 def number(registry: Any, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
-    """Return the innovation number of the key (kind, a, b, c); a new key gets the next number.
-
-    The registry must have room for a new key.
-    """
+    """Return the innovation number of a key; a new key gets the next number, for which there must be room."""
     from graphwright.array.population.genes import number_of
 
     return int(number_of(registry, kind, a, b, c))

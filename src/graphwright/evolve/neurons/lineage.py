@@ -76,7 +76,7 @@ def _mutation_text(mutation: str, site: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ManualEdit:
-    """A manual edit: index of the individual, reason, the genes afterwards as a population of one, and their scores."""
+    """A manual edit: index of the individual, reason, the resulting genes as a population of one, and their scores."""
 
     index: int
     why: str

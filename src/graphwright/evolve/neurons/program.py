@@ -91,10 +91,7 @@ def apply(p: Program, before: Genome, after: Genome, why: str, author: str = "ev
 
 
 def read(p: Program) -> Genome:
-    """Read the genome of a program with these node names.
-
-    Raises: TaskError with the path of a node that a genome cannot express.
-    """
+    """Read a program as a genome. Raises: TaskError with the path of a node that a genome cannot express."""
     what, fix = "the program is not a genome of neurons and links", "evolve.blocks(program) for a network of layers"
     need("x" in p.input_names() and p.outputs(), what, where=p.name, fix=fix)
     inputs = int(p.spec("x").shape[1])
@@ -211,10 +208,7 @@ class PopulationPlan:
         return len(self.genes.node_off) - 1
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Run all genomes on the same cases: [N, inputs] -> float32 [G, N, outputs].
-
-        Sequences: [N, T, inputs] -> float32 [G, N, T, outputs].
-        """
+        """Run all genomes on the same cases: [N, inputs] -> float32 [G, N, outputs]; sequences have a third axis."""
         from graphwright.array.population.runner import Cases, outputs
 
         values = self._checked(x, (2, 3))

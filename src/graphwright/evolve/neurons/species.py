@@ -122,10 +122,7 @@ def rates(settings: NEAT) -> Any:
 
 
 def founding(settings: NEAT) -> NEAT:
-    """Return settings for a random start: only structural mutations, with the same relative frequencies.
-
-    Growth is enabled even if `settings.growth` is False.
-    """
+    """Return settings for a random start: structural mutations only, in the same proportions, growth enabled."""
     left, hits = 1.0, {}
     for name in STRUCTURAL:
         hits[name] = left * getattr(settings, name)

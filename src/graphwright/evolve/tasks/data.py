@@ -186,7 +186,7 @@ def _cells(path: StrPath) -> tuple[list[str], list[tuple[int, list[str]]]]:
     except UnicodeDecodeError as error:
         raise TaskError("the file is not UTF-8 text", where=path, got=str(error), fix="save it as UTF-8") from None
     except csv_format.Error as error:
-        raise TaskError("the file is not a CSV", where=path, got=str(error)) from None
+        raise TaskError("the file is not valid CSV", where=path, got=str(error)) from None
     except OSError as error:
         raise UnreadableFile("cannot read the file", where=path, cause=error) from error
     need(len(rows) > 1, "the file has no rows below the header", where=path, expected="a header and lines of values")

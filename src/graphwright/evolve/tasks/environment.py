@@ -70,12 +70,12 @@ class Episodes:
         return Scores(returns.mean(1), returns.mean(1), steps, seconds)
 
     def confirm(self, population: Population) -> Trial:
-        """Accept a population of one if its mean return on 100 starts is two standard errors above the target."""
+        """Accept a single genome if its mean return on 100 starts is two standard errors above the target."""
         returns, steps, seconds = self.play(population, 100, (_CONFIRM, population.generation))
         return Trial(bool(returns.mean() - 2 * returns.std(ddof=1) / 10 >= self.target), steps, seconds)
 
     def test(self, population: Population, episodes: int = 100) -> float:
-        """Return the mean return of a population of one on unseen starts; `test_reads` counts the calls."""
+        """Return the mean return of a single genome on unseen starts; `test_reads` counts the calls."""
         self.test_reads += 1
         returns, _, _ = self.play(population, episodes, (_TEST, 0))
         return float(returns.mean())
@@ -276,20 +276,17 @@ class _Balance(Episodes):
     """The task to balance poles from one fixed start; a solution balances for 100 000 steps."""
 
     def confirm(self, population: Population) -> Trial:
-        """Accept a population of one if it balances for 100 000 steps."""
+        """Accept a single genome if it balances for 100 000 steps."""
         returns, steps, seconds = self.play(population, 1, (0, 0), limit=100_000)
         return Trial(bool(returns[0, 0] >= 100_000), steps, seconds)
 
     def test(self, population: Population, episodes: int = 1) -> float:
-        """Return how many steps, at most 100 000, a population of one balances; `test_reads` counts the calls."""
+        """Return how many steps, at most 100 000, a single genome balances; `test_reads` counts the calls."""
         self.test_reads += 1
         return float(self.play(population, 1, (0, 0), limit=100_000)[0].mean())
 
 
 def double_pole() -> Episodes:
-    """Make the task to balance two poles on a cart, with speeds as inputs.
-
-    Fitness is the number of steps, at most 1000. A solution balances for 100 000 steps.
-    """
+    """Make the task to balance two poles for 100 000 steps, with speeds as inputs; fitness counts up to 1000."""
     names = ("position", "speed", "angle 1", "spin 1", "angle 2", "spin 2")
     return _Balance(DoublePole(), "double-pole", 1, 1000.0, names)

@@ -357,11 +357,11 @@ class Task:
         return self._score(population, "valid", self.valid)
 
     def confirm(self, population: Population) -> Trial:
-        """Accept a population of one that reached the target as a solution; tasks on data always do."""
+        """Accept a single genome that reached the target as a solution; tasks on data always do."""
         return Trial(True)
 
     def test(self, population: Population) -> float:
-        """Return the metric of a population of one on the test cases; `test_reads` counts the calls."""
+        """Return the metric of a single genome on the test cases; `test_reads` counts the calls."""
         self.test_reads += 1
         return float(self._score(population, "test", self._test).metric[0])
 

@@ -77,7 +77,7 @@ class ResizeAxis(Edit):
     weights: tuple[ResizedWeight, ...]  # the new values
     attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]  # (node, all its new attributes)
     correct: bool = True  # whether norms over a resized axis are corrected
-    inputs: tuple[tuple[NodeId, tuple[Spec, ...]], ...] = ()  # inputs of the program whose specs change, with new ones
+    inputs: tuple[tuple[NodeId, tuple[Spec, ...]], ...] = ()  # inputs whose specs change, with new ones
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ class ResizeAxis(Edit):
 
     def to_json(self, p: Program) -> dict[str, Any]:
         nodes = self.touches(p)
-        fresh = [w for w in self.weights if any(-1 in old for _, old in w.dims)]  # the others are slices
+        fresh = [w for w in self.weights if any(-1 in old for _, old in w.dims)]  # replay recomputes the others
         return {
             "edit": "ResizeAxis",
             "axes": [{"axis": a.axis, "of": a.of, "indices": runs(a.old)} for a in self.axes],

@@ -211,7 +211,7 @@ class BackwardGraph:
         mirror.recorder.made = []
         with scoped("grad", self.source.path(node)):
             found = pull_back(row, given, ins, outs, p.attrs(twin), needs, in_specs)
-            if node in mirror.casts:  # back through the casts of autocast
+            if node in mirror.casts:  # cast the gradients back to the dtypes before autocast
                 dtypes = [mirror.spec(mirror.twin(v)).dtype for v in reads]
                 found = [g if g is None else g.to(dtype) for g, dtype in zip(found, dtypes, strict=True)]
         results = tuple(None if g is None else mirror.recorder.value_of(g) for g in found)

@@ -51,7 +51,7 @@ class MirroredProgram:
         self.program = source.empty(name)  # the derived program; it has every input of the source
         self.recorder = MirrorRecorder(self.program)
         self.operands: dict[NodeId, list[Value]] = {}  # mirrored node -> the values it read when it was last visited
-        self.casts: dict[NodeId, dict[int, NodeId]] = {}  # mirrored node -> operand number -> its node of autocast
+        self.casts: dict[NodeId, dict[int, NodeId]] = {}  # mirrored node -> operand index -> the cast of autocast
         self.dirty: set[Value] = set()  # values that gained or lost a reader
         self.version = -1  # of `program` after the last update
         self.visited = 0  # nodes visited since the start, for tests of locality
@@ -162,7 +162,7 @@ class MirroredProgram:
             if not p.readers(key):
                 p.weights.drop(key)
         self._discarded.clear()
-        p.tombstones = Tombstones()  # nothing is undone here
+        p.tombstones = Tombstones()  # edits of the derived program are never undone
 
     # -- reference counts --------------------------------------------------------------------------------------------
     def _count_readers(
@@ -319,7 +319,7 @@ class MirrorRecorder(TraceRecorder):
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
-        self.made: list[NodeId] = []  # nodes recorded since it was last cleared
+        self.made: list[NodeId] = []  # nodes recorded since the caller last cleared this list
         self.near = False  # insert each node right after its last operand, so that an update does not disturb the order
         self._first: NodeId | None = None
 

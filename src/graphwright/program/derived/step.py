@@ -119,7 +119,7 @@ class ReusingRecorder(MirrorRecorder):
         node = self.now.by_content.get(key)
         if node is None:
             node = self._before.by_content.get(key)
-            if node is None or node in self._taken:  # rewired for another role
+            if node is None or node in self._taken:  # it was already rewired to another role
                 node = make()
             self._taken.add(node)
             self.now.by_content[key] = node
@@ -161,9 +161,9 @@ class TrainingStepGraph:
         for name in task.inputs.keys() - {source.path(n) for n in source.inputs()}:
             self.mirror.recorder.source(INPUT, name, task.inputs[name], {})
         self._read_nodes: list[NodeId] = []
-        self._stored: dict[int, tuple[NodeId, Value]] = {}  # id of each mirrored variable -> its node and the twin
+        self._stored: dict[int, tuple[NodeId, Value]] = {}  # id of a mirrored variable -> its node, and the twin
         self._seeds: dict[Value, Value] = {}
-        self._objective_grads: dict[Parameter, Value] = {}  # of parameters that the objective alone reads
+        self._objective_grads: dict[Parameter, Value] = {}  # of parameters that only the objective reads
         self._traced = TracedNodes({}, {})
         self._writes: dict[int, NodeId] = {}
         self._assumptions: list[tuple[Callable[[], object], object]] = []

@@ -68,7 +68,7 @@ class _TapeProgram:
         self.program = Program(name)
         self.values: dict[Any, Value] = {}
         self._steps = steps
-        self._leaves: list[Tensor] = []  # alive, so that no id is used twice
+        self._leaves: list[Tensor] = []  # kept alive, so that no id is reused
 
     def add(self, node: Any) -> None:
         """Add the operation of a tape node, whose operands were added before."""
