@@ -292,7 +292,7 @@ class NDArray:
 
 
 def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray:
-    """Return an uninitialised array; filled with NaN under `array.poison`."""
+    """Return an uninitialised array; filled with NaN under `storage.poison()`."""
     made = backend(device).empty(shape, dtype)
     if poisoning.get():
         made.copy_from(from_numpy(poisoned(shape, np.dtype(dtype.numpy)), bits=dtype))

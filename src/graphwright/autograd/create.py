@@ -127,7 +127,7 @@ def empty(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Make an uninitialised tensor, float32 by default; filled with NaN under `array.poison`."""
+    """Make an uninitialised tensor, float32 by default; filled with NaN under `array.storage.poison()`."""
     shape = sizes(shape)
     kind, there = target(shape, dtype, device, out)
     return Tensor(_empty(shape, kind, there), requires_grad) if out is None else out
