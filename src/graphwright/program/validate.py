@@ -12,6 +12,7 @@ from graphwright.ops import OPS, get
 from graphwright.program.errors import InvalidProgram, PortEmpty, SpecMismatch
 from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import ASSIGN, KINDS, PARAM, SOURCES, STATE, STORED
+from graphwright.program.primitives import update_node
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -115,7 +116,7 @@ def infer(
             continue
         if fresh != p.specs(node):
             before.setdefault(node, p.specs(node))
-            p.update_node(node, specs=fresh)
+            update_node(p, node, specs=fresh)
         elif node not in before and p.op(node) not in SOURCES:
             continue
         walk.add(reader for reader in p.graph.successors(node) if reader not in seen)

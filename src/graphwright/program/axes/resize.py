@@ -32,6 +32,7 @@ from graphwright.program.files.forms import handle_form
 from graphwright.program.hashing import LARGE, encode_attrs, side_by_side
 from graphwright.program.kinds import KINDS, STORED
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import update_node
 from graphwright.program.weights import abstract_array, as_array, is_abstract, payload_json
 
 if TYPE_CHECKING:
@@ -126,11 +127,11 @@ class ResizeAxis(Edit):
             maps = {dim: np.asarray(old, np.int64) for dim, old in dims}
             p.weights[key].reshape_to(array, maps, back=back)
             for node in readers[key]:
-                p.update_node(node, specs=(array.spec,))
+                update_node(p, node, specs=(array.spec,))
         for node, attrs in self.attrs:
-            p.update_node(node, attrs=dict(attrs))
+            update_node(p, node, attrs=dict(attrs))
         for node, specs in self.inputs:
-            p.update_node(node, specs=specs)
+            update_node(p, node, specs=specs)
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
         own = (n for n, _ in (*self.attrs, *self.inputs))

@@ -18,6 +18,7 @@ from graphwright.program.derived.mirror import MirroredProgram
 from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import ASSIGN, SOURCES
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import move_edge
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -236,5 +237,5 @@ class BackwardGraph:
             for edge in p.in_edges(node):
                 old = p.edge_value(edge)
                 if swap.get(old, old) != old:
-                    p.move_edge(edge, swap[old])
+                    move_edge(p, edge, swap[old])
         return swap

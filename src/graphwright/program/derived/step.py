@@ -20,6 +20,7 @@ from graphwright.program.derived.backward import BackwardGraph, updatable, write
 from graphwright.program.derived.mirror import MirrorRecorder, recording
 from graphwright.program.kinds import INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import add_assign, add_op, set_outputs
 from graphwright.program.run import evaluate
 from graphwright.program.validate import refuse_broken
 
@@ -71,7 +72,7 @@ class ReusingRecorder(MirrorRecorder):
             node = self._rewired(role, op, operands, attrs)
             if node is not None:
                 return node
-            return self.program.add_op(op.name, operands, attrs, self._name(op.name), self.after(operands))
+            return add_op(self.program, op.name, operands, attrs, self._name(op.name), self.after(operands))
 
         node = self.now.by_role[role] = self._take((op.name, *operands, attributes), make)
         return self.symbols(node)
@@ -266,7 +267,7 @@ class TrainingStepGraph:
                 for variable, _ in grads:
                     variable.grad = None
         if dict(zip(p.output_names(), p.outputs(), strict=True)) != recorder.results:
-            p.set_outputs(recorder.results)
+            set_outputs(p, recorder.results)
         writes: dict[int, NodeId] = {}
         for key, target, value in recorder.written():
             node = self._writes.pop(key, None)
@@ -274,7 +275,7 @@ class TrainingStepGraph:
                 self.mirror.rewire(node, [target, value])
             else:
                 discard(() if node is None else (node,))
-                node = p.add_assign(target, value, p.free_name(f"{p.path(target)}.next"))
+                node = add_assign(p, target, value, p.free_name(f"{p.path(target)}.next"))
             writes[key] = node
         discard(tuple(self._writes.values()))
         used = set(recorder.now.by_content.values())

@@ -11,6 +11,7 @@ from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import add_source, insert_edge, insert_node, set_outputs
 from graphwright.program.program import Program
 
 STEPS = 3  # least number of uses of one parameter for which the tape is a loop over steps; a tied weight has two uses
@@ -34,7 +35,7 @@ def tape(*tensors: Tensor, name: str = "tape") -> Program:
     made = _TapeProgram(name, _steps(nodes))
     for node in nodes:
         made.add(node)
-    made.program.set_outputs({f"out_{i}" if i else "out": made.values[t.node, t.port] for i, t in enumerate(tensors)})
+    set_outputs(made.program, {f"out_{i}" if i else "out": made.values[t.node, t.port] for i, t in enumerate(tensors)})
     return made.program
 
 
@@ -77,9 +78,11 @@ class _TapeProgram:
         operands = [self._operand(node, number, edge, step) for number, edge in enumerate(node.edges)]
         owners = [edge.name for edge in node.edges if isinstance(edge, Parameter) and "." in edge.name]
         module = f"{owners[0].rpartition('.')[0]}." if owners else ""
-        made = p.insert_node(node.op.name, node.attrs, p.free_name(step + module + node.op.name), tuple(node.out_specs))
+        made = insert_node(
+            p, node.op.name, node.attrs, p.free_name(step + module + node.op.name), tuple(node.out_specs)
+        )
         for port, value in enumerate(operands):
-            p.insert_edge(value, made, port)
+            insert_edge(p, value, made, port)
         for port in range(len(node.out_specs)):
             self.values[node, port] = Value(made, port)
 
@@ -101,7 +104,7 @@ class _TapeProgram:
         return self.values[id(edge)]
 
     def _source(self, kind: str, name: str, spec: Spec, attrs: dict[str, Any]) -> Value:
-        return Value(self.program.add_source(kind, self.program.free_name(name), spec, attrs))
+        return Value(add_source(self.program, kind, self.program.free_name(name), spec, attrs))
 
     def _stored(self, kind: str, name: str, variable: Variable) -> Value:
         name = self.program.free_name(name)

@@ -14,6 +14,7 @@ from graphwright.program.editing.interrupts import defer_interrupts
 from graphwright.program.editing.journal import Undo
 from graphwright.program.editing.undo_storage import UndoSpill
 from graphwright.program.errors import NotUndoable
+from graphwright.program.primitives import find_back_edges, restore_order, update_node
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -204,15 +205,15 @@ class History:
                 records.append(edit.to_json(p))
                 edit.apply(p)
                 cone |= dict.fromkeys(edit.touches(p))
-            undo.labels[:] = [p.restore_order(record) for record in undo.labels][::-1]
+            undo.labels[:] = [restore_order(p, record) for record in undo.labels][::-1]
             sort_weights(p, undo.edits)
         finally:
             p.tombstones.mode = "edit"
         for node, specs in undo.specs.items():
             if node in p.graph:
-                p.update_node(node, specs=specs[0 if back else 1])
+                update_node(p, node, specs=specs[0 if back else 1])
         p.valid = undo.valid[0 if back else 1]
-        p.find_back_edges(p.valid)
+        find_back_edges(p, p.valid)
         other.append(stack.pop())
         facts = {"why": f"{'undo' if back else 'redo'}: {entry.why}", "author": "human", "tool": None, "line": None}
         facts |= {"warnings": (), "undoes" if back else "redoes": entry.seq}

@@ -14,6 +14,7 @@ from graphwright.ops.expansion import Arithmetic
 from graphwright.program.errors import BoundaryMismatch, NotConvex
 from graphwright.program.kinds import ASSIGN, INPUT, PARAM, SOURCES, STORED
 from graphwright.program.op_graph import OpGraph, Ref, Value
+from graphwright.program.primitives import add_assign, add_source, insert_edge, insert_node, set_outputs
 from graphwright.program.validate import refuse_broken
 from graphwright.program.weights import as_array, shared_variable
 
@@ -200,23 +201,23 @@ def extract(p: Program, selection: Selection | Sequence[NodeId]) -> Program:
     sub = p.empty(f"{p.name} (part)")
     values: dict[Value, Value] = {}
     for value in enters:
-        values[value] = Value(sub.add_source(INPUT, sub.free_name(p.path(value)), p.spec(value), {}))
+        values[value] = Value(add_source(sub, INPUT, sub.free_name(p.path(value)), p.spec(value), {}))
     for node in sorted(inside, key=p.order_labels.key):
         op, name = p.op(node), sub.free_name(p.path(node))
         if op in SOURCES:
             if op in STORED:
                 sub.weights.add(p.key(node), _second_variable(p.weights[p.key(node)], op, p.key(node)))
-            values[Value(node)] = Value(sub.add_source(op, name, p.spec(node), p.attrs(node)))
+            values[Value(node)] = Value(add_source(sub, op, name, p.spec(node), p.attrs(node)))
         elif op == ASSIGN:
             target, value = (values[v] for v in p.operands(node))
-            sub.add_assign(target, value, name)
+            add_assign(sub, target, value, name)
         else:
-            fresh = sub.insert_node(op, p.attrs(node), name, p.specs(node))
+            fresh = insert_node(sub, op, p.attrs(node), name, p.specs(node))
             for edge, operand in zip(p.in_edges(node), p.operands(node), strict=True):
-                sub.insert_edge(values[operand], fresh, p.edge_port(edge))
+                insert_edge(sub, values[operand], fresh, p.edge_port(edge))
             for port in range(len(p.specs(node))):
                 values[Value(node, port)] = Value(fresh, port)
-    sub.set_outputs({sub.path(values[v]) + (f".{v.port}" if v.port else ""): values[v] for v in leaves})
+    set_outputs(sub, {sub.path(values[v]) + (f".{v.port}" if v.port else ""): values[v] for v in leaves})
     return sub
 
 

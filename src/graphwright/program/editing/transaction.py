@@ -34,6 +34,7 @@ from graphwright.program.gates import of_site
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, SOURCES, STATE
 from graphwright.program.op_graph import Ref, Value
+from graphwright.program.primitives import order_back_edges, restore_order, update_node
 from graphwright.program.validate import check_outputs, check_ports, infer
 from graphwright.program.weights import as_array
 
@@ -184,7 +185,7 @@ class Transaction:
         alive = [n for n in (self.touched if self.valid_before else p.nodes()) if n in p.graph]
         edits.sort_weights(p, [edit for pair in self.done for edit in pair[:2]])
         try:
-            p.order_back_edges()
+            order_back_edges(p)
             for node in alive:
                 check_ports(p, node)
             self.cone = infer(p, alive, self.specs_before)
@@ -216,13 +217,13 @@ class Transaction:
                 p.history.note(p.weights[key])
         edits.sort_weights(p, undone)
         while len(self.relabelled) > labels:
-            p.restore_order(self.relabelled.pop())
+            restore_order(p, self.relabelled.pop())
         p.back_edges.clear()
         p.back_edges |= back_edges
         p.tombstones.mode = "edit"
         for node, specs in self.specs_before.items():  # the rest of the edit is inferred again when it ends
             if node in p.graph:
-                p.update_node(node, specs=specs)
+                update_node(p, node, specs=specs)
         self.specs_before.clear()
 
     # -- nodes -------------------------------------------------------------------------------------------------------
