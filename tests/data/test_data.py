@@ -191,4 +191,6 @@ def test_token_files_without_a_window_are_refused(tmp_path):
     for options in refused:
         with pytest.raises(UsageError):
             TokenWindows(short, **options)
+    with pytest.raises(UsageError, match="no token files"):
+        TokenWindows([], 4)
     assert len(TokenWindows(str(short), 4)) == 1

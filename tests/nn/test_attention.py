@@ -177,6 +177,8 @@ def test_swiglu_and_block_match_their_formulas():
     [
         lambda: nn.MultiHeadAttention(8, 3),
         lambda: nn.MultiHeadAttention(8, 4, 3),
+        lambda: nn.MultiHeadAttention(8, 4, 0),
+        lambda: nn.MultiHeadAttention(8, 0),
         lambda: nn.MultiHeadAttention(8, 2, causal=False, window=2),
         lambda: nn.RotaryEmbedding(3),
         lambda: nn.SinusoidalEmbedding(0),

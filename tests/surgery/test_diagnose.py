@@ -255,6 +255,15 @@ def test_the_key_bias_of_gpt2_is_exempt():
     assert not diagnose(p, x, with_loss)
 
 
+@pytest.mark.parametrize(("kind", "factor", "redundant"), [("const", 1e-9, 1), ("param", 1e-9, 0), ("param", 0.0, 0)])
+def test_only_a_trained_factor_excuses_a_redundant_edge(kind, factor, redundant):
+    p = random_decoder("llama")
+    with p.edit("a faint branch") as e:
+        scale = getattr(e, kind)("scale", np.full((), factor, "f4"))
+        e.connect(e.add("mul", "layers.0.out", scale, name="faint"), "layers.2.mid")
+    assert [f.kind for f in diagnose(p, feeds(p), with_loss)] == ["redundant"] * redundant
+
+
 def test_a_redundant_edge_is_proved_by_a_run():
     p = random_decoder("llama")
     with p.edit("an echo of nothing") as e:

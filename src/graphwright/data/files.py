@@ -117,6 +117,8 @@ class TokenWindows(Dataset):
                 expected, got = f"more than {window} ids", raw.size // kind.itemsize
                 raise UsageError("the token file is shorter than one window", where=path, expected=expected, got=got)
             self.files.append(raw.view(kind))
+        if not self.files:
+            raise UsageError("no token files", expected="a path, or a list of paths", got=repr(paths))
         counts = [(len(ids) - window - 1) // self.stride + 1 for ids in self.files]
         self._ends = np.cumsum(counts)
 

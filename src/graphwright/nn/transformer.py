@@ -85,10 +85,10 @@ class MultiHeadAttention(Module):
         rope: RotaryEmbedding | None = None, name: str = "", seed: int | None = None,
     ) -> None:  # fmt: skip
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
+        if self.kv_heads < 1 or heads < 1 or heads % self.kv_heads:
+            expected, got = "kv_heads >= 1, and heads a multiple of it", f"heads {heads}, kv_heads {self.kv_heads}"
+            raise UsageError("invalid numbers of heads", expected=expected, got=got)
         self.head_dim = dim // heads if head_dim is None else head_dim
-        if heads % self.kv_heads:
-            expected, got = f"a multiple of kv_heads {self.kv_heads}", heads
-            raise UsageError("heads is not a multiple of kv_heads", expected=expected, got=got)
         if head_dim is None and dim % heads:
             raise UsageError("dim is not a multiple of heads", expected=f"a multiple of {heads}, or head_dim", got=dim)
         if window is not None and not causal:

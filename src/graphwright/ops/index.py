@@ -403,10 +403,10 @@ class _Scatter(Row):
 
     def axes(u: AxesUse) -> Sequence[Dims]:
         """Freeze the indexed axis; join each other axis of x with that of the index if their sizes are equal."""
-        x, values, index = u.ins
+        x, index, values = u.ins
         at = axis_of(u.attrs["axis"], len(x))
         u.frozen(x[at], "writes it by index")
-        for a, b in zip(values, index, strict=True):
+        for a, b in zip(index, values, strict=True):
             u.same(a, b)
         for i, (a, b) in enumerate(zip(x, index, strict=False)):
             if len(index) == len(x) and i != at and size(a) == size(b):

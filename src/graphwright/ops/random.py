@@ -176,8 +176,8 @@ class Multinomial(Random):
         if isinstance(count, str):
             raise ShapeError("the number of weights must not be symbolic", got=weights)
         if not samples >= 0 or (samples > count and not (replacement and count)):
-            most = f"at most {count}"
-            raise ShapeError("cannot draw this number of samples from the weights", expected=most, got=samples)
+            most = "" if replacement and count else f" and at most {count}"
+            raise ShapeError("invalid number of samples", expected=f"at least 0{most}", got=samples)
         return Spec((*weights.shape[:-1], samples), int64)
 
     def sample(rng):

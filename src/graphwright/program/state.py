@@ -85,7 +85,7 @@ class State(Mapping[str, Variable]):
         inside = {k: v for k, v in self._variables.items() if f"{self._paths[k]}.".startswith(f"{scope}.") or not scope}
         if scope and not inside:
             expected = ", ".join(self._paths.values())
-            raise UsageError("no state in this scope", where=scope, expected=expected, got=self.name)
+            raise UsageError("no state in this scope", where=self.name, expected=expected, got=scope)
         self._first.put_back(inside)
 
     @contextmanager

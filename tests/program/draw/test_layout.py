@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from graphwright.errors import UsageError
 from graphwright.program import Builder, Program
 from graphwright.program.draw import Box, Group, PictureLayout, layout
+from graphwright.program.draw.style import count
 
 from . import models
 from .random_programs import all_groups, nested_programs
@@ -293,3 +294,19 @@ def test_a_weight_with_two_readers_in_a_group_is_counted_once() -> None:
     x, w = b.input("x", ("B", 4)), b.param("m.w", [[0.5] * 4] * 4)
     b.output(b.linear(b.linear(x, w, name="m.one"), w, name="m.two"), "y")
     assert layout(b.build(), expanded=frozenset()).boxes["m"].lines[1] == "2 ops · 16 params"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1k"),
+        (999_499, "999k"),
+        (999_500, "1M"),
+        (999_950, "1M"),
+        (7_240_000_000, "7.24B"),
+    ],
+)
+def test_counts_are_written_with_three_digits(number: int, text: str) -> None:
+    assert count(number) == text

@@ -51,7 +51,7 @@ def shape(tag: str, *content: Shape | str, title: str = "", **attrs: Any) -> Sha
     In names `_` becomes `-` (`text-anchor`) and a final `_` is dropped. Attributes with the value None are omitted.
     """
     given = {name: value for name, value in attrs.items() if value is not None}
-    named = {k if k[-1].isupper() else k.rstrip("_").replace("_", "-"): value for k, value in given.items()}
+    named = {k.rstrip("_").replace("_", "-"): value for k, value in given.items()}
     return Shape(tag, named, content, title)
 
 

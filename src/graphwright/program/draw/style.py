@@ -78,7 +78,7 @@ def group_lines(title: str, ops: int, numbers: int, specs: Sequence[str]) -> tup
 def count(number: int) -> str:
     """Write a number with three significant digits and a unit letter: 950, 1.2k, 7.24B."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
+        if number >= 0.9995 * size and number >= 1000:  # 999,500 is written as 1M
             return f"{number / size:.3g}{unit}"
     return str(number)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.errors import GraphwrightError
+from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, traits
 from graphwright.program.axes.solve_axes import origin
@@ -207,7 +207,7 @@ def _cut(p: Program, parts: dict[str, HeadProjection], dead: list[int]) -> Fix:
         here = {a for g in axes.of(e.program.path(parts["q"].weight), 0) for a in g.atoms}
         group = next((g for g in axes.values() if "heads" in g.kinds and set(g.atoms) <= here), None)
         if group is None:
-            raise GraphwrightError(
+            raise UsageError(
                 "the heads of this attention do not form an axis, so they cannot be cut",
                 where=p.path(parts["q"].weight),
             )

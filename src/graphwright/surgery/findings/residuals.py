@@ -179,9 +179,11 @@ def _moved(p: Program, probe: Probe, run: Run, edge: EdgeId) -> float:
 
 
 def _starts_at_zero(p: Program, edge: EdgeId) -> bool:
-    """Return whether an edge is zero by design until training, because of a scalar gate or a matrix of zeros."""
+    """Return whether an edge may be zero until training: it has a gate or a trained scalar, or a matrix of zeros."""
     node = p.graph.source(edge)
     operands = p.operands(node)
-    gated = passes_sum(p, node) and traits(p.op(node)).multiplies
+    factors = [v.node for v in operands] if traits(p.op(node)).multiplies else []
+    if any(is_gate(p, n) or (p.op(n) == PARAM and p.spec(n).size == 1) for n in factors):
+        return True
     matrix = traits(p.op(node)).contracts == "out_in" and p.op(operands[1].node) == PARAM
-    return gated or (matrix and not p.weights.array(p.key(operands[1].node)).to_numpy("float32").any())
+    return matrix and not p.weights.array(p.key(operands[1].node)).to_numpy("float32").any()
