@@ -113,7 +113,7 @@ def test_seeds_are_reported_as_distributions(tmp_path):
     assert text.startswith(f"{len(facts['solved'])} of 3 seeds solved xor")
     assert "backward passes: median 7,680, quartiles" in text
     assert "e+0" not in call("two-moons", "--hybrid", "--generations", 2, "--seeds", 2)  # 576,000, not 5.76e+05
-    assert "cannot be saved" in call(*args, "--out", tmp_path / "run", code=2)
+    assert "cannot save or resume runs from several seeds" in call(*args, "--out", tmp_path / "run", code=2)
 
 
 def test_task_of_a_python_file(tmp_path):

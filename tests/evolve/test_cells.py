@@ -184,9 +184,9 @@ def test_cells_need_sequences():
     w = b.param("out.weight", np.zeros((1, 2), np.float32))
     b.output(b.linear(b.input("x", ("B", 2)), w, name="out"), "y")
     p = b.build()
-    with pytest.raises(UsageError, match="cannot be inserted here"), p.edit("no") as e:
+    with pytest.raises(UsageError, match="cannot be inserted at this node"), p.edit("no") as e:
         m.insert_cell(e, "out", rng)
-    with pytest.raises(UsageError, match="not the matrix after a cell"), p.edit("no") as e:
+    with pytest.raises(UsageError, match="not a linear layer after a cell"), p.edit("no") as e:
         m.cell_type(e, "out", rng)
 
 

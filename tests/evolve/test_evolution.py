@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def test_previous_states_are_saved(tmp_path):
 def test_a_run_of_another_task_is_refused(tmp_path):
     run = run_of(generations=2)
     run.save(tmp_path / "run")
-    with pytest.raises(ResumeMismatch, match="another task"):
+    with pytest.raises(ResumeMismatch, match="a different task"):
         ev.resume(tmp_path / "run", ev.tasks.two_moons())
     (tmp_path / "run" / "run.json").write_text("{}")
     with pytest.raises(ResumeMismatch):
@@ -335,7 +336,7 @@ def test_noisy_fitness_is_averaged_with_fixed_keys(recwarn):
             shifts.append(float(gw.randn(4).numpy()[0]))
     np.testing.assert_allclose(np.subtract(noisy, plain), np.mean(shifts), atol=1e-6)
     assert len({t.hash() for t in tasks}) == 2
-    with pytest.raises(TaskError, match="whole number >= 1"):
+    with pytest.raises(TaskError, match="not an integer >= 1"):
         ev.Task(X, [0, 1, 1, 0], fitness=one, runs=0)
 
 
@@ -366,7 +367,10 @@ def test_children_inherit_weights_as_set(inherit):
 
 
 def test_settings_go_through_json():
-    for settings in (ev.NEAT.paper2002(threshold=4.0), ev.Hybrid(activation=("tanh", "sin"), train=ev.Train(5, 0.1))):
+    for settings in (
+        replace(ev.NEAT.paper2002(), threshold=4.0),
+        ev.Hybrid(activation=("tanh", "sin"), train=ev.Train(5, 0.1)),
+    ):
         assert ev.NEAT.from_json(settings.to_json()) == settings
     assert ev.NEAT.paper2002().stagnation == 15
     with pytest.raises(ValueError, match="unknown activation"):
@@ -423,7 +427,7 @@ def test_contradictory_innovation_numbers_are_a_conflict(tmp_path):
     run: Any = run_of(generations=2)
     run.registry.keys[4] = run.registry.keys[3]
     run.save(tmp_path / "run")
-    with pytest.raises(RegistryConflict, match=r"key \(.*\) as number 4"):
+    with pytest.raises(RegistryConflict, match=r"\(2, .*\), number 4"):
         ev.resume(tmp_path / "run")
 
 

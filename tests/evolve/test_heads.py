@@ -95,10 +95,10 @@ def test_single_named_head_equals_unnamed_task():
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
-        ({}, "Head objects by name"),
-        ({"a": SIDE}, "Head objects by name"),
+        ({}, "the dict of targets is empty"),
+        ({"a": SIDE}, "not Head objects"),
         ({"a": ev.Head(SIDE, "hinge")}, "unknown loss"),  # pyright: ignore[reportArgumentType]
-        ({"a": ev.Head(SIDE, weight=0.0)}, "must be above 0"),
+        ({"a": ev.Head(SIDE, weight=0.0)}, "not a positive number"),
         ({"a": ev.Head(SIDE), "b": ev.Head(SIDE[:5])}, "different numbers of cases"),
     ],
 )

@@ -97,5 +97,5 @@ def test_manual_neurons_match_only_with_a_common_past():
 
 
 def test_runs_with_other_inputs_cannot_merge():
-    with pytest.raises(RegistryConflict, match="different inputs or outputs"):
+    with pytest.raises(RegistryConflict, match="different numbers of inputs or outputs"):
         islands.merge(wild(0).registry, wild(0, ev.tasks.parity(3)).registry)

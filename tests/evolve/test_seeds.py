@@ -152,7 +152,7 @@ def test_runs_from_many_seeds_are_distributions():
     assert [(p.done, p.total) for p in steps] == [(k, 20) for k in range(1, 21)]
     assert str(found).startswith(f"{len(facts['solved'])} of 20 seeds solved xor (accuracy >= 1)")
     assert f"95 % interval {100 * low:.0f} to {100 * high:.0f} %" in str(found)
-    with pytest.raises(UsageError, match="do not report this figure"):
+    with pytest.raises(UsageError, match="no such statistic"):
         found.quartiles("beauty")
 
 

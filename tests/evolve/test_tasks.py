@@ -202,10 +202,10 @@ def test_steps_beyond_a_length_count_nothing():
         (np.zeros((4, 2)), [0, 1], "bce", "different numbers of cases"),
         (np.full((4, 2), np.nan), [0, 1, 0, 1], "bce", "finite"),
         (np.zeros((4, 2)), ["a", "b", "a", "b"], "bce", "numbers"),
-        (np.zeros((4, 2)), [0.5, 1, 2, 0], "cross_entropy", "must be classes 0, 1"),
+        (np.zeros((4, 2)), [0.5, 1, 2, 0], "cross_entropy", "are not classes 0, 1"),
         (np.zeros((4, 2)), [0, 1, 0, 1], "hinge", "unknown loss"),
         (np.zeros((2, 2)), [0, 1], "bce", "part of the split is empty"),
-        (np.zeros((4, 2)), [0, 1, 2, 1], "bce", "from 0 to 1"),
+        (np.zeros((4, 2)), [0, 1, 2, 1], "bce", "not in .0, 1."),
         (np.full((4, 2), 1e300), [0, 1, 0, 1], "bce", "finite"),
     ],
 )
@@ -296,13 +296,13 @@ def test_columns_of_words_and_other_ways_to_write_a_table(tmp_path):
         ("", "no rows"),
         ("a,y\n", "no rows"),
         ("a,b\n1,x\n", "no such column"),
-        ("y\n1\n2\n", "no column besides the target"),
-        ("a,y\n1,x\n2\n", ":3: a row has another length"),
+        ("y\n1\n2\n", "target is the only column"),
+        ("a,y\n1,x\n2\n", ":3: a row does not have as many cells"),
         ("a,y\n1,0\n2,0\nfour,1\n", ":4, column a: a cell is not a number"),
         ("a,y\n1,0\n2,0\n1e39,1\n", ":4, column a: a cell is not a number"),
         ("a,y\n1,0\n,1\n", ":3, column a: a value is missing"),
         ("a,y\n1,0\nNaN,1\n", ":3, column a: a value is missing"),
-        ("a,a,y\n1,0,1\n", "column 2: a column has no name"),
+        ("a,a,y\n1,0,1\n", "column 2: two columns have the same name"),
         ("a,y\n1,0\n2,0\n", "the same in all rows"),
         ("a,y\n" + "\n".join(f"w{i},{i}" for i in range(30)), "too many different words"),
         ("a,y\n1,0\n2,1\n", "part of the split is empty"),
@@ -401,7 +401,7 @@ def test_event_xor():
 def test_steps_that_do_not_count():
     x, y = np.zeros((6, 3, 1)), np.arange(18.0).reshape(6, 3, 1)
     assert (ev.Task(x, y, "mse", split="same", skip=2).train.counts == [0, 0, 1]).all()
-    with pytest.raises(TaskError, match="skip leaves no step"):
+    with pytest.raises(TaskError, match="`skip` leaves no step"):
         ev.Task(x, y, "mse", split="same", lengths=[2] * 6, skip=2)
 
 

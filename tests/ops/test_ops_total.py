@@ -1,4 +1,4 @@
-"""Every table has a cell for every op, or None with a reason; every sample runs."""
+"""Every op has each field of a definition, or None with a reason; every sample runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def sampled(name: str) -> tuple[list[Spec], dict]:
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_each_cell_is_filled_or_has_a_reason(name: str) -> None:
+def test_each_field_is_set_or_has_a_reason(name: str) -> None:
     row = OPS[name]
     assert row.doc.strip()
     assert row.infer is not None
     assert row.cost is not None
-    for cell in ("vjp", "sample", "axes", "emit", "onnx"):
-        falls_back = cell in ("emit", "onnx") and row.expand is not None
-        assert getattr(row, cell) is not None or row.why.get(cell) or falls_back, f"{name}.{cell} is None, no reason"
+    for field in ("vjp", "sample", "axes", "emit", "onnx"):
+        falls_back = field in ("emit", "onnx") and row.expand is not None
+        assert getattr(row, field) is not None or row.why.get(field) or falls_back, f"{name}.{field} is None, no reason"
     assert set(row.why) <= {"vjp", "sample", "axes", "emit", "onnx"}
     assert row.aten is None or (row.view is None and callable(getattr(torch, row.aten)))
     assert (row.method or row.functional or row.module) is None or row.operands

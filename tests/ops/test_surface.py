@@ -1,4 +1,4 @@
-"""Functions generated from the cells of ops: signatures, documentation, values, and up-to-date stubs."""
+"""Functions generated from the fields of ops: signatures, documentation, values, and up-to-date stubs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphwright.ops import OPS, call, surface
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_stubs_are_those_of_the_cells() -> None:
+def test_stubs_are_those_of_the_fields() -> None:
     done = subprocess.run([sys.executable, REPOSITORY / "scripts" / "write_stubs.py", "--check"], capture_output=True)
     assert done.returncode == 0, done.stdout.decode()
 

@@ -203,7 +203,7 @@ class NoPlace:
         (lambda run: {**run.parts(), "optimizer": gw.optim.SGD(run.model)}, "m: unexpected"),
         (lambda run: {**run.parts(), "rng": run.scheduler}, "state of a scheduler"),
         (lambda run: {**run.parts(), "scheduler": NoPlace()}, "refused"),
-        (lambda run: {**run.parts(), "loader": DataLoader(TensorDataset(X), 5)}, "another seed or batch size"),
+        (lambda run: {**run.parts(), "loader": DataLoader(TensorDataset(X), 5)}, "different seed or batch size"),
     ],
 )
 def test_a_mismatched_state_is_refused_and_changes_nothing(tmp_path, parts, words):

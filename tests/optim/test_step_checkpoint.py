@@ -109,7 +109,7 @@ def test_a_state_is_remapped_along_the_journal(edit: str, saved: bool, tmp_path:
         fresh = Run()
         gw.replay(donor.p, onto=fresh.p)
     before = fresh.bits()
-    with pytest.raises(StateError, match="another structure"):
+    with pytest.raises(StateError, match="different structure"):
         gw.load_state(tmp_path / "state", **fresh.parts())
     assert fresh.bits() == before
     assert gw.load_state(tmp_path / "state", **fresh.parts(), remap=fresh.p.journal) == 4

@@ -8,6 +8,7 @@ import graphwright.plan  # noqa: F401  # registers the planner of Program.compil
 from graphwright.autograd import Parameter, Variable
 from graphwright.program import Builder, Program, Value
 from graphwright.program.kinds import ASSIGN, SOURCES, STORED
+from graphwright.program.primitives import add_assign, add_op, add_source, insert_node, set_outputs
 
 ROWS, COLS = 2, 4
 UNARY = ("tanh", "relu", "neg", "sigmoid", "exp")
@@ -74,16 +75,16 @@ def rebuilt(p: Program) -> Program:
                 old = p.weights[p.key(node)]
                 maker = Parameter if isinstance(old, Parameter) else Variable
                 fresh.weights.add(p.key(node), maker(p.weights.array(p.key(node)).copy(), old.requires_grad, old.name))
-            made = fresh.add_source(op, path, p.spec(node), p.attrs(node))
+            made = add_source(fresh, op, path, p.spec(node), p.attrs(node))
         elif op == ASSIGN:
-            made = fresh.add_assign(operands[0], operands[1], path)
+            made = add_assign(fresh, operands[0], operands[1], path)
         elif not operands:
-            made = fresh.insert_node(op, p.attrs(node), path, p.specs(node))
+            made = insert_node(fresh, op, p.attrs(node), path, p.specs(node))
         else:
-            made = fresh.add_op(op, operands, p.attrs(node), path)
+            made = add_op(fresh, op, operands, p.attrs(node), path)
         for port in range(len(p.specs(node))):
             values[Value(node, port)] = Value(made, port)
-    fresh.set_outputs({name: values[v] for name, v in zip(p.output_names(), p.outputs(), strict=True)})
+    set_outputs(fresh, {name: values[v] for name, v in zip(p.output_names(), p.outputs(), strict=True)})
     return fresh
 
 

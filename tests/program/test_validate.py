@@ -14,6 +14,7 @@ from graphwright.program import Builder, InvalidProgram, SpecMismatch, load
 from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.editing.edits import RemoveEdge
 from graphwright.program.kinds import SOURCES
+from graphwright.program.primitives import add_assign, update_node
 
 
 @given(st.integers(0, 300))
@@ -31,7 +32,7 @@ def test_planted_spec_faults_are_all_found_at_once(seed, count):
     unread = [n for n in p.nodes() if p.op(n) not in SOURCES and p.specs(n) and not p.consumers(n)]
     faults = [unread[i] for i in rng.permutation(len(unread))[:count]]
     for node in faults:
-        p.update_node(node, specs=(Spec((2, 5), float32),))
+        update_node(p, node, specs=(Spec((2, 5), float32),))
     report = p.validate()
     assert sorted(m.where for m in report.mismatches) == sorted(p.path(n) for n in faults)
     assert all(m.axis == 1 and m.got == "f32[2, 5]" for m in report.mismatches if m.expected == "f32[2, 4]")
@@ -48,7 +49,7 @@ def test_twenty_faults_among_forty_branches_are_found_in_one_call():
     assert p.validate().ok
     wrong = {f"t{i}" for i in rng.permutation(40)[:20]}
     for path in wrong:
-        p.update_node(p.node(path), specs=(Spec(("B", 5), float32),))
+        update_node(p, p.node(path), specs=(Spec(("B", 5), float32),))
     found = p.validate().mismatches
     assert {(m.kind, m.where, m.axis, m.expected, m.got) for m in found} == {
         ("spec", path, 1, "f32[B, 4]", "f32[B, 5]") for path in wrong
@@ -128,12 +129,14 @@ def test_text_of_mismatches():
 
 
 FAULTS = {
-    ("spec", "r", "wrong number of results"): lambda p: p.update_node(p.node("r"), specs=2 * p.specs(p.node("r"))),
-    ("spec", "w", "wrong number of results"): lambda p: p.update_node(p.node("w"), specs=()),
-    ("spec", "x", "wrong number of results"): lambda p: p.update_node(p.node("x"), specs=2 * p.specs(p.node("x"))),
-    ("op", "h", "unknown op"): lambda p: p.update_node(p.node("h"), op="no_such_op"),
-    ("weight", "w", "no weight has its key"): lambda p: p.update_node(p.node("w"), attrs={"key": "other"}),
-    ("port", "j", "reads a result that does not exist"): lambda p: p.update_node(p.node("h"), specs=()),
+    ("spec", "r", "wrong number of results"): lambda p: update_node(p, p.node("r"), specs=2 * p.specs(p.node("r"))),
+    ("spec", "w", "wrong number of results"): lambda p: update_node(p, p.node("w"), specs=()),
+    ("spec", "x", "wrong number of results"): lambda p: update_node(p, p.node("x"), specs=2 * p.specs(p.node("x"))),
+    ("op", "h", "unknown op"): lambda p: update_node(p, p.node("h"), op="no_such_op"),
+    ("weight", "w", "its checkpoint key names no weight"): lambda p: update_node(
+        p, p.node("w"), attrs={"key": "other"}
+    ),
+    ("port", "j", "reads a result that does not exist"): lambda p: update_node(p, p.node("h"), specs=()),
 }
 
 
@@ -149,7 +152,7 @@ def test_a_state_assigned_twice():
     state = b.state("s", np.zeros(2, "f4"))
     b.assign(state, b.tanh(state, name="t"))
     p = b.build()
-    p.add_assign(p.value("s"), p.value("s"), "again")
+    add_assign(p, p.value("s"), p.value("s"), "again")
     (found,) = p.validate().mismatches
     assert (found.kind, found.where, found.what) == ("weight", "s", "is assigned twice in a step")
 

@@ -77,7 +77,7 @@ def _draw(rng, count):
     [
         ({"target": 1.0}, "target is out of range"),
         ({"units": ("tails",)}, "unknown kinds of units"),
-        ({"units": ()}, "unknown kinds of units"),
+        ({"units": ()}, "no kinds of units"),
         ({"text": "too short"}, "too short"),
         ({"steps": 0}, "whole number >= 1"),
         ({"window": 1}, "whole number >= 2"),

@@ -69,9 +69,9 @@ def test_projections_connect_different_widths_only():
     assert len(differ) < len(candidates.names(p))
     x = np.random.default_rng(0).normal(size=(3, 12)).astype("f4")
     np.testing.assert_allclose(p.compile(x=x.shape)(x=x)["y6"].to_numpy(), p.run(x=x)["y6"].to_numpy(), atol=1e-5)
-    with pytest.raises(UsageError, match="need more blocks"):
+    with pytest.raises(UsageError, match="no skips are possible"):
         ss.skips(["x", "h1"])
-    with pytest.raises(UsageError, match="need more blocks"):
+    with pytest.raises(UsageError, match="no skips are possible"):
         ss.skips(["x", "h1", "x"])
 
 
@@ -169,7 +169,7 @@ def test_a_softmax_is_between_the_skips_into_a_block_and_none():
         for gate in gates:
             e.set_gate(gate.handle, "closed", list(range(gate.length - 1)))
     np.testing.assert_allclose(p.run(x=np.ones((2, WIDTH), "f4"))["y6"].to_numpy(), before, atol=1e-6)
-    with pytest.raises(UsageError, match="competing candidates"):
+    with pytest.raises(UsageError, match="softmax does not support"):
         ss.METHODS["softmax"](Trials(chain(0), ss.widths("x"), lambda rng: {}, {}, "y", 40, 0, 0.01))
 
 
@@ -186,7 +186,7 @@ def test_growing_adds_only_edges_that_help():
     t = Trials(chain(1002, True), ss.skips(NAMES), nothing[2], nothing[2](np.random.default_rng(7)), nothing[3], 400,
                0, 1e-4)  # fmt: skip
     assert ss.METHODS["grow"](t).chosen == ()
-    with pytest.raises(UsageError, match="skips only"):
+    with pytest.raises(UsageError, match="grow does not support"):
         ss.METHODS["grow"](Trials(chain(0), ss.widths("x"), batch, valid, task, 400, 0, 0.01))
 
 
@@ -219,7 +219,7 @@ def test_one_of_several_ops_is_chosen():
     p = start.fork()
     gates_of = candidates.gate(p)
     assert [i for _, i in gates_of.values()] == [0, 1, 2]
-    with pytest.raises(UsageError, match="one op per path"):
+    with pytest.raises(UsageError, match="not exactly one op"):
         candidates.build(start.fork(), ["act: relu", "act: sin"])
     with pytest.raises(UsageError, match="fewer than two edges"):
         ss.ops("act", ["relu"])
@@ -275,7 +275,7 @@ def test_a_collapsed_search_warns(share, warned, monkeypatch):
 def test_invalid_searches_are_refused():
     _, _, batch, task = planted(0)
     valid = batch(np.random.default_rng(0))
-    with pytest.raises(UsageError, match="unknown method"):
+    with pytest.raises(UsageError, match="unknown search method"):
         ss.search(chain(0), ss.skips(NAMES), batch, valid, "magic", task=task)
     with pytest.raises(UsageError, match="budget"):
         ss.search(chain(0), ss.skips(NAMES), batch, valid, budget=10, task=task)

@@ -1,6 +1,7 @@
 """Autocast and loss scaling.
 
-Under autocast ops of casting class `low` run in 16 bits, those of class `f32` in float32; casts are ordinary ops.
+Each op has a casting class. Under autocast, ops of class `low` run in 16 bits and ops of class `f32` in float32; casts
+are ordinary ops.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def autocast(dtype: object = bfloat16, enabled: bool = True) -> Iterator[None]:
     """Run matrix products and attention in `dtype`, losses and sums in float32; norms keep their input's dtype.
 
     A context manager for eager code and traces. A nested `autocast(enabled=False)` switches it off.
-    Raises: DTypeError unless `dtype` is a 16-bit float.
+    Raises: DTypeError if `dtype` is not a 16-bit float.
     """
     kind = low_dtype(dtype)
     with autocast_to(kind if enabled else None):
@@ -37,7 +38,7 @@ def autocast(dtype: object = bfloat16, enabled: bool = True) -> Iterator[None]:
 
 
 def apply(program: Program, dtype: object = bfloat16, *, why: str = "") -> Entry | None:
-    """Insert casts into a program so that it computes in 16 bits where `autocast` would; one edit, which undo reverts.
+    """Insert the casts into a program that `autocast` would make in a run, in one edit, which undo reverts.
 
     A value is cast to a dtype once for all its readers.
 
@@ -45,8 +46,9 @@ def apply(program: Program, dtype: object = bfloat16, *, why: str = "") -> Entry
         program: a forward pass; gradients derived from it later include the casts.
         dtype: bfloat16 or float16.
         why: reason in the journal.
-    Returns: the journal entry; None inside an open edit, which the casts join, or if nothing needs a cast.
-    Raises: DTypeError for another dtype; SpecMismatch if an op takes no 16-bit operands, with nothing changed.
+    Returns: the journal entry; None if no value needs a cast, or inside an open edit, to which the casts are added.
+    Raises: DTypeError if `dtype` is not a 16-bit float; SpecMismatch, with nothing changed, if an op does not support
+        16-bit operands.
     """
     kind, entries = low_dtype(dtype), len(program.journal)
     with program.edit(why or f"mixed precision in {kind.name}", tool="amp") as e:
@@ -70,10 +72,10 @@ def apply(program: Program, dtype: object = bfloat16, *, why: str = "") -> Entry
 
 
 class GradScaler:
-    """Scale the loss up and gradients down; skip a step with an infinity or NaN and lower the scale.
+    """Loss scaling: multiplies the loss, divides the gradients, and skips steps with an infinity or NaN.
 
-    For float16, in which small gradients round to zero (Micikevicius et al. 2018, section 3.2). It is tensor code that
-    reads no value back, so it runs eagerly and, with its state, inside a plan.
+    For float16, in which small gradients round to zero (Micikevicius et al. 2018, section 3.2). It is tensor code
+    without device synchronisation, so it runs eagerly and, with its state, inside a plan.
 
         scaler.scale(loss).backward()
         scaler.unscale_(opt)          # only to clip or inspect gradients
@@ -93,7 +95,8 @@ class GradScaler:
     ) -> None:  # fmt: skip
         if not (init_scale > 0 and growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval >= 1):
             expected = "init_scale > 0, growth_factor > 1, backoff_factor in (0, 1), growth_interval >= 1"
-            raise UsageError("an argument is out of range", where="GradScaler", expected=expected)
+            got = f"{init_scale}, {growth_factor}, {backoff_factor}, {growth_interval}"
+            raise UsageError("an argument is out of range", where="GradScaler", expected=expected, got=got)
         self.enabled = enabled
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
         self._scale = Variable(from_numpy(np.asarray(init_scale, np.float32)), name="scaler.scale")
@@ -134,7 +137,7 @@ class GradScaler:
             self._found[id(optimizer)] = found
 
     def step(self, optimizer: Optimizer, *, waiting: Tensor | None = None) -> None:
-        """Run the optimizer's step, after `unscale_` if needed; skip it and its count unless all gradients are finite.
+        """Run the optimizer's step, after `unscale_` if that was not called; skip the step if a gradient is not finite.
 
         Args:
             waiting: 0-d float32; if it is not 0, gradients are still being accumulated, and the step is skipped.
@@ -148,11 +151,11 @@ class GradScaler:
         optimizer.step(found_inf=found if waiting is None else call("maximum", found, waiting))
 
     def update(self, *, waiting: Tensor | None = None) -> None:
-        """Set the scale of the next step by the gradients of all optimizers; `waiting` as in `step` leaves it."""
+        """Lower the scale if a gradient was not finite, or raise it if due; neither while `waiting` (see `step`)."""
         if not self.enabled:
             return
         if not self._found:
-            raise UsageError("update called without a step since the last update", fix="call step(optimizer) first")
+            raise UsageError("update() was called without a step since the last one", fix="call step(optimizer) first")
         with no_grad(), scoped("scaler"):
             found = reduce(lambda a, b: call("maximum", a, b), self._found.values())
             bad, good = found > 0.0, self._good + 1.0

@@ -27,7 +27,7 @@ Fresh = Callable[..., Any]
 """Operand handles, attributes by name -> the handle of a new row-major result."""
 
 torch_functions: dict[str, str] = {}
-"""Op -> the torch function that is its CPU kernel; `ops/` fills it from the `aten` cells without importing torch."""
+"""Op -> the torch function that is its CPU kernel; `ops/` fills it from the field `aten` without importing torch."""
 
 queued_failure: ContextVar[Callable[[Exception], Exception] | None] = ContextVar("queued_failure", default=None)
 """The error for a failure in a device queue, created when the kernel is bound and raised when the host waits."""
@@ -55,7 +55,7 @@ class Needs:
 
     @property
     def why(self) -> str:
-        """The reason why the kernel cannot be captured even if its operands could be, or an empty string."""
+        """The reason why the kernel cannot be captured, whatever operands the host reads, or an empty string."""
         other = "the host reads its result" if self.answers else "it allocates memory" if self.allocates else ""
         return self.fallback or other
 

@@ -64,7 +64,7 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
     """
     items = _items(tuple(shape), index if isinstance(index, tuple) else (index,))
     arrays = [i for i, item in enumerate(items) if _is_array(item)]
-    if arrays:  # beside index arrays, numbers are index arrays too
+    if arrays:  # next to index arrays, ints count as index arrays
         items = [np.asarray(i, np.int64) if isinstance(i, int) else i for i in items]
         arrays = [i for i, item in enumerate(items) if _is_array(item)]
     slices, drop, new, kept = [], [], [], []

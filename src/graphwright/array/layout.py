@@ -125,7 +125,7 @@ def diagonal_size(rows: int, columns: int, offset: int) -> int:
 
 
 def diagonal_entries(columns: int, offset: int) -> tuple[int, int]:
-    """Return the index of a diagonal's first entry and the step to the next, in the row-major entries of a matrix."""
+    """Return the offset of a diagonal's first entry and the step to the next, in a row-major matrix."""
     return (offset if offset >= 0 else -offset * columns), columns + 1
 
 

@@ -124,7 +124,7 @@ class NDArray:
         """Remove an axis of size 1, or all of them. Raises: ShapeError for a longer axis."""
         if axis is not None and self.shape[axis] != 1:
             size = self.shape[axis]
-            raise ShapeError("only an axis of size 1 can be squeezed", where=f"axis {axis}", expected=1, got=size)
+            raise ShapeError("cannot squeeze an axis whose size is not 1", where=f"axis {axis}", expected=1, got=size)
         return self.view(lay.squeeze(self.layout, None if axis is None else axis % len(self.shape)))
 
     def unsqueeze(self, axis: int) -> NDArray:
@@ -138,7 +138,7 @@ class NDArray:
     def split(self, sizes: Sequence[int], axis: int = 0) -> list[NDArray]:
         """Split an axis into pieces of these sizes. Raises: ShapeError unless they add up to it."""
         if sum(sizes) != self.shape[axis] or min(sizes, default=0) < 0:
-            raise ShapeError("the pieces must add up to the axis", expected=self.shape[axis], got=tuple(sizes))
+            raise ShapeError("the sizes do not add up to that of the axis", expected=self.shape[axis], got=tuple(sizes))
         return [self.view(piece) for piece in lay.split(self.layout, axis, sizes)]
 
     def reshape(self, *shape: int, copy: bool | None = None) -> NDArray:
@@ -256,7 +256,7 @@ class NDArray:
         """
         if self.device != CPU:
             facts: Any = {"where": "numpy", "expected": CPU, "got": self.device, "fix": "array.to_numpy()"}
-            raise DeviceMismatch("numpy can only read host memory", **facts)
+            raise DeviceMismatch("numpy cannot read the memory of a device", **facts)
         host = self.to_numpy(dtype)
         fresh = not np.may_share_memory(host, self.to_numpy(bits=True))
         if copy is False and fresh and host.size:
@@ -292,7 +292,7 @@ class NDArray:
 
 
 def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray:
-    """Return an uninitialised array; filled with NaN under `array.poison`."""
+    """Return an uninitialised array; filled with NaN under `storage.poison()`."""
     made = backend(device).empty(shape, dtype)
     if poisoning.get():
         made.copy_from(from_numpy(poisoned(shape, np.dtype(dtype.numpy)), bits=dtype))
@@ -336,7 +336,7 @@ def _row_by_row(host: np.ndarray, kind: DType, origin: str) -> NDArray:
 
 
 def from_dlpack(other: Any, *, copy: bool | None = None) -> NDArray:
-    """Return an array over the memory of an array of torch, numpy or jax, which it keeps alive, by DLPack.
+    """Return an array that shares the memory of an array of torch, numpy or jax, by DLPack, and keeps it alive.
 
     Args:
         copy: True to own the memory.

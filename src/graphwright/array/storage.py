@@ -122,7 +122,7 @@ class Storage:
             changes.rise()
 
     def counted_by(self, count: WriteCount) -> None:
-        """Treat increments of `count` as writes from now on."""
+        """Add the runs that `count` counts from now on to the version."""
         if count not in self._counts:
             kept = tuple(c for c in self._counts if not c.retired)
             self._version += sum(c.count for c in self._counts if c.retired) - count.count
@@ -192,7 +192,7 @@ def poison() -> Iterator[None]:
 
 
 def fill(memory: Any) -> None:
-    """Fill a byte buffer with the bit pattern of NaN."""
+    """Fill a byte buffer with the bit pattern 7FF8, which is NaN in floats of 16 bits and more."""
     host = np.asarray(memory)
     host[0::2], host[1::2] = _POISON & 0xFF, _POISON >> 8
 

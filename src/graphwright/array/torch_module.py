@@ -13,7 +13,7 @@ from graphwright.array.ndarray import NDArray, from_dlpack
 Arrays = Sequence[NDArray]
 Back = Callable[[Sequence[NDArray | None]], Sequence[NDArray | None]]
 Run = Callable[[Mapping[str, NDArray], Arrays, Sequence[bool]], tuple[Arrays, Back]]
-"""(parameters by name, inputs, which of both need a gradient) -> (outputs, vjp: output gradients -> all gradients)."""
+"""(parameters by name, inputs, which of both need a gradient) -> (outputs, vjp: their gradients -> those of both)."""
 
 
 class _Bridge(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""`apply`: cast the operands of an op, run or record it, and tape it. Lowest layer of tensors; it knows no methods."""
+"""`apply`: cast the operands of an op, run or record it, and tape it. The lowest layer of tensors, without methods."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
         wanted = wanted or t.requires_grad
     taped = wanted and (row.vjp is not None or row.traits.opaque) and grad_mode.get()
     if taped and row.traits.opaque and row.expand is not None and outs is None:
-        return row.expand(inputs, attrs)  # in ops that have gradients
+        return row.expand(inputs, attrs)  # run as ops that have gradients
     if recorder is not None and any(t.symbolic or t.is_variable for t in (*inputs, *(outs or ()))):
-        data = [recorder.resolve(t) for t in inputs]  # of a variable its current value in the trace
+        data = [recorder.resolve(t) for t in inputs]  # for a variable its current value in the trace
         results: Sequence[Any] = recorder.record(row, data, attrs)
         if row.view is not None:
             mark_alias(results[0], data[0])
@@ -67,14 +67,14 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
 
 
 class TensorBase:
-    """A value with its tape entry; `Tensor` adds the methods.
+    """A value and its position on the tape; `Tensor` adds the methods.
 
     Attributes:
         data: NDArray (eager) or Symbol (while tracing).
         requires_grad: whether gradients with respect to it are computed; floating dtypes only.
         grad: gradient of a leaf after `backward`, or None.
         hooks: functions that `backward` calls with the full gradient of a leaf.
-        node, port: the tape node that made it and its index among the results; node is None for a leaf.
+        node, port: the tape node that made the value, None for a leaf, and the index among the results of that node.
         name: dotted path of a parameter, else "".
     """
 
@@ -119,7 +119,7 @@ class TensorBase:
 
     @property
     def device(self) -> Device:
-        """Device of its memory, in a trace too if it is a variable. Raises: TraceError for a traced value."""
+        """Device of the memory, also of a variable in a trace. Raises: TraceError for a traced value."""
         return self.data.device if isinstance(self.data, NDArray) else self.concrete("device").device
 
     @property
@@ -142,9 +142,9 @@ class TensorBase:
         return self.concrete("a write")
 
     def concrete(self, wanted: str) -> NDArray:
-        """Return the array, which `wanted` needs. Raises: TraceError for a traced value, and for a variable in a trace.
+        """Return the array for the purpose `wanted`. Raises: TraceError for a traced value, or a variable in a trace.
 
-        A variable may change between runs of a trace, so its present array must not be read there.
+        A variable may change between runs of a trace, so its current array must not be read there.
         """
         if isinstance(self.data, Symbol) or (self.is_variable and active_recorder.get() is not None):
             raise TraceError(
@@ -160,7 +160,7 @@ _Tensor: type[Tensor]
 
 
 def result_class(cls: _Class) -> _Class:
-    """Class decorator: `apply` returns instances of this class."""
+    """Class decorator: make `apply` return instances of this class."""
     global _Tensor
     _Tensor = cls  # pyright: ignore[reportAssignmentType]
     return cls
@@ -168,7 +168,7 @@ def result_class(cls: _Class) -> _Class:
 
 # -- tensors from other values -----------------------------------------------------------------------------------------
 def as_tensor(value: Any) -> Tensor:
-    """Return a tensor that shares the memory of an array (torch's by DLPack) or holds numbers; a tensor as it is."""
+    """Convert numbers or an array, whose memory is shared if possible; return a tensor unchanged."""
     if isinstance(value, TensorBase):
         return value  # pyright: ignore[reportReturnType]  # all are Tensors
     if isinstance(value, NDArray | Symbol):
@@ -182,7 +182,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def speaks_dlpack(value: Any) -> bool:
-    """Return True for an array of ours or another library's; numpy's are read without DLPack, read-only ones too."""
+    """Return True for an object with DLPack except numpy arrays, which may be read-only and are read directly."""
     return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
 
 
@@ -199,7 +199,7 @@ def host_array(value: Any) -> np.ndarray:
 
 @lru_cache(4096)
 def scalar(text: str, dtype: DType) -> Any:
-    """Return a constant 0-d tensor; `text` is the number's repr, as 0.0 and -0.0 are equal and differ."""
+    """Return a cached constant 0-d tensor of the number with repr `text`: a key by value would merge 0.0 and -0.0."""
     number = {"True": True, "False": False}.get(text)
     number = (float(text) if dtype.is_float else int(text)) if number is None else number
     value = np.asarray(number)
@@ -214,7 +214,7 @@ _NUMBERS: dict[type, DType] = {bool: bool_, int: int64, float: float64}
 
 
 def _plain(operands: Sequence[Any]) -> bool:
-    """True outside autocast for tensors of one dtype and one or more axes, which are never cast."""
+    """Return True if no operand needs a cast: outside autocast, for tensors of one dtype that are not 0-d."""
     if autocast.get() is not None:
         return False
     kind = None
@@ -229,7 +229,7 @@ def _plain(operands: Sequence[Any]) -> bool:
 
 
 def _cast_operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
-    """Tensors of the dtypes that the op needs; each cast is an operation of its own."""
+    """Return the operands as tensors of the dtypes that the op needs; each cast is an operation of its own."""
     given: list[Any] = []
     kinds: list[OperandKind] = []
     for o in operands:
@@ -251,7 +251,7 @@ def _cast_operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
 
 
 def _number_dtype(value: Any) -> DType | None:
-    """The dtype of a Python number; None for any other value."""
+    """Return the dtype of a Python number; None for any other value."""
     kind = _NUMBERS.get(type(value))
     if kind is None and isinstance(value, int | float | np.bool_) and not isinstance(value, np.number):
         return bool_ if isinstance(value, np.bool_) else int64 if isinstance(value, int) else float64
@@ -260,7 +260,7 @@ def _number_dtype(value: Any) -> DType | None:
 
 @lru_cache(4096)
 def _casts(row: Op, kinds: tuple[OperandKind, ...], low: DType | None) -> tuple[DType | None, ...]:
-    """Per operand the dtype to cast it to, or to make a number in; None to leave it as it is."""
+    """Return per operand the dtype to cast it to, or to convert a Python number to; None for no cast."""
     target = target_dtype(row, kinds, low)
     result: list[DType | None] = []
     for i, (kind, how) in enumerate(kinds):
@@ -272,7 +272,7 @@ def _casts(row: Op, kinds: tuple[OperandKind, ...], low: DType | None) -> tuple[
 
 
 def _on_one_device(operands: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Move 0-d tensors on the CPU that require a gradient to the device of the others, as a taped operation."""
+    """Move 0-d CPU tensors that require a gradient to the device of the other operands, as a taped operation."""
     device = next((t.data.device for t in operands if isinstance(t.data, NDArray) and t.data.device != CPU), None)
     if device is None:
         return operands

@@ -1,7 +1,7 @@
 """Tensor factories: literals, constants and ranges.
 
-Factories take `device`, and `out`, a tensor to write into. `out` must have exactly the shape and, if they are given,
-the dtype and device of the result; dtype and device default to its own.
+Factories take `device`, and `out`, a tensor to write into. `out` must have exactly the shape and, if given, the
+dtype and device of the result, which default to those of `out`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def tensor(
         value: number, nested lists, numpy array, NDArray, Tensor, or an array of another library that supports DLPack.
             Python floats become float32, ints int64, bools bool; arrays keep their dtype.
         dtype: a DType or its name, to convert to.
-        device: target device; by default a tensor stays on its own, all else goes to the CPU.
+        device: target device; by default the device of a tensor, else the CPU.
         requires_grad: whether `backward` fills `.grad`; floating dtypes only.
     Raises: DTypeError, UsageError if the value is not an array of numbers.
 
@@ -76,14 +76,14 @@ def target(shape: Shape, dtype: object, device: Device | str | None, out: Tensor
     kind = out.dtype if dtype is None else named(dtype)
     there = device_of(out)
     if out.spec != Spec(shape, kind):
-        raise ShapeError("out must have exactly the spec of the result", expected=Spec(shape, kind), got=out.spec)
+        raise ShapeError("out does not match the result's spec", expected=Spec(shape, kind), got=out.spec)
     if device is not None and Device.parse(device) != there:
-        raise DeviceMismatch("out is on another device", expected=Device.parse(device), got=there)
+        raise DeviceMismatch("out is not on the requested device", expected=Device.parse(device), got=there)
     return kind, there
 
 
 def sizes(given: Sequence[Any]) -> Shape:
-    """Sizes given one by one, or as one tuple or list."""
+    """Return as a tuple sizes that were given one by one, or as one tuple or list."""
     one = len(given) == 1 and isinstance(given[0], tuple | list)
     return tuple(given[0]) if one else tuple(given)
 
@@ -96,7 +96,7 @@ def device_of(x: Tensor) -> Device:
 def _made(
     host: np.ndarray, dtype: object, device: Device | str | None, requires_grad: bool, out: Tensor | None
 ) -> Tensor:
-    """A numpy array as a tensor, of the given dtype, else that of `out`, else its own."""
+    """Return a numpy array as a tensor of the given dtype, else that of `out`, else that of the array."""
     kind, there = target(host.shape, dtype if out is not None or dtype is not None else host.dtype, device, out)
     made = Tensor(_converted(from_numpy(host), kind).to(there), requires_grad and out is None)
     return made if out is None else out.copy_(made)
@@ -111,7 +111,7 @@ def full(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Make a tensor of one value; by default int64 for an int, bool for a bool, float32 for a float."""
+    """Make a tensor filled with one value; by default int64 for an int, bool for a bool, float32 for a float."""
     if dtype is None and out is None:
         kinds = ((bool | np.bool_, bool_), (int | np.integer, int64))
         dtype = next((kind for types, kind in kinds if isinstance(value, types)), float32)
@@ -127,7 +127,7 @@ def empty(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Make a tensor (float32 by default) of uninitialised memory; NaN under `array.poison.poison()`."""
+    """Make an uninitialised tensor, float32 by default; filled with NaN under `array.storage.poison()`."""
     shape = sizes(shape)
     kind, there = target(shape, dtype, device, out)
     return Tensor(_empty(shape, kind, there), requires_grad) if out is None else out
@@ -168,7 +168,7 @@ def full_like(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Make a tensor of one value with the shape of `x`, and its dtype and device unless given."""
+    """Make a tensor filled with one value, with the shape of `x` and, unless given, its dtype and device."""
     kind, there = like(x, dtype, device, out)
     return full(x.shape, value, kind, requires_grad, device=there, out=out)
 
@@ -185,7 +185,7 @@ def _like_factory(factory: Callable[..., Tensor]):
         kind, there = like(x, dtype, device, out)
         return factory(*x.shape, dtype=kind, requires_grad=requires_grad, device=there, out=out)
 
-    doc = f"Call `{factory.__name__}` for the shape of `x`, and its dtype and device unless given."
+    doc = f"Call `{factory.__name__}` with the shape of `x` and, unless given, its dtype and device."
     return renamed(made_like, f"{factory.__name__}_like", doc)
 
 
@@ -216,13 +216,13 @@ def arange(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """start, start + step, ... below stop; int64 for ints, float32 for floats, as in torch.
+    """Make a tensor of start, start + step, ... below stop; int64 for ints, float32 for floats, as in torch.
 
     Raises: UsageError for a step of 0 or of the wrong sign.
     """
     low, high = (0, start) if stop is None else (start, stop)
     if step == 0 or (high - low) / step < 0:
-        raise UsageError("arange cannot reach stop with this step", expected=f"{low}..{high}", got=step)
+        raise UsageError("arange cannot reach stop with this step", where=f"{low} to {high}", got=step)
     if dtype is None and out is None:
         dtype = int64 if all(isinstance(v, int) for v in (low, high, step)) else float32
     return _made(np.arange(low, high, step), dtype, device, requires_grad, out)
@@ -243,6 +243,6 @@ def linspace(
     Raises: UsageError for a negative count.
     """
     if not isinstance(count, int) or count < 0:
-        raise UsageError("linspace needs a count of points", expected="an integer >= 0", got=count)
+        raise UsageError("linspace got an invalid number of points", expected="an integer >= 0", got=count)
     kind = float32 if dtype is None and out is None else dtype
     return _made(np.linspace(start, stop, count), kind, device, requires_grad, out)

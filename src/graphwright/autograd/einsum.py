@@ -16,11 +16,11 @@ Labels = list[str | int]
 
 
 def einsum(equation: str, *operands: Any) -> Tensor:
-    """Sum products over the labels that the result lacks: `einsum("bij,bjk->bik", a, b)`.
+    """Sum products of operands over the labels that are not in the result: `einsum("bij,bjk->bik", a, b)`.
 
-    Labels are letters, `...` stands for axes that broadcast. Without `->` the result has the axes of `...`, then the
-    labels that occur once, in alphabetical order. A label repeated in one term selects its diagonal. Sizes of 1
-    broadcast.
+    Labels are letters, `...` stands for further axes, which broadcast. Without `->` the result has the axes of `...`,
+    then the labels that occur once, in alphabetical order. A label repeated in one term selects its diagonal. Sizes of
+    1 broadcast.
 
     Args:
         operands: floating tensors, one per comma-separated term.
@@ -31,7 +31,7 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     tensors = [as_tensor(o) for o in operands]
     if len(terms) != len(tensors):
         raise UsageError(
-            "the equation must have one term per operand", where=equation, expected=len(terms), got=len(tensors)
+            "the number of terms differs from that of operands", where=equation, expected=len(terms), got=len(tensors)
         )
     labels = [_labels(term, t.ndim, equation) for term, t in zip(terms, tensors, strict=True)]
     seen = [x for each in labels for x in each]
@@ -40,10 +40,10 @@ def einsum(equation: str, *operands: Any) -> Tensor:
         result = _spread(right, free, equation)
     else:
         result = [*free, *sorted(x for x in seen if isinstance(x, str) and seen.count(x) == 1)]
-    if len(set(result)) < len(result) or not set(result) <= set(seen):
-        raise UsageError(
-            "each label of the result must occur in a term, and once in the result", where=equation, got=right
-        )
+    if len(set(result)) < len(result):
+        raise UsageError("the result repeats a label", where=equation, got=right)
+    if not set(result) <= set(seen):
+        raise UsageError("the result has a label that no term has", where=equation, got=right)
     parts = [_diagonal(t, each) for t, each in zip(tensors, labels, strict=True)]
     _check_sizes(parts, equation)
     x, have = parts[0]
@@ -57,10 +57,10 @@ def einsum(equation: str, *operands: Any) -> Tensor:
 def _labels(term: str, rank: int, equation: str) -> Labels:
     letters = term.replace("...", "", 1)
     if not all(c.isascii() and c.isalpha() for c in letters):
-        raise UsageError("labels must be letters", where=equation, got=term)
+        raise UsageError("a label is not a letter", where=equation, got=term)
     if (len(letters) > rank) if "..." in term else (len(letters) != rank):
         raise ShapeError(
-            "a term must have one label per axis", where=f"{equation}, term {term!r}", expected=len(letters), got=rank
+            "wrong number of axes for a term", where=f"{equation}, term {term!r}", expected=len(letters), got=rank
         )
     return _spread(term, list(range(len(letters) - rank, 0)), equation)
 
@@ -68,7 +68,7 @@ def _labels(term: str, rank: int, equation: str) -> Labels:
 def _spread(term: str, free: Sequence[int], equation: str) -> Labels:
     head, dots, tail = term.partition("...")
     if "." in head + tail:
-        raise UsageError("a term may contain `...` once", where=equation, got=term)
+        raise UsageError("a term has dots other than one `...`", where=equation, got=term)
     return [*head, *(free if dots else ()), *tail]
 
 

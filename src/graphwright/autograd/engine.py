@@ -29,10 +29,10 @@ def backward(
     """Add d root / d leaf to `grad` of every leaf that requires it.
 
     Args:
-        grad: gradient with respect to the root, of its spec; required unless the root has one element.
-        retain_graph: keep saved values for another backward.
+        grad: gradient with respect to the root, with its spec; required unless the root has one element.
+        retain_graph: keep saved values for a further backward.
         inputs: fill `grad` of these tensors only, leaves or inner ones.
-    Raises: GradShapeRequired, GraphFreed, NoTape, ModifiedSinceForward.
+    Raises: GradShapeRequired, GraphFreed, NoTape, ModifiedSinceForward; UsageError if `inputs` is empty.
     """
     if inputs is not None and not inputs:
         raise UsageError("backward(inputs=[]) has no tensor to fill", fix="leave `inputs` out for all leaves")
@@ -71,8 +71,8 @@ def grad(
     """Return gradients of outputs with respect to inputs; no `.grad` changes.
 
     Args:
-        grad_outputs: one per output; may be None for outputs of one element.
-        retain_graph: keep saved values for another backward; equals `create_graph` by default.
+        grad_outputs: the gradient with respect to each output; may be None for an output of one element.
+        retain_graph: keep saved values for a further backward; equals `create_graph` by default.
         create_graph: tape the backward itself, for second derivatives.
         allow_unused: return None for an input that no output depends on, instead of raising NoTape.
     Raises: NoTape, GradShapeRequired, ShapeError, GraphFreed, ModifiedSinceForward, NotDifferentiable, UsageError.
@@ -82,7 +82,7 @@ def grad(
     seeds = list(grad_outputs) if grad_outputs is not None else [None] * len(roots)
     keep = create_graph if retain_graph is None else retain_graph
     if len(seeds) != len(roots):
-        raise UsageError("grad_outputs must have one entry per output", expected=len(roots), got=len(seeds))
+        raise UsageError("grad_outputs does not have one entry per output", expected=len(roots), got=len(seeds))
     found = _run(roots, seeds, wanted, keep, create_graph, accumulate=False)
     for tensor, result in zip(wanted, found, strict=True):
         if result is None and not allow_unused:
@@ -111,14 +111,14 @@ def _seed(root: Tensor, grad: Tensor | None) -> Tensor:
             )
         return call("full_like", root.detach(), value=1.0)
     if grad.spec != root.spec:
-        raise ShapeError("the initial gradient must have the spec of the tensor", expected=root.spec, got=grad.spec)
+        raise ShapeError("the initial gradient does not have the spec of the tensor", expected=root.spec, got=grad.spec)
     return grad
 
 
 def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Sum over the axes along which `shape` was broadcast to the shape of `grad`.
 
-    Each run of adjacent axes is one sum, the first run first: every sum is then one of rows or of columns.
+    Each run of adjacent axes is summed in one call, the first run first, so that every sum is over rows or columns.
     """
     if grad.shape == shape:
         return grad
@@ -133,24 +133,25 @@ def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _covers(shape: tuple[int, ...], operand: tuple[int, ...]) -> bool:
-    """True if the shape `operand` broadcasts to `shape`."""
+    """Return True if the shape `operand` broadcasts to `shape`."""
     lead = len(shape) - len(operand)
     return lead >= 0 and all(n in (1, have) for n, have in zip(operand, shape[lead:], strict=True))
 
 
 class _BackwardPass:
-    """One backward pass.
+    """The state of one backward pass.
 
-    Given `wanted` tensors, only nodes that depend on them are differentiated, and only by operands that do.
+    Given `wanted` tensors, only nodes that depend on them are differentiated, and only with respect to operands that
+    depend on them.
 
     Attributes:
         waiting: node -> gradients of its results so far.
         queue: heap of the waiting nodes, youngest first.
         leaves: id -> (leaf, gradient so far).
-        retained: inner tensors whose gradient is kept, with it.
-        wanted_at: (node, port) -> indices of the wanted tensors made there.
+        retained: (tensor, gradient) of inner tensors whose gradient is kept.
+        wanted_at: (node, port) -> indices of the wanted tensors that are this result.
         results: gradients of the wanted tensors.
-        path: nodes that depend on a wanted tensor, and ids of wanted leaves; None for all.
+        path: nodes that depend on a wanted tensor, and ids of wanted leaves; None without `wanted`.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class _BackwardPass:
         self.path: Container[TapeNode | int] | None = None if wanted is None else _dependents(roots, wanted)
 
     def needs(self, node: TapeNode) -> tuple[bool, ...]:
-        """Per operand of a node, whether its gradient is needed."""
+        """Return per operand of a node whether its gradient is needed."""
         path = self.path
         if path is None:
             return tuple([edge is not None for edge in node.edges])
@@ -229,24 +230,24 @@ def _source(edge: Any) -> TapeNode | int:
 
 
 def _dependents(roots: Sequence[Tensor], wanted: Sequence[Tensor]) -> set[TapeNode | int]:
-    """Nodes that depend on a wanted tensor, and the ids of the wanted leaves."""
+    """Return the nodes that depend on a wanted tensor, and the ids of the wanted leaves."""
     found: set[TapeNode | int] = {id(t) if t.node is None else t.node for t in wanted}
-    for node in sorted(reachable_nodes(roots), key=lambda n: n.seq):  # an operation is younger than its operands
+    for node in sorted(reachable_nodes(roots), key=lambda n: n.seq):  # an operation is created after its operands
         if any(edge is not None and _source(edge) in found for edge in node.edges):
             found.add(node)
     return found
 
 
 def _run_hooks(hooks: Sequence[Hook], grad: Tensor, spec: Spec) -> Tensor:
-    """The gradient after all hooks. Raises: ShapeError, UsageError if a hook returns something else."""
+    """Return the gradient after all hooks. Raises: ShapeError, UsageError if a hook returns an invalid one."""
     for hook in list(hooks):
         given: Any = hook.call(grad)
         if given is None:
             continue
         if not isinstance(given, TensorBase):
-            raise UsageError("a hook must return a tensor, or None to keep the gradient", got=type(given).__name__)
+            raise UsageError("a hook returned neither a tensor nor None", got=type(given).__name__)
         if given.spec != spec:
-            raise ShapeError("a hook must keep the spec of the gradient", expected=spec, got=given.spec)
+            raise ShapeError("a hook changed the spec of the gradient", expected=spec, got=given.spec)
         grad = as_tensor(given)
     return grad
 
@@ -303,9 +304,9 @@ def pull_back(
     """Map gradients of an op's results to gradients of its operands, summed to the operands' shapes.
 
     Args:
-        ins, outs: operands and results that the row saves; specs of the others.
+        ins, outs: the operands and results that the op saves; specs of the others.
         needs: per operand whether its gradient is needed; the others get None.
-    Raises: NotDifferentiable; ComputeError if the vjp omits a gradient or returns one of another spec.
+    Raises: NotDifferentiable; ComputeError if the vjp omits a gradient or returns one of the wrong spec.
     """
     if op.vjp is None:
         raise NotDifferentiable(f"op {op.name!r} has no gradient", got=op.why.get("vjp"))
@@ -313,7 +314,7 @@ def pull_back(
     if len(result) > len(needs):
         raise ComputeError("a vjp returned too many gradients", where=op.name, expected=len(needs), got=len(result))
     final: list[Tensor | None] = []
-    for g, need, spec in zip_longest(result, needs, in_specs):  # no gradient: None, or left out at the end
+    for g, need, spec in zip_longest(result, needs, in_specs):  # a missing gradient is None, or omitted at the end
         if not need or g is None:
             if need and spec.dtype.is_float:
                 raise ComputeError("a vjp omitted a gradient that is needed", where=op.name)
@@ -328,7 +329,7 @@ def pull_back(
 
 
 def _unpack(node: TapeNode, create_graph: bool) -> tuple[list[Tensor | Spec], list[Tensor | Spec]]:
-    """Saved operands and results as tensors, with their tape if backward is taped; specs of the others."""
+    """Return operands and results: saved ones as tensors (on the tape if backward is taped), the others as specs."""
     if node.saved is None:
         raise GraphFreed(
             "an earlier backward freed the saved values of this tape",
@@ -374,11 +375,11 @@ def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
 
 
 def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
-    """Add to a leaf's `grad`; the first gradient is copied only if its memory is in `given`, the storages in use."""
+    """Add `g` to the `grad` of a leaf; a first gradient is copied if it is not contiguous or its storage is in use."""
     recorder = active_recorder.get()
     if recorder is not None:
         recorder.before_grad(leaf)
-    if leaf.grad is not None and leaf.grad.dtype is not g.dtype:  # set by the user in the parameter's 16-bit dtype
+    if leaf.grad is not None and leaf.grad.dtype is not g.dtype:  # the user set it in the 16-bit dtype of the parameter
         leaf.grad = leaf.grad.to(g.dtype)
     if leaf.grad is not None and isinstance(leaf.grad.data, NDArray) and isinstance(g.data, NDArray):
         compute(_ADD, [leaf.grad.data, g.data], {}, [leaf.grad.data])

@@ -46,7 +46,7 @@ class ModifiedSinceForward(ComputeError):
 
 
 class TraceError(UsageError):
-    """Traced code asked for a number that is known only when the program runs."""
+    """Traced code requested a value that is known only when the program runs."""
 
 
 class TraceMutation(TraceError):

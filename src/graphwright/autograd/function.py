@@ -56,8 +56,8 @@ class Function:
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
-        """`forward(ctx, ...)`: compute a tensor or a tuple of tensors from the arguments."""
-        raise NotImplementedError
+        """Compute a tensor or a tuple of tensors from the arguments; define it as `forward(ctx, ...)`."""
+        raise NotImplementedError("this Function does not define forward")
 
     @staticmethod
     def vjp(ctx: Any, g: Any, needs: tuple[bool, ...]) -> Any:
@@ -66,9 +66,9 @@ class Function:
         Args:
             g: gradient of the result; for several results a tuple with None for unused ones.
             needs: per argument whether its gradient is needed.
-        Returns: one entry per argument, None where it is not needed; a single argument's entry may stand alone.
+        Returns: one entry per argument, None where it is not needed; with one argument, the entry alone is allowed.
         """
-        raise NotImplementedError
+        raise NotImplementedError("this Function does not define vjp")
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
@@ -78,7 +78,7 @@ class Function:
             made = cls.forward(ctx, *args)
         results = made if isinstance(made, tuple) else (made,)
         if not results or not all(isinstance(r, TensorBase) for r in results):
-            raise UsageError("forward must return a tensor or a tuple of them", where=cls.__name__, got=type(made))
+            raise UsageError("forward did not return a tensor or tensors", where=cls.__name__, got=type(made))
         outputs = [as_tensor(_data(r)) for r in results]  # new tensors, as forward may return its arguments
         saved, ctx._pending = ctx._pending, ()  # a result held by the context would be a cycle
         if grad_enabled() and any(isinstance(a, TensorBase) and a.requires_grad for a in args):
@@ -87,18 +87,19 @@ class Function:
 
 
 def _data(t: TensorBase) -> Any:
-    """The array of a tensor, or its symbol at this point of a trace."""
+    """Return the array of a tensor, or its symbol at this point of a trace."""
     recorder = active_recorder.get()
     return recorder.resolve(as_tensor(t)) if recorder is not None and (t.symbolic or t.is_variable) else t.data
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionRule:
-    """The rule of one call's tape node: calls the user's vjp with the saved tensors.
+    """The stand-in for an op in the tape node of a Function call; its `vjp` passes the saved tensors to the user's.
 
     Attributes:
-        operands: which of the `count` arguments are operands; saved intermediate values are operands after them.
-        saved: per saved tensor whether it is an operand (else a result), and its index there.
+        operands: indices of the tensors among the `count` arguments. They are the node's first operands; the saved
+            intermediate values follow.
+        saved: per saved tensor whether it is an operand (else a result), and its index among these.
     """
 
     function: type[Function]
@@ -115,7 +116,7 @@ class FunctionRule:
 
     @property
     def why(self) -> Mapping[str, str]:
-        """Empty: the vjp exists."""
+        """Reasons why rules are missing; empty, because the vjp exists."""
         return {}
 
     def vjp(
@@ -124,7 +125,7 @@ class FunctionRule:
         """Return one gradient per operand."""
         if grad_enabled() and any(is_operand and at >= len(self.operands) for is_operand, at in self.saved):
             raise NotDifferentiable(
-                "second derivative through a saved intermediate value, which has no tape",
+                "no second derivative: the vjp saved an intermediate value, which has no tape",
                 where=self.name,
                 fix="save operands and results only, and recompute the value in the vjp",
             )
@@ -139,11 +140,11 @@ class FunctionRule:
         given = given if isinstance(given, tuple) else (given,)
         if len(given) != self.count:
             raise ComputeError(
-                "a vjp must return one gradient per argument", where=self.name, expected=self.count, got=len(given)
+                "the vjp did not return one gradient per argument", where=self.name, expected=self.count, got=len(given)
             )
         for x in given:
             if not (x is None or isinstance(x, TensorBase)):
-                raise ComputeError("a vjp must return tensors or None", where=self.name, got=type(x).__name__)
+                raise ComputeError("a gradient of the vjp is no tensor", where=self.name, got=type(x).__name__)
         return (*(given[i] for i in self.operands), *[None] * (len(needs) - len(self.operands)))
 
 

@@ -1,4 +1,4 @@
-"""Functions of tensors: choices, products, sorting, moments and norms. Many are methods of Tensor as well."""
+"""Functions of tensors: selection, products, sorting, moments and norms. Many are methods of Tensor as well."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Axes = int | Shape | None
 
 # -- choices and products ----------------------------------------------------------------------------------------------
 def where(condition: Any, a: Any, b: Any) -> Tensor:
-    """`a` where the bool condition holds, else `b`; all three broadcast. Only the chosen entries get a gradient.
+    """Select `a` where the bool condition is true, else `b`; all three broadcast. Unselected entries get gradient 0.
 
     Raises: DTypeError if the condition is not bool, ShapeError.
     """
@@ -31,17 +31,17 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
 
 
 def maximum(a: Any, b: Any) -> Tensor:
-    """The larger of two, elementwise; a tie gives each half of the gradient."""
+    """Return the larger of two, elementwise; on a tie each gets half of the gradient."""
     return call("maximum", as_tensor(a), b)
 
 
 def minimum(a: Any, b: Any) -> Tensor:
-    """The smaller of two, elementwise; a tie gives each half of the gradient."""
+    """Return the smaller of two, elementwise; on a tie each gets half of the gradient."""
     return call("minimum", as_tensor(a), b)
 
 
 def matmul(a: Any, b: Any) -> Tensor:
-    """Matrix product of floating tensors; ranks and leading axes are treated as in numpy.
+    """Multiply matrices of floating tensors; vectors and leading axes are treated as in numpy.
 
     Raises: ShapeError if the contracted sizes differ or leading axes do not broadcast.
     """
@@ -49,9 +49,9 @@ def matmul(a: Any, b: Any) -> Tensor:
 
 
 def outer(a: Tensor, b: Tensor) -> Tensor:
-    """a[i]·b[j]: [m] and [n] to [m, n]. Raises: ShapeError for other ranks."""
+    """a[i]·b[j]: [m] and [n] to [m, n]. Raises: ShapeError unless both are vectors."""
     if a.ndim != 1 or b.ndim != 1:
-        raise ShapeError("outer takes two vectors", got=f"{a.spec}, {b.spec}")
+        raise ShapeError("outer needs two vectors", got=f"{a.spec}, {b.spec}")
     return a.reshape(-1, 1) * b
 
 
@@ -64,7 +64,7 @@ def lerp(a: Any, b: Any, weight: Any) -> Tensor:
 def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Concatenate tensors along an axis; dtypes promote.
 
-    Raises: ShapeError if other axes differ, UsageError for an empty sequence.
+    Raises: ShapeError if the sizes of other axes differ, UsageError for an empty sequence.
     """
     if not tensors:
         raise UsageError("cat got no tensors", expected="at least one tensor")
@@ -88,23 +88,23 @@ def cast_like(value: Any, x: Tensor) -> Tensor:
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """`value` where the bool mask, broadcast, holds, else x; only entries of x that stay get a gradient."""
+    """Replace entries of x by `value` where the bool mask, which broadcasts, is true; these get gradient 0."""
     return call("where", mask, cast_like(value, x), x)
 
 
 # -- sorting and triangles ---------------------------------------------------------------------------------------------
 def sort(x: Any, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Sorted values and their indices; stable, NaN is the largest."""
+    """Return the sorted values and their indices; stable, NaN is the largest."""
     return call("sort", as_tensor(x), axis=axis, descending=descending)
 
 
 def argsort(x: Any, axis: int = -1, descending: bool = False) -> Tensor:
-    """Indices that sort an axis, int64; stable, NaN is the largest."""
+    """Return the indices that sort an axis, int64; stable, NaN is the largest."""
     return sort(x, axis, descending)[1]
 
 
 def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
-    """The k largest (or smallest) values in order, and their indices; of equal values the lowest index first.
+    """Return the k largest (or smallest) values in order, and their indices; equal values by ascending index.
 
     Raises: ShapeError if k exceeds the size of the axis.
     """
@@ -112,12 +112,12 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, 
 
 
 def tril(x: Any, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Entries (i, j) of the last two axes with j ≤ i + diagonal, else 0. Raises: ShapeError."""
+    """Keep entries (i, j) of the last two axes with j ≤ i + diagonal; others are 0. Raises: ShapeError."""
     return call("tril", as_tensor(x), diagonal=diagonal, out=out)
 
 
 def triu(x: Any, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Entries (i, j) of the last two axes with j ≥ i + diagonal, else 0. Raises: ShapeError."""
+    """Keep entries (i, j) of the last two axes with j ≥ i + diagonal; others are 0. Raises: ShapeError."""
     return call("triu", as_tensor(x), diagonal=diagonal, out=out)
 
 
@@ -157,7 +157,7 @@ def norm(x: Tensor, p: float = 2, axis: Axes = None, keepdims: bool = False) -> 
 
     Args:
         p: > 0; `inf` gives the largest |x|, `-inf` the smallest, 0 the number of nonzero entries.
-    Raises: UsageError for another p below 0.
+    Raises: UsageError for a finite p below 0.
     """
     if x.dtype.is_low:
         return norm(x.to(float32), p, axis, keepdims).to(x.dtype)
@@ -166,7 +166,7 @@ def norm(x: Tensor, p: float = 2, axis: Axes = None, keepdims: bool = False) -> 
     if p in (inf, -inf):
         return x.abs().amax(axis, keepdims) if p > 0 else x.abs().amin(axis, keepdims)
     if p < 0:
-        raise UsageError("unknown order of a norm", expected="p >= 0, inf or -inf", got=p)
+        raise UsageError("the order of a norm is negative and finite", expected="p >= 0, inf or -inf", got=p)
     if p == 1:
         return x.abs().sum(axis, keepdims)
     if p == 2:
@@ -176,6 +176,6 @@ def norm(x: Tensor, p: float = 2, axis: Axes = None, keepdims: bool = False) -> 
 
 
 def _zero_safe(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a function that maps 0 to 0, with gradient 0 there in place of an infinite one or NaN."""
+    """Apply a function that maps 0 to 0, with gradient 0 at 0 instead of infinity or NaN."""
     zero = x == 0.0
     return where(zero, 0.0, function(where(zero, 1.0, x)))

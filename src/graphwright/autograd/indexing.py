@@ -1,4 +1,4 @@
-"""Entries by index: `tensor[...]`, `tensor[...] = value`, gather, scatter and what else takes indices.
+"""Indexing of tensors: `tensor[...]`, `tensor[...] = value`, gather, scatter and other functions of indices.
 
 The rules of `[...]` are those of `array.indexing`.
 """
@@ -73,7 +73,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
         x.copy_(value)
     elif plan.ids and whole and not plan.new and plan.order is None:
         call("index_put", x, value, *map(_int64, plan.ids), axis=plan.axis, out=x)
-    else:  # by the coordinates of the entries, per axis
+    else:  # assign by the coordinates of the entries along every axis
         grids = [np.broadcast_to(g, x.shape) for g in np.ogrid[tuple(slice(n) for n in x.shape)]]
         coordinates = [get_item(as_tensor(from_numpy(g)), index) for g in grids]
         call("index_put", x, value, *coordinates, axis=0, out=x)
@@ -88,14 +88,14 @@ def gather(x: Tensor, axis: int, index: Any) -> Tensor:
     """y[i, j] = x[index[i, j], j] for axis 0.
 
     Args:
-        index: ints with as many axes as x, none of them longer than that of x, except `axis`.
+        index: ints with as many axes as x; only `axis` may be longer than in x.
     Raises: ShapeError, DTypeError; IndexOutOfRange for an index outside 0..n-1.
     """
     return call("gather", x, _int64(index), axis=axis)
 
 
 def scatter(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
-    """A copy of x with y[index[i, j], j] = src[i, j] for axis 0; of repeated indices the last one counts.
+    """Return a copy y of x with y[index[i, j], j] = src[i, j] for axis 0; the last of repeated indices counts.
 
     Args:
         src: a tensor of the shape of the index, or a number.
@@ -106,12 +106,12 @@ def scatter(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
 
 
 def scatter_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
-    """A copy of x with y[index[i, j], j] += src[i, j] for axis 0, repeated indices in order. Raises: as `gather`."""
+    """Return a copy y of x with y[index[i, j], j] += src[i, j] for axis 0, in order. Raises: as `gather`."""
     return call("scatter_add", x, _int64(index), src, axis=axis)
 
 
 def index_select(x: Tensor, axis: int, index: Any) -> Tensor:
-    """Entries of an axis by indices of any shape, whose axes replace it; negative indices count from the end.
+    """Select entries of an axis by indices; the axes of the index replace it. Negative indices count from the end.
 
     Raises: IndexOutOfRange.
     """
@@ -119,7 +119,7 @@ def index_select(x: Tensor, axis: int, index: Any) -> Tensor:
 
 
 def index_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
-    """A copy of x with slices added at indices of an axis, repeated ones in order.
+    """Return a copy of x with slices of `src` added at indices of an axis, in order.
 
     Raises: IndexOutOfRange, ShapeError.
     """
@@ -127,7 +127,7 @@ def index_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
 
 
 def index_put(x: Tensor, index: Sequence[Any], values: Any, accumulate: bool = False) -> Tensor:
-    """A copy of x with values written (or added) at index arrays, one per leading axis, broadcast together.
+    """Return a copy of x with values written, or added, at index arrays, one per leading axis; all broadcast.
 
     Raises: IndexOutOfRange, ShapeError.
     """
@@ -136,10 +136,10 @@ def index_put(x: Tensor, index: Sequence[Any], values: Any, accumulate: bool = F
 
 
 def one_hot(ids: Any, classes: int | None = None, *, out: Tensor | None = None) -> Tensor:
-    """One-hot vectors of ids along a new last axis, int64.
+    """Encode ids as one-hot vectors along a new last axis, int64.
 
     Args:
-        classes: size of that axis; by default the largest id + 1, outside traces.
+        classes: size of that axis; the largest id + 1 by default, required in a trace.
     Raises: IndexOutOfRange.
     """
     ids = as_tensor(ids)
@@ -150,7 +150,7 @@ def bincount(ids: Any, length: int | None = None) -> Tensor:
     """Count each of 0 .. length - 1 among the ids; int64.
 
     Args:
-        length: by default the largest id + 1, outside traces.
+        length: the largest id + 1 by default, required in a trace.
     Raises: IndexOutOfRange.
     """
     ids = as_tensor(ids)
@@ -163,11 +163,11 @@ def _count(ids: Tensor) -> int:
 
 
 def nonzero(x: Any, *, size: int | None = None, fill: int = -1) -> Tensor:
-    """Indices [count, ndim] int64 of the nonzero entries, in row-major order.
+    """Return the indices [count, ndim] int64 of the nonzero entries, in row-major order.
 
     Args:
-        size: number of rows of the result: the first ones, or all followed by rows of `fill`. Required in a trace, as
-            the count is known only in a run.
+        size: number of rows of the result, which is truncated or filled up with rows of `fill`. Required in a trace,
+            because the count is known only in a run.
     Raises: TraceError in a trace without `size`.
     """
     x = as_tensor(x)
@@ -177,13 +177,14 @@ def nonzero(x: Any, *, size: int | None = None, fill: int = -1) -> Tensor:
 
 
 def repeat_interleave(x: Any, repeats: Any, axis: int | None = None, *, total: int | None = None) -> Tensor:
-    """Repeat each entry of an axis in place: a b -> a a b b; of the flattened array without an axis.
+    """Repeat each entry along an axis: a b -> a a b b. Without an axis, x is flattened first.
 
     Args:
-        repeats: a number, or int64 counts [n], one per entry; 0 leaves the entry out, [1] holds for all.
+        repeats: an int, or int64 counts, [n] for the n entries or [1] for all; a count of 0 omits the entry.
         total: sum of the counts, the size of the axis of the result; required in a trace.
-    Raises: ShapeError if the number of counts is wrong or one is negative; UsageError if `total` is not their sum;
-        TraceError in a trace without `total`. A run of a trace whose counts have another sum raises IndexOutOfRange.
+    Raises: ShapeError for a wrong number of counts or a negative one; UsageError if `total` is not their sum;
+        TraceError in a trace without `total`. A run whose counts do not sum to the `total` of its trace raises
+        IndexOutOfRange.
     """
     x = as_tensor(x)
     x, axis = (x.flatten(), 0) if axis is None else (x, axis_of(axis, x.ndim))
@@ -196,7 +197,7 @@ def repeat_interleave(x: Any, repeats: Any, axis: int | None = None, *, total: i
     if total is None or not counts.symbolic:
         host = counts.numpy()
         if (host < 0).any():
-            raise ShapeError("negative count in repeats", expected="counts >= 0", got=int(host.min()))
+            raise ShapeError("repeats has a negative count", expected="counts >= 0", got=int(host.min()))
         if total not in (None, int(host.sum())):
             raise UsageError("total is not the sum of repeats", expected=int(host.sum()), got=total)
         return index_select(x, axis, np.repeat(np.arange(n), host))

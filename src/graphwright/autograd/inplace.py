@@ -1,7 +1,7 @@
 """In-place writes to tensors on a tape or in a trace.
 
 A taped write is a new tape node; old values that its vjp reads are copied first. A write to memory that another tensor
-shares is refused, since that tensor's tape would describe a value that no longer exists.
+shares raises, since that tensor's tape would describe a value that no longer exists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def write_over(
     row: Op, data: Sequence[NDArray], attrs: Mapping[str, Any], outs: Sequence[Tensor], taped: bool
 ) -> list[NDArray]:
-    """Run an op into the memory of tensors; return the operands with the values that its vjp needs.
+    """Run an op, write its results into the memory of `outs`, and return the operands as its vjp needs them.
+
+    Operands that the vjp reads and the results overwrite are returned as copies.
 
     Raises: LeafModified, ViewModified, ReadOnlyArray, AliasError, ShapeError, all before anything is written.
     """
@@ -51,7 +53,7 @@ def write_over(
 
 
 def rebind(outs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Let tensors stand for new values, as nothing is written while tracing.
+    """Make tensors refer to new values: in a trace, an in-place write changes no memory.
 
     Raises: LeafModified; TraceMutation if a view of the old value exists, which would not change with it; ShapeError.
     """
@@ -61,7 +63,7 @@ def rebind(outs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
             out.assign(value)  # pyright: ignore[reportAttributeAccessIssue]  # a Variable
             continue
         if out.spec != value.spec:
-            raise ShapeError("an in-place write must keep the spec of the tensor", expected=out.spec, got=value.spec)
+            raise ShapeError("an in-place write would change the spec of the tensor", expected=out.spec, got=value.spec)
         symbol = out.data
         if not isinstance(symbol, Symbol):
             raise TraceMutation(

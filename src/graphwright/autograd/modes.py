@@ -45,7 +45,7 @@ class _GradMode(ContextDecorator):
 
 
 def _stepwise(inner: Generator[Any, Any, Any], enabled: bool) -> Generator[Any, Any, Any]:
-    """Run a generator with the mode set inside it but not while it is suspended."""
+    """Run a generator with the tape mode set while it runs, but not while it is suspended."""
     resume: Callable[[], Any] = partial(inner.send, None)
     while True:
         try:
@@ -88,12 +88,12 @@ def set_grad_enabled(enabled: bool) -> _GradMode:
 
 @contextmanager
 def mode(name: str) -> Iterator[None]:
-    """Set what runs inside are for; overrides the `training` flags of all modules, restored after an exception too.
+    """Context manager: set train or evaluation mode, which overrides the `training` flags of all modules.
 
     Args:
         name: `train`: layers train, tape on; `eval`: layers in evaluation, tape off; `eval_grad`: layers in
             evaluation, tape on, as a saliency map needs it.
-    Raises: UsageError for another name.
+    Raises: UsageError for an unknown name.
     """
     if name not in ("train", "eval", "eval_grad"):
         raise UsageError("unknown mode", expected="train, eval or eval_grad", got=repr(name))
@@ -106,13 +106,13 @@ def mode(name: str) -> Iterator[None]:
 
 
 def training(own: bool | None = None) -> bool | None:
-    """Return whether a layer trains: by `mode`, or outside one by `own`, the layer's flag. Independent of the tape."""
+    """Return whether a layer trains: as set by `mode`, else `own`, the layer's flag. Independent of the tape."""
     given = _training.get()
     return own if given is None else given
 
 
 def modes() -> tuple[bool, DType | None, bool | None]:
-    """Return all three modes, which a trace depends on; one call, as every compiled step asks."""
+    """Return the modes that a trace depends on: whether the tape is on, the autocast dtype, whether layers train."""
     return grad_mode.get(), autocast.get(), _training.get()
 
 
@@ -128,7 +128,7 @@ def autocast_dtype() -> DType | None:
 
 @contextmanager
 def autocast_to(dtype: DType | None) -> Iterator[None]:
-    """Set the autocast dtype inside; restored after an exception too."""
+    """Context manager: set the autocast dtype."""
     token = autocast.set(dtype)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Methods of tensors that are one op each, from the `method` cells of ops; `op_methods.pyi` has the signatures."""
+"""Methods of tensors that are one op each, from the field `method` of op definitions; typed in `op_methods.pyi`."""
 
 from graphwright.ops import surface
 

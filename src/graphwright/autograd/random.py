@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _TracedKey:
-    """A generator in one trace."""
+    """The state of a generator in one trace."""
 
-    key: Tensor  # of the present step
+    key: Tensor  # of the current step
     following: Tensor | None = None  # the key of the next step, once recorded
     stream: int = 0  # number of the next stream
 
 
 class Generator:
-    """A source of random numbers: seed, step and stream determine them, on every machine.
+    """A source of random numbers, which seed, step and stream determine on every machine.
 
     Args:
-        seed: 64 bits.
+        seed: 0 .. 2⁶⁴-1.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -64,7 +64,7 @@ class Generator:
         return self.load_state_dict({"seed": seed, "step": 0, "stream": 0})
 
     def next_step(self) -> None:
-        """Advance to the next step and its stream 0; in a trace, for operations recorded from here on."""
+        """Advance to stream 0 of the next step; in a trace, this affects the operations recorded afterwards."""
         recorder = active_recorder.get()
         if recorder is None:
             self.load_state_dict({"seed": self.seed, "step": (self.step + 1) % 2**32, "stream": 0})
@@ -89,7 +89,7 @@ class Generator:
         return self._traces[recorder]
 
     def _following(self, recorder: Recorder, traced: _TracedKey) -> Tensor:
-        """The key of the next step, which the run assigns to the generator."""
+        """Return the key of the next step, which each run of the trace assigns to the generator."""
         if traced.following is None:
             with scoped("rng"):
                 traced.following = traced.key + as_tensor(np.array([0, 1]))
@@ -101,14 +101,14 @@ class Generator:
         return {"seed": self.seed, "step": self.step, "stream": self._stream}
 
     def load_state_dict(self, state: Mapping[str, int]) -> Generator:
-        """Restore what `state_dict` returned; return the generator itself. Raises: UsageError, changing nothing."""
+        """Restore what `state_dict` returned; return the generator itself. Raises: UsageError for an invalid one."""
         try:
             seed, step, stream = (int(state[name]) for name in ("seed", "step", "stream"))
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError("not the state of a generator", expected="seed, step, stream", got=state) from error
         if not (0 <= seed < 2**64 and 0 <= step < 2**32 and 0 <= stream < 2**32):
             expected = "seed in 0..2^64-1, step and stream in 0..2^32-1"
-            raise UsageError("state of a generator out of range", expected=expected, got=dict(state))
+            raise UsageError("a value of the generator state is out of range", expected=expected, got=dict(state))
         array = self._key.own()
         array.writable()
         array.to_numpy()[:] = np.array([seed, step], np.uint64).view(np.int64)  # in numpy: `rng` loads no backend
@@ -121,13 +121,13 @@ rng = Generator()
 
 
 def manual_seed(seed: int) -> Generator:
-    """Restart the default generator at step 0 of a seed. Raises: UsageError for one of more than 64 bits."""
+    """Restart the default generator at step 0 of a seed. Raises: UsageError for a seed of more than 64 bits."""
     return rng.manual_seed(seed)
 
 
 @contextmanager
 def fork_rng(seed: int | None = None) -> Iterator[Generator]:
-    """Context manager: the default generator, reseeded if `seed` is given; its state is restored afterwards."""
+    """Context manager: reseed the default generator if `seed` is given, and restore its state afterwards."""
     state = rng.state_dict()
     try:
         yield rng if seed is None else rng.manual_seed(seed)
@@ -136,13 +136,13 @@ def fork_rng(seed: int | None = None) -> Iterator[Generator]:
 
 
 def _drawn(generator: Generator | None, device: Device) -> tuple[Tensor, int]:
-    """Key, on the device that samples, and stream of the next op."""
+    """Return the key, on the device that samples, and the stream of the next op."""
     key, stream = (generator or rng).draw()
     return (key if device == CPU else key.to(device)), stream
 
 
 def _sampler(name: str, op: str, doc: str):  # the type is inferred: Callable would lose the keywords
-    """A function that samples an array by one op; `doc` says from which distribution."""
+    """Return a function that samples an array by one op; `doc` names the distribution."""
 
     def sample(
         *shape: int | Sequence[int],
@@ -159,7 +159,7 @@ def _sampler(name: str, op: str, doc: str):  # the type is inferred: Callable wo
             made.requires_grad = True
         return made
 
-    return renamed(sample, name, f"{doc} float32 by default, from the default generator unless another is given.")
+    return renamed(sample, name, f"{doc} float32 by default, from the default generator unless one is given.")
 
 
 rand = _sampler("rand", "uniform", "Sample uniformly from [0, 1).")
@@ -201,7 +201,7 @@ def _sampler_like(name: str, sampler: Callable[..., Tensor]):  # the type is inf
         kind, there = like(x, dtype, device, out)
         return sampler(*x.shape, dtype=kind, requires_grad=requires_grad, generator=generator, device=there, out=out)
 
-    doc = f"Call `{sampler.__name__}` for the shape of `x`, and its dtype and device unless given."
+    doc = f"Call `{sampler.__name__}` with the shape of `x` and, unless given, its dtype and device."
     return renamed(sample_like, name, doc)
 
 
@@ -219,19 +219,19 @@ def randint_like(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Call `randint` for the shape of `x`, and its dtype and device unless given."""
+    """Call `randint` with the shape of `x` and, unless given, its dtype and device."""
     kind, there = like(x, dtype, device, out)
     return randint(low, high, x.shape, dtype=kind, generator=generator, device=there, out=out)
 
 
 def bernoulli(p: Tensor, *, generator: Generator | None = None, out: Tensor | None = None) -> Tensor:
-    """1 with probability p, else 0, elementwise; p gets no gradient."""
+    """Sample 1 with probability p, else 0, elementwise; p gets no gradient."""
     key, stream = _drawn(generator, device_of(p))
     return call("bernoulli", p, key, stream=stream, out=out)
 
 
 def stochastic_round(x: Tensor, *, generator: Generator | None = None) -> Tensor:
-    """Round float32 to bfloat16, up or down at random with mean x. Raises: DTypeError for another dtype."""
+    """Round float32 to bfloat16, up or down at random so that the mean is x. Raises: DTypeError for any other dtype."""
     key, stream = _drawn(generator, device_of(x))
     return call("stochastic_round", x, key, stream=stream)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Symbol:
-    """A value of a later run: its spec, the recorder's own handle, and the symbols that share its memory."""
+    """A value that is known only in a run: its spec, a handle of the recorder, and symbols that share its memory."""
 
     spec: Spec
     handle: Any
@@ -32,18 +32,18 @@ class Symbol:
 
     @property
     def dtype(self) -> Any:
-        """DType."""
+        """Element type."""
         return self.spec.dtype
 
     def alias(self) -> Symbol:
-        """Return a second symbol of the same value, for another tensor."""
+        """Return a second symbol of the same value, for a second tensor."""
         other = Symbol(self.spec, self.handle, self.recorder)
         mark_alias(other, self)
         return other
 
 
 def mark_alias(view: Symbol, base: Symbol) -> None:
-    """Note that two symbols share memory."""
+    """Add both symbols to one list of symbols that share memory."""
     if not base.aliases:
         base.aliases.append(ref(base))
     object.__setattr__(view, "aliases", base.aliases)
@@ -65,14 +65,14 @@ class Recorder(Protocol):
         """Record that a variable holds `value` from this point of the trace on, and after the step."""
 
     def assume(self, fact: Callable[[], object]) -> None:
-        """Record the assumption that `fact()` keeps returning its present value; else the trace is invalid."""
+        """Record an assumption: the trace is valid only while `fact()` returns the value that it returns now."""
 
     def path(self, symbol: Symbol) -> str:
         """Return the name of a symbol's node in the graph."""
         ...
 
     def before_grad(self, leaf: Tensor) -> None:
-        """Called before a leaf's `grad` is set, so that the recorder can restore it after the trace."""
+        """Remember the `grad` of a leaf, which is about to be set, to restore it after the trace."""
 
 
 scope: ContextVar[tuple[str, ...]] = ContextVar("graphwright_scope", default=())

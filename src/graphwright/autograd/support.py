@@ -1,4 +1,4 @@
-"""A table of the ops and dtypes that a device supports, found by running the sample of each op there."""
+"""A table of the ops and dtypes that a device supports, found by running each op on its sample operands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphwright.ops import OPS, Op, compute, expansion
 def support(device: Device | str = CPU) -> dict[str, dict[str, str]]:
     """Return op -> dtype -> `native`, `expanded` (runs as simpler ops), `view`, `refused` or `missing`.
 
-    `refused` means that the op takes no operands of this dtype, on any device. Raises: DeviceUnavailable.
+    `refused` means that the op accepts no operands of this dtype, on any device. Raises: DeviceUnavailable.
     """
     there = Device.parse(device)
     kinds = [kind for kind in DTYPES.values() if kind.kind != "float8"]
@@ -41,7 +41,7 @@ def _how(row: Op, kind: DType, device: Device) -> str:
 
 
 def _as(host: np.ndarray, kind: DType, device: Device) -> NDArray:
-    """A sample operand on the device; float64 ones are cast to the dtype, ids, masks and counts are not."""
+    """Return a sample operand on the device; a float64 one is cast to the dtype, but not ids, masks or counts."""
     array = from_numpy(host)
     if host.dtype == np.float64:
         wide = array if kind.kind != "uint" else from_numpy(np.abs(host))

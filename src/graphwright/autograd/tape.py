@@ -29,12 +29,12 @@ class TapeNode:
     """One operation on the tape.
 
     Attributes:
-        op, attrs: the row or the call of a user's Function, and its attributes.
+        op, attrs: the op, or the rule of a call of a user's Function, and its attributes.
         edges: per operand the (node, port) that made it, the leaf tensor itself, or None if it needs no gradient.
         saved: values that the vjp reads as (index, value, storage version when saved), where indices count operands
             first, then results; None after they were freed.
         in_specs, out_specs: specs of operands and of results.
-        path: name of the recorded node, while tracing.
+        path: name of the recorded node; empty outside traces.
         seq: creation number; backward runs from high to low.
         hooks: port -> hooks to call with its full gradient.
         retained: results whose gradient is kept in `grad`.
@@ -85,7 +85,7 @@ class TapeNode:
         self._called_at = _user_frame()
 
     def take(self, outputs: Sequence[Tensor]) -> None:
-        """Mark the floating results as made by this node."""
+        """Set `node`, `port` and `requires_grad` of the floating results."""
         for port, out in enumerate(outputs):
             if out.data.dtype.is_float:
                 out.node, out.port, out.requires_grad = self, port, True
@@ -107,7 +107,7 @@ def _saved(index: int, value: Any) -> tuple[int, Any, int]:
 
 
 def _user_frame() -> tuple[CodeType, int]:
-    """Code and instruction offset of the innermost frame outside this package; `TapeNode.line` finds the line."""
+    """Return code and instruction offset of the innermost frame outside this package, for `TapeNode.line`."""
     frame: FrameType = sys._getframe(3)  # the caller of `apply`
     while _ours[(code := frame.f_code).co_filename] and (caller := frame.f_back) is not None:
         frame = caller
@@ -162,7 +162,7 @@ class SavedMemory:
 
 
 def memory(outputs: Tensor | Sequence[Tensor]) -> list[SavedMemory]:
-    """Return what backward from `outputs` keeps alive, per operation in the order in which they ran.
+    """Return the memory that backward from `outputs` keeps alive, per operation in the order in which they ran.
 
     >>> sum(m.nbytes for m in memory(loss))
     """

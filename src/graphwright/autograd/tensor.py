@@ -1,4 +1,4 @@
-"""Tensor: the class that users hold. Operators and methods over ops and the functions of this folder."""
+"""Tensor: the class that users work with. Operators and methods over ops and the functions of this folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _reduction(op: str, doc: str):  # the types of these factories are inferred:
 
 
 def _operators(op: str):
-    """The operator methods of an op, with the tensor on the left and on the right."""
+    """Return the operator methods of an op: with the tensor as the left and as the right operand."""
     row = get(op)
 
     def left(self: Tensor, other: Any) -> Tensor:
@@ -51,7 +51,7 @@ def _logical(op: str):
         for operand in (self, *others):
             kind = operand.dtype.name if isinstance(operand, TensorBase) else type(operand).__name__
             if kind != "bool":
-                raise DTypeError("&, |, ^ and ~ take bools", got=kind, fix="compare first: (a > 0) & (b > 0)")
+                raise DTypeError("&, |, ^ and ~ need bools", got=kind, fix="compare first: (a > 0) & (b > 0)")
         return call(op, self, *others)
 
     return combine
@@ -90,18 +90,18 @@ class Tensor(TensorBase, OpMethods):
     backward = engine.backward
 
     def detach(self) -> Tensor:
-        """Return the same memory without the tape."""
+        """Return a tensor over the same memory that is not on the tape."""
         return Tensor(self.data.alias() if isinstance(self.data, Symbol) else self.data)
 
     def register_hook(self, call: Callable[[Tensor], Tensor | None]) -> Hook:
         """Call a function with the full gradient of this tensor, once in each backward; it may return a replacement.
 
-        Hooks run in the order of registration; those of a leaf once all its gradients have arrived. In a trace their
-        operations are recorded. Returns: a Hook, whose `remove()` unregisters the function.
+        Hooks run in the order of registration; those of a leaf after all its gradients have been summed. In a trace
+        their operations are recorded. Returns: a Hook, whose `remove()` unregisters the function.
         Raises: UsageError for a tensor that requires no gradient.
         """
         if not self.requires_grad:
-            raise UsageError("cannot hook the gradient of a tensor that requires none", got=self.spec)
+            raise UsageError("cannot hook a tensor that requires no gradient", got=self.spec)
         if self.node is not None:
             if self.node.hooks is None:
                 self.node.hooks = {}
@@ -111,12 +111,12 @@ class Tensor(TensorBase, OpMethods):
         return Hook(call, self.hooks)
 
     def retain_grad(self) -> None:
-        """Keep the gradient of an inner tensor in `grad`; leaves always do.
+        """Make backward store the gradient of this inner tensor in `grad`, as it does for leaves.
 
         Raises: UsageError for a tensor that requires no gradient.
         """
         if not self.requires_grad:
-            raise UsageError("cannot retain the gradient of a tensor that requires none", got=self.spec)
+            raise UsageError("cannot retain the gradient: the tensor requires none", got=self.spec)
         if self.node is not None and all(r() is not self for r in self.node.retained or ()):
             self.node.retained = [*(self.node.retained or ()), ref(self)]
 
@@ -173,7 +173,7 @@ class Tensor(TensorBase, OpMethods):
 
     # -- dtype and device --------------------------------------------------------------------------------------------
     def to(self, to: object) -> Tensor:
-        """Cast to a dtype or copy to a device (a Device or `"sim:1"`); return the tensor itself if it is there already.
+        """Cast to a dtype or copy to a device (a Device or its name); return the tensor itself if nothing changes.
 
         Raises: DTypeError, DeviceUnavailable; TraceError for a traced tensor and a device.
         """
@@ -206,7 +206,8 @@ class Tensor(TensorBase, OpMethods):
 
     def __pow__(self, other: Any) -> Tensor:
         if isinstance(other, int) and other < 0 and not self.dtype.is_float:
-            raise UsageError("integer tensor to a negative power", got=f"{self.spec} ** {other}", fix="float() first")
+            what = "an integer tensor cannot be raised to a negative power"
+            raise UsageError(what, got=f"{self.spec} ** {other}", fix="float() first")
         return call("pow", self, other)
 
     def __abs__(self) -> Tensor:
@@ -245,7 +246,7 @@ class Tensor(TensorBase, OpMethods):
     @overload
     def max(self, axis: int, keepdims: bool = False) -> tuple[Tensor, Tensor]: ...
     def max(self, axis: int | None = None, keepdims: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """The largest entry; along an axis also its index, the lowest on ties, which alone gets the gradient."""
+        """Return the largest entry; with an axis (values, indices): the first on ties, which gets the gradient."""
         return self.amax(None, keepdims) if axis is None else self._extremum("argmax", axis, keepdims)
 
     @overload
@@ -253,7 +254,7 @@ class Tensor(TensorBase, OpMethods):
     @overload
     def min(self, axis: int, keepdims: bool = False) -> tuple[Tensor, Tensor]: ...
     def min(self, axis: int | None = None, keepdims: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """The smallest entry; along an axis also its index, the lowest on ties, which alone gets the gradient."""
+        """Return the smallest entry; with an axis (values, indices): the first on ties, which gets the gradient."""
         return self.amin(None, keepdims) if axis is None else self._extremum("argmin", axis, keepdims)
 
     def _extremum(self, op: str, axis: int, keepdims: bool) -> tuple[Tensor, Tensor]:
@@ -264,18 +265,18 @@ class Tensor(TensorBase, OpMethods):
         return (value, column) if keepdims else (call("reshape", value, shape=shape), index)
 
     def argmax(self, axis: int | None = None) -> Tensor:
-        """Index of the largest entry along an axis, or in the flattened array, int64; the lowest on ties."""
+        """Return the index of the largest entry along an axis, or in the flattened array, int64; the first on ties."""
         return call("argmax", self.reshape(-1) if axis is None else self, axis=axis or 0)
 
     def argmin(self, axis: int | None = None) -> Tensor:
-        """Index of the smallest entry along an axis, or in the flattened array, int64; the lowest on ties."""
+        """Return the index of the smallest entry along an axis, or in the flattened array, int64; the first on ties."""
         return call("argmin", self.reshape(-1) if axis is None else self, axis=axis or 0)
 
     # -- along an axis -----------------------------------------------------------------------------------------------
     sort, argsort, topk = functions.sort, functions.argsort, functions.topk
 
     def cumsum(self, axis: int) -> Tensor:
-        """Inclusive cumulative sum along an axis."""
+        """Sum cumulatively along an axis; each sum includes its own entry."""
         return call("cumsum", self, axis=axis)
 
     def softmax(self, axis: int = -1, mask: Any = None) -> Tensor:
@@ -292,7 +293,7 @@ class Tensor(TensorBase, OpMethods):
         return (self[i] for i in range(len(self)))
 
     def reshape(self, *shape: Any) -> Tensor:
-        """The same elements in another shape; one size may be -1."""
+        """Return the same elements in a new shape; one size may be -1, and is then inferred."""
         sizes = list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
         if -1 in sizes:
             known = 1
@@ -304,7 +305,7 @@ class Tensor(TensorBase, OpMethods):
         return call("reshape", self, shape=tuple(sizes))
 
     def view(self, *shape: Any) -> Tensor:
-        """Reshape without copying; eagerly the result shares memory. Raises: ShapeError if that is impossible."""
+        """Reshape without a copy; an eager result shares memory. Raises: ShapeError if that is impossible."""
         result = self.reshape(*shape)
         if isinstance(self.data, NDArray) and isinstance(result.data, NDArray):
             self.data.reshape(*result.shape, copy=False)
@@ -322,7 +323,7 @@ class Tensor(TensorBase, OpMethods):
 
     @property
     def T(self) -> Tensor:
-        """Axes in reverse order."""
+        """A view with the axes in reverse order."""
         return call("permute", self, axes=tuple(reversed(range(self.ndim))))
 
     def expand(self, *shape: int) -> Tensor:
@@ -330,7 +331,7 @@ class Tensor(TensorBase, OpMethods):
         return call("expand", self, shape=tuple(shape))
 
     def squeeze(self, axis: Axes = None) -> Tensor:
-        """Remove axes of size 1: all of them, or the given ones; longer axes stay, as in torch."""
+        """Remove axes of size 1: all of them, or the given ones; longer axes are kept, as in torch."""
         axes = tuple(a for a in axes_of(axis, self.ndim) if self.shape[a] == 1)
         return call("squeeze", self, axes=axes) if axes else self
 
@@ -339,21 +340,21 @@ class Tensor(TensorBase, OpMethods):
         return call("unsqueeze", self, axes=(axis,))
 
     def flatten(self, start: int = 0, end: int = -1) -> Tensor:
-        """Merge axes start..end, both included, into one; a 0-d tensor becomes a vector of one."""
+        """Merge axes `start` to `end`, inclusive, into one; a 0-d tensor becomes a vector of one entry."""
         return call("flatten", self, start=start, end=end) if self.ndim else self.unsqueeze(0)
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
-        """View of the entries (i, i + offset) of two axes, as a last axis in their stead."""
+        """Return a view in which the entries (i, i + offset) of two axes, as a new last axis, replace both."""
         return call("diagonal", self, offset=offset, axes=(axis1, axis2))
 
     def narrow(self, axis: int, start: int, length: int) -> Tensor:
-        """View of `length` entries of an axis from `start`. Raises: ShapeError past the end."""
+        """Return a view of `length` entries of an axis from `start`. Raises: ShapeError past the end."""
         return call("slice", self, axis=axis, start=start, size=length)
 
     def split(self, size: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
-        """Views along an axis, of `size` entries each with the rest in the last one, or of the sizes given.
+        """Return views along an axis: of `size` entries each, fewer in the last if need be, or of the given sizes.
 
-        Raises: ShapeError unless given sizes sum to the size of the axis.
+        Raises: ShapeError unless the given sizes sum to the size of the axis.
         """
         total = self.shape[axis_of(axis, self.ndim)]
         if isinstance(size, int):
@@ -363,22 +364,22 @@ class Tensor(TensorBase, OpMethods):
         else:
             sizes = list(size)
         if sum(sizes) != total or min(sizes, default=0) < 0:
-            raise ShapeError("split sizes must sum to the size of the axis", expected=total, got=tuple(sizes))
+            raise ShapeError("split sizes do not sum to the size of the axis", expected=total, got=tuple(sizes))
         return tuple(self.narrow(axis, sum(sizes[:i]), n) for i, n in enumerate(sizes))
 
     def chunk(self, count: int, axis: int = 0) -> tuple[Tensor, ...]:
-        """At most `count` views of equal size along an axis; the last is smaller if the size does not divide."""
+        """Return at most `count` views of equal size along an axis; the last may be smaller."""
         if count < 1:
             raise ShapeError("chunk count must be at least 1", got=count)
         return self.split(max(-(-self.shape[axis_of(axis, self.ndim)] // count), 1), axis)
 
     # -- copies ------------------------------------------------------------------------------------------------------
     def contiguous(self) -> Tensor:
-        """Return row-major memory: the tensor itself if it is row-major already."""
+        """Return the tensor itself if it is row-major, else a row-major copy."""
         return self if isinstance(self.data, NDArray) and self.data.contiguous else call("copy", self)
 
     def clone(self) -> Tensor:
-        """Copy; the gradient flows through."""
+        """Return a copy, through which gradients flow."""
         return call("copy", self)
 
     def flip(self, *axes: Any) -> Tensor:
@@ -393,7 +394,7 @@ class Tensor(TensorBase, OpMethods):
         return call("roll", self, **dict(zip(("shifts", "axes"), pairs, strict=True)))
 
     def tile(self, *repeats: Any) -> Tensor:
-        """Repeat the whole along each axis: a b -> a b a b; missing leading counts are 1, as in torch."""
+        """Repeat the tensor along each axis: a b -> a b a b; missing leading counts are 1, as in torch."""
         counts = _ints(repeats)
         return call("tile", self, repeats=(*(1,) * (self.ndim - len(counts)), *counts))
 
@@ -412,7 +413,7 @@ class Tensor(TensorBase, OpMethods):
     add_, sub_, mul_, div_ = _in_place("add"), _in_place("sub"), _in_place("mul"), _in_place("div")
 
     def copy_(self, other: Tensor) -> Tensor:
-        """Overwrite with a tensor, broadcast to this shape and cast to this dtype."""
+        """Overwrite with `other`, broadcast to this shape and cast to this dtype."""
         return call("copy", other.to(self.dtype).expand(*self.shape), out=self)
 
     def fill_(self, value: builtins.float) -> Tensor:
@@ -425,5 +426,5 @@ class Tensor(TensorBase, OpMethods):
 
 
 def _ints(values: tuple[Any, ...]) -> Shape:
-    """Numbers given one by one, or as one sequence."""
+    """Return as a tuple ints that were given one by one, or as one sequence."""
     return tuple(values[0]) if len(values) == 1 and not isinstance(values[0], int) else values

@@ -29,11 +29,11 @@ class Variable(Tensor):
     copied before the first write if it maps a file or is `shared`.
 
     Args:
-        data: an NDArray, held as it is, or a tensor, numpy array or number, which is copied.
+        data: an NDArray, which is used without a copy, or a tensor, numpy array or number, which is copied.
 
     Attributes:
-        shared: True if something else holds the array too.
-        lineage: the last change of its shape by an edit, or None.
+        shared: True if another object uses the array too.
+        lineage: the last change of its shape by an edit, if any.
     """
 
     __slots__ = ("lineage", "shared")
@@ -58,7 +58,7 @@ class Variable(Tensor):
         return self.data
 
     def reshape_to(self, data: NDArray, index_maps: Mapping[int, np.ndarray], *, back: bool = False) -> None:
-        """Replace the array by one of another shape; the gradient is dropped.
+        """Replace the array by one of a different shape; the gradient is dropped.
 
         Args:
             data: the new values.
@@ -76,7 +76,7 @@ class Variable(Tensor):
         """Set the value from a tensor of the same spec; in a trace, at the end of the step. Raises: ShapeError."""
         if value.spec != self.spec:
             raise ShapeError(
-                "assigned value has the wrong spec", where=self.name or None, expected=self.spec, got=value.spec
+                "the assigned value has the wrong spec", where=self.name or None, expected=self.spec, got=value.spec
             )
         recorder = active_recorder.get()
         if recorder is not None:
@@ -87,7 +87,7 @@ class Variable(Tensor):
 
 
 class HostVariable(Variable):
-    """A variable that stays on the host, where eager code reads it: the key of a generator.
+    """A variable that is kept on the host, where eager code reads it: the key of a generator.
 
     A plan on another device copies its value there in each step.
     """
@@ -105,12 +105,12 @@ class Parameter(Variable):
 
     @property
     def grad_dtype(self) -> DType:
-        """float32 for 16-bit parameters: with 8 significant bits, a sum of 300 ones is 256."""
+        """Dtype of the summed gradient: float32 for 16-bit parameters, as in bfloat16 a sum of 300 ones is 256."""
         return float32 if self.data.dtype.is_low else self.data.dtype
 
 
 def share(variables: Iterable[Variable], shared: bool) -> None:
-    """Set `shared` of many variables as one change."""
+    """Set `shared` of many variables, and count one change in `changes`."""
     for variable in variables:
         object.__setattr__(variable, "shared", shared)
     changes.rise()
@@ -121,7 +121,7 @@ def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: A
 
     Args:
         targets: one variable per result of the op, in order.
-        name: an op; a result that its `inplace` trait pairs with an operand is written over it.
+        name: of the op. If its `inplace` trait pairs a result with an operand, the result overwrites the operand.
     """
     row = get(name)
     full = row.complete(attrs)
@@ -143,24 +143,24 @@ def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: A
 # -- changes of shape by edits -----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeChange:
-    """A change of a variable's shape by an edit; optimizers remap their moments along these."""
+    """A change of a variable's shape by an edit; optimizers apply a chain of these to their moments."""
 
     before: ShapeChange | None  # the change before this one
     sizes: tuple[int, ...]  # the shape before it
     index_maps: dict[int, np.ndarray]  # axis -> old index of each new entry, -1 for a new one; other axes are unchanged
 
     def forward(self) -> Remap:
-        """The remap from the shape before to the shape after."""
+        """Return the remap from the shape before to the shape after."""
         return self.sizes, self.index_maps
 
     def backward(self) -> Remap:
-        """The remap from the shape after to the shape before; -1 for entries that were removed."""
+        """Return the remap from the shape after to the shape before; -1 for entries that were removed."""
         after = tuple(len(self.index_maps[i]) if i in self.index_maps else n for i, n in enumerate(self.sizes))
         return after, {axis: inverse(old, self.sizes[axis]) for axis, old in self.index_maps.items()}
 
 
 def inverse(index_map: np.ndarray, size: int) -> np.ndarray:
-    """Invert an index map: for each of `size` old entries its first new index, or -1."""
+    """Invert an index map: return for each of `size` old entries its first new index, or -1 if it was removed."""
     found = np.full(size, -1, np.int64)
     present = np.flatnonzero(index_map >= 0)[::-1]
     found[index_map[present]] = present
@@ -168,7 +168,7 @@ def inverse(index_map: np.ndarray, size: int) -> np.ndarray:
 
 
 def remap_path(old: ShapeChange | None, new: ShapeChange | None) -> Iterator[Remap]:
-    """Yield the remaps that lead from one shape of a variable to another."""
+    """Yield the remaps from the shape after `old` to the shape after `new`."""
     chain: list[ShapeChange | None] = [new]
     while (last := chain[-1]) is not None:
         chain.append(last.before)
@@ -182,7 +182,7 @@ def remap_path(old: ShapeChange | None, new: ShapeChange | None) -> Iterator[Rem
 
 
 def remapped(host: np.ndarray, index_maps: Mapping[int, np.ndarray]) -> np.ndarray:
-    """Return an array with entries moved by index maps per axis; new entries are 0."""
+    """Return a copy of an array with entries moved by the index map of each axis; new entries are 0."""
     for axis, old in index_maps.items():
         if host.shape[axis]:
             host = np.take(host, np.maximum(old, 0), axis)

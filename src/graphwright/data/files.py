@@ -33,9 +33,9 @@ def read_idx(path: StrPath, *, most: int = MOST_BYTES) -> np.ndarray:
     """Read the array in an IDX file; gzip is recognised by the first bytes.
 
     Args:
-        most: maximum bytes of elements to read.
+        most: maximum size of the array in bytes.
     Returns: uint8, int8, int16, int32, float32 or float64 in the host's byte order, with any number of axes.
-    Raises: UnreadableFile; CorruptIdx for another format, a wrong header, and missing, damaged or extra bytes.
+    Raises: UnreadableFile; CorruptIdx if the file is not an IDX file, or has missing, damaged or extra bytes.
     """
     try:
         with open(path, "rb") as file:
@@ -46,7 +46,7 @@ def read_idx(path: StrPath, *, most: int = MOST_BYTES) -> np.ndarray:
             with gzip.GzipFile(fileobj=file) as unpacked:
                 return _array(unpacked, path, most)  # pyright: ignore[reportArgumentType]
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise CorruptIdx("damaged gzip file", where=path, got=str(error)) from error
+        raise CorruptIdx("the gzip file is damaged", where=path, got=str(error)) from error
     except FileError:
         raise
     except OSError as error:
@@ -56,7 +56,8 @@ def read_idx(path: StrPath, *, most: int = MOST_BYTES) -> np.ndarray:
 def _array(file: BinaryIO, path: StrPath, most: int) -> np.ndarray:
     magic = _bytes(file, 4, path)
     if magic[:2] != b"\0\0" or magic[2] not in DTYPES:
-        raise CorruptIdx("not an IDX file", where=path, expected=f"0, 0, {_KINDS}, rank", got=magic.hex(" "))
+        expected = f"first bytes 00 00, a dtype code ({_KINDS}), rank"
+        raise CorruptIdx("not an IDX file", where=path, expected=expected, got=magic.hex(" "))
     kind = np.dtype(DTYPES[magic[2]])
     shape = tuple(int.from_bytes(_bytes(file, 4, path), "big") for _ in range(magic[3]))
     size = prod(shape) * kind.itemsize
@@ -64,7 +65,7 @@ def _array(file: BinaryIO, path: StrPath, most: int) -> np.ndarray:
         raise CorruptIdx("the array is too large", where=path, expected=f"at most {most} bytes", got=f"{size} bytes")
     host = np.frombuffer(_bytes(file, size, path), kind).reshape(shape)
     if file.read(1):  # reading to the end makes gzip verify its checksum
-        raise CorruptIdx("extra bytes after the last element", where=path, expected=f"{size} bytes of {shape}")
+        raise CorruptIdx("extra bytes after the last element", where=path, expected=f"{size} bytes for shape {shape}")
     return host.astype(kind.newbyteorder("="))
 
 
@@ -82,16 +83,16 @@ _KINDS = "/".join(f"{code:02x}" for code in DTYPES)
 
 
 class TokenWindows(Dataset):
-    """Windows of token ids: item i is a pair of int64 [window], ids and the ids shifted by one as targets.
+    """Windows of token ids: item i is a pair of int64 [window], the ids, and as targets the ids one position later.
 
     A window starts every `stride` ids and never spans two files.
 
     Args:
         paths: files of packed little-endian ids, without header.
-        window: ids per window.
+        window: number of ids per window.
         stride: distance between starts of windows; `window` by default, so that each id is predicted once.
-        dtype: `uint16`, `uint32`, `int32` or `int64`.
-    Raises: UnreadableFile; UsageError for a file that is not a whole number of ids, or shorter than one window.
+        dtype: dtype of the ids in the files: `uint16`, `uint32`, `int32` or `int64`.
+    Raises: UnreadableFile; UsageError if a file ends in a partial id or has at most `window` ids.
     """
 
     def __init__(
@@ -109,16 +110,18 @@ class TokenWindows(Dataset):
             except (OSError, ValueError) as error:  # an empty file cannot be mapped
                 cause = error if isinstance(error, OSError) else None
                 raise UnreadableFile("cannot map the token file", where=path, cause=cause) from error
-            if raw.size % kind.itemsize or raw.size // kind.itemsize <= window:
-                what, got = "the token file is shorter than one window, or has a partial id", f"{raw.size} bytes"
-                expected = f"more than {window} ids of {kind.itemsize} bytes"
-                raise UsageError(what, where=path, expected=expected, got=got)
+            if raw.size % kind.itemsize:
+                expected = f"a multiple of {kind.itemsize} bytes"
+                raise UsageError("the token file ends in a partial id", where=path, expected=expected, got=raw.size)
+            if raw.size // kind.itemsize <= window:
+                expected, got = f"more than {window} ids", raw.size // kind.itemsize
+                raise UsageError("the token file is shorter than one window", where=path, expected=expected, got=got)
             self.files.append(raw.view(kind))
         counts = [(len(ids) - window - 1) // self.stride + 1 for ids in self.files]
         self._ends = np.cumsum(counts)
 
     def __len__(self) -> int:
-        """Number of windows in all files."""
+        """Return the number of windows in all files."""
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -131,7 +134,7 @@ class TokenWindows(Dataset):
         return ids[:-1], ids[1:]
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return ids and targets int64 [len(indices), window]."""
+        """Return ids and targets of several windows, each int64 [len(indices), window]."""
         pairs = [self[int(i)] for i in indices]
         ids, targets = (np.stack(column) for column in zip(*pairs, strict=True))
         return Tensor(from_numpy(ids)), Tensor(from_numpy(targets))

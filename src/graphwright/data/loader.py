@@ -1,7 +1,7 @@
 """Datasets, and DataLoader: batches in an order that depends only on seed and epoch, resumable at any batch.
 
-Invariant: over the ranks of one epoch each index occurs exactly once (with `drop_last` at most once), and a loader that
-loaded another's `state_dict` yields the batches that the other would have.
+Invariant: in one epoch, over all ranks together, each index occurs exactly once (with `drop_last` at most once). A
+loader that loads the `state_dict` of a second one continues with the same batches as the second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Dataset:
     """Items by index; subclasses define `__len__` and `__getitem__`, and may override `batch` with a faster one."""
 
     def __len__(self) -> int:
-        """Number of items."""
+        """Return the number of items."""
         raise NotImplementedError(f"{type(self).__name__} does not define __len__")
 
     def __getitem__(self, index: int) -> Any:
@@ -29,7 +29,7 @@ class Dataset:
         raise NotImplementedError(f"{type(self).__name__} does not define __getitem__")
 
     def batch(self, indices: np.ndarray) -> Any:
-        """Return several items, stacked along a new first axis."""
+        """Return the items at several indices, stacked along a new first axis."""
         return stack([self[int(i)] for i in indices])
 
 
@@ -42,9 +42,9 @@ class IterableDataset:
 
 
 class TensorDataset(Dataset):
-    """Rows of arrays of equal length: item i is the tuple of their i-th rows.
+    """A dataset of arrays of equal length: item i is the tuple of their i-th rows.
 
-    Raises: ShapeError if the lengths differ, UsageError for no arrays.
+    Raises: ShapeError if the lengths differ, UsageError if no array is given.
     """
 
     def __init__(self, *arrays: Any) -> None:
@@ -53,25 +53,25 @@ class TensorDataset(Dataset):
         self.arrays = [as_tensor(a).numpy() for a in arrays]
         lengths = {a.shape[:1] for a in self.arrays}
         if len(lengths) > 1 or () in lengths:
-            raise ShapeError("arrays have different lengths", got=", ".join(str(a.shape) for a in self.arrays))
+            raise ShapeError("the arrays have different lengths", got=", ".join(str(a.shape) for a in self.arrays))
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.arrays[0])
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
-        """Return the rows at an index."""
+        """Return the row of each array at an index."""
         return tuple(a[index] for a in self.arrays)
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, ...]:
-        """Gather rows at once."""
+        """Return the rows at several indices of each array, gathered in one operation per array."""
         return tuple(Tensor(from_numpy(np.ascontiguousarray(a[indices]))) for a in self.arrays)
 
 
 def stack(items: Sequence[Any]) -> Any:
-    """Stack items to tensors along a new first axis, tuples and dicts entry by entry. The default `collate`.
+    """Stack items to tensors along a new first axis; the default `collate`.
 
-    Raises: ShapeError if shapes differ.
+    Items that are tuples or dicts are stacked entry by entry. Raises: ShapeError if shapes differ.
     """
     first = items[0]
     if isinstance(first, dict):
@@ -81,26 +81,28 @@ def stack(items: Sequence[Any]) -> Any:
     arrays = [as_tensor(item).numpy() for item in items]
     shapes = sorted({a.shape for a in arrays})
     if len(shapes) > 1:
-        raise ShapeError("items of a batch differ in shape", got=", ".join(map(str, shapes)), fix="pass a collate")
+        fix = "pass DataLoader(collate=...) a function that pads them"
+        raise ShapeError("the items of a batch differ in shape", got=", ".join(map(str, shapes)), fix=fix)
     return Tensor(from_numpy(np.stack(arrays)))
 
 
 class DataLoader:
-    """Iterates over a dataset in batches, once per epoch.
+    """Batches of a dataset; each loop over it is one epoch.
+
+    A loop that ends early is not continued: the next loop is the next epoch, except after `load_state_dict`.
 
     Args:
         dataset: a Dataset, or an IterableDataset, which cannot be shuffled.
-        batch_size: items per batch; the last may be smaller.
-        shuffle: whether each epoch has another order.
+        batch_size: items per batch; the last batch may be smaller.
+        shuffle: whether each epoch has its own random order.
         seed: seed of the orders.
         drop_last: drop an incomplete last batch; all ranks then have the same number of batches.
         collate: makes a batch of a list of items; stacks them to tensors by default.
-        rank, ranks: this loader reads every `ranks`-th item of the order, from the `rank`-th on.
+        rank, ranks: this loader reads every `ranks`-th item of the order, starting at item `rank`.
 
     Attributes:
         epoch: number of the running or next epoch.
-        done: batches yielded in it.
-    A loop that ends early is not continued: the next loop is the next epoch, except after `load_state_dict`.
+        done: number of batches yielded in that epoch.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class DataLoader:
     ) -> None:  # fmt: skip
         if batch_size < 1 or not 0 <= rank < ranks:
             expected, got = "batch_size >= 1, 0 <= rank < ranks", f"batch_size {batch_size}, rank {rank} of {ranks}"
-            raise UsageError("an argument of DataLoader is out of range", expected=expected, got=got)
+            raise UsageError("batch_size or rank is out of range", where="DataLoader", expected=expected, got=got)
         if shuffle and isinstance(dataset, IterableDataset):
             raise UsageError("an iterable dataset cannot be shuffled", fix="pass shuffle=False, or a Dataset")
         self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
@@ -118,7 +120,7 @@ class DataLoader:
         self._continues = True
 
     def __len__(self) -> int:
-        """Number of batches of one epoch on this rank. Raises: UsageError for an IterableDataset."""
+        """Return the number of batches of one epoch on this rank. Raises: UsageError for an IterableDataset."""
         if isinstance(self.dataset, IterableDataset):
             raise UsageError("an iterable dataset has no length")
         total = len(self.dataset)
@@ -139,7 +141,7 @@ class DataLoader:
         self.epoch, self.done = self.epoch + 1, 0
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the indices of an epoch for all ranks, int64."""
+        """Return all indices of the dataset, int64, in the order of an epoch; ranks then take every `ranks`-th."""
         total = len(self.dataset) if isinstance(self.dataset, Dataset) else 0
         if not self.shuffle:
             return np.arange(total)
@@ -161,19 +163,19 @@ class DataLoader:
             yield (self.collate or stack)(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data."""
+        """Return the position in the data, and the seed and batch size for which it is valid."""
         return {"epoch": self.epoch, "done": self.done, "seed": self.seed, "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume at a position: the next loop yields the batch after it.
+        """Resume at a saved position: the next loop yields the remaining batches of that epoch.
 
-        Raises: UsageError if the state is invalid, or of a loader with another seed or batch size.
+        Raises: UsageError if the state is invalid, or was saved with a different seed or batch size.
         """
         mine = self.state_dict()
         wrong = state.keys() != mine.keys() or any(type(v) is not int for v in state.values())
         if wrong or state["epoch"] < 0 or state["done"] < 0:
             raise UsageError("invalid state of a DataLoader", expected=", ".join(mine), got=dict(state))
         if any(state[name] != mine[name] for name in ("seed", "batch_size")):
-            what = "the state is of a loader with another seed or batch size"
-            raise UsageError(what, where="DataLoader", expected=mine, got=dict(state))
+            raise UsageError("the state was saved with a different seed or batch size",
+                             where="DataLoader", expected=mine, got=dict(state))  # fmt: skip
         self.epoch, self.done, self._continues = state["epoch"], state["done"], True

@@ -1,4 +1,4 @@
-"""Evolution of structure: NEAT on populations in arrays, with gradient steps if wanted, and of layers of a Program.
+"""Evolution of network structure: NEAT on neurons and links, with optional gradient steps, and evolution of layers.
 
 >>> from graphwright import evolve as ev
 >>> result = ev.Evolution(ev.tasks.xor(), ev.scalar(), ev.NEAT(), seed=7).run(max_generations=300)

@@ -13,21 +13,21 @@ class TaskError(UsageError):
 
 
 def need(holds: object, problem: str, **facts: Unpack[Facts]) -> None:
-    """Raises: TaskError unless a condition holds."""
+    """Raises: TaskError with `problem` unless `holds` is true."""
     if not holds:
         raise TaskError(problem, **facts)
 
 
 class EvaluationFailed(ComputeError):
-    """More than half of a generation failed."""
+    """More than half of the candidates of a generation could not be scored."""
 
 
 class ResumeMismatch(UsageError):
-    """A saved run is damaged, or of another task or schema; nothing was overwritten."""
+    """A saved run is damaged, or its task or schema is a different one. Nothing was overwritten."""
 
 
 class RegistryConflict(UsageError):
-    """Innovation numbers contradict each other."""
+    """Innovation numbers of two registries or of one saved run contradict each other."""
 
 
 class LimitTooSmall(UsageError):
@@ -35,7 +35,7 @@ class LimitTooSmall(UsageError):
 
 
 class NoisyFitness(UserWarning):
-    """A fitness function gave one genome two different values."""
+    """A fitness function returned two different values for the same genome."""
 
 
 class NoGradientPath(UserWarning):
@@ -43,7 +43,7 @@ class NoGradientPath(UserWarning):
 
 
 class Status(StrEnum):
-    """The reason why a run ended. A missed target is not an error."""
+    """The reason why a run ended. A run that misses its target raises no error."""
 
     TARGET_REACHED = "TargetReached"
     MAX_GENERATIONS = "MaxGenerations"

@@ -1,4 +1,4 @@
-"""The entry points of evolution: start a run on a task, resume a saved one, or load its champion."""
+"""The entry points of evolution: start a run on a task, resume a saved run, or load the champion of a saved run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from graphwright.program import Program, load
 
 
 class scalar(NamedTuple):
-    """Evolve neurons and links, starting from inputs and bias connected to the outputs."""
+    """A start of evolution: neurons and links, at first only links from inputs and bias to the outputs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class blocks:
-    """Evolve the layers of a program with input [batch, ...] and one output [batch, outputs]; logits for classes."""
+    """A start of evolution: the layers of a program with one input [batch, ...] and one output [batch, outputs].
+
+    For classification the output must be logits.
+    """
 
     program: Program
 
     def __post_init__(self) -> None:
         if not isinstance(self.program, Program):
-            raise UsageError("evolve.blocks takes a Program", got=repr(self.program)[:80],
+            raise UsageError("the argument of evolve.blocks is not a Program", got=repr(self.program)[:80],
                              fix="pass gw.Builder(...).build(), or a traced program")  # fmt: skip
 
 
@@ -37,12 +40,13 @@ class Evolution:
     """A run of evolution on one task: a `NeuronEvolution` or a `LayerEvolution`, depending on the start.
 
     Args:
-        task: `evolve.tasks....()`, or a `Task` of your own.
+        task: a task such as `evolve.tasks.xor()`, or a `Task` of your own.
         start: `evolve.scalar()` (the default) or `evolve.blocks(program)`.
         settings: `NEAT(...)` or `Hybrid(...)` for neurons, `Layers(...)` for layers.
         seed: seed of all random numbers.
-        threads: threads of native calls; the number changes no result.
-    Raises: LimitTooSmall, TaskError, UsageError.
+        threads: number of threads of native calls; it changes no result.
+    Raises: LimitTooSmall if the start exceeds the limits of the settings; TaskError if the task does not fit the start;
+        UsageError for wrong settings.
     """
 
     @overload
@@ -54,14 +58,14 @@ class Evolution:
         cls, task: Any, start: blocks, settings: Layers | None = None, *, seed: int = 0, threads: int = 1
     ) -> LayerEvolution: ...
     def __new__(cls, task: Any, start: Any = None, settings: Any = None, *, seed: int = 0, threads: int = 1) -> Any:
-        """Create the run for the kind of start."""
+        """Create a `LayerEvolution` if `start` is `blocks(...)`, else a `NeuronEvolution`."""
         if not hasattr(task, "score"):
             raise TaskError("the first argument is not a task", got=repr(task)[:80],
                             expected="evolve.tasks.xor(), or an evolve.Task")  # fmt: skip
         if isinstance(start, blocks):
             return LayerEvolution(task, start.program, settings, seed=seed, threads=threads)
         if start is not None and not isinstance(start, scalar):
-            raise UsageError("unknown start of evolution", got=repr(start)[:80],
+            raise UsageError("the start of evolution is neither scalar nor blocks", got=repr(start)[:80],
                              expected="evolve.scalar() or evolve.blocks(program)")  # fmt: skip
         return NeuronEvolution(task, settings, seed=seed, threads=threads)
 
@@ -70,11 +74,11 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
     """Load a saved run so that it can continue.
 
     Args:
-        directory: written by `Evolution.save`, or by the command line, which stores the run in `state`.
-        task: the task of the run; optional for the tasks that the command line knows by name.
-        threads: threads of native calls.
-    Raises: ResumeMismatch for another task or schema, or damaged files (it names the previous state if there is one);
-        RegistryConflict for contradictory innovation numbers; UnreadableFile if there is no run.
+        directory: directory written by `Evolution.save`, or by the command line, which saves the run in `state`.
+        task: the task of the run; may be omitted for tasks that the command line knows by name.
+        threads: number of threads of native calls.
+    Raises: ResumeMismatch if the task or schema differs or a file is damaged (the error names an older saved state, if
+        any); RegistryConflict if innovation numbers contradict each other; UnreadableFile if there is no saved run.
     """
     folder = Path(directory)
     folder = folder / "state" if (folder / "state" / "run.json").is_file() else folder
@@ -95,15 +99,16 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
 def _resumed(folder: Path, content: Mapping[str, Any], task: Any, threads: int) -> NeuronEvolution | LayerEvolution:
     if task is None:
         if content["task"] not in tasks.TASKS:
-            raise ResumeMismatch("the task of the saved run has to be given", where=folder, got=content["task"],
-                                 fix="resume(directory, task); on the command line FILE.csv --target COLUMN, or --task "
-                                     "FILE.py, beside --resume DIR")  # fmt: skip
+            raise ResumeMismatch("the task of the saved run is not built in and was not given", where=folder,
+                                 got=content["task"],
+                                 fix="resume(directory, task); on the command line add FILE.csv --target COLUMN, or "
+                                     "--task FILE.py, to --resume DIR")  # fmt: skip
         task = tasks.named(content["task"])
     if task.hash() != content["task_hash"]:
         same = task.name == content["task"]
-        raise ResumeMismatch("the saved run is of another task", where=folder, expected=content["task"],
-                             got=f"{task.name} with other data, split or target" if same else task.name,
-                             fix="give the task that the run was saved with: same data, split and target")  # fmt: skip
+        raise ResumeMismatch("the saved run belongs to a different task", where=folder, expected=content["task"],
+                             got=f"{task.name} with different data, split or target" if same else task.name,
+                             fix="pass the task that the run was saved with: same data, split and target")  # fmt: skip
     settings, options = SavedSettings.from_json(content["settings"]), {"seed": content["seed"], "threads": threads}
     run: NeuronEvolution | LayerEvolution
     if isinstance(settings, Layers):
@@ -117,7 +122,7 @@ def _resumed(folder: Path, content: Mapping[str, Any], task: Any, threads: int) 
 
 
 def load_best(directory: StrPath, task: Any = None) -> Any:
-    """Load the champion of a saved run: an `Individual`, which predicts and re-scores, or a `Candidate` of layers."""
+    """Load the champion of a saved run: an `Individual` of a run on neurons, or a `Candidate` of a run on layers."""
     run = resume(directory, task)
     if isinstance(run, LayerEvolution):
         return run.champion()

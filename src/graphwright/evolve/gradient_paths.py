@@ -1,4 +1,4 @@
-"""Weights that gradients cannot reach, since every path from them to an output has a function with slope 0."""
+"""Weights that gradients cannot reach, because every path to an output contains an activation with slope 0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CODES = [ACTIVATIONS.index(name) for name in FLAT]
 
 
 def blocked_links(genes: Any, inputs: int, outputs: int) -> np.ndarray:
-    """Find the open links of a population with an effect on an output but no gradient: indices, int64."""
+    """Find the open links that affect an output but get no gradient; return their indices, int64."""
     flat = np.isin(genes.node_act, _CODES)
     if not flat.any():
         return np.zeros(0, np.int64)
@@ -34,7 +34,7 @@ def blocked_links(genes: Any, inputs: int, outputs: int) -> np.ndarray:
     back, ahead = np.searchsorted(nodes, (first + genes.link_src)[neural]), into[neural]
 
     def reached(passes: np.ndarray) -> np.ndarray:
-        """The nodes from which an output is reached through nodes that pass something on."""
+        """Return a mask of the nodes from which a path to an output exists on which `passes` is True for every node."""
         found, before = passes & (genes.node_id <= inputs + outputs), -1
         while before != (before := int(found.sum())):
             found[back[found[ahead]]] = True
@@ -45,7 +45,7 @@ def blocked_links(genes: Any, inputs: int, outputs: int) -> np.ndarray:
 
 
 def blocked_params(program: Program) -> list[str]:
-    """Find the keys of trainable weights with an effect on an output but no gradient."""
+    """Return the keys of trainable weights that affect an output but get no gradient."""
     after = {program.operands(w)[0].node: program.operands(w)[1].node for w in program.assigns()}
 
     def above(passes: Callable[[NodeId], bool]) -> set[NodeId]:
@@ -68,7 +68,7 @@ def blocked_params(program: Program) -> list[str]:
 
 
 def warn_of_blocked(where: str, names: Iterable[str], stacklevel: int) -> None:
-    """Warn that training cannot change these weights."""
+    """Warn that training cannot change the weights with these names."""
     found = list(names)
     shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
     text = f"{where}: gradients of weights below a step or sign activation are 0: {shown}"

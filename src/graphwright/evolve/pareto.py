@@ -1,6 +1,6 @@
 """NSGA-II: Pareto fronts and crowding distances.
 
-Objectives are float64 [N, M] and are maximised; negate those to minimise.
+Objectives are float64 [N, M] and are maximised; negate an objective to minimise it.
 Source: Deb, Pratap, Agarwal and Meyarivan 2002, "A fast and elitist multiobjective genetic algorithm: NSGA-II".
 """
 
@@ -12,13 +12,13 @@ import numpy as np
 
 
 def dominates(objectives: np.ndarray) -> Any:
-    """Whether i dominates j: nowhere worse and somewhere better; bool [N, N]."""
+    """Return a matrix [i, j], bool [N, N]: True if i is worse than j in no objective and better in at least one."""
     a, b = objectives[:, None], objectives[None]
     return (a >= b).all(-1) & (a > b).any(-1)
 
 
 def fronts(objectives: np.ndarray) -> np.ndarray:
-    """Number the front of each member, int64 [N]: 0 is not dominated, 1 only by front 0, and so on."""
+    """Return the front of each member, int64 [N]: 0 if nothing dominates it, 1 if only front 0 does, and so on."""
     over = dominates(objectives)
     rank = np.full(len(objectives), -1, np.int64)
     front = 0
@@ -30,7 +30,7 @@ def fronts(objectives: np.ndarray) -> np.ndarray:
 
 
 def crowding(objectives: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Compute the crowding distance of each member in its front, float64 [N]; infinite at the ends of an objective."""
+    """Compute the crowding distance of each member in its front, float64 [N]; inf if it is the best or worst there."""
     room = np.zeros(len(objectives))
     for front in range(int(rank.max(initial=-1)) + 1):
         rows = np.flatnonzero(rank == front)
@@ -44,7 +44,7 @@ def crowding(objectives: np.ndarray, rank: np.ndarray) -> np.ndarray:
 
 
 def survivors(objectives: np.ndarray, count: int) -> np.ndarray:
-    """Select members by front, then by crowding distance, then by index; int64 [count], best first."""
+    """Select `count` members by front, then by larger crowding distance, then by index; int64 [count], best first."""
     rank = fronts(objectives)
     room = crowding(objectives, rank)
     return np.lexsort((np.arange(len(rank)), -room, rank))[:count]

@@ -1,10 +1,10 @@
 """Pictures of a run: a genome, fitness and species over generations, the Pareto front, ancestors; and of a Program.
 
-Genomes: inputs are blue, bias and parameters green, hidden neurons orange, outputs yellow. Links are as wide as their
-weight is large and red where it is negative; closed links are dotted grey, delayed ones dashed purple.
-Programs have a shape per kind of node on the layout of every picture of a Program: inputs are blue ellipses, targets
-orange ones, params green boxes, ops yellow and rounded, junctions cyan trapezia, activations orange diamonds, losses
-red octagons, states and delayed edges purple and dashed.
+Genomes: inputs are blue, the bias is green, hidden neurons are orange, outputs yellow. The width of a link shows the
+magnitude of its weight, red a negative weight; closed links are dotted grey, delayed ones dashed purple.
+Programs use the layout of `program.draw`, with a shape per kind of node: inputs are blue ellipses, targets orange
+ellipses, params green boxes, ops yellow rounded boxes, junctions cyan trapezia, activations orange diamonds, losses red
+octagons, states and delayed edges purple and dashed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ACTIVATIONS = frozenset(
      "exp", "softmax", "log_softmax")
 )  # fmt: skip
 _LOSSES = frozenset(name for name, row in OPS.items() if row.traits.loss)
-"""Tables of this picture alone."""
+"""Ops that `structure` draws as activations and as losses; no other picture uses these sets."""
 
 FILLS = {
     "input": ("#cfe3ff", "#0969da"),
@@ -50,7 +50,7 @@ FILLS = {
     "state": ("#eee2fb", "#8250df"),
     "group": ("#f6f8fa", "#57606a"),
 }
-"""Kind of node -> fill and outline."""
+"""Kind of node -> (fill colour, outline colour)."""
 
 _STYLE = (
     "text{font:12px Arial,'Liberation Sans',Helvetica,sans-serif;fill:#24292f}.name{font-weight:bold}"
@@ -66,8 +66,8 @@ def structure(program: Program, *, fold: bool = True) -> str:
     """Draw a program as SVG.
 
     Args:
-        program: what to draw; params and consts are separate nodes.
-        fold: draw runs of equal numbered groups once, the steps of an unrolled cell as `step.[0-3]`.
+        program: the program; params and consts are drawn as nodes.
+        fold: draw consecutive equal groups once, such as the steps of an unrolled cell, as `step.[0-3]`.
     """
     groups = compose(program, fold=fold, params=True, level=99).view.tree.modules
     opened = {g.path for g in groups if not _STEP.search(g.path)}
@@ -95,7 +95,7 @@ def structure(program: Program, *, fold: bool = True) -> str:
 
 
 def node_label(program: Program, node: SceneNode) -> tuple[str, ...]:
-    """The lines of a label: name, op, shapes with `?` for symbolic sizes, number of params, results."""
+    """Return the lines of a node's label: name, op, shapes (`?` for a named size), number of weights, output names."""
     members = [n for n in node.members if program.op(n) != ASSIGN]
     params = {v.node for n in members for v in program.operands(n) if program.op(v.node) == PARAM}
     if node.op == PARAM:
@@ -113,7 +113,7 @@ def _shape(spec: Spec) -> str:
 
 
 def _kind(made: Composition, i: int) -> str:
-    """The key of `FILLS` for a node of the scene."""
+    """Return the key of `FILLS` for node `i` of the scene."""
     scene = made.view.scene
     node = scene.nodes[i]
     if node.op == INPUT:
@@ -129,7 +129,7 @@ def _kind(made: Composition, i: int) -> str:
 
 
 def _weights(program: Program) -> dict[str, float]:
-    """The weights of edges by the path of their source: products with a scalar param, and gates of kind `scale`."""
+    """Map the path of a source node to the weight of its edges: the scalar param of a product, or a `scale` gate."""
     found: dict[str, float] = {}
     for node in program.of_kind("mul"):
         scalars = [v.node for v in program.operands(node) if program.op(v.node) == PARAM and program.spec(v).size == 1]
@@ -143,7 +143,7 @@ def _weights(program: Program) -> dict[str, float]:
 
 
 def _closed(program: Program) -> dict[str, str]:
-    """The closed links, from path to path: links of a genome without an edge, and closed gates."""
+    """Map source path to target path for closed links: links of a genome without an edge, and closed gates."""
     found: dict[str, str] = {}
     for node in program.nodes():
         link = _LINK.match(program.path(node))
@@ -176,7 +176,7 @@ def _box(box: Box, kind: str) -> Shape:
 
 
 def _outline(box: Box, kind: str) -> Shape:
-    """The ellipse, box, rounded box, trapezium, diamond or octagon that fills a box."""
+    """Return the outline of a node of this kind, as large as its box: ellipse, rectangle or polygon."""
     x, y, w, h = box.x, box.y, box.w, box.h
     if kind in ("input", "target"):
         return shape("ellipse", class_="shape", cx=x + w / 2, cy=y + h / 2, rx=w / 2, ry=h / 2)
@@ -200,7 +200,7 @@ _GAP_X, _GAP_Y, _R = 110, 52, 15
 
 
 def network(genome: Genome, names: Sequence[str] = ()) -> str:
-    """Draw a genome as SVG: layers from left to right by the longest path from the inputs."""
+    """Draw a genome as SVG; the column of a node is the length of the longest path from an input to it."""
     depth = _depths(genome)
     columns: dict[int, list[int]] = {}
     for number in sorted(depth):
@@ -215,7 +215,7 @@ def network(genome: Genome, names: Sequence[str] = ()) -> str:
         (x1, y1), (x2, y2) = position[link.src], position[link.dst]
         kind = "closed" if not link.open else "delay" if link.delay else "minus" if link.weight < 0 else "open"
         span = (x2 - x1) / _GAP_X
-        bow = (16 * (span - 1)) * (1 if y1 > (height - 40) / 2 else -1)  # around the nodes between, to the outside
+        bow = (16 * (span - 1)) * (1 if y1 > (height - 40) / 2 else -1)  # curved outwards, around the nodes in between
         line = f"M{x1:g} {y1:g}Q{(x1 + x2) / 2:g} {(y1 + y2) / 2 + bow:g} {x2:g} {y2:g}"
         if link.delay:  # an arc above: it may go back, or to its own source
             line = f"M{x1:g} {y1 - _R:g}C{x1 - 20:g} {y1 - 60:g} {x2 + 20:g} {y2 - 60:g} {x2:g} {y2 - _R:g}"
@@ -239,14 +239,14 @@ def fitness(log: Sequence[NeuronGeneration]) -> str:
 
 
 def species(log: Sequence[NeuronGeneration]) -> str:
-    """Draw the sizes of species by generation as SVG, stacked in order of age."""
+    """Draw the sizes of species by generation as SVG: stacked areas, oldest species first."""
     numbers, hues = sorted({n for line in log for n in line.species}), draw.COLOURS
     series = {f"species {n}": ([line.species.get(n, 0) for line in log], hues[n % len(hues)]) for n in numbers}
     return draw.chart(draw.areas(series, f"generation {log[-1].generation}"))
 
 
 def front(result: LayerResult) -> str:
-    """Draw metric over parameters (log scale) of all candidates as SVG, with a line along the Pareto front."""
+    """Draw the metric of all candidates over their parameters (log scale) as SVG, with the Pareto front as a line."""
     scored = [(b, log10(max(b.params, 1)), b.metric) for b in result.births if b.metric is not None]
     sizes, metrics = [size for _, size, _ in scored], [metric for _, _, metric in scored]
     area = draw.PlotArea((min(sizes), max(sizes)), (min(metrics), max(metrics)))
@@ -263,7 +263,7 @@ def front(result: LayerResult) -> str:
 
 
 def lineage_page(tree: Lineage, key: IndividualKey, title: str) -> str:
-    """Draw the ancestors of an individual as an HTML page: a row per change, with the resulting network."""
+    """Draw the ancestors of an individual as an HTML page with one table row per change and the resulting network."""
     rows, before = [], None
     for birth in tree.path(key):
         genome = tree.genome(birth.key)
@@ -288,7 +288,7 @@ def _structure(genome: Genome) -> tuple[Any, Any]:
 
 
 def _depths(genome: Genome) -> dict[int, int]:
-    """The column of each node: the longest path over links without delay; all outputs are in the last column."""
+    """Map each node to its column: the longest path over links without delay, or the last column for outputs."""
     depth = dict.fromkeys(range(genome.inputs + 1), 0) | {n.id: 1 for n in genome.nodes}
     links = [link for link in genome.links if not link.delay]
     for _ in range(len(genome.nodes)):

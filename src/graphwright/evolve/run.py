@@ -1,7 +1,7 @@
-"""The loop of every run: generations until a target or a limit, saved as it goes; and the report on its outcome.
+"""The base class of runs, which makes generations until a target or a limit is reached, and the report on a run.
 
-All random numbers are counted by seed, purpose, generation and child, so a run gives the same result however often it
-was interrupted, and for every number of threads.
+Random numbers depend only on seed, purpose, generation and child, so a run gives the same result for any number of
+threads, and no matter how often it was interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class Counters:
     """The costs of a run.
 
     Attributes:
-        evaluations: candidates scored; forward: cases run forwards; backward: cases of gradient steps.
-        failed: candidates without fitness; refused: number of impossible mutations by name.
-        seconds: time of evaluation and reproduction; environment: the part of it spent in environments.
+        evaluations: number of scored candidates; forward: number of cases run forwards; backward: number of cases in
+            gradient steps.
+        failed: number of candidates without fitness; refused: mutation -> number of times it was impossible.
+        seconds: time for scoring and reproduction; environment: time of it that was spent in environments.
     """
 
     evaluations: int = 0
@@ -42,49 +43,49 @@ class Counters:
     environment: float = 0.0
 
     def refuse(self, mutation: str, count: int = 1) -> None:
-        """Count mutations that could not be made."""
+        """Count `count` mutations that were impossible."""
         self.refused[mutation] = self.refused.get(mutation, 0) + count
 
     def add(self, cost: Scores | Trial, evaluations: int = 0) -> None:
-        """Count what the scoring of some candidates cost."""
+        """Add the cost of scoring some candidates."""
         self.evaluations += evaluations
         self.forward += cost.passes
         self.environment += cost.seconds
 
 
 class EvolutionRun(ABC):
-    """What runs on neurons and on layers share; see `Evolution` for the arguments."""
+    """Base class of runs on neurons and on layers; see `Evolution` for the arguments."""
 
     RESULT: ClassVar[type[EvolutionResult]]
 
     def __init__(self, task: Any, seed: int, threads: int) -> None:
         if type(seed) is not int or not 0 <= seed < 1 << 63:
-            raise UsageError("seed must be a whole number from 0 to 2⁶³ - 1", got=repr(seed))
+            raise UsageError("the seed is not an int in range", expected="0 to 2⁶³ - 1", got=repr(seed))
         self.task, self.seed, self.threads = task, seed, threads
         self.counters, self.generation = Counters(), 0
         self.log: list[Any] = []
         self.failures: list[str] = []
         self.gained = 0
-        """The last generation in which the best improved."""
+        """The last generation in which the best score improved."""
         self.warned = False
-        """Whether the run has warned that gradients cannot reach some weights."""
+        """True once the run has warned that gradients cannot reach some weights."""
 
     def run(
         self, max_generations: int | None = None, max_evaluations: int | None = None, max_seconds: float | None = None,
         *, target: float | None = None, callback: Callable[[Self], object] | None = None, report: Report | None = None,
         save: StrPath | None = None, save_every: int = 10, keep: int = 3,
     ) -> Any:  # fmt: skip
-        """Run until the target or a limit is reached. Limits count from the beginning of the run, not of the call.
+        """Run until the target or a limit is reached. Limits count from the start of the run, not of this call.
 
         Args:
-            max_generations, max_evaluations, max_seconds: limits.
+            max_generations, max_evaluations, max_seconds: limits; None for no limit.
             target: target of the metric; by default that of the task.
-            callback: called after each generation; True stops the run.
-            report: receives progress.
+            callback: called with the run after each generation; the run stops if it returns a true value.
+            report: called with the progress after each generation.
             save: a directory, written every `save_every` generations and at the end.
             save_every: generations between two saved states.
             keep: number of saved states to keep: the last one in `save`, older ones in `save.1`, `save.2`, ...
-        Returns: the result, which is empty if a limit is 0.
+        Returns: the result; it has no champion if a limit is 0.
         Raises: EvaluationFailed if more than half of a generation has no fitness.
         """
         limits, aim = (max_generations, max_evaluations, max_seconds), self.task.target if target is None else target
@@ -94,7 +95,7 @@ class EvolutionRun(ABC):
             if value is not None and (not isinstance(value, Real) or value != value):
                 raise UsageError("a limit or the target is not a number", got=repr(value)[:80])
         if any(limit is not None and limit < 0 for limit in limits):
-            raise UsageError("a limit is below 0", got=min(limit for limit in limits if limit is not None))
+            raise UsageError("a limit is negative", got=min(limit for limit in limits if limit is not None))
         Range(1, whole=True).check("save_every", save_every)
         Range(1, whole=True).check("keep", keep)
         began = perf_counter() - self.counters.seconds
@@ -114,7 +115,7 @@ class EvolutionRun(ABC):
         return self.RESULT(self, self._limit(*limits, aim) or status, aim)
 
     def _save(self, directory: StrPath, keep: int) -> int:
-        """Save the run, rotate older states, and return the number of saved generations."""
+        """Save the run after rotating older states; return the number of saved generations."""
         rotate_states(directory, keep)
         self.save(directory)
         return len(self.log)
@@ -122,7 +123,7 @@ class EvolutionRun(ABC):
     def save(self, directory: StrPath) -> None:
         """Write the whole run atomically; `evolve.resume` loads it.
 
-        Raises: FileError; the previous files are then still there.
+        Raises: FileError if it cannot be written; the previous files are then unchanged.
         """
         with atomic_directory(directory, overwrite=True) as folder:
             write_run(folder, self, self._content(folder))
@@ -130,7 +131,7 @@ class EvolutionRun(ABC):
     def _limit(
         self, generations: int | None, evaluations: int | None, seconds: float | None, aim: float | None
     ) -> Status | None:
-        """Why the run is over, or None."""
+        """Return why the run ends now, or None if it continues."""
         if aim is not None and self._reached(aim):
             return Status.TARGET_REACHED
         if generations is not None and len(self.log) >= generations:
@@ -151,19 +152,19 @@ class EvolutionRun(ABC):
     # -- the parts of each kind of run --------------------------------------------------------------------------------
     @abstractmethod
     def _content(self, folder: Path) -> dict[str, Any]:
-        """Write the tensors of the run, and return its part of `run.json`."""
+        """Write the arrays of the run to `folder`, and return its entries of `run.json`."""
 
     @abstractmethod
     def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
-        """Breed the next generation if the present one was scored, and score."""
+        """Breed the next generation if the current one was scored, and score the new one."""
 
     @abstractmethod
     def _reached(self, aim: float) -> bool:
-        """Whether an individual meets the target."""
+        """Return True if an individual reaches the target `aim`."""
 
     @abstractmethod
     def _stuck(self) -> Status | None:
-        """Why the run cannot continue, whatever the limits; None if it can."""
+        """Return why the run cannot continue even below its limits; None if it can."""
 
     @abstractmethod
     def _progress(self, generations: int | None, evaluations: int | None) -> Progress: ...
@@ -173,9 +174,9 @@ class EvolutionResult(ABC):
     """The outcome of `Evolution.run`.
 
     Attributes:
-        evolution: the run, which can continue.
-        status: why it ended.
-        aim: the target, if there was one.
+        evolution: the run, which can be continued.
+        status: why the run ended.
+        aim: the target of the metric, or None.
     """
 
     evolution: Any
@@ -185,23 +186,23 @@ class EvolutionResult(ABC):
 
     @property
     def solved(self) -> bool:
-        """Whether the target was reached."""
+        """True if the target was reached."""
         return self.status is Status.TARGET_REACHED
 
     @abstractmethod
     def _champion_facts(self) -> dict[str, Any]:
-        """The part of the report about the champion."""
+        """Return the entries of the report about the champion."""
 
     @abstractmethod
     def _champion_lines(self, report: dict[str, Any]) -> list[str]:
-        """The part of the text about the champion."""
+        """Return the lines of text about the champion."""
 
     def _no_champion(self) -> UsageError:
         name = self.evolution.task.name
         return UsageError("the run has no champion yet", where=name, fix="run(max_generations=1) or more")
 
     def to_json(self) -> dict[str, Any]:
-        """The report; without a champion before the first generation."""
+        """Return the report as JSON values; before the first generation it has no champion."""
         run, c, task = self.evolution, self.evolution.counters, self.evolution.task
         facts = {
             "task": task.name, "split": task.split if isinstance(task.split, str) else "train/valid/test",
@@ -221,18 +222,18 @@ class EvolutionResult(ABC):
         lines = [f"{ended}, {r['evaluations']:,} evaluations, {r['seconds']:.2f} s", *self._champion_lines(r)]
         if r["failed"]:
             lines.append(f"  {r['failed']} candidates failed: {'; '.join(r['failures'])}")
-        if r["test_reads"] > 1:  # a choice made by the test cases is no longer tested by them
+        if r["test_reads"] > 1:  # a choice based on the test cases is no longer tested by them
             lines.append(f"  the test cases were read {r['test_reads']} times")
         return "\n".join(lines)
 
 
 def same_cases(report: dict[str, Any]) -> str:
-    """A remark on tasks without a split."""
+    """Return a remark if the task uses the same cases for training, validation and test, else ""."""
     return " (the same cases for training, validation and test)" if report["split"] == "same" else ""
 
 
 def cost(report: dict[str, Any]) -> str:
-    """Passes, the share of time in environments, and refused mutations."""
+    """Describe the passes, the share of time in environments, and the number of refused mutations."""
     share, refused = report["environment_seconds"] / max(report["seconds"], 1e-9), sum(report["refused"].values())
     parts = [f"{report['forward_passes']:,} passes forward, {report['backward_passes']:,} with gradients"]
     parts += [f"{100 * share:.0f} % of the time in environments"] if share else []

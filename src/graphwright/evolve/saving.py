@@ -1,8 +1,8 @@
-"""The files of a saved run: arrays with checksums, strict JSON, and wall-clock times in a file of their own.
+"""The files of a saved run: `run.json`, arrays with checksums, and wall-clock times in `clock.json`.
 
-The directory of a run is written atomically. Times are stored in `clock.json` alone, so all other bytes are the same
-however often the run was interrupted. Runs on neurons add `arrays.safetensors`; runs on layers add program and moments
-of each candidate that can still breed.
+The directory of a run is written atomically. Only `clock.json` contains times, so the bytes of all other files do not
+depend on how often the run was interrupted. Runs on neurons add `arrays.safetensors`; runs on layers add the program
+and the optimizer state of each candidate of the population and the archive.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from graphwright.evolve.neurons.engine import NeuronEvolution
 
 SCHEMA = 2
-LIMIT = 1 << 30  # bytes of run.json
+LIMIT = 1 << 30  # maximum bytes of run.json
 CLOCK = ("seconds", "environment")
 _SPECIES = ("of", "ids", "best", "gained")
 _PAST = ("species", "fitness", "metric", "kept")
 
 
 def write_arrays(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Write `<stem>.safetensors`; return the checksum of each array."""
+    """Write arrays to `<stem>.safetensors`; return the checksum of each array by name."""
     whole = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in arrays.items()}
     items = [TensorData(n, dtype(a.dtype).safetensors, a.shape, a) for n, a in whole.items()]
     write_tensors(folder / f"{stem}.safetensors", items)
@@ -49,7 +49,7 @@ def write_arrays(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> d
 
 
 def read_arrays(folder: Path, stem: str, digests: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Read arrays and verify their checksums. Raises: ResumeMismatch, CheckpointError."""
+    """Read arrays and verify their checksums. Raises: ResumeMismatch if a checksum is wrong; CheckpointError."""
     arrays: dict[str, np.ndarray] = {}
     with Checkpoint(folder, stem=stem) as checkpoint:
         for name, digest in digests.items():
@@ -63,7 +63,7 @@ def read_arrays(folder: Path, stem: str, digests: Mapping[str, str]) -> dict[str
 
 
 def write_run(folder: Path, run: Any, content: Mapping[str, Any]) -> None:
-    """Write `run.json`, the common facts of all runs with the content of this one, and `clock.json`."""
+    """Write `clock.json`, and `run.json` with the entries that all runs have and those in `content`."""
     counters = asdict(run.counters)
     clock = {name: counters.pop(name) for name in CLOCK}
     common = {
@@ -77,19 +77,19 @@ def write_run(folder: Path, run: Any, content: Mapping[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read `run.json`. Raises: ResumeMismatch for a damaged file or another schema; UnreadableFile if it is missing."""
+    """Read `run.json`. Raises: ResumeMismatch if it is damaged or its schema differs; UnreadableFile if missing."""
     try:
         content = read_json(folder / "run.json", LIMIT)
     except ValueError as error:
         raise ResumeMismatch("run.json is damaged", where=folder, got=str(error), fix=previous_state(folder)) from error
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
-        raise ResumeMismatch("run.json has another schema", where=folder, expected=f"schema {SCHEMA}", got=schema)
+        raise ResumeMismatch("run.json has a different schema", where=folder, expected=f"schema {SCHEMA}", got=schema)
     return content
 
 
 def read_run(folder: Path, run: Any, content: Mapping[str, Any]) -> None:
-    """Restore the common facts of all runs, except the log."""
+    """Restore the values that all runs have, except the log."""
     run.generation, run.gained, run.failures = content["generation"], content["gained"], content["failures"]
     run.counters = type(run.counters)(**content["counters"])
     run.task.test_reads = max(run.task.test_reads, content.get("test_reads", 0))
@@ -99,19 +99,19 @@ def read_run(folder: Path, run: Any, content: Mapping[str, Any]) -> None:
 
 
 def _state(directory: StrPath, age: int) -> Path:
-    """The directory of the state that was saved `age` times ago."""
+    """Return the directory of an older state: age 0 is the last saved one, 1 the one before it, and so on."""
     folder = Path(directory)
     return folder.with_name(f"{folder.name}.{age}") if age else folder
 
 
 def previous_state(directory: StrPath) -> str | None:
-    """The advice to use the previous state, if there is one."""
+    """Return the advice to resume from the previous state, or None if no such state exists."""
     older = _state(directory, 1)
     return f"resume from the previous state in {older}" if (older / "run.json").is_file() else None
 
 
 def rotate_states(directory: StrPath, keep: int) -> None:
-    """Rename saved states to the next age before a new one is written; unchanged files are linked, not copied."""
+    """Copy each saved state to the next age, so that a new one can be written; files are hard-linked, not copied."""
     for age in range(keep - 1, 0, -1):
         younger = _state(directory, age - 1)
         if (younger / "run.json").is_file():
@@ -120,7 +120,7 @@ def rotate_states(directory: StrPath, keep: int) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to strict JSON: tuples become lists, infinities and NaN become text."""
+    """Convert a value to strict JSON: tuples become lists, infinities and NaN become strings."""
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -130,7 +130,7 @@ def plain(value: Any) -> Any:
 
 # -- runs on neurons ---------------------------------------------------------------------------------------------------
 def neuron_content(run: NeuronEvolution, folder: Path) -> dict[str, Any]:
-    """Write the arrays of a run on neurons, and return its part of `run.json`."""
+    """Write the arrays of a run on neurons, and return its entries of `run.json`."""
     edits = [(g, e) for g, past in enumerate(run.lineage.past) for e in past.edits]
     return {
         "best": _json_key(run.best),
@@ -145,7 +145,7 @@ def neuron_content(run: NeuronEvolution, folder: Path) -> dict[str, Any]:
 
 
 def _arrays(run: NeuronEvolution, edits: list[ManualEdit]) -> Iterator[tuple[str, np.ndarray]]:
-    """All arrays of a run in a fixed order."""
+    """Yield (name, array) for all arrays of a run in a fixed order."""
 
     def columns(prefix: str, value: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[str, np.ndarray]]:
         return ((f"{prefix}.{name}", getattr(value, name)) for name in names or value._fields)
@@ -166,7 +166,7 @@ def _arrays(run: NeuronEvolution, edits: list[ManualEdit]) -> Iterator[tuple[str
 
 
 def restore_neurons(run: NeuronEvolution, folder: Path, content: Mapping[str, Any]) -> None:
-    """Restore a saved run into a new one. Raises: RegistryConflict, ResumeMismatch, CheckpointError."""
+    """Load a saved state into the new run `run`. Raises: RegistryConflict, ResumeMismatch, CheckpointError."""
     from graphwright.array.population.genes import Genes  # loads numba
 
     arrays = read_arrays(folder, "arrays", content["tensors"])
@@ -181,7 +181,7 @@ def restore_neurons(run: NeuronEvolution, folder: Path, content: Mapping[str, An
     run.registry = empty_registry(len(keys))
     for index, key in enumerate(keys.tolist()):
         if number(run.registry, *key) != index:
-            raise RegistryConflict("a structure has two innovation numbers", got=f"key {tuple(key)} as number {index}")
+            raise RegistryConflict("a key occurs twice in the saved registry", got=f"{tuple(key)}, number {index}")
     run.genes, run.births = genes(""), Births(**columns("births", Births._fields))
     species = columns("species", _SPECIES)
     run.species = Species(**species, threshold=content["threshold"], next_id=content["next_species"])
@@ -205,7 +205,7 @@ def _json_key(key: IndividualKey | None) -> list[int] | None:
 
 # -- runs on layers ----------------------------------------------------------------------------------------------------
 def layer_content(run: LayerEvolution, folder: Path) -> dict[str, Any]:
-    """Write the candidates of a run on layers, and return its part of `run.json`."""
+    """Write the candidates of a run on layers, and return its entries of `run.json`."""
     run.start.save(folder / "start", history="none")
     (folder / "candidates").mkdir()
     digests: dict[str, Any] = {}
@@ -228,14 +228,14 @@ def layer_content(run: LayerEvolution, folder: Path) -> dict[str, Any]:
 
 
 def _without_times(program: Program, start: Program) -> Program:
-    """Fork a program with the journal of the start: entries have times, and births hold the history of a candidate."""
+    """Fork a program without journal entries, which contain times; the births record the history of a candidate."""
     twin = program.fork(program.name)
     twin.journal = Journal(Chain(base=start.journal.hash))
     return twin
 
 
 def restore_layers(run: LayerEvolution, folder: Path, content: Mapping[str, Any]) -> None:
-    """Restore a saved run into a new one. Raises: ResumeMismatch, CheckpointError."""
+    """Load the saved state of a run on layers into `run`, a new run. Raises: ResumeMismatch, CheckpointError."""
     run.births = [_birth(b) for b in content["births"]]
     found = {
         int(n): _candidate(folder / "candidates" / n, run.births[int(n)], d) for n, d in content["tensors"].items()

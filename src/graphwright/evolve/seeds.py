@@ -1,4 +1,4 @@
-"""Searches from several random seeds: success rate and costs as distributions."""
+"""Runs from several random seeds: success rate, and distributions of costs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _FIGURES = (
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Compute the 95 % confidence interval of a success rate, within 0 and 1.
+    """Compute the Wilson 95 % confidence interval of a success rate, clipped to [0, 1].
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
     if not 0 <= successes <= trials or not trials:
-        raise UsageError("invalid numbers of a success rate", got=(successes, trials),
+        raise UsageError("invalid numbers of successes and trials", got=(successes, trials),
                          expected="0 <= successes <= trials, trials >= 1")  # fmt: skip
     p, z2 = successes / trials, _Z * _Z / trials
     middle, half = p + z2 / 2, _Z * sqrt((p * (1 - p) + z2 / 4) / trials)
@@ -38,34 +38,35 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """The results of runs from several seeds.
+    """The reports of runs from several seeds.
 
     Attributes:
-        reports: `Result.to_json()` of each run, in the order of seeds.
+        reports: `Result.to_json()` of each run, in order of the seeds.
     """
 
     reports: tuple[Mapping[str, Any], ...]
 
     @property
     def solved(self) -> list[int]:
-        """The seeds whose run reached the target."""
+        """The seeds whose runs reached the target."""
         return [r["seed"] for r in self.reports if r["status"] == "TargetReached"]
 
     @property
     def success(self) -> tuple[float, float, float]:
-        """The share of runs that reached the target, and its Wilson 95 % interval."""
+        """The fraction of runs that reached the target, and the two ends of its Wilson 95 % interval."""
         return len(self.solved) / len(self.reports), *wilson(len(self.solved), len(self.reports))
 
     def quartiles(self, name: str) -> tuple[float, float, float]:
-        """First quartile, median and third quartile of a figure over all runs, interpolated.
+        """Return first quartile, median and third quartile of a statistic over all runs, interpolated.
 
         Args:
-            name: key of a report; `fitness`, `metric` (of validation) and `test` are those of the champions.
-        Raises: UsageError for an unknown figure.
+            name: a numeric key of the reports, or `fitness`, `metric` (on validation cases) or `test` (on test cases)
+                of the champions.
+        Raises: UsageError if the reports have no such statistic.
         """
         found = self._figures()
         if name not in found:
-            raise UsageError("these runs do not report this figure", got=name, expected=", ".join(found))
+            raise UsageError("the reports of these runs have no such statistic", got=name, expected=", ".join(found))
         low, middle, high = np.quantile(found[name], [0.25, 0.5, 0.75]).tolist()
         return low, middle, high
 
@@ -77,7 +78,7 @@ class Seeds:
         return found | ({"test": [r["metric"]["test"] for r in every]} if "test" in first["metric"] else {})
 
     def to_json(self) -> dict[str, Any]:
-        """The report: the success rate with its interval, quartiles of every figure, and all runs."""
+        """Return the success rate with its interval, the quartiles of every statistic, and the reports of all runs."""
         first, names = self.reports[0], ("q1", "median", "q3")
         return plain({
             **{name: first[name] for name in ("task", "split", "target")},
@@ -110,20 +111,20 @@ def over_seeds(
     test: bool = False, threads: int = 1, report: Report | None = None, max_generations: int | None = None,
     max_evaluations: int | None = None, max_seconds: float | None = None, target: float | None = None,
 ) -> Seeds:  # fmt: skip
-    """Run one search from several seeds and store the reports.
+    """Run evolution once per seed, and return the reports.
 
     Args:
-        task: the task of all seeds, or a function of the seed that makes one, where data depend on the seed.
-        start, settings, threads: as of `Evolution`.
-        seeds: number of seeds, from 0 on, or the seeds.
+        task: the task, or a function that makes the task for a given seed.
+        start, settings, threads: arguments of `Evolution`.
+        seeds: the seeds, or their number n for 0 to n - 1.
         test: also compute the metric of each champion on the test cases.
-        report: receives progress after every run.
-        max_generations, max_evaluations, max_seconds, target: as of `Evolution.run`.
-    Raises: what `Evolution` and its `run` raise; UsageError without a seed.
+        report: called with the progress after every run.
+        max_generations, max_evaluations, max_seconds, target: arguments of `Evolution.run`.
+    Raises: errors of `Evolution` and of its `run`; UsageError if there is no seed, or if a run makes no generation.
     """
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers:
-        raise UsageError("over_seeds needs at least one seed", fix="seeds=20")
+        raise UsageError("no seeds were given", where="over_seeds", expected="at least one seed", fix="seeds=20")
     reports: list[Mapping[str, Any]] = []
     for k, seed in enumerate(numbers):
         made = task(seed) if callable(task) else task
@@ -142,5 +143,5 @@ def over_seeds(
 
 
 def _number(value: Any) -> float:
-    """A figure as a number; refused mutations are summed."""
+    """Return the value of a statistic as a float; counts by name, such as refused mutations, are summed."""
     return float(sum(value.values())) if isinstance(value, Mapping) else float(value)

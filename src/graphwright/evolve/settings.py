@@ -1,4 +1,4 @@
-"""Settings of evolution: NEAT on neurons, the hybrid that trains candidates by gradients, and layers.
+"""Settings of evolution: `NEAT` for neurons, `Hybrid` for neurons trained by gradients, and `Layers`.
 
 All settings are frozen dataclasses. They check their values, and saved runs store them as JSON.
 """
@@ -6,7 +6,7 @@ All settings are frozen dataclasses. They check their values, and saved runs sto
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal, cast
 
 from graphwright.array.population.names import ACTIVATIONS
@@ -23,10 +23,10 @@ STRUCTURAL = (
 
 @dataclass(frozen=True, slots=True)
 class Train(Settings):
-    """Gradient steps before the scoring of a genome: Adam on all training cases as one batch.
+    """Training of a genome before it is scored: steps of Adam on all training cases as one batch.
 
     Attributes:
-        steps: steps per genome; lr: learning rate; clip: bound on the gradient norm of a genome, 0 for none.
+        steps: steps per genome; lr: learning rate; clip: maximum gradient norm of a genome, 0 for no maximum.
     """
 
     steps: Count = 60
@@ -35,17 +35,17 @@ class Train(Settings):
 
 
 class SavedSettings(Settings):
-    """Settings of a run, which a saved run stores as JSON."""
+    """Base class of the settings of a run, which a saved run stores as JSON."""
 
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """All settings by name."""
+        """Return all settings by name, as JSON values."""
         return {"kind": type(self).__name__, **asdict(cast(Any, self))}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Any:
-        """Inverse of `to_json`."""
+        """Make settings from the result of `to_json`."""
         values = dict(data)
         if "activation" in values and len(names := tuple(values["activation"])):
             values["activation"] = names[0] if len(names) == 1 else names
@@ -60,35 +60,38 @@ class SavedSettings(Settings):
 class NEAT(SavedSettings):
     """Settings of NEAT: Stanley and Miikkulainen 2002, "Evolving Neural Networks through Augmenting Topologies".
 
-    The structural mutations of a child are tried in the order of their settings, each with its probability. The first
-    one that is drawn and possible is the only one, and then the weights do not change.
+    The structural mutations of a child are tried in the order of `STRUCTURAL`, each with its probability, until one is
+    drawn and possible. A child gets at most one structural mutation, and if it gets one, its weights do not change.
 
     Attributes:
-        population: genomes of a generation.
-        grow: probability of a neuron from all inputs with outgoing weights 0.
-        split_link, add_link, toggle_link, remove_link, remove_delay_link, set_activation: probabilities of changes of
+        population: number of genomes in a generation.
+        grow: probability of adding a neuron that reads all inputs and has outgoing weights 0.
+        split_link, add_link, toggle_link, remove_link, remove_delay_link, set_activation: probabilities of mutations of
             one gene.
         weights: probability that all weights of a child change.
-        perturb, power: share of weights that change by U(±power); the others are redrawn from N(0, power²).
-        fine, fine_power: share of children whose changes are scaled by `fine_power`.
+        perturb, power: fraction of weights that change by U(±power); the others are redrawn from N(0, power²).
+        fine, fine_power: fraction of children whose weight changes are scaled by `fine_power`.
         new_link: standard deviation of the weight of an added link; 0 preserves the function.
-        most: bound on absolute weights.
-        delays: share of added links that carry the value of the previous step.
+        most: maximum absolute weight.
+        delays: fraction of added links that carry the value of the previous step.
         tries: attempts to find a site for a mutation.
-        crossover, species, growth: False disables it.
-        mutate_only, interspecies, reclose: probabilities that a child has one parent, that its parents are of two
-            species, and that a link that is closed in a parent stays closed.
-        threshold: largest distance δ within a species; `target_species` moves it by 0.3 a generation.
-        c1, c2, c3, c4: weights of excess, disjoint, weight and attribute differences in δ.
-        survival: best share of a species that breeds; tournament: a parent is the best of so many of these.
+        crossover, species, growth: False disables crossover, species, or mutations that add neurons and links.
+        mutate_only, interspecies, reclose: probabilities that a child has one parent; that its parents belong to two
+            species; and that a link that is closed in a parent is closed in the child.
+        threshold: maximum distance δ within a species; it changes by 0.3 per generation towards `target_species`.
+        c1, c2, c3, c4: coefficients of excess genes, disjoint genes, weight and attribute differences in δ.
+        survival: fraction of a species, the best ones, that can be parents; tournament: number of them that are drawn
+            for each parent, of which the best becomes the parent.
         champions: species larger than this copy their best genome unchanged; 0 copies only the best of all.
-        stagnation: generations without gain until a species stops breeding; silence: until only two species breed.
-        start: "minimal" connects inputs and bias to the outputs; "random" also makes `burst` structural mutations of
-            each founder, whatever `growth`.
-        activation, output: activation of hidden nodes (or several to choose from) and of outputs.
-        train: gradient steps before scoring; None for none.
-        inherit: weights that a child inherits: "lamarck" after training, "baldwin" before training, "none" new ones.
-        max_nodes, max_links: limits of a genome.
+        stagnation: generations without improvement after which a species stops breeding; silence: generations without
+            any improvement after which only two species breed.
+        start: "minimal" links inputs and bias to the outputs; "random" also makes `burst` structural mutations in each
+            founder, even if `growth` is False.
+        activation, output: activation of hidden nodes (one, or several to choose from), and of outputs.
+        train: gradient steps before scoring, or None.
+        inherit: weights that a child inherits: "lamarck" those after training, "baldwin" those before training, "none"
+            new random ones.
+        max_nodes, max_links: maximum size of a genome.
     """
 
     population: Annotated[int, Range(2, whole=True)] = 150
@@ -150,23 +153,23 @@ class NEAT(SavedSettings):
 
     @property
     def unchanging(self) -> bool:
-        """Whether children always equal a parent."""
+        """True if every child is identical to a parent."""
         active = [name for name in STRUCTURAL if self.growth or name not in ("grow", "split_link", "add_link")]
         return self.train is None and not (self.crossover or self.weights or any(getattr(self, n) for n in active))
 
     @classmethod
-    def paper2002(cls, **changes: Any) -> NEAT:
-        """The settings of the paper where the defaults differ: full steps, stagnation after 15 generations."""
-        return replace(cls(fine=0.0, stagnation=15), **changes)
+    def paper2002(cls) -> NEAT:
+        """Make settings as in the paper of 2002 where the defaults differ: `fine=0`, `stagnation=15`."""
+        return cls(fine=0.0, stagnation=15)
 
     def to_json(self) -> dict[str, Any]:
-        """All settings by name."""
+        """Return all settings by name, as JSON values."""
         return {"kind": type(self).__name__, **asdict(self), "activation": list(self.hidden)}
 
 
 @dataclass(frozen=True, slots=True)
 class Hybrid(NEAT):
-    """NEAT with few genomes, each grown without changing its function and then trained; the best of three breeds."""
+    """NEAT with few genomes that are trained by gradients, function-preserving growth, and tournaments of three."""
 
     population: Annotated[int, Range(2, whole=True)] = 16
     grow: Share = 0.4
@@ -190,11 +193,11 @@ class Hybrid(NEAT):
 
 @dataclass(frozen=True, slots=True)
 class Pareto(Settings):
-    """Survival by several objectives with NSGA-II.
+    """Selection of survivors by several objectives with NSGA-II.
 
     Attributes:
-        objectives: some of "metric" (maximised), "loss", "params" and "flops" (minimised).
-        archive: largest number of non-dominated candidates to store.
+        objectives: one or more of "metric" (maximised), "loss", "params" and "flops" (minimised).
+        archive: maximum number of non-dominated candidates to store.
     """
 
     objectives: tuple[str, ...] = ("metric", "params")
@@ -203,7 +206,7 @@ class Pareto(Settings):
     def __post_init__(self) -> None:
         Settings.__post_init__(self)
         if set(self.objectives) - set(OBJECTIVES) or not self.objectives:
-            raise self.out_of_range("objectives", f"some of {', '.join(OBJECTIVES)}")
+            raise self.out_of_range("objectives", f"one or more of {', '.join(OBJECTIVES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,19 +214,19 @@ class Layers(SavedSettings):
     """Settings of the evolution of layers.
 
     Attributes:
-        population: members that survive; each generation has as many children.
-        steps, batch, clip: training steps per candidate, batch size, and bound on the gradient norm of a step.
-        lr, optimizer: of the first candidate; later they are genes.
-        pareto: survival by several objectives; without it by the metric, and with equal metric by fewer parameters.
-        crossover: share of children with two parents.
-        rates: weights of mutations by name, which replace both weights of the table; 0 disables one. A child gets one
-            mutation, drawn by weight among the possible ones, which include changes of `learning_rate`, `optimizer`
-            and `loss`.
-        explore: share of the generations (or of the candidates, whichever is further) in which mutations are drawn by
-            their first weight; afterwards by the second.
-        stagnation: generations without gain after which only structure changes, until the next gain.
-        inherit: weights that a child inherits: "lamarck" after training, "baldwin" before training.
-        max_params, max_flops, max_width: limits of a candidate; flops are those of one case.
+        population: number of survivors, and of children per generation.
+        steps, batch, clip: training steps per candidate, batch size, and maximum gradient norm of a step.
+        lr, optimizer: learning rate and optimizer of the first candidate; mutations change them later.
+        pareto: survivors are selected by these objectives; None for the metric, then by fewer parameters.
+        crossover: fraction of children with two parents.
+        rates: mutation -> weight with which it is drawn, instead of both weights in `MUTATIONS`; 0 disables it. Each
+            child gets one possible mutation; `learning_rate`, `optimizer` and `loss` are mutations, too.
+        explore: fraction of `max_generations` or `max_evaluations`, whichever is reached first, in which mutations are
+            drawn by their weight `explore`; later they are drawn by their weight `refine`.
+        stagnation: generations without improvement after which only structural mutations are made, until the next
+            improvement.
+        inherit: weights that a child inherits: "lamarck" those after training, "baldwin" those before training.
+        max_params, max_flops, max_width: limits of a candidate; flops are for one case.
     """
 
     population: AtLeastOne = 6

@@ -44,7 +44,7 @@ def target_path(path: StrPath) -> Path:
 
 @contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Convert an OSError raised inside into `UnwritableTarget`."""
+    """Convert an OSError raised in the `with` block into `UnwritableTarget`."""
     try:
         yield
     except FileError:

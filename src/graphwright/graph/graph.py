@@ -37,7 +37,7 @@ class Graph:
         edge_columns: the same per edge.
         block: edges in one bucket block.
         max_generation: a slot is retired after it has issued `max_generation - 1` handles.
-        debug_counters: count the cells that single edits touch in `cells_touched`; slow.
+        debug_counters: count the array elements that single edits read or write, in `cells_touched`; slow.
         timeout: seconds an edit waits for another thread's edit before `EditBusy`.
     """
 
@@ -423,7 +423,7 @@ class Graph:
 
     @property
     def cells_touched(self) -> int:
-        """Number of cells that single edits and queries have read or written. Needs `debug_counters=True`."""
+        """Number of array elements that single edits and queries have read or written. Needs `debug_counters=True`."""
         if self._counter is None:
             raise UsageError("this graph does not count cells", fix="Graph(debug_counters=True)")
         return self._counter[0]

@@ -4,7 +4,7 @@ Pearce and Kelly 2007, "A Dynamic Topological Sort Algorithm for Directed Acycli
 backward edge a search between its two labels. Invariant: key(u) < key(v) for every edge u -> v, where a key is
 (label, creation number); a refused insertion changes no label.
 
-Where a gap is used up, the labels around it are spread (Dietz and Sleator 1987, "Two Algorithms for Maintaining Order
+If a gap is used up, the labels around it are spread (Dietz and Sleator 1987, "Two Algorithms for Maintaining Order
 in a List") over the smallest window of j nodes whose labels span more than j². Any n insertions, even all into one
 gap, move O(n log n) labels.
 """

@@ -2,7 +2,7 @@
 
 `ids[i]` is the packed handle of the element in slot i, or -1; a handle is alive iff `ids[handle.index] == handle`,
 one comparison that checks kind, generation and liveness. `high[i]` is the next generation to issue. Invariants: `high`
-never falls, not even on undo, so no handle is issued twice; the free list is LIFO, so undo finds its slot on top; a
+never decreases, not even on undo, so no handle is issued twice; the free list is LIFO, so undo finds its slot on top; a
 slot whose `high` reaches `max_generation` is retired: it is never issued again, but undo can revive it.
 """
 
@@ -111,7 +111,7 @@ class SlotTable:
         return {name: cells[slot] for name, cells, _ in self.fields}
 
     def _refused(self, name: str, value: Any) -> DTypeError:
-        return DTypeError("value of the wrong kind or range", where=name, expected=self.columns[name].dtype, got=value)
+        return DTypeError("the column cannot hold this value", where=name, expected=self.columns[name].dtype, got=value)
 
     # -- single -----------------------------------------------------------------------------------------------------
     def slot(self, handle: int) -> int:
@@ -219,7 +219,7 @@ class SlotTable:
             if np.count_nonzero(seen) != len(slots):
                 _, first, counts = np.unique(slots, return_index=True, return_counts=True)
                 row = int(first[np.argmax(counts > 1)])
-                what = f"{self.kind.from_int(int(handles[row]))} is duplicated"
+                what = f"{self.kind.from_int(int(handles[row]))} is given more than once"
                 raise UsageError(what, where=f"row {row}", fix="pass unique ids")
         return slots
 

@@ -147,7 +147,6 @@ def compare_onnx(
 
 PAST, TOTAL = "past", "total"
 """Dimensions of a graph with cache: the number of cached entries, and that of cached plus new entries."""
-_APPEND = "kv_append"
 _IR = {20: 9, 23: 11}
 """Opset -> version of the file format; runtimes that were released with the opset reject later versions."""
 
@@ -186,14 +185,19 @@ def _needed(p: Program) -> list[NodeId]:
     return [n for n in p.order() if n in reached]
 
 
+def _appends(p: Program, node: NodeId) -> bool:
+    """Return whether a node appends entries to a KV cache."""
+    return p.op(node) == "kv_append"
+
+
 def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
-    """Return a copy in which ops that ONNX lacks are expanded. Raises: ExportError for state and for other such ops."""
+    """Return a copy with ops that ONNX lacks expanded. Raises: ExportError for state, and if that is impossible."""
     if (p.states() or p.assigns()) and not caches:
         held = ", ".join(p.path(n) for n in (*p.states(), *p.assigns())[:3])
         raise ExportError("the program has state, which an ONNX graph cannot carry from run to run", where=held)
     twin = p.fork()
     while True:
-        ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED, *((_APPEND,) if caches else ()))]
+        ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED) and not (caches and _appends(twin, n))]
         bare = [n for n in ops if _row(twin, n, opset) is None]
         _refuse(twin, {n: f": {why}" for n in bare if (why := OPS[twin.op(n)].why.get("onnx")) is not None})
         if not bare:
@@ -265,7 +269,7 @@ class _OnnxGraph:
         self._take_caches()
         refused = [node for node in order if p.op(node) != INPUT and not self._write(node)]
         _refuse(p, {n: f", with the attributes {dict(p.attrs(n))}" for n in refused})
-        grown = {p.key(p.operands(n)[0].node): Value(n) for n in order if p.op(n) == _APPEND}
+        grown = {p.key(p.operands(n)[0].node): Value(n) for n in order if _appends(p, n)}
         results = dict(zip(p.output_names(), p.outputs(), strict=True))
         results |= {f"present.{what}": grown[key] for key, what in self.caches.items()}
         for name, value in results.items():
@@ -301,7 +305,7 @@ class _OnnxGraph:
         if self._widened(node):
             self.names[Value(node)] = self._weight(p.key(operands[0].node), p.spec(node).dtype.name)
             return True
-        if op == _APPEND:
+        if _appends(p, node):
             past, rows = operands[:2]
             made = self.node("Concat", [self.names[past], self.names[rows]], 1, {"axis": 2})[0]
             self.names[Value(node)] = made

@@ -53,6 +53,8 @@ from graphwright.nn.transformer import (
     SinusoidalEmbedding,
     SwiGLU,
     TransformerBlock,
+    balance_loss,
+    z_loss,
 )
 
 __all__ = [
@@ -62,5 +64,6 @@ __all__ = [
     "LSTMCell", "LayerNorm", "LeakyReLU", "Linear", "LogSigmoid", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MoE",
     "Module", "ModuleDict", "ModuleList", "MultiHeadAttention", "Parameter", "RMSNorm", "RNNCell", "ReLU", "Recurrent",
     "Residual", "RotaryEmbedding", "Sequential", "SiLU", "Sigmoid", "SinusoidalEmbedding", "Softmax", "Softplus",
-    "SwiGLU", "Tanh", "TransformerBlock", "as_module", "functional", "init",
+    "SwiGLU", "Tanh", "TransformerBlock", "as_module", "balance_loss", "functional", "init",
+    "z_loss",
 ]  # fmt: skip

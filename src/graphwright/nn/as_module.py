@@ -1,4 +1,4 @@
-"""A module or program as a `torch.nn.Module`, for torch's optimizers, losses and modules; gradients flow both ways.
+"""A module or program as a `torch.nn.Module`, for use with torch's optimizers, losses and modules.
 
 The bridge to torch itself is `array/torch_module.py`, as only `array/` imports torch.
 """
@@ -23,10 +23,10 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
 
     Args:
         target: a module, or a program, whose inputs are passed in order or by name.
-        share: whether torch's parameters share the memory of the target's, so that training either trains both. After a
-            step of a torch optimizer, call `.written()` of the result before running the target itself. False copies.
-    Returns: a torch module with parameters by dotted name; integers and buffers of the target are no parameters.
-    Raises: UsageError for a target of another kind.
+        share: whether torch's parameters share the memory of the target's, so that training one trains both; False
+            copies. After a step of a torch optimizer, call `.written()` of the result before running the target itself.
+    Returns: a torch module with the target's parameters, but not its buffers, by dotted name.
+    Raises: UsageError for any other target.
     """
     if isinstance(target, Program):
         keys = [target.key(n) for n in target.params()]
@@ -36,12 +36,12 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
         target.name_children()
         variables, names = dict(target.named_parameters()), ()
     else:
-        raise UsageError("as_module takes a module or a program", got=type(target).__name__)
+        raise UsageError("as_module can wrap only a module or a program", got=type(target).__name__)
     return _TorchAdapter(target, variables, names, share).torch()
 
 
 def _only(outputs: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    """Return the output of a program that has one, as torch modules do; several by name."""
+    """Return the only output of a program, as torch modules do, or several outputs by name."""
     return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 
@@ -91,7 +91,7 @@ class _TorchAdapter:
 
     @contextmanager
     def _torch_values(self, parameters: Mapping[str, NDArray], needs: Sequence[bool]) -> Iterator[None]:
-        """Context manager: variables require the gradients that torch does, and hold torch's values if not shared."""
+        """Context manager: set `requires_grad` of the variables as torch needs it, and torch's values if not shared."""
         before = [(v, v.data, v.requires_grad) for v in self.variables.values()]
         try:
             for (name, v), need in zip(self.variables.items(), needs, strict=False):
@@ -111,7 +111,7 @@ class _TorchAdapter:
         return moved
 
     def flat(self, result: Any) -> list[Tensor]:
-        """Flatten a result to tensors; `shaped` is the inverse."""
+        """Flatten a result to a list of tensors, and remember its structure for `shaped`."""
         self.keys = list(result) if isinstance(result, Mapping) else None if isinstance(result, Tensor) else []
         return [result] if isinstance(result, Tensor) else list(result.values() if self.keys else result)
 

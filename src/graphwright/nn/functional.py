@@ -33,7 +33,7 @@ def softmax(x: Tensor, axis: int = -1, mask: Any = None) -> Tensor:
 
     Args:
         mask: bool, broadcast to x; entries where it is false are 0 and get no gradient, even if a whole row is false.
-            Without a mask, a row of only -inf is NaN.
+            Without a mask, a row of only -inf gives NaN.
     """
     return x.softmax(axis, mask)
 
@@ -52,7 +52,7 @@ def rms_norm(
     Args:
         x: [..., D], floating. weight: [D].
         unit_offset: scale by 1 + weight, as Gemma does.
-        cast_before_scale: cast the quotient to the dtype of x before scaling, as Llama does, not after.
+        cast_before_scale: cast the quotient to the dtype of x before scaling by the weight, as Llama does; else after.
     """
     return call("rms_norm", x, weight, eps=eps, unit_offset=unit_offset, cast_before_scale=cast_before_scale)
 
@@ -62,7 +62,7 @@ def layer_norm(
 ) -> Tensor:
     """(x - mean) / √(var + eps) · weight + bias over the last axes, of sizes `shape` (Ba et al. 2016).
 
-    Raises: ShapeError if the last axes of x have other sizes; UsageError for a bias without a weight.
+    Raises: ShapeError if the last axes of x have different sizes; UsageError for a bias without a weight.
     """
     normalised = (shape,) if isinstance(shape, int) else tuple(shape)
     if x.shape[-len(normalised) :] != normalised:
@@ -101,9 +101,9 @@ def batch_norm(
 ) -> Tensor | Moments:  # fmt: skip
     """Normalise x [N, C, ...] per channel (Ioffe and Szegedy 2015).
 
-    In training by the statistics of the batch, else by the running ones. In training the result is (y, running mean,
-    running variance): the new running values, moved by `momentum` towards those of the batch (variance with n - 1),
-    which the caller stores.
+    In training, by the statistics of the batch, and the result is (y, new running mean, new running variance), for the
+    caller to store: the old ones moved by `momentum` towards those of the batch (its variance divides by n - 1). In
+    evaluation, by the running statistics, and the result is y.
 
     Raises: ShapeError when training on one value per channel.
     """
@@ -115,7 +115,7 @@ def batch_norm(
 
 def _scale(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
     if weight is None and bias is not None:
-        raise UsageError("bias without weight", fix="pass a weight of ones")
+        raise UsageError("a norm got a bias but no weight", fix="pass a weight of ones")
     return tuple(t for t in (weight, bias) if t is not None)
 
 
@@ -126,7 +126,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Rows of a table [num, dim]: [...] to [..., dim]; row `padding_idx` gets no gradient. Raises: IndexOutOfRange."""
+    """Look up rows of a table [num, dim]: [...] to [..., dim]; row `padding_idx` gets no gradient.
+
+    Raises: IndexOutOfRange.
+    """
     rows = call("embedding", weight, ids)
     if padding_idx is None:
         return rows
@@ -157,17 +160,18 @@ def attention(
         key_mask: bool [B, Tk], false for padding.
         causal: query i sees key j iff j ≤ q_start + i. By default the last query is aligned with the last key; torch's
             `is_causal` aligns the first ones, which is the same for Tq = Tk.
-        window: with `causal`, also j > q_start + i - window: the number of visible keys, the query's own included.
+        window: number of keys that a causal query sees, including its own: also j > q_start + i - window.
         q_start: index of the first query among the keys; Tk - Tq by default.
         softcap: scores s become softcap · tanh(s / softcap).
         dropout_p: dropout of the probabilities; the caller passes 0 in evaluation.
         scale: 1/√D by default.
     Returns: [B, H, Tq, Dv], dtype of q; 0, with gradient 0, for a query without visible keys. Scores of 16-bit operands
         are cast to float32 right after the product.
-    Raises: ShapeError, DTypeError, UsageError for a window without `causal`.
+    Raises: ShapeError, DTypeError, UsageError for `window` or `q_start` without `causal`.
     """
     if (window is not None or q_start is not None) and not causal:
-        raise UsageError("window and q_start need causal=True", got=f"window {window}, q_start {q_start}")
+        name = "q_start" if window is None else "window"
+        raise UsageError(f"{name} was given without causal=True", where="attention", got=f"causal={causal}")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if mask is None and bias is None and softcap is None and not dropout_p:
         start = None if q_start is None else as_tensor(q_start)
@@ -198,15 +202,17 @@ def visible(queries: int, keys: int, window: int | None = None, q_start: int | T
 
 
 def _scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q kᵀ [B, H, Tq, Tk]; each key head serves a group of query heads."""
+    """Return q kᵀ [B, H, Tq, Tk]; each key head serves a group of query heads."""
     if any(t.ndim != 4 for t in (q, k, v)):
         got = f"{q.spec}, {k.spec}, {v.spec}"
-        raise ShapeError("attention needs q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]", got=got)
+        raise ShapeError("q, k and v need four axes", expected="[B, H, Tq, D], [B, G, Tk, D], [B, G, Tk, Dv]", got=got)
     for at, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
         equal_dim(k.shape[at], v.shape[at], f"{name} of v")
     groups = k.shape[1]
     if not groups or q.shape[1] % groups:
-        raise ShapeError("query heads must be a multiple of key heads", expected=f"k·{groups}", got=q.shape[1])
+        raise ShapeError(
+            "query heads must be a multiple of key heads", expected=f"a multiple of {groups}", got=q.shape[1]
+        )
     split = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
     scores = call("flatten", split @ k.unsqueeze(2).transpose(3, 4), start=1, end=2)
     return scores.to(float32) if scores.dtype.is_low else scores
@@ -228,7 +234,7 @@ class _Spatial:
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
         dilation: Sizes = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
-        """Cross-correlate with weight [out, C / groups, kernel...]."""
+        """Cross-correlate x with weight [out, C / groups, kernel...]."""
         slide = {"stride": stride, "padding": padding, "dilation": dilation}
         return self._conv("conv", x, weight, bias, groups, slide)
 
@@ -236,7 +242,7 @@ class _Spatial:
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
         output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
     ) -> Tensor:  # fmt: skip
-        """Transpose of `conv`; weight [C, out / groups, kernel...]."""
+        """Apply the transpose of `conv`; weight [C, out / groups, kernel...]."""
         slide = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
         return self._conv("conv_transpose", x, weight, bias, groups, slide)
 
@@ -253,7 +259,7 @@ class _Spatial:
     def max_pool(
         self, x: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1
     ) -> Tensor:
-        """Maximum over windows."""
+        """Return the maximum of each window."""
         attrs = window(self.rank, kernel_size, stride, padding)
         return call("max_pool", x, **attrs, dilation=per_axis(self.rank, dilation))[0]
 
@@ -261,23 +267,23 @@ class _Spatial:
         self, x: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
         count_include_pad: bool = True,
     ) -> Tensor:  # fmt: skip
-        """Mean over windows."""
+        """Return the mean of each window."""
         attrs = window(self.rank, kernel_size, stride, padding)
         return call("avg_pool", x, **attrs, count_include_pad=count_include_pad)
 
     def adaptive_avg_pool(self, x: Tensor, output_size: Sizes) -> Tensor:
-        """Mean over `output_size` windows that cover the spatial axes."""
+        """Return the means of `output_size` windows that cover the spatial axes."""
         return call("adaptive_avg_pool", x, sizes=per_axis(self.rank, output_size))
 
 
 def window(rank: int, kernel: Sizes, stride: Sizes | None, padding: Sizes) -> dict[str, Any]:
-    """Return the attributes of a pool's windows."""
+    """Return the attributes of a pooling op that describe its windows."""
     slide = None if stride is None else per_axis(rank, stride)
     return {"kernel": per_axis(rank, kernel), "stride": slide, "padding": per_axis(rank, padding)}
 
 
 def per_axis(rank: int, given: Sizes) -> tuple[int, ...]:
-    """Return one size per spatial axis; a single number holds for all."""
+    """Return one size per spatial axis; an int is repeated."""
     return (given,) * rank if isinstance(given, int) else tuple(given)
 
 
@@ -294,14 +300,14 @@ def interpolate(x: Tensor, size: Sizes, mode: str = "nearest", align_corners: bo
 
     Args:
         mode: `nearest`, `linear` for one spatial axis or `bilinear` for two.
-        align_corners: keep the outermost entries at the outermost positions.
-    Raises: ShapeError, UsageError for another mode.
+        align_corners: map the first and last entries of an axis to the first and last of the result.
+    Raises: ShapeError, UsageError for any other mode.
     """
     rank = x.ndim - 2
     named = {"nearest": "nearest", ("linear", "bilinear")[min(max(rank, 1), 2) - 1]: "linear"}
     if mode not in named:
         expected, got = ", ".join(named), f"{mode}, {x.spec}"
-        raise UsageError("unknown mode for this rank", where="interpolate", expected=expected, got=got)
+        raise UsageError("the mode does not suit the number of axes", where="interpolate", expected=expected, got=got)
     return call("interpolate", x, sizes=per_axis(rank, size), mode=named[mode], align_corners=align_corners)
 
 
@@ -335,7 +341,7 @@ def nll_loss(
     """-log_probabilities[target], times weight[target]; classes on the last axis. See `cross_entropy`."""
     x, targets = _wide(log_probabilities), as_tensor(targets)
     if targets.shape != x.shape[:-1]:
-        raise ShapeError("targets must have one entry per row of scores", expected=x.shape[:-1], got=targets.spec)
+        raise ShapeError("targets do not have one entry per row of scores", expected=x.shape[:-1], got=targets.spec)
     ignored = targets == ignore_index
     label = where(ignored, 0, targets)
     loss = -call("gather", x, label.reshape(*label.shape, 1), axis=-1).reshape(*label.shape)
@@ -405,7 +411,7 @@ def kl_div(x: Tensor, target: Any, *, log_target: bool = False, reduction: str =
 
     Args:
         log_target: whether the target is given as its logarithm.
-        reduction: also `batchmean`: the sum divided by the size of the first axis.
+        reduction: `mean`, `sum`, `none`, or `batchmean`: the sum divided by the size of the first axis.
     """
     x, target = _wide(x), _wide(target)
     share, log = (target.exp(), target) if log_target else (target, where(target > 0.0, target, 1.0).log())

@@ -15,7 +15,7 @@ from graphwright.errors import ShapeError, UsageError
 
 
 def source(name: str = "", seed: int | None = None) -> dict[str, int]:
-    """Return seed, stream and step for one parameter: those of its name, or the default generator's next stream."""
+    """Return seed and stream of a named parameter, else seed, step and next stream of the default generator."""
     if name:
         return {"seed": 0 if seed is None else seed, "stream": random.stream_of(name)}
     state = rng.state_dict()
@@ -29,7 +29,7 @@ def normal(shape: tuple[int, ...], name: str = "", *, std: float = 0.02, seed: i
 
 
 def uniform(shape: tuple[int, ...], name: str = "", *, bound: float, seed: int | None = None) -> NDArray:
-    """Sample uniformly from ±bound, float32."""
+    """Sample uniformly from [-bound, bound), float32."""
     values = random.uniform(prod(shape), **source(name, seed)).reshape(shape)
     return from_numpy((values * 2 - 1) * np.float32(bound))
 
@@ -37,12 +37,12 @@ def uniform(shape: tuple[int, ...], name: str = "", *, bound: float, seed: int |
 def kaiming_uniform(
     shape: tuple[int, ...], name: str = "", *, fan_in: int, a: float = sqrt(5), seed: int | None = None
 ) -> NDArray:
-    """Sample uniformly from ±√(6 / ((1 + a²)·fan_in)) (He et al. 2015); for a = √5 ±1/√fan_in, torch's default."""
+    """Sample uniformly within ±√(6 / ((1 + a²)·fan_in)) (He et al. 2015); a = √5 gives torch's ±1/√fan_in."""
     return uniform(shape, name, bound=sqrt(6 / ((1 + a * a) * fan_in)) if fan_in else 0.0, seed=seed)
 
 
 def xavier_uniform(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, seed: int | None = None) -> NDArray:
-    """Sample uniformly from ±gain·√(6 / (fan_in + fan_out)), float32 (Glorot and Bengio 2010, eq. 16)."""
+    """Sample uniformly within ±gain·√(6 / (fan_in + fan_out)), float32 (Glorot and Bengio 2010, eq. 16)."""
     return uniform(shape, name, bound=gain * sqrt(6 / sum(fans(shape))), seed=seed)
 
 
@@ -52,14 +52,14 @@ def xavier_normal(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, 
 
 
 def orthogonal(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, seed: int | None = None) -> NDArray:
-    """Sample an orthogonal matrix times gain, float32; of the rows and columns the fewer are orthonormal.
+    """Sample a matrix with orthonormal rows, or columns if those are fewer, times gain, float32.
 
-    Axes after the first are flattened. By QR of a normal matrix, with the signs of R's diagonal (Saxe, McClelland and
-    Ganguli 2014; Mezzadri 2007).
+    Axes after the first are flattened. Computed by QR of a normal matrix, with the signs of R's diagonal (Saxe,
+    McClelland and Ganguli 2014; Mezzadri 2007).
     Raises: ShapeError for fewer than two axes.
     """
     if len(shape) < 2:
-        raise ShapeError("orthogonal initialisation needs at least two axes", got=shape)
+        raise ShapeError("orthogonal initialisation needs two axes or more", got=shape)
     rows, columns = shape[0], prod(shape[1:])
     flat = random.normal(rows * columns, **source(name, seed)).astype(np.float64)
     q, r = np.linalg.qr(flat.reshape(max(rows, columns), min(rows, columns)))
@@ -68,23 +68,23 @@ def orthogonal(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, see
 
 
 def full(shape: tuple[int, ...], value: float) -> NDArray:
-    """A constant array, float32."""
+    """Return a constant array, float32."""
     return from_numpy(np.full(shape, value, np.float32))
 
 
 def zeros(*shape: int) -> NDArray:
-    """Zeros, float32."""
+    """Return zeros, float32."""
     return full(shape, 0.0)
 
 
 def ones(*shape: int) -> NDArray:
-    """Ones, float32."""
+    """Return ones, float32."""
     return full(shape, 1.0)
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return (fan_in, fan_out) of a weight [out, in, kernel...]."""
     if len(shape) < 2:
-        raise UsageError("fan_in and fan_out need a weight [out, in, ...]", got=shape)
+        raise UsageError("the shape has no fan_in and fan_out", expected="[out, in, ...]", got=shape)
     kernel = prod(shape[2:])
     return shape[1] * kernel, shape[0] * kernel

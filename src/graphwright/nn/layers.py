@@ -1,7 +1,7 @@
 """Layers: activations, linear maps, norms, convolutions and pools, and the containers that combine modules.
 
-Activations that are one elementwise op are generated from its row, see `op_modules.py`. Modules with torch's names have
-torch's definitions, parameters and buffers.
+Activations that are one elementwise op are generated from its definition, see `op_modules.py`. Modules with torch's
+names have torch's definitions, parameters and buffers.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Dropout(Module):
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p <= 1:
-            raise UsageError("p must be a probability", expected="0 to 1", got=p)
+            raise UsageError("p is not a probability", where="Dropout", expected="0 to 1", got=p)
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """[...] to the same shape."""
+        """Map [...] to the same shape."""
         return dropout(x, self.p) if self.trains and self.p else x
 
 
@@ -71,12 +71,12 @@ class Linear(Module):
         self.bias = Parameter(drawn((out_features,), key and f"{key}bias")) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Map [..., in_features] to [..., out_features]."""
         return functional.linear(x, self.weight, self.bias)
 
 
 class Embedding(Module):
-    """Rows of a table [num, dim] by integer ids of any shape, initially N(0, 1).
+    """Look-up of rows of a table [num, dim], initially N(0, 1), by integer ids of any shape.
 
     Args:
         padding_idx: id of a row that is initially 0 and gets no gradient.
@@ -92,7 +92,7 @@ class Embedding(Module):
         self.weight = Parameter(table)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[...] to [..., dim]."""
+        """Map [...] to [..., dim]."""
         return functional.embedding(ids, self.weight, self.padding_idx)
 
 
@@ -105,12 +105,12 @@ class RMSNorm(Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., dim] to the same shape."""
+        """Map [..., dim] to the same shape."""
         return call("rms_norm", x, self.weight, eps=self.eps)
 
 
 class _Scaled(Module):
-    """A norm with an optional weight and bias, for operands of some `ranks`; any rank by default."""
+    """Base of norms with optional weight and bias; `ranks` are the allowed numbers of axes, by default any."""
 
     op = ""
     ranks: ClassVar[tuple[int, ...]] = ()
@@ -131,7 +131,7 @@ class _Scaled(Module):
             raise ShapeError("wrong rank for this norm", expected=" or ".join(map(str, self.ranks)), got=x.spec)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[...] to the same shape. Raises: ShapeError for another rank."""
+        """Map [...] to the same shape. Raises: ShapeError for a wrong number of axes."""
         self._check_rank(x)
         return call(self.op, x, *self._scale(), **self.attrs)
 
@@ -183,7 +183,10 @@ class _BatchNorm(_Scaled):
         self.num_batches_tracked = Buffer(from_numpy(np.zeros((), np.int64)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, C, ...] to the same shape. Raises: ShapeError for another rank, or one value per channel in training."""
+        """Map [N, C, ...] to the same shape.
+
+        Raises: ShapeError for a wrong number of axes, or when training on one value per channel.
+        """
         self._check_rank(x)
         statistics = self.running_mean, self.running_var
         if not self.trains:
@@ -206,7 +209,7 @@ class BatchNorm2d(_BatchNorm, ranks=(4,)):
 
 # -- convolutions and pools --------------------------------------------------------------------------------------------
 class _SpatialOp(Module):
-    """An op over `rank` spatial axes with fixed attributes."""
+    """Base of modules that are one op over `rank` spatial axes with fixed attributes."""
 
     op = ""
     rank: ClassVar[int] = 0
@@ -218,13 +221,13 @@ class _SpatialOp(Module):
         self.attrs = attrs
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., spatial...] to [..., spatial...]."""
+        """Map [..., spatial...] to [..., spatial...]."""
         found = call(self.op, x, **self.attrs)
         return found[0] if isinstance(found, tuple) else found
 
 
 class _Conv(_SpatialOp):
-    """Base of the convolutions; initial values are uniform in ±1/√fan_in, as in torch."""
+    """Base of the convolutions; initial values are uniform within ±1/√fan_in, as in torch."""
 
     op = "conv"
 
@@ -236,7 +239,7 @@ class _Conv(_SpatialOp):
         shape = self._shape(in_channels, out_channels, groups, kernel)
         drawn = partial(init.kaiming_uniform, fan_in=shape[1] * prod(kernel), seed=seed)
         self.weight = Parameter(drawn(shape, name and f"{name}conv.weight"))
-        values = drawn((out_channels,), name and f"{name}conv.bias")  # also takes its random stream if there is no bias
+        values = drawn((out_channels,), name and f"{name}conv.bias")  # also advances the stream without a bias
         self.bias = Parameter(values) if bias else None
         slide = {"stride": stride, "padding": padding, "dilation": dilation}
         super().__init__(**{k: v if isinstance(v, int) else tuple(v) for k, v in slide.items()}, groups=groups)
@@ -246,7 +249,7 @@ class _Conv(_SpatialOp):
         return (outer, inner // groups, *kernel)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, in_channels, spatial...] to [N, out_channels, spatial...]."""
+        """Map [N, in_channels, spatial...] to [N, out_channels, spatial...]."""
         operands = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
         return call(self.op, *operands, **self.attrs)
 
@@ -388,7 +391,7 @@ class Sequential(ModuleList):
         super().__init__(layers)
 
     def forward(self, x: Any) -> Any:
-        """Apply all in order."""
+        """Apply all modules in order."""
         for layer in self.items:
             x = layer(x)
         return x
@@ -401,7 +404,7 @@ class Residual(Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """[...] to the same shape."""
+        """Map [...] to the same shape."""
         return call("junction", x, self.inner(x))
 
 
@@ -412,5 +415,5 @@ class Flatten(Module):
         self.start, self.end = start, end
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, ...] to [B, product]."""
+        """Map [B, ...] to [B, product]."""
         return call("flatten", x, start=self.start % x.ndim, end=self.end % x.ndim)

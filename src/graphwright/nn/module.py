@@ -13,7 +13,7 @@ from graphwright.errors import DTypeError, UsageError
 from graphwright.files import blake2b_128
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
-"""Types of attributes that hold no module."""
+"""Types of attributes that contain no module or variable."""
 
 
 _Held = TypeVar("_Held", bound=Variable)
@@ -33,7 +33,7 @@ class Module:
     """A function with parameters. Subclasses set parameters and modules as attributes and define `forward`.
 
     Names of parameters and buffers are dotted paths of attributes, through lists, tuples and dicts too. A parameter
-    keeps the first name that it is listed under, which is its key in a traced program.
+    that several paths reach is named by the first, which is its key in a traced program.
 
     Attributes:
         training: whether layers such as dropout and batch norm train; `gw.mode` overrides it.
@@ -79,7 +79,7 @@ class Module:
                 stack += [child for _, child in module.children()][::-1]
 
     def _members(self) -> Iterator[tuple[str, Any]]:
-        """(dotted name, module or variable) among the attributes and in their lists, tuples and dicts."""
+        """Yield (dotted name, module or variable) of the attributes and the lists, tuples and dicts in them."""
         stack = [item for item in vars(self).items() if type(item[1]) not in _PLAIN][::-1]
         while stack:
             name, value = stack.pop()
@@ -91,11 +91,11 @@ class Module:
                 stack += [(f"{name}.{k}", v) for k, v in value.items()][::-1]
 
     def name_children(self) -> None:
-        """Name all variables and descendants as they appear in a trace."""
+        """Set the names by which variables and descendants appear in a trace."""
         deque(self._variables("", naming=True), maxlen=0)
 
     def _variables(self, prefix: str, naming: bool = False) -> Iterator[tuple[str, Parameter | Buffer]]:
-        """(dotted name, parameter or buffer), a tied one under each name; `naming` names variables and children."""
+        """Yield (dotted name, parameter or buffer), a tied one once per name; `naming` also sets the names."""
         children: list[tuple[str, Module]] = []
         for name, value in self._members():
             if isinstance(value, Module):
@@ -123,11 +123,11 @@ class Module:
         return iter(found.values())
 
     def variables(self) -> dict[str, Variable]:
-        """Return what is saved: parameters and persistent buffers by name, a tied one under each of its names."""
+        """Return all that is saved: parameters and persistent buffers by name, a tied one under each of its names."""
         return {n: v for n, v in self._variables("") if isinstance(v, Parameter) or v.persistent}
 
     def structure_hash(self) -> str:
-        """Return a BLAKE2b hash over names, ties and specs of what is saved; a saved state fits where it is equal."""
+        """Return a BLAKE2b hash of names, ties and specs of `variables()`; equal hashes mean that saved states fit."""
         own = self.variables()
         first: dict[int, str] = {}
         rows = [f"{name} {first.setdefault(id(v), name)} {v.spec}" for name, v in own.items()]
@@ -146,7 +146,7 @@ class Module:
 
     @property
     def trains(self) -> bool:
-        """True if the layer trains in this call, by `gw.mode` or its own flag; a trace assumes the flag."""
+        """True if the layer trains now, by `gw.mode` or else its flag, which a trace records as an assumption."""
         recorder = active_recorder.get()
         if recorder is not None:
             recorder.assume(lambda: self.training)
@@ -159,7 +159,7 @@ class Module:
         return self
 
     def to(self, to: object) -> Self:
-        """Convert floating parameters and buffers to a dtype, or move all to a device (a Device or `"sim:1"`).
+        """Convert floating parameters and buffers to a dtype, or move all to a device (a Device or its name).
 
         In place: parameter objects, ties and optimizers stay valid; optimizer state is converted at the next step.
         Raises: DTypeError for a dtype that is not floating; DeviceUnavailable.
@@ -187,7 +187,7 @@ class Module:
         return {name: v.detach().clone() for name, v in _once(self.variables().items())}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
-        """Load values by name; all are checked before any is written. A tied one may have any of its names.
+        """Load values by name; all are checked before any is written. A tied variable may have any of its names.
 
         Args:
             strict: whether missing and unexpected names are errors; wrong shapes and dtypes always are.
@@ -205,14 +205,14 @@ class Module:
         wrong = [f"missing: {n}" for n in missing if strict] + [f"unexpected: {n}" for n in unexpected if strict]
         wrong += sorted(f"{n}: expected {v.spec}, got {t.spec}" for v, n, t in values if t.spec != v.spec)
         if wrong:
-            raise UsageError("the state does not fit:\n  " + "\n  ".join(wrong), where=type(self).__name__)
+            raise UsageError("the state does not fit the module:\n  " + "\n  ".join(wrong), where=type(self).__name__)
         for variable, _, value in values:
             variable.assign(value)
         return missing, unexpected
 
 
 def _once(items: Iterable[tuple[str, _Held]]) -> Iterator[tuple[str, _Held]]:
-    """Yield the items whose value did not occur before."""
+    """Yield the items, skipping those whose value occurred before."""
     seen: set[int] = set()
     for name, value in items:
         if id(value) not in seen:

@@ -1,4 +1,4 @@
-"""The functions of `nn.functional` that are one call of one op, generated from the op's row; types in the `.pyi`."""
+"""The functions of `nn.functional` that call one op, generated from its definition; typed in `op_functions.pyi`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The activation modules that are one op, generated from the op's row; types in the `.pyi`."""
+"""The activation modules that are one op, generated from its definition; typed in `op_modules.pyi`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Activation(Module):
         self.attrs = attrs
 
     def forward(self, x: Tensor) -> Tensor:
-        """[...] to the same shape."""
+        """Map [...] to the same shape."""
         return call(self.op, x, **self.attrs)
 
 

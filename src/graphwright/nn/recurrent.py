@@ -18,7 +18,7 @@ from graphwright.ops import call
 
 
 class Cell(Module):
-    """One step; weights [gates · H, I] and [gates · H, H], initially uniform in ±1/√H."""
+    """Base of cells, which compute one step; weights [gates · H, I] and [gates · H, H], initially within ±1/√H."""
 
     gates: ClassVar[int] = 1
 
@@ -38,7 +38,7 @@ class Cell(Module):
         self.bias_hh = drawn("bias_hh", rows) if bias else None
 
     def start(self, x: Tensor) -> Any:
-        """Return the state before the first step, for inputs [B, ...]."""
+        """Return the state before the first step for inputs [B, ...]: zeros."""
         return zeros(x.shape[0], self.hidden_size, dtype=x.dtype)
 
     def _pre(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +62,7 @@ class RNNCell(Cell):
         self.nonlinearity = nonlinearity
 
     def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, I], h [B, H] to (h', h')."""
+        """Map x [B, I] and state h [B, H] to output and new state, both h'."""
         a, b = self._pre(x, h)
         new = call(self.nonlinearity, a + b)
         return new, new
@@ -74,7 +74,7 @@ class GRUCell(Cell):
     gates = 3
 
     def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, I], h [B, H] to (h', h')."""
+        """Map x [B, I] and state h [B, H] to output and new state, both h'."""
         (ar, az, an), (br, bz, bn) = map(self._gates, self._pre(x, h))
         r, z = (ar + br).sigmoid(), (az + bz).sigmoid()
         n = (an + r * bn).tanh()
@@ -88,11 +88,11 @@ class LSTMCell(Cell):
     gates = 4
 
     def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return hidden and cell state, zeros [B, H]."""
+        """Return hidden and cell state: zeros [B, H]."""
         return super().start(x), super().start(x)
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """[B, I], (h, c) to (h', (h', c'))."""
+        """Map x [B, I] and state (h, c) to output h' and new state (h', c')."""
         h, c = state
         a, b = self._pre(x, h)
         i, f, g, o = self._gates(a + b)
@@ -102,7 +102,7 @@ class LSTMCell(Cell):
 
 
 class Recurrent(Module):
-    """Stacked cells, unrolled over the time axis; the first one reads the input."""
+    """A stack of cells, unrolled over the time axis; the first cell reads the input."""
 
     def __init__(self, cells: Sequence[Module]) -> None:
         self.cells: list[Any] = list(cells)
@@ -115,10 +115,10 @@ class Recurrent(Module):
             states: one per cell; zeros by default.
             extra: [B, T] each, passed to the cells step by step as [B, 1]; for CfC the elapsed times.
         Returns: outputs of the last cell [B, T, H], and the states after the last step.
-        Raises: ShapeError for another rank, or no steps.
+        Raises: ShapeError unless x has three axes and T >= 1.
         """
         if x.ndim != 3 or not x.shape[1]:
-            raise ShapeError("recurrent input must be [B, T, I] with T >= 1", got=x.spec)
+            raise ShapeError("recurrent input has the wrong shape", expected="[B, T, I], T >= 1", got=x.spec)
         held = [cell.start(x) for cell in self.cells] if states is None else list(states)
         outputs = []
         for t in range(x.shape[1]):
@@ -130,7 +130,7 @@ class Recurrent(Module):
 
 
 def _stacked(cell: Callable[..., Module], sizes: tuple[int, int, int], name: str, **options: Any) -> list[Module]:
-    """Cells for (input size, hidden size, number of layers), each named by its number."""
+    """Return cells for (input size, hidden size, number of layers), each named by its index."""
     first, hidden, layers = sizes
     inner = [first] + [hidden] * (layers - 1)
     return [cell(size, hidden, name=name and f"{name}{k}.", **options) for k, size in enumerate(inner)]
@@ -189,7 +189,7 @@ class CfCCell(Module):
         variant: str = "default", mixed: bool = False, *, name: str = "", seed: int | None = None,
     ) -> None:  # fmt: skip
         if variant not in VARIANTS:
-            raise UsageError("unknown variant", expected=", ".join(VARIANTS), got=variant)
+            raise UsageError("unknown variant of CfC", expected=", ".join(VARIANTS), got=variant)
         self.hidden_size, self.variant = hidden_size, variant
 
         def linear(inner: int, outer: int, label: str) -> Linear:
@@ -209,13 +209,13 @@ class CfCCell(Module):
         self.memory = LSTMCell(input_size, hidden_size, name=name and f"{name}memory.", seed=seed) if mixed else None
 
     def start(self, x: Tensor) -> Any:
-        """Return the state before the first step, for inputs [B, ...]."""
+        """Return the state before the first step for inputs [B, ...]: zeros."""
         if self.memory is not None:
             return self.memory.start(x)
         return zeros(x.shape[0], self.hidden_size, dtype=x.dtype)
 
     def forward(self, x: Tensor, state: Any, dt: Tensor) -> tuple[Tensor, Any]:
-        """[B, I], state, elapsed time [B, 1] to h' [B, H] and the new state."""
+        """Map x [B, I], state and elapsed time [B, 1] to output h' [B, H] and the new state."""
         if self.memory is None:
             new = self._step(x, state, dt)
             return new, new

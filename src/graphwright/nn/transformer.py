@@ -31,8 +31,8 @@ class RotaryEmbedding(Module):
 
     def __init__(self, dim: int, theta: float = 10000.0, style: str = "half") -> None:
         if dim % 2 or dim < 2 or style not in ROPE_STYLES:
-            expected = f"an even dim; {' or '.join(ROPE_STYLES)}"
-            raise UsageError("invalid rotary embedding", expected=expected, got=f"{dim}, {style}")
+            expected = f"dim even and >= 2, style {' or '.join(ROPE_STYLES)}"
+            raise UsageError("invalid dim or style of a rotary embedding", expected=expected, got=f"{dim}, {style}")
         self.style = style
         frequencies = theta ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
         self.inv_freq = Buffer(from_numpy(frequencies.astype(np.float32)), persistent=False)
@@ -51,12 +51,12 @@ class SinusoidalEmbedding(Module):
 
     def __init__(self, dim: int) -> None:
         if dim % 2 or dim < 2:
-            raise UsageError("dim of a sinusoidal embedding must be even", expected="an even number >= 2", got=dim)
+            raise UsageError("invalid dim of a sinusoidal embedding", expected="an even number >= 2", got=dim)
         frequencies = np.exp(-log(10000.0) * np.arange(0, dim, 2, dtype=np.float64) / dim)
         self.frequencies = Buffer(from_numpy(frequencies.astype(np.float32)), persistent=False)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Positions int64 [...] to [..., dim]."""
+        """Map positions int64 [...] to [..., dim]."""
         shape = positions.shape
         angle = positions.to(self.frequencies.dtype).reshape(*shape, 1) * self.frequencies
         half = len(self.frequencies)
@@ -74,7 +74,7 @@ class MultiHeadAttention(Module):
         head_dim: dim / heads by default.
         bias: whether the four projections have biases.
         causal: query i of Tq sees only keys up to i + Tk - Tq.
-        window: with `causal`, number of visible keys, the query's own included.
+        window: with `causal`, number of visible keys, including the query's own.
         softcap: scores s become softcap · tanh(s / softcap).
         rope: rotates queries and keys by their positions.
     """
@@ -86,10 +86,13 @@ class MultiHeadAttention(Module):
     ) -> None:  # fmt: skip
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
         self.head_dim = dim // heads if head_dim is None else head_dim
-        if heads % self.kv_heads or (head_dim is None and dim % heads) or (window is not None and not causal):
-            expected = "heads a multiple of kv_heads, dim a multiple of heads, causal=True with a window"
-            got = f"dim {dim}, heads {heads}, kv_heads {self.kv_heads}, window {window}"
-            raise UsageError("invalid head counts", expected=expected, got=got)
+        if heads % self.kv_heads:
+            expected, got = f"a multiple of kv_heads {self.kv_heads}", heads
+            raise UsageError("heads is not a multiple of kv_heads", expected=expected, got=got)
+        if head_dim is None and dim % heads:
+            raise UsageError("dim is not a multiple of heads", expected=f"a multiple of {heads}, or head_dim", got=dim)
+        if window is not None and not causal:
+            raise UsageError("window was given without causal=True", got=window)
         self.causal, self.window, self.softcap = causal, window, softcap
         wide, narrow = heads * self.head_dim, self.kv_heads * self.head_dim
 
@@ -109,8 +112,8 @@ class MultiHeadAttention(Module):
         Args:
             x: [B, Tq, dim], source of the queries.
             context: [B, Tk, dim], source of keys and values; x by default.
-            positions: int64 [B or 1, Tk] of the context, for rope; the last Tq are those of x. 0 to Tk - 1 by default.
-            key_mask: bool [B, Tk], false for padding. A query without visible keys has 0 before the last projection.
+            positions: int64 [B or 1, Tk] of the context, for rope; x has the last Tq of these. 0 to Tk - 1 by default.
+            key_mask: bool [B, Tk], false for padding. A query without visible keys gets zeros from attention.
         Returns: [B, Tq, dim].
         """
         source = x if context is None else context
@@ -142,7 +145,7 @@ class SwiGLU(Module):
         self.down = linear(hidden, dim, "down")
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., dim] to the same shape."""
+        """Map [..., dim] to the same shape."""
         return self.down(call("swiglu", self.gate(x), self.up(x)))
 
 
@@ -160,7 +163,7 @@ class TransformerBlock(Module):
         self.feed_forward_norm, self.feed_forward = RMSNorm(dim, eps), feed_forward
 
     def forward(self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
-        """[B, T, dim] to the same shape; for positions and key_mask see `MultiHeadAttention`."""
+        """Map [B, T, dim] to the same shape; for positions and key_mask see `MultiHeadAttention`."""
         x = call("junction", x, self.attention(self.attention_norm(x), positions=positions, key_mask=key_mask))
         return call("junction", x, self.feed_forward(self.feed_forward_norm(x)))
 
@@ -172,8 +175,8 @@ class Routing:
     Attributes:
         logits: router outputs [N, E], float32 or wider.
         scores: softmax or sigmoid of the logits.
-        ids: experts of each token, int64 [N, k], highest score first; of ties the lower id.
-        weights: factors of the experts' results, [N, k].
+        ids: experts of each token, int64 [N, k], highest score first, ties by ascending id.
+        weights: factors of the results of these experts, [N, k].
         counts: tokens per expert, int64 [E].
     """
 
@@ -189,7 +192,7 @@ class MoE(Module):
 
     Args:
         dim, hidden: sizes of each expert.
-        experts, k: number of experts, and of experts per token.
+        experts, k: number of experts, and of experts that process each token.
         normalize: whether to divide the weights of a token by their sum.
         score: `softmax` over all experts, or `sigmoid` of each.
     """
@@ -198,9 +201,10 @@ class MoE(Module):
         self, dim: int, hidden: int, experts: int, k: int, *, normalize: bool = True, score: str = "softmax",
         name: str = "", seed: int | None = None,
     ) -> None:  # fmt: skip
-        if not 1 <= k <= experts or score not in ("softmax", "sigmoid"):
-            expected, got = "1 <= k <= experts, softmax or sigmoid", f"k {k} of {experts}, {score}"
-            raise UsageError("invalid expert counts or score", expected=expected, got=got)
+        if not 1 <= k <= experts:
+            raise UsageError("invalid number of experts per token", expected=f"1 <= k <= {experts}", got=k)
+        if score not in ("softmax", "sigmoid"):
+            raise UsageError("unknown score of experts", expected="softmax or sigmoid", got=score)
         self.experts, self.k, self.normalize, self.score = experts, k, normalize, score
         self.router = Linear(dim, experts, bias=False, name=name and f"{name}router.", seed=seed)
 
@@ -223,7 +227,7 @@ class MoE(Module):
         return Routing(logits, scores, ids, weights, counts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., dim] to the same shape."""
+        """Map [..., dim] to the same shape."""
         return self.mix(x, self.route(x.reshape(-1, x.shape[-1])))
 
     def mix(self, x: Tensor, routing: Routing) -> Tensor:

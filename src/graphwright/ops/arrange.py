@@ -19,7 +19,7 @@ class Flip(Row):
     """x[..., -1 - i, ...]: entries along some axes in reversed order."""
 
     arity, attrs, emit = 1, {"axes": ...}, "{0}.flip({axes})"
-    axes = fixed_size("the order of its entries matters: it reverses the axis", attr="axes")
+    axes = fixed_size("reverses it, so that the order of its entries matters", attr="axes")
     vjp = lambda g, ins, outs, attrs, needs: (call("flip", g, axes=attrs["axes"]),)
     sample = lambda rng: ([rng.normal(size=(2, 3, 4))], {"axes": [(0,), (-1,), (1, 2), (0, 1, 2)][rng.integers(4)]})
 
@@ -38,7 +38,7 @@ class Roll(Row):
     """x[(i - shift) mod n]: entries shifted cyclically along axes."""
 
     arity, attrs, emit = 1, {"shifts": ..., "axes": ...}, "{0}.roll({shifts}, {axes})"
-    axes = fixed_size("the order of its entries matters: it shifts entries along it", attr="axes")
+    axes = fixed_size("shifts entries along it, so that their order matters", attr="axes")
 
     def infer(x, shifts, axes):
         if len(axes_of(axes, len(x.shape))) != len(shifts) or len(axes) != len(shifts):
@@ -213,7 +213,7 @@ class _Triangle(Row):
     """An op that keeps a triangle of each matrix in the last two axes."""
 
     arity, attrs, operands = 1, {"diagonal": 0}, ("x",)
-    axes = fixed_size("the order of its entries matters: it keeps a triangle", last=2)
+    axes = fixed_size("keeps a triangle, so that the order of its entries matters", last=2)
     sample = lambda rng: ([rng.normal(size=(2, 4, 3))], {"diagonal": int(rng.integers(-2, 3))})
 
     def infer(x, diagonal):

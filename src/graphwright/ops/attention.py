@@ -97,7 +97,7 @@ class RopeDynamic(_Frequencies):
         return [rng.integers(0, 50, (2, 5)), base], {"theta": 10000.0, "factor": 4.0, "original": 20}
 
     def axes(u: AxesUse):
-        u.frozen(u.ins[1][0], "its size is part of the formula")
+        u.frozen(u.ins[1][0], "uses its size in the formula")
         for term in u.ins[0]:
             u.mixed(term, "takes the maximum over it")
         return [u.ins[1]]
@@ -307,7 +307,7 @@ class Sdpa(Row):
         return [(*q[:3], v[3])]
 
     def emit(i, a):
-        if a["optional"] or not a["causal"]:  # masks and starts are facts of a run, and the cache holds the past only
+        if a["optional"] or not a["causal"]:  # masks and starts are known at run time, and caches hold the past only
             return None
         window = "" if a["window"] is None else f", window={a['window']}"
         return f"attend({', '.join(i)}, run, {literal(a['scale'])}{window})"

@@ -347,7 +347,7 @@ AxesRule = Callable[[AxesUse], Sequence[Dims]]
 
 
 def broadcast(u: AxesUse) -> Sequence[Dims]:
-    """Join the aligned dimensions of an elementwise op's operands, except those of size 1."""
+    """Join aligned dimensions of an elementwise op's operands, except those of size 1; return those of the results."""
     return [broadcast_dims(u, u.ins, shape) for shape in u.shapes]
 
 
@@ -370,7 +370,7 @@ def identity(u: AxesUse) -> Sequence[Dims]:
 
 
 def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
-    """Return a rule that freezes the last dimensions, or those that `attr` names; results have all of the operand's."""
+    """Return an `axes` rule: results have the operand's dimensions; the last ones, or those of `attr`, are frozen."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x = u.ins[0]
@@ -382,7 +382,7 @@ def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
 
 
 def resized_last(why: str) -> AxesRule:
-    """Return a rule that keeps the leading dimensions and freezes the last ones, which the op resizes or scans."""
+    """Return an `axes` rule that freezes the last dimensions, which the op resizes or slides a window over."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x, rank = u.ins[0], len(u.attrs.get("kernel") or u.attrs.get("sizes") or u.attrs.get("widths") or ())
@@ -397,7 +397,7 @@ def resized_last(why: str) -> AxesRule:
 
 
 def along_axis(why: str) -> AxesRule:
-    """Return a rule for ops whose results have the operand's dimensions and depend on all entries along `axis`."""
+    """Return an `axes` rule: the result has the operand's dimensions and depends on all entries along `axis`."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x = u.ins[0]

@@ -78,8 +78,8 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
     """Run an op on operands of any kind and return its result, or a tuple of results.
 
     Args:
-        out: where to write the result, with its exact spec and the type of the operands; one per result. It may share
-            memory with an operand only where the `inplace` trait allows it. It is returned.
+        out: an array or tensor for each result to be written to, of exactly its spec and the type of the operands. It
+            may share memory with an operand only where the `inplace` trait allows it. It is returned.
     Raises: ShapeError, DTypeError, UsageError, AliasError, ReadOnlyArray before anything is written.
     """
     row = OPS.get(name) or get(name)
@@ -93,7 +93,7 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
 
 
 def as_dtype(x: Any, dtype: DType) -> Any:
-    """Cast an operand of any kind, unless it has the dtype."""
+    """Cast an operand of any kind, unless it has the dtype already."""
     return x if x.dtype is dtype else call("cast", x, dtype=dtype)
 
 
@@ -103,7 +103,7 @@ def compute(
     """Run an op on arrays; `attrs` has a value for each attribute.
 
     Args:
-        outs: arrays of exactly the inferred specs to write; by default new ones, or views of the operand.
+        outs: arrays for the results, of exactly the inferred specs; by default new arrays, or views of the operand.
     Raises: ShapeError, DTypeError, UsageError before any kernel runs.
     """
     if outs is not None:
@@ -211,7 +211,7 @@ _MOST_KNOWN = 4096
 
 
 def _learned(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> _Dispatch:
-    """Compute the facts for running an op, and cache them under `key` if there is one. Raises: as `Op.specs`."""
+    """Compute the facts for running an op, and cache them under `key` if there is one. Raises: see `Op.specs`."""
     given = [a.spec for a in ins]
     specs = row.specs(given, attrs)
     view = fresh = None

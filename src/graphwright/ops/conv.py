@@ -98,7 +98,7 @@ def _convolved(u: AxesUse, groups: Atom, read: Term, made: Term, at: int) -> Seq
 
 
 def grouped_channels(u: AxesUse, groups: Atom, *channels: Term) -> None:
-    """State that `groups` is a dimension with the size of the attribute `groups`, and name the channel dimensions."""
+    """Mark `groups` as channel groups, whose number is the attribute `groups`, and `channels` as channels."""
     u.sizes["groups"] = groups
     u.kind(groups, "channel_groups")
     for term in channels:
@@ -239,7 +239,7 @@ class Unfold(_Columns):
 
     def infer(x, kernel, **window):
         if len(x.shape) < 3 or isinstance(x.shape[1], str):
-            raise ShapeError("x must be [N, C, spatial...]", got=x)
+            raise ShapeError("x must be [N, C, spatial...] with a known number of channels", got=x)
         rule = Window.of(kernel, window)
         return Spec((x.shape[0], x.shape[1] * rule.entries, prod(rule.counts(x.shape[2:]))), x.dtype)
 

@@ -296,7 +296,7 @@ class Remainder(rules.Binary):
 
 @op("pow")
 class Pow(rules.Binary):
-    """xᵖ, elementwise; integer p for negative x too. Gradients g·p·xᵖ⁻¹ (0 if p = 0) and g·y·ln x (0 if x = 0 ≤ p)."""
+    """xᵖ, elementwise; x < 0 needs an integer p. Gradients g·p·xᵖ⁻¹ (0 if p = 0) and g·y·ln x (0 if x = 0 ≤ p)."""
 
     saves, traits = Saves(inputs=(0, 1), outputs=(0,)), Traits(amp="f32")
     emit, onnx, aten = "torch.pow({0}, {1})", "Pow", "pow"

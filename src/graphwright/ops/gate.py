@@ -89,7 +89,7 @@ class GateOp(Row):
 
 @op("gate_grad")
 class GateGrad(Backward):
-    """Gradients of logits and temperatures, from the operands of `gate` and the gradients of the results in `given`."""
+    """Gradients of logits and temperatures, from `gate`'s operands and the gradients of results marked in `given`."""
 
     arity, vjp, cost = (4, None), None, _cost
     attrs, traits = {"sizes": ..., "given": ...}, replace(_TRAITS, backward_of="gate")

@@ -145,7 +145,7 @@ class Linear(_Product):
 
 
 def _dequantised(q, scales, group):
-    """Return the weights [out, in] of integers q and scales, one for each `group` entries of a row."""
+    """Return float weights [out, in] from integers q and scales, one scale for each `group` entries of a row."""
     wide = call("repeat_interleave", scales, repeats=group, axis=1)
     return call("cast", q, dtype=scales.dtype) * call("slice", wide, axis=1, start=0, size=q.shape[1])
 
@@ -224,7 +224,7 @@ def _draw(rng):
 
 @op("grouped_matmul")
 class GroupedMatmul(_Product):
-    """Group e of rows, offsets[e] to offsets[e + 1] of x [N, d], times w[e]: x [N, d], w [E, d, f] -> [N, f].
+    """x[offsets[e] : offsets[e + 1]] · w[e] for each group e of rows: x [N, d], w [E, d, f] -> [N, f].
 
     Offsets [E + 1] start at 0 and never decrease, to at most N. A group may be empty; rows after the last group give 0.
     dx = g·wᵀ with the same groups; dw is `grouped_outer`.
@@ -253,7 +253,7 @@ class GroupedMatmul(_Product):
         u.kind(w[1], "neurons")
         u.same(offsets[0], chain(Atom(1), w[0]))
         for term in (x[0], w[0]):
-            u.mixed(term, "has a run of rows for each")
+            u.mixed(term, "multiplies it in groups of rows")
         u.kind(w[0], "experts")
         return [(x[0], w[2])]
 

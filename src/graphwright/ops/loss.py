@@ -200,7 +200,7 @@ def _log(p):
 
 @op("bce_with_logits")
 class BinaryCrossEntropyWithLogits(_Binary):
-    """max(x, 0) - x·y + log1p(e^-|x|): the same of p = σ(x), for scores x; gradients g·(σ(x) - y) and -g·x."""
+    """max(x, 0) - x·y + log1p(e^-|x|): `bce` of p = σ(x), for scores x; gradients g·(σ(x) - y) and -g·x."""
 
     traits = Traits(applies="sigmoid")
     sample = lambda rng: ([rng.uniform(-4, 4, (3, 1, 4)), rng.uniform(0, 1, (5, 4))], {})

@@ -54,7 +54,7 @@ def _count(x, axes, less):
 
 
 def _standard(x, axes, eps):
-    """Return x̂ and r."""
+    """Return x̂ and r of the module's formulas, with statistics over `axes`."""
     apart = x - _mean(x, axes)
     r = call("rsqrt", _mean(apart * apart, axes) + eps)
     return apart * r, r
@@ -298,7 +298,8 @@ def _normed_sample(rng: np.random.Generator) -> list:
 class BatchNorm(_ChannelNorm):
     """(x - mean)/√(var + eps)·w + b per channel of x [N, C, ...] with given mean and var [C]: evaluation.
 
-    Mean and variance may have a floating dtype different from that of x; w and b [C] are optional. dx = u·r.
+    Mean and variance may have a floating dtype different from that of x; w and b [C] are optional.
+    dx = g·w·r with r = 1/√(var + eps).
     """
 
     attrs, saves, traits = {"eps": 1e-5}, Saves(inputs=(0, 1, 2, 3)), Traits(fixed=(1, 2))
@@ -406,8 +407,8 @@ class _AlongAxis(Row):
 class Softmax(_AlongAxis):
     """e^(x - max x) / Σ e^(x - max x) along an axis; gradient y(g - Σ g·y).
 
-    An optional second operand is a bool mask that broadcasts to x. The result is 0 where it is false, and the sum is
-    taken over the other entries. Along the axis, entries that are all -inf without a mask give NaN.
+    An optional second operand is a bool mask that broadcasts to x; where it is false, entries are excluded and give 0.
+    If all entries along the axis are excluded, they give 0; if all are -inf, NaN.
     """
 
     arity, attrs, traits = (1, 2), {"axis": -1}, Traits(normalises=True, amp="f32", fixed=(1,))

@@ -205,7 +205,7 @@ def _interpolated(x: Spec, sizes: tuple[int, ...], mode: str, align_corners: boo
 
 @op("interpolate")
 class Interpolate(_PoolOp):
-    """x resampled along its trailing axes, from n to m entries; result i is x at position s.
+    """x resampled to `sizes` along its trailing axes; from n to m entries, result i is x at position s.
 
     `nearest`: s = ⌊i·n/m⌋. `linear`: s = (i + ½)·n/m - ½, at least 0, or i·(n-1)/(m-1) with `align_corners`; x is
     interpolated linearly between its entries.
@@ -235,7 +235,7 @@ class Interpolate(_PoolOp):
 
 @op("interpolate_backward")
 class InterpolateBackward(_PoolOp, Backward):
-    """interpolateᵀ g: each entry is added to those it was interpolated from; the trailing axes have `sizes`."""
+    """interpolateᵀ g: each entry is spread over those it was interpolated from; the trailing axes have `sizes`."""
 
     attrs, infer, sample = Interpolate.attrs, _interpolated, Interpolate.sample
     traits = Traits(backward_of="interpolate")

@@ -62,8 +62,8 @@ class Traits:
     # indices of operands that must be row-major (negative from the end); operands that are not are copied first
     contiguous: tuple[int, ...] = ()
     nary: bool = False  # takes any number of operands, summed in port order: a junction
-    # casting class: `low`, `f32` under autocast (`f32` promotes otherwise); `promote`, `inner` (follow the first
-    # operand) always; `keep`
+    # casting class. Under autocast, `low` casts operands to the 16-bit dtype and `f32` to float32; `promote`, and `f32`
+    # otherwise, casts them to their common dtype, `inner` to the first operand's dtype; `keep` casts nothing
     amp: str = "keep"
     fixed: tuple[int, ...] = ()  # indices of operands that are never cast: ids, masks, conditions
     elementwise: bool = False  # each element of the result depends on the operands' elements at the same index alone
@@ -177,7 +177,7 @@ class Op:
         return range(ins) if self.traits.carried else self.traits.contiguous
 
     def stops_gradient(self, attrs: Attrs) -> bool:
-        """Return True if no gradient passes the op with these attributes."""
+        """Return True if no gradient passes through the op with these attributes."""
         factor = self.traits.gradient_scale
         return factor is not None and (attrs[factor] if isinstance(factor, str) else factor) == 0
 

@@ -29,8 +29,8 @@ class SampleToken(Row):
     seen so far, int32 [B, S, 2]: pairs of an id and its count in the output, each id once, ended by a negative id.
     The steps, in this order:
 
-    1. Logits of seen ids are divided by the repetition penalty where positive and multiplied by it elsewhere; ids of
-       the output then lose presence + frequency · count.
+    1. Logits of seen ids are divided by the repetition penalty where positive and multiplied by it elsewhere; those of
+       ids in the output are then reduced by presence + frequency · count.
     2. Temperature 0 takes the largest logit and stops here; otherwise logits are divided by the temperature.
     3. top_k keeps that many of the largest logits (0: all); top_p the shortest prefix of the descending order, at
        least one, whose probability reaches it; min_p the ids with at least this share of the largest probability.

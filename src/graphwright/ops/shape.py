@@ -35,7 +35,7 @@ def inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def _runs(dims: Sequence[Term]) -> list[tuple[Term | None, list[Term]]]:
-    """Cut dimensions before each symbolic one: pairs of it (None in the first pair) and the dimensions after it."""
+    """Return pairs (symbolic dimension, dimensions up to the next symbolic one); the first pair begins with None."""
     runs: list[tuple[Term | None, list[Term]]] = [(None, [])]
     for term in dims:
         if isinstance(size(term), str):
@@ -95,7 +95,7 @@ class Unflatten(ViewOp):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] != prod(sizes):
             raise ShapeError(
-                "the product of sizes is not the axis' size", where=f"axis {at}", expected=x.shape[at], got=sizes
+                "the product of sizes is not the size of the axis", where=f"axis {at}", expected=x.shape[at], got=sizes
             )
         return Spec(spliced(x.shape, at, *sizes), x.dtype)
 
@@ -269,7 +269,7 @@ class Size(Row):
 
     arity, attrs, cost, vm = 1, {"axis": ...}, free_cost, forms.SIZE
     traits, sample = Traits(valueless=True), normal_sample(2, 4, 3, axis=1)
-    vjp, why = None, {"vjp": "a size is an integer", "emit": "a size is a number of the run"}
+    vjp, why = None, {"vjp": "a size is an integer", "emit": "a size is known only at run time"}
     onnx = lambda u: onnx_size(u, u.attrs["axis"])
 
     def infer(x, axis):

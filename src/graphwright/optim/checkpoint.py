@@ -1,8 +1,9 @@
 """Saved trainings: written atomically and resumed bit for bit.
 
-A directory of `state.safetensors` (every tensor once; a tied one under its first name) and `train.json`: schema, hash
-of the model's structure and of its journal, options of the compiled step, a checksum per tensor, other names of tied
-tensors, the positions of scheduler, loader and generator, and a checksum of the file itself.
+A saved training is a directory with two files. `state.safetensors` has every tensor once; a tied one under its first
+name. `train.json` has the schema number, hashes of the model's structure and journal, options of the compiled step, a
+checksum per tensor, the other names of tied tensors, the states of scheduler, loader and random generator, and a
+checksum of itself.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _FIELDS = {"schema", "structure", "journal", "plan", "step", "tensors", "aliases
 
 
 class StateError(CheckpointError):
-    """A saved training is damaged, of another schema, or of another model or optimizer."""
+    """A saved training is damaged, has an unknown schema, or does not match the model or optimizer."""
 
 
 class HasVariables(Protocol):
     """A model, optimizer or scaler, whose state is tensors."""
 
     def variables(self) -> Mapping[str, Variable]:
-        """Return the variables by name; a tied one may have several names."""
+        """Return the variables by name; a tied variable may have several names."""
         ...
 
 
@@ -50,7 +51,7 @@ class HasStructure(HasVariables, Protocol):
     """A module, program or model."""
 
     def structure_hash(self) -> str:
-        """Return a hash that is equal where a saved state fits."""
+        """Return a hash of the structure; models with equal hashes can load each other's saved states."""
         ...
 
 
@@ -75,8 +76,8 @@ def save_state(
 
     Args:
         directory: its parent must exist.
-        compiled: the step of `compile_step`, for its options and the number of accumulated batches.
-        facts: additional JSON values, returned by `SavedState.facts`.
+        compiled: the step made by `compile_step`; its options and the number of accumulated batches are saved.
+        facts: additional JSON values, available as `SavedState.facts` after loading.
     Raises: UsageError if a state is not JSON; FileError if writing fails, with the old directory unchanged.
     """
     tensors, aliases = _gathered(model, optimizer, scaler, compiled)
@@ -110,11 +111,11 @@ def load_state(
     """Resume a saved training; return its step. Everything is read and checked before anything changes.
 
     Args:
-        compiled: the step of `compile_step`, which must have the saved options.
-        remap: the model's journal, if the model was edited since the state was saved: weights and moments are remapped
-            along its edits. What an edit added keeps the model's value; its moments are 0.
-    Raises: StateError or CheckpointError for damaged files, or a state of another model, optimizer or step;
-        UnreadableFile; with `remap` NotUndoable or ReplayConflict if edits cannot be replayed.
+        compiled: the step made by `compile_step`, which must have the saved options.
+        remap: the model's journal, if the model was edited since the state was saved: its edits are applied to the
+            saved weights and moments. Weights that an edit added keep the model's values; their moments are 0.
+    Raises: StateError or CheckpointError if files are damaged or do not match model, optimizer or step; UnreadableFile;
+        with `remap` NotUndoable or ReplayConflict if edits cannot be replayed.
     """
     saved = SavedState.read(directory)
     saved.restore(model, optimizer, scheduler, scaler, loader, rng, compiled=compiled, remap=remap)
@@ -123,16 +124,16 @@ def load_state(
 
 @dataclass(frozen=True)
 class SavedState:
-    """The contents of `train.json`; `restore` reads the tensors.
+    """A saved training whose `train.json` was read and checked; its tensors are read by `restore`.
 
     Attributes:
-        directory: of the saved training.
-        step, facts: as saved.
-        structure, journal: hashes of the model's structure and, if it is a program, of its journal.
+        directory: directory of the saved training.
+        step, facts: the arguments of `save_state`.
+        structure, journal: hashes of the model's structure and of its journal; `journal` is None for a module.
         plan: options of the compiled step, or None.
-        tensors: name -> checksum.
+        tensors: name of each tensor -> checksum of its bytes.
         aliases: other name of a tied tensor -> its first name.
-        states: states of `scheduler`, `loader` and `rng`.
+        states: states of `scheduler`, `loader` and `rng`, by these names.
     """
 
     directory: Path
@@ -169,10 +170,10 @@ class SavedState:
         scaler: HasVariables | None = None, loader: HasState | None = None, rng: HasState | None = None, *,
         compiled: CompiledStep | None = None, remap: Journal | None = None,
     ) -> None:  # fmt: skip
-        """Restore the parts that are given; see `load_state`."""
+        """Restore model, optimizer and all other arguments that are given; see `load_state`."""
         if remap is None and model.structure_hash() != self.structure:
-            fix = "load it into the same model, or with remap=program.journal into one that was edited since"
-            raise StateError("the saved state is of a model with another structure", where=self.directory, fix=fix)
+            fix = "load it into the same model; if that was edited after saving, pass remap=program.journal"
+            raise StateError("the saved state is of a model with a different structure", where=self.directory, fix=fix)
         parts = _given(scheduler, loader, rng)
         own, aliases = _gathered(model, optimizer, scaler, compiled)
         scope = tuple(sorted({name.partition(".")[0] for name in own}))
@@ -184,10 +185,11 @@ class SavedState:
         if remap is not None:
             program = program_of(model)
             if program is None:
-                raise StateError("remap needs a program", where=self.directory, got=type(model).__name__)
+                raise StateError("remap is given but the model is not a program", where=self.directory,
+                                 got=type(model).__name__)  # fmt: skip
             arrays = remap_state(self, arrays, program, remap, optimizer if isinstance(optimizer, Optimizer) else None)
         elif {a: n for a, n in self.aliases.items() if a.partition(".")[0] in scope} != aliases:
-            wrong.append("different tensors are tied")
+            wrong.append("other tensors are tied in the saved state than in this model")
         wrong += _misfits(own, {name: array.spec for name, array in arrays.items()})
         self._refuse(wrong)
         before = [(part, dict(part.state_dict())) for _, part in parts]
@@ -203,11 +205,11 @@ class SavedState:
 
     def _refuse(self, wrong: Sequence[str]) -> None:
         if wrong:
-            what = "\n  ".join(["saved state does not match:", *dict.fromkeys(wrong)])
-            raise StateError(what, where=self.directory)
+            lines = "\n  ".join(dict.fromkeys(wrong))
+            raise StateError(f"the saved state does not match:\n  {lines}", where=self.directory)
 
     def _arrays(self, scope: Sequence[str], own: Mapping[str, Variable], wrong: list[str]) -> dict[str, NDArray]:
-        """Read and check the tensors of some parts; specs are compared with `own` first. Raises: StateError."""
+        """Read and check the tensors of the parts `scope`, unless `wrong` has problems. Raises: StateError."""
         names = [name for name in self.tensors if name.partition(".")[0] in scope]
         arrays: dict[str, NDArray] = {}
         with Checkpoint(self.directory, stem="state") as checkpoint:
@@ -219,7 +221,7 @@ class SavedState:
             for name, spec in specs.items():
                 host = np.frombuffer(bytearray(checkpoint.bytes(name)), spec.dtype.numpy)
                 if blake2b_128(host) != self.tensors[name]:
-                    raise StateError("a tensor is damaged: wrong checksum", where=f"{self.directory}: {name}")
+                    raise StateError("the saved tensor has a wrong checksum", where=f"{self.directory}: {name}")
                 arrays[name] = from_numpy(host.reshape(spec.sizes), bits=spec.dtype)
         return arrays
 
@@ -227,7 +229,7 @@ class SavedState:
 def remap_state(
     saved: SavedState, arrays: Mapping[str, NDArray], program: Program, journal: Journal, optimizer: Optimizer | None
 ) -> dict[str, NDArray]:
-    """Apply the edits made since a training was saved to its tensors; return them under their present names.
+    """Apply the edits made since a training was saved to the saved tensors; return them under their present names.
 
     Args:
         arrays: saved tensors by name, with the prefix `model.` or `optimizer.`.
@@ -237,20 +239,21 @@ def remap_state(
     heads = {journal.chain.base: -1, **{entry.hash: entry.seq for entry in journal}}
     if saved.journal not in heads or journal.hash != program.journal.hash:
         fix = "pass remap=program.journal of the program that was trained and edited"
-        what = "the journal does not contain the edits from the saved program to this one"
-        raise StateError(what, where=program.name, expected=saved.journal, fix=fix)
+        raise StateError("the journal does not contain the edits from the saved program to this one",
+                         where=program.name, expected=saved.journal, fix=fix)  # fmt: skip
     at = heads[saved.journal]
     past = (program.at(at) if len(journal) else program).fork()
     if past.structure_hash() != saved.structure:
-        raise StateError("the saved state is of a program with another structure", where=f"entry {at}")
+        raise StateError("the structure of the saved state differs from that of the program after this journal entry",
+                         where=f"{program.name}, entry {at}")  # fmt: skip
     for key, variable in past.variables().items():
         if f"model.{key}" not in arrays:
-            raise StateError("a weight is missing in the saved state", where=key)
+            raise StateError("the weight is missing in the saved state", where=key)
         variable.assign(Tensor(arrays[f"model.{key}"]))
     then = {key: (variable.spec, variable.lineage) for key, variable in past.variables().items()}
     replay(journal[at + 1 :], onto=past)
     if past.structure_hash() != program.structure_hash():
-        raise StateError("replaying the journal gives a program with another structure", where=program.name)
+        raise StateError("replaying the journal did not reproduce the structure of the program", where=program.name)
     now = past.variables()
     found = {name: array for name, array in arrays.items() if not name.startswith(("model.", "optimizer."))}
     found |= {f"model.{key}": variable.data for key, variable in now.items()}
@@ -274,13 +277,13 @@ def remap_state(
 
 
 def program_of(model: object) -> Program | None:
-    """Return the program that a model is or has; None for a module."""
+    """Return the program of a model, or the model itself if it is a program; None for a module."""
     found = getattr(model, "program", model)
     return found if isinstance(found, Program) else None
 
 
 def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str]:
-    """Tensors missing on either side, or with different specs."""
+    """List, as text, the tensors that are missing on one side or have different specs."""
     wrong = sorted(f"{name}: missing in the saved state" for name in own.keys() - saved.keys())
     wrong += sorted(f"{name}: unexpected in the saved state" for name in saved.keys() - own.keys())
     both = [(name, variable.spec, saved[name]) for name, variable in own.items() if name in saved]
@@ -290,7 +293,7 @@ def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str
 def _gathered(
     *holders: HasVariables | None,
 ) -> tuple[dict[str, Variable], dict[str, str]]:
-    """Variables of model, optimizer, scaler and compiled step by their first names, and other name -> first name."""
+    """Return the variables of all holders by their first names, and other name of a tied variable -> first name."""
     first: dict[int, str] = {}
     tensors: dict[str, Variable] = {}
     aliases: dict[str, str] = {}
@@ -305,7 +308,7 @@ def _gathered(
 
 
 def _given(*parts: HasState | None) -> list[tuple[str, HasState]]:
-    """Name the parts that are given."""
+    """Return (name, part) for each of `scheduler`, `loader` and `rng` that is not None."""
     return [(n, part) for n, part in zip(("scheduler", "loader", "rng"), parts, strict=True) if part is not None]
 
 

@@ -1,4 +1,4 @@
-"""Gradient clipping and accumulation, and moving averages of weights: tensor code that reads no value back."""
+"""Gradient clipping and accumulation, and moving averages of weights: tensor code without device synchronisation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graphwright.optim.optimizer import HasParameters
 
 
 class NonFiniteGradient(ComputeError):
-    """A gradient has an infinity or a NaN; `where` is the first parameter with one."""
+    """A gradient has an infinity or a NaN; `where` is the first parameter with such a gradient."""
 
 
 def clip_grad_norm_(
@@ -28,12 +28,12 @@ def clip_grad_norm_(
     coefficient = min(1, max_norm / (norm + 1e-6)), as in torch.
 
     Args:
-        params: those without a gradient are skipped.
+        params: parameters; those without a gradient are skipped.
         max_norm: upper bound of the norm.
         norm_type: 1, 2 or infinity.
-        error_if_nonfinite: read the norm back, which synchronises, and raise before any gradient changes.
-    Raises: UsageError if no parameter has a gradient; NonFiniteGradient; TraceError for `error_if_nonfinite` in a
-        trace.
+        error_if_nonfinite: read the norm back, which synchronises, and raise NonFiniteGradient before any gradient
+            changes. In a trace this raises TraceError.
+    Raises: UsageError if no parameter has a gradient.
     """
     if norm_type not in _PARTS:
         raise UsageError("unknown norm_type", expected="1, 2 or inf", got=norm_type)
@@ -72,7 +72,7 @@ _PARTS: dict[float, tuple[Callable[[Tensor], Tensor], Callable[[Sequence[Tensor]
     2.0: (lambda g: (g * g).sum(), lambda parts: call("junction", *parts).sqrt()),
     inf: (lambda g: call("amax", call("abs", g), axes=tuple(range(g.ndim))), lambda parts: reduce(_larger, parts)),
 }
-"""Norm -> the part of one gradient, and the reduction of the parts."""
+"""Norm type -> function from one gradient to its contribution, and function from all contributions to the norm."""
 
 
 Variables = HasParameters | Iterable[Parameter]
@@ -87,7 +87,8 @@ def ema_update(target: Variables, source: Variables, tau: float) -> None:
         raise UsageError("tau is out of range", expected="0 to 1", got=tau)
     targets, sources = (list(v.parameters() if isinstance(v, HasParameters) else v) for v in (target, source))
     if len(targets) != len(sources):
-        raise UsageError("target and source differ in length", expected=len(targets), got=len(sources))
+        raise UsageError("target and source have different numbers of parameters", expected=len(targets),
+                         got=len(sources))  # fmt: skip
     kinds: dict[DType, list[tuple[Variable, Tensor]]] = {}
     for t, s in zip(targets, sources, strict=True):
         kinds.setdefault(t.dtype, []).append((t, s))
@@ -102,9 +103,9 @@ def accumulate(loss: Callable[..., Tensor], batches: Iterable[Any]) -> Tensor:
     """Add the gradient of the mean loss over micro-batches to `.grad`, one batch after another.
 
     Args:
-        loss: called with each batch (a tuple as several arguments); returns a scalar, the mean over the batch.
-        batches: of equal size, so that the mean of their means is the mean over all.
-    Returns: the mean loss, without a tape.
+        loss: called with each batch (a tuple as several arguments); returns a scalar, the mean loss of the batch.
+        batches: batches of equal size, so that the mean of their losses is the mean over all items.
+    Returns: the mean loss, detached. Raises: UsageError if there are no batches.
     """
     given = list(batches)
     if not given:

@@ -1,7 +1,7 @@
 """Learning-rate schedules: functions of the step only, so that a resumed run has the same rates.
 
-A scheduler sets the rate of step 0 at construction and that of the next step at each `step()`; compiled steps read the
-rate without planning again. The first five have the names, arguments and values of torch.
+A scheduler sets the rate of step 0 at construction and the rate of the next step at each `step()`; compiled steps read
+the rate from a variable. ConstantLR to CosineAnnealingLR have the names, arguments and values of torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from graphwright.optim.optimizer import Optimizer
 
 
 def warmup_cosine(step: int, *, peak: float, warmup: int, total: int, floor: float = 0.0) -> float:
-    """Linear warm-up over `warmup` steps to `peak`, then a half cosine down to floor · peak at step `total`.
+    """Return the rate of a step: linear warm-up over `warmup` steps to `peak`, then a half cosine.
+
+    The cosine ends at floor · peak at step `total`; the rate is constant afterwards.
 
     >>> tuple(round(warmup_cosine(s, peak=1.0, warmup=2, total=6), 3) for s in range(7))
     (0.5, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0)
@@ -31,10 +33,11 @@ class LRScheduler:
     """Base of the schedulers.
 
     Args:
-        rate: the learning rate from the initial rate of a group, the step (from 0) and the index of the group.
+        rate: function of the initial rate of a group, the step (from 0) and the index of the group that returns the
+            learning rate.
 
     Attributes:
-        last_step: the step whose rate is set at present.
+        last_step: the step whose rate is set now.
     """
 
     def __init__(self, optimizer: Optimizer, rate: Callable[[float, int, int], float]) -> None:
@@ -48,11 +51,11 @@ class LRScheduler:
         self._set()
 
     def get_last_lr(self) -> list[float]:
-        """Return the present rates of the groups."""
+        """Return the current learning rate of each group."""
         return [group.lr for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the schedule; its parameters belong to the constructor."""
+        """Return the step; the other parameters of the schedule are not saved."""
         return {"last_step": self.last_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -69,7 +72,7 @@ class LRScheduler:
 
 
 class ConstantLR(LRScheduler):
-    """base · factor for `total_iters` steps, then base; factor 1 leaves the rate alone."""
+    """base · factor for `total_iters` steps, then base."""
 
     def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5) -> None:
         _check(0 <= factor <= 1 and total_iters >= 0, "factor in [0, 1], total_iters >= 0")
@@ -85,7 +88,7 @@ class StepLR(LRScheduler):
 
 
 class LambdaLR(LRScheduler):
-    """base · f(step), with one function, or one per group."""
+    """base · f(step), with one function f for all groups, or one per group."""
 
     def __init__(
         self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]
@@ -97,7 +100,7 @@ class LambdaLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """base times a factor that goes linearly from `start_factor` to `end_factor` in `total_iters` steps, then stays."""
+    """base · factor, with a linear change from `start_factor` to `end_factor` over the first `total_iters` steps."""
 
     def __init__(
         self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
@@ -111,7 +114,7 @@ class LinearLR(LRScheduler):
 
 
 class CosineAnnealingLR(LRScheduler):
-    """eta_min + (base - eta_min)·(1 + cos(π·step / T_max)) / 2; it rises again after T_max, as torch's does."""
+    """eta_min + (base - eta_min)·(1 + cos(π·step / T_max)) / 2; it rises again after T_max, as in torch."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
         _check(T_max >= 1 and eta_min >= 0, "T_max >= 1, eta_min >= 0")

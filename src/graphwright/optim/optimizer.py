@@ -1,7 +1,7 @@
 """The base of all optimizers: parameter groups, state per parameter, and the step, eager or inside a plan.
 
-A step calls the op of the optimizer once per group, dtype and weight decay, on all parameters that have a gradient.
-State belongs to the parameter object, so it survives edits and undo.
+A step calls the optimizer's op once per group, dtype and whether weights decay, on all parameters that have a gradient.
+State is stored per parameter object, so it survives edits and undo.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class HasParameters(Protocol):
 
 
 Params = HasParameters | Iterable[Any]
-"""Parameters, parameter groups, or what has parameters."""
+"""Parameters, parameter groups, or an object with parameters."""
 
 
 class ParamGroup:
-    """Parameters that share a learning rate and options; those of a module or program are re-read at every step.
+    """Parameters that share a learning rate and options; those of a module or program are listed again at every step.
 
     Attributes:
-        lr: learning rate of the next step; compiled steps read it without planning again.
+        lr: learning rate of the next step; a compiled step need not be planned again when it changes.
         initial_lr: learning rate at construction, which schedules scale.
         options: all other options, fixed.
     """
@@ -52,7 +52,7 @@ class ParamGroup:
         self.rate = Variable(_scalar(lr, "float64"), name=name)
 
     def parameters(self) -> list[Parameter]:
-        """Return the present members."""
+        """Return the parameters that the group has now."""
         return list(self.owner.parameters() if isinstance(self.owner, HasParameters) else self.owner)
 
     @property
@@ -71,9 +71,9 @@ class ParamState:
 
     Attributes:
         name: prefix of the names of its variables.
-        spec, lineage: spec and last change of shape of the parameter when the state was made.
+        spec, lineage: spec of the parameter, and its last change of shape, when the state was made.
         steps: number of updates, 0-d float32.
-        moments: by name, in float32 or wider.
+        moments: name -> moment, in float32 or wider.
         master: float32 weights of a 16-bit parameter, if the optimizer keeps them.
     """
 
@@ -94,16 +94,17 @@ class Optimizer:
 
     Args:
         params: parameters, groups `{"params": ..., "lr": ..., **options}`, both mixed, or a module, program or model,
-            whose parameters are re-read at every step, so that those added by an edit are trained too.
+            whose parameters are listed again at every step, so that those added by an edit are trained too.
         lr: learning rate, >= 0; setting `opt.lr` later scales the rates of all groups by the same factor.
         options: options of this optimizer with their values; a group may override them.
-        decay_matrices_only: no weight decay for parameters of fewer than two axes, in groups without their own value.
-        low: how 16-bit parameters are updated: `master` keeps float32 weights in the state; `stochastic` rounds to
-            bfloat16 at random with the right mean and keeps no copy; `nearest` rounds and loses small updates. Each
-            continues from the present value of a parameter that an edit or undo set.
+        decay_matrices_only: no weight decay for parameters with fewer than two axes, except in groups that set
+            `weight_decay`.
+        low: how 16-bit parameters are updated: `master` stores float32 weights in the state; `stochastic` rounds to
+            bfloat16 at random with the right mean and stores no copy; `nearest` rounds and loses small updates. Each
+            continues from the current value of a parameter that was set by an edit or undo.
 
     Attributes:
-        moment_names: moments of the op, in its order -> the option that needs the moment, None if it is always there.
+        moment_names: names of the op's moments, in its order -> the option that requires the moment, or None.
         state: parameter -> its state, after its first step.
         extra_moments: names of additional moments in the state of every parameter, such as gradient sums.
     Raises: UsageError for an option out of range or unknown, a duplicate parameter, or no parameters.
@@ -138,7 +139,8 @@ class Optimizer:
             members = [group["params"]] if isinstance(group["params"], Parameter) else group["params"]
             rate = float(group.get("lr", lr))
             if rate and not lr:
-                raise UsageError("a group has lr > 0 but the optimizer's lr is 0, so no ratio exists", got=rate)
+                raise UsageError("a group has lr > 0 but the optimizer's lr is 0", got=rate,
+                                 fix="give the optimizer an lr > 0")  # fmt: skip
             self._add_group(members, rate, {**options, **own}, fallback="weight_decay" not in own)
         if not self.param_groups:
             raise UsageError("the optimizer got no parameters", fix="pass parameters, groups, a module or a program")
@@ -195,7 +197,7 @@ class Optimizer:
             group.lr = value * (group.initial_lr / base) if base else value
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop gradients, or with `set_to_none=False` set them to zero in their own memory."""
+        """Set gradients to None, or with `set_to_none=False` set their entries to zero in place."""
         for p in self.parameters():
             zeros = None if set_to_none or p.grad is None else call("full_like", p.grad, value=0.0)
             if zeros is not None and p.grad is not None and isinstance(p.grad.data, NDArray):
@@ -208,7 +210,7 @@ class Optimizer:
         """Update every parameter that has a gradient.
 
         Args:
-            found_inf: 0-d float32; if it is not 0, weights, moments and counts keep their values (see GradScaler).
+            found_inf: 0-d float32; if it is not 0, weights, moments and counts are not changed (see GradScaler).
         """
         found = self._never if found_inf is None else found_inf
         with no_grad(), scoped(self.name):
@@ -245,7 +247,7 @@ class Optimizer:
             variable.assign(value)
 
     def _state_of_members(self, group: ParamGroup, members: list[Parameter]) -> tuple[list[ParamState], list[Variable]]:
-        """States of some parameters, and their moments and counts in the order of the op."""
+        """Return the states of some parameters, and their moments and step counts in the order of the op's operands."""
         names = self.moments(group.options)
         states = [self.state_of(p, names) for p in members]
         return states, [s.moments[name] for name in names for s in states] + [s.steps for s in states]
@@ -254,8 +256,8 @@ class Optimizer:
     def state_of(self, p: Parameter, names: Sequence[str] | None = None) -> ParamState:
         """Return the state of a parameter: zeros at first, remapped after an edit of its axes.
 
-        Entries that stay keep their moments bit for bit; moments of new entries are 0, also of entries that an undo
-        restores. After any other change of shape (a weight that was set) the state starts again from zeros.
+        Entries that an edit keeps have the same moments, bit for bit; moments of new entries are 0, also of entries
+        that an undo restores. After any other change of shape, as by setting the weight, all moments are 0 again.
         """
         found = self.state.get(p)
         if names is None:
@@ -271,7 +273,7 @@ class Optimizer:
     def _new_state(
         self, p: Parameter, names: Sequence[str], old: ParamState | None, remap: Callable[[Any], Any] | None
     ) -> ParamState:
-        """A state in the parameter's shape and dtype: the old one remapped, or zeros."""
+        """Make a state for the parameter's shape and dtype: the old state remapped, or zeros."""
         wanted, kind = f"{self.name}.{p.name or f'param{len(self.state)}'}", wide(p.dtype)
         names_left = (n for n in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if n not in self._taken)
         name = next(names_left) if old is None else old.name  # two parameters may have the same name
@@ -308,10 +310,10 @@ def wide(dtype: DType) -> DType:
 
 
 def moment_remap(spec: Spec, lineage: ShapeChange | None, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return the function that remaps moments to the parameter's present shape; None if no edits of axes lead there.
+    """Return a function that remaps moments to the current shape of `p`; None if not only edits of axes changed it.
 
     Args:
-        spec, lineage: of the parameter when the moments were made.
+        spec, lineage: spec and last change of shape of the parameter when the moments were made.
     """
     remaps, shape = list(remap_path(lineage, p.lineage)), spec.sizes
     for before, index_maps in remaps:
@@ -328,7 +330,7 @@ def moment_remap(spec: Spec, lineage: ShapeChange | None, p: Parameter) -> Calla
 
 
 def _present(p: Parameter, master: Variable | None) -> Tensor:
-    """The value to update: the master, or the parameter where it was set from outside: master does not round to it."""
+    """Return the value to update: the master weights, or the parameter where it was set since the last step."""
     if master is None:
         return p
     same = call("eq", master.to(p.dtype), p)

@@ -1,4 +1,4 @@
-"""Adam, AdamW, Lion, Muon, RMSprop and SGD; their formulas are ops of `ops/optimize.py`, their defaults torch's."""
+"""Adam, AdamW, Lion, Muon, RMSprop and SGD; their formulas are ops in `ops/optimize.py`. Defaults are as in torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Betas = tuple[float, float]
 
 
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015, algorithm 1), weight decay added to the gradient; definition and defaults are torch's.
+    """Adam (Kingma and Ba 2015, algorithm 1), as `torch.optim.Adam`: weight decay is added to the gradient.
 
     Args:
         params, lr, decay_matrices_only, low: see `Optimizer`.
@@ -37,7 +37,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2); definition and defaults are torch's.
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2), as `torch.optim.AdamW`.
 
     Args:
         params, lr, decay_matrices_only, low: see `Optimizer`.
@@ -57,12 +57,12 @@ class AdamW(Adam):
 
 
 class Lion(Optimizer):
-    """Updates of equal size along the sign of a momentum (Chen et al. 2023, algorithm 2).
+    """Lion: updates of equal size along the sign of a momentum (Chen et al. 2023, algorithm 2).
 
     Args:
-        params, lr, decay_matrices_only, low: see `Optimizer`; the paper takes a third to a tenth of Adam's lr.
+        params, lr, decay_matrices_only, low: see `Optimizer`; the paper uses a third to a tenth of Adam's lr.
         betas: decay rates of the direction and of the momentum, in [0, 1).
-        weight_decay: λ of θ(1 - lr·λ); the paper takes three to ten times Adam's.
+        weight_decay: λ of θ(1 - lr·λ); the paper uses three to ten times Adam's value.
         maximize: maximise instead of minimise.
     """
 
@@ -90,10 +90,10 @@ class Muon(Optimizer):
         nesterov: Nesterov momentum.
         iterations: number of Newton-Schulz iterations.
         eps: lower bound of the norm in the division.
-        adjust: factor of the update of [r, c]: `original`: √max(1, r/c); `match_rms_adamw`: 0.2·√max(r, c), for the lr
-            and weight decay of AdamW.
+        adjust: scale of the update of an [r, c] matrix: `original`: √max(1, r/c); `match_rms_adamw`: 0.2·√max(r, c),
+            so that lr and weight decay of AdamW can be used.
         maximize: maximise instead of minimise.
-    Raises: ShapeError for a parameter of another rank; UsageError as `Optimizer`.
+    Raises: ShapeError for a parameter that is not a matrix; UsageError as `Optimizer`.
     """
 
     op = "muon_step"
@@ -108,17 +108,17 @@ class Muon(Optimizer):
         super().__init__(params, lr, {**options, "eps": eps, "adjust": adjust, "maximize": maximize}, low=low)
         for p in self.parameters():
             if p.ndim != 2:
-                fix = "use AdamW for the others"
-                raise ShapeError("Muon needs matrices", where=p.name or None, got=p.spec, fix=fix)
+                fix = "pass only matrices to Muon, and the other parameters to AdamW"
+                raise ShapeError("the parameter is not a matrix", where=p.name or None, got=p.spec, fix=fix)
 
     @staticmethod
     def in_range(options: Mapping[str, Any]) -> bool:
-        """Also check that momentum is below 1 and `adjust` is known."""
+        """Return True if the options are valid; also check that momentum is below 1 and `adjust` is known."""
         return options["momentum"] < 1 and options["adjust"] in MUON_ADJUST and Optimizer.in_range(options)
 
 
 class RMSprop(Optimizer):
-    """Gradients divided by the root of their running mean square (Graves 2013, eq. 38 to 45); torch's definition.
+    """RMSprop, as `torch.optim.RMSprop`: gradient / root of its running mean square (Graves 2013, eq. 38 to 45).
 
     Args:
         params, lr, decay_matrices_only, low: see `Optimizer`.
@@ -144,12 +144,12 @@ class RMSprop(Optimizer):
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent; definition and defaults are torch's.
+    """Stochastic gradient descent, as `torch.optim.SGD`.
 
     Args:
         params, lr, decay_matrices_only, low: see `Optimizer`.
         momentum: μ, decay rate of the running gradient.
-        dampening: δ, the gradient enters with 1 - δ; the first step takes it undamped.
+        dampening: δ; a gradient is multiplied by 1 - δ when it is added to the momentum, except in the first step.
         weight_decay: λ of g + λ·θ.
         nesterov: Nesterov momentum; requires momentum > 0 and dampening 0.
         maximize: maximise instead of minimise.
@@ -169,6 +169,6 @@ class SGD(Optimizer):
 
     @staticmethod
     def in_range(options: Mapping[str, Any]) -> bool:
-        """Also check what `nesterov` requires."""
+        """Return True if the options are valid; also check that `nesterov` has momentum > 0 and dampening 0."""
         ready = not options["nesterov"] or (options["momentum"] > 0 and options["dampening"] == 0)
         return ready and Optimizer.in_range(options)

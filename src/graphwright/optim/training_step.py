@@ -1,6 +1,6 @@
 """A training step of a program compiled to one plan: forward, backward, clipping and update.
 
-The step follows edits of the program: it re-plans only what an edit touched, and remaps moments with their weights.
+After an edit of the program the step re-plans only what the edit touched, and remaps moments with their weights.
 Learning rates, counts and loss scales are variables, so changing one needs no new plan.
 """
 
@@ -39,7 +39,7 @@ _SUM = "gradient_sum"
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """Options of a compiled step; see `compile_step`. Raises: UsageError for a number out of range."""
+    """Options of a compiled step; see `compile_step`. Raises: UsageError if `accumulate` or `clip` is out of range."""
 
     accumulate: int = 1
     amp: object = None
@@ -52,11 +52,11 @@ class StepOptions:
     def __post_init__(self) -> None:
         if self.accumulate < 1 or (self.clip is not None and not (self.clip > 0 and isfinite(self.clip))):
             got = f"accumulate {self.accumulate}, clip {self.clip}"
-            raise UsageError("a number is out of range", expected="accumulate >= 1, clip > 0 or None", got=got)
+            raise UsageError("accumulate or clip out of range", expected="accumulate >= 1, clip > 0 or None", got=got)
 
 
 class CompiledStep:
-    """A training step; call it with the inputs by name, it returns the loss, a 0-d tensor. See `compile_step`.
+    """A training step: called with the inputs by name, it returns the loss, a 0-d tensor. See `compile_step`.
 
     Attributes:
         source: the trained program.
@@ -85,23 +85,23 @@ class CompiledStep:
         self._seen = (-1, None)
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Tensor:
-        """Run one batch: a step, or with `accumulate=k` a k-th of one. Raises: FeedError before anything runs."""
+        """Run one batch: a whole step, or with `accumulate=k` one of its k batches. Raises: FeedError."""
         return Tensor(self.plan.executable().run({**feeds, **named} if feeds else named)["loss"])
 
     def bind(self) -> BoundCall:
-        """Bind the present step to input and loss buffers; see `BoundCall`. Bind again after an edit."""
+        """Bind the step to fixed buffers for inputs and loss; see `BoundCall`. After an edit, bind again."""
         return self.plan.bind()
 
     @property
     def program(self) -> Program:
-        """The whole step as a program, for inspection: the forward's nodes, `grad.*` and the update's."""
+        """The whole step as a program, for inspection: forward nodes, backward nodes `grad.*`, and update nodes."""
         self._refresh()
         assert self._made is not None
         return self._made.program
 
     @property
     def plan(self) -> Plan:
-        """Plan of the next call."""
+        """The plan that the next call runs."""
         self._refresh()
         assert self._plan is not None
         return self._plan
@@ -111,7 +111,7 @@ class CompiledStep:
         return {self._count.name: self._count}
 
     def options(self) -> dict[str, Any]:
-        """Return what a resumed training must agree with, as JSON values."""
+        """Return the options that a saved training and the step that resumes it must share, as JSON values."""
         settings, planning, inputs = self.settings, self._planning, {n: str(s) for n, s in self.inputs.items()}
         facts = {"inputs": inputs, "accumulate": settings.accumulate, "autocast": self.low and self.low.name}
         facts |= {"clip": settings.clip, "executor": planning.executor, "device": str(planning.device)}
@@ -119,7 +119,7 @@ class CompiledStep:
 
     # -- updates ----------------------------------------------------------------------------------------------------
     def _refresh(self) -> None:
-        """Update the step and its plan to the present program, parameters and mode."""
+        """Update the step and its plan after changes of the program, the parameters or the training mode."""
         if self._seen == (changes.count, training()):
             return
         now = (self.source.version, self.source.checkpoints, training())
@@ -148,12 +148,12 @@ class CompiledStep:
             else:
                 loss = self._loss(**{name: given[name] for name in self._names})
         if not isinstance(loss, Tensor) or loss.shape:
-            raise UsageError("the loss must be a 0-d tensor", where=self.source.name, got=getattr(loss, "spec", loss))
+            raise UsageError("the loss is not a 0-d tensor", where=self.source.name, got=getattr(loss, "spec", loss))
         root = loss if self.settings.accumulate == 1 else loss / float(self.settings.accumulate)
         return root if self.settings.scaler is None else self.settings.scaler.scale(root), {"loss": loss.detach()}
 
     def _update(self) -> None:
-        """Process gradients and update, in the order of an eager loop."""
+        """Accumulate, unscale and clip the gradients, then update the parameters, in the order of an eager loop."""
         waiting, scaler = self._accumulated() if self.settings.accumulate > 1 else None, self.settings.scaler
         if self.settings.clip is not None:
             if scaler is not None:
@@ -166,7 +166,7 @@ class CompiledStep:
             scaler.update(waiting=waiting)
 
     def _accumulated(self) -> Tensor:
-        """Add the gradients to those of earlier batches; return 0 on the last batch of a step, else 1."""
+        """Add the gradients to those of the step's earlier batches; return 0 on the last batch of a step, else 1."""
         with no_grad(), scoped("accumulate"):
             first, count = call("eq", self._count, 0.0), self._count + 1.0
             for p in self.optimizer.parameters():
@@ -191,25 +191,27 @@ def compile_step(
     their weights. Learning rates, counts and the loss scale are read from variables.
 
     Args:
-        program: a forward pass; the states it assigns (statistics, a generator's key) are assigned as in any run.
-        loss: name of an output that is the loss, or a function whose parameters name outputs of the program and inputs
-            of the step: `lambda logits, targets: cross_entropy(logits, targets)`. It may read parameters of its own.
-        optimizer: trains those of its parameters that the loss reads.
-        inputs: per input of the program and of the loss, a Spec or an example array; for the program's also a shape.
-        accumulate: batches per update. Gradients of loss / accumulate are summed; every call is one batch.
+        program: a forward pass; the states it assigns (statistics, a random generator's key) are assigned as in a run.
+        loss: name of an output that is the loss, or a function whose parameters are named as outputs of the program and
+            inputs of the step: `lambda logits, targets: cross_entropy(logits, targets)`. It may use further Parameters.
+        optimizer: updates those of its parameters on which the loss depends.
+        inputs: name of each input of the program and of the loss -> a Spec or an example array; for an input of the
+            program also a shape.
+        accumulate: batches per update; every call is one batch, and the gradients of loss / accumulate are summed.
         amp: `bfloat16` or `float16` to run forward and loss under autocast.
         scaler: a GradScaler, for float16.
         clip: maximum norm of all gradients together; None for no limit.
         executor, device, remat: see `graphwright.plan.compile`; "auto" may use the VM, "aten" gives the bits of the
             eager loop.
-    Raises: UsageError for a number out of range; FeedError for a missing, unknown or mismatched input.
+    Raises: UsageError if `accumulate` or `clip` is out of range, or the loss reads no output; FeedError for a missing,
+        unknown or mismatched input.
     """
     options = StepOptions(accumulate, amp, scaler, clip, executor, device, remat)
     return CompiledStep(program, loss, optimizer, inputs, options)
 
 
 def _read_by(program: Program, loss: Loss) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the program's outputs that the loss reads, and of everything it reads."""
+    """Return the names of the program's outputs that the loss reads, and of all values that it reads."""
     outputs = program.output_names()
     if isinstance(loss, str):
         program.output(loss)
@@ -223,7 +225,7 @@ def _read_by(program: Program, loss: Loss) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def _specs(program: Program, inputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Spec]:
-    """Specs of all inputs of a step. Raises: FeedError listing all problems."""
+    """Return the specs of all inputs of a step. Raises: FeedError listing all problems."""
     declared = {program.path(n): program.spec(n) for n in program.inputs()}
     wanted = [*declared, *(n for n in names if n not in declared and n not in program.output_names())]
     wrong = [f"{name}: no such input of the program or the loss" for name in inputs if name not in wanted]

@@ -21,8 +21,6 @@ from graphwright.program.derived.rewrite import PatchPoint, patched
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
-    pass
-
 CACHED = 32
 """Plans per program, and traces per compiled function; the least recently used one is dropped."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from graphwright.array import Device, NDArray, Spec
+from graphwright.array import NDArray, Spec
 from graphwright.autograd import Tensor, as_tensor, changes
 from graphwright.autograd.modes import modes
 from graphwright.errors import UsageError
 from graphwright.plan.compile import CACHED, plan_for
-from graphwright.plan.options import CompileOptions
+from graphwright.plan.options import CompileKeywords, CompileOptions
 from graphwright.plan.plan import Plan
 from graphwright.plan.planning.planner import uncollected
 from graphwright.plan.running.buckets import PaddingBuckets
@@ -176,15 +176,6 @@ class _TracedSignature:
         return type(self._result)(tensors.values())
 
 
-class CompileKeywords(TypedDict, total=False):
-    """Options of `gw.compile`, as in `CompileOptions`."""
-
-    executor: str
-    device: Device | str
-    remat: int | None
-    freeze: bool
-
-
 @overload
 def compile(
     target: Program, *, outputs: Sequence[str] | None = None, buckets: Mapping[str, Sequence[int]] | None = None,
@@ -218,8 +209,9 @@ def compile(
         raise UsageError("gw.compile needs a Program or a function of tensors", where="gw.compile",
                          expected="a Program, or a callable", got=repr(target)[:80],
                          fix="gw.compile(program), gw.compile(fn), or @gw.compile above a function")  # fmt: skip
-    if (outputs, buckets, mask) != (None, None, None):
-        raise UsageError("outputs, buckets and mask are options of a program, not of a function", where="gw.compile",
-                         expected="none of these options", got=repr(target)[:80],
-                         fix="gw.compile(gw.trace(fn, *examples), ...)")  # fmt: skip
+    given = [name for name, value in (("outputs", outputs), ("buckets", buckets), ("mask", mask)) if value is not None]
+    if given:
+        raise UsageError("outputs, buckets and mask are options of a program, not of a function",
+                         where=f"gw.compile({repr(target)[:80]})", expected="none of these options",
+                         got=", ".join(given), fix="gw.compile(gw.trace(fn, *examples), ...)")  # fmt: skip
     return CompiledFunction(target, CompileOptions.of(**{"executor": "auto", **options}))

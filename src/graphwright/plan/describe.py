@@ -277,7 +277,7 @@ def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
                          fix="n=5")  # fmt: skip
     space = Executable(plan)
     walls, taken = [], [[0.0] * n for _ in plan.instrs]
-    space.run(feeds)  # binds
+    space.run(feeds)  # the first run binds kernels
     for _ in range(n):
         began = perf_counter()
         space.run(feeds)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def checked_index(plan: Any, column: str, i: Any, count: int) -> int:
-    """Return `i` as an int. Raises: UsageError if it is not an index into the column, which has `count` entries."""
+    """Return `i` as an int. Raises: UsageError if it is not an index into `plan.<column>` with `count` entries."""
     if isinstance(i, int | np.integer) and not isinstance(i, bool) and 0 <= i < count:
         return int(i)
     raise UsageError(f"index out of range for plan.{column}", where=plan.program.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import TypedDict, Unpack
 
 from graphwright.array import CPU, Device
 from graphwright.errors import UsageError
@@ -21,6 +21,24 @@ def refuse_string(option: str, names: object) -> None:
         what = f"{option} must be a list or tuple of names, got one string"
         fix = f"{option}=[{names!r}]"
         raise UsageError(what, where="compile", expected="a list or tuple of names", got=repr(names), fix=fix)
+
+
+class CompileKeywords(TypedDict, total=False):
+    """Options of `gw.compile`; see `CompileOptions`."""
+
+    executor: str
+    device: Device | str
+    remat: int | None
+    freeze: bool
+
+
+class PlanKeywords(CompileKeywords, total=False):
+    """Options of `program.compile`; see `CompileOptions`."""
+
+    rewrites: str
+    layout: str
+    watch: Sequence[str]
+    poison: bool
 
 
 @dataclass(frozen=True)
@@ -51,11 +69,9 @@ class CompileOptions:
     poison: bool = False
 
     @classmethod
-    def of(cls, *, device: Device | str = CPU, watch: Sequence[str] = (), **given: Any) -> CompileOptions:
-        """Make options from a device or its name and a sequence of names to watch.
-
-        Raises: UsageError if `watch` is one string.
-        """
+    def of(cls, **given: Unpack[PlanKeywords]) -> CompileOptions:
+        """Make options; `device` may be given by name. Raises: UsageError if `watch` is one string."""
+        device, watch = given.pop("device", CPU), given.pop("watch", ())
         refuse_string("watch", watch)
         return cls(device=Device.parse(device), watch=tuple(watch), **given)
 

@@ -15,13 +15,14 @@ from graphwright.ops import OPS
 from graphwright.program.errors import ForeignNode, NameTaken
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import add_assign, add_op, add_source, set_output
 from graphwright.program.program import Program
 from graphwright.program.recorder import TraceRecorder, record_into
 from graphwright.program.weights import as_array
 
 
 class _Built(Value):
-    """A value with the program that it belongs to, because different programs have equal handles."""
+    """A value with the program that it belongs to, because different programs may have equal handles."""
 
     program: Program
 
@@ -49,7 +50,7 @@ class Builder:
         """Add an input; a dimension is a size or a name. Raises: NameTaken."""
         name = self._full(name)
         self._program.check_name(name)
-        return self._value(self._program.add_source(INPUT, name, Spec(tuple(dims), as_dtype(dtype)), {}))
+        return self._value(add_source(self._program, INPUT, name, Spec(tuple(dims), as_dtype(dtype)), {}))
 
     def param(self, name: str, value: Any, *, key: str | None = None, trainable: bool = True) -> Value:
         """Add a trained tensor with its initial value, or an existing `Parameter`, which is then shared."""
@@ -74,20 +75,20 @@ class Builder:
         operands = [self._mine(i) for i in inputs]
         label = p.free_name(self._full(op)) if name is None else self._full(name)
         p.check_name(label)
-        node = p.add_op(op, operands, attrs, label)
+        node = add_op(p, op, operands, attrs, label)
         values = tuple(self._value(node, port) for port in range(len(p.specs(node))))
         return values[0] if len(values) == 1 else values
 
     def assign(self, state: Value | NodeId, value: Value | NodeId) -> None:
         """Set the value that a state (or param) will have in the next step."""
         p, target = self._program, self._mine(state)
-        p.add_assign(target, self._mine(value), p.free_name(f"{p.path(target)}.next"))
+        add_assign(p, target, self._mine(value), p.free_name(f"{p.path(target)}.next"))
 
     def output(self, value: Value | NodeId, name: str) -> None:
         """Declare an output. Raises: NameTaken."""
         if name in self._program.output_names():
             raise NameTaken("another output has this name", where=name)
-        self._program.set_output(name, self._mine(value))
+        set_output(self._program, name, self._mine(value))
 
     def spec(self, value: Value | NodeId) -> Spec:
         """Return the spec of a value."""
@@ -131,7 +132,7 @@ class Builder:
     def _stored(self, kind: str, name: str, variable: Variable, attrs: dict[str, Any]) -> Value:
         self._program.check_name(name)
         self._program.weights.add(attrs["key"], variable)
-        return self._value(self._program.add_source(kind, name, variable.spec, attrs))
+        return self._value(add_source(self._program, kind, name, variable.spec, attrs))
 
     def _value(self, node: NodeId, port: int = 0) -> Value:
         made = _Built(node, port)

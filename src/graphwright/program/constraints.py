@@ -1,6 +1,6 @@
 """Constraints of a program: conditions that are saved with it; every commit checks the enforced ones.
 
-The kinds of constraint are defined in `graphwright.surgery.constraints`; here one only has to list violations.
+The kinds of constraint are defined in `graphwright.surgery.constraints`; here any object that lists violations is one.
 """
 
 from __future__ import annotations

@@ -48,6 +48,10 @@ class PortEmpty(UsageError):
     """The port has no edge."""
 
 
+class EditClosed(UsageError):
+    """An edit was used outside its with-block."""
+
+
 class NotAJunction(UsageError):
     """Edges can be added and cut only at junctions."""
 

@@ -14,6 +14,7 @@ from graphwright.graph import Chain
 from graphwright.program.editing.edits import AddNode
 from graphwright.program.editing.journal import Journal, in_force
 from graphwright.program.errors import NotUndoable
+from graphwright.program.primitives import copy_into
 from graphwright.program.weights import VariableTwins, abstract_array
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
         raise UsageError("cannot fork while an edit is open", where=p.name, fix="leave the with-block first")
     with p.graph.locked():
         twin = p.empty(name)
-        p.copy_into(twin)
+        copy_into(p, twin)
         twin.graph.describe = twin.history.describe
         twin.weights = p.weights.fork(twins)
         twin.version, twin.valid = p.version, p.valid

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NODE = "gates"
 LOGARITHM = ("clamp", "log")  # the ops by which `gate` takes a logarithm: a pattern of this package
 LEAST = 1.2e-38
-"""Least gate whose logarithm is taken, the smallest normal float32: a softmax weight of this size changes no sum."""
+"""Least gate whose logarithm is taken, the smallest normal float32: adding a softmax weight of it changes no sum."""
 LOGITS, TABLE, TEMPERATURE, RUN = (f"{NODE}.{name}" for name in ("logits", "table", "temperature", "run"))
 RESERVED = frozenset({LOGITS, TABLE, TEMPERATURE, RUN})
 KIND, GROUP, STATE, SLOT, GENERATION, ELEMENT, COST = range(len(COLUMNS))
@@ -281,9 +281,9 @@ def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
 
 
 def folding_pays(p: Program, site: NodeId, product: NodeId, values: Mapping[Value, Tensor]) -> bool:
-    """Return True if folding saves work: the weight is trained and has fewer rows than x.
+    """Return True if folding saves work: the weight of `product` is trained and has fewer rows than x.
 
-    The last dimensions of x must also be the columns of the weight.
+    x is the value that is gated at `site`; its last dimensions must be the columns of the weight.
     """
     weight = origin(p, p.operands(product)[1])
     x, g = (values[v] for v in p.operands(site))

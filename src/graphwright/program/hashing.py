@@ -1,4 +1,4 @@
-"""Hashes of a program, updated node by node: hashing after an edit costs the edit, not the graph."""
+"""Hashes of a program, updated node by node: the cost after an edit depends on the edit, not on the graph."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _encode(value: Any) -> Any:
         raise UsageError("an attribute contains an unpaired surrogate", expected="valid Unicode", got=repr(value))
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    expected = "a number, text, None, dtype, spec, or tuple"
+    expected = "a number, string, None, dtype, spec, or tuple"
     raise UsageError("unsupported type of an attribute", expected=expected, got=repr(value))
 
 

@@ -6,20 +6,19 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref as weak
 
 from graphwright.array import Spec
-from graphwright.errors import CycleError
 from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder
-from graphwright.ops import OPS, get
+from graphwright.ops import OPS
 from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownEdge, UnknownNode
 from graphwright.program.hashing import StructureHash, decode_attrs, encode_attrs
-from graphwright.program.kinds import ASSIGN, INPUT, PARAM, SOURCES, STATE, STORED
-from graphwright.program.tombstones import ForwardNeighbours, Tombstones, edges_against
+from graphwright.program.kinds import ASSIGN, INPUT, PARAM, STATE, STORED
+from graphwright.program.tombstones import ForwardNeighbours, Tombstones
 
 if TYPE_CHECKING:
     from graphwright.graph import Relabelled
@@ -53,7 +52,7 @@ class ChangedNodes(set[NodeId]):
 
 
 class OpGraph:
-    """A directed graph of ops: read it by name, handle or value, and change it by primitive edits.
+    """A directed graph of ops, read by name, handle or value; the functions of `program/primitives.py` change it.
 
     Attributes:
         graph: nodes and edges with their columns.
@@ -320,33 +319,7 @@ class OpGraph:
         if name in self._names:
             raise NameTaken("another node has this name", where=name, fix="pass another name=, or rename the old one")
 
-    def release_name(self, node: NodeId) -> None:
-        """Free the name of a node that is about to be removed."""
-        if self._names.get(name := self.path(node)) == node:
-            del self._names[name]
-
     # -- the order ---------------------------------------------------------------------------------------------------
-    def _reorder(self, change: Callable[[], Relabelled[NodeId]], *, moves: bool = False) -> None:
-        """Apply a change of the order and log it; undo, redo and roll-back skip it and restore the order from the log.
-
-        Args:
-            moves: existing nodes may move.
-        """
-        if self.tombstones.mode == "edit":
-            record = change()
-            if record and moves:
-                self._note_moved(record)
-            if record and self.order_log is not None:
-                self.order_log.append(record)
-
-    def restore_order(self, record: Relabelled[NodeId]) -> Relabelled[NodeId]:
-        """Revert a change of the order; returns the record that repeats it."""
-        self._note_moved(record)
-        return self.order_labels.restore(record)
-
-    def _note_moved(self, record: Relabelled[NodeId]) -> None:
-        for node, _, _ in record.before:
-            self._note(node)
 
     def follow(self) -> ChangedNodes:
         """Return a set that collects every node that changes from now on, for as long as the caller holds it."""
@@ -359,204 +332,7 @@ class OpGraph:
             if (changed := follower()) is not None:
                 changed.add(node)
 
-    def _touch(self, node: NodeId) -> None:
-        self._structure.touch(node)
-        self._note(node)
-
-    def set_order(self, graph: Graph, labels: Mapping[NodeId, tuple[int, int]]) -> None:
-        """Replace the graph and the order labels; edges that go against the labels become back edges."""
-        self.graph, self.back_edges = graph, edges_against(graph, labels.__getitem__)
-        self.order_labels = OnlineOrder.from_labels(ForwardNeighbours(graph, self.back_edges), labels)
-
-    def find_back_edges(self, valid: bool) -> None:
-        """Recompute the back edges after labels were restored; a valid program has none."""
-        self.back_edges.clear()
-        if not valid:
-            self.back_edges |= edges_against(self.graph, self.order_labels.key)
-
-    def order_back_edges(self) -> None:
-        """Reorder nodes for back edges that no longer close a cycle. Raises: CycleError if some still do."""
-        cycle: CycleError | None = None
-        for edge in sorted(self.back_edges):
-            self.back_edges.discard(edge)
-            try:
-                self._order_edge(*self.graph.endpoints(edge))
-            except CycleError as error:
-                self.back_edges.add(edge)
-                cycle = cycle or error
-        if cycle is not None:
-            raise cycle
-
-    def _admit_edge(self, src: NodeId, dst: NodeId) -> bool:
-        """Reorder nodes so that an edge goes forwards; return False if it closes a cycle that the open edit admits."""
-        try:
-            self._order_edge(src, dst)
-        except CycleError:
-            if not self.admits_cycles:
-                raise
-            return False
-        return True
-
-    def _order_edge(self, src: NodeId, dst: NodeId) -> None:
-        """Reorder nodes so that an edge goes forwards. Raises: CycleError with the path; then no order changes."""
-        try:
-            self._reorder(lambda: self.order_labels.add_edge(src, dst), moves=True)
-        except CycleError as error:
-            names = [self.path(n) for n in error.path]
-            fix = "cut an edge on the path, or e.connect(src, junction, delay=1)"
-            got = " -> ".join([*names, names[0]])
-            where = f"{self.path(src)} -> {self.path(dst)}"
-            raise CycleError("the edge would close a cycle", path=error.path, where=where, got=got, fix=fix) from error
-
-    def copy_into(self, twin: OpGraph) -> None:
-        """Copy nodes, edges, order and names into an empty graph; handles stay valid."""
-        twin.set_order(self.graph.copy(), {n: self.order_labels.key(n) for n in self.nodes()})
-        twin._seq = self._seq
-        twin._names, twin._outputs = dict(self._names), dict(self._outputs)
-        twin._kinds = {kind: dict(nodes) for kind, nodes in self._kinds.items()}
-        twin._unsorted = set(self._unsorted)
-        twin._keyed, twin._keys = {key: set(nodes) for key, nodes in self._keyed.items()}, self._keys
-        twin._structure = self._structure.copy(twin)
-
     # -- primitive edits ---------------------------------------------------------------------------------------------
-    def insert_node(
-        self, op: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...], seq: int | None = None,
-        handle: NodeId | None = None, after: NodeId | None = None, before: NodeId | None = None,
-    ) -> NodeId:  # fmt: skip
-        """Add an unconnected node.
-
-        Args:
-            handle: handle of a removed node to restore; by default a new node.
-            after, before: hints for its position in the order.
-        """
-        number = self._seq if seq is None else seq
-        restored = self.tombstones.restore(self.graph, handle)
-        node = restored
-        if restored is None:
-            node = self.graph.add_node(op=op, attrs=MappingProxyType(dict(attrs)), name=name, specs=specs, seq=number)
-            self._seq = max(self._seq, number + 1)
-        self._reorder(lambda: self.order_labels.insert(node, after=after, before=before, created=number))
-        self._names[name] = node
-        self._kinds.setdefault(op, {})[node] = None
-        self._list_key(node)
-        if restored is not None:
-            self._unsorted.add(op)
-        self._touch(node)
-        return node
-
-    def delete_node(self, node: NodeId) -> None:
-        """Remove an unconnected node; its handle can be restored."""
-        self._unlist(node)
-        self._reorder(lambda: self.order_labels.remove(node))
-        self.tombstones.add(node, self.graph.remove_node(node))
-
-    def discard(self, nodes: Sequence[NodeId]) -> None:
-        """Remove nodes and all their edges, which cannot be restored; no other node may read them."""
-        self._reorder(lambda: self.order_labels.remove(*nodes))
-        for node in nodes:
-            self._unlist(node)
-            self.back_edges.difference_update(edge.edge for edge in self.graph.remove_node(node).edges)
-
-    def _unlist(self, node: NodeId) -> None:
-        self._structure.forget(node)
-        self._note(node)
-        self.release_name(node)
-        del self._kinds[self.op(node)][node]
-        self._unlist_key(node)
-
-    def _list_key(self, node: NodeId) -> None:
-        if self.op(node) in STORED:
-            self._keyed.setdefault(self.key(node), set()).add(node)
-            self._keys = None
-
-    def _unlist_key(self, node: NodeId) -> None:
-        if self.op(node) in STORED:
-            key = self.key(node)
-            self._keyed[key].discard(node)
-            if not self._keyed[key]:
-                del self._keyed[key]
-            self._keys = None
-
-    def insert_edge(self, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:
-        """Add an edge, by default at the target's next port. Raises: CycleError, and nothing is changed."""
-        if port is None:
-            port = int(self.graph.node(dst, "next_port"))
-        fits = self._admit_edge(src.node, dst)
-        edge = self.tombstones.restore(self.graph, handle)
-        if edge is None:
-            edge = self.graph.add_edge(src.node, dst, src_port=src.port, dst_port=port)
-        if not fits:
-            self.back_edges.add(edge)
-        if port >= self.graph.node(dst, "next_port"):
-            self.graph.set_node(dst, next_port=port + 1)
-        self._touch(dst)
-        return edge
-
-    def delete_edge(self, edge: EdgeId) -> None:
-        """Remove an edge; its handle can be restored."""
-        dst = self.graph.target(edge)
-        self.tombstones.add(edge, self.graph.remove_edge(edge))
-        self.back_edges.discard(edge)
-        self._touch(dst)
-
-    def move_edge(self, edge: EdgeId, src: Value) -> None:
-        """Rewire an edge to another source. Raises: CycleError, and nothing is changed."""
-        dst = self.graph.target(edge)
-        fits = self._admit_edge(src.node, dst)
-        self.tombstones.rewire(self.graph, edge, src.node)
-        (self.back_edges.discard if fits else self.back_edges.add)(edge)
-        self.graph.set_edge(edge, src_port=src.port)
-        self._touch(dst)
-
-    def update_node(self, node: NodeId, **columns: Any) -> None:
-        """Change the attrs, specs or name of a node."""
-        if "name" in columns:
-            del self._names[self.path(node)]
-            self._names[columns["name"]] = node
-            for edge in self.graph.out_edges(node):
-                self._touch(self.graph.target(edge))
-        if "attrs" in columns:
-            columns["attrs"] = MappingProxyType(dict(columns["attrs"]))
-            self._unlist_key(node)
-        self.graph.set_node(node, **columns)
-        if "attrs" in columns:
-            self._list_key(node)
-        self._touch(node)
-
-    def add_op(
-        self, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str, after: NodeId | None = None
-    ) -> NodeId:
-        """Add an op node with its edges and inferred specs, outside of edits; `after` hints its position."""
-        row = get(op)
-        full = row.complete(attrs, name)
-        specs = row.specs([self.specs(v.node)[v.port] for v in operands], full, name)
-        node = self.insert_node(op, full, name, specs, after=after)
-        for port, operand in enumerate(operands):
-            self.insert_edge(operand, node, port)
-        return node
-
-    def add_source(
-        self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any], before: NodeId | None = None
-    ) -> NodeId:
-        """Add an input, param, const or state node, outside of edits; `before` hints its position."""
-        assert kind in SOURCES
-        return self.insert_node(kind, attrs, name, (spec,), before=before)
-
-    def add_assign(self, target: Value, value: Value, name: str) -> NodeId:
-        """Add a node that assigns `value` to the state or param `target` at the end of a step."""
-        node = self.insert_node(ASSIGN, {}, name, ())
-        self.insert_edge(target, node, 0)
-        self.insert_edge(value, node, 1)
-        return node
-
-    def set_outputs(self, outputs: Mapping[str, Value]) -> None:
-        """Declare the outputs, by name and in order."""
-        self._outputs = dict(outputs)
-        self._structure.touch_outputs()
-
-    def set_output(self, name: str, value: Value) -> None:
-        """Declare one more output."""
-        self.set_outputs({**self._outputs, name: value})
 
 
 def _closure(nodes: Iterable[NodeId], neighbours: Callable[[NodeId], Iterable[NodeId]]) -> set[NodeId]:

@@ -1,4 +1,4 @@
-"""Program: a graph of ops with its weights and its history. Models that are built, opened, traced or evolved are one.
+"""Program: a graph of ops with its weights and history. Every model is one: built, opened, traced or evolved.
 
 Invariant: outside an open edit every port has an edge, every spec is what its op infers, and there is no cycle.
 """
@@ -196,7 +196,7 @@ class Program(OpGraph):
         """Mark a subgraph whose inner values are recomputed for gradients instead of being kept.
 
         Results and gradients are bit-equal; a step needs less memory and runs each inner op once more. The mark holds
-        for `grad`, `run.grad` and steps compiled with `gw.compile`; it is no edit and is not saved.
+        for `grad`, `run.grad` and steps compiled with `gw.compile`; it is not an edit and is not saved.
 
         Args:
             selection: op nodes; None removes all marks.
@@ -250,11 +250,11 @@ class Program(OpGraph):
         return Transaction(self, why, author, tool, check, keep_undo)
 
     def undo(self, n: int = 1) -> None:
-        """Undo the last `n` edits: structure and weight bytes. Raises: NotUndoable, and nothing is undone."""
+        """Undo the last `n` edits: structure and weight bytes. Raises: NotUndoable; then nothing is undone."""
         self.history.walk(n, back=True)
 
     def redo(self, n: int = 1) -> None:
-        """Redo the last `n` undone edits. Raises: NotUndoable, and nothing is redone."""
+        """Redo the last `n` undone edits. Raises: NotUndoable; then nothing is redone."""
         self.history.walk(n, back=False)
 
     def mark(self, name: str) -> None:

@@ -12,6 +12,7 @@ from graphwright.autograd.recorder import differentiating
 from graphwright.program.derived.recompute import Recomputed
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray, Spec
@@ -47,7 +48,7 @@ class TraceRecorder:
         operands, backward = [self._own(s) for s in inputs], differentiating.get()
         if backward:
             operands = [self.recomputed.read(v) for v in operands]
-        node = self.program.add_op(op.name, operands, attrs, self._name(op.name))
+        node = add_op(self.program, op.name, operands, attrs, self._name(op.name))
         self.recomputed.took(node, backward=backward)
         specs = self.program.specs(node)
         return tuple(Symbol(spec, Value(node, port), self) for port, spec in enumerate(specs))
@@ -91,7 +92,7 @@ class TraceRecorder:
 
     # -- values ------------------------------------------------------------------------------------------------------
     def value_of(self, tensor: Tensor) -> Value:
-        """Return the program's value for a tensor."""
+        """Return the program's value for a tensor; an array seen for the first time becomes a const."""
         data = tensor.data
         if isinstance(tensor, Variable):
             current = self._current.get(id(tensor))
@@ -107,7 +108,7 @@ class TraceRecorder:
 
     def constant(self, name: str, spec: Spec) -> Any:
         """Add a const node."""
-        return self.program.add_source(CONST, name, spec, {"key": name})
+        return add_source(self.program, CONST, name, spec, {"key": name})
 
     def _own(self, symbol: Symbol) -> Value:
         if symbol.recorder is not self:
@@ -120,7 +121,7 @@ class TraceRecorder:
             kind = PARAM if isinstance(variable, Parameter) else STATE
             name = self.program.free_name(variable.name or kind)
             trained = {"trainable": variable.requires_grad} if kind == PARAM else {}
-            node = self.program.add_source(kind, name, variable.spec, {"key": name, **trained})
+            node = add_source(self.program, kind, name, variable.spec, {"key": name, **trained})
             self.program.weights.add(name, variable)
             self.variables[id(variable)] = (variable, Value(node))
         return self.variables[id(variable)][1]
@@ -138,10 +139,10 @@ class TraceRecorder:
     def finish(self, outputs: Mapping[str, Tensor]) -> None:
         """Declare the outputs, and assign the new values of variables."""
         p = self.program
-        p.set_outputs({name: self.value_of(t) for name, t in outputs.items()})
+        set_outputs(p, {name: self.value_of(t) for name, t in outputs.items()})
         for key, value in self._current.items():
             source = self.variables[key][1]
-            p.add_assign(source, self.value_of(value), p.free_name(f"{p.path(source)}.next"))
+            add_assign(p, source, self.value_of(value), p.free_name(f"{p.path(source)}.next"))
 
     def restore(self) -> None:
         """Restore the gradients that leaves had before the trace."""
@@ -163,7 +164,7 @@ def record_into(
     feeds = []
     for label, spec in zip(labels, specs, strict=True):
         program.check_name(label)
-        node = program.add_source(INPUT, label, spec, {})
+        node = add_source(program, INPUT, label, spec, {})
         feeds.append(Tensor(Symbol(spec, Value(node), recorder)))
     token = active_recorder.set(recorder)
     try:

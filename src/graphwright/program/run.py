@@ -48,7 +48,7 @@ def check_feeds(p: Program, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], d
             continue
         have, want = tensor.dtype, spec.dtype
         if have is not want and have.kind == want.kind and (have.itemsize <= want.itemsize or have.name == "float64"):
-            tensor = tensor.to(want)  # the values stay; Python floats are float64
+            tensor = tensor.to(want)  # without a change of values; Python floats are float64
         if tensor.dtype is not want:
             wrong.append(f"{name}: expected {spec}, got {tensor.spec}")
         elif not spec.match(tensor.shape, dims):
@@ -285,7 +285,7 @@ def run(
     Raises: FeedError before anything runs; ComputeError with the node's path; a failed run assigns nothing.
     """
     if not isinstance(feeds, Mapping | None):
-        raise FeedError("inputs must be a mapping", where=p.name, expected=p.input_names(), got=repr(feeds)[:80])
+        raise FeedError("the inputs are not a mapping", where=p.name, expected=p.input_names(), got=repr(feeds)[:80])
     return run_nodes(p, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch, state=state)
 
 

@@ -93,12 +93,12 @@ def matches(pattern: str, path: str) -> bool:
 
 
 class Filters(TypedDict, total=False):
-    """Filters of a selection; None admits every node.
+    """Filters of a selection; a filter that is None admits every node.
 
     Attributes:
         op: name of an op or kind (`param`, `input`, ...).
         kind: `op` for all ops, `source` for inputs, params, consts, states and assigns.
-        dtype: of the first result.
+        dtype: dtype of the first result.
         where: predicate on handles.
         regex: searched in the path.
     """
@@ -140,7 +140,7 @@ class Selection:
         return len(self.nodes)
 
     def names(self) -> list[str]:
-        """Paths of the nodes."""
+        """Return the paths of the nodes. Raises: StaleSelection."""
         self._alive()
         return [self.program.path(n) for n in self.nodes]
 
@@ -353,7 +353,7 @@ def _tests(p: Program, query: Mapping[str, Any]) -> list[tuple[str, Callable[[No
     tests: list[tuple[str, Callable[[NodeId], bool]]] = []
     if (pattern := query.get("pattern")) is not None:
         if not isinstance(pattern, str):
-            raise BadPattern("the pattern is not a text", got=repr(pattern)[:80], fix="where= takes a predicate")
+            raise BadPattern("the pattern is not a string", got=repr(pattern)[:80], fix="where= takes a predicate")
         tests.append((f"pattern={pattern!r}", lambda n: matches(pattern, p.path(n))))
     if (op := query.get("op")) is not None:
         tests.append((f"op={op!r}", lambda n: p.op(n) == op))

@@ -1,7 +1,7 @@
 """Records of removed nodes and edges and of rewired edges, so that undo and redo restore the same handles.
 
 Invariant: in mode `edit` nothing is restored. The other modes step strictly backwards, or forwards again, through the
-changes of mode `edit`, which the restore functions of the graph require.
+changes of mode `edit`, as the restore functions of the graph require.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Tombstones:
         return alive
 
     def rewire(self, graph: Graph, edge: EdgeId, source: NodeId) -> None:
-        """Change the source of an edge; in mode `edit` it becomes the last out-edge, else it gets its old position."""
+        """Change the source of an edge; in mode `edit` it becomes the last out-edge, else it is put back."""
         if graph.source(edge) == source:
             return
         if self.mode == "edit":

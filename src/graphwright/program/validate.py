@@ -12,6 +12,7 @@ from graphwright.ops import OPS, get
 from graphwright.program.errors import InvalidProgram, PortEmpty, SpecMismatch
 from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import ASSIGN, KINDS, PARAM, SOURCES, STATE, STORED
+from graphwright.program.primitives import update_node
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -115,7 +116,7 @@ def infer(
             continue
         if fresh != p.specs(node):
             before.setdefault(node, p.specs(node))
-            p.update_node(node, specs=fresh)
+            update_node(p, node, specs=fresh)
         elif node not in before and p.op(node) not in SOURCES:
             continue
         walk.add(reader for reader in p.graph.successors(node) if reader not in seen)
@@ -224,7 +225,7 @@ def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
         return
     for want, have in zip(fresh, p.specs(node), strict=False):
         if want != have:
-            yield _spec_mismatch("spec", path, "its spec is not what its op infers", want, have)
+            yield _spec_mismatch("spec", path, "the stored spec differs from the one that the op infers", want, have)
     count = 1 if op in SOURCES else len(fresh)  # the spec of a source is declared
     if count != len(p.specs(node)):
         yield Mismatch("spec", path, "wrong number of results", None, str(count), str(len(p.specs(node))))
@@ -239,9 +240,9 @@ def _weights(p: Program) -> Iterator[Mismatch]:
         for node in p.of_kind(kind):
             key = p.attrs(node).get("key", "")
             if key not in p.weights:
-                yield Mismatch("weight", p.path(node), "no weight has its key", got=repr(key))
+                yield Mismatch("weight", p.path(node), "its checkpoint key names no weight", got=repr(key))
             elif p.specs(node) and (have := p.weights[key].spec) != (want := p.spec(node)):
-                yield _spec_mismatch("weight", p.path(node), f"its weight {key} has another spec", want, have)
+                yield _spec_mismatch("weight", p.path(node), f"the spec of its weight {key} differs", want, have)
     assigned: set[NodeId] = set()
     for node, target in ((n, v.node) for n in p.of_kind(ASSIGN) for v in p.operands(n)[:1]):
         if target in assigned:
@@ -261,7 +262,7 @@ def _cycles(p: Program) -> Iterator[Mismatch]:
     for edge in p.graph.edges():
         src, dst = p.graph.endpoints(edge)
         if src not in tangled and key(src) >= key(dst):
-            yield Mismatch("order", p.path(edge), "the order has the source after the target")
+            yield Mismatch("order", p.path(edge), "the topological order has the source after the target")
 
 
 def _cycle(p: Program, component: Sequence[NodeId]) -> list[NodeId]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _INLINE = 4096
 """Largest number of integers that a journal line contains itself, for small lookup tables."""
 _SAMPLE = 1024
-"""Number of entries of a slice that its name hashes."""
+"""Number of entries of a slice that are hashed into its reference."""
 SOURCE = "source"
 """The reference of a weight that is unread in an opened file."""
 

@@ -103,7 +103,7 @@ def parse_header(text: bytes, payload_bytes: int, where: object = None) -> Heade
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise HeaderError("metadata", where=where, expected="an object of strings")
     if len(entries) > MAX_TENSORS:
-        raise HeaderError("count", where=where, got=len(entries))
+        raise HeaderError("count", where=where, expected=f"at most {MAX_TENSORS} tensors", got=len(entries))
     infos = sorted((_entry(key, fields, where) for key, fields in entries.items()), key=lambda i: (i.begin, i.end))
     _check_tiling(infos, payload_bytes, where)
     return Header(tuple(infos), metadata, LENGTH.size + len(text))
@@ -135,24 +135,24 @@ def build_header(infos: Iterable[TensorInfo], metadata: Mapping[str, str]) -> by
 
 def _entry(key: str, fields: Any, where: object) -> TensorInfo:
     if len(key) > MAX_NAME or (not key.isascii() and len(key.encode()) > MAX_NAME):
-        raise HeaderError("name", key, where=where)
+        raise HeaderError("name", key, where=where, expected=f"a name of at most {MAX_NAME} bytes")
     if not isinstance(fields, dict) or fields.keys() != _FIELDS:
         got = [shorten(name) for name in list(fields)[:10]] if isinstance(fields, dict) else type(fields).__name__
-        raise HeaderError("fields", key, where=where, got=got)
+        raise HeaderError("fields", key, where=where, expected="dtype, shape and data_offsets", got=got)
     tag, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(tag, str) or not 0 < len(tag) <= MAX_TAG:
-        raise HeaderError("dtype", key, where=where)
+        raise HeaderError("dtype", key, where=where, expected=f"a string of 1 to {MAX_TAG} characters")
     if not isinstance(shape, list):
-        raise HeaderError("shape", key, where=where, got=type(shape).__name__)
+        raise HeaderError("shape", key, where=where, expected="a list", got=type(shape).__name__)
     if len(shape) > MAX_RANK:
-        raise HeaderError("rank", key, where=where, got=len(shape))
+        raise HeaderError("rank", key, where=where, expected=f"at most {MAX_RANK} dimensions", got=len(shape))
     if not all(type(dim) is int and dim >= 0 for dim in shape):  # type(), because a bool is an instance of int
-        raise HeaderError("shape", key, where=where, got=shape)
+        raise HeaderError("shape", key, where=where, expected="integers >= 0", got=shape)
     if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(at) is int for at in offsets)):
-        raise HeaderError("offsets", key, where=where)
+        raise HeaderError("offsets", key, where=where, expected="a list of two integers")
     begin, end = offsets
     if not 0 <= begin <= end < _U64:
-        raise HeaderError("offsets", key, where=where, got=offsets)
+        raise HeaderError("offsets", key, where=where, expected="0 <= begin <= end", got=offsets)
     _check_size(key, tag, shape, end - begin, where)
     return TensorInfo(key, tag, tuple(shape), begin, end)
 
@@ -162,16 +162,16 @@ def _check_size(key: str, tag: str, shape: list[int], nbytes: int, where: object
     for dim in shape:  # in order: [2**63, 2, 0] is refused as by the safetensors library, and numbers stay small
         numel *= dim
         if numel >= _U64 or dim >= _U64:  # the second test matters beside a 0
-            raise HeaderError("overflow", key, where=where, got=shape)
+            raise HeaderError("overflow", key, where=where, expected="fewer than 2^64 elements", got=shape)
     bits = BITS.get(tag)
     if bits is None:
         return
     if numel * bits >= _U64:
-        raise HeaderError("overflow", key, where=where, got=shape)
+        raise HeaderError("overflow", key, where=where, expected="fewer than 2^64 bits", got=shape)
     if numel * bits % 8:
-        raise HeaderError("alignment", key, where=where, got=f"{numel} x {bits} bits")
+        raise HeaderError("alignment", key, where=where, expected="whole bytes", got=f"{numel} x {bits} bits")
     if numel * bits // 8 != nbytes:
-        raise HeaderError("size", key, where=where, expected=numel * bits // 8, got=nbytes)
+        raise HeaderError("size", key, where=where, expected=f"{numel * bits // 8} bytes", got=f"{nbytes} bytes")
 
 
 def _check_tiling(infos: list[TensorInfo], payload_bytes: int, where: object) -> None:

@@ -92,7 +92,7 @@ def _identity(file: Path | int) -> FileIdentity:
 
 
 class _KeyedFile:
-    """Tensors by key, closed at the end of a `with` block."""
+    """Base of readers: tensors by key; a `with` block closes the files at its end."""
 
     _by_key: Mapping[str, Any]
 
@@ -106,7 +106,7 @@ class _KeyedFile:
         self.close()
 
     def close(self) -> None:
-        raise NotImplementedError
+        raise NotImplementedError("a subclass closes its files")
 
 
 class TensorFile(_KeyedFile):
@@ -365,9 +365,12 @@ def _open_shards(index: Path) -> tuple[TensorFile, ...]:
             raise IndexFileError("missing", name, where=index, fix="download the shard again") from error
         for info in file.infos:
             if info.key in holder:
-                raise IndexFileError("twice", info.key, where=index, got=f"{holder[info.key]} and {name}")
+                both = f"{holder[info.key]} and {name}"
+                raise IndexFileError("twice", info.key, where=index, expected="one shard with this key", got=both)
             if info.key not in weight_map:
-                raise IndexFileError("unlisted", info.key, where=index, got=name)
+                raise IndexFileError(
+                    "unlisted", info.key, where=index, expected="a key of weight_map", got=f"a key of {name}"
+                )
             holder[info.key] = name
         files.append(file)
     for key, name in weight_map.items():
@@ -385,22 +388,22 @@ def _read_weight_map(index: Path) -> dict[str, str]:
         raise CheckpointError("cannot read the checkpoint index", where=index, got=error.got) from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise IndexFileError("weight_map", where=index)
+        raise IndexFileError("weight_map", where=index, expected="a non-empty object")
     for key, name in weight_map.items():
         if not isinstance(name, str):
-            raise IndexFileError("weight_map", key, where=index, got=type(name).__name__)
+            raise IndexFileError("weight_map", key, where=index, expected="a string", got=type(name).__name__)
     return weight_map
 
 
 def _check_shard(index: Path, name: str) -> None:
     """Check that a shard is a plain file name in the index's directory; links into the same hub cache are allowed."""
     if "\\" in name or "\0" in name or name != Path(name).name or len(name.encode()) > 255:
-        raise IndexFileError("shard_name", name, where=index)
+        raise IndexFileError("shard_name", name, where=index, expected="a plain file name of at most 255 bytes")
     refuse_by_name(index.parent / name)
     if not name.endswith(".safetensors"):
-        raise IndexFileError("shard_name", name, where=index)
+        raise IndexFileError("shard_name", name, where=index, expected="a name that ends in .safetensors")
     folder = Path(os.path.realpath(index.parent))
     target = Path(os.path.realpath(folder / name))
     in_hub_cache = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
     if target.parent != folder and not in_hub_cache:
-        raise IndexFileError("outside", name, where=index, got=target)
+        raise IndexFileError("outside", name, where=index, expected=f"a file in {folder}", got=target)

@@ -62,7 +62,9 @@ class TensorData:
         if isinstance(self.data, Stored):
             return self.data.file.info(self.data.key).nbytes
         if callable(self.data):
-            raise UsageError("the tensor size is unknown", where=self.key, got=self.tag, fix="pass nbytes")
+            raise UsageError(
+                "the tensor's dtype tag has no known size", where=self.key, got=self.tag, fix="pass nbytes"
+            )
         return flat_bytes(self.data).nbytes
 
     def is_untouched(self, file: TensorFile) -> bool:
@@ -87,8 +89,8 @@ def write_tensors(path: StrPath, items: Iterable[TensorData], metadata: Mapping[
         path: the file; an existing one is replaced once the new one is complete.
         items: the tensors, in file order.
         metadata: `__metadata__`; `format: pt` is added if it has no `format`, because transformers requires it.
-    Raises: HeaderError(rule, key) for an invalid header, `size` if a buffer does not match shape and tag;
-        UnwritableTarget; UsageError for a buffer that is not contiguous. A failed file leaves nothing.
+    Raises: HeaderError(rule, key) for an invalid header, with the rule `size` if a buffer does not match shape and tag;
+        UnwritableTarget; UsageError for a buffer that is not contiguous. After an error, no new file is left.
     """
     items = tuple(items)
     start, header = _plan_header(items, metadata or {})
@@ -97,7 +99,7 @@ def write_tensors(path: StrPath, items: Iterable[TensorData], metadata: Mapping[
         for item in items:
             written = sum(file.write(flat_bytes(chunk)) for chunk in item.chunks())
             if written != item.size:
-                raise HeaderError("size", item.key, where=path, expected=item.size, got=written)
+                raise HeaderError("size", item.key, where=path, expected=f"{item.size} bytes", got=f"{written} bytes")
     return header
 
 
@@ -136,7 +138,7 @@ def write_checkpoint(
 ) -> tuple[Path, ...]:  # fmt: skip
     """Write a checkpoint into a directory; return the files, the index last if there is one.
 
-    Each file appears complete or not at all; to make the directory atomic, write into one of `atomic_directory`.
+    Each file appears complete or not at all; to make the directory atomic, write into that of `atomic_directory`.
 
     Args:
         directory: created if missing; must not hold a checkpoint of this stem, so a source is never overwritten.
@@ -146,7 +148,7 @@ def write_checkpoint(
         plan: a checkpoint whose layout is kept. A shard of which all tensors are `TensorData.stored` under their own
             key is copied as a file; a changed one keeps order and metadata; new keys follow after the last shard.
         stem: file names are `<stem>.safetensors`, or `<stem>-00001-of-00003.safetensors` and an index.
-    Raises: DestinationExists, HeaderError, UnwritableTarget, CheckpointChanged, UsageError; nothing is left then.
+    Raises: DestinationExists, HeaderError, UnwritableTarget, CheckpointChanged, UsageError; then no file is left.
     """
     items = tuple(items)
     limit = parse_size(max_shard_size)
@@ -158,13 +160,13 @@ def write_checkpoint(
     known = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        what = "the directory holds a checkpoint already" if any(map(known.fullmatch, os.listdir(folder))) else ""
-    except FileExistsError:
-        what = "the destination is a file"
+        taken = any(map(known.fullmatch, os.listdir(folder)))
+    except FileExistsError as error:
+        raise DestinationExists("the destination is a file", where=folder, fix="choose another path") from error
     except OSError as error:
         raise UnwritableTarget("cannot create the directory", where=folder, cause=error) from error
-    if what:
-        raise DestinationExists(what, where=folder, fix="choose another path")
+    if taken:
+        raise DestinationExists("the directory holds a checkpoint already", where=folder, fix="choose another path")
     names = _names(shards, plan, stem)
     written: list[Path] = []
     try:

@@ -1,6 +1,7 @@
 """The elements of all gates of a program (edges, units, layers, nodes, options), and their probabilities.
 
-`graphwright.ops.gate` computes values and slopes; losses and policies use these functions of the same logits.
+An element is one thing that a gate opens or closes; it has one logit. `graphwright.ops.gate` computes values and
+gradients of gates in a run; losses and policies use the functions of this module on the same logits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LEAST, MOST = 0.01, 0.99
 
 
 def decision(kind: str, z: np.ndarray) -> np.ndarray:
-    """Decision probability, by which gates are cut: p at T = 1; softmax for a choice; min(|z|, 1) for a scale.
+    """Return the decision probability, by which gates are cut: σ(z); softmax for a choice; min(|z|, 1) for a scale.
 
     Args:
         z: the logits of one gate, float [n].
@@ -46,7 +47,7 @@ def decision(kind: str, z: np.ndarray) -> np.ndarray:
 
 
 def open_probability(kind: str, z: np.ndarray, temperature: float | np.ndarray) -> np.ndarray:
-    """Probability that a gate is not 0, for penalties; |z| for a scale."""
+    """Return the probability that a gate is not 0, for penalties; |z| for a scale."""
     z = np.asarray(z, np.float64)
     if kind == "scale":
         return np.abs(z)
@@ -56,9 +57,9 @@ def open_probability(kind: str, z: np.ndarray, temperature: float | np.ndarray) 
 
 
 def init_for(p0: float, kind: str, temperature: float = 1.0) -> float:
-    """The logit at which a gate is open with probability p0.
+    """Return the logit at which a gate is open with probability p0.
 
-    p0 outside [0.01, 0.99] is clipped with a warning. Raises: DeadGate for 0 and 1, where the gradient is 0;
+    p0 outside [0.01, 0.99] is clipped with a warning. Raises: DeadGate if p0 is 0 or 1, where the gradient is 0;
     UsageError for an unknown kind, p0 outside (0, 1), or a temperature that is not positive.
     """
     if kind not in KINDS or kind == "choice":
@@ -79,9 +80,9 @@ def init_for(p0: float, kind: str, temperature: float = 1.0) -> float:
 
 
 def probabilities(p: Program, among: list[Element]) -> Tensor:
-    """P per element [n], differentiable with respect to the logits; constant 1 or 0 for elements held open or closed.
+    """Return the open probability of each element, [n], differentiable with respect to the logits.
 
-    The formulas are those of `open_probability`.
+    The formulas are those of `open_probability`. Elements with state `open` or `closed` have the constant 1 or 0.
     """
     logits: Tensor = p.weights[LOGITS]
 
@@ -106,7 +107,7 @@ def probabilities(p: Program, among: list[Element]) -> Tensor:
 
 
 def _with_choices(found: Tensor, z: Tensor, among: list[Element], starts: list[int]) -> Tensor:
-    """Replace each choice's part by a softmax over its options that are not closed."""
+    """Replace probabilities of choices, whose first options are at `starts`, by softmaxes over options not closed."""
     parts, at = [], 0
     for start in starts:
         options = among[start : start + among[start].gate.length]
@@ -123,7 +124,7 @@ def _with_choices(found: Tensor, z: Tensor, among: list[Element], starts: list[i
 
 
 Key = tuple[int, int, int]
-"""Handle of the product (index and generation) and number of the element; never reused."""
+"""Handle of the product node (index and generation) and number of the element; never reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +132,13 @@ class Element:
     """One thing that a gate opens: an edge, a unit, a layer, a node or an option.
 
     Attributes:
-        name: unique among those of the program.
-        gate, index: the gate, and the current number of the element in it.
-        site: the product that identifies it: an option's own product, else the gate's handle.
-        z, offset: the logit, and its offset in the vector.
-        p: decision probability, at temperature 1; p_now: open probability at the current one.
-        temperature: of its group; cost: of the open element.
-        state: `soft`, `open`, `closed` or `frozen`.
+        name: unique among the elements of the program.
+        gate, index: the gate, and the current index of the element in it.
+        site: the product node that identifies it: an option's own product, else the gate's handle.
+        z, offset: the logit, and its offset in the vector of all logits.
+        p: decision probability, at temperature 1; p_now: open probability at the current temperature.
+        temperature: of its group of gates; cost: of the element while it is open.
+        state: `soft` (trained), `open`, `closed` or `frozen` (fixed at 1, at 0, or at its current value).
     """
 
     name: str
@@ -154,22 +155,22 @@ class Element:
 
     @property
     def key(self) -> Key:
-        """See `Key`."""
+        """The identity of the element through edits; see `Key`."""
         return self.site.index, self.site.generation, int(self.gate.rows[self.index, g.ELEMENT])
 
     @property
     def over(self) -> str:
-        """`edges`, `units`, `nodes`, `layers` or `choice`."""
+        """What the gate is on: `edges`, `units`, `nodes`, `layers` or `choice`."""
         return self.gate.over
 
     def to_json(self) -> dict[str, Any]:
-        """A row of the table of elements."""
+        """Return the element as JSON values, for a table of elements."""
         names = ("name", "over", "state", "z", "p", "p_now", "temperature", "cost")
         return {n: getattr(self, n) for n in names} | {"kind": self.gate.kind, "group": self.gate.group}
 
 
 def elements(p: Program) -> list[Element]:
-    """All elements, in order of their logits."""
+    """Return all elements, in order of their logits."""
     gates = p.gates()
     if not gates:
         return []
@@ -190,9 +191,9 @@ def elements(p: Program) -> list[Element]:
 
 
 def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Table, logits, decision probabilities, open probabilities and temperatures of all slots.
+    """Return gate table, logits, decision probabilities, open probabilities and temperatures, by offset of the logit.
 
-    Free slots have probability 0.
+    Unused logits have probability 0.
     """
     table, z = p.weights[g.TABLE].data.to_numpy(), p.weights[LOGITS].data.to_numpy().astype(np.float64)
     warmth = p.weights[TEMPERATURE].data.to_numpy().astype(np.float64)[table[:, g.GROUP]]
@@ -211,7 +212,7 @@ def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray,
 
 
 def edge_of(p: Program, element: Element) -> EdgeId | None:
-    """The junction edge of an edge or option element."""
+    """Return the edge into a junction that an edge or option element gates; None for other elements."""
     if element.over == "edges":
         return junction_edge(p, element.gate.sites[0])
     if element.over == "choice":
@@ -220,13 +221,13 @@ def edge_of(p: Program, element: Element) -> EdgeId | None:
 
 
 def sites_of(p: Program, element: Element) -> list[NodeId]:
-    """The existing products of an element; for an option its own one."""
+    """Return the product nodes of an element that still exist; for an option only its own product."""
     there = [site for site in element.gate.sites if site in p.graph]
     return [site for site in there if element.over != "choice" or _option(p, site) == element.index]
 
 
 def _option(p: Program, site: NodeId) -> int:
-    """Number of the option that a product belongs to."""
+    """Return the index of the option to which a product belongs."""
     node = p.operands(site)[1].node
     while not traits(p.op(node)).slices:
         node = p.operands(node)[0].node

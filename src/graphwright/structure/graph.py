@@ -1,4 +1,4 @@
-"""DifferentiableGraph: a view of a program's gates, without a graph or logits of its own; and their temperatures."""
+"""DifferentiableGraph: a view of a program's gates that stores no graph and no logits; and temperature schedules."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from graphwright.structure.report import Discretized, ungated
 
 @dataclass(frozen=True, slots=True)
 class TemperatureSchedule(Settings):
-    """A temperature that falls monotonically over steps; with 0 steps it stays at the start.
+    """A temperature that falls monotonically from `start` to `end`; with 0 steps it is always `start`.
 
     Attributes:
         start, end: temperatures > 0, end <= start.
-        steps: until the end is reached.
+        steps: number of steps after which the temperature is `end`.
         form: `exponential`, `linear` or `cosine`.
-    Raises: UsageError.
+    Raises: UsageError if a value is out of range.
     """
 
     start: Positive = 1.0
@@ -48,7 +48,7 @@ class TemperatureSchedule(Settings):
             raise self.out_of_range("end", f"at most the start, {self.start}")
 
     def at(self, step: int) -> float:
-        """The temperature of a step, counted from 0."""
+        """Return the temperature of a step; the first step is 0."""
         if not self.steps:
             return self.start
         x = min(max(step, 0) / self.steps, 1.0)
@@ -67,20 +67,21 @@ Schedules = TemperatureSchedule | Mapping[str, TemperatureSchedule]
 
 
 class DifferentiableGraph:
-    """The gates of a program as trained structure.
+    """A view of the gates of a program, for training and cutting its structure.
 
     Args:
         program: owns the gates; every edit of it is visible here.
         seed: of the gates' noise in training.
-        schedule: of the temperature, for all groups or by group name; None keeps temperatures.
+        schedule: of the temperature, for all groups of gates or by group name; None leaves temperatures unchanged.
 
     Attributes:
-        step: number of training steps, also part of the noise's key.
+        step: number of training steps so far, which is also part of the random key of the noise.
     """
 
     def __init__(self, program: Program, seed: int = 0, schedule: Schedules | None = None) -> None:
         if not isinstance(program, Program):
-            raise UsageError("program is invalid", expected="a Program", got=type(program).__name__)
+            raise UsageError("the argument is not a program", where="program", expected="a Program",
+                             got=type(program).__name__)  # fmt: skip
         Range(0, whole=True).check("seed", seed)
         self.program, self.seed, self.schedule = program, seed, schedule
         self.step = 0
@@ -89,21 +90,21 @@ class DifferentiableGraph:
 
     # -- state -------------------------------------------------------------------------------------------------------
     def elements(self) -> list[Element]:
-        """All elements, in order of the logits."""
+        """Return all elements, in order of their logits."""
         return elements(self.program)
 
     def table(self) -> list[dict[str, Any]]:
-        """A row per element, as plain values."""
+        """Return one dict of plain values per element."""
         return [e.to_json() for e in self.elements()]
 
     def probabilities(self, at: float | str = 1.0) -> dict[str, float]:
-        """Name -> decision probability (at temperature 1), or with `at="T"` the current open probability."""
+        """Return name -> decision probability (at temperature 1), or with `at="T"` the current open probability."""
         if at not in (1.0, "T"):
             raise UsageError("unknown temperature", where="at", expected='1.0 or "T"', got=at)
         return {e.name: e.p if at == 1.0 else e.p_now for e in self.elements()}
 
     def matrix(self) -> dict[tuple[str, str], list[float]]:
-        """(source, target) -> probabilities of the gated edges between them, one entry per parallel edge."""
+        """Return (source, target) -> decision probabilities of the gated edges between them, one per parallel edge."""
         found: dict[tuple[str, str], list[float]] = {}
         for e in self.elements():
             if e.over == "edges":
@@ -112,11 +113,11 @@ class DifferentiableGraph:
         return found
 
     def adjacency(self, threshold: float = 0.5) -> dict[tuple[str, str], int]:
-        """(source, target) -> number of open gated edges between them."""
+        """Return (source, target) -> number of gated edges between them with a probability of at least `threshold`."""
         return {ends: sum(p >= threshold for p in ps) for ends, ps in self.matrix().items()}
 
     def overlay(self) -> dict[str, float]:
-        """Path of each gate's node -> mean probability, for `to_svg(overlay=...)`."""
+        """Return path of each product node of a gate -> mean probability, for `to_svg(overlay=...)`."""
         found: dict[str, list[float]] = {}
         for e in self.elements():
             for site in e.gate.sites:
@@ -125,7 +126,7 @@ class DifferentiableGraph:
 
     @property
     def temperatures(self) -> dict[str, float]:
-        """Group -> temperature."""
+        """The current temperature of each group of gates, by name."""
         p = self.program
         if not p.gates():
             return {}
@@ -153,12 +154,12 @@ class DifferentiableGraph:
                 self.program.weights[RUN].assign(as_tensor(before))
 
     def run(self, feeds: Mapping[str, Any] | None = None, *, gates: str = "eval", **named: Any) -> dict[str, Tensor]:
-        """Outputs of the program with its gates in a mode, as tensors."""
+        """Run the program with its gates in a mode; return its outputs as tensors."""
         with self.using(gates):
             return self.program(**{**(feeds or {}), **named})
 
     def anneal(self, step: int | None = None) -> dict[str, float]:
-        """Set the temperatures of a step (by default the current one) by the schedule."""
+        """Set the temperatures to the schedule's values at a step, by default the current one; return them by group."""
         step = self.step if step is None else step
         if self.schedule is not None and self.program.gates():
             now, given = self.temperatures, self.schedule
@@ -175,15 +176,15 @@ class DifferentiableGraph:
         self, feeds: Mapping[str, Any], task: Task | None, penalties: Sequence[Any] = (), step: Any = None,
         keep: Sequence[Value] = (), trained: bool = False,
     ) -> tuple[Tensor, list[Tensor], Terms]:  # fmt: skip
-        """The task's loss (0 without a task), each penalty, and their `Terms`, in the current mode of gates.
+        """Return the task's loss (0 without a task), each penalty, and their `Terms`, in the current mode of gates.
 
         Without gates a penalty is 0, unless it captures nodes or is an objective.
 
         Args:
-            step: number of the step as a tensor; by default that of the view.
-            keep: more values for `Terms.values`.
+            step: number of the step as a tensor; by default `self.step`.
+            keep: additional values for `Terms.values`.
             trained: whether gradients with respect to weights are needed.
-        Raises: NotScalar.
+        Raises: NotScalar if the loss or a penalty is not a scalar; UsageError for an invalid task.
         """
         p = self.program
         check_task(p, task)
@@ -209,7 +210,7 @@ class DifferentiableGraph:
     def gradients(
         self, task: Task, feeds: Mapping[str, Any], penalties: Sequence[Any] = (), gates: str = "train"
     ) -> np.ndarray:
-        """d(task + penalties) / d logits, float [N], without a step."""
+        """Return d(task + penalties) / d logits, float [number of logits]; nothing is updated."""
         if not self.program.gates():
             return np.zeros(0)
         with self.using(gates), enable_grad():
@@ -220,7 +221,7 @@ class DifferentiableGraph:
         return np.zeros(len(self.program.gates().logits())) if found is None else found.numpy().copy()
 
     def penalty(self, penalty: Any) -> Tensor:
-        """A penalty of the current logits, differentiable with respect to them; it gets no values of nodes."""
+        """Compute a penalty at the current logits, differentiable with respect to them; the program is not run."""
         return penalty(Terms(self.program, self.elements(), {}, {}, self._number()))
 
     def _number(self) -> Tensor:
@@ -231,15 +232,15 @@ class DifferentiableGraph:
         self, policy: Proposes | None = None, *, task: Task | None = None, batch: Mapping[str, Any] | None = None,
         add_gain: float | None = None, newton: bool = False,
     ) -> list[Proposal]:  # fmt: skip
-        """Cuts that a policy proposes and, with `add_gain`, absent edges that would help; nothing is changed.
+        """Return the cuts that a policy proposes and, with `add_gain`, missing edges that would help; change nothing.
 
         Args:
             task, batch: to add gradients to the proposals; required for additions.
-            add_gain: smallest gain of an absent edge, in units of the loss; see `additions`.
-            newton: gains to second order.
+            add_gain: propose missing edges whose gain, in units of the loss, is above this; see `additions`.
+            newton: estimate gains to second order.
         """
         if add_gain is not None and (task is None or batch is None):
-            raise UsageError("add_gain needs a task and a batch", fix="propose(task=..., batch=..., add_gain=...)")
+            raise UsageError("add_gain also needs a task and a batch", fix="propose(task=..., batch=..., add_gain=...)")
         found = list((policy or Policy(patience=1)).propose(self))
         if task is not None and batch is not None:
             found = self._with_gradients(found, task, batch)
@@ -252,9 +253,9 @@ class DifferentiableGraph:
         return [q if q.element is None else replace(q, gradient=float(slopes[q.element.offset])) for q in proposals]
 
     def apply(self, proposals: Sequence[Proposal], why: str = "a policy of gates") -> list[str]:
-        """Apply proposals as one edit of author `gate`; additions get a `sigmoid` gate. Returns the names of cuts.
+        """Apply proposals as one edit of author `gate`; added edges get a `sigmoid` gate. Return the names of the cuts.
 
-        The journal entry has a remark on each: step, probability, gradient and reason (see `program.blame(name)`).
+        The journal entry stores step, probability, gradient and reason of each (see `program.blame(name)`).
         """
         cuts = [q for q in proposals if q.action == "cut" and q.element is not None]
         adds = [q for q in proposals if q.action == "add"]
@@ -272,33 +273,34 @@ class DifferentiableGraph:
         self, by: float | Proposes = 0.5, *, to: str = "auto", probe: Mapping[str, Any] | None = None,
         task: Task | None = None, copy: bool = False, protection: str = "keep",
     ) -> Discretized:  # fmt: skip
-        """Cut closed elements and remove all gates, as one edit, with a remark on each cut: see `apply`.
+        """Cut closed elements and remove all gates in one edit; the journal stores each cut as in `apply`.
 
         Args:
             by: a threshold of the decision probability, or a policy.
-            to: replacement of open gates: `one`, `fold` (into adjacent weights; a frozen scale without them), or
-                `auto`: 1 for hard and concrete kinds, folded for `sigmoid` and `scale`.
+            to: replacement of open gates: `one`; `fold` (multiply adjacent weights by the gate; if there are none, the
+                gate is frozen at its value); `auto` (fold `sigmoid` and `scale` gates, replace other kinds by 1).
             probe: inputs (and data of the task) for the loss before and after, and for gradients in the journal.
             task: as in `JointOptimizer`; by default the first scalar output.
             copy: harden a fork; leave the program unchanged.
-            protection: `keep` keeps protected elements; `strict` raises instead.
-        Raises: WouldDisconnect, BudgetUnreachable; then nothing has changed.
+            protection: if a cut would remove a protected element, `keep` skips the cut and `strict` raises.
+        Raises: WouldDisconnect, BudgetUnreachable; the program is then unchanged.
         """
         if to not in ("auto", "one", "fold"):
-            raise UsageError("unknown replacement of open gates", where="to", expected="auto, one, fold", got=to)
+            raise UsageError("unknown replacement for open gates", where="to", expected="auto, one or fold", got=to)
         view = DifferentiableGraph(self.program.fork(), self.seed, self.schedule) if copy else self
         p = view.program
         policy = ThresholdPolicy(by) if isinstance(by, int | float) else by
         if not hasattr(policy, "propose"):
-            raise UsageError("by is invalid", expected="a number, or an object with propose(view)", got=repr(by))
+            raise UsageError("`by` is neither a threshold nor a policy",
+                             expected="a number, or an object with propose(view)", got=repr(by))  # fmt: skip
         among = view.elements()
         proposed = [q for q in policy.propose(view) if q.action == "cut" and q.element is not None]
         if probe is not None:
             task = task_of(p, task, "discretize")
             proposed = view._with_gradients(proposed, task, probe) if proposed else []
         mine = {"min_in": getattr(policy, "min_in", 1), "keep": getattr(policy, "protect", ())}
-        going = [q.element for q in proposed if q.element is not None]
-        cuts, kept = protect(p, going, among, **mine, strict=protection == "strict")
+        wanted = [q.element for q in proposed if q.element is not None]
+        cuts, kept = protect(p, wanted, among, **mine, strict=protection == "strict")
         gone = {e.name for e in cuts}
         before, shape = view._probe(probe, task), ungated(p)
         values = view._values()
@@ -309,7 +311,7 @@ class DifferentiableGraph:
         return Discretized(p, among, done, kept, shape, ungated(p), before, after, p.journal[-1])
 
     def _values(self, before: Sequence[Element] = (), values: np.ndarray | None = None) -> np.ndarray:
-        """Gate values in evaluation mode, by offset; with `before`, mapped from the elements before some cuts."""
+        """Return gate values in evaluation mode by offset; or `values` of elements `before` cuts, by new offsets."""
         if values is None:
             p = self.program
             if not p.gates():
@@ -333,7 +335,7 @@ class DifferentiableGraph:
 
 
 def task_of(p: Program, task: Task | None, caller: str) -> Task:
-    """Return the task, by default the first scalar output. Raises: NotScalar."""
+    """Return the task, by default the first scalar output. Raises: NotScalar if there is no scalar output."""
     scalars = (n for n, v in zip(p.output_names(), p.outputs(), strict=True) if not p.spec(v).shape)
     if (found := task or next(scalars, None)) is None:
         raise NotScalar("the program has no scalar output", where=p.name, fix=f"{caller}(..., task=...)")
@@ -341,19 +343,20 @@ def task_of(p: Program, task: Task | None, caller: str) -> Task:
 
 
 def check_task(p: Program, task: Task | None) -> None:
-    """Raises: UsageError for an invalid task; NotScalar for an output that is no scalar."""
+    """Raise UsageError if a task is invalid, NotScalar if it names an output that is not a scalar."""
     if isinstance(task, str):
         outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
         if task not in outputs:
             raise UsageError("the program has no such output", where=p.name, expected=", ".join(outputs), got=task)
         if p.spec(outputs[task]).shape != ():
-            raise NotScalar("the loss is no scalar", where=task, got=p.spec(outputs[task]))
+            raise NotScalar("the loss is not a scalar", where=task, got=p.spec(outputs[task]))
     elif task is not None and not callable(task):
-        raise UsageError("not a task", expected="a scalar output by name, or a function of (outputs, batch)",
+        raise UsageError("invalid task", expected="a scalar output by name, or a function of (outputs, batch)",
                          got=repr(task))  # fmt: skip
 
 
 def _scalar(value: Tensor, what: Any) -> Tensor:
     if not isinstance(value, Tensor) or value.shape != ():
-        raise NotScalar("the loss is no scalar", where=str(what)[:60], got=getattr(value, "spec", type(value).__name__))
+        got = getattr(value, "spec", type(value).__name__)
+        raise NotScalar("the loss or penalty is not a scalar", where=str(what)[:60], got=got)
     return value

@@ -1,7 +1,7 @@
-"""Hardening: closed gates become cuts, open gates become 1 or are folded into weights.
+"""Hardening: elements with closed gates are cut, open gates become 1 or are folded into weights.
 
-Coarse elements are cut before fine ones: layers and nodes, edges and options, units, then unneeded nodes. The caller
-opens the edit, so that everything is one journal entry.
+Large elements are cut before small ones: layers and nodes, then edges and options, then units. Nodes that are no longer
+needed are removed after each. The caller opens the edit, so that everything is one journal entry.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ONE = frozenset({"ste", "bernoulli", "concrete", "concrete_st", "hard_concrete",
 
 
 def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
-    """Cut closed elements, coarse before fine, with a journal remark on each; return the names of directly cut ones."""
+    """Cut proposed elements, large ones first, and record each in the journal; return the names of direct cuts."""
     p, done = e.program, list[str]()
     elements = [q.element for q in proposals if q.element is not None]
     for over in ORDER:
@@ -39,7 +39,7 @@ def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
         done += _cut_units(e, mine) if over == "units" else []
         for x in mine if over != "units" else ():
             sites = sites_of(p, x)
-            if sites:  # else a coarser cut removed it
+            if sites:  # else a larger cut removed it
                 if over == "choice":
                     e.set_gate(p.gates().at(x.gate.port).handle, "closed", [x.index])
                 for site in sites:
@@ -54,13 +54,13 @@ def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
 
 
 def remark(e: Transaction, q: Proposal, step: int) -> None:
-    """Record the reason of a proposal in the journal."""
+    """Record a proposal and its reason in the journal."""
     warm = {} if q.element is None else {"z": q.element.z, "temperature": q.element.temperature}
     e.annotate(q.name, decision=q.action, step=step, p=q.p, gradient=q.gradient, reason=q.reason, **warm)
 
 
 def _close(e: Transaction, site: NodeId) -> None:
-    """Replace the product of a site by zero."""
+    """Replace the product of a gate and a value at a site by zero."""
     p = e.program
     for edge in p.out_edges(site):
         reader = p.graph.target(edge)
@@ -99,7 +99,7 @@ def _cut_units(e: Transaction, elements: Sequence[Element]) -> list[str]:
 
 
 def remove_dead(e: Transaction) -> list[str]:
-    """Remove nodes that no output needs, except inputs, and release their gates; return the names."""
+    """Remove nodes that no output and no state write needs, except inputs, with their gates; return their names."""
     p = e.program
     needed = p.reachable([*p.outputs(), *p.assigns()])
     names = []
@@ -120,7 +120,7 @@ def remove_gates(e: Transaction, gates: Iterable[Gate], to: str, values: np.ndar
 
     Args:
         to: `auto` (by kind), `one` or `fold`.
-        values: of each slot in evaluation mode, float64.
+        values: gate values in evaluation mode by offset of the logit, float64.
     """
     for gate in gates:
         one = to == "one" or (to == "auto" and gate.kind in ONE)
@@ -131,7 +131,7 @@ def remove_gates(e: Transaction, gates: Iterable[Gate], to: str, values: np.ndar
 
 
 def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
-    """Multiply the weights beside a gate by its values; False, without a change, if there are none."""
+    """Multiply the weights adjacent to a gate by its values; return False and change nothing if there are none."""
     if (values == 1).all():
         return True
     p = e.program
@@ -146,7 +146,7 @@ def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
 
 
 def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
-    """Keys of weight and bias of the linear map that computes a value for these readers only; empty without one."""
+    """Return the keys of weight and bias of the linear map that computes a value only for `readers`; else empty."""
     node = value.node
     while p.op(node) not in KINDS and (get(p.op(node)).view is not None or get(p.op(node)).traits.convert):
         if set(p.consumers(node)) != readers:
@@ -160,7 +160,7 @@ def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
 
 
 def _alone(p: Program, weight: NodeId | None) -> bool:
-    """Whether a param is read once, through casts."""
+    """Return True if a param has exactly one reader, casts not counted."""
     while weight is not None and p.graph.out_degree(weight) == 1:
         reader = p.consumers(weight)[0]
         if p.op(reader) in KINDS or not get(p.op(reader)).traits.convert:
@@ -170,10 +170,10 @@ def _alone(p: Program, weight: NodeId | None) -> bool:
 
 
 def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
-    """Fold into the columns of the weights that sum over the units, if there are such weights."""
+    """Fold gate values of units into the columns of the weights that sum over the units; False if there are none."""
     p, group = e.program, axis_of(e.program, gate)
     if any(traits(p.op(site)).sums for site in gate.sites):
-        return False  # a logarithm added to scores has no column
+        return False  # the gate's logarithm is added to scores: no weight column can absorb it
     axes = group.axes
     found: dict[str, np.ndarray] = {}
     sums = dict.fromkeys(s for atom in group.atoms for s in axes.solution.notes[atom].summed)

@@ -1,7 +1,7 @@
 """Learned pruning of a model: train gates on its units by distillation from the model itself, then harden them.
 
-The journal gets two entries of author `gate`, adding and hardening the gates, and one in between if weights are trained
-too. The penalty is a budget that falls to the target over the first third of the steps (`losses.budget`).
+The journal gets two entries of author `gate`, for adding and for hardening the gates, and one in between if weights are
+trained too. The penalty is a budget that falls to the target over the first 30 % of the steps (`losses.budget`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class Learned(ReportBase):
     """Report on learned pruning.
 
     Attributes:
-        units, target: kinds of units, and the share of their parameters that should stay.
-        history: every few steps {step, loss, distill, open, expected_cost}.
-        probabilities, names: of all elements at those steps, float32 [rows, elements].
-        hardened: report on the cut, with the hardening gap.
+        units, target: kinds of units, and the share of their parameters to keep.
+        history: every few steps {step, loss, distill, open, cost}.
+        probabilities, names: decision probabilities of all elements at those steps, float32 [steps, elements], and the
+            names of the elements.
+        hardened: report on the cuts, with the hardening gap.
         before, after: {parameters, bits_per_byte} on held-out text.
     """
 
@@ -73,16 +74,17 @@ def learn(
     Args:
         model: with a tokenizer; edited in place.
         units: kinds of units with gates: heads, kv_groups, neurons, experts, layers.
-        target: share of the gated parameters that stays, 0 < target < 1.
-        text: to learn on; by default the bundled text.
-        held_out: to measure on; by default that of the bundled text, or the last tenth of `text`.
+        target: share of the gated parameters to keep, 0 < target < 1.
+        text: training text; by default the bundled one.
+        held_out: text for the measurements; by default the held-out part of the bundled text, or the last tenth of
+            `text`.
         steps, batch, window: number of steps, windows per step, tokens per window.
-        gates, params: learning rates of the logits, and of the weights (0 keeps them).
-        round_to: axes with more units keep a multiple of it, for efficient vector code.
+        gates, params: learning rates of the logits, and of the weights (0: weights are not trained).
+        round_to: axes with more units than this keep a multiple of it, for efficient vector code.
         seed: of windows and noise.
         report: called with `Progress`; its table has the gate probabilities of each axis.
-    Raises: UsageError for invalid kinds, targets or texts; BudgetUnreachable; Diverged. After any error the model is as
-        before.
+    Raises: UsageError for invalid kinds, targets or texts; BudgetUnreachable; Diverged. After any error the model is
+        unchanged.
     """
     if not 0 < target < 1:
         raise UsageError("the target is out of range", where="target", expected="0 < target < 1", got=target)
@@ -92,8 +94,10 @@ def learn(
     Range(0).check("params", params)
     Range(0, above=True).check("gates", gates)
     unknown = [kind for kind in units if kind not in KINDS]
-    if unknown or not units:
-        raise UsageError("unknown kinds of units", expected=", ".join(KINDS), got=", ".join(unknown) or "none")
+    if unknown:
+        raise UsageError("unknown kinds of units", expected=", ".join(KINDS), got=", ".join(unknown))
+    if not units:
+        raise UsageError("no kinds of units are given", where="units", expected=", ".join(KINDS))
     p = model.program
     ids, held = _texts(model, text, held_out)
     if len(ids) < window + 1:
@@ -139,7 +143,7 @@ def _train(
 
 
 def _table(among: Sequence[Element]) -> dict[str, dict[str, float]]:
-    """Gate probabilities of each axis; with many axes of each kind of units."""
+    """Summarise the gate probabilities of each axis, or if there are many axes of each kind of units."""
     many = len({e.gate.owner for e in among}) > _ROWS
     rows: dict[str, list[float]] = {}
     for e in among:
@@ -164,7 +168,7 @@ def _gate(model: Model, units: Sequence[str]) -> None:
                 e.gate(p.axes()[name].units(), "hard_concrete")
             found += len(wanted)
         if not found:
-            raise UsageError("the model has no such units", where=p.name, got=", ".join(units))
+            raise UsageError("the model has no units of these kinds to gate", where=p.name, got=", ".join(units))
 
 
 def _feeds(ids: np.ndarray, rng: np.random.Generator, batch: int, window: int) -> dict[str, np.ndarray]:
@@ -174,7 +178,7 @@ def _feeds(ids: np.ndarray, rng: np.random.Generator, batch: int, window: int) -
 
 
 def _texts(model: Model, text: str | None, held_out: str | None) -> tuple[np.ndarray, str]:
-    """Token ids to learn on, and the text to measure on."""
+    """Return the token ids to train on, and the text to measure on."""
     from graphwright.models.bundled import pydoc_split
     from graphwright.models.tokenizer import need_tokenizer
 

@@ -1,6 +1,7 @@
-"""Penalties on the probabilities of gates, which are added to the task's loss, and distillation; plain tensor code.
+"""Penalties on the probabilities of gates, which are added to the task's loss, and distillation.
 
-A penalty is any function of `Terms`; the ones here are frozen dataclasses, so that reports can name them.
+A penalty is any function of `Terms` that returns a scalar tensor; the ones here are frozen dataclasses. In formulas P
+is the open probability of an element.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ TINY = 1e-12
 
 @dataclass(eq=False)
 class Terms:
-    """The arguments of a penalty, inside a step.
+    """The argument of a penalty: program, elements and values inside one training step.
 
     Attributes:
         program: the program with the gates.
-        elements: of its gates, in order.
-        values: of all outputs, and of the nodes that penalties capture, in this step.
+        elements: the elements of its gates, in order.
+        values: values in this step of all outputs, and of the nodes that penalties capture.
         feeds: the inputs by name.
-        step: number of the step after the warm-up, 0-d float.
+        step: number of steps since the warm-up, 0-d float.
         task: the task's loss in this step, detached; None if the program was not run.
     """
 
@@ -52,7 +53,7 @@ class Terms:
         return probabilities(self.program, self.elements) if self.elements else as_tensor(np.zeros(1))
 
     def constant(self, values: Any) -> Tensor:
-        """Numbers as a tensor with the dtype of `open`."""
+        """Return numbers as a tensor with the dtype of `open`."""
         return as_tensor(np.asarray(values, self.open.dtype.numpy))
 
     @property
@@ -61,7 +62,7 @@ class Terms:
         return np.array([e.cost for e in self.elements], np.float64)
 
     def value(self, name: str) -> Tensor:
-        """The result of a captured node, or an output of the program, by name."""
+        """Return the result of a captured node, or an output of the program, by name."""
         p = self.program
         outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
         return self.values[outputs[name] if name in outputs else p.value(name)]
@@ -69,12 +70,13 @@ class Terms:
 
 @dataclass(frozen=True)
 class Penalty(Settings):
-    """A term of the objective. Any function of `Terms` is one, with the same optional attributes.
+    """A term of the objective. Any function of `Terms` can be used, and may have the same optional attributes.
 
     Attributes:
-        name: in reports; by default that of the class.
-        captures: names of the nodes that it reads; carried: state variables by name.
-        climb: function of `Terms` that returns the next value of its state.
+        name: name in reports; by default that of the class.
+        captures: names of the nodes whose values it reads.
+        carried: its state, variables by name.
+        climb: function of `Terms` that returns the next value of its state, called in each step that trains gates.
     """
 
     name: str = field(default="", kw_only=True)
@@ -84,35 +86,35 @@ class Penalty(Settings):
 
 
 class Objective:
-    """A penalty that can replace the task: cutting everything does not minimise it."""
+    """Base of penalties that can replace the task, because cutting everything does not minimise them."""
 
     def __call__(self, terms: Terms) -> Tensor:
         raise NotImplementedError
 
 
 def captures(penalty: Any) -> tuple[str, ...]:
-    """Names of the nodes that a penalty reads."""
+    """Return the names of the nodes that a penalty reads."""
     return tuple(getattr(penalty, "captures", ()))
 
 
 def carried(penalty: Any) -> dict[str, Variable]:
-    """State variables of a penalty."""
+    """Return the state variables of a penalty by name."""
     return getattr(penalty, "carried", {})
 
 
 def label(penalty: Any) -> str:
-    """Name of a penalty in reports."""
+    """Return the name of a penalty in reports."""
     return getattr(penalty, "name", None) or getattr(penalty, "__name__", type(penalty).__name__.lower())
 
 
 @dataclass(frozen=True)
 class sparsity(Penalty):
-    """λ Σ c·P / Σ c. A gate closes if its removal increases the task's loss by less than λ·c/Σc.
+    """λ Σ c·P / Σ c, c the cost of an element. A gate closes if closing it increases the task's loss by < λ·c/Σc.
 
     Attributes:
-        lam: in units of the loss; with `relative` in units of the gain of all gates: the task's loss with all gates
-            closed less that with all open, on the first batch that trains gates.
-        weighted: by cost; otherwise every element counts as one.
+        lam: λ, in units of the loss; with `relative` in units of the gain of all gates, which is the task's loss with
+            all gates closed minus the loss with all open, on the first batch that trains gates.
+        weighted: False sets every c to 1.
     """
 
     lam: NotNegative
@@ -132,7 +134,7 @@ class sparsity(Penalty):
 
 
 def expected_l0(lam: float, relative: bool = False) -> sparsity:
-    """λ times the mean open probability, each element counted as one (Louizos et al. 2018)."""
+    """Return the penalty λ · mean open probability, all elements weighted equally (Louizos et al. 2018)."""
     return sparsity(lam, weighted=False, name="expected_l0", relative=relative)
 
 
@@ -150,13 +152,16 @@ class density(Penalty):
 
 @dataclass(frozen=True)
 class budget(Penalty):
-    """λ₁·d + 10·d² with d = E[cost]/total - target, an upper bound: λ₁ increases by rate·d per step and stays >= 0.
+    """λ₁·d + 10·d² with d = E[cost]/total - target: keeps the cost of open elements below a target.
+
+    The multiplier λ₁ changes by rate·d after each step and is at least 0.
 
     Attributes:
-        target: share that may stay open, in [0, 1], or a number of elements above 1.
+        target: share of the cost that may be open, in [0, 1], or a number of elements above 1.
         of: `count`, or a cost as in `cost`.
-        steps: of the run; after the warm-up the target falls from 1 to its value over 30 % of them.
-        rate: of λ₁, which sums the gap while the target falls: at 0.5 gates with signal close with the others
+        steps: steps of the run; after the warm-up the target falls from 1 to `target` over 30 % of them; with 0 it is
+            constant.
+        rate: learning rate of λ₁. λ₁ grows while the target falls: at rate 0.5 also useful gates are closed
             (`tests/structure/test_losses.py`).
     """
 
@@ -172,7 +177,7 @@ class budget(Penalty):
         check_cost(self.of, counted=True)
 
     def gap(self, terms: Terms) -> Tensor:
-        """E[cost] / total less the target of this step."""
+        """Return E[cost] / total minus the target of this step."""
         if isinstance(self.of, str) and self.of == "count":
             share = terms.open.mean()
         else:
@@ -190,17 +195,17 @@ class budget(Penalty):
 
     @property
     def multiplier(self) -> Variable:
-        """λ₁."""
+        """The multiplier λ₁."""
         return self.carried["budget.multiplier"]
 
     def climb(self, terms: Terms) -> Tensor:
-        """The multiplier after this step; the gap is the penalty's derivative with respect to it."""
+        """Return the multiplier after this step; the gap is the penalty's derivative with respect to the multiplier."""
         with no_grad():
             return call("maximum", self.multiplier + self.gap(terms).to(self.multiplier.dtype) * self.rate, 0.0)
 
 
 def _expected(terms: Terms, p: Tensor, of: Cost) -> Tensor:
-    """Σ own cost · probabilities of the element and of all gates that enclose it."""
+    """Σ c · Π P over the elements: c is an element's own cost, the product runs over it and the elements around it."""
     own = element_costs(terms.program, terms.elements, of)
     parents = above(terms.program, terms.elements)
     whole = p
@@ -214,11 +219,11 @@ def _expected(terms: Terms, p: Tensor, of: Cost) -> Tensor:
 
 @dataclass(frozen=True)
 class cost(Penalty):
-    """λ · E[cost] with nesting: a head in a gated layer costs P_layer · P_head · c.
+    """λ · E[cost], where gates may be nested: a head in a gated layer costs P_layer · P_head · c.
 
     Attributes:
-        of: `params`, `bytes`, `flops`; `table` for the costs given to `e.gate`; or a number per node path, as `latency`
-            measures in nanoseconds.
+        of: `params`, `bytes` or `flops`; `table` for the costs given to `e.gate`; or node path -> cost, such as the
+            nanoseconds that `latency` measures.
         relative: divide by the total cost.
     """
 
@@ -237,7 +242,7 @@ class cost(Penalty):
 
 @dataclass(frozen=True)
 class gate_entropy(Penalty):
-    """weight · mean of -P ln P - (1-P) ln(1-P): pushes gates to 0 or 1."""
+    """weight · mean of -P ln P - (1-P) ln(1-P); pushes gates to 0 or 1."""
 
     weight: Number = 1.0
 
@@ -247,13 +252,13 @@ class gate_entropy(Penalty):
 
 
 def _xlogx(p: Tensor) -> Tensor:
-    """P ln p, 0 at 0."""
+    """p ln p, elementwise; 0 at p = 0."""
     return p * call("maximum", p, TINY).log()
 
 
 @dataclass(frozen=True)
 class edge_entropy(Penalty):
-    """weight · mean over targets of -Σ π ln π, π = P/ΣP over the gated edges into one target."""
+    """weight · mean over targets of -Σ π ln π, where π = P/ΣP over the gated edges into one target."""
 
     weight: Number = 1.0
 
@@ -269,7 +274,7 @@ class edge_entropy(Penalty):
 
 
 def _ends(terms: Terms) -> tuple[tuple[np.ndarray, int], tuple[np.ndarray, int]]:
-    """Per element the numbers of its source and target, -1 if it is no edge; with the counts of sources and targets."""
+    """Number sources and targets of gated edges; return numbers per element (-1 if it is no edge) and their count."""
     p, graph = terms.program, terms.program.graph
     ends: list[tuple[dict[Any, int], list[int]]] = [({}, []), ({}, [])]
     for e in terms.elements:
@@ -282,7 +287,7 @@ def _ends(terms: Terms) -> tuple[tuple[np.ndarray, int], tuple[np.ndarray, int]]
 
 
 def _by_row(p: Tensor, rows: np.ndarray, count: int) -> Tensor:
-    """Sums of entries by row number."""
+    """Sum the entries of `p` with equal numbers in `rows`; return `count` sums."""
     zero = as_tensor(np.zeros(count, p.dtype.numpy))
     return call("scatter_add", zero, as_tensor(rows), p, axis=0)
 
@@ -291,8 +296,9 @@ def _by_row(p: Tensor, rows: np.ndarray, count: int) -> Tensor:
 class smoothness(Penalty):
     """μ Σ (P_e - P_f)² over unordered pairs of edges that share a source, plus pairs that share a target; O(edges).
 
-    Per node: deg·Σp² - (Σp)² = deg·Σ(p - p̄)²; the latter is accurate for a hub with nearly equal gates. The mean is
-    subtracted twice, since a float32 sum of 10^5 values is inexact (Chan, Golub and LeVeque 1983).
+    The sum over the pairs at a node of degree n is nΣP² - (ΣP)² = nΣ(P - P̄)²; the second form is accurate also for
+    many nearly equal P. The mean is subtracted twice, since a float32 sum of 10^5 values is inexact (Chan, Golub and
+    LeVeque 1983).
     """
 
     mu: NotNegative
@@ -314,9 +320,9 @@ class smoothness(Penalty):
 
 @dataclass(frozen=True)
 class attention_entropy(Penalty):
-    """weight · mean over batch, heads and queries of -Σ a ln a, for softmax nodes by name.
+    """weight · mean over batch, heads and queries of -Σ a ln a, where a are the results of the softmax nodes `nodes`.
 
-    Rows that attend to no key are not counted; keys with weight 0 contribute nothing.
+    Queries that attend to no key are not counted.
     """
 
     nodes: tuple[str, ...]
@@ -325,7 +331,7 @@ class attention_entropy(Penalty):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.nodes, str) or not self.nodes:
-            raise UsageError("nodes is no tuple of names", where="nodes", got=self.nodes)
+            raise UsageError("`nodes` is not a tuple of node names", where="attention_entropy", got=self.nodes)
 
     @property
     def captures(self) -> tuple[str, ...]:
@@ -343,9 +349,10 @@ class attention_entropy(Penalty):
 
 @dataclass(frozen=True)
 class reachability(Penalty):
-    """-weight · Σ over outputs of ln r, with r the probability that open edges connect the output to an input.
+    """-weight · Σ over outputs of ln r, where r estimates the probability that open edges connect it to an input.
 
-    r of an input is 1; r_v = 1 - Π (1 - P_e·r_u) at a junction; other ops take the minimum of their operands.
+    r is 1 for an input, 1 - Π (1 - P_e·r_u) over the edges e from u for a junction, and the minimum over the operands
+    for other ops.
     """
 
     weight: NotNegative = 1.0
@@ -373,13 +380,14 @@ class reachability(Penalty):
 
 @dataclass(frozen=True)
 class distill(Penalty, Objective):
-    """KL(teacher ‖ student)·τ² over the last axis of an output, averaged over the others; optionally hidden states.
+    """KL(teacher ‖ student)·τ² over the last axis of an output, averaged over the other axes.
 
     Attributes:
         teacher: a program with the student's inputs; run without gradient.
-        tau: temperature of both.
-        hidden: weight of the mean squared difference of the nodes `match`.
-        output: name of the logits; by default the first output.
+        tau: softmax temperature τ of both.
+        hidden: weight of the mean squared difference between teacher and student at the nodes `match`.
+        match: names of nodes of both programs, such as hidden states.
+        output: name of the output with the logits; by default the first output.
     """
 
     teacher: Program
@@ -391,12 +399,12 @@ class distill(Penalty, Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.teacher, Program):
-            raise UsageError("the teacher is no program", where="teacher", got=type(self.teacher).__name__)
+            raise UsageError("the teacher is not a program", where="teacher", got=type(self.teacher).__name__)
         if self.output is not None and self.output not in self.teacher.output_names():
             raise UsageError("the teacher has no such output", where=self.teacher.name, got=self.output,
                              expected=", ".join(self.teacher.output_names()))  # fmt: skip
         if self.hidden and not self.match:
-            raise UsageError("hidden needs the names of nodes to match", where="match", fix="match=(names of nodes)")
+            raise UsageError("`hidden` is given without nodes to match", where="distill", fix="match=(names of nodes)")
 
     @property
     def captures(self) -> tuple[str, ...]:
@@ -423,10 +431,11 @@ KIND = "sigmoid"
 
 
 class NormLimits:
-    """Upper limits of the norms of weights before `sigmoid` gates, so that a gate is not traded for larger weights.
+    """Upper limits of weight norms: training cannot lower a `sigmoid` gate and enlarge the weights before it instead.
 
     Args:
-        program: the trained program; for gates on edges, nodes and layers, the linear map of their message is limited.
+        program: the trained program. The linear maps that compute the values multiplied by gates on edges, nodes and
+            layers are limited.
     """
 
     def __init__(self, program: Program) -> None:
@@ -436,7 +445,7 @@ class NormLimits:
         self.sync()
 
     def sync(self) -> None:
-        """Follow the edits since the last call; new weights have no limit."""
+        """Update the set of limited weights after edits; new weights have no limit."""
         p = self.program
         if self._seen == p.version:
             return
@@ -454,7 +463,7 @@ class NormLimits:
             most.assign(as_tensor(np.asarray(now or np.inf)))
 
     def hold(self) -> None:
-        """Rescale weights whose norm exceeds its limit; part of a step."""
+        """Scale down weights whose norm exceeds its limit; called inside a traced step."""
         for keys, most in self._most.items():
             weights = [self.program.weights[k] for k in keys]
             parts = [(w * w).sum().to("float64") for w in weights]
@@ -464,5 +473,5 @@ class NormLimits:
                 w.assign(w * factor.to(w.dtype))
 
     def variables(self) -> dict[str, Variable]:
-        """The limits by name."""
+        """Return the limits by name."""
         return {v.name: v for v in self._most.values()}

@@ -1,8 +1,8 @@
-"""JointOptimizer: one step trains weights and gates as a single plan; edits happen between steps, and state follows.
+"""JointOptimizer: one step trains weights and gates as a single plan; optimizer state follows edits between steps.
 
-Order of a step: draw noise, forward, backward with respect to weights and logits, clip, Adam on both, clip logits,
-lower the temperature, and every K steps let the policy edit. Moments of weights belong to the parameter (`optim`),
-moments of logits to the element of a gate, by a handle that is never reused.
+Order of a step: set the temperature, draw noise, forward, backward with respect to weights and logits, clip gradients,
+Adam on both, clip logits; every `prune_every` steps the policy may then cut elements. Moments of weights belong to the
+parameter (`optim`), moments of logits to the element of a gate, by a key that is never reused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LogitMoments:
         rates: one learning rate for all, or one per kind of element; elements that are not soft have rate 0.
 
     Attributes:
-        count: steps of the run, 0-d float64.
+        count: number of steps of the run so far, 0-d float64.
     """
 
     def __init__(self, program: Program, rates: float | Mapping[str, float]) -> None:
@@ -57,7 +57,8 @@ class LogitMoments:
             dict.fromkeys(OVER, float(rates)) if isinstance(rates, int | float) else dict(rates)
         )
         if unknown := ", ".join(self.rates.keys() - set(OVER)):
-            raise UsageError("learning rates for unknown kinds of elements", expected=", ".join(OVER), got=unknown)
+            raise UsageError("a learning rate is given for an unknown kind of element", expected=", ".join(OVER),
+                             got=unknown)  # fmt: skip
         for name, rate in self.rates.items():
             Range(0).check(f"rate of {name}", rate)
         self.count = Variable(np.zeros((), np.float64), name="joint.count")
@@ -69,11 +70,11 @@ class LogitMoments:
 
     @property
     def there(self) -> bool:
-        """Whether the program has gates."""
+        """True if the program has gates."""
         return LOGITS in self.program.weights
 
     def sync(self) -> None:
-        """Follow the edits since the last call."""
+        """Move moments to the new offsets of their logits after edits; new elements start with zeros."""
         p = self.program
         now = p.version if self.there else -1
         if self._seen == now:
@@ -91,7 +92,7 @@ class LogitMoments:
                       for name, x in zip(("m", "v", "t", "rate"), rows, strict=True)}  # fmt: skip
 
     def step(self, g: Tensor, bad: Tensor, limit: float) -> None:
-        """Make one step if `bad` is 0; logits stay within ±limit. Logits with rate 0 keep their bits."""
+        """Update logits by gradient `g` if `bad` is 0, and clip them to ±limit; those with rate 0 keep their bits."""
         z = self.program.weights[LOGITS]
         m, v, t, rate = (self._held[n] for n in ("m", "v", "t", "rate"))
         moves = call("logical_and", rate > 0.0, (bad * 1.0 < 0.5).reshape(1))
@@ -104,17 +105,17 @@ class LogitMoments:
             variable.assign(call("where", moves, value, variable))
 
     def variables(self) -> dict[str, Variable]:
-        """State variables by name; rates are not state."""
+        """Return the state variables by name; rates are not included."""
         held = {v.name: v for n, v in self._held.items() if n != "rate"}
         return {self.count.name: self.count, **held}
 
     def slope(self, key: Key) -> float:
-        """Recent mean gradient with respect to a logit: the bias-corrected first moment; 0 before the first step."""
+        """Return the recent mean gradient of a logit: its bias-corrected first moment; 0 before the first step."""
         m, _, t = self.of(key)
         return m / (1 - BETA1**t) if t else 0.0
 
     def of(self, key: Key) -> tuple[float, float, float]:
-        """(m, v, steps) of an element."""
+        """Return first moment, second moment and number of steps of an element."""
         offset = self._keys[key]
         m, v, t = (float(self._held[n].data.to_numpy()[offset]) for n in ("m", "v", "t"))
         return m, v, t
@@ -123,12 +124,12 @@ class LogitMoments:
 MODES = ("joint", "bilevel", "alternate", "gates", "params")
 BATCH = Mapping[str, Any]
 _PATIENCE = 5
-"""Consecutive skipped steps after which training stops."""
+"""Number of consecutive skipped steps at which `Diverged` is raised."""
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """The current trained parameters of a program except its logits."""
+    """The trained parameters that a program has now, except its logits."""
 
     view: DifferentiableGraph
 
@@ -141,24 +142,25 @@ class JointOptimizer:
     """Trains the weights and the gates of a program together.
 
     Args:
-        view: of the gates; provides seed, step and schedule.
+        view: the gates; it also holds seed, step and temperature schedule.
         task: name of a scalar output, a function of (outputs, batch) that returns a scalar, or `distill(teacher)`.
         penalties: functions of `Terms`, added to the task's loss.
-        params: learning rate of Adam on the weights, or a function from an object with `parameters()` to an optimizer.
+        params: learning rate of Adam on the weights, or a function that makes an optimizer of an object with
+            `parameters()`.
         gates: learning rate of Adam on the logits; or per kind of element: {"edges": 0.02, "units": 0.01}, others 0.
-        mode: `joint`; `bilevel`: weights on `batch`, gates on `valid`, both from the same state (first order);
-            `alternate`: in `turns`; `gates` or `params` alone.
-        turns: of `alternate`: steps on weights, then steps on gates.
-        warmup: first steps, which train weights alone, since gates on untrained weights close. By default, if both are
-            trained and `steps` is given, until the task's loss has levelled off (see `WarmUp`): at most half of the
-            steps, and few enough that gates can close afterwards; else 0.
-        policy: for online cuts; by default `Policy()`.
-        prune_every: steps between two checks of the policy; 0 for none.
-        clip: largest common norm of the weights' gradients.
+        mode: `joint` trains weights and gates on the same batch; `bilevel` weights on `batch` and gates on `valid`,
+            both from the same state (first order); `alternate` by `turns`; `gates` and `params` train one alone.
+        turns: for `alternate`: number of steps on weights, then number of steps on gates.
+        warmup: number of first steps, which train weights alone, since gates on untrained weights close. By default, if
+            both are trained and `steps` is given, until the task's loss has levelled off (see `WarmUp`): at most half
+            of the steps, and few enough that gates can close afterwards; else 0.
+        policy: cuts elements during training; by default `Policy()`.
+        prune_every: number of steps between two checks of the policy; 0 for none.
+        clip: maximum norm of all gradients of weights together.
         steps: of the run, if known: for the warm-up, and to warn if gates cannot close.
         logit_limit: largest absolute value of logits.
         executor, device: of the plan, see `gw.compile`.
-        noise: if False, gates run relaxed, as functions of their logits alone.
+        noise: if False, gates are not sampled; their values are functions of the logits.
     """
 
     def __init__(
@@ -169,22 +171,23 @@ class JointOptimizer:
         logit_limit: float = 10.0, executor: str = "auto", device: Device | str = "cpu", noise: bool = True,
     ) -> None:  # fmt: skip
         if not hasattr(view, "elements"):
-            raise UsageError("the optimizer needs a view of the gates", expected="DifferentiableGraph(program)",
+            raise UsageError("`view` is not a view of gates", expected="DifferentiableGraph(program)",
                              got=repr(view))  # fmt: skip
         if mode not in MODES:
             raise UsageError("unknown mode", expected=", ".join(MODES), got=mode)
         for name, number in {"warmup": warmup or 0, "prune_every": prune_every, "steps": steps}.items():
             Range(0, whole=True).check(name, number)
         if len(turns) != 2:
-            raise UsageError("turns is no pair", expected="(steps on weights, steps on gates)", got=turns)
+            raise UsageError("`turns` is not a pair", expected="(steps on weights, steps on gates)", got=turns)
         for number in turns:
             Range(1, whole=True).check("turns", number)
         Range(0, above=True).check("logit_limit", logit_limit)
         Range(0, above=True).check("clip", 1 if clip is None else clip)
         if isinstance(penalties, str) or not isinstance(penalties, Sequence) or not all(map(callable, penalties)):
-            raise UsageError("penalties is invalid", expected="a list of functions of Terms", got=repr(penalties))
+            raise UsageError("`penalties` is not a list of functions",
+                             expected="a list of functions of Terms", got=repr(penalties))  # fmt: skip
         if policy is not None and not hasattr(policy, "propose"):
-            raise UsageError("policy is invalid", expected="an object with propose(view)", got=repr(policy))
+            raise UsageError("`policy` is not a policy", expected="an object with propose(view)", got=repr(policy))
         self.view, self.task, self.penalties = view, task, tuple(penalties)
         self.mode, self.turns, self.clip = mode, turns, clip
         self.policy: Proposes = Policy() if policy is None else policy
@@ -218,23 +221,23 @@ class JointOptimizer:
                  f"{reach / 2:.3g} need steps · lr of {reach:.3g} to close", GatesCannotClose, 3)  # fmt: skip
 
     def _reach(self) -> tuple[float, float]:
-        """The largest learning rate of gates (0 if none are trained), and twice the largest |logit|."""
+        """Return the largest learning rate of gates (0 if none are trained), and twice the largest |logit|."""
         rate = max(self.logits.rates.values(), default=0.0) if self.mode != "params" else 0.0
         return rate, 2 * max((abs(e.z) for e in self.view.elements() if e.state == "soft"), default=0.0)
 
     @property
     def warmup(self) -> int:
-        """Number of steps that train weights alone, as currently known."""
+        """The number of first steps that train weights alone; it decreases when the loss levels off."""
         return self._warmup.until
 
     # -- one step ------------------------------------------------------------------------------------------------------
     @property
     def steps(self) -> int:
-        """Number of steps so far."""
+        """The number of steps so far."""
         return self.view.step
 
     def _turn(self) -> tuple[bool, bool, bool]:
-        """Whether this step trains weights, whether gates, and whether gates use a batch of their own."""
+        """Return whether this step trains weights, whether it trains gates, and whether gates use a second batch."""
         if self.steps < self.warmup or self.mode == "params":
             return True, False, False
         if self.mode == "alternate":
@@ -246,16 +249,15 @@ class JointOptimizer:
         """Make one step on a batch: arrays by name, for the program's inputs and other data that the task reads.
 
         Raises: Diverged after five consecutive steps whose loss or gradients are not finite; GatesUnused if the loss
-            depends on no gate; UsageError without `valid` in bilevel mode. An exception of the policy leaves program
-            and optimizer as before its check.
+            depends on no gate; UsageError for invalid batches. If the policy raises, no element is cut.
         """
         view, (by_weights, by_gates, apart) = self.view, self._turn()
         for name, given in {"batch": batch, "valid": valid or {}}.items():
             if not isinstance(given, Mapping):
                 got = type(given).__name__
-                raise UsageError("the batch is no mapping", where=name, expected="arrays by name", got=got)
+                raise UsageError("the batch is not a mapping", where=name, expected="arrays by name", got=got)
         if apart and valid is None:
-            raise UsageError("mode='bilevel' needs a second batch for the gates", fix="step(batch, valid)")
+            raise UsageError("mode='bilevel' got no second batch for the gates", fix="step(batch, valid)")
         view.anneal()
         self.logits.sync()
         if self._limits is not None:
@@ -280,7 +282,7 @@ class JointOptimizer:
         return self._report(number, first, warm, edits, False)
 
     def _begin(self, batch: BATCH) -> None:
-        """Measure norms and the gain of the gates at the first step that trains gates."""
+        """At the first step that trains gates, measure the limits of weight norms and the gain of all gates."""
         self._begun = True
         if self._limits is not None:
             self._limits.begin()
@@ -308,13 +310,13 @@ class JointOptimizer:
         self.skipped += 1
         self._in_a_row += 1
         if self._in_a_row >= _PATIENCE:
-            raise Diverged(f"{_PATIENCE} consecutive steps were not finite; weights and gates are as before them",
+            raise Diverged(f"loss or gradients were not finite in {_PATIENCE} consecutive steps, which were skipped",
                            where=f"step {self.view.step}, {self._culprit(batch)}", got=found[0],
                            fix="use a smaller learning rate, clip=1.0, or check the batch")  # fmt: skip
         return self._report(self.view.step, found, warm, (), True)
 
     def _culprit(self, batch: BATCH) -> str:
-        """The first node with a NaN or +∞ in its value (-∞ is an attention mask)."""
+        """Describe the first node with a NaN or +∞ in its value (-∞ is allowed, for attention masks)."""
         p = self.view.program
         run = p.run({n: batch[n] for n in p.input_names()})
         for node in p.order():
@@ -341,13 +343,13 @@ class JointOptimizer:
             fn = self._traced(names, theirs, by_weights, by_gates)
             self._steps[key] = compile(fn, **self.options)
         given = [*(batch[n] for n in names), *((valid or {})[n] for n in theirs)]
-        out = self._steps[key](*map(as_tensor, given))  # tensors skip a conversion
+        out = self._steps[key](*map(as_tensor, given))  # passing tensors avoids a conversion
         return [float(x) for x in out.numpy()]
 
     def _traced(
         self, names: Sequence[str], theirs: Sequence[str], by_weights: bool, by_gates: bool
     ) -> Callable[..., Tensor]:
-        """The whole step as a function of tensors, those of the second batch last; re-traced after an edit."""
+        """Return the whole step as a function of the tensors of both batches, to be compiled; edits re-trace it."""
 
         def step(*values: Tensor) -> Tensor:
             p = self.view.program
@@ -391,7 +393,7 @@ class JointOptimizer:
         return step
 
     def _objective(self, feeds: Mapping[str, Tensor], trained: bool) -> tuple[Tensor, Tensor, list[Tensor], Terms]:
-        """Total loss, task, each penalty, and their `Terms`."""
+        """Return the total loss, the task's loss, each penalty, and their `Terms`."""
         number = call("maximum", self.logits.count - float(self.warmup), 0.0)
         task, extra, terms = self.view.evaluate(feeds, self.task, self.penalties, number, trained=trained)
         loss = task
@@ -413,7 +415,7 @@ class JointOptimizer:
 
     @staticmethod
     def _not_finite(loss: Tensor, slopes: Iterable[Tensor | None]) -> Tensor:
-        """1 if the loss or a gradient is not finite, else 0; 0-d float32."""
+        """Return 1 if the loss or a gradient is not finite, else 0; 0-d float32."""
         total = call("abs", loss * 0.0).to("float32")
         for slope in slopes:
             if slope is not None:
@@ -422,7 +424,7 @@ class JointOptimizer:
 
     # -- saving ------------------------------------------------------------------------------------------------------
     def variables(self) -> dict[str, Variable]:
-        """Moments of weights and logits, state of penalties and the step count, by name."""
+        """Return moments of weights and logits, state of penalties, norm limits and the step count, by name."""
         self.logits.sync()
         held = dict(self.weights.variables()) if self.weights is not None else {}
         for name, penalty in zip(self._names, self.penalties, strict=True):
@@ -431,7 +433,7 @@ class JointOptimizer:
         return {**held, **scales, **self.logits.variables()}
 
     def save(self, directory: Any) -> None:
-        """Save weights, logits, moments and counts atomically; see `optim.save_state`."""
+        """Save weights, logits, moments, step and the policy's counts atomically; see `optim.save_state`."""
         counts = [[*key, n] for key, n in getattr(self.policy, "counts", {}).items()]
         facts = {"counts": counts, "wait": [self._warmup.until, self._begun, self._warmup.losses]}
         save_state(directory, self.view.program, self, step=self.view.step, facts=facts)
@@ -460,20 +462,21 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 # -- the warm-up on weights alone, and the gain of all gates -----------------------------------------------------------
 LEVEL = 0.05
-"""Share of the loss; a smaller decrease from one window to the next counts as levelled off."""
+"""The loss has levelled off if it decreases by less than this share from one window to the next."""
 
 
 class WarmUp:
-    """The first steps, which train weights alone.
+    """The first steps of a run, which train weights alone.
 
     Args:
         most: largest number of steps.
-        levels: whether it ends as soon as the loss has levelled off.
-        steps: of the run; a window is a fifteenth of them, from 10 to 50.
+        levels: whether the warm-up ends as soon as the loss has levelled off: its mean over a window of steps is hardly
+            below that of the window before.
+        steps: of the run; a window is a fifteenth of them, clipped to 10 to 50.
 
     Attributes:
-        until: the step at which gates start, as currently known.
-        losses: of the task during the warm-up; empty afterwards.
+        until: the step at which training of gates starts; lowered when the loss levels off.
+        losses: the task's losses in the last two windows; empty after the warm-up.
     """
 
     def __init__(self, most: int, levels: bool, steps: int) -> None:
@@ -481,7 +484,7 @@ class WarmUp:
         self.losses: list[float] = []
 
     def saw(self, step: int, loss: float) -> None:
-        """Record the task's loss of a finished step."""
+        """Record the task's loss of a finished step, and end the warm-up if the loss has levelled off."""
         if not self.levels or step >= self.until:
             self.losses.clear()
             return
@@ -494,11 +497,11 @@ class WarmUp:
 
 
 def gates_gain(view: DifferentiableGraph, loss: Callable[[], float], limit: float) -> float:
-    """The loss with all soft gates closed less that with all open; |loss with gates open| if that is not positive.
+    """Return the loss with all soft gates closed minus that with all open; if not positive, |loss with gates open|.
 
     Args:
-        loss: computes the loss of the program.
-        limit: size of the logits at which gates are closed.
+        loss: runs the program and returns its loss.
+        limit: gates are closed by setting their logits to -limit.
     """
     with view.using("open"):
         value_with_gates_open = loss()

@@ -1,8 +1,8 @@
-"""Proposals: cuts by policies, online by bands and patience, at the end by a threshold or a target; edges by gain.
+"""Policies, which propose cuts during or after training, and gains of missing edges, which propose additions.
 
 A custom policy implements `propose(view)` for a `DifferentiableGraph` and returns proposals. Protection from cuts keeps
 a path from an input to every output, a unit of every axis and an option of every choice. One backward pass scores all
-absent edges: u -> v, which adds y_u to junction v, changes the loss to first order by n = Σ ⟨dL/dy_v, y_u⟩.
+missing edges: to first order, an edge u -> v, which adds y_u to junction v, changes the loss by n = Σ ⟨dL/dy_v, y_u⟩.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProtectedElement:
-    """An element whose proposed cut was not made, by name, and why it is needed."""
+    """An element whose proposed cut was not made: its name, and the reason why it is needed."""
 
     name: str
     reason: str
@@ -45,15 +45,16 @@ def protect(
     p: Program, cuts: Sequence[Element], among: Sequence[Element], *, min_in: int = 1, keep: Collection[str] = (),
     strict: bool = False,
 ) -> tuple[list[Element], list[ProtectedElement]]:  # fmt: skip
-    """The allowed cuts, and the protected elements.
+    """Divide proposed cuts into allowed cuts and protected elements; return both.
 
-    A disconnected output gets back the path whose smallest p is largest, ties by the order of edges.
+    For an output that the cuts would disconnect from all inputs, the elements on the path whose smallest p is largest
+    become protected; of equal paths, the first in the order of edges.
 
     Args:
         min_in: smallest number of units per gated axis, and of options per choice.
-        keep: names of protected elements, and of nodes that keep a path from an input.
-        strict: raise instead of protecting.
-    Raises: WouldDisconnect.
+        keep: names of elements to protect, and of nodes that must keep a path from an input.
+        strict: raise if an element would be protected.
+    Raises: WouldDisconnect if `strict`.
     """
     back: dict[str, str] = {e.name: "protected by name" for e in cuts if e.name in keep}
     going = {e.name: e for e in cuts if e.name not in back}
@@ -72,12 +73,12 @@ def protect(
                 going.pop(name, None)
     if back and strict:
         names = ", ".join(back)
-        raise WouldDisconnect("protection forbids these cuts", where=p.name, got=names, fix='protection="keep"')
+        raise WouldDisconnect("cannot cut protected elements", where=p.name, got=names, fix='protection="keep"')
     return list(going.values()), [ProtectedElement(name, reason) for name, reason in back.items()]
 
 
 def _closed(p: Program, going: Iterable[Element]) -> dict[EdgeId | NodeId, Element]:
-    """Edges and sites that the cuts would close."""
+    """Return the edges and the product nodes that the cuts would set to zero, each with its element."""
     found: dict[EdgeId | NodeId, Element] = {}
     for e in going:
         if e.over in ("edges", "choice"):
@@ -89,10 +90,11 @@ def _closed(p: Program, going: Iterable[Element]) -> dict[EdgeId | NodeId, Eleme
 
 
 def widest(p: Program, target: NodeId, closed: dict[EdgeId | NodeId, Element]) -> list[str] | None:
-    """Names on the widest path from an input: the one whose smallest p is largest; None if it is open or missing.
+    """Return the names of the closed elements on the widest path from an input to `target`.
 
-    One sweep in topological order stores (width, previous edge) per node; open edges have infinite width. Ties prefer
-    the more probable edge, then the first.
+    The width of a path is the smallest p of its closed elements; it is infinite without any. Returns None if the widest
+    path has no closed element, or if there is no path. One sweep in topological order stores (width, previous edge) per
+    node; ties prefer the more probable edge, then the first.
     """
     best: dict[NodeId, tuple[float, EdgeId | None]] = {}
     needed = p.reachable([target])
@@ -124,10 +126,11 @@ class Proposal:
     """One proposed edit.
 
     Attributes:
-        action: `cut` or `add`; reason: for the journal; p: decision probability.
-        name: of the element, or of the edge to add: `source -> junction`.
-        element: to cut; None for an addition.
-        gradient: of the loss with respect to the logit, or to a gate on an absent edge; None if not computed.
+        action: `cut` or `add`.
+        name: name of the element to cut, or the edge to add: `source -> junction`.
+        p: decision probability; reason: text for the journal.
+        element: the element to cut; None for an addition.
+        gradient: d loss / d logit, or for an addition d loss / d gate on the new edge; None if not computed.
     """
 
     action: str
@@ -139,21 +142,23 @@ class Proposal:
 
 
 class Proposes(Protocol):
-    """A policy."""
+    """The protocol of policies."""
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Proposed edits; nothing is changed."""
+        """Return proposed edits; the program is not changed."""
         ...
 
 
 @dataclass(slots=True)
 class Policy(Settings):
-    """Online: cut an element after `patience` checks below `remove_below`; reset its count above `keep_above`.
+    """Cut elements during training: after `patience` checks with a decision probability below `remove_below`.
+
+    A check with a probability above `keep_above` resets the element's count; one in between leaves it.
 
     Attributes:
-        max_fraction: largest share of all elements that one check cuts; at least one element.
-        min_in, protect: see `protection.protect`.
-        counts: element -> number of checks below, updated by each call.
+        min_in, protect: `min_in` and `keep` of the function `protect`.
+        max_fraction: largest share of all elements that one check may cut, though always at least one element.
+        counts: key of an element -> number of checks below `remove_below`, updated by each call.
     """
 
     keep_above: Share = 0.5
@@ -165,7 +170,7 @@ class Policy(Settings):
     counts: dict[Key, int] = field(default_factory=dict)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Count one check and propose the due cuts, the least probable first."""
+        """Count one check and propose the cuts that are due, the least probable first."""
         among = view.elements()
         alive = {e.key for e in among}
         self.counts = {k: n for k, n in self.counts.items() if k in alive}
@@ -183,14 +188,14 @@ class Policy(Settings):
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPolicy(Settings):
-    """At the end: cut all elements below a probability."""
+    """Cut, at the end of training, all elements with a decision probability below a threshold."""
 
     threshold: Share = 0.5
     min_in: Count = 1
     protect: Collection[str] = ()
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Cuts in order of the logits; of a choice all options but the most probable one."""
+        """Propose cuts in order of the logits; of a choice all options but the most probable one."""
         among = view.elements()
         best: dict[int, Element] = {}
         for e in among:
@@ -202,13 +207,14 @@ class ThresholdPolicy(Settings):
 
 @dataclass(frozen=True, slots=True)
 class TopPolicy(Settings):
-    """At the end: cut the least probable unprotected elements until the target is met, in elements or in cost.
+    """Cut, at the end of training, the least probable unprotected elements until the target is met.
 
     Attributes:
-        target: elements that stay if above 1, else their share.
-        of: `count`, or a cost as in `cost`.
-        round_to: axes with more units keep a multiple of it: units are cut in blocks, the block with the lowest mean
-            first. The target is met within one block.
+        target: number of elements, or cost, to keep if above 1; else the share to keep.
+        of: `count` for a number of elements, or a cost as in `cost`.
+        min_in, protect: `min_in` and `keep` of the function `protect`.
+        round_to: axes with more units than this keep a multiple of it. Units are cut in blocks, the one with the lowest
+            mean probability first, so the result may be below the target by up to one block.
     """
 
     target: NotNegative
@@ -222,7 +228,7 @@ class TopPolicy(Settings):
         check_cost(self.of, counted=True)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Propose cuts. Raises: BudgetUnreachable if protection keeps more than the target."""
+        """Propose cuts. Raises: BudgetUnreachable if the protected elements exceed the target."""
         among = view.elements()
         counting = isinstance(self.of, str) and self.of == "count"
         price = np.ones(len(among)) if counting else element_costs(view.program, among, self.of)
@@ -234,7 +240,7 @@ class TopPolicy(Settings):
         waiting = iter(self._blocks(among))
         index = {e.key: i for i, e in enumerate(among)}
         cuts: list[Element] = []
-        while True:  # cut up to the target at once; another round makes up for protected elements
+        while True:  # cut until the target is met; repeat, since `protect` may give elements back
             there = np.ones(len(among), bool)
             for e in cuts:
                 there[[index[e.key], *below[index[e.key]]]] = False
@@ -252,7 +258,7 @@ class TopPolicy(Settings):
         return [Proposal("cut", e.name, e.p, f"among the lowest beyond {self.target:g} of {what}", e) for e in cuts]
 
     def _blocks(self, among: Sequence[Element]) -> list[tuple[int, ...]]:
-        """Indices of elements that are cut together, the least probable first: one element, or a block of units."""
+        """Group the indices that are cut together, the least probable first: one element, or a block of units."""
         lowest = sorted(range(len(among)), key=lambda i: (among[i].p, among[i].z, among[i].offset))
         gates: dict[int, list[int]] = {}
         for i in lowest:
@@ -269,11 +275,11 @@ class TopPolicy(Settings):
 
 
 _STEP = 1e-2
-"""Relative step of the second difference along a message; its square is well above float32 rounding."""
+"""Relative step of the second difference of the loss; its square is well above float32 rounding."""
 
 
 def absent(p: Program) -> list[tuple[Value, Value]]:
-    """(source, junction) pairs of equal spec without an edge, where an edge would close no cycle.
+    """Return the (source, junction) pairs that an edge could connect: equal spec, no edge yet, and no cycle with it.
 
     Sources are inputs and results of ops, except products with gates.
     """
@@ -295,10 +301,12 @@ def absent(p: Program) -> list[tuple[Value, Value]]:
 def gains(
     view: DifferentiableGraph, task: Task, batch: Mapping[str, Any], *, newton: bool = False
 ) -> list[tuple[str, float]]:
-    """(edge, gain) of all absent edges, the largest first, in units of the loss.
+    """Return (edge, gain) of all missing edges, the largest gain first.
+
+    The gain is the estimated decrease of the loss if the edge is added: -n, with n as in the module docstring.
 
     Args:
-        newton: gains to second order: n²/(2d) for n < 0, with d the second difference of the loss along the edge.
+        newton: estimate to second order: n²/(2d) if n < 0 < d, with d the second difference of the loss.
     """
     p = view.program
     pairs = absent(p)
@@ -344,6 +352,6 @@ def gains(
 def additions(
     view: DifferentiableGraph, task: Task, batch: Mapping[str, Any], *, least: float = 0.0, newton: bool = False
 ) -> list[Proposal]:
-    """Absent edges with a gain above `least`, the best first; a ranking to verify by trials."""
+    """Propose the missing edges with a gain above `least` (and above 0), the best first; verify them by trials."""
     ranked, least = gains(view, task, batch, newton=newton), max(least, 0.0)
     return [Proposal("add", name, 0.0, f"gains {gain:.3g}", None, -gain) for name, gain in ranked if gain > least]

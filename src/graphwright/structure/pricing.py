@@ -1,4 +1,4 @@
-"""Costs of elements, and nesting of gates: cutting an edge also removes the gates after it."""
+"""Costs of elements, and nesting of elements: cutting an edge also removes gated nodes that only this edge needs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from graphwright.structure.elements import Element, sites_of
 
 OF = ("params", "bytes", "flops", "table")
 Cost = str | Mapping[str, float]
-"""The counted quantity: one of `OF`, or a number per node path, as `latency` measures."""
+"""The counted quantity: one of `OF`, or node path -> cost, as `latency` measures."""
 
 
 def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, float]:
-    """Measure nanoseconds per node path of a compiled run on these inputs, for `cost` and `budget`.
+    """Measure node path -> nanoseconds in a compiled run on these inputs, for `cost` and `budget`.
 
-    An instruction that runs several nodes counts for the node that names it. Raises: as `Plan.profile`.
+    The time of an instruction that runs several fused nodes is assigned to the node after which it is named.
+    Raises: the errors of `Plan.profile`.
     """
     shapes = {name: np.shape(value) for name, value in feeds.items()}
     found: dict[str, float] = defaultdict(float)
@@ -38,15 +39,15 @@ def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, fl
 
 
 def _carried(p: Program, element: Element) -> set[NodeId]:
-    """Nodes that are removed with an element; none for units, since their op stays."""
+    """Return the nodes that are removed with an element; none for a unit, since its ops are kept for other units."""
     sites = sites_of(p, element) if element.over != "units" else ()
     return removed_with(p, [edge for site in sites for edge in p.out_edges(site)])
 
 
 def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
-    """Per element the indices of other elements whose removal removes it too."""
+    """Return, per element, the indices of the other elements whose removal also removes it."""
     taken, known = [_carried(p, e) for e in among], dict[int, tuple[int, ...]]()
-    keys = [id(e.gate) if e.over == "units" else -1 - i for i, e in enumerate(among)]  # units share their gate's
+    keys = [id(e.gate) if e.over == "units" else -1 - i for i, e in enumerate(among)]  # equal for all units of a gate
     for key, e in zip(keys, among, strict=True):
         if key not in known:
             sites = sites_of(p, e)
@@ -56,17 +57,18 @@ def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
 
 
 def check_cost(of: Cost, counted: bool = False) -> None:
-    """Check a cost; with `counted` also allow `count`. Raises: UsageError for an unknown cost."""
+    """Check that a cost is a known name or a mapping; `counted` also allows `count`. Raises: UsageError if not."""
     known = ("count", *OF) if counted else OF
     if of not in known if isinstance(of, str) else not isinstance(of, Mapping):
-        raise UsageError("unknown cost", expected=f"{', '.join(known)}, or numbers by path", got=of)
+        raise UsageError("unknown cost", expected=f"{', '.join(known)}, or a mapping from node paths to costs", got=of)
 
 
 def element_costs(p: Program, among: Sequence[Element], of: Cost = "params") -> np.ndarray:
-    """The cost of each element without the elements nested in it, float64 [n].
+    """Compute the cost of each element without the elements nested in it, float64 [n].
 
-    Params and bytes count the removed weights, flops the removed ops with all named sizes 1; units share the cost of an
-    op that stays. Raises: UsageError for an unknown cost.
+    `params` and `bytes` count the weights that are removed with the element; `flops` (with all named sizes set to 1)
+    and measured costs count the removed ops. A unit has an equal share of the cost of each op over its axis.
+    Raises: UsageError for an unknown cost.
     """
     check_cost(of)
     if of == "table":
@@ -95,13 +97,13 @@ def element_costs(p: Program, among: Sequence[Element], of: Cost = "params") -> 
 
 
 def _stored(p: Program, of: Cost) -> dict[NodeId, float]:
-    """Param -> cost of one entry."""
+    """Return param -> cost of one of its entries: 1, or its bytes."""
     trained = (n for n in p.params() if p.key(n) not in RESERVED)
     return {n: float(p.spec(n).dtype.itemsize if of == "bytes" else 1) for n in trained}
 
 
 def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
-    """Op -> cost of a run; ops that belong to gates are not counted."""
+    """Return op -> cost of one run, in flops or as given by `of`; ops that belong to gates are missing."""
     own = {n for g in p.gates().values() for site in g.sites for n in (site, *between(p, site))}
     ops = [n for n in p.nodes() if p.op(n) not in KINDS and not traits(p.op(n)).gates and n not in own]
     if isinstance(of, str):
@@ -111,7 +113,7 @@ def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
 
 
 def _shared(p: Program, group: AxisGroup, each: Mapping[NodeId, float]) -> np.ndarray:
-    """Each unit's share of the ops with the axis in an operand or result, float64 [size]."""
+    """Divide the costs `each` of ops with this axis in an operand or result equally among its units, float64 [size]."""
     mine = set(group.atoms)
     over = {v for v, dims in group.axes.solution.dims.items() if any(mine & set(atoms(d)) for d in dims)}
     total = 0.0

@@ -1,4 +1,4 @@
-"""Reports on a training step and on hardening, and a picture of probabilities over training."""
+"""Reports on a training step and on hardening, and a chart of gate probabilities over training."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class StepReport(ReportBase):
     """One step of training.
 
     Attributes:
-        step: number from 0; skipped: loss or gradients were not finite, so nothing changed.
+        step: index of the step, from 0.
         loss: task plus penalties; task: loss of the task; penalties: value by name.
-        temperature: by group, in this step.
+        temperature: by group of gates, in this step.
         open: number of elements with a decision probability >= 1/2, after the step.
         expected_cost: Σ cost · probability / Σ cost, after the step.
-        edits: names of elements that the policy cut.
+        edits: names of the elements that the policy cut after the step.
+        skipped: True if loss or gradients were not finite, so that nothing changed.
     """
 
     step: int
@@ -44,7 +45,7 @@ class StepReport(ReportBase):
 
 
 def ungated(p: Program) -> ModelSize:
-    """Size of a program without its gates and their logits."""
+    """Return the size of a program without its gates and their logits."""
     gates = {n for n in p.nodes() if traits(p.op(n)).gates or (p.op(n) == PARAM and p.key(n) in RESERVED)}
     return size(p, [n for n in p.nodes() if n not in gates])
 
@@ -54,11 +55,12 @@ class Discretized(ReportBase):
     """Report on hardening.
 
     Attributes:
-        program, entry: the hardened program, and the entry of its journal; elements: before hardening.
-        cut: names of the elements that were cut; elements removed with a coarser one are not listed.
+        program, entry: the hardened program, and its journal entry of the hardening.
+        elements: all elements before hardening.
+        cut: names of the elements that were cut; elements removed together with a larger one are not listed.
         kept_back: proposed cuts that were not made, with the reason.
-        before, after: sizes without gates.
-        loss_before, loss_after: with gates in evaluation mode, and of the hardened program; None without a probe.
+        before, after: sizes of the program without gates, before and after.
+        loss_before: loss with gates in evaluation mode; loss_after: loss of the hardened program; None without a probe.
     """
 
     program: Program
@@ -73,17 +75,17 @@ class Discretized(ReportBase):
 
     @property
     def gap(self) -> float | None:
-        """Hardening gap: loss after less loss before."""
+        """The hardening gap: the loss after minus the loss before; None without a probe."""
         return None if self.loss_before is None or self.loss_after is None else self.loss_after - self.loss_before
 
     @property
     def num_pruned_edges(self) -> int:
-        """Number of edges and options that were cut."""
+        """The number of edges and options that were cut."""
         gone = set(self.cut)
         return sum(e.name in gone and e.over in ("edges", "choice") for e in self.elements)
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Kind of element -> numbers before and after."""
+        """Return kind of element -> number of elements before and after; only direct cuts are counted."""
         gone, found = set(self.cut), {}
         for e in self.elements:
             there, stay = found.get(e.over, (0, 0))
@@ -91,7 +93,7 @@ class Discretized(ReportBase):
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers and names."""
+        """Return the report as JSON values."""
         before, after = self.before, self.after
         return {
             "cut": self.cut,
@@ -117,12 +119,14 @@ _FEW = 64  # gates with a line each
 
 
 def probabilities(values: np.ndarray, names: Sequence[str], kept: Sequence[bool], last: int) -> str:
-    """An SVG with a line per element, blue if kept, red if cut; with many elements the mean probability per group.
+    """Draw probabilities over training as SVG: a line per element, blue if kept, red if cut.
+
+    With more than 64 elements it has one line per axis instead, of the mean probability.
 
     Args:
-        values: float [rows, elements].
-        names, kept: of the elements.
-        last: step of the last row.
+        values: probabilities, float [steps, elements].
+        names: of the elements; kept: whether each was kept.
+        last: the step of the last row of `values`.
     """
     few, groups = len(names) <= _FEW, dict[str, list[int]]()
     for i, name in enumerate(names):

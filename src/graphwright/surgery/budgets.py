@@ -77,9 +77,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Allow a relative Frobenius error of at most `most` >= 0: of outputs if there are calibration data, else of
-    weights.
-    """
+    """Allow a relative Frobenius error of at most `most` >= 0: of the outputs for `asvd`, else of the weights."""
 
     most: float
 

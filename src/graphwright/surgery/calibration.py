@@ -122,10 +122,10 @@ class Calibration:
         return [i for i, d in enumerate(digests(windows)) if d in seen]
 
     def feeds(self, p: Program, held: bool = False) -> list[dict[str, np.ndarray]]:
-        """Return the learning (or `held`-out) windows as inputs of a program, in chunks of about 2048 tokens.
+        """Return the learning (or `held`-out) windows in chunks of about 2048 tokens, with `positions` if the program
+        takes them.
 
-        `positions` are added if the program takes them. Raises: PromptError for a token outside the vocabulary;
-        UsageError if `held` and no window is held out.
+        Raises: PromptError for a token outside the vocabulary; UsageError if `held` and no window is held out.
         """
         windows = self.held if held else self.windows
         if not _count(windows):
@@ -135,9 +135,7 @@ class Calibration:
         return chunked(p, windows, max(ROWS // self.width, 1))
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the cached value of a key, or make it. Only the latest key is cached, so that memory holds one layer's
-        statistics.
-        """
+        """Return the cached value of a key, or make it. Only the latest key is cached, to save memory."""
         if self._cached is None or self._cached[0] != key:
             self._cached = None  # free the old value before the new one is made
             self._cached = key, make()
@@ -166,11 +164,7 @@ class Stream:
         self.live: list[dict[Value, NDArray]] = [{} for _ in feeds]
 
     def advance(self, node: NodeId) -> Stream:
-        """Move the position to a node: compute all nodes before it in topological order, and retain the values that the
-        rest reads.
-
-        Raises: UsageError if the node does not depend on an input.
-        """
+        """Compute the nodes before a node in topological order, and retain the values that the other nodes read."""
         p, moving = self.p, input_dependent(self.p)
         order = [n for n in p.order() if n in moving]
         if node not in moving:

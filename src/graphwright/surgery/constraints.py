@@ -94,9 +94,7 @@ def constraint(name: str) -> Callable[[Condition], Condition]:
 
 @dataclass(frozen=True)
 class Custom(Constraint):
-    """A condition given by a function: the name of a registered one, or any callable. An unregistered one cannot be
-    saved.
-    """
+    """A condition given by a registered function's name, or by any callable, which cannot be saved."""
 
     rule: str | Condition
     name: ClassVar[str] = "custom"
@@ -235,9 +233,8 @@ def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
 
 
 def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:
-    """Return edges into junctions that together cut all paths between two nodes.
-
-    Each shortest path that remains is cut at its last edge into a junction. None if a path has no such edge.
+    """Return edges into junctions that cut all paths: the last one of each remaining path. None if a path has no such
+    edge.
     """
     gone: set[EdgeId] = set()
     while (path := shortest_path(p, source, target, lambda e: e not in gone)) is not None:
@@ -275,7 +272,7 @@ class Budget(Constraint):
 
 @dataclass(frozen=True)
 class EqualSizes(Constraint):
-    """All axes that match a pattern have the same size. The repair grows axes by units that change no result."""
+    """All axes that match a pattern have the same size. The repair adds units that change no result."""
 
     axis: str
     name: ClassVar[str] = "uniform"
@@ -291,9 +288,7 @@ class EqualSizes(Constraint):
 
 @dataclass(frozen=True)
 class MultipleOf(Constraint):
-    """The size of each axis that matches a pattern is a multiple of `k`. The repair grows it by units that change no
-    result.
-    """
+    """Sizes of all axes that match a pattern are multiples of `k`. The repair adds units that change no result."""
 
     axis: str
     k: int

@@ -149,10 +149,7 @@ def _matrix(p: Program, node: NodeId, named: bool) -> Matrix | Skipped:
 
 
 def _readers(p: Program, value: Value) -> list[Reader]:
-    """Return the readers of a value, looking through casts.
-
-    A node that reads it at a port other than its matrix port is listed as `op operand`.
-    """
+    """Return the readers of a value, through casts; a read at a port not for matrices is listed as `op operand`."""
     found = []
     for edge in p.out_edges(value.node):
         reader = p.graph.target(edge)
@@ -258,7 +255,7 @@ class MatrixReport(ReportBase):
         """Format a title, some lines, and the facts that all such reports have."""
         ends = [f"skipped {s.path}: {s.reason}" for s in self.skipped]
         ends += [f"logits {self.drift}"] if self.drift is not None else []
-        ends += ["interrupted: finished matrices stay edited"] if self.interrupted else []
+        ends += ["interrupted: finished matrices are kept"] if self.interrupted else []
         return "\n".join([title + (", dry run" if self.dry_run else ""), *lines, *ends])
 
 

@@ -17,6 +17,7 @@ from graphwright.report import ReportBase
 from graphwright.surgery.calibration import Calibration, Stream, as_float, chunked
 
 if TYPE_CHECKING:
+    from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
 
 
@@ -49,9 +50,7 @@ def next_token_nats(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def nats(stream: Stream) -> float:
-    """Return the mean -ln p of next tokens over the windows of a stream; infinity if it is not finite or there are no
-    tokens.
-    """
+    """Return the mean -ln p of next tokens over the windows of a stream; infinity if it is not finite."""
     total, count = 0.0, 0
     for feeds, logits in zip(stream.feeds, stream.outputs("logits"), strict=True):
         found = next_token_nats(logits, feeds["ids"])
@@ -60,9 +59,7 @@ def nats(stream: Stream) -> float:
 
 
 def squared_drift(stream: Stream, reference: Sequence[np.ndarray]) -> float:
-    """Return the squared difference of the first output from a reference, divided by the sum of squares of the
-    reference.
-    """
+    """Return ‖output - reference‖² / ‖reference‖² of the first output, over all chunks of a stream."""
     lost = whole = 0.0
     for found, before in zip(stream.outputs(), reference, strict=True):
         lost += float(((found.astype(np.float64) - before) ** 2).sum())
@@ -78,7 +75,7 @@ def loss(stream: Stream, reference: Sequence[np.ndarray] | None = None) -> float
 def quality(
     p: Program, calibration: Calibration, reference: Program | None = None, tokenizer: Any = None
 ) -> dict[str, float]:
-    """Measure {nats, perplexity, bits_per_byte} on the held-out windows, or {drift} from the reference without logits.
+    """Measure {nats, perplexity, bits_per_byte} on the held-out windows, or {drift} if the program scores no tokens.
 
     `bits_per_byte` needs a tokenizer, to count the bytes of the scored tokens.
     Raises: CalibrationLeak if a window was learned from; UsageError if no window is held out.
@@ -115,9 +112,7 @@ def activation_memory(program: Program, inputs: Mapping[str, Any]) -> int:
 
 
 def speed(p: Program, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Measure {ms_per_token, tokens_per_s} of decoding after 128 tokens, or {ms_per_run} if the program scores no
-    tokens.
-    """
+    """Measure {ms_per_token, tokens_per_s} of decoding after 128 tokens; {ms_per_run} if there are no token scores."""
     if not scores_tokens(p):
         plan = p.compile(feeds, freeze=True)
         return {"ms_per_run": _median_ms(lambda: plan(feeds))}
@@ -141,26 +136,24 @@ def _median_ms(call: Callable[[], object]) -> float:
 
 
 def loss_gradients(
-    p: Program, feeds: Sequence[Mapping[str, np.ndarray]], paths: Sequence[str]
-) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Yield, for each chunk, path -> (value, gradient of the chunk's summed -ln p of next tokens with respect to the
-    value).
-    """
+    p: Program, feeds: Sequence[Mapping[str, np.ndarray]], wrt: Sequence[str], keep: Sequence[Value] = ()
+) -> Iterator[tuple[dict[Value, np.ndarray], dict[str, np.ndarray]]]:
+    """Yield for each chunk the values of `keep`, and by path the gradients of the summed -ln p of next tokens."""
     for given in (part for f in feeds for part in chunked(p, f, max(1024 // f["ids"].shape[1], 1))):
         batch, length = given["ids"].shape
-        with p.run(given, keep=[*paths]) as run:
+        with p.run(given, keep=[*keep]) as run:
             logits = run["logits"].to_numpy("float64")
-            values = {path: as_float(run.value(path)) for path in paths}
+            values = {value: as_float(run.value(value)) for value in keep}
         z = np.exp(logits - logits.max(axis=-1, keepdims=True))
         seed = z / z.sum(axis=-1, keepdims=True)
         rows, columns = np.ogrid[:batch, : length - 1]
         seed[rows, columns, given["ids"][:, 1:]] -= 1
         seed[:, -1] = 0
-        gradient = p.grad("logits", list(paths), {"B": batch, "T": length}, seeded=True)
+        gradient = p.grad("logits", list(wrt), {"B": batch, "T": length}, seeded=True)
         name = next(n for n in gradient.input_names() if n not in given)
         kind = p.spec(p.output("logits")).dtype.name
         found = gradient.run({**given, name: seed.astype(kind)}, keep="outputs")
-        yield {path: (values[path], as_float(found[f"grad.{path}"])) for path in paths}
+        yield values, {path: as_float(found[f"grad.{path}"]) for path in wrt}
 
 
 class Drift(ReportBase):

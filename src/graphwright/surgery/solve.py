@@ -59,8 +59,8 @@ class ConstraintSolution(ReportBase):
 
 
 def solve(program: Program, constraints: Sequence[Constraint] | None = None, max_edits: int = 64) -> ConstraintSolution:
-    """Apply repairs until all constraints hold. A repair that creates a new finding or violation is rejected.
-    Deterministic.
+    """Apply repairs until all constraints hold; deterministic. Repairs that cause new findings or violations are
+    rejected.
 
     Args:
         program: changed by one edit if all constraints can be satisfied, otherwise unchanged bit for bit.

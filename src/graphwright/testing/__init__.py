@@ -1,1 +1,1 @@
-"""Harnesses that prove properties of code: public, and tested themselves with planted bugs."""
+"""Public test harnesses, which are themselves tested with planted bugs."""

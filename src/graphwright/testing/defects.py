@@ -42,9 +42,9 @@ def plant(p: Program, kind: str, seed: int = 0) -> Planted:
     Raises: UsageError for an unknown kind, or a program without a suitable position.
     """
     if kind not in _PLANTERS:
-        raise UsageError("unknown defect", got=kind, expected=", ".join(_PLANTERS))
+        raise UsageError("unknown kind of defect", got=kind, expected=", ".join(_PLANTERS))
     if p.history.open is not None:
-        raise UsageError("an edit is open", where=p.name, fix="leave the with-block first")
+        raise UsageError("cannot plant a defect while an edit is open", where=p.name, fix="leave the with-block first")
     element = _PLANTERS[kind](p, np.random.default_rng(seed))
     if element is None:
         raise UsageError("the program has no position for this defect", where=p.name, got=kind)

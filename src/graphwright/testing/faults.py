@@ -137,7 +137,7 @@ class _Interceptor:
             yield self.log
 
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        """`os.open`."""
+        """Replace `os.open`."""
         where = self._relative(path, dir_fd)
         if where is None:
             return self._real["open"](path, flags, mode, dir_fd=dir_fd)
@@ -151,14 +151,14 @@ class _Interceptor:
         return fd
 
     def close(self, fd: int) -> None:
-        """`os.close`: the descriptor is closed even if the call fails."""
+        """Replace `os.close`: the descriptor is closed even if the call fails."""
         handle, where = self._handles.pop(fd, (-1, ""))
         self._real["close"](fd)
         if handle >= 0:
             self._record(Operation("close", where, handle=handle, fault=self.strike("close")))
 
     def write(self, fd: int, data: Any) -> int:
-        """`os.write`: a fault writes half of the bytes, or reports fewer than were given."""
+        """Replace `os.write`: a fault writes half of the bytes (EINTR none), then raises unless it is `short`."""
         if fd not in self._handles:
             return self._real["write"](fd, data)
         (handle, where), fault, content = self._handles[fd], self.strike("write"), bytes(data)
@@ -170,7 +170,7 @@ class _Interceptor:
         return done
 
     def open_stream(self, file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
-        """`open`: for files under the folder, built on the calls above."""
+        """Replace `open`: streams of files under the folder use the replacements above."""
         if isinstance(file, int) or kwargs.get("opener") or self._relative(file) is None:
             return self._real_open(file, mode, buffering, *args, **kwargs)
         raw = _RawFile(file, mode)
@@ -221,7 +221,7 @@ class _Interceptor:
             return None
         if dir_fd is not None:
             fix = "do not use dir_fd in the code under test"
-            raise UsageError("the fault harness needs full paths", got="dir_fd", fix=fix)
+            raise UsageError("the fault harness does not support dir_fd", expected="full paths", got="dir_fd", fix=fix)
         full = os.path.abspath(os.fsdecode(path))
         return full[len(self.root) + 1 :] if full.startswith(self.root + os.sep) or full == self.root else None
 
@@ -368,7 +368,7 @@ class NotAtomic(GraphwrightError, AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """The tests that passed: operations of one save, faults injected, distinct states after a crash."""
+    """Counts of a passed check: operations of one save, faults injected, distinct states after a crash."""
 
     operations: int
     faults: int
@@ -390,7 +390,7 @@ def inject(folder: StrPath, kind: str, at: int) -> Iterator[list[Operation]]:
     nothing), `short` makes a write partial. Yields the list of operations; the one that failed has `fault` set.
     """
     if kind not in KINDS:
-        raise UsageError("unknown fault", expected=", ".join(KINDS), got=kind)
+        raise UsageError("unknown kind of fault", expected=", ".join(KINDS), got=kind)
     left = at
 
     def strike(name: str) -> str:
@@ -432,8 +432,10 @@ class _Trial:
         with record(folder) as self.operations:
             save(folder)
         self.new = snapshot(folder)
-        if self.old == self.new or not self.operations:
-            raise UsageError("the save changes nothing, or uses calls that are not intercepted", got=self.operations)
+        if self.old == self.new:
+            raise UsageError("the save under test changes nothing", got=self.operations)
+        if not self.operations:
+            raise UsageError("the calls of the save under test are not intercepted", fix="use os and open")
         self.tops = {_top(path) for path in (*self.old, *self.new)}
 
     def inject_everywhere(self, kind: str) -> int:

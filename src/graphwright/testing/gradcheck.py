@@ -52,7 +52,7 @@ def gradcheck(
     kept = [i for i, o in enumerate(results) if o.requires_grad]
     outs = [results[i] for i in kept]
     if not indices or not outs or not sum(arrays[i].size for i in indices):
-        raise UsageError("no float64 input affects a result", expected="a float64 input", got=len(arrays))
+        raise UsageError("no float64 input affects a result", expected="a float64 input", got=f"{len(arrays)} inputs")
     rng = np.random.default_rng(seed)
     seeds = [rng.normal(size=o.shape) for o in outs]
 

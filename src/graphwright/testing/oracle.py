@@ -13,7 +13,7 @@ from graphwright.errors import GraphwrightError
 
 
 class ValueMismatch(GraphwrightError, AssertionError):
-    """Two implementations disagree; `where` is the first element, `expected` the reference's value."""
+    """Two implementations disagree; `where` is the first element that differs, `expected` the reference's value."""
 
 
 def as_numpy(value: Any) -> np.ndarray:
@@ -66,7 +66,7 @@ def _refuse(off: np.ndarray, mine: np.ndarray, theirs: np.ndarray, what: str) ->
 
 
 def strided(host: np.ndarray, how: str) -> NDArray:
-    """Return the values of `host` as an array with another memory layout.
+    """Return the values of `host` as an array with a given memory layout.
 
     Args:
         how: `plain`; `permuted` (axes stored in reverse order); `sliced` (every second entry of a larger block, at an

@@ -39,7 +39,7 @@ class Edges:
         self.planted = {f"x{j} -> y{i}" for i, j in self.pairs}
 
     def edges(self) -> list:
-        """The 56 edges."""
+        """Return the 56 edges."""
         return [e for i in range(TOKENS) for e in self.program.in_edges(f"y{i}")]
 
     def gate(self, kind: str, **options: Unpack[GateKeywords]) -> None:

@@ -85,7 +85,8 @@ class SimDriver:
         """Allocate memory filled with 0xff, NaN in every float."""
         self._tick("alloc", outside_capture=True)
         if nbytes <= 0 or self._used + nbytes > self.capacity:
-            raise DeviceFull("the device is full", where=str(self.device), expected=nbytes, got=self.mem_info()[0])
+            expected, got = f"{nbytes} free bytes", f"{self.mem_info()[0]} free bytes"
+            raise DeviceFull("the device is full", where=str(self.device), expected=expected, got=got)
         address = self._next
         self._next += -(-nbytes // _ALIGN) * _ALIGN + _ALIGN  # the gap detects writes past the end
         block = np.full(nbytes + 64, 0xFF, np.uint8)  # aligned to 64, as kernels of the CPU may rely on

@@ -1,4 +1,4 @@
-"""The CPU backend: ATen's `out=` calls on torch views of our memory. One file per kernel family, named as in `ops/`."""
+"""The CPU backend: ATen's `out=` calls on torch views of arrays. One file per kernel family, named as in `ops/`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from graphwright.array.storage import Storage
 
 _FAMILIES = "attention conv elementwise index linear loss norm optimize pool random reduce"
 for _family in _FAMILIES.split():
-    import_module(f"{__name__}.{_family}")  # enters its kernels
+    import_module(f"{__name__}.{_family}")  # registers its kernels
 
 _MANY, _LARGE = 1 << 20, 4 << 20
 """Least number of elements, then of bytes, for which large pages are requested; the latter as in numpy."""

@@ -100,7 +100,7 @@ class _Attention:
         self.masked = self.causal or "key_mask" in extra
 
     def prepare(self) -> None:
-        """Write the masks that all batch elements share."""
+        """Write the part of the mask that all batch elements share."""
         if not self.causal:
             if self.padding:
                 self.base.zero_()
@@ -229,7 +229,7 @@ _TILE = 256  # keys per tile, rounded down to whole blocks
 
 
 def _pages(table: torch.Tensor, first: int, stop: int, block: int, blocks: int) -> torch.Tensor:
-    """Return the block ids of positions first..stop - 1 of one sequence. Raises: IndexError if one is missing."""
+    """Return the block ids for positions first..stop - 1 of one sequence. Raises: IndexError if one is missing."""
     if stop > first and (stop - 1) // block >= len(table):
         raise IndexError(f"position {stop - 1} is past the end of the block table")
     pages = table[first // block : -(-stop // block)]

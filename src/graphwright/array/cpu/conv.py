@@ -69,7 +69,7 @@ class Columns:
         return [*calls, partial(columns.view(views.shape).copy_, views)]
 
     def of_samples(self, x: torch.Tensor, work: Tensors) -> tuple[list[Call], torch.Tensor]:
-        """Return calls that write the columns of a chunk into scratch, and the columns [n, C · entries, positions]."""
+        """Return calls that write a chunk's columns into scratch, and the columns [n, C · entries, positions]."""
         if not work:
             return [], x.flatten(2)
         columns = work[0][: len(x)]
@@ -211,8 +211,8 @@ def _gathered(
 ) -> Gathered | None:
     """Return the columns for one product per chunk, or None unless there is one group and rows of positions are short.
 
-    With `transposed`, for a transposed convolution, which with stride 1 convolves with the flipped kernel; None also if
-    x has more than twice as many channels as the result.
+    With `transposed`, they serve a transposed convolution as a convolution with the flipped kernel. Return None then
+    also if the stride is not 1, or if x has more than twice as many channels as the result.
     """
     window = Window.of(kernel, attrs)
     if attrs["groups"] > 1 or window.plain:
@@ -254,7 +254,7 @@ def _transpose_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> 
 
 @kernel("conv_transpose", _transpose_work, widen=True)
 def conv_transpose(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Convolve with the flipped kernel, or else fold the columns of the product of transposed weights and x."""
+    """Convolve with the flipped kernel where `_gathered` allows it, else fold the product of weights and x."""
     (x, w), out, groups = ins[:2], outs[0], attrs["groups"]
     gathered = _gathered(w.shape[2:], x, w.shape[1], attrs, transposed=True)
     if gathered is not None:

@@ -1,4 +1,4 @@
-"""Elementwise kernels that take attributes or more than one torch call (other ops name theirs in the field `aten`)."""
+"""Elementwise kernels with attributes or several torch calls; other ops name their torch function in `aten`."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ _against_infinity("isfinite", torch.lt, True)
     "assert_finite", work=lambda o, i, a: [i[0], Spec(i[0].shape, bool_), Spec((), bool_)], needs=Needs(answers=True)
 )
 def assert_finite(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Copy x after the host read whether all values are finite. Raises: NonFinite if not."""
+    """Copy x after the host checked that all values are finite. Raises: NonFinite if not."""
     size, fine, whole = work
     answer, limit = whole.numpy(), number(inf, size)
 

@@ -107,7 +107,7 @@ def index_sum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
 
 
 def _update_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return scratch: indices, and the broadcast values if they need broadcasting."""
+    """Return scratch: indices, and a copy of the values if they must be broadcast."""
     x, values, *ids = ins
     work, start = FlatIndices.scratch(ids), attrs["axis"] % len(x.shape)
     full = (*x.shape[:start], *work[0].shape, *x.shape[start + len(ids) :])
@@ -162,7 +162,7 @@ def _ranks(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 @kernel("nonzero", _ranks)
 def nonzero(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Scatter the flat indices of nonzero entries by rank, all others and ranks past `size` to a spare last element."""
+    """Scatter the flat index of the k-th nonzero entry to k; a spare last element takes others, and k >= size."""
     (x,), (out,), (hit, rank, flat, found, absent), size = ins, outs, work, attrs["size"]
     flat_indices, truths, zero = found[:-1] if size else found[:0], hit.view(x.shape), number(0, x)
     none, one, end = (number(n, rank) for n in (0, 1, size))

@@ -111,12 +111,12 @@ def out_kernel(name: str, call: Callable[[Tensors, Attrs], partial[Any]], fresh:
 
 
 def row_major(call: Fresh) -> Choose:
-    """Return a `fresh` that allows `call` for row-major operands only; else its result would not be row-major."""
+    """Return a `Kernel.fresh`: `call` for row-major operands, else None, as its result would not be row-major."""
     return lambda ins, attrs: call if all(t.is_contiguous() for t in ins) else None
 
 
 def kernel_of(name: str) -> Kernel | None:
-    """Return the kernel of an op, None if missing; if it is one torch function with `out=`, create it on first use."""
+    """Return the kernel of an op, or None; one that calls a single torch function is created on first use."""
     found = KERNELS.get(name)
     if found is None and (function := torch_functions.get(name)) is not None:
         call = getattr(torch, function)

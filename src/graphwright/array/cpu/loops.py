@@ -93,7 +93,10 @@ def _gate(kind: Any, mode: Any, z: Any, t: Any, u: Any) -> Any:
 def _choice(
     values: Any, slope: Any, factor: Any, logits: Any, table: Any, t: Any, run: Any, start: Any, end: Any
 ) -> None:
-    """Write the softmax over the options that are not closed into values and slope; a hard choice has one value 1."""
+    """Write the softmax over the options that are not closed into values and slope.
+
+    In hard mode the value of the largest option is 1, and those of the others are 0.
+    """
     mode = run[2]
     train = mode == TRAIN
     heat = t if train else 1.0

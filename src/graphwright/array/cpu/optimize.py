@@ -21,7 +21,7 @@ _FOUND = Needs(reads=(1,))
 
 
 def _first_steps(ins: Sequence[Spec], attrs: Attrs) -> Needs:
-    """Return that the host reads `found_inf` and the step counts; a parameter with count 0 takes its first step."""
+    """Declare that the host reads `found_inf` and the step counts: a count of 0 means a parameter's first step."""
     count = (len(ins) - 2) // (4 if attrs["momentum"] else 3)
     return Needs(reads=(1, *range(len(ins) - count, len(ins))))
 
@@ -64,7 +64,7 @@ def _signed(grad: torch.Tensor, attrs: Attrs, out: torch.Tensor) -> None:
 
 
 def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tensors], list[Call]]:
-    """Return a `bind` of ATen's fused kernel for all parameters, which has no public name."""
+    """Return a `bind` function for a fused kernel of ATen, which updates all parameters in one call."""
 
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
         params, m, v, *largest, steps = _columns(outs, 5 if attrs["amsgrad"] else 4)
@@ -150,7 +150,7 @@ def _matrices(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[S
 
 @kernel("muon_step", work=_matrices, needs=Needs(reads=(0, 1)))
 def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Update one matrix after the other in shared scratch; transpose those with more rows than columns."""
+    """Update one matrix after the other, in shared scratch; those with more rows than columns as transposes."""
     lr, momentum, eps = ins[0], attrs["momentum"], number(attrs["eps"], outs[0])
     a, b, c = QUINTIC
 

@@ -129,7 +129,7 @@ def _taps(n: int, m: int, attrs: Attrs, like: torch.Tensor, axis: int) -> list[t
 
 
 def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Return each resampled axis with the shape of the result of this step."""
+    """Return each resampled axis with the shape of the array after its resampling."""
     shape, stages = list(start), []
     for axis in range(len(start) - rank, len(start)):
         shape[axis] = end[axis]

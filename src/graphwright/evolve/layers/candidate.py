@@ -1,4 +1,4 @@
-"""A candidate of layer evolution: a network, its birth, and its genes of training."""
+"""A candidate of layer evolution: a network, the record of its birth, and the genes that say how it is trained."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ RATES = tuple(10.0 ** (-5 + i / 3) for i in range(13))
 _INITIAL_RATES = {"adam": (6, 9), "sgd": (8, 12)}  # indices of the first and last rate after a change of optimizer
 LOSSES = {"bce": ("bce", "mse"), "cross_entropy": ("cross_entropy", "mse"), "mse": ("mse", "huber"),
           "heads": ("heads",)}  # fmt: skip
-"""Loss of a task -> losses that training may minimise instead; fitness always uses the loss of the task."""
+"""Loss of a task -> losses that training may minimise; scores always use the loss of the task."""
 GENES = {"learning_rate": (0.05, 0.15), "optimizer": (0.02, 0.08), "loss": (0.02, 0.02)}
-"""Weights by which changes of training genes are drawn, early and late in a run, beside mutations of layers."""
+"""Training gene -> weights (early, late in a run) with which its change is drawn, relative to layer mutations."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingGenes:
-    """How a candidate is trained.
+    """The genes that say how a candidate is trained.
 
     Attributes:
-        rate: index of `RATES`; optimizer: one of `OPTIMIZERS`; loss: one of `LOSSES[task.loss]`.
+        rate: index into `RATES`; optimizer: one of `OPTIMIZERS`; loss: one of `LOSSES[task.loss]`.
     """
 
     rate: int
@@ -36,7 +36,7 @@ class TrainingGenes:
 
     @classmethod
     def of(cls, lr: float, optimizer: str, loss: str) -> TrainingGenes:
-        """Take the rate of `RATES` nearest to `lr`."""
+        """Make genes with the learning rate of `RATES` nearest to `lr`."""
         return cls(int(np.argmin([abs(np.log(v / lr)) for v in RATES])), optimizer, loss)
 
     @property
@@ -45,10 +45,10 @@ class TrainingGenes:
         return RATES[self.rate]
 
     def changed(self, gene: str, losses: Sequence[str], rng: np.random.Generator) -> TrainingGenes:
-        """Change one of `GENES`.
+        """Return the genes with a change of `gene`, one of `GENES`.
 
-        A rate moves within `RATES` by one index (four times of five) or two; the other optimizer comes with a rate that
-        suits it; the loss is the next of `losses`, which training may minimise.
+        The learning rate moves in `RATES` by one index (with probability 0.8) or two. A change of the optimizer also
+        moves the rate into the usual range of the new one. The loss becomes the next of `losses`.
         """
         if gene == "learning_rate":
             step = int(rng.choice([-2, -1, 1, 2], p=[0.1, 0.4, 0.4, 0.1]))
@@ -60,7 +60,7 @@ class TrainingGenes:
         return replace(self, loss=losses[(losses.index(self.loss) + 1) % len(losses)])
 
     def to_json(self) -> dict[str, Any]:
-        """All genes by name, and the learning rate."""
+        """Return all genes by name, and the learning rate."""
         return {"rate": self.rate, "lr": self.lr, "optimizer": self.optimizer, "loss": self.loss}
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class TrainingGenes:
 
 
 Moments = dict[str, np.ndarray]
-"""State of an optimizer by name."""
+"""State of an optimizer, such as its moments, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ class CandidateBirth:
     Attributes:
         number: index in order of birth; generation: generation of the run.
         fitter_parent, other_parent: numbers of its parents, or None; for a manual edit the edited candidate, and None.
-        mutation, site, block: mutation, where it was made, and the name of the part it added; empty for none.
-        training: how the candidate was trained.
-        metric, loss: on the validation cases; metric is None if the candidate failed; failure: the reason.
-        params: number of weights; flops: floating-point operations of one case.
+        mutation, site, block: mutation, its site, and the name of the block of nodes that it added; "" if none.
+        training: the genes with which the candidate was trained.
+        metric, loss: scores on the validation cases; metric is None if the candidate failed, and `failure` says why.
+        params: number of weights; flops: floating-point operations for one case.
         author: "evolution" or "human"; why: the reason of a manual edit; edits: its edits as in the journal.
     """
 
@@ -104,7 +104,7 @@ class CandidateBirth:
 
     @property
     def what(self) -> str:
-        """The change that made the candidate, in words."""
+        """The change that made the candidate, as text."""
         if self.author == "human":
             return f"manual edit, {self.why}"
         site = f" at {self.site}" if self.site else ""
@@ -112,7 +112,7 @@ class CandidateBirth:
         return f"{self.mutation or 'start'}{site}{crossed}"
 
     def value(self, objective: str) -> float:
-        """The value of an objective, negated if lower is better."""
+        """Return the value of an objective, negated if lower is better."""
         if self.metric is None:
             return float("-inf")
         if objective == "metric":
@@ -129,10 +129,10 @@ class Candidate:
     """A network of the population.
 
     Attributes:
-        birth: its birth and scores.
-        program: the network as it was scored; the journal contains its mutations.
-        moments: state of its optimizer, which children inherit.
-        untrained, untrained_moments: program and moments before training, if children inherit these.
+        birth: record of its birth and scores.
+        program: the network as it was scored; its journal contains the mutations.
+        moments: state of its optimizer after training.
+        untrained, untrained_moments: program and optimizer state before training, if children inherit these; else None.
     """
 
     birth: CandidateBirth
@@ -143,7 +143,7 @@ class Candidate:
 
     @property
     def heritage(self) -> tuple[Program, Moments]:
-        """The program and the moments that children inherit."""
+        """The program and the optimizer state that children inherit."""
         return (self.program, self.moments) if self.untrained is None else (self.untrained, self.untrained_moments)
 
     @property
@@ -162,7 +162,7 @@ class Candidate:
 
 
 def entry(birth: CandidateBirth) -> tuple[Entry, dict[str, Any]]:
-    """Make the journal entry of a manual edit, and zeros for the weights that it added."""
+    """Return the journal entry of a manual edit, and arrays of zeros for the weights that it added, by digest."""
     added: dict[str, Any] = {}
 
     def collect(value: Any) -> None:

@@ -1,7 +1,7 @@
-"""A run on layers: forks of one Program, mutated by edits, trained by a compiled step, with inherited weights.
+"""Evolution of layers: forks of one Program are mutated by edits, inherit weights, and are trained and scored.
 
-Each child is a fork, which shares its weights with the fitter parent until training writes them. Survival is NSGA-II on
-several objectives, or the metric alone.
+Each child is a fork, which shares its weights with the fitter parent until training writes them. Survivors are chosen
+by NSGA-II on several objectives, or by the metric.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LayerResult(EvolutionResult):
 
     @property
     def best(self) -> Candidate:
-        """The candidate with the best metric; with several objectives the smallest that meets the target, if any.
+        """The candidate with the best metric; with several objectives the smallest one that reaches the target, if any.
 
         Raises: UsageError before the first generation.
         """
@@ -55,7 +55,7 @@ class LayerResult(EvolutionResult):
 
     @property
     def pareto_front(self) -> list[Candidate]:
-        """The candidates that no other dominates."""
+        """The candidates that no other candidate dominates."""
         return self.evolution.archive
 
     @property
@@ -64,23 +64,25 @@ class LayerResult(EvolutionResult):
         return self.evolution.births
 
     def smallest_meeting_target(self) -> Candidate | None:
-        """The candidate of the front with the fewest parameters whose metric reaches the target."""
+        """Return the smallest candidate of the Pareto front whose metric reaches the target, or None."""
         aim = np.inf if self.aim is None else self.aim
         found = [m for m in self.pareto_front if m.metric >= aim]
         return min(found, key=lambda m: m.birth.params, default=None)
 
     def test(self, candidate: Candidate | None = None) -> float:
-        """The metric of a candidate (the best) on the test cases; the task counts how often they are read."""
+        """Return the metric of a candidate (default: the best) on the test cases; `task.test_reads` counts calls."""
         task = self.evolution.task
         task.test_reads += 1
         return train.measure(task, (candidate or self.best).program, task._test)[0]
 
     def predict(self, x: Any, head: str | None = None) -> np.ndarray:
-        """The answers of the best to inputs [N, ...]: float32, probabilities for classes; `best.program` gives logits.
+        """Return the predictions of the best candidate for inputs [N, ...], float32; probabilities for classes.
+
+        `best.program` returns logits instead.
 
         Args:
-            x: inputs in the units that the task was given; see its `scaled`.
-            head: return the answers of one head; by default of all.
+            x: inputs in the same units as those given to the task; they are standardised if the task is `scaled`.
+            head: name of the head whose predictions to return; by default all heads.
         """
         task, program = self.evolution.task, self.best.program
         return task.predictions(train.answers(program, task.network_inputs(x)), True, head)
@@ -108,7 +110,7 @@ class LayerResult(EvolutionResult):
 
 @dataclass(frozen=True, slots=True)
 class LayerGeneration:
-    """One line of the log: best and median metric, parameters of the best, size of the archive, failed candidates."""
+    """One line of the log: best and median metric, parameters of the best, archive size, count of failed candidates."""
 
     generation: int
     best: float
@@ -128,12 +130,16 @@ class LayerEvolution(EvolutionRun):
     ) -> None:
         self.settings = s = settings or Layers()
         if not isinstance(s, Layers):
-            raise UsageError("wrong settings for the evolution of layers", got=type(s).__name__, expected="Layers")
-        if not isinstance(task, Task) or (task.sequence and task.loss == "heads"):
-            raise TaskError("layers evolve on data only, and on sequences with one head", where="task",
-                            got=getattr(task, "name", task), fix="evolve.scalar()")  # fmt: skip
+            raise UsageError("these settings are not for layers", got=type(s).__name__, expected="Layers(...)")
+        if not isinstance(task, Task):
+            raise TaskError("the task has no data, which the evolution of layers needs", where="task",
+                            expected="an evolve.Task", got=getattr(task, "name", task),
+                            fix="evolve.scalar()")  # fmt: skip
+        if task.sequence and task.loss == "heads":
+            raise TaskError("the task has sequences and several heads, which the evolution of layers cannot combine",
+                            where="task", got=task.name, fix="evolve.scalar()")  # fmt: skip
         sizes, expected = train.fits(task, start), (task.inputs, task.outputs)
-        problem = "program and task have different inputs or outputs"
+        problem = "the inputs or outputs of the program do not match the task"
         need(sizes == expected, problem, where=start.name, expected=expected, got=sizes)
         super().__init__(task, seed, threads)
         self.start = start
@@ -141,7 +147,7 @@ class LayerEvolution(EvolutionRun):
             self._fits(start)
             self._affordable(start)
         except TaskError as error:
-            raise LimitTooSmall(f"the start exceeds the limits: {error.what}", where=start.name,
+            raise LimitTooSmall(f"the start program exceeds the limits: {error.what}", where=start.name,
                                 expected=error.expected, got=error.got) from None  # fmt: skip
         need(task.fitness is None and task.fitness_batch is None,
              "layers are selected by the metric, but the task has a fitness function", where=task.name,
@@ -152,7 +158,7 @@ class LayerEvolution(EvolutionRun):
         self.members: list[Candidate] = []
         self.archive: list[Candidate] = []
         self.births: list[CandidateBirth] = []
-        self.numbers: dict[tuple[str, str, int], str] = {}  # (mutation, site, count) -> name of the part
+        self.numbers: dict[tuple[str, str, int], str] = {}  # (mutation, site, count) -> name of the block
         self.step_cache = train.StepCache()
         self.steady = 0
         self._idle = False
@@ -215,7 +221,7 @@ class LayerEvolution(EvolutionRun):
         return self._candidate(program, moments, training, (fitter, other), (name, site, block))
 
     def rates(self, done: float) -> dict[str, float]:
-        """The weights by which mutations are drawn for the next children, after a share `done` of the run."""
+        """Return the weights with which mutations are drawn when the share `done` of the run is finished."""
         s, late = self.settings, done >= self.settings.explore
         stuck = self.generation - self.gained > s.stagnation
         table = {k.name: (k.explore, k.refine) for k in MUTATIONS.values() if k.structural or not stuck}
@@ -227,7 +233,7 @@ class LayerEvolution(EvolutionRun):
     def _mutate(
         self, program: Program, training: TrainingGenes, rng: np.random.Generator, done: float
     ) -> tuple[str, str, str, TrainingGenes]:
-        """Make one of the possible mutations; a refused one changes nothing, and another is tried."""
+        """Make one mutation, drawn by weight; if it is impossible, nothing changes and the next one is tried."""
         rates = self.rates(done)
         names = list(rates)
         for at in tried(np.array(list(rates.values())), rng)[0]:
@@ -247,7 +253,10 @@ class LayerEvolution(EvolutionRun):
         return _NOTHING, "", "", training
 
     def apply(self, program: Program, kind: MutationKind, site: str, block: str, rng: np.random.Generator) -> None:
-        """Make one mutation as one edit. Raises: TaskError beyond the limits, what the edit raises; nothing changed."""
+        """Make a mutation as one edit. If it raises, nothing is changed.
+
+        Raises: TaskError if a limit is exceeded; errors of the edit.
+        """
         with program.edit(f"{kind.name} at {site}", author="evolution", tool="graphwright.evolve") as e:
             kind.apply(e, site, rng, **({"block": block} if kind.adds else {}))
             self._fits(program)
@@ -258,7 +267,7 @@ class LayerEvolution(EvolutionRun):
             raise
 
     def _fits(self, program: Program) -> None:
-        """Check the limits on weights. Raises: TaskError."""
+        """Raises: TaskError if the program exceeds `max_params` or `max_width`."""
         limit, count = self.settings.max_params, parameters(program)
         need(count <= limit, "the program has more parameters than max_params", expected=limit, got=count)
         limit = self.settings.max_width
@@ -266,12 +275,12 @@ class LayerEvolution(EvolutionRun):
         need(widest <= limit, "a layer is wider than max_width", expected=limit, got=widest)
 
     def _affordable(self, program: Program) -> None:
-        """Check the limit on operations, which are known once an edit is complete. Raises: TaskError."""
+        """Raises: TaskError if the program exceeds `max_flops`; operations can be counted only after the edit."""
         limit, count = self.settings.max_flops, _flops(program)
         need(count <= limit, "the program has more operations than max_flops", expected=limit, got=count)
 
     def _number(self, kind: str, site: str, existing: set[str]) -> str:
-        """The name of a part: equal for equal mutations at the same site, in all candidates and generations."""
+        """Return the name of the block that a mutation adds: equal mutations at the same site get the same name."""
         for k in range(len(existing) + 1):
             name = self.numbers.get((kind, site, k))
             if name is None:
@@ -280,13 +289,13 @@ class LayerEvolution(EvolutionRun):
                 name = self.numbers[(kind, site, k)] = f"b{first}"
             if name not in existing:
                 return name
-        raise AssertionError("unreachable: one of k + 1 names is unused")
+        raise AssertionError("unreachable: one of the k + 1 names for k blocks is unused")
 
     def _candidate(
         self, program: Program, moments: Moments, training: TrainingGenes, parents: Parents = (None, None),
         change: tuple[str, str, str] = ("", "", ""),
     ) -> Candidate | CandidateBirth:  # fmt: skip
-        """Train and score a candidate; a failed one has only its birth."""
+        """Train and score a candidate; return only the record of its birth if that fails."""
         s, number, failure, metric, loss = self.settings, len(self.births), "", None, float("inf")
         untrained = program.fork(f"untrained {number}") if s.inherit == "baldwin" else None
         if s.steps and not self.warned and (blocked := blocked_params(program)):
@@ -326,20 +335,20 @@ class LayerEvolution(EvolutionRun):
     def edit(self, who: int, why: str = "edited") -> Iterator[Transaction]:
         """Edit a member of the population: `with run.edit(number, "why") as e:` edits a fork of its program.
 
-        After the block, new parts get names from the run, and the result is scored (not trained) and replaces the
-        member: a candidate whose parent is the member, with author "human".
+        After the `with` block the result is scored (not trained) and replaces the member, as a child of the member
+        with author "human". Nodes added under `b<number>` get block names of the run.
 
         Args:
-            who: number of a member.
+            who: number of the member.
             why: the reason, for the record of its birth.
-        Raises: UsageError for a number that is not in the population; TaskError for a program that does not fit the
-            task or the limits; what the block or the scoring raises. The run is then unchanged.
+        Raises: UsageError if no member has this number; TaskError if the program does not fit the task or exceeds the
+            limits; errors of the `with` block and of the scoring. The run is then unchanged.
         """
         member = next((m for m in self.members if m.number == who), None)
         if member is None:
             numbers = ", ".join(str(m.number) for m in self.members)
             raise UsageError("no member of the population has this number", got=who, expected=numbers or "run(1) first",
-                             fix="edit its program apart from the run")  # fmt: skip
+                             fix="edit a fork of its program outside of the run")  # fmt: skip
         number, training = len(self.births), member.birth.training
         program = member.program.fork(f"candidate {number}")
         opt = train.optimizer(program, training, member.moments)
@@ -374,13 +383,13 @@ class LayerEvolution(EvolutionRun):
         best, steady = self.champion().metric, self.steady
         self.members.remove(member)
         self._survive([Candidate(birth, program, train.moments(opt), untrained, untrained_moments)])
-        self.steady = min(self.steady, steady)  # an edit is no generation
+        self.steady = min(self.steady, steady)  # an edit does not count as a generation
         if self.champion().metric > best + _MIN_GAIN:
             self.gained = self.generation
 
     # -- selection ---------------------------------------------------------------------------------------------------
     def champion(self) -> Candidate:
-        """The member with the best metric, then the fewest parameters, then the lowest number."""
+        """Return the member with the best metric; ties are broken by fewest parameters, then by lowest number."""
         return max(self.members, key=lambda m: (m.metric, -m.birth.params, -m.number))
 
     @property
@@ -392,7 +401,7 @@ class LayerEvolution(EvolutionRun):
         return np.array([[m.birth.value(name) for name in names] for m in members], float)
 
     def _parent(self, rng: np.random.Generator) -> Candidate:
-        """Draw two members and take the better one; members are in order of survival."""
+        """Draw two members and return the better one; members are sorted from best to worst."""
         return self.members[int(rng.integers(len(self.members), size=2).min())]
 
     def _survive(self, children: list[Candidate]) -> None:
@@ -400,7 +409,7 @@ class LayerEvolution(EvolutionRun):
         values = self._objectives(both)
         if s.pareto is None:
             order = np.lexsort((np.arange(len(both)), -values[:, 1], -values[:, 0]))[: s.population]
-        else:  # with equal rank and crowding the lower loss survives
+        else:  # at equal rank and crowding, the candidate with the lower loss survives
             by_loss = sorted(range(len(both)), key=lambda i: both[i].birth.loss)
             both, values = [both[i] for i in by_loss], values[by_loss]
             order = survivors(values, s.population)
@@ -437,13 +446,13 @@ class LayerEvolution(EvolutionRun):
         return layer_content(self, folder)
 
     def restore_log(self, lines: list[dict[str, Any]]) -> None:
-        """Restore the log."""
+        """Restore the log from its saved lines."""
         self.log = [LayerGeneration(**{**line, "best": float(line["best"])}) for line in lines]
 
     def replay(self, number: int) -> Program:
-        """Rebuild the structure of a candidate, not its weights, from the start by the edits of its ancestors.
+        """Rebuild the structure of a candidate, not its weights, by applying its ancestors' edits to the start program.
 
-        Raises: UsageError for an unknown number.
+        Raises: UsageError if no candidate has this number.
         """
         program = self.start.fork(f"candidate {number}")
         for birth in self.line(number):
@@ -456,7 +465,7 @@ class LayerEvolution(EvolutionRun):
         return program
 
     def line(self, number: int) -> list[CandidateBirth]:
-        """The births of a candidate and its fitter parents, oldest first. Raises: UsageError for an unknown number."""
+        """Return the births along fitter parents up to a candidate. Raises: UsageError if the number is unknown."""
         if not 0 <= number < len(self.births):
             raise UsageError("no candidate has this number", got=number, expected=f"0 to {len(self.births) - 1}")
         found = [self.births[number]]
@@ -466,9 +475,9 @@ class LayerEvolution(EvolutionRun):
 
 
 def tried(weights: np.ndarray, rng: np.random.Generator, count: int = 1) -> np.ndarray:
-    """Draw orders by weight without replacement, int64 [count, len(weights)].
+    """Draw `count` random orders of all indices, by weight without replacement: int64 [count, len(weights)].
 
-    Independent exponential times with these rates, sorted, have this distribution.
+    Sorting independent exponential variables with these rates gives this distribution.
     """
     return np.argsort(rng.exponential(size=(count, len(weights))) / weights, axis=1)
 
@@ -481,9 +490,10 @@ def _flops(program: Program) -> int:
 def cross(
     child: Program, moments: Moments, other: Program, others: Moments, rng: np.random.Generator
 ) -> tuple[Moments, list[str]]:
-    """Copy layers of the other parent into a fork of the fitter parent, each with probability 1/2.
+    """Copy the weights of layers of the other parent into a fork of the fitter parent, each with probability 1/2.
 
-    Returns: the moments of the child, and the names of the copied layers.
+    Only layers with equal weight shapes in both are copied.
+    Returns: the optimizer state of the child, and the names of the copied layers.
     """
     mine, theirs = _layers(child), _layers(other)
     taken: list[str] = []
@@ -502,7 +512,7 @@ def cross(
 
 
 def _layers(p: Program) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Shapes of the weights by layer, running statistics included."""
+    """Map each layer to the shapes of its weights and running statistics by key."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for key in p.weights:
         found.setdefault(key.rpartition(".")[0], {})[key] = p.weights[key].shape
@@ -510,5 +520,5 @@ def _layers(p: Program) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def _of(moment: str, key: str) -> bool:
-    """Whether an optimizer state, `adam.<key>.steps`, belongs to a weight."""
+    """Return True if an entry of the optimizer state, such as `adam.<key>.steps`, belongs to the weight `key`."""
     return moment.partition(".")[2].rpartition(".")[0] == key

@@ -1,4 +1,4 @@
-"""Training and scoring of candidates, with compiled steps that candidates of equal structure share."""
+"""Training and scoring of candidates. Candidates of equal structure share a compiled training step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from graphwright.program import Program
 
 
 def inference(program: Program) -> Program:
-    """Fork a program for inference: dropout goes, normalisation uses running statistics; weights are shared."""
+    """Fork a program for inference: dropout is removed, batch norm uses running statistics; weights are shared."""
     p = program.fork(f"{program.name}, inference")
     drops, norms = p.of_kind("dropout"), p.of_kind("batch_norm_train")
     if drops or norms:
@@ -36,7 +36,7 @@ def inference(program: Program) -> Program:
 
 
 def optimizer(program: Program, training: TrainingGenes, state: Moments | None = None) -> Optimizer:
-    """Make the optimizer of all parameters of a program, with a state; it follows later edits."""
+    """Make an optimizer of all parameters of a program and load its state; it follows later edits of the program."""
     adam = training.optimizer == "adam"
     opt = Adam(program, lr=training.lr) if adam else SGD(program, lr=training.lr, momentum=0.9)
     restore(opt, state or {})
@@ -50,7 +50,7 @@ def moments(opt: Optimizer) -> Moments:
 
 
 def restore(opt: Optimizer, state: Moments) -> None:
-    """Load the entries of a state that have matching shapes; others keep their value."""
+    """Load the entries of a saved state whose shapes match; other variables of the optimizer keep their value."""
     for name, variable in opt.variables().items():
         if name in state and state[name].shape == variable.shape:
             value = np.ascontiguousarray(state[name]).reshape(variable.shape)
@@ -66,7 +66,7 @@ class CandidateStep(NamedTuple):
 
 
 class StepCache:
-    """Compiled steps by structure, optimizer and loss; the least recently used one is dropped first.
+    """Compiled training steps by structure, optimizer and loss; the least recently used one is dropped first.
 
     Attributes:
         planned: number of steps that were compiled.
@@ -77,7 +77,7 @@ class StepCache:
         self._steps: dict[tuple[str, str, str], CandidateStep] = {}
 
     def take(self, program: Program, opt: Optimizer, training: TrainingGenes, task: Task, clip: float) -> CandidateStep:
-        """Return the compiled step for a candidate, with its weights and moments loaded."""
+        """Return the compiled step for a candidate, loaded with the candidate's weights and optimizer state."""
         key = (program.structure_hash(), training.optimizer, training.loss)
         slot = self._steps.pop(key, None)
         if slot is None:
@@ -120,7 +120,7 @@ def fit(
     task: Task, program: Program, opt: Optimizer, training: TrainingGenes, s: Layers, rng: np.random.Generator,
     cache: StepCache,
 ) -> int:  # fmt: skip
-    """Train a program on batches drawn by `rng`; return the number of cases."""
+    """Train a program on batches drawn by `rng`; return the number of cases trained on."""
     if not s.steps:
         return 0
     part = task.train
@@ -142,7 +142,7 @@ def fit(
 
 
 def _loss(answer: Tensor, target: Tensor, loss: str, given: str, dense: bool = False) -> Tensor:
-    """Compute the loss of one head; `given` is the loss of the task, and `dense` targets of classes are one-hot."""
+    """Compute the loss of one head; `given` is the loss of the task, `dense` means that class targets are one-hot."""
     if loss == "cross_entropy":
         return -(answer.log_softmax(-1) * target).sum(-1).mean() if dense else functional.cross_entropy(answer, target)
     if loss == "bce":
@@ -157,7 +157,7 @@ def _loss(answer: Tensor, target: Tensor, loss: str, given: str, dense: bool = F
 
 
 def _over_time(answer: Tensor, target: Tensor, counts: Tensor, loss: str) -> Tensor:
-    """Compute the mean loss over the steps that count: answers and targets [B, T, outputs], counts [B, T]."""
+    """Compute the mean loss of outputs [B, T, outputs] over the steps with `counts` [B, T] = 1."""
     if loss == "cross_entropy":
         each = -(answer.log_softmax(-1) * target).sum(-1)
     elif loss == "bce":
@@ -168,14 +168,14 @@ def _over_time(answer: Tensor, target: Tensor, counts: Tensor, loss: str) -> Ten
 
 
 def measure(task: Task, program: Program, part: DataSplit) -> tuple[float, float]:
-    """Compute metric and loss of a program on a split of the data, in inference; the program does not change."""
+    """Compute metric and loss of a program on a split of the data, in inference mode."""
     whole = np.ascontiguousarray(answers(program, part.x)).reshape(1, *part.y.shape)
     loss, metric = task._loss(whole, part, True), task._metric(part.final(whole), part, True)
     return float(metric[0]), float(loss[0])
 
 
 def answers(program: Program, x: np.ndarray) -> np.ndarray:
-    """Run a program in inference on cases [N, ...]; the program does not change."""
+    """Return the outputs of a program in inference mode for cases [N, ...]; the program is not changed."""
     program = inference(program)
     x = x.reshape(len(x), *cases(program))
     name, out, size = program.input_names()[0], program.output_names()[0], _fixed(program)
@@ -187,14 +187,15 @@ def answers(program: Program, x: np.ndarray) -> np.ndarray:
 
 
 def cases(program: Program) -> tuple[int, ...]:
-    """The shape of one case at the input."""
+    """Return the shape of one case at the input, without the batch axis."""
     return tuple(int(d) for d in program.spec(program.input_names()[0]).shape[1:])
 
 
 def fits(task: Task, program: Program) -> tuple[int, int] | None:
-    """Count inputs and outputs of a step; None if the program does not fit a task.
+    """Return the number of inputs and outputs per step; None if the program does not fit the task.
 
-    It needs one input and one output with a batch axis; for sequences [batch, steps, ...] with the steps of the task.
+    A program fits if it has one input and one output, both with a batch axis. For sequences both are
+    [batch, steps, ...] with as many steps as the task.
     """
     inputs, outputs = program.input_names(), program.outputs()
     if len(inputs) != 1 or len(outputs) != 1:
@@ -208,7 +209,7 @@ def fits(task: Task, program: Program) -> tuple[int, int] | None:
 
 
 def batch_of(program: Program, s: Layers, task: Task) -> int:
-    """The batch size of a step: that of the traced program, or the setting."""
+    """Return the batch size of a training step: that of the program if it is fixed, else that of the settings."""
     return _fixed(program) or min(s.batch, len(task.train.x))
 
 

@@ -1,7 +1,8 @@
-"""Mutations: plain functions on an open edit, which your own edits can use too.
+"""Mutations: plain functions on an open edit. You can call them in your own edits.
 
-Growth starts with zero outgoing weights, so the function of the network stays; the new part learns, since gradients
-reach those zeros. A mutation names its nodes `b<number>....`, so they are drawn and removed together.
+Growth starts with zero outgoing weights, so it does not change the function of the network; the new block can still
+learn, because these weights get gradients. The nodes that one mutation adds are a block: their names start with
+`b<number>.`, and pictures draw them as one group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Mutations of recurrent cells, in programs on sequences [batch, steps, units] of a fixed size.
 
-A cell is a part `b<number>`: its unrolled steps are ordinary nodes (`b1.gru...`), and the matrix `b1.to` reads its
-result. A CfC cell reads the time before each step from a node named `elapsed` [batch, steps, 1], if there is one.
+A cell is in a block `b<number>`: its unrolled steps are ordinary nodes (`b1.gru...`), and a linear layer `b1.to` reads
+its result. A CfC cell reads the time before each step from a node named `elapsed` [batch, steps, 1], if there is one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from graphwright.program.op_graph import Value
 
 
 def _cfc(inputs: int, units: int) -> Any:
-    """Make a CfC layer that reads elapsed times [B, T, 1]; by default a step takes one unit of time."""
+    """Make a CfC layer that reads elapsed times [B, T, 1]; without them every step takes one unit of time."""
     cell = nn.CfCCell(inputs, units, backbone_units=units)
 
     def net(x: Any, elapsed: Any = None) -> tuple[Any, Any]:
@@ -42,12 +42,12 @@ _NETS: dict[str, Any] = dict(zip(CELLS, (nn.RNN, nn.GRU, nn.LSTM, _cfc), strict=
 
 
 def cells(p: Program) -> list[NodeId]:
-    """The matrices that read the result of a cell."""
+    """Return the linear layers that read the result of a cell."""
     return [n for n in linears(p) if p.path(n).endswith(".to") and _inside(p, n)]
 
 
 def kind_of(p: Program, site: Any) -> str:
-    """The kind of the cell that a matrix reads: one of `CELLS`."""
+    """Return the kind, one of `CELLS`, of the cell that a linear layer reads."""
     return p.path(_inside(p, p.node(site))[0]).split(".")[1]
 
 
@@ -56,16 +56,17 @@ def insert_cell(
     e: Transaction, site: Any, rng: np.random.Generator, cell: str | None = None, units: int | None = None,
     block: str | None = None,
 ) -> None:  # fmt: skip
-    """Add a cell in parallel to a linear layer over time: W₂ h, with W₂ = 0."""
+    """Add W₂ h in parallel to a linear layer over time, where h is the output of a new cell and W₂ = 0."""
     p = e.program
     node = p.node(site)
     if node not in over_time(p):
-        raise UsageError("a cell cannot be inserted here", where=p.path(node), got=p.spec(p.operands(node)[0]),
+        raise UsageError("a cell cannot be inserted at this node", where=p.path(node),
+                         got=f"{p.op(node)} on {p.spec(p.operands(node)[0])}",
                          expected="a linear layer on [batch, steps, units]")  # fmt: skip
     x, total = p.operands(node)[0], output_sum(e, node)
     base, size = block or free_part(p), units or int(rng.choice([4, 8, 16]))
     out, kind = int(p.spec(node).shape[2]), p.spec(x).dtype.numpy
-    # a temporary matrix gives the one after the cell its shape
+    # a temporary linear layer, so that the one after the cell gets its spec
     held = e.param(f"{base}.seat.weight", np.zeros((size, int(p.spec(x).shape[2])), kind))
     seat = e.add("linear", x, held, name=f"{base}.seat")
     after = e.add("linear", seat, e.param(f"{base}.to.weight", np.zeros((out, size), kind)), name=f"{base}.to")
@@ -75,7 +76,7 @@ def insert_cell(
 
 @mutation("cell_type", sites=cells, weight=0.10)
 def cell_type(e: Transaction, site: Any, rng: np.random.Generator, cell: str | None = None) -> list[str]:
-    """Replace a cell by another kind of the same size with new weights; the matrix after it stays.
+    """Replace a cell by one of a different kind with the same size and new weights; keep the linear layer after it.
 
     Returns: keys of the removed weights.
     """
@@ -83,7 +84,7 @@ def cell_type(e: Transaction, site: Any, rng: np.random.Generator, cell: str | N
     node = p.node(site)
     if node not in cells(p):
         expected = ", ".join(map(p.path, cells(p)))
-        raise UsageError("this node is not the matrix after a cell", where=p.path(node), expected=expected)
+        raise UsageError("this node is not a linear layer after a cell", where=p.path(node), expected=expected)
     base, inside = p.path(node).removesuffix(".to"), _inside(p, node)
     others = [k for k in CELLS if k != kind_of(p, node)]
     dropped = [p.key(n) for n in inside if p.op(n) == "param"]
@@ -95,7 +96,7 @@ def cell_type(e: Transaction, site: Any, rng: np.random.Generator, cell: str | N
 
 
 def _inside(p: Program, node: NodeId) -> list[NodeId]:
-    """The nodes of the cell that a matrix reads, in order; empty if it reads no cell."""
+    """Return the nodes of the cell that a linear layer reads, in program order; [] if it reads no cell."""
     head = p.path(node).removesuffix(".to")
     return [n for n in p.order() if p.path(n).startswith(f"{head}.") and in_cell(p, n)]
 
@@ -103,7 +104,7 @@ def _inside(p: Program, node: NodeId) -> list[NodeId]:
 def _put(
     e: Transaction, nodes: list[NodeId], base: str, cell: str, x: Value, units: int, rng: np.random.Generator
 ) -> None:
-    """Replace nodes by an unrolled cell that reads `x`, with nodes `<base>.<cell>...`."""
+    """Replace nodes by an unrolled cell that reads `x`; its nodes get names `<base>.<cell>...`."""
     if cell not in CELLS:
         raise UsageError("unknown kind of cell", expected=", ".join(CELLS), got=cell)
     spec, reads = e.spec(x), {"x": x}
@@ -129,7 +130,7 @@ def _elapsed(p: Program) -> Value | None:
 
 
 def _names(sub: Program) -> dict[NodeId, str]:
-    """Name the nodes of an unrolled cell: `step.<t>.<op>` for a step, equal in all steps so that pictures fold them."""
+    """Name the nodes of an unrolled cell `step.<t>.<op>`, equal in all steps, so that pictures fold the steps."""
     reads, ends, order = set(sub.inputs()), {v.node for v in sub.outputs()}, list(sub.order())
     steps: dict[NodeId, int] = {}
     for n in order:

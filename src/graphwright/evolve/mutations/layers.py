@@ -1,4 +1,4 @@
-"""Mutations of whole layers. Growth starts with zero outgoing weights, so the function of the network stays."""
+"""Mutations of whole layers. Growth starts with zero outgoing weights and does not change the network's function."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ ATTRIBUTES: dict[str, tuple[str, tuple[float, ...]]] = {
     "dropout": ("p", (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)),
     "leaky_relu": ("slope", (0.001, 0.01, 0.05, 0.1, 0.2)),
 }
-"""Op -> an attribute without effect on shapes, and its possible values."""
+"""Op -> an attribute that does not affect shapes, and the values it may take."""
 
 
 def branches(p: Program) -> list[NodeId]:
-    """The last node of each added part."""
+    """Return the last linear layer, named `b<number>.to`, of each added block."""
     return [n for n in p.of_kind("linear") if p.path(n).partition(".")[0] in parts(p) and p.path(n).endswith(".to")]
 
 
 def skips(p: Program) -> list[NodeId]:
-    """The branches that consist of one matrix."""
+    """Return the branches that consist of one linear layer and its weight."""
     sizes = Counter(p.path(n).partition(".")[0] for n in p.nodes())
     return [n for n in branches(p) if sizes[p.path(n).partition(".")[0]] == 2]
 
 
 def readers_of_before(p: Program) -> list[NodeId]:
-    """The branches of `add_delay_link`, which read the previous step."""
+    """Return the branches that `add_delay_link` added, which read the previous step."""
     return [n for n in branches(p) if p.select(f"{p.path(n).removesuffix('.to')}.before").count]
 
 
 def layers_added(p: Program) -> list[NodeId]:
-    """The other branches, which end layers."""
+    """Return the branches that end an added layer: those that are neither skips nor delay links."""
     others = {*skips(p), *readers_of_before(p)}
     return [n for n in branches(p) if n not in others]
 
 
 def activations(p: Program) -> list[NodeId]:
-    """The activations outside of cells."""
+    """Return the activation nodes that are not inside a cell."""
     return [n for op in ACTIVATIONS for n in p.of_kind(op) if not in_cell(p, n)]
 
 
@@ -80,12 +80,12 @@ def insert_node(
 
 @mutation("remove_layer", sites=layers_added, weight=0.08)
 def remove_layer(e: Transaction, site: Any, rng: np.random.Generator) -> None:
-    """Remove an added part, and nodes that only it needed."""
+    """Remove an added branch, and the nodes that only it needed."""
     p = e.program
     node = p.node(site)
-    if not all(p.is_junction(n) for n in p.consumers(node)):
-        raise UsageError("the part has readers besides its junction", where=p.path(node),
-                         got=", ".join(p.path(n) for n in p.consumers(node)))  # fmt: skip
+    if others := [p.path(n) for n in p.consumers(node) if not p.is_junction(n)]:
+        raise UsageError("cannot remove this layer: nodes other than junctions read it", where=p.path(node),
+                         expected="junctions", got=", ".join(others))  # fmt: skip
     roots = [*p.outputs(), *p.assigns()]
     before = p.reachable(roots)
     registry.cut_readers(e, node)
@@ -95,14 +95,14 @@ def remove_layer(e: Transaction, site: Any, rng: np.random.Generator) -> None:
 
 @mutation("add_skip", sites=linears, weight=0.06, refine=0.04, adds=True)
 def add_skip(e: Transaction, site: Any, rng: np.random.Generator, source: Any = None, block: str | None = None) -> None:
-    """Add a matrix of zeros from an earlier value [batch, ..., units] to the output of a linear layer."""
+    """Add a linear layer with weight 0 from an earlier value [batch, ..., units] to the output of a linear layer."""
     p = e.program
     node = p.node(site)
     total = output_sum(e, node)
     lead = p.spec(node).shape[:-1]
     values = registry.earlier_values(p, node, lambda shape: shape[:-1] == lead)
     if source is None and not values:
-        raise UsageError("no earlier value of this shape", where=p.path(node), expected=f"a value {lead} + units")
+        raise UsageError("no earlier value fits", where=p.path(node), expected=f"shape {lead} + any last size")
     src = p.node(source) if source is not None else values[int(rng.integers(len(values)))]
     base, old = block or registry.free_part(p), weight_of(p, node)
     w = e.param(f"{base}.to.weight", np.zeros((old.shape[0], int(p.spec(src).shape[-1])), old.dtype))
@@ -111,13 +111,13 @@ def add_skip(e: Transaction, site: Any, rng: np.random.Generator, source: Any = 
 
 @mutation("remove_skip", sites=skips, weight=0.04)
 def remove_skip(e: Transaction, site: Any, rng: np.random.Generator) -> None:
-    """Remove a matrix that `add_skip` added."""
+    """Remove a linear layer that `add_skip` added."""
     remove_layer(e, site, rng)
 
 
 @mutation("replace_activation", sites=activations, weight=0.04, refine=0.08)
 def replace_activation(e: Transaction, site: Any, rng: np.random.Generator, activation: str | None = None) -> None:
-    """Replace an activation by another one. This changes the function of the network."""
+    """Replace an activation by a different one. This changes the function of the network."""
     p = e.program
     node = p.node(site)
     others = [a for a in ACTIVATIONS if a != p.op(node)]
@@ -133,7 +133,8 @@ def layer_attr(e: Transaction, site: Any, rng: np.random.Generator, value: float
     p = e.program
     node = p.node(site)
     if p.op(node) not in ATTRIBUTES:
-        raise UsageError("layer_attr does not change this op", where=p.path(node), expected=", ".join(ATTRIBUTES))
+        raise UsageError("this op has no attribute that layer_attr changes", where=p.path(node), got=p.op(node),
+                         expected=", ".join(ATTRIBUTES))  # fmt: skip
     name, values = ATTRIBUTES[p.op(node)]
     others = [v for v in values if v != p.attrs(node).get(name)]
     e.set_attr(node, **{name: float(rng.choice(others)) if value is None else value})
@@ -141,7 +142,7 @@ def layer_attr(e: Transaction, site: Any, rng: np.random.Generator, value: float
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 def output_sum(e: Transaction, node: NodeId) -> NodeId:
-    """The junction after a linear layer: its only reader, or a new junction that takes over its readers."""
+    """Return the junction after a linear layer: its only reader, or a new junction that all readers then read."""
     p = e.program
     readers = p.consumers(node)
     is_output = any(value.node == node for value in p.outputs())
@@ -153,5 +154,5 @@ def output_sum(e: Transaction, node: NodeId) -> NodeId:
 
 
 def weight_of(p: Program, node: NodeId) -> np.ndarray:
-    """The matrix of a linear layer, [out, in]."""
+    """Return the weight matrix of a linear layer, [out, in]."""
     return p.weights.array(p.key(p.operands(node)[1].node)).to_numpy()

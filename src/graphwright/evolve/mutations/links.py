@@ -1,6 +1,6 @@
-"""Mutations of single links and neurons on any Program. A link is a value times one weight, added to a junction.
+"""Mutations of single links and neurons on any Program. A link is a value times a scalar weight, added at a junction.
 
-A closed link keeps its nodes and its weight, but has no edge into the junction. A neuron is a junction `n<k>.sum` and
+A closed link still has its nodes and its weight, but no edge into the junction. A neuron is a junction `n<k>.sum` and
 an activation `n<k>.out` with links `n<k>.l<i>`, so a program of such neurons can be read as a genome.
 """
 
@@ -24,23 +24,23 @@ _NAME = re.compile(r"^(.*)\.l(\d+)$")
 
 
 def links(p: Program) -> list[NodeId]:
-    """All links, open and closed."""
+    """Return all links, open and closed."""
     return [n for n in p.of_kind("mul") if _NAME.match(p.path(n)) and not p.spec(p.operands(n)[1]).shape]
 
 
 def open_links(p: Program) -> list[NodeId]:
-    """The links that a junction reads."""
+    """Return the open links: those that a junction reads."""
     return [n for n in links(p) if p.consumers(n)]
 
 
 def junctions(p: Program) -> list[NodeId]:
-    """All junctions."""
+    """Return all junctions."""
     return [n for n in p.nodes() if p.is_junction(n)]
 
 
 @mutation("split_link", sites=open_links, weight=0.03)
 def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: str = "tanh") -> None:
-    """Split a link by a neuron with incoming weight 1 and outgoing weight of the link, which is closed.
+    """Close a link and add a neuron between its ends, with incoming weight 1 and the link's weight as outgoing weight.
 
     If the link has a delay, the neuron reads the delayed value.
     """
@@ -50,7 +50,7 @@ def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: 
     source = p.operands(link)[0]
     cut_readers(e, link)
     base = f"n{_free_neuron(p)}"
-    # an edge that is removed again gives the junction its spec
+    # the junction gets its spec from an edge, which is then removed
     inner = e.add("junction", source, name=f"{base}.sum")
     e.cut(p.in_edges(inner)[0])
     out = e.add(activation, inner, name=f"{base}.out")
@@ -60,16 +60,16 @@ def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: 
 
 @mutation("add_link", sites=junctions, weight=0.05)
 def add_link(e: Transaction, site: Any, rng: np.random.Generator, source: Any = None, weight: float = 0.0) -> None:
-    """Add a link from an earlier value of the same shape into a junction; with weight 0 the function stays."""
+    """Add a link from an earlier value of the same shape into a junction; weight 0 does not change the function."""
     p = e.program
     total = p.node(site)
     if not p.is_junction(total):
-        raise UsageError("a link must end at a junction", where=p.path(total), got=p.op(total))
+        raise UsageError("a link cannot end here", where=p.path(total), expected="a junction", got=p.op(total))
     if source is None:
         there = links(p)
         linked = {p.operands(n)[0].node for n in there if target(p, n) == total}
         taken = {*there, *linked, *p.producers(total), *p.dependents([total])}
-        source = _free_value(p, total, taken, rng, "all earlier values of this shape have a link")
+        source = _free_value(p, total, taken, rng, "all earlier values of this shape are linked to the junction")
     open_link(e, new_link(e, p.value(source), total, float(weight)), total)
 
 
@@ -85,7 +85,7 @@ def toggle_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
 
 @mutation("remove_link", sites=links, weight=0.0)
 def remove_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
-    """Remove a link, with a state without readers and a neuron without other links."""
+    """Remove a link, and then a state that nothing reads and a neuron that has no other links."""
     p = e.program
     link = _link(p, site)
     total, weight, source = target(p, link), p.operands(link)[1].node, p.operands(link)[0].node
@@ -98,7 +98,7 @@ def remove_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 def _drop_lone(e: Transaction, base: str) -> None:
-    """Remove a neuron `n<k>` that has no links and is no output."""
+    """Remove the neuron `base`, named `n<k>`, if it has no links and is no output."""
     p = e.program
     if p.select(f"{base}.sum").count and p.is_junction(p.node(f"{base}.sum")):
         own = [n for n in p.nodes() if p.path(n).startswith(f"{base}.")]
@@ -108,7 +108,7 @@ def _drop_lone(e: Transaction, base: str) -> None:
 
 
 def _free_value(p: Program, like: NodeId, taken: set[NodeId], rng: np.random.Generator, problem: str) -> NodeId:
-    """Draw one of the computed values with the spec of a node that are not taken."""
+    """Draw a computed value that has the spec of `like` and is not in `taken`. Raises: UsageError if none is left."""
     spec = (p.spec(like),)
     values = [n for n in p.order() if p.op(n) not in STORED and p.specs(n)[:1] == spec and n not in taken]
     if not values:
@@ -119,13 +119,13 @@ def _free_value(p: Program, like: NodeId, taken: set[NodeId], rng: np.random.Gen
 def _link(p: Program, site: Any) -> NodeId:
     node = p.node(site)
     if node not in links(p):
-        problem = "this is not a link, a value times one weight into a junction"
+        problem = "this node is not a link, which is a value times a scalar weight"
         raise UsageError(problem, where=p.path(node), got=p.op(node))
     return node
 
 
 def target(p: Program, link: NodeId) -> NodeId:
-    """The junction of a link, also of a closed one."""
+    """Return the junction at which a link ends or, if it is closed, ended."""
     if readers := p.consumers(link):
         return readers[0]
     found = _NAME.match(p.path(link))
@@ -133,12 +133,12 @@ def target(p: Program, link: NodeId) -> NodeId:
     for name in (f"{found[1]}.sum", found[1]):
         if p.select(name).count:
             return p.node(name)
-    expected = f"{found[1]} or .sum"
+    expected = f"{found[1]}.sum or {found[1]}"
     raise UsageError("the junction of a closed link no longer exists", where=p.path(link), expected=expected)
 
 
 def new_link(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeId:
-    """Add a closed link."""
+    """Add a closed link from `source` to the junction `total`."""
     p = e.program
     used = [int(found[2]) for n in p.of_kind("mul") if (found := _NAME.match(p.path(n)))]
     name = f"{p.path(total).removesuffix('.sum')}.l{max(used, default=-1) + 1}"
@@ -146,7 +146,7 @@ def new_link(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeI
 
 
 def open_link(e: Transaction, link: NodeId, total: NodeId) -> None:
-    """Open a link. Its port at a neuron is its number, which fixes the order of sums."""
+    """Connect a link to its junction. At a neuron the port is the link's number, which fixes the summation order."""
     found = _NAME.match(e.program.path(link))
     assert found is not None
     e.connect(link, total, port=int(found[2]) if e.program.path(total).endswith(".sum") else None)
@@ -157,11 +157,11 @@ def _free_neuron(p: Program) -> int:
     return max((int(h[1:]) for h in heads if h[0] == "n" and h[1:].isdigit()), default=-1) + 1
 
 
-_NEURON = r"n\d+"  # the head of n5.out and n0.x0: a genome names a state by its neuron alone
+_NEURON = r"n\d+"  # first segment of n5.out and n0.x0; a genome names a state by this segment
 
 
 def delayed(p: Program) -> list[NodeId]:
-    """The links from a state, and the matrices that read the previous step."""
+    """Return the delay links: links from a state, and linear layers that read the previous step of a sequence."""
     held = [n for n in links(p) if p.op(p.operands(n)[0].node) == "state"]
     return held + readers_of_before(p)
 
@@ -173,9 +173,10 @@ def add_delay_link(
 ) -> None:  # fmt: skip
     """Add a link that carries the value of the previous step, 0 before the first one.
 
-    At a linear layer over [batch, steps, units] it is a matrix, `weight` in all entries, from an earlier value of any
-    width: a part of its own, as with `add_skip`. At a junction, where each run of the program is one step, it is one
-    weight on a state; each value has at most one state, and may depend on the junction.
+    At a linear layer over [batch, steps, units] the link is a linear layer with `weight` in all entries of its matrix,
+    in a block of its own. It reads an earlier value of any width, shifted by one step.
+    At a junction, where each run of the program is one step, the link is one weight times a state. All links from one
+    value share one state. The value may depend on the junction.
     """
     p = e.program
     node = p.node(site)
@@ -184,18 +185,18 @@ def add_delay_link(
     elif node in over_time(p):
         _along_time(e, node, rng, source, weight, block or registry.free_part(p))
     else:
-        raise UsageError("a delay link cannot end here", where=p.path(node), got=p.op(node),
+        raise UsageError("a delay link cannot end at this node", where=p.path(node), got=p.op(node),
                          expected="a junction, or a linear layer on [batch, steps, units]")  # fmt: skip
 
 
 @mutation("remove_delay_link", sites=delayed, weight=0.04)
 def remove_delay_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
-    """Remove a delay link; a state or neuron is removed with its last link."""
+    """Remove a delay link; a state or neuron whose last link it was is removed too."""
     p = e.program
     node = p.node(site)
     if node not in delayed(p):
-        raise UsageError("this is not a delay link", where=p.path(node), got=p.op(node),
-                         expected=", ".join(map(p.path, delayed(p))) or "one that `add_delay_link` added")  # fmt: skip
+        raise UsageError("this node is not a delay link", where=p.path(node), got=p.op(node),
+                         expected=", ".join(map(p.path, delayed(p))) or "a link by `add_delay_link`")  # fmt: skip
     if traits(p.op(node)).multiplies:
         remove_link(e, node, rng)
     else:
@@ -205,12 +206,13 @@ def remove_delay_link(e: Transaction, site: Any, rng: np.random.Generator) -> No
 def _from_state(e: Transaction, total: NodeId, rng: np.random.Generator, source: Any, weight: float) -> None:
     p = e.program
     if p.spec(total).symbolic:
-        raise UsageError("a state needs a fixed batch size", where=p.path(total),
+        raise UsageError("cannot add a state: its batch size is not fixed", where=p.path(total),
                          expected="no symbolic sizes", got=p.spec(total),
-                         fix="a program of a fixed batch: founder(genome, batch=1), or retrace with one")  # fmt: skip
+                         fix="founder(genome, batch=1), or trace with a fixed batch size")  # fmt: skip
     if source is None:
         linked = {_source(p, n) for n in delayed(p) if traits(p.op(n)).multiplies and target(p, n) == total}
-        source = _free_value(p, total, {*links(p), *linked}, rng, "all values of this shape have a delay link")
+        problem = "all values of this shape have a delay link to the junction"
+        source = _free_value(p, total, {*links(p), *linked}, rng, problem)
     value = p.value(source)
     path = p.path(value.node)
     head = path.partition(".")[0]
@@ -219,7 +221,7 @@ def _from_state(e: Transaction, total: NodeId, rng: np.random.Generator, source:
 
 
 def _source(p: Program, link: NodeId) -> NodeId:
-    """The node with the value that a delay link carries."""
+    """Return the node whose value of the previous step a delay link carries."""
     held = p.operands(link)[0].node
     (write,) = p.assigns(held)
     return p.operands(write)[1].node
@@ -231,13 +233,14 @@ def _along_time(
     p = e.program
     lead, steps = p.spec(node).shape[:2], int(p.spec(node).shape[1])
     if steps < 2:
-        got = p.spec(node)
-        raise UsageError("the sequence has one step", where=p.path(node), expected="two steps or more", got=got)
+        raise UsageError("a delay link needs a sequence of two or more steps", where=p.path(node),
+                         expected="[batch, steps >= 2, units]", got=p.spec(node))  # fmt: skip
     total, old = output_sum(e, node), weight_of(p, node)
     if source is None:
         values = registry.earlier_values(p, node, lambda shape: len(shape) == 3 and shape[:2] == lead)
         if not values:
-            raise UsageError("no earlier value over time", where=p.path(node), expected=f"a value {lead} + units")
+            raise UsageError("no earlier value has the same batch size and steps", where=p.path(node),
+                             expected=f"{lead} and any last size")  # fmt: skip
         source = values[int(rng.integers(len(values)))]
     first = e.add("slice", source, name=f"{base}.first", axis=1, start=0, size=1)
     nothing = e.add("full_like", first, name=f"{base}.nothing", value=0.0)

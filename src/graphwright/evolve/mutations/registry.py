@@ -1,4 +1,4 @@
-"""The table of mutations: their sites, their functions, and the weights by which they are drawn."""
+"""The table of mutations: their sites, their functions, and the weights with which they are drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphwright.program.kinds import STATE, STORED
 Site = Any
 """A node, or the name of an axis."""
 Mutation = Callable[..., Any]
-"""m(e, site, rng, **attributes) on an open edit; raises UsageError if it is impossible."""
+"""`m(e, site, rng, **attributes)` changes the program of an open edit `e`; it raises UsageError if it is impossible."""
 M = TypeVar("M", bound=Mutation)
 
 
@@ -25,10 +25,10 @@ class MutationKind:
     """A mutation in the table.
 
     Attributes:
-        name: name of the mutation; sites: lists its possible sites; apply: the mutation.
-        explore, refine: weights by which it is drawn among the possible ones, early and late in a run; 0 is never.
-        adds: whether it adds a part, with nodes named `b<number>....`; `block=` is that name.
-        structural: whether it changes the structure; others are not drawn while a run stagnates.
+        name: name of the mutation; sites: returns its possible sites; apply: the mutation.
+        explore, refine: weights with which it is drawn early and late in a run; 0 means never.
+        adds: True if it adds a block of nodes named `<block>....`; it then takes the name as the argument `block`.
+        structural: True if it changes the structure; other mutations are not drawn while a run stagnates.
     """
 
     name: str
@@ -47,10 +47,10 @@ def mutation(
     name: str, *, sites: Callable[[Program], Sequence[Site]], weight: float, refine: float | None = None,
     adds: bool = False, structural: bool = True,
 ) -> Callable[[M], M]:  # fmt: skip
-    """Register a mutation: `m(e, site, rng)` on a site that `sites(program)` lists.
+    """Register the decorated function as a mutation: `m(e, site, rng)` on a site that `sites(program)` returns.
 
     Args:
-        weight: weight by which it is drawn among the possible mutations; `refine`: the same, later in a run.
+        weight: weight with which it is drawn early in a run; `refine`: the weight late in a run, by default the same.
         name, sites, adds, structural: see `MutationKind`.
     """
 
@@ -63,17 +63,17 @@ def mutation(
 
 
 def parts(p: Program) -> set[str]:
-    """The names of the parts that mutations added."""
+    """Return the names `b<number>` of the blocks that mutations added."""
     heads = (p.path(n).partition(".")[0] for n in p.nodes())
     return {head for head in heads if head[0] == "b" and head[1:].isdigit()}
 
 
 def name_parts(e: Transaction, before: Collection[NodeId], named: Callable[[str, set[str]], str]) -> None:
-    """Rename the parts `b<number>` that an edit made.
+    """Rename the blocks `b<number>` that an edit added.
 
     Args:
         before: nodes that existed before the edit.
-        named: chooses the name of a part, given its structure and the names in use.
+        named: returns the new name of a block, given a digest of its structure and the names in use.
     """
     p = e.program
     inside = {part: [n for n in p.nodes() if p.path(n).partition(".")[0] == part] for part in sorted(parts(p))}
@@ -91,7 +91,7 @@ def name_parts(e: Transaction, before: Collection[NodeId], named: Callable[[str,
 
 
 def _structure(p: Program, part: str, nodes: list[NodeId]) -> str:
-    """Digest the ops of a part with their producers and consumers."""
+    """Return a digest of the ops of a block with their producers and consumers."""
 
     def name(n: NodeId) -> str:
         return p.path(n).removeprefix(part)
@@ -101,40 +101,40 @@ def _structure(p: Program, part: str, nodes: list[NodeId]) -> str:
 
 
 CELLS = ("rnn", "gru", "lstm", "cfc")
-"""Kinds of recurrent cells, with nodes `b<number>.<kind>....`; `cfc` reads times from the node `elapsed`, if any."""
+"""Kinds of recurrent cells; their nodes are named `b<number>.<kind>....`."""
 
 
 def in_cell(p: Program, node: NodeId) -> bool:
-    """Whether a node belongs to one step of a cell; all steps must stay equal."""
+    """Return True if a node is inside an unrolled cell, whose steps must all stay equal."""
     names = p.path(node).split(".")
     return len(names) > 2 and names[1] in CELLS and names[0] in parts(p)
 
 
 def earlier_values(p: Program, node: NodeId, fits: Callable[[tuple[Any, ...]], bool]) -> list[NodeId]:
-    """Computed values that a node depends on, outside cells, whose first result has a shape that fits."""
+    """Return the computed nodes outside cells that a node depends on and whose first result has a shape that fits."""
     before = p.reachable([node]) - {node}
     values = (n for n in p.order() if n in before and p.op(n) not in STORED and not in_cell(p, n))
     return [n for n in values if fits(p.specs(n)[0].shape)]
 
 
 def free_part(p: Program) -> str:
-    """The first unused name of a part."""
+    """Return an unused name for a block: `b` and the highest number so far plus 1."""
     return f"b{max((int(head[1:]) for head in parts(p)), default=0) + 1}"
 
 
 def linears(p: Program) -> list[NodeId]:
-    """The linear layers whose weight and bias have no other readers."""
+    """Return the linear layers whose weight and bias no other node reads."""
     return [n for n in p.of_kind("linear") if all(len(p.consumers(v.node)) == 1 for v in p.operands(n)[1:])]
 
 
 def over_time(p: Program) -> list[NodeId]:
-    """The linear layers that read sequences of a fixed size."""
+    """Return the linear layers, as `linears`, whose input is a sequence [batch, steps, units] of fixed size."""
     specs = {n: p.spec(p.operands(n)[0]) for n in linears(p)}
     return [n for n, spec in specs.items() if len(spec.shape) == 3 and not spec.symbolic]
 
 
 def rewire_readers(e: Transaction, node: NodeId, other: Any) -> None:
-    """Rewire all readers of a node's first result to another value, except the other value itself."""
+    """Rewire all readers of a node's first result to the value `other`, except the node of that value."""
     p = e.program
     new = p.value(other)
     for edge in list(p.out_edges(node)):
@@ -146,13 +146,13 @@ def rewire_readers(e: Transaction, node: NodeId, other: Any) -> None:
 
 
 def cut_readers(e: Transaction, node: NodeId) -> None:
-    """Cut all edges from a node."""
+    """Cut all edges that leave a node."""
     for edge in e.program.out_edges(node):
         e.cut(edge)
 
 
 def state_of(e: Transaction, name: str, value: Any) -> NodeId:
-    """The state `name`, which holds a value of the previous step, 0 before the first one; one per value."""
+    """Return the state `name`, which holds `value` of the previous step, or 0 before the first; add it if missing."""
     if e.program.select(name).count:
         return e.program.node(name)
     spec = e.spec(value)
@@ -162,7 +162,10 @@ def state_of(e: Transaction, name: str, value: Any) -> NodeId:
 
 
 def remove_unread_states(e: Transaction, node: NodeId) -> NodeId:
-    """Remove a state that only its write uses, and the states before it; return the value that they stored."""
+    """If `node` is a state that only its assign node uses, remove it; likewise if it stored such a state, and so on.
+
+    Returns: the node whose value the last removed state stored, or `node` if it was not removed.
+    """
     p = e.program
     while p.op(node) == STATE and p.assigns(node) == p.consumers(node):
         (write,) = p.assigns(node)

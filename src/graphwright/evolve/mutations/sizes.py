@@ -1,6 +1,6 @@
-"""Mutations of sizes: window and stride of a convolution, units of an axis.
+"""Mutations of sizes: kernel size and stride of a convolution, units of an axis.
 
-Runs draw mutations in the order in which they register, so the order of these functions is part of their seeds.
+The order in which mutations are registered affects which one a seed draws, so keep the order of these functions.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from graphwright.program import Program, Transaction
 
 
 def convolutions(p: Program) -> list[NodeId]:
-    """The convolutions without dilation whose weight has no other reader."""
+    """Return the convolutions without dilation whose weight no other node reads."""
     found = [n for n in p.of_kind("conv") if set(_pair(p, n, "dilation")) == {1}]
     return [n for n in found if len(p.consumers(p.operands(n)[1].node)) == 1]
 
 
 @mutation("kernel", sites=convolutions, weight=0.10, refine=0.06)
 def kernel(e: Transaction, site: Any, rng: np.random.Generator, size: int | None = None) -> None:
-    """Resize the window; padding keeps the size of the result.
+    """Change the kernel size of a convolution; the padding changes so that the result keeps its size.
 
-    A larger window is zero around the old one and computes the same; a smaller one loses its rim.
+    A larger kernel is padded with zeros and computes the same; a smaller one loses its outer weights.
     """
     p = e.program
     node = p.node(site)
@@ -36,8 +36,8 @@ def kernel(e: Transaction, site: Any, rng: np.random.Generator, size: int | None
     grown = [wanted - s for s in sizes]
     padding = [a + g // 2 for a, g in zip(_pair(p, node, "padding"), grown, strict=True)]
     if any(g % 2 for g in grown) or min(padding) < 0:
-        raise UsageError("a window of this size changes the size of the result", where=p.path(node),
-                         expected=f"{sizes} plus an even number", got=wanted)  # fmt: skip
+        raise UsageError("a kernel of this size would change the size of the result", where=p.path(node),
+                         expected=f"{sizes} plus or minus an even number", got=wanted)  # fmt: skip
     around = [(0, 0), (0, 0), *((max(g, 0) // 2,) * 2 for g in grown)]
     inside = (slice(None), slice(None), *(slice(-g // 2, g // 2) if g < 0 else slice(None) for g in grown))
     e.set_weight(weight, np.ascontiguousarray(np.pad(old, around)[inside]))
@@ -46,7 +46,7 @@ def kernel(e: Transaction, site: Any, rng: np.random.Generator, size: int | None
 
 @mutation("stride", sites=convolutions, weight=0.10, refine=0.06)
 def stride(e: Transaction, site: Any, rng: np.random.Generator, step: int | None = None) -> None:
-    """Change the stride, if readers accept any size of the result, as before a global pooling."""
+    """Change the stride of a convolution. This fails unless readers accept any size, as a global pooling does."""
     node = e.program.node(site)
     now = _pair(e.program, node, "stride")[0]
     e.set_attr(node, stride=step or int(rng.choice([s for s in (1, 2, 3) if s != now])))
@@ -59,14 +59,14 @@ def _pair(p: Program, node: NodeId, name: str) -> tuple[int, ...]:
 
 
 def widths(p: Program) -> list[str]:
-    """The axes of neurons, channels or units that can be resized."""
+    """Return the names of the axes of neurons, channels or units that can be resized."""
     kinds = ("neurons", "channels", "units")
     return [name for name, g in p.axes().items() if not g.frozen and len(g.atoms) == 1 and g.kind in kinds]
 
 
 @mutation("widen", sites=widths, weight=0.12, refine=0.10)
 def widen(e: Transaction, site: str, rng: np.random.Generator, units: int | None = None) -> None:
-    """Add units with random incoming and zero outgoing weights: `units`, or a quarter, a half or as many again."""
+    """Add units with random incoming and zero outgoing weights: `units`, by default 25, 50 or 100 % of the axis."""
     size = e.program.axes()[site].size
     more = units or max(1, round(size * float(rng.choice([0.25, 0.5, 1.0], p=[0.4, 0.4, 0.2]))))
     e.grow(site, more, seed=int(rng.integers(1 << 31)))
@@ -74,7 +74,10 @@ def widen(e: Transaction, site: str, rng: np.random.Generator, units: int | None
 
 @mutation("narrow", sites=lambda p: [a for a in widths(p) if p.axes()[a].size > 2], weight=0.08, refine=0.10)
 def narrow(e: Transaction, site: str, rng: np.random.Generator, units: int | None = None) -> None:
-    """Remove the units with the smallest incoming and outgoing weights: `units`, or a quarter."""
+    """Remove the units with the smallest weights: `units`, by default 25 % of the axis.
+
+    Units are compared by the product of the norms of their incoming and outgoing weights.
+    """
     group = e.program.axes()[site]
     less = units or max(1, group.size // 4)
     if less >= group.size:

@@ -1,1 +1,1 @@
-"""Evolution of neurons and links: NEAT on populations of genomes in columns."""
+"""Evolution of neurons and links: NEAT on populations whose genomes are stored in shared arrays."""

@@ -1,4 +1,4 @@
-"""A run on neurons: each generation of genomes is scored, sorted into species, and bred."""
+"""Evolution of neurons: each generation of genomes is scored, sorted into species, and bred."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REDRAW = 6  # purpose of the stream of weights that are not inherited
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Individual:
-    """A genome of a run, with its birth and its scores."""
+    """A genome of a run, with the record of its birth and scores."""
 
     evolution: NeuronEvolution
     birth: Birth
@@ -40,41 +40,41 @@ class Individual:
 
     @property
     def key(self) -> IndividualKey:
-        """Generation and index of the individual."""
+        """The key of the individual: generation, index, and number of manual edits."""
         return self.birth.key
 
     @property
     def fitness(self) -> float:
-        """The fitness at its scoring."""
+        """The fitness when it was scored."""
         return self.birth.fitness
 
     @property
     def metric(self) -> float:
-        """The metric on the validation cases at its scoring."""
+        """The metric on the validation cases when it was scored."""
         return self.birth.metric
 
     @property
     def program(self) -> Program:
-        """The individual as a Program; the journal is its history, one entry per generation that changed it."""
+        """The individual as a Program, whose journal has one entry per generation that changed it."""
         return self.evolution.lineage.replay(self.key)
 
     def population(self) -> Population:
-        """The individual as a population of one."""
+        """Return the individual as a population of one genome."""
         return self.evolution.population(self.evolution.lineage.columns(self.key))
 
     def rescore(self) -> float:
-        """Compute the fitness again from the genes: the same bits on the same machine."""
+        """Compute the fitness again from the genes; on the same machine the result has the same bits."""
         population = replace(self.population(), generation=self.key.generation)
         return float(self.evolution.task.score(population).fitness[0])
 
     def predict(self, x: Any, head: str | None = None) -> np.ndarray:
-        """Compute the answers to inputs [N, inputs] or [N, T, inputs]: float32 [N, outputs] or [N, T, outputs].
+        """Return predictions for inputs [N, inputs] or [N, T, inputs]: float32 [N, outputs] or [N, T, outputs].
 
-        Answers for classes are probabilities, also where the network computes logits; `program` returns logits.
+        Predictions of classes are probabilities, even if the network computes logits; `program` returns logits.
 
         Args:
-            x: inputs in the units that the task was given; see its `scaled`.
-            head: return the answers of one head; by default of all.
+            x: inputs in the same units as those given to the task; they are standardised if the task is `scaled`.
+            head: name of the head whose predictions to return; by default all heads.
         """
         from graphwright.array.population.runner import Cases  # loads numba
 
@@ -93,7 +93,7 @@ class Result(EvolutionResult):
 
     @property
     def best(self) -> Individual:
-        """The individual that solved the task, else the fittest so far. Raises: UsageError before a generation."""
+        """The individual that solved the task, else the fittest so far. Raises: UsageError if nothing was scored."""
         run = self.evolution
         key = run.solution or run.best
         if key is None:
@@ -106,11 +106,11 @@ class Result(EvolutionResult):
         return self.evolution.lineage
 
     def test(self) -> float:
-        """The metric of the best on the test cases; the task counts how often they were read."""
+        """Return the metric of the best individual on the test cases; `task.test_reads` counts the calls."""
         return self.evolution.task.test(self.best.population())
 
     def predict(self, x: Any, head: str | None = None) -> np.ndarray:
-        """The answers of the best; see `Individual.predict`."""
+        """Return the predictions of the best individual; see `Individual.predict`."""
         return self.best.predict(x, head)
 
     def _champion_facts(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Result(EvolutionResult):
 
 @dataclass(frozen=True, slots=True)
 class NeuronGeneration:
-    """One line of the log: fitness, the metric of the champion so far, and the size of each species by number."""
+    """One line of the log: scores and sizes of the champion so far, and the size of each species by its number."""
 
     generation: int
     best: float
@@ -157,14 +157,15 @@ class NeuronEvolution(EvolutionRun):
     def __init__(self, task: Any, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1) -> None:
         self.settings = s = settings or NEAT()
         if not isinstance(s, NEAT):
-            raise UsageError("wrong settings for the evolution of neurons", got=type(s).__name__,
-                             expected="NEAT or Hybrid")  # fmt: skip
+            raise UsageError("these settings are not for neurons", got=type(s).__name__,
+                             expected="NEAT(...) or Hybrid(...)")  # fmt: skip
         super().__init__(task, seed, threads)
         if s.train is not None and task.lesson is None:
             raise TaskError("the task has no data for gradient steps", where=task.name, fix="NEAT(), without train")
         links = (task.inputs + 1) * task.outputs
         if task.outputs > s.max_nodes or links > s.max_links:
-            raise LimitTooSmall("the initial genome exceeds the limits", expected=(task.outputs, links),
+            raise LimitTooSmall("the initial genome exceeds the limits",
+                                expected=f"at least {task.outputs} nodes, {links} links",
                                 got=f"max_nodes {s.max_nodes}, max_links {s.max_links}")  # fmt: skip
         self.genes, self.registry = minimal(task.inputs, task.outputs, s.population, s, seed)
         self.births = founders(s.population)
@@ -173,7 +174,7 @@ class NeuronEvolution(EvolutionRun):
         if s.start == "random":
             self._burst(Breeder(founding(s), task.inputs, task.outputs, seed))
         self.species = Species.founders(self.genes, s)
-        self.fitness: np.ndarray | None = None  # of the present generation; None until it is scored
+        self.fitness: np.ndarray | None = None  # of the current generation; None until it is scored
         self.metric = np.zeros(0)
         self.lineage = Lineage(task.inputs, task.outputs, task.names)
         self.best: IndividualKey | None = None
@@ -201,7 +202,7 @@ class NeuronEvolution(EvolutionRun):
         return neuron_content(self, folder)
 
     def restore_log(self, lines: list[dict[str, Any]]) -> None:
-        """Restore the log and the weights before training, after everything else was restored."""
+        """Restore the log and the trained weights, after everything else was restored."""
         for line in lines:
             numbers = {name: float(line[name]) for name in ("best", "median", "metric")}
             sizes = {int(number): size for number, size in line["species"].items()}
@@ -211,7 +212,7 @@ class NeuronEvolution(EvolutionRun):
 
     @property
     def table(self) -> Any:
-        """The compiled genomes of this generation; see `array.population.table`."""
+        """The genomes of this generation in the form that native code runs; see `array.population.table`."""
         if self._table is None:
             self._table = self._tabulate(self.genes)
         return self._table
@@ -222,7 +223,7 @@ class NeuronEvolution(EvolutionRun):
         return tabulate(genes, self.task.inputs, self.task.outputs, *past)
 
     def population(self, genes: Any = None) -> Population:
-        """Genomes as tasks see them; by default those of this generation, as they are scored."""
+        """Return genomes in the form that tasks score; by default the scored genes of this generation."""
         table, genes = (self.table, self.scored) if genes is None else (self._tabulate(genes), genes)
         return Population(
             genes, table, self.task.outputs, self.settings.output == "identity", self.seed, self.generation,
@@ -230,26 +231,26 @@ class NeuronEvolution(EvolutionRun):
         )  # fmt: skip
 
     def program(self, genes: Any, g: int) -> Any:
-        """A genome as a Program without history."""
+        """Build genome `g` as a Program without history."""
         return founder(genome(genes, g, self.task.inputs, self.task.outputs), self.task.names)
 
     def individual(self, key: IndividualKey) -> Individual:
-        """An individual of the run, as long as its genes are stored."""
+        """Return an individual of the run. Raises: KeyError if its genes are no longer stored."""
         return Individual(self, self.lineage.birth(key), self.lineage.genome(key))
 
     # -- manual edits ------------------------------------------------------------------------------------------------
     @contextmanager
     def edit(self, who: IndividualKey | int, why: str = "edited") -> Iterator[Transaction]:
-        """Edit a living individual: `with run.edit(key, "why") as e:` edits its program, which has its history.
+        """Edit a living individual: `with run.edit(key, "why") as e:` edits its program.
 
-        After the block, new genes get innovation numbers, the result is scored (not trained) and replaces the
-        individual, so that the next generation descends from it. The lineage records the edit with author "human".
+        After the `with` block, new genes get innovation numbers, and the result is scored (not trained) and replaces
+        the individual, so that the next generation descends from it. The lineage records the author "human".
 
         Args:
-            who: a key of the present generation, or an index in it.
+            who: a key of the current generation, or an index in it.
             why: the reason, for the lineage.
-        Raises: UsageError for an individual that is not alive; TaskError for a program that genes cannot express; what
-            the block raises. The run is then unchanged.
+        Raises: UsageError if the individual is not alive; TaskError if genes cannot express the edited program; errors
+            of the `with` block. The run is then unchanged.
         """
         key = self.alive(who)
         p, before = self.lineage.replay(key, batch=1), self.lineage.genome(key)
@@ -263,7 +264,7 @@ class NeuronEvolution(EvolutionRun):
             self._replace(key, why, after)
 
     def alive(self, who: IndividualKey | int) -> IndividualKey:
-        """Return the key of a living individual, given its index or its key. Raises: UsageError."""
+        """Return the key of a living individual, given its index or its key. Raises: UsageError if it is not alive."""
         if self.fitness is None:
             raise UsageError("no individual was scored yet", where=self.task.name, fix="run(max_generations=1)")
         index = who.index if isinstance(who, IndividualKey) else who
@@ -274,7 +275,7 @@ class NeuronEvolution(EvolutionRun):
                 return key
             last = str(key)
         raise UsageError("no living individual has this key", expected=last, got=who,
-                         fix="run.alive(index); or edit its program apart from the run")  # fmt: skip
+                         fix="run.alive(index); or edit its program outside of the run")  # fmt: skip
 
     def _replace(self, key: IndividualKey, why: str, after: Genome) -> None:
         assert self.fitness is not None
@@ -288,7 +289,7 @@ class NeuronEvolution(EvolutionRun):
             self.failures.append(f"{key}, {why}: {scores.failures.get(0, f'fitness is {fitness}')}")
             fitness = metric = -np.inf
         heir = one
-        if self.scored is not self.genes:  # children inherit weights from before training, except those that were set
+        if self.scored is not self.genes:  # children inherit weights from before training, but those set by the edit
             self._trained = replaced(self._trained, index, one)
             heir = untrained(one, old, take(self.genes, np.array([index])))
         self.genes, self._table = replaced(self.genes, index, heir), None
@@ -331,14 +332,14 @@ class NeuronEvolution(EvolutionRun):
         ))  # fmt: skip
 
     def _record_best(self, key: IndividualKey, fitness: float) -> IndividualKey:
-        """Update the fittest individual so far, and return it."""
+        """Update the key of the fittest individual so far, and return it."""
         if self.best is None or fitness > self.lineage.birth(self.best).fitness:
             self.best, self.gained = key, self.generation
             self.lineage.pinned.add(key)
         return self.best
 
     def _warn_if_noisy(self, fitness: np.ndarray) -> None:
-        """Warn if a user's fitness function gives the best genome another value in a second call."""
+        """Warn if a user's fitness function returns a different value for the best genome in a second call."""
         top = int(np.argmax(fitness))
         scores = self.task.score(self.population(take(self.scored, np.array([top]))))
         self.counters.forward += scores.passes
@@ -348,7 +349,7 @@ class NeuronEvolution(EvolutionRun):
             warnings.warn(NoisyFitness(text), stacklevel=4)
 
     def _confirm(self, aim: float, fitness: np.ndarray, metric: np.ndarray) -> None:
-        """Record the fittest individual that reaches the target and is confirmed as the solution."""
+        """Record as the solution the fittest individual that reaches the target and that the task confirms, if any."""
         reached = np.flatnonzero(metric >= aim)
         for g in reached[np.argsort(-fitness[reached], kind="stable")][:3].tolist():
             trial = self.task.confirm(self.population(take(self.scored, np.array([g]))))
@@ -359,7 +360,7 @@ class NeuronEvolution(EvolutionRun):
                 return
 
     def _train(self) -> None:
-        """Make gradient steps on all genomes: on the genes, or on copies if children must not inherit the result."""
+        """Train all genomes by gradient steps; on copies of the genes if children must not inherit the result."""
         from graphwright.array.population.runner import fit
 
         s, count = self.settings, self.settings.population
@@ -386,7 +387,7 @@ class NeuronEvolution(EvolutionRun):
 
     @property
     def scored(self) -> Any:
-        """The genes that were scored: after training, also where children inherit others."""
+        """The genes that were scored: those after training, even if children inherit those before training."""
         keeps = self.settings.train is not None and self.settings.inherit == "baldwin"
         return self._trained if keeps else self.genes
 
@@ -421,7 +422,7 @@ class NeuronEvolution(EvolutionRun):
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
     def _record_failures(self, scores: Scores, fitness: np.ndarray) -> None:
-        """Record genomes without fitness. Raises: EvaluationFailed if they are more than half."""
+        """Record genomes without a finite fitness. Raises: EvaluationFailed if they are more than half."""
         failed = np.flatnonzero(~np.isfinite(fitness))
         here, given = f"generation {self.generation}, genome", scores.failures
         texts = [f"{here} {g} ({birth_text(self.births, g)}): {given.get(g, f'fitness is {scores.fitness[g]}')}"
@@ -438,6 +439,6 @@ class NeuronEvolution(EvolutionRun):
 
 
 def _median(values: np.ndarray) -> float:
-    """The median; -inf of no values. `numpy.median` takes longer than the distances of a generation."""
+    """Return the median, or -inf if there are no values; `numpy.median` is slower."""
     ordered = np.sort(values)
     return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2) if len(ordered) else -np.inf

@@ -1,6 +1,7 @@
-"""The genomes of a population as columns, and the registry of innovation numbers.
+"""The genomes of a population as arrays, and the registry of innovation numbers.
 
-The columns are `Genes` of `array.population`; this module is numpy on them. A single genome is a population of one.
+A population is a `Genes` tuple of `array.population`: one array per property of all nodes and links, with the genomes
+one after the other. A single genome is a population of one.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from graphwright.evolve.errors import RegistryConflict
 from graphwright.evolve.settings import NEAT
 
 IN, BIAS, OUT, LINK, SPLIT, UNIT, MANUAL = range(7)
-"""Kinds of registry keys: those of `array.population.genes`, and (MANUAL, digest of links, k) for manual neurons."""
+"""Kinds of registry keys: those of `array.population.genes`, and MANUAL for neurons made by manual edits.
+
+A manual neuron has the key (MANUAL, digest of its links, k), where k counts equal digests.
+"""
 
 
 class NodeGene(NamedTuple):
-    """A node gene: innovation number, activation."""
+    """A node gene: innovation number and activation."""
 
     id: int
     activation: str
 
 
 class LinkGene(NamedTuple):
-    """A link gene: innovation number, ends, delay in steps, open or closed, weight."""
+    """A link gene: innovation number, source and target node, delay in steps, True if open, and weight."""
 
     id: int
     src: int
@@ -41,9 +45,10 @@ class Genome:
     """One genome as tuples.
 
     Attributes:
-        inputs, outputs: counts; inputs are nodes 0 to inputs - 1, then the bias, then the outputs.
-        nodes: outputs, then hidden nodes, sorted by number.
-        links: sorted by number.
+        inputs, outputs: numbers of inputs and outputs. Inputs are the nodes 0 to inputs - 1, then come the bias and the
+            outputs.
+        nodes: genes of outputs, then of hidden nodes, sorted by innovation number.
+        links: link genes, sorted by innovation number.
     """
 
     inputs: int
@@ -62,7 +67,7 @@ class Genome:
         return sum(link.open for link in self.links)
 
     def node(self, number: int) -> NodeGene:
-        """The node gene with a number. Raises: KeyError."""
+        """Return the node gene with an innovation number. Raises: KeyError if no node has it."""
         return {n.id: n for n in self.nodes}[number]
 
 
@@ -77,7 +82,7 @@ def genome(genes: Any, g: int, inputs: int, outputs: int) -> Genome:
 
 
 def columns_of(genomes: list[Genome]) -> Any:
-    """Make a population of single genomes, with zero moments."""
+    """Make a population of genomes, with optimizer moments 0."""
     from graphwright.array.population.genes import Genes
 
     nodes, links = [n for g in genomes for n in g.nodes], [e for g in genomes for e in g.links]
@@ -92,7 +97,7 @@ def columns_of(genomes: list[Genome]) -> Any:
 
 
 def minimal(inputs: int, outputs: int, count: int, settings: NEAT, seed: int) -> tuple[Any, Any]:
-    """Make founders and their registry: inputs and bias connected to all outputs with weights N(0, power²)."""
+    """Make the first generation and its registry: inputs and bias linked to all outputs with normal random weights."""
     registry, first = new_registry(inputs, outputs), inputs + 1
     ends = [(src, first + out) for out in range(outputs) for src in range(first)]
     links = tuple(LinkGene(number(registry, LINK, *both, 0), *both, 0, True, 0.0) for both in ends)
@@ -105,7 +110,7 @@ def minimal(inputs: int, outputs: int, count: int, settings: NEAT, seed: int) ->
 
 
 def empty_registry(keys: int = 0) -> Any:
-    """Make an empty registry with room for at least so many keys."""
+    """Make an empty registry with room for at least `keys` keys."""
     from graphwright.array.population.genes import Registry
 
     capacity = max(1024, 1 << max(keys - 1, 0).bit_length())
@@ -113,7 +118,7 @@ def empty_registry(keys: int = 0) -> Any:
 
 
 def new_registry(inputs: int, outputs: int) -> Any:
-    """Make a registry with inputs, bias and outputs, in this order."""
+    """Make a registry that numbers inputs, bias and outputs, in this order."""
     registry = empty_registry(inputs + outputs + 1)
     for key in (*((IN, i) for i in range(inputs)), (BIAS,), *((OUT, i) for i in range(outputs))):
         number(registry, *key)
@@ -121,14 +126,14 @@ def new_registry(inputs: int, outputs: int) -> Any:
 
 
 def number(registry: Any, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
-    """Return the innovation number of a key; a new key gets the next one. The registry must have room for it."""
+    """Return the innovation number of a key; a new key gets the next number, for which there must be room."""
     from graphwright.array.population.genes import number_of
 
     return int(number_of(registry, kind, a, b, c))
 
 
 def with_room(registry: Any, more: int) -> Any:
-    """Return the registry, or a larger one with the same numbers, so that `more` keys fit."""
+    """Return the registry if `more` new keys fit, else a larger one with the same numbers."""
     used = int(registry.count[0])
     if used + more <= len(registry.keys):
         return registry
@@ -161,27 +166,27 @@ def join(first: Any, second: Any) -> Any:
 
 
 def replaced(genes: Any, g: int, one: Any) -> Any:
-    """Replace genome g of a population by a population of one."""
+    """Return a population in which genome g is replaced by the population `one` of one genome."""
     order = np.arange(len(genes.node_off) - 1)
     order[g] = len(order)
     return take(join(genes, one), order)
 
 
 def merge(mine: Any, other: Any) -> tuple[Any, np.ndarray]:
-    """Merge the registries of two runs into a new one, in which the numbers of `mine` stay.
+    """Merge the registries of two runs into a new one, in which the keys of `mine` keep their numbers.
 
-    Keys refer to structure by number, so each key of `other` is translated with the numbers of its parts first. A
-    manual neuron is identified by a digest of numbers, which cannot be translated: it is equal in both registries only
-    where the runs have the same past.
+    A key of `other` contains numbers of nodes and links; these are translated to the new numbers first. A manual neuron
+    is identified by a digest of numbers, which cannot be translated: both registries share it only if all lower numbers
+    have the same keys in both.
 
     Args:
         mine, other: `run.registry` of runs with the same inputs and outputs.
-    Returns: the registry, and the new number of each number of `other`: int64, all different.
-    Raises: RegistryConflict for different inputs or outputs.
+    Returns: the merged registry, and the new number of each number of `other`: int64, all different.
+    Raises: RegistryConflict if the runs have different numbers of inputs or outputs.
     """
     ends, others = _ends(mine), _ends(other)
     if ends != others:
-        raise RegistryConflict("the runs have different inputs or outputs", expected=ends, got=others)
+        raise RegistryConflict("the runs have different numbers of inputs or outputs", expected=ends, got=others)
     merged, used = type(mine)(*(column.copy() for column in mine)), int(other.count[0])
     merged = with_room(merged, used)
     numbers, same = np.zeros(used, np.int64), True
@@ -198,9 +203,9 @@ def merge(mine: Any, other: Any) -> tuple[Any, np.ndarray]:
 
 
 def renumbered(genes: Any, numbers: np.ndarray) -> Any:
-    """Renumber the genes of a population and sort each genome by the new numbers, with weights and moments.
+    """Renumber the genes of a population, and sort the genes of each genome by the new numbers.
 
-    A neuron adds its links in the order of their numbers, so answers may differ in the last bits.
+    A neuron sums its links in the order of their numbers, so outputs may differ in the last bits.
     """
     parts: dict[str, np.ndarray] = {"node_off": genes.node_off, "link_off": genes.link_off}
     for off, columns, ids in (("node_off", NODE_COLUMNS, "node_id"), ("link_off", LINK_COLUMNS, "link_id")):
@@ -213,12 +218,12 @@ def renumbered(genes: Any, numbers: np.ndarray) -> Any:
 
 
 def _ends(registry: Any) -> tuple[int, int]:
-    """Count the inputs and outputs at the beginning of a registry."""
+    """Return the numbers of inputs and outputs in a registry."""
     kinds = registry.keys[: int(registry.count[0]), 0].tolist()
     assert kinds.count(BIAS) == 1
     return kinds.count(IN), kinds.count(OUT)
 
 
 def _unused(registry: Any, digest: int) -> int:
-    """The next unused count of manual neurons with this digest."""
+    """Return the number of manual neurons with this digest, which is the next unused k."""
     return int((registry.keys[: int(registry.count[0]), :2] == (MANUAL, digest)).all(1).sum())

@@ -1,8 +1,8 @@
-"""The ancestors of every living genome and of every champion back to its founder, and the edits on the way.
+"""The lineage of a run: all births, and the genes of the ancestors of every living genome and every champion.
 
 A child has the structure of its fitter parent; the other parent contributes weights of genes that both have. A line of
-fitter parents is therefore a sequence of edits, to which manual edits are added. The genes of an ancestor are stored as
-long as it has living descendants; the rest of a generation is dropped.
+fitter parents is therefore a sequence of edits, which includes manual edits. The genes of an ancestor are stored as
+long as it has living descendants or descendants that were champions; other genes are dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graphwright.files import StrPath
 from graphwright.program import Program
 from graphwright.program.draw import written
 
-_EVERY = 64  # generations between two sweeps of genomes without descendants
+_EVERY = 64  # generations between two sweeps that drop genes without living descendants
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,13 +35,13 @@ class IndividualKey:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """The birth of an individual.
+    """The record of the birth and the scores of an individual.
 
     Attributes:
         key: key of the individual.
         fitter_parent, other_parent: keys of its parents, or None; for a manual edit the edited individual, and None.
-        mutation: name of the mutation, "edit" for a manual edit; site: innovation number of its gene, or -1.
-        species, fitness, metric: from the scoring of the individual.
+        mutation: name of the mutation, "edit" for a manual edit; site: innovation number of the mutated gene, or -1.
+        species, fitness, metric: species and scores of the individual.
         author: "evolution" or "human"; why: the reason of a manual edit.
     """
 
@@ -64,7 +64,7 @@ class Birth:
 
 
 def birth_text(births: Births, index: int) -> str:
-    """Describe the mutation by which a genome was born."""
+    """Describe the mutation with which genome `index` was made."""
     if births.fitter_parent[index] < 0:
         return "founder"
     return _mutation_text(MUTATIONS[births.mutation[index]], int(births.site[index]))
@@ -76,7 +76,7 @@ def _mutation_text(mutation: str, site: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ManualEdit:
-    """A manual edit: index of the individual, reason, the genes after it as a population of one, and their scores."""
+    """A manual edit: index of the individual, reason, the resulting genes as a population of one, and their scores."""
 
     index: int
     why: str
@@ -87,7 +87,7 @@ class ManualEdit:
 
 @dataclass(slots=True)
 class PastGeneration:
-    """One generation: all births, the stored genes with their indices in `kept`, and manual edits in order."""
+    """One generation: all births, the genes still stored, the indices `kept` of their individuals, and manual edits."""
 
     births: Births
     species: np.ndarray
@@ -98,15 +98,15 @@ class PastGeneration:
     edits: list[ManualEdit] = field(default_factory=list, init=False)
 
     def edited(self, index: int) -> list[ManualEdit]:
-        """The manual edits of one individual."""
+        """Return the manual edits of one individual, oldest first."""
         return [e for e in self.edits if e.index == index]
 
 
 class Lineage:
-    """The history of a run.
+    """The births and stored genes of all generations of a run.
 
     Args:
-        inputs, outputs: counts of each genome.
+        inputs, outputs: numbers of inputs and outputs of each genome.
         names: names of the inputs.
     """
 
@@ -119,30 +119,30 @@ class Lineage:
         return len(self.past)
 
     def add(self, genes: Any, births: Births, species: np.ndarray, fitness: np.ndarray, metric: np.ndarray) -> None:
-        """Add a generation that was scored; `genes` must not be written afterwards."""
+        """Add a scored generation; `genes` must not be modified afterwards."""
         everyone = np.arange(len(fitness), dtype=np.int32)
         self.past.append(PastGeneration(births, species.astype(np.int32), fitness, metric, everyone, genes))
         if len(self.past) % _EVERY == 0:
             self.sweep()
 
     def edit(self, change: ManualEdit) -> IndividualKey:
-        """Add a manual edit of an individual of the last generation; return the new key."""
+        """Add a manual edit of an individual of the last generation; return the key of the result."""
         self.past[-1].edits.append(change)
         return self.latest(len(self.past) - 1, change.index)
 
     def latest(self, generation: int, index: int) -> IndividualKey:
-        """The key of an individual after all its manual edits; its children descend from this one."""
+        """Return the key of an individual after all its manual edits; children descend from that version."""
         return IndividualKey(generation, index, len(self.past[generation].edited(index)))
 
     def living(self) -> Any:
-        """The genes of the last generation after all manual edits."""
+        """Return the genes of the last generation after all manual edits."""
         genes = self.past[-1].genes
         for change in self.past[-1].edits:
             genes = replaced(genes, change.index, change.genes)
         return genes
 
     def sweep(self) -> None:
-        """Drop genes without living or pinned descendants."""
+        """Drop the genes of individuals that have no living or pinned descendants."""
         if not self.past:
             return
         wanted = np.arange(len(self.past[-1].fitness), dtype=np.int32)
@@ -160,7 +160,7 @@ class Lineage:
             wanted = np.unique(parents[parents >= 0])
 
     def birth(self, key: IndividualKey) -> Birth:
-        """The birth of an individual. Raises: KeyError for an unknown key."""
+        """Return the birth of an individual. Raises: KeyError if the key is unknown."""
         g, i = key.generation, key.index
         past = self._of(key)
         if key.edit:
@@ -174,23 +174,23 @@ class Lineage:
         return Birth(key, fitter, other, mutation, int(b.site[i]), int(past.species[i]), *scores)
 
     def path(self, key: IndividualKey) -> list[Birth]:
-        """The births from the founder to an individual, along fitter parents."""
+        """Return the births from the founder to an individual, along fitter parents."""
         line = [self.birth(key)]
         while (parent := line[-1].fitter_parent) is not None:
             line.append(self.birth(parent))
         return line[::-1]
 
     def genome(self, key: IndividualKey) -> Genome:
-        """The genes of an individual. Raises: KeyError if they were dropped, since it has no living descendants."""
+        """Return the genes of an individual. Raises: KeyError if they were dropped, as it has no living descendants."""
         return genome(*self._kept(key), self.inputs, self.outputs)
 
     def columns(self, key: IndividualKey) -> Any:
-        """The genes of an individual as a population of one. Raises: KeyError, as `genome`."""
+        """Return the genes of an individual as a population of one genome. Raises: KeyError as `genome` does."""
         genes, at = self._kept(key)
         return take(genes, np.array([at]))
 
     def size(self, key: IndividualKey) -> tuple[int, int]:
-        """Count hidden nodes and open links of an individual. Raises: KeyError, as `genome`."""
+        """Return the numbers of hidden nodes and open links of an individual. Raises: KeyError as `genome` does."""
         genes, at = self._kept(key)
         nodes, links = genes.node_off[at + 1] - genes.node_off[at], slice(genes.link_off[at], genes.link_off[at + 1])
         return int(nodes) - self.outputs, int(genes.link_open[links].sum())
@@ -201,18 +201,18 @@ class Lineage:
             past = self.past[g]
             if not key.edit or 0 < key.edit <= len(past.edited(i)):
                 return past
-        raise KeyError(f"no individual has the key {key}; {len(self.past)} generations were scored")
+        raise KeyError(f"no individual has the key {key}; {len(self.past)} generations were scored so far")
 
     def _kept(self, key: IndividualKey) -> tuple[Any, int]:
-        """The stored genes of a generation, and the index of an individual in them."""
+        """Return the population that stores the genes of an individual, and its index there."""
         past = self._of(key)
         at = int(np.searchsorted(past.kept, key.index))
         if at == len(past.kept) or past.kept[at] != key.index:
-            raise KeyError(f"the genes of {key} were dropped: it has no living descendants and was no champion")
+            raise KeyError(f"the genes of {key} were dropped: neither it nor a descendant is alive or was a champion")
         return (past.edited(key.index)[key.edit - 1].genes, 0) if key.edit else (past.genes, at)
 
     def replay(self, key: IndividualKey, batch: int | str = "B") -> Program:
-        """Rebuild an individual as a Program whose journal is its history: the founder, then an entry per change."""
+        """Rebuild an individual as a Program whose journal has one entry for the founder and one per later change."""
         line = self.path(key)
         genomes = [self.genome(birth.key) for birth in line]
         recurrent = any(link.delay for g in genomes for link in g.links)
@@ -223,10 +223,10 @@ class Lineage:
         return p
 
     def to_html(self, path: StrPath | None = None, key: IndividualKey | None = None) -> str:
-        """Draw the ancestors of an individual (by default the last champion) as a page, and write it to `path`."""
+        """Draw an individual (default: the last champion) and its ancestors as HTML; write it to `path`, if given."""
         chosen = max(self.pinned) if key is None else key
         return written(lineage_page(self, chosen, f"Ancestors of {chosen.index}, generation {chosen.generation}"), path)
 
     def champions(self) -> Iterator[Birth]:
-        """The births of all champions, oldest first."""
+        """Return the births of all champions, oldest first."""
         return (self.birth(key) for key in sorted(self.pinned))

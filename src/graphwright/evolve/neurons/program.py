@@ -2,8 +2,8 @@
 
 The names of nodes encode the genome: `n5` is the neuron with innovation number 5. It contains `n5.sum` (a junction),
 `n5.out` (its activation) and per incoming link `n5.l7` (source times weight) and `n5.l7.weight`. The port of a link at
-the junction is its number, which keeps sums in the order of numbers. A closed link has all its nodes, but no edge into
-the junction. A neuron is one cluster of the picture.
+the junction is its innovation number, so links are summed in that order. A closed link has all its nodes, but no edge
+into the junction. Pictures draw a neuron as one cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RECIPES = {
     "gauss": (("square", "mul"), ("minus", "neg"), ("out", "exp")),
     "step": (("side", "sign"), ("out", "relu")),
 }
-"""Activation -> names and ops of its nodes, each on the one before; any other is the op of its name."""
+"""Activation -> (name, op) of its chained nodes; an activation that is not listed is the op of the same name."""
 _LINK = re.compile(r"^n(\d+)\.l(\d+)$")
 _STEEP = 4.9
 
@@ -42,7 +42,7 @@ def founder(genome: Genome, names: Iterable[str] = (), batch: int | str = "B", n
     Args:
         genome: the genome.
         names: names of the inputs.
-        batch: number of cases; a genome with delays needs an integer, since its states store a value per case.
+        batch: batch size; for a genome with delays an integer (a name becomes 1), since states store a value per case.
         name: name of the program.
     """
     if isinstance(batch, str) and any(link.delay for link in genome.links):
@@ -63,7 +63,7 @@ def founder(genome: Genome, names: Iterable[str] = (), batch: int | str = "B", n
 
 
 def apply(p: Program, before: Genome, after: Genome, why: str, author: str = "evolution") -> None:
-    """Turn the program of one genome into that of another, as one journal entry."""
+    """Edit `p`, the program of the genome `before`, into that of the genome `after`, as one journal entry."""
     old_nodes, new_nodes = {n.id: n for n in before.nodes}, {n.id: n for n in after.nodes}
     old_links, new_links = {e.id: e for e in before.links}, {e.id: e for e in after.links}
     with p.edit(why, author=author, tool="graphwright.evolve") as e:
@@ -91,7 +91,7 @@ def apply(p: Program, before: Genome, after: Genome, why: str, author: str = "ev
 
 
 def read(p: Program) -> Genome:
-    """Read the genome of a program of this form. Raises: TaskError naming the node that a genome cannot express."""
+    """Read a program as a genome. Raises: TaskError with the path of a node that a genome cannot express."""
     what, fix = "the program is not a genome of neurons and links", "evolve.blocks(program) for a network of layers"
     need("x" in p.input_names() and p.outputs(), what, where=p.name, fix=fix)
     inputs = int(p.spec("x").shape[1])
@@ -121,10 +121,10 @@ def read(p: Program) -> Genome:
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 def _grow(e: Transaction, genome: Genome, nodes: Iterable[NodeGene], links: Iterable[LinkGene]) -> None:
-    """Add nodes and links. A junction takes its spec from its first edge."""
+    """Add the nodes and links of new genes."""
     p = e.program
     for node in nodes:
-        # an edge from the bias gives the junction its spec, and is removed
+        # the junction gets its spec from an edge from the bias, which is then removed
         junction = e.add("junction", _value(p, genome.inputs, genome.inputs), name=f"n{node.id}.sum")
         e.cut(p.in_edges(junction)[0])
         _activation(e, node, fresh=True)
@@ -151,7 +151,7 @@ def _open(e: Transaction, link: LinkGene) -> None:
 
 
 def _activation(e: Transaction, node: NodeGene, fresh: bool = False) -> None:
-    """Make `n.out` the activation of `n.sum`, and rewire readers of the old activation to it."""
+    """Add the activation `n<k>.out` of `n<k>.sum`; unless `fresh`, remove the old one and rewire its readers."""
     p, base = e.program, f"n{node.id}"
     if not fresh:
         e.rename(f"{base}.out", f"{base}.old")
@@ -178,13 +178,13 @@ def _activation_of(p: Program, base: str) -> str:
 
 
 class PopulationPlan:
-    """Programs that run as one batch of genomes; each computes the same bits as alone.
+    """Programs of genomes that run as one batch; each gives the same bits as when it runs alone.
 
     Args:
-        programs: programs of the form of `evolve.program.founder` with equal inputs and outputs; later edits of them
-            have no effect.
+        programs: programs with the node names that `founder` gives, and equal numbers of inputs and outputs. Later
+            edits of them have no effect.
         threads: number of threads; it changes no result.
-    Raises: TaskError for a program that is not a genome, or with other inputs or outputs than the first.
+    Raises: TaskError if a program is not a genome, or if its inputs or outputs do not match those of the first one.
 
     >>> plan = ev.PopulationPlan([result.best.program, other])
     >>> plan(x).shape  # x [N, inputs]
@@ -199,7 +199,7 @@ class PopulationPlan:
         self.inputs, self.outputs, self.threads = found[0].inputs, found[0].outputs, threads
         for p, g in zip(programs, found, strict=True):
             sizes, expected = (g.inputs, g.outputs), (self.inputs, self.outputs)
-            what = "the program has other inputs or outputs than the first"
+            what = "the inputs or outputs of this program do not match those of the first one"
             need(sizes == expected, what, where=p.name, expected=expected, got=sizes)
         self.genes = genomes.columns_of(found)
         self.table = tabulate(self.genes, self.inputs, self.outputs)
@@ -208,7 +208,7 @@ class PopulationPlan:
         return len(self.genes.node_off) - 1
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Run all genomes on the same cases: [N, inputs] to float32 [G, N, outputs], sequences likewise."""
+        """Run all genomes on the same cases: [N, inputs] -> float32 [G, N, outputs]; sequences have a third axis."""
         from graphwright.array.population.runner import Cases, outputs
 
         values = self._checked(x, (2, 3))
@@ -216,11 +216,11 @@ class PopulationPlan:
         return (answers if values.ndim == 3 else answers[:, :, 0]).copy()
 
     def each(self, x: np.ndarray) -> np.ndarray:
-        """Run every genome on its own cases: [G, N, inputs] to float32 [G, N, outputs]."""
+        """Run each genome on its own cases: [G, N, inputs] -> float32 [G, N, outputs]."""
         from graphwright.array.population.runner import Session
 
         values = self._checked(x, (3,))
-        what = "the first axis must have one entry per genome"
+        what = "the length of the first axis is not the number of genomes"
         need(len(values) == len(self), what, expected=len(self), got=len(values))
         session = Session(self.table, self.genes, values.shape[1], self.inputs, self.threads)
         return np.ascontiguousarray(session.step(values))
@@ -233,9 +233,9 @@ class PopulationPlan:
 
 
 def edited_genome(p: Program, before: Genome, names: tuple[str, ...], settings: NEAT) -> Genome:
-    """Read the genome of an edited program; new genes have the numbers in their names.
+    """Read the genome of an edited program; new genes get the numbers in the names of their nodes.
 
-    Raises: TaskError for a program that genes cannot express.
+    Raises: TaskError if genes cannot express the program or it exceeds the limits.
     """
     after = read(p)
     twin = founder(after, names, batch=1)
@@ -244,7 +244,7 @@ def edited_genome(p: Program, before: Genome, names: tuple[str, ...], settings: 
         raise TaskError(
             "the edited program is no longer a genome of neurons and links", where=", ".join(odd[:3]) or p.name,
             expected="junctions n<k>.sum, activations n<k>.out, links n<k>.l<i> with one weight",
-            fix="edit by evolve.mutations; edit champion.program apart from the run; or evolve.blocks(program)",
+            fix="edit with evolve.mutations; or edit champion.program outside of the run; or evolve.blocks(program)",
         )  # fmt: skip
     sizes, expected = (after.inputs, after.outputs), (before.inputs, before.outputs)
     need(sizes == expected, "the edit changed the inputs or outputs", where=p.name, expected=expected, got=sizes)
@@ -263,10 +263,10 @@ def edited_genome(p: Program, before: Genome, names: tuple[str, ...], settings: 
 
 
 def numbered(before: Genome, after: Genome, kept: Collection[int], registry: Any) -> tuple[Genome, Any]:
-    """Renumber an edited genome by the registry of the run; also return the registry.
+    """Give the new genes of an edited genome innovation numbers; return the genome and the registry.
 
     Args:
-        before: the genome before the edit; kept: numbers of its neurons that still exist.
+        before, after: the genome before and after the edit; kept: numbers of the old neurons that still exist.
     """
     registry = genomes.with_room(registry, len(after.nodes) + len(after.links))
     mine = {i: i for i in range(before.inputs + 1)} | {n: n for n in kept}
@@ -287,7 +287,7 @@ def numbered(before: Genome, after: Genome, kept: Collection[int], registry: Any
 
 
 def _key(node: int, after: Genome, closed: list[LinkGene], mine: dict[int, int]) -> tuple[int, int]:
-    """The registry key of a new neuron: (SPLIT, the link it is in the middle of), or (MANUAL, digest of its links)."""
+    """Return the registry key of a new neuron: (SPLIT, the link that it splits), or (MANUAL, digest of its links)."""
     ends = {(mine.get(e.src, -1), mine.get(e.dst, -1), e.delay) for e in after.links if node in (e.src, e.dst)}
     for e in closed:
         if {(e.src, -1, e.delay), (-1, e.dst, 0)} <= ends:
@@ -296,14 +296,14 @@ def _key(node: int, after: Genome, closed: list[LinkGene], mine: dict[int, int])
 
 
 def inherited(one: Any, row: Any) -> None:
-    """Copy the optimizer moments of common links from another population of one, in place."""
+    """Copy the optimizer moments of the links that two populations of one share, from `row` to `one`, in place."""
     here, there = _common(one, row)
     for name in ("first", "second", "steps"):
         getattr(one, name)[here] = getattr(row, name)[there]
 
 
 def untrained(one: Any, trained: Any, seeds: Any) -> Any:
-    """Copy a population of one, with the weights of `seeds` where its own are unchanged since training."""
+    """Copy the population `one`; weights that are equal to those in `trained` are replaced by those in `seeds`."""
     heir = type(one)(*(column.copy() for column in one))
     here, there = _common(one, trained)
     same = one.weight[here] == trained.weight[there]
@@ -313,7 +313,7 @@ def untrained(one: Any, trained: Any, seeds: Any) -> Any:
 
 
 def _common(one: Any, other: Any) -> np.ndarray:
-    """Indices, in each population of one, of the links that both have."""
+    """Return the indices in each of two populations of one of the links that both have, int64 [2, N]."""
     index = {i: k for k, i in enumerate(other.link_id.tolist())}
     pairs = [(k, index[i]) for k, i in enumerate(one.link_id.tolist()) if i in index]
     return np.array(pairs, np.int64).reshape(-1, 2).T
@@ -325,7 +325,7 @@ def _differing_paths(p: Program, other: Program) -> list[str]:
 
 
 def _acyclic(genome: Genome) -> None:
-    """Check that links without delay form no cycle; closed links count too, since they can open. Raises: TaskError."""
+    """Raises: TaskError if links without delay form a cycle; closed links count too, since they can be opened."""
     into = {n.id: {e.src for e in genome.links if e.dst == n.id and not e.delay} for n in genome.nodes}
     while ready := [n for n, before in into.items() if not before & into.keys()]:
         for n in ready:

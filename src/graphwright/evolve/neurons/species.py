@@ -1,6 +1,6 @@
-"""Species of genomes: membership, which species breed, and how children are made.
+"""Species of genomes: assignment of genomes to species, selection of the species that breed, and reproduction.
 
-Source: Stanley and Miikkulainen 2002, sections 3.3 and 4.1. All of it is numpy on whole generations.
+Source: Stanley and Miikkulainen 2002, sections 3.3 and 4.1. All functions work on arrays of whole generations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STEP, _LEAST = 0.3, 0.3  # step of the threshold towards `target_species`, and 
 
 
 def _loops() -> Any:
-    """The compiled loops over species, whose import loads numba."""
+    """Return the module of compiled loops over species; importing it loads numba."""
     from graphwright.array.population import species
 
     return species
@@ -30,9 +30,9 @@ class Species:
 
     Attributes:
         of: int64 [G]; index of the species of each genome.
-        ids: int64 [S]; permanent numbers.
+        ids: int64 [S]; number of each species, which is never reused.
         best: float64 [S]; best fitness so far; gained: int64 [S]; the generation in which it was reached.
-        threshold: present threshold of the distance δ.
+        threshold: current threshold of the compatibility distance δ.
         next_id: number of the next new species.
     """
 
@@ -48,11 +48,11 @@ class Species:
 
     @property
     def sizes(self) -> np.ndarray:
-        """The number of genomes per species."""
+        """The number of genomes in each species."""
         return np.bincount(self.of, minlength=len(self))
 
     def note(self, fitness: np.ndarray, generation: int) -> None:
-        """Update the best fitness of each species, and its generation."""
+        """Update the best fitness of each species and the generation in which it was reached."""
         _loops().note(self.of, fitness, generation, self.best, self.gained)
 
     @staticmethod
@@ -63,10 +63,10 @@ class Species:
         return empty.next(genes, none, genes, settings, generation)
 
     def next(self, old: Any, representatives: np.ndarray, genes: Any, settings: NEAT, generation: int) -> Species:
-        """Assign the next generation to species, and drop empty ones.
+        """Assign the genomes of the next generation to species, and drop empty species.
 
         Args:
-            old, representatives: per species of this generation, a genome of `old`.
+            old, representatives: genomes of this generation, and the index in it of one genome per species.
             genes, generation: the next generation and its number.
         """
         if settings.species:
@@ -82,22 +82,22 @@ class Species:
 
 
 def coefficients(settings: NEAT) -> Any:
-    """The coefficients of the distance δ in the form that native loops take."""
+    """Return the coefficients of the distance δ as the native loops take them."""
     return _loops().Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4))
 
 
 def distance(a: Any, b: Any, settings: NEAT) -> np.ndarray:
-    """Compute δ between all genomes of two populations, float64 [G of a, G of b]."""
+    """Compute the distance δ between all genomes of two populations: float64 [genomes of a, genomes of b]."""
     return _loops().distances(a, b, coefficients(settings))
 
 
 def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> np.ndarray:
-    """Choose the species that breed, bool [S]: those with recent gains, and the one with the best genome.
+    """Return a mask of the species that breed, bool [S]: those that improved recently, and the best one.
 
     Args:
-        species: the species; settings: of the run; generation: the present one.
-        silent: generations without gain of the whole population. Once these exceed `silence`, only the two best
-            species breed, and count as new: the search restarts from them.
+        species: the species; settings: settings of the run; generation: the current generation.
+        silent: generations without improvement of the whole population. When they exceed `silence`, only the two best
+            species breed and count as newly improved, so the search restarts from them.
     """
     breeds = generation - species.gained < settings.stagnation
     breeds[np.argmax(species.best)] = True
@@ -109,7 +109,7 @@ def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> 
 
 
 def rates(settings: NEAT) -> Any:
-    """The settings in the form that the native loop takes."""
+    """Return the settings as the native loop takes them."""
     from graphwright.array.population.breed import WHOLE, Rates
 
     values = {name: getattr(settings, name) for name in Rates._fields if hasattr(settings, name)}
@@ -122,7 +122,7 @@ def rates(settings: NEAT) -> Any:
 
 
 def founding(settings: NEAT) -> NEAT:
-    """Settings of a random start: only structural mutations, in the same proportions, whatever `growth`."""
+    """Return settings for a random start: structural mutations only, in the same proportions, growth enabled."""
     left, hits = 1.0, {}
     for name in STRUCTURAL:
         hits[name] = left * getattr(settings, name)
@@ -135,10 +135,10 @@ def founding(settings: NEAT) -> NEAT:
 
 
 class Breeder:
-    """Breeds generations. Its buffers are reused: new pages cost more than what is written to them (measured).
+    """Breeds generations. It reuses its buffers, since allocating new pages takes longer than writing to them.
 
     Args:
-        settings, seed: of the run; inputs, outputs: of each genome.
+        settings, seed: settings and seed of the run; inputs, outputs: numbers of inputs and outputs of a genome.
     """
 
     def __init__(self, settings: NEAT, inputs: int, outputs: int, seed: int) -> None:
@@ -153,11 +153,11 @@ class Breeder:
     def children(
         self, genes: Any, fitness: np.ndarray, species: Species, registry: Any, generation: int, silent: int
     ) -> tuple[Any, Births, Any]:
-        """Breed the next generation: its genes, their births, and the registry with the new numbers.
+        """Breed the next generation; return its genes, their births, and the registry with the new numbers.
 
         Args:
-            genes, species: the present generation; fitness: float64 [G], -inf for failed genomes.
-            registry: innovation numbers; generation: number of the next one; silent: generations without gain.
+            genes, species: the current generation; fitness: float64 [G], -inf for failed genomes.
+            registry: innovation numbers; generation: index of the next generation; silent: see `breeding`.
         """
         s, loops = self.settings, _loops()
         breeds = breeding(species, s, generation - 1, silent)
@@ -168,7 +168,7 @@ class Breeder:
     def breed(
         self, genes: Any, fitness: np.ndarray, of: Any, registry: Any, generation: int
     ) -> tuple[Any, Births, Any]:
-        """Breed children of `Parents` by the native loop; see `array.population.breed`."""
+        """Breed the children of the `Parents` tuple `of` in the native loop; see `array.population.breed`."""
         from graphwright.array.population.breed import breed, largest
 
         count = len(of.elite)
@@ -182,7 +182,7 @@ class Breeder:
         return out._make((out.node_off, *ids, out.link_off, *ints, *floats)), births, registry
 
     def _room(self, children: int, nodes: int, links: int) -> Any:
-        """Return output columns for so many children of at most so many nodes and links each."""
+        """Return output arrays with room for `children` genomes of at most `nodes` nodes and `links` links each."""
         from graphwright.array.population.breed import scratch
         from graphwright.array.population.genes import Genes
 

@@ -1,4 +1,4 @@
-"""Tasks: data with a split, or episodes in an environment."""
+"""Tasks: data split into training, validation and test, or episodes in an environment."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from graphwright.evolve.tasks.task import Head, Population, Scores, Task
 
 _KNOWN = (xor, parity, event_xor, irregular_sine, two_moons, iris, digits, cartpole, double_pole)
 TASKS: dict[str, Callable[..., Any]] = {task.__name__.replace("_", "-"): task for task in _KNOWN}
-"""Tasks without arguments by their names on the command line."""
+"""Name on the command line -> function that makes the task; it needs no arguments."""
 
 
 def named(name: str) -> Any:
-    """Make a task by name. Raises: TaskError listing the names."""
+    """Make a task by its name in `TASKS`. Raises: TaskError listing all names if it is unknown."""
     if name not in TASKS:
         raise TaskError("unknown task", got=name, expected=", ".join(TASKS))
     return TASKS[name]()

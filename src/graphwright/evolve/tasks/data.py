@@ -15,9 +15,10 @@ from graphwright.files import StrPath, UnreadableFile
 
 
 def xor() -> Task:
-    """XOR of two bits; all four cases are training, validation and test.
+    """Make the task XOR of two bits; all four cases are used for training, validation and test.
 
-    Fitness is (4 - Σ|error|)²; four answers on the right side of one half solve it. Source: NEAT 2002, section 4.1.
+    Fitness is (4 - Σ|error|)². A network solves the task if all four outputs are on the right side of 0.5.
+    Source: Stanley and Miikkulainen 2002, section 4.1.
     """
     x = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
     y = np.array([0.0, 1.0, 1.0, 0.0])
@@ -29,20 +30,21 @@ def xor() -> Task:
 
 
 def parity(bits: int = 8, seed: int = 0) -> Task:
-    """Parity of a sequence of bits, one per step, over all strings of a length; half of them are for training.
+    """Make the task parity of all bit strings of a length, read one bit per step; half of them are for training.
 
     The network needs memory, such as delay links. The metric is the accuracy at the last step.
     """
-    need(1 <= bits <= 12, "parity has 1 to 12 bits", where="bits", got=bits)
+    need(1 <= bits <= 12, "bits is out of range", where="parity", expected="1 to 12", got=bits)
     x = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1
     y = np.cumsum(x, 1) % 2
     return Task(x[..., None], y[..., None], "bce", split=(0.5, 0.25, 0.25), target=1.0, name="parity", seed=seed)
 
 
 def irregular_sine(count: int = 600, steps: int = 20, seed: int = 0) -> Task:
-    """Predict the next sample of sin(t + phase) at irregular times from the present one and the time between.
+    """Make a task that predicts the next sample of sin(t + phase), sampled at irregular times.
 
-    Inputs [N, steps, 2] are the sample and the time until the next, from U(0.05, 1.55); the first 4 steps do not count.
+    Inputs [N, steps, 2] are the current sample and the time to the next one, from U(0.05, 1.55). The first 4 steps are
+    not scored.
     """
     rng = np.random.default_rng(seed)
     gap = rng.uniform(0.05, 1.55, (count, steps + 1))
@@ -53,11 +55,11 @@ def irregular_sine(count: int = 600, steps: int = 20, seed: int = 0) -> Task:
 
 
 def event_xor(bits: int = 8, count: int = 1000, seed: int = 0) -> Task:
-    """Parity of random bits given as runs: inputs [N, bits, 2] are the bit of a run and its length.
+    """Make the task parity of run-length encoded random bits: inputs [N, bits, 2] are the bit and length of each run.
 
-    The answer counts at the last run; it depends on the lengths.
+    The network is scored at the last run. The parity depends on the lengths of all runs of ones.
     """
-    need(1 <= bits <= 64, "event_xor has 1 to 64 bits", where="bits", got=bits)
+    need(1 <= bits <= 64, "bits is out of range", where="event_xor", expected="1 to 64", got=bits)
     rng = np.random.default_rng(seed)
     strings = rng.integers(0, 2, (count, bits))
     begins = np.c_[np.ones(count, bool), strings[:, 1:] != strings[:, :-1]]
@@ -70,7 +72,7 @@ def event_xor(bits: int = 8, count: int = 1000, seed: int = 0) -> Task:
 
 
 def two_moons(count: int = 500, noise: float = 0.2, seed: int = 0) -> Task:
-    """Points of two interlocking half circles, with Gaussian noise."""
+    """Make the task to classify points of two interlocking half circles, with Gaussian noise."""
     rng = np.random.default_rng(seed)
     half = count // 2
     a, b = np.linspace(0, np.pi, half), np.linspace(0, np.pi, count - half)
@@ -80,7 +82,7 @@ def two_moons(count: int = 500, noise: float = 0.2, seed: int = 0) -> Task:
 
 
 def blobs(classes: int = 3, count: int = 150, seed: int = 0) -> Task:
-    """Gaussian clouds on a circle."""
+    """Make the task to classify points of Gaussian clouds whose centres are on a circle, one cloud per class."""
     rng = np.random.default_rng(seed)
     y = np.arange(count) % classes
     angle = 2 * np.pi * y / classes
@@ -89,29 +91,29 @@ def blobs(classes: int = 3, count: int = 150, seed: int = 0) -> Task:
 
 
 def iris(seed: int = 0) -> Task:
-    """Fisher's 150 flowers of three kinds with four measurements, standardised. Needs the extra `evolve`."""
+    """Make the task to classify 150 irises by four standardised measurements. Needs the extra `evolve`."""
     x, y, names = _sklearn("load_iris")
     return Task(x, y, "cross_entropy", target=0.97, names=names, name="iris", seed=seed, scaled=True)
 
 
 def digits(seed: int = 0) -> Task:
-    """1797 images of digits, 8 x 8 pixels. Needs the extra `evolve`."""
+    """Make the task to classify 1797 images of digits with 8 x 8 pixels. Needs the extra `evolve`."""
     x, y, names = _sklearn("load_digits")
     return Task(x / 16.0, y, "cross_entropy", target=0.98, names=names, name="digits", seed=seed)
 
 
 def mnist(directory: StrPath, limit: int | None = None, seed: int = 0) -> Task:
-    """MNIST, or a data set with the same four files, from IDX files in a directory, gzipped or not.
+    """Make the task MNIST, or one with the same four files, from a directory of IDX files, gzipped or not.
 
-    The training file is split into training and validation, 5 to 1; the test file is the test.
-    Raises: data.CorruptIdx, TaskError naming a missing file.
+    The training file is split 5 to 1 into training and validation cases; the test file has the test cases.
+    Raises: data.CorruptIdx if a file is damaged; TaskError with the path of a missing file.
     """
     from graphwright.data import read_idx
 
     folder, arrays = Path(directory), []
     for stem in (f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")):
         found = [p for name in (stem, f"{stem}.gz", stem.replace("-idx", ".idx")) if (p := folder / name).is_file()]
-        need(found, "a file of the data set is missing", where=folder / stem, fix="download it, .gz or not")
+        need(found, "a file of the data set is missing", where=folder / stem, fix="download it; .gz is read too")
         arrays.append(read_idx(found[0])[:limit])
     x, y, tx, ty = arrays
     x, tx = (part.reshape(len(part), -1).astype(np.float32) / 255.0 for part in (x, tx))
@@ -133,24 +135,24 @@ def _sklearn(loader: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     return data.data, data.target, tuple(map(str, data.feature_names))
 
 
-WORDS = 20  # most different words of a column
+WORDS = 20  # maximum number of different words in a column
 _LARGEST = float(np.finfo(np.float32).max)
 _NOTHING = ("", "na", "n/a", "nan", "null", "none", "?")
 
 
 def csv(path: StrPath, target: str, seed: int = 0) -> Task:
-    """Read a CSV file with a header, separated by commas, semicolons or tabs: one target column, the others are inputs.
+    """Make a task from a CSV file with a header: the column `target` is predicted from all other columns.
 
-    A column of numbers becomes one input, standardised by the training cases; a column of words becomes one input of 0
-    or 1 per word. A target of words, or of at most 10 different integers, is a class; other targets are numbers in
-    standard deviations from the mean. `meaning` of the task describes the outputs.
-    Raises: TaskError naming the invalid column, or line and column; UnreadableFile.
+    Values are separated by commas, semicolons or tabs. A column of numbers becomes one input, standardised by the
+    training cases; a column of words becomes one input of 0 or 1 per word. A target of words, or of at most 10
+    different integers, is a class; any other target is standardised. `meaning` of the task describes the outputs.
+    Raises: TaskError with the column, or line and column, that is invalid; UnreadableFile if the file cannot be read.
     """
     head, body = _cells(path)
     need(target in head, "the file has no such column", where=path, got=target, expected=", ".join(head))
     columns = {name: _column(path, name, [(line, row[j]) for line, row in body]) for j, name in enumerate(head)}
     wanted = columns.pop(target)
-    need(columns, "the file has no column besides the target", where=path, got=target)
+    need(columns, "the target is the only column of the file", where=path, got=target)
     kinds, classes = np.unique(wanted, return_inverse=True)
     one = f"{path}, column {target}"
     need(len(kinds) > 1, "the target is the same in all rows", where=one, got=str(kinds[0]))
@@ -174,7 +176,7 @@ def csv(path: StrPath, target: str, seed: int = 0) -> Task:
 
 
 def _cells(path: StrPath) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Read the header, and every row that is not empty with its line number."""
+    """Return the header, and (line number, cells) for each row that is not empty."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             first = file.readline()
@@ -184,22 +186,25 @@ def _cells(path: StrPath) -> tuple[list[str], list[tuple[int, list[str]]]]:
     except UnicodeDecodeError as error:
         raise TaskError("the file is not UTF-8 text", where=path, got=str(error), fix="save it as UTF-8") from None
     except csv_format.Error as error:
-        raise TaskError("the file is not a CSV", where=path, got=str(error)) from None
+        raise TaskError("the file is not valid CSV", where=path, got=str(error)) from None
     except OSError as error:
         raise UnreadableFile("cannot read the file", where=path, cause=error) from error
-    need(len(rows) > 1, "the file has no rows", where=path, expected="a header line and lines of values")
+    need(len(rows) > 1, "the file has no rows below the header", where=path, expected="a header and lines of values")
     (_, head), body = rows[0], rows[1:]
     for k, name in enumerate(head):
-        need(name and name not in head[:k], "a column has no name, or the name of another",
-             where=f"{path}, column {k + 1}", got=repr(name))  # fmt: skip
+        need(name, "a column has no name", where=f"{path}, column {k + 1}")
+        need(name not in head[:k], "two columns have the same name", where=f"{path}, column {k + 1}", got=name)
     for line, row in body:
-        need(len(row) == len(head), "a row has another length than the header", where=f"{path}:{line}",
+        need(len(row) == len(head), "a row does not have as many cells as the header", where=f"{path}:{line}",
              expected=len(head), got=len(row))  # fmt: skip
     return head, body
 
 
 def _column(path: StrPath, name: str, cells: list[tuple[int, str]]) -> np.ndarray:
-    """Convert a column to numbers, float64 [N], or words, [N]. Raises: TaskError for empty cells, or mixed ones."""
+    """Convert a column to numbers, float64 [N], or to words, [N].
+
+    Raises: TaskError if a cell is empty, or if fewer than half of the cells are not numbers.
+    """
     for line, cell in cells:
         if cell.lower() in _NOTHING:
             raise TaskError("a value is missing", where=f"{path}:{line}, column {name}", got=repr(cell),
@@ -208,13 +213,13 @@ def _column(path: StrPath, name: str, cells: list[tuple[int, str]]) -> np.ndarra
     odd = [(line, cell) for (line, cell), value in zip(cells, numbers, strict=True) if value is None]
     if not odd:
         return np.array(numbers, float)
-    if 2 * len(odd) < len(cells):  # a typing error, not a column of words
+    if 2 * len(odd) < len(cells):  # probably typos, not a column of words
         raise TaskError("a cell is not a number", where=f"{path}:{odd[0][0]}, column {name}", got=odd[0][1])
     return np.array([cell for _, cell in cells])
 
 
 def _number(text: str) -> float | None:
-    """Parse a number that float32 can hold, else None."""
+    """Return the number that a cell contains, or None if it is no number or exceeds float32."""
     try:
         value = float(text)
     except ValueError:

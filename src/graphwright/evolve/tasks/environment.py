@@ -1,7 +1,7 @@
-"""Tasks in environments: all genomes step together through all their episodes.
+"""Tasks in environments: in each step all genomes act in all their episodes.
 
-Fitness is the mean return over starts that change every generation. A genome that reaches the target is confirmed on
-100 other starts, and is a solution only if it exceeds the target by more than chance. The test uses 100 more starts.
+Fitness is the mean return over start states that change every generation. A genome that reaches the target is tested on
+100 new starts, and is a solution only if it exceeds the target by two standard errors. The test metric uses 100 more.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from graphwright.evolve.errors import TaskError, need
 from graphwright.evolve.tasks.task import Population, Scores, Trial
 from graphwright.files import blake2b_128
 
-_FITNESS, _CONFIRM, _TEST = 3, 4, 5  # purposes of random streams
+_FITNESS, _CONFIRM, _TEST = 3, 4, 5  # ids of random streams by purpose
 Step = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Environment(Protocol):
-    """An environment with many parallel episodes; arrays have any leading shape. Steps change nothing but `state`."""
+    """An environment with many parallel episodes; arrays have any leading shape. `step` changes only `state`."""
 
     inputs: int
     outputs: int
@@ -31,11 +31,11 @@ class Environment(Protocol):
     state: np.ndarray
 
     def reset(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Start episodes of a shape; return observations [..., inputs]."""
+        """Start an array of episodes with shape `shape`; return observations [*shape, inputs]."""
         ...
 
     def step(self, answers: np.ndarray) -> Step:
-        """Step with the networks' answers [..., outputs]; return observations, rewards [...] and ended [...]."""
+        """Step all episodes with network outputs [..., outputs]; return observations, rewards [...] and ended [...]."""
         ...
 
 
@@ -60,7 +60,7 @@ class Episodes:
         self.metric, self.test_reads = "return", 0
 
     def hash(self) -> str:
-        """Hash everything that determines scores; the present state of episodes does not."""
+        """Return a hash of everything that determines scores; the current state of episodes does not."""
         rules = {name: value for name, value in vars(self.environment).items() if name != "state"}
         return blake2b_128(f"{self.name} {self.episodes} {self.target} {rules!r}".encode())
 
@@ -70,12 +70,12 @@ class Episodes:
         return Scores(returns.mean(1), returns.mean(1), steps, seconds)
 
     def confirm(self, population: Population) -> Trial:
-        """Accept a population of one if its mean return on 100 starts is two standard errors above the target."""
+        """Accept a single genome if its mean return on 100 starts is two standard errors above the target."""
         returns, steps, seconds = self.play(population, 100, (_CONFIRM, population.generation))
         return Trial(bool(returns.mean() - 2 * returns.std(ddof=1) / 10 >= self.target), steps, seconds)
 
     def test(self, population: Population, episodes: int = 100) -> float:
-        """Compute the mean return of a population of one on unseen starts, and count the calls."""
+        """Return the mean return of a single genome on unseen starts; `test_reads` counts the calls."""
         self.test_reads += 1
         returns, _, _ = self.play(population, episodes, (_TEST, 0))
         return float(returns.mean())
@@ -83,7 +83,11 @@ class Episodes:
     def play(
         self, population: Population, episodes: int, purpose: tuple[int, int], limit: int | None = None
     ) -> tuple[np.ndarray, int, float]:
-        """Play episodes: returns float64 [G, episodes], number of steps, and seconds in the environment."""
+        """Play episodes with all genomes.
+
+        `purpose` selects the random stream of the start states.
+        Returns: the return of each episode, float64 [G, episodes]; the number of steps; the seconds in the environment.
+        """
         rng = np.random.Generator(np.random.Philox(key=[population.seed, (purpose[0] << 32) | purpose[1]]))
         count, began = len(population), perf_counter()
         seen = self._spread(self.environment.reset(rng, (episodes,)), count)
@@ -108,7 +112,10 @@ class Episodes:
 
 
 class Gymnasium:
-    """Instances of a gymnasium environment. A discrete action is the largest answer (one answer: above one half)."""
+    """Instances of a gymnasium environment.
+
+    A discrete action is the index of the largest output; of two actions the second is taken if the output exceeds 0.5.
+    """
 
     def __init__(self, name: str) -> None:
         try:
@@ -118,12 +125,12 @@ class Gymnasium:
         self._make = lambda: gymnasium.make(name)
         try:
             probe: Any = self._make()
-        except Exception as error:  # an unknown name, an old version, a package that this environment needs
+        except Exception as error:  # unknown name, old version, or a missing package of this environment
             raise TaskError("gymnasium cannot make this environment", where=name,
                             got=f"{type(error).__name__}: {error}") from error  # fmt: skip
         space = probe.action_space
         seen = probe.observation_space
-        need(len(seen.shape) == 1, "observations of the environment are not vectors", where=name, got=seen)
+        need(len(seen.shape) == 1, "the observations of the environment are not vectors", where=name, got=seen)
         self.discrete, self.inputs = hasattr(space, "n"), int(seen.shape[0])
         self.outputs = int(space.n if self.discrete else np.prod(space.shape))
         if self.discrete and self.outputs == 2:
@@ -135,7 +142,7 @@ class Gymnasium:
         return f"Gymnasium({self.name})"
 
     def begin(self, seeds: np.ndarray, genomes: int) -> np.ndarray:
-        """Start episodes by their seeds; return observations [genomes, episodes, inputs]."""
+        """Start one episode per genome and seed; return observations [genomes, episodes, inputs]."""
         self._pool += [self._make() for _ in range(len(self._pool), genomes * len(seeds))]
         self.ended = np.zeros((genomes, len(seeds)), bool)
         self.seen = np.zeros((genomes, len(seeds), self.inputs))
@@ -178,13 +185,13 @@ class _Gym(Episodes):
 def gym(name: str, target: float | None = None, episodes: int = 3) -> Episodes:
     """Make a task from a gymnasium environment with vector observations.
 
-    Actions are discrete, or boxes onto which answers in (0, 1) are mapped.
+    Actions are discrete, or boxes onto which network outputs in (0, 1) are mapped.
 
     Args:
         name: name of the environment.
-        target: mean return that solves it; by default the threshold that gymnasium registers.
+        target: mean return that solves the task; by default the reward threshold that gymnasium registers.
         episodes: number of episodes per genome and generation.
-    Raises: MissingExtra if gymnasium is not installed, TaskError for other observations and unknown names.
+    Raises: MissingExtra if gymnasium is not installed; TaskError if the name is unknown or observations are no vectors.
     """
     environment = Gymnasium(name)
     aim = target if target is not None else environment._pool[0].spec.reward_threshold
@@ -198,11 +205,11 @@ X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * np.pi / 360
 
 @dataclass(eq=False)
 class CartPole:
-    """CartPole with state [..., 4]: position, speed, angle, angular speed. Larger answers push to the right.
+    """The CartPole environment with state [..., 4]: position, speed, angle, angular speed.
 
     Args:
-        limit: number of steps of an episode.
-        middle: answer above which the push is to the right: 0.5, or 0 for tanh.
+        limit: maximum number of steps of an episode.
+        middle: network output above which the push is to the right: 0.5, or 0 for tanh.
     """
 
     inputs, outputs = 4, 1
@@ -211,12 +218,12 @@ class CartPole:
     state: np.ndarray = field(init=False, repr=False)
 
     def reset(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw states from U(-0.05, 0.05)."""
+        """Draw start states from U(-0.05, 0.05)."""
         self.state = rng.uniform(-0.05, 0.05, (*shape, 4))
         return self.state
 
     def step(self, answers: np.ndarray) -> Step:
-        """Step by 0.02 s, with reward 1 for each step including the last one."""
+        """Simulate 0.02 s; the reward is 1 for each step, also for the last one."""
         x, dx, angle, spin = np.moveaxis(self.state, -1, 0)
         force = np.where(answers[..., 0] > self.middle, FORCE, -FORCE)
         cos, sin = np.cos(angle), np.sin(angle)
@@ -229,7 +236,7 @@ class CartPole:
 
 
 def cartpole(episodes: int = 5, limit: int = 500) -> Episodes:
-    """Balance a pole on a cart; a mean of 475 of 500 steps solves it."""
+    """Make the task to balance a pole on a cart; a mean return of 475 in episodes of 500 steps solves it."""
     return Episodes(CartPole(limit), "cartpole", episodes, 475.0, ("position", "speed", "angle", "spin"))
 
 
@@ -238,7 +245,10 @@ SCALE = np.array([4.8, 2.0, 0.52, 2.0, 0.52, 2.0])
 
 @dataclass(eq=False)
 class DoublePole:
-    """State [..., 6]: position and speed, then angle and angular speed of the long and the short pole; answers 0..1."""
+    """A cart with two poles and state [..., 6]; network outputs from 0 to 1 push it.
+
+    The state is position and speed, then angle and angular speed of the long pole, then those of the short pole.
+    """
 
     inputs, outputs = 6, 1
     limit: int = 1000
@@ -246,13 +256,13 @@ class DoublePole:
     state: np.ndarray = field(init=False, repr=False)
 
     def reset(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Start at rest with the long pole at 0.07 rad."""
+        """Start all episodes at rest with the long pole at an angle of 0.07 rad."""
         self.state = np.zeros((*shape, 6))
         self.state[..., 2] = 0.07
         return self.state / SCALE
 
     def step(self, answers: np.ndarray) -> Step:
-        """Step twice by 0.01 s with one answer, with reward 1."""
+        """Simulate two steps of 0.01 s with the same push; the reward is 1."""
         from graphwright.array.population.poles import act
 
         shape = self.state.shape[:-1]
@@ -263,20 +273,20 @@ class DoublePole:
 
 
 class _Balance(Episodes):
-    """One fixed start; a solution balances for 100 000 steps."""
+    """The task to balance poles from one fixed start; a solution balances for 100 000 steps."""
 
     def confirm(self, population: Population) -> Trial:
-        """Accept a population of one that balances for 100 000 steps."""
+        """Accept a single genome if it balances for 100 000 steps."""
         returns, steps, seconds = self.play(population, 1, (0, 0), limit=100_000)
         return Trial(bool(returns[0, 0] >= 100_000), steps, seconds)
 
     def test(self, population: Population, episodes: int = 1) -> float:
-        """Count the steps of a population of one, up to 100 000, and count the calls."""
+        """Return how many steps, at most 100 000, a single genome balances; `test_reads` counts the calls."""
         self.test_reads += 1
         return float(self.play(population, 1, (0, 0), limit=100_000)[0].mean())
 
 
 def double_pole() -> Episodes:
-    """Balance two poles, with speeds as inputs: fitness counts up to 1000 steps, a solution makes 100 000."""
+    """Make the task to balance two poles for 100 000 steps, with speeds as inputs; fitness counts up to 1000."""
     names = ("position", "speed", "angle 1", "spin 1", "angle 2", "spin 2")
     return _Balance(DoublePole(), "double-pole", 1, 1000.0, names)

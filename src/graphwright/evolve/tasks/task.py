@@ -1,7 +1,7 @@
-"""A task on data: inputs, targets, a split in three, losses and metrics; and the population that tasks score.
+"""A task on data: inputs, targets, a split into three, losses and metrics; and the population that tasks score.
 
-Training reads the split `train`, fitness reads `valid`, and only `Result.test` reads `test`. The scores of a genome do
-not depend on the rest of the population: each is a sum over one contiguous row.
+Training reads the split `train`, fitness reads `valid`, and only `Result.test` reads the test split. The scores of a
+genome do not depend on the rest of the population, not even in the last bits: each is a sum over one contiguous row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Head:
     Attributes:
         targets: [N] or [N, outputs] or [N, T, outputs]; integers 0, 1, ... for cross entropy.
         loss: "mse", "bce" or "cross_entropy"; weight: weight in the loss of the task.
-        metric: "accuracy" or "r2"; None chooses by the loss.
+        metric: "accuracy" or "r2"; None for "r2" with the loss "mse", else "accuracy".
     """
 
     targets: Any
@@ -41,10 +41,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """A head as a range of outputs.
+    """A head and its range of network outputs.
 
     Attributes:
-        name, loss, metric, weight: see `Head`; start, stop: its range of outputs.
+        name, loss, metric, weight: see `Head`; start, stop: the head has the outputs `start..stop - 1`.
     """
 
     name: str
@@ -56,22 +56,22 @@ class HeadSpec:
 
     @staticmethod
     def of(name: str, head: Head, start: int, width: int) -> HeadSpec:
-        """Check a head and assign its outputs. Raises: TaskError."""
+        """Check a head and assign it `width` outputs from `start` on. Raises: TaskError if a field is invalid."""
         metric, valid = head.metric or ("r2" if head.loss == "mse" else "accuracy"), 0 < head.weight < float("inf")
         need(head.loss in LOSSES, "unknown loss", where=name, expected=", ".join(LOSSES), got=head.loss)
         need(metric in METRICS, "unknown metric", where=name, expected=", ".join(METRICS), got=metric)
-        need(valid, "the weight of a head must be above 0", where=name, got=head.weight)
+        need(valid, "the weight of a head is not a positive number", where=name, got=head.weight)
         return HeadSpec(name, head.loss, metric, float(head.weight), start, start + width)
 
     @property
     def outputs(self) -> slice:
-        """The outputs of the head."""
+        """The slice of the outputs of the head."""
         return slice(self.start, self.stop)
 
     def cost(self, y: np.ndarray, wanted: np.ndarray, share: np.ndarray, logits: bool) -> np.ndarray:
-        """Compute the unweighted loss from the answers [G, N, T, outputs] of all heads, float64 [G].
+        """Compute the unweighted loss of this head, float64 [G], from the outputs [G, N, T, outputs] of all heads.
 
-        `share` [N, T] are weights of steps that sum to 1.
+        `share` [N, T] holds the weight of each step in the loss; the weights sum to 1.
         """
         y, wanted = y[..., self.outputs], wanted[..., self.outputs].astype(np.float64)
         if self.loss == "mse":
@@ -87,7 +87,7 @@ class HeadSpec:
         return np.ascontiguousarray((each * share).reshape(len(y), -1)).sum(1)
 
     def measure(self, final: np.ndarray, right: np.ndarray, logits: bool) -> np.ndarray:
-        """Compute the metric from the last answers [G, N, outputs] of all heads; float64 [G]."""
+        """Compute the metric of this head, float64 [G], from the last outputs [G, N, outputs] of all heads."""
         if self.stop - self.start < final.shape[-1]:
             final, right = np.ascontiguousarray(final[..., self.outputs]), right[..., self.outputs]
         if self.metric == "r2":
@@ -102,7 +102,7 @@ class HeadSpec:
 
 
 def probabilities(logits: np.ndarray, loss: str) -> np.ndarray:
-    """Softmax over the last axis for cross entropy, else σ(x), elementwise."""
+    """Return softmax(x) over the last axis for the loss "cross_entropy", else σ(x), elementwise."""
     if loss == "cross_entropy":
         grown = np.exp(logits - logits.max(-1, keepdims=True))
         return grown / grown.sum(-1, keepdims=True)
@@ -111,14 +111,14 @@ def probabilities(logits: np.ndarray, loss: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Population:
-    """The genomes of a generation, as a task sees them.
+    """The genomes of a generation, in the form that tasks score.
 
     Attributes:
         genes, table: see `array.population`; outputs: number of outputs of each genome.
-        logits: whether outputs are logits, not probabilities.
-        seed, generation: of the run; noisy tasks derive their random numbers from them.
-        threads: threads of native calls.
-        program: builds the program of a genome, given its index.
+        logits: True if outputs are logits, not probabilities.
+        seed, generation: seed of the run and current generation, from which tasks derive random numbers.
+        threads: number of threads of native calls.
+        program: function that builds the program of a genome from the genome's index.
     """
 
     genes: Any
@@ -134,13 +134,13 @@ class Population:
         return len(self.genes.node_off) - 1
 
     def answers(self, cases: Any) -> np.ndarray:
-        """Run all genomes on `Cases`: float32 [G, N, T, outputs]."""
+        """Run all genomes on a `Cases` object; return their outputs, float32 [G, N, T, outputs]."""
         from graphwright.array.population.runner import outputs
 
         return np.ascontiguousarray(outputs(self.table, self.genes, cases, self.threads))
 
     def session(self, episodes: int, inputs: int) -> Any:
-        """Start genomes that run step by step in environments."""
+        """Make a session in which all genomes run step by step in `episodes` episodes each."""
         from graphwright.array.population.runner import Session
 
         return Session(self.table, self.genes, episodes, inputs, self.threads)
@@ -152,9 +152,9 @@ class Scores:
 
     Attributes:
         fitness: float64 [G]; NaN for a failed genome.
-        metric: float64 [G]; the number that targets refer to.
-        passes: cases (of one step each) that were run forwards.
-        seconds: time in the environment, not in networks.
+        metric: float64 [G]; the value that is compared with the target of a run.
+        passes: number of steps of cases that were run forwards.
+        seconds: time spent in environments, not in networks.
         failures: index of a genome -> its error.
     """
 
@@ -167,7 +167,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Whether a genome that reached the target is accepted as a solution, and the cost of the test; see `Scores`."""
+    """The outcome of testing whether a genome that reached the target is a solution, and the cost; see `Scores`."""
 
     passed: bool
     passes: int = 0
@@ -176,7 +176,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class DataSplit:
-    """Cases: inputs [N, T, inputs], targets [N, T, outputs], weights of steps [N, T], index of the last step [N]."""
+    """Cases: inputs x [N, T, inputs], targets y [N, T, outputs], step weights [N, T], index of the last step [N]."""
 
     x: np.ndarray
     y: np.ndarray
@@ -184,18 +184,18 @@ class DataSplit:
     last: np.ndarray
 
     def take(self, rows: np.ndarray) -> DataSplit:
-        """Select cases."""
+        """Select cases by index."""
         return DataSplit(self.x[rows], self.y[rows], self.counts[rows], self.last[rows])
 
     def final(self, answers: np.ndarray) -> np.ndarray:
-        """Select the answers [G, N, T, outputs] at the last step of each case: float64 [G, N, outputs]."""
+        """Select from outputs [G, N, T, outputs] those at the last step of each case: float64 [G, N, outputs]."""
         one = answers.shape[2] == 1
         last = answers[:, :, 0] if one else answers[:, np.arange(len(self.x)), self.last]
         return last.astype(np.float64, order="C")
 
     @cached_property
     def right(self) -> np.ndarray:
-        """The targets at the last step, float64 [N, outputs]."""
+        """The targets at the last step of each case, float64 [N, outputs]."""
         return self.y[np.arange(len(self.x)), self.last].astype(np.float64)
 
 
@@ -204,25 +204,25 @@ class Task:
 
     Args:
         inputs: [N, inputs], or [N, T, inputs] for sequences.
-        targets: [N] or [N, outputs] or [N, T, outputs]; integers 0, 1, ... for cross entropy. Or several `Head` by
+        targets: [N] or [N, outputs] or [N, T, outputs]; integers 0, 1, ... for cross entropy. Or a dict of `Head` by
             name: the loss is then their weighted sum, and the metric is that of the worst head.
         loss: "mse", "bce" (binary cross entropy) or "cross_entropy"; training minimises it.
-        metric: "accuracy" or "r2", computed at the last step of a sequence; targets refer to it.
-        fitness: fitness of one genome, given as a Program: fn(program) -> float. Flexible but slow.
-        fitness_batch: fitness of a generation on the validation cases: fn(answers [G, N, outputs]) -> [G]. By default
-            minus the loss.
-        split: shares of training, validation and test, stratified by class; or "same" for all cases in all three.
-        target: target of the metric.
+        metric: "accuracy" or "r2", computed at the last step of a sequence; `target` is compared with it.
+        fitness: function of one genome, given as a Program, that returns its fitness; flexible but slow.
+        fitness_batch: function of the outputs [G, N, outputs] of a generation for the validation cases that returns the
+            fitness [G]. By default the fitness is minus the loss.
+        split: fractions for training, validation and test, stratified by class; "same" to use all cases for all three.
+        target: value of the metric at which a run ends.
         lengths: number of steps of each sequence, [N].
-        skip: number of steps at the beginning of a sequence that do not count.
-        runs: average a noisy fitness over so many calls; each call has a fixed key for the random ops of `graphwright`.
-        scaled: standardise inputs by mean and standard deviation of the training cases; bool [inputs] chooses some.
-            The attribute `scale`, float32 [2, inputs], has the numbers.
+        skip: number of steps at the start of a sequence that are not scored.
+        runs: number of calls over which a noisy fitness is averaged; each call has its own fixed random key.
+        scaled: standardise inputs by mean and standard deviation of the training cases; a mask [inputs] selects some.
+            The attribute `scale`, float32 [2, inputs], holds mean and standard deviation.
         names: names of the inputs.
-        meaning: meaning of the outputs for the reader of a champion: classes by index, or mean and spread of a number.
+        meaning: description of the outputs: class names by index, or mean and standard deviation of a number.
         name: name of the task.
         seed: seed of the split.
-    Raises: TaskError.
+    Raises: TaskError if an argument is invalid or the arguments do not match.
     """
 
     def __init__(
@@ -234,16 +234,18 @@ class Task:
         meaning: Mapping[str, Any] | None = None, name: str = "task", seed: int = 0,
     ) -> None:  # fmt: skip
         for function in (fitness, fitness_batch):
-            need(function is None or callable(function), "fitness must be a function", where=name,
+            need(function is None or callable(function), "the fitness is not a function", where=name,
                  got=repr(function)[:80])  # fmt: skip
         need(fitness is None or fitness_batch is None, "fitness and fitness_batch are both given", where=name,
              fix="give one of them")  # fmt: skip
-        need(target is None or isinstance(target, Real), "target must be a number", where=name, got=repr(target)[:80])
-        need(isinstance(seed, Integral) and seed >= 0, "seed must be a whole number >= 0", where=name, got=repr(seed))
+        number = target is None or isinstance(target, Real)
+        need(number, "the target is not a number", where=name, got=repr(target)[:80])
+        need(isinstance(seed, Integral) and seed >= 0, "the seed is not an integer >= 0", where=name, got=repr(seed))
         several = isinstance(targets, Mapping)
         given = dict(targets) if several else {"": Head(targets, loss, 1.0, metric)}
-        need(given and all(isinstance(h, Head) for h in given.values()),
-             "several targets must be Head objects by name", where=name, got=list(given))  # fmt: skip
+        need(given, "the dict of targets is empty", where=name, expected="Head objects by name")
+        others = [key for key, head in given.items() if not isinstance(head, Head)]
+        need(not others, "values of the dict of targets are not Head objects", where=name, got=others)
         heads, parts, width, x = [], [], 0, np.zeros((0, 1, 0), np.float32)
         for key, head in given.items():
             where = f"{name}, head {key}" if several else name
@@ -264,14 +266,14 @@ class Task:
         need(len(self.names) == self.inputs and np.ndim(scaled) <= 1 and np.size(scaled) in (1, self.inputs),
              "`names` or `scaled` do not match the inputs", where=name, expected=self.inputs,
              got=f"{len(self.names)} names, scaled {np.shape(scaled)}")  # fmt: skip
-        need(type(runs) is int and runs >= 1, "runs must be a whole number >= 1", where=name, got=repr(runs))
+        need(type(runs) is int and runs >= 1, "`runs` is not an integer >= 1", where=name, got=repr(runs))
         self.fitness, self.fitness_batch, self.runs = fitness, fitness_batch, runs
         steps = np.full(len(x), x.shape[1]) if lengths is None else np.asarray(lengths, np.int64)
         need(steps.shape == (len(x),) and steps.min(initial=1) >= 1 and steps.max(initial=1) <= x.shape[1],
              "`lengths` do not match the sequences", where=name, expected=f"[{len(x)}] of 1 to {x.shape[1]}",
              got=steps.shape)  # fmt: skip
         least = steps.min(initial=x.shape[1])
-        need(0 <= skip < least, "skip leaves no step of the shortest sequence", where=name, expected=f"below {least}",
+        need(0 <= skip < least, "`skip` leaves no step of the shortest sequence", where=name, expected=f"below {least}",
              got=skip)  # fmt: skip
         counts = (np.arange(x.shape[1]) < steps[:, None]) & (np.arange(x.shape[1]) >= skip)
         if all(part[2] for part in parts):  # one target per sequence, at its end
@@ -293,23 +295,23 @@ class Task:
 
     @property
     def steps(self) -> int:
-        """The number of steps of a case."""
+        """The number of steps of each case."""
         return self.train.x.shape[1]
 
     @property
     def sequence(self) -> bool:
-        """Whether cases have several steps."""
+        """True if cases have several steps."""
         return self.steps > 1
 
     def head(self, name: str) -> HeadSpec:
-        """Return a head by name. Raises: TaskError listing the names."""
+        """Return a head by name. Raises: TaskError listing all names if it is unknown."""
         need(name in self.heads, "the task has no such head", where=self.name, expected=", ".join(self.heads), got=name)
         return self.heads[name]
 
     def network_inputs(self, x: Any) -> np.ndarray:
-        """Convert inputs in the units of the task [..., inputs] to those of networks: scaled if the task is; float32.
+        """Convert inputs [..., inputs] to the float32 inputs of networks, standardised if the task is `scaled`.
 
-        Raises: TaskError for another number of inputs.
+        Raises: TaskError if the last axis does not match the inputs of the task.
         """
         values = np.asarray(x, np.float32)
         need(values.ndim >= 2 and values.shape[-1] == self.inputs, "inputs have the wrong shape", where=self.name,
@@ -318,14 +320,14 @@ class Task:
             return (values - self.scale[0]) / self.scale[1]
 
     def _finite(self, x: np.ndarray) -> np.ndarray:
-        """Check scaled inputs. Raises: TaskError for infinite ones."""
+        """Return scaled inputs. Raises: TaskError if one is not finite."""
         odd = ~np.isfinite(x).all((0, 1))
         need(not odd.any(), "a scaled input exceeds float32, since it is far from all training cases",
              where=f"{self.name}, {self.names[int(odd.argmax())]}", fix="remove the case")  # fmt: skip
         return x
 
     def predictions(self, answers: np.ndarray, logits: bool, head: str | None = None) -> np.ndarray:
-        """Convert answers [..., outputs] to predictions of one head or all: logits become probabilities."""
+        """Convert outputs [..., outputs] to predictions of one head or of all: logits become probabilities."""
         if logits:
             answers = answers.copy()
             for each in self.heads.values():
@@ -334,7 +336,7 @@ class Task:
         return answers if head is None else answers[..., self.head(head).outputs]
 
     def hash(self) -> str:
-        """Hash everything that determines scores, except functions."""
+        """Return a hash of everything that determines scores, except fitness functions."""
         parts = (self.train, self.valid, self._test)
         data = b"".join(np.ascontiguousarray(a).tobytes() for p in parts for a in (p.x, p.y, p.counts, p.last))
         facts = f"{self.name} {self.heads} {self.split} {self.target} {self.inputs} {self.outputs}"
@@ -342,7 +344,7 @@ class Task:
         return blake2b_128(facts.encode() + data)
 
     def lesson(self) -> Any:
-        """The training cases in the form that native training takes."""
+        """Return the training cases in the form that native training takes."""
         from graphwright.array.population.runner import Lesson
 
         if "lesson" not in self._cases:
@@ -355,11 +357,11 @@ class Task:
         return self._score(population, "valid", self.valid)
 
     def confirm(self, population: Population) -> Trial:
-        """Accept a population of one that reached the target as a solution: on data always."""
+        """Accept a single genome that reached the target as a solution; tasks on data always do."""
         return Trial(True)
 
     def test(self, population: Population) -> float:
-        """Compute the metric of a population of one on the test cases, and count the calls."""
+        """Return the metric of a single genome on the test cases; `test_reads` counts the calls."""
         self.test_reads += 1
         return float(self._score(population, "test", self._test).metric[0])
 
@@ -387,12 +389,12 @@ class Task:
                 fitness = np.array(self._mean(self.fitness_batch, seen), np.float64)
             except Exception as error:
                 failures = dict.fromkeys(range(len(population)), _error_text(error))
-            need(fitness.shape == metric.shape, "fitness_batch must return one number per genome", where=self.name,
+            need(fitness.shape == metric.shape, "fitness_batch did not return one number per genome", where=self.name,
                  expected=metric.shape, got=fitness.shape)  # fmt: skip
         return Scores(fitness, metric, len(population) * part.x.shape[0] * part.x.shape[1], failures=failures)
 
     def _mean(self, fitness: Callable[[Any], Any], given: Any) -> Any:
-        """Average a user's fitness function over `runs` calls."""
+        """Return the mean of `runs` calls of a user's fitness function."""
         if self.runs == 1:
             return fitness(given)
         from graphwright.autograd import fork_rng
@@ -404,25 +406,25 @@ class Task:
         return total / self.runs
 
     def _loss(self, answers: np.ndarray, part: DataSplit, logits: bool) -> np.ndarray:
-        """Compute the loss of answers [G, N, T, outputs] over the steps that count; float64 [G]."""
+        """Compute the loss, float64 [G], of outputs [G, N, T, outputs] over the steps that are scored."""
         loss, y, share = np.zeros(len(answers)), answers.astype(np.float64), part.counts / part.counts.sum()
         for head in self.heads.values():
             loss += head.weight * head.cost(y, part.y, share, logits)
         return loss
 
     def _metric(self, final: np.ndarray, part: DataSplit, logits: bool) -> np.ndarray:
-        """Compute the metric of last answers [G, N, outputs], float64 [G]; the worst of several heads."""
+        """Compute the metric, float64 [G], of last outputs [G, N, outputs]; with several heads the worst one."""
         measured = [head.measure(final, part.right, logits) for head in self.heads.values()]
         return measured[0] if len(measured) == 1 else np.min(measured, axis=0)
 
     def measures(self, answers: np.ndarray, part: DataSplit, logits: bool) -> dict[str, float]:
-        """Compute the metric of each head for one network's answers [N, T, outputs]."""
+        """Return the metric of each head by name, for the outputs [N, T, outputs] of one network."""
         final = part.final(answers[None])
         return {name: float(h.measure(final, part.right, logits)[0]) for name, h in self.heads.items()}
 
 
 def _number(value: Any) -> float:
-    """Convert the result of a user's fitness function to a number. Raises: TypeError."""
+    """Convert the result of a user's fitness function to a float. Raises: TypeError if it is not a number."""
     try:
         return float(value if isinstance(value, Real) else value.item())
     except (AttributeError, TypeError, ValueError):
@@ -430,14 +432,17 @@ def _number(value: Any) -> float:
 
 
 def _error_text(error: Exception) -> str:
-    """Describe an exception with the line of the called function and the line that raised."""
+    """Describe an exception with the line in the called function and the line that raised it."""
     frames = [f"{Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__) if f.filename != __file__]
     lines = dict.fromkeys([*frames[:1], *frames[-1:]])
     return f"{type(error).__name__}: {error}" + (f", at {', '.join(lines)}" if lines else "")
 
 
 def _scale(x: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Compute mean and standard deviation of inputs, float32 [2, inputs]; the latter is 1 for constant inputs."""
+    """Compute mean and standard deviation of the inputs chosen by `which`, float32 [2, inputs].
+
+    The standard deviation of constant inputs is set to 1. Inputs that are not chosen get mean 0 and deviation 1.
+    """
     columns = x.reshape(-1, x.shape[-1])
     with np.errstate(over="ignore"):
         mean, spread = x.mean((0, 1)), x.std((0, 1))
@@ -449,13 +454,16 @@ def _scale(x: np.ndarray, which: np.ndarray) -> np.ndarray:
 
 
 def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Convert data to inputs [N, T, inputs], targets [N, T, outputs], and a class per case. Raises: TaskError."""
+    """Convert data to inputs [N, T, inputs], targets [N, T, outputs], and a class per case [N].
+
+    Raises: TaskError if the data are invalid for the loss.
+    """
     try:
         with np.errstate(over="ignore"):  # overflow gives infinity, which is refused below
             x, y = np.asarray(inputs).astype(np.float32, casting="same_kind"), np.asarray(targets)
     except (TypeError, ValueError) as error:
-        raise TaskError("inputs and targets must be arrays of real numbers", where=name, got=str(error)) from None
-    need(y.dtype.kind in "biuf", "targets must be real numbers", where=name, got=y.dtype)
+        raise TaskError("inputs or targets are not arrays of real numbers", where=name, got=str(error)) from None
+    need(y.dtype.kind in "biuf", "targets are not real numbers", where=name, got=y.dtype)
     need(x.ndim in (2, 3) and x.size, "inputs have the wrong shape or are empty", where=name,
          expected="[N, inputs] or [N, T, inputs]", got=x.shape)  # fmt: skip
     cases = "inputs and targets have different numbers of cases"
@@ -466,12 +474,12 @@ def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray
     classes = np.zeros(len(x), np.int64)
     if loss == "cross_entropy":
         need(y.ndim == 1 and y.min() >= 0 and np.equal(y, y.astype(np.int64)).all(),
-             "targets of cross entropy must be classes 0, 1, ..., one per case", where=name,
+             "targets of cross entropy are not classes 0, 1, ..., one per case", where=name,
              got=f"{y.dtype} {y.shape}")  # fmt: skip
         classes = y.astype(np.int64)
         y = np.eye(int(classes.max()) + 1, dtype=np.float32)[classes]
     elif loss == "bce":
-        need(y.min() >= 0 and y.max() <= 1, "targets of binary cross entropy must be from 0 to 1", where=name,
+        need(y.min() >= 0 and y.max() <= 1, "targets of binary cross entropy are not in [0, 1]", where=name,
              got=f"{y.min()} to {y.max()}", fix='"cross_entropy" for classes 0, 1, ..., "mse" for numbers')  # fmt: skip
         if y.ndim == 1:
             classes = (y > 0.5).astype(np.int64)
@@ -484,7 +492,7 @@ def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray
 
 
 def _varies(head: HeadSpec, whole: DataSplit, parts: Mapping[str, DataSplit]) -> None:
-    """Check that targets vary: overall, and in each split if the metric divides by the spread. Raises: TaskError."""
+    """Raises: TaskError if all targets are equal or, for the metric r2, all targets of one part of the split."""
     wanted = whole.y[whole.counts > 0][:, head.outputs]
     need((wanted != wanted[0]).any(), "the target is the same in all cases", where=head.name, got=wanted[0].tolist(),
          expected="at least two different targets")  # fmt: skip
@@ -496,10 +504,10 @@ def _varies(head: HeadSpec, whole: DataSplit, parts: Mapping[str, DataSplit]) ->
 
 
 def _split(classes: np.ndarray, shares: tuple[float, float, float], seed: int, name: str) -> list[np.ndarray]:
-    """Draw the rows of training, validation and test, with the given shares of each class."""
+    """Draw the indices of training, validation and test cases, with the given fractions of each class."""
     three = isinstance(shares, tuple | list) and len(shares) == 3
     need(three and min(shares) > 0 and abs(sum(shares) - 1) <= 1e-9,
-         "split must be three positive shares that sum to 1", where=name, got=shares,
+         "the split is not three positive fractions that sum to 1", where=name, got=shares,
          fix='(0.6, 0.2, 0.2), or "same"')  # fmt: skip
     rng, pieces = np.random.default_rng(seed), []
     for kind in np.unique(classes):

@@ -24,6 +24,7 @@ from graphwright.plan.options import CompileOptions
 from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.kinds import INPUT, STATE, STORED
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
@@ -77,15 +78,15 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
         entries = [Spec(("B", s.shape[1], capacity, s.shape[3]), s.dtype) for s in map(new.spec, operands[1:3])]
         cached = _append(new, p.path(node), states, entries, "kv_append", operands[1:3], length)
         extra = {**attrs, "optional": ("q_start",)}
-        return Value(new.add_op("sdpa", [operands[0], *cached, length], extra, p.path(node)))
+        return Value(add_op(new, "sdpa", [operands[0], *cached, length], extra, p.path(node)))
 
     def start(new: Program) -> None:
         _add_state(new, LENGTH, states[LENGTH])
 
     derived, _ = rewrite(p, f"{p.name} (cached)", {"sdpa": attention}, start)
-    rows = Value(derived.add_op("size", [derived.value("ids")], {"axis": 1}, "cache.rows"))
-    grown = Value(derived.add_op("add", [derived.value(LENGTH), rows], {}, "cache.longer"))
-    derived.add_assign(derived.value(LENGTH), grown, f"{LENGTH}.next")
+    rows = Value(add_op(derived, "size", [derived.value("ids")], {"axis": 1}, "cache.rows"))
+    grown = Value(add_op(derived, "add", [derived.value(LENGTH), rows], {}, "cache.longer"))
+    add_assign(derived, derived.value(LENGTH), grown, f"{LENGTH}.next")
     if last_only:
         _keep_last(derived, capacity)
     return Derived(derived, states)
@@ -104,15 +105,15 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
     states: dict[str, Spec] = {}
 
     def start(new: Program) -> None:
-        new.add_source(INPUT, TABLE, Spec(("B", blocks), int32), {})
-        new.add_source(INPUT, LENGTHS, Spec(("B",), int32), {})
+        add_source(new, INPUT, TABLE, Spec(("B", blocks), int32), {})
+        add_source(new, INPUT, LENGTHS, Spec(("B",), int32), {})
 
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value:
         attrs, table = _cacheable(p, node), (new.value(TABLE), new.value(LENGTHS))
         entries = [Spec((blocks, s.shape[1], block, s.shape[3]), kind or s.dtype) for s in map(new.spec, operands[1:3])]
         cached = _append(new, p.path(node), states, entries, "kv_append_paged", operands[1:3], *table)
         extra = {"scale": attrs["scale"], "window": attrs["window"]}
-        return Value(new.add_op("sdpa_paged", [operands[0], *cached, *table], extra, p.path(node)))
+        return Value(add_op(new, "sdpa_paged", [operands[0], *cached, *table], extra, p.path(node)))
 
     derived, _ = rewrite(p, f"{p.name} (paged)", {"sdpa": attention}, start)
     if last_only:
@@ -122,7 +123,7 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
 
 def _add_state(new: Program, key: str, spec: Spec) -> Value:
     new.weights.add(key, Variable(empty((0,) if spec.shape else (), spec.dtype), name=key))  # caches bind their own
-    return Value(new.add_source(STATE, key, spec, {"key": key}))
+    return Value(add_source(new, STATE, key, spec, {"key": key}))
 
 
 def _append(
@@ -134,8 +135,8 @@ def _append(
         key = f"cache.{path}.{name}"
         states[key] = spec
         state = _add_state(new, key, spec)
-        found.append(Value(new.add_op(op, [state, value, *at], {}, f"{key}.grown")))
-        new.add_assign(state, found[-1], f"{key}.next")
+        found.append(Value(add_op(new, op, [state, value, *at], {}, f"{key}.grown")))
+        add_assign(new, state, found[-1], f"{key}.next")
     return found
 
 
@@ -159,19 +160,19 @@ def _keep_last(p: Program, most: Dim) -> None:
     out = p.output("logits")
     head = traits(p.op(out.node)).contracts == "out_in"
     source = p.operands(out.node)[0] if head else out
-    logits = Value(p.add_op("last", [source], {"axis": 1}, p.free_name("cache.last")))
+    logits = Value(add_op(p, "last", [source], {"axis": 1}, p.free_name("cache.last")))
     if head:
         operands = [logits, *p.operands(out.node)[1:]]
-        logits = Value(p.add_op("linear", operands, p.attrs(out.node), p.free_name("cache.logits")))
+        logits = Value(add_op(p, "linear", operands, p.attrs(out.node), p.free_name("cache.logits")))
     batch, _, vocab = p.spec(logits).shape
     pairs = min(most, vocab) if isinstance(vocab, int) and isinstance(most, int) else most
     specs = Spec((batch, 6), float32), Spec((batch, 4), int64), Spec((batch, pairs, 2), int32)
-    how = [Value(p.add_source(INPUT, name, spec, {})) for name, spec in zip(CHOICE, specs, strict=True)]
-    rows = Value(p.add_op("squeeze", [logits], {"axes": (1,)}, p.free_name("choice.logits")))
+    how = [Value(add_source(p, INPUT, name, spec, {})) for name, spec in zip(CHOICE, specs, strict=True)]
+    rows = Value(add_op(p, "squeeze", [logits], {"axes": (1,)}, p.free_name("choice.logits")))
     if p.spec(rows).dtype is not float32:
-        rows = Value(p.add_op("cast", [rows], {"dtype": float32}, p.free_name("choice.widened")))
-    chosen = Value(p.add_op("sample_token", [rows, *how], {}, p.free_name("choice")))
-    p.set_outputs({"logits": logits, "ids": chosen})
+        rows = Value(add_op(p, "cast", [rows], {"dtype": float32}, p.free_name("choice.widened")))
+    chosen = Value(add_op(p, "sample_token", [rows, *how], {}, p.free_name("choice")))
+    set_outputs(p, {"logits": logits, "ids": chosen})
 
 
 def fingerprints(p: Program) -> dict[str, str]:
@@ -202,14 +203,14 @@ def with_padding(p: Program) -> Program:
     """Add an input `mask` that hides keys from every attention where it is false."""
 
     def start(new: Program) -> None:
-        new.add_source(INPUT, "mask", Spec(("B", "T"), bool_), {})
+        add_source(new, INPUT, "mask", Spec(("B", "T"), bool_), {})
 
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value | None:
         attrs = p.attrs(node)
         if "key_mask" in attrs["optional"]:
             return None  # it already has a mask
         extra = {**attrs, "optional": ("key_mask", *attrs["optional"])}
-        return Value(new.add_op("sdpa", [*operands[:3], new.value("mask"), *operands[3:]], extra, p.path(node)))
+        return Value(add_op(new, "sdpa", [*operands[:3], new.value("mask"), *operands[3:]], extra, p.path(node)))
 
     return rewrite(p, f"{p.name} (padded)", {"sdpa": attention}, start)[0]
 

@@ -45,7 +45,7 @@ class StateCommit:
         self.moved: dict[int, int] = {}
         self.start = len(order)
         self._builder, self._tables, self._run = builder, builder.tables, run
-        self._operands: tuple[Instr | None, dict[int, list[int]]] = (None, {})  # of the last instruction looked at
+        self._operands: tuple[Instr | None, dict[int, list[int]]] = (None, {})  # of the last checked instruction
         self._writes = builder.writes()
         if self._writes:
             self._sink_updates()

@@ -306,16 +306,13 @@ class PlanBuilder:
     def replace(
         self, rule: str, record: NodeRecord, by: tuple[int, ...], into: NodeId | None = None, bound: str = ""
     ) -> tuple[int, ...]:
-        """Log a rule that replaces a record's results by the slots `by`, and return them.
-
-        `into` is the replacing node, by default the node of the first slot.
-        """
+        """Log that a rule replaces the record's results by the slots `by`, values of the node `into`; return `by`."""
         maker = self.tables.slots[by[0]].value
         record.log(rule, maker.node if into is None and maker is not None else into, bound)
         return by
 
     def node_of(self, slot: int) -> NodeId:
-        """Return the node of a slot's value; for a copy, the node that the copy instruction is filed under."""
+        """Return the node of a slot's value; for a copy, the node of the copied value or of the copy's first reader."""
         value, made = self.tables.slots[slot].value, self.tables.folds.get(self.tables.holders[slot])
         if value is not None:
             return value.node
@@ -329,10 +326,7 @@ class PlanBuilder:
         return None if value is None else self.records.get(value.node)
 
     def constant(self, slot: int) -> float | None:
-        """Return the value of a one-element constant that is never assigned, else None.
-
-        None also if reading it would load a page of a memory-mapped file.
-        """
+        """Return the value of a constant with one element; None if it is assigned, or in an unread mapped file."""
         record = self.maker(slot)
         if record is None or record.op != kinds.CONST or record.node in self._written:
             return None
@@ -393,10 +387,7 @@ class PlanBuilder:
         record.instr = tables.instruction(instr, lowering=lowering)
 
     def contiguous(self, record: NodeRecord, slot: int, rank: int, why: str) -> int:
-        """Return a slot if it is row-major, else a row-major copy, which all readers share.
-
-        The copy of a frozen value is folded: computed once, not in every run.
-        """
+        """Return a slot if it is row-major, else a row-major copy that readers share; a frozen copy is folded."""
         tables = self.tables
         layout = tables.slots[slot].layout
         if contiguous(layout):

@@ -349,7 +349,7 @@ class CseTable:
         """Add a node; return the first node that computes the same value, which may be the node itself."""
         members, known = self._members.setdefault(key, {}), self._first.get(key)
         members[node] = None
-        candidates = members if known is None or known == node else (known, node)  # else the known one left or moved
+        candidates = members if known is None or known == node else (known, node)  # all: `known` left or moved
         first = min(candidates, key=self._order)
         if first != known:
             self._first[key] = first

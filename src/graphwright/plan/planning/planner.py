@@ -37,7 +37,6 @@ from graphwright.program.op_graph import Value
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
     from graphwright.plan.planning.fusion import Fusion
-    from graphwright.plan.planning.plan_builder import PlanBuilder
     from graphwright.plan.planning.plan_tables import NodeRecord, PlanTables
     from graphwright.program.program import Program
 

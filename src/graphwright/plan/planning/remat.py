@@ -21,6 +21,7 @@ from graphwright.program.derived.recompute import BARRIER
 from graphwright.program.derived.rewrite import copy_node, rewrite
 from graphwright.program.kinds import KINDS
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import add_op
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
@@ -106,7 +107,7 @@ class _Candidate:
             def twin(value: Value) -> Value:
                 if value not in twins:
                     name = new.free_name(f"recall.{p.path(value.node)}")
-                    twins[value] = Value(new.add_op(BARRIER, [values[value]], {}, name))
+                    twins[value] = Value(add_op(new, BARRIER, [values[value]], {}, name))
                 return twins[value]
 
             for inner in (n for n in order if n in self.clones):

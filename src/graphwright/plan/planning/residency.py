@@ -73,7 +73,7 @@ class HostPlacement:
         return {s for s, key in states if key is not None and isinstance(weights[key], HostVariable)}
 
     def _compute_on_host(self) -> None:
-        """Compute new values of host states on the host that depend on host values only, such as a generator's key."""
+        """Assign to the host new values of host states that depend on host values only, such as a generator's key."""
         slots, writes = self.tables.slots, self.builder.writes().values()
         carried = {slots[new].base for target, new in writes if slots[target].base in self.on_host}
         for _, instr in self.instrs:

@@ -28,9 +28,9 @@ def single_edge(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 
 def same_view(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Replace an identity view (double permute, same shape) by its source, any other by an equal earlier view."""
+    """Replace a view that changes nothing, such as a double permute, by its source, or by an equal earlier view."""
     slots, layout = builder.tables.slots, record.signature.view_layout
-    if layout is None:  # it must copy
+    if layout is None:  # the view needs a copy
         return None
     base, dtype = slots[slots[record.reads[0]].base], record.specs[0].dtype
     if layout == base.layout and dtype is base.dtype:

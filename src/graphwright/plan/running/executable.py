@@ -148,7 +148,7 @@ class Executable:
             if fed is None or self.safe or bound.watching or bound.borrowed or changes.count != bound.seen:
                 return self._run_held(lambda: arrays, False)
             pointed = bound.pointed
-            if pointed is None or not all(map(is_, arrays, pointed)):  # else they are read where they were
+            if pointed is None or not all(map(is_, arrays, pointed)):  # else their addresses are unchanged
                 self._point(arrays)
             if fed.run() is not None:
                 raise self._failed_native(fed)
@@ -173,7 +173,7 @@ class Executable:
             self._before.take(written)
         try:
             return self._run_bound(arrays, borrow)
-        except BaseException as error:  # an interrupt in the commit too
+        except BaseException as error:  # also a KeyboardInterrupt in the commit
             self._before.put_back(written)
             if isinstance(error, StepTorn):
                 raise error.failure from error.__cause__
@@ -225,7 +225,7 @@ class Executable:
                     raise self.failed(i, error) from error
 
     def _begin(self) -> None:
-        if not self._busy.acquire(False):  # positional: this is in every run
+        if not self._busy.acquire(False):  # positional, which is faster: every run calls it
             raise UsageError("this executable is already running", where=self.plan.program.name,
                              expected="one run at a time", got="a second one before the first has ended",
                              fix="Executable(plan) per thread")  # fmt: skip
@@ -382,7 +382,7 @@ class Executable:
     def _failed_call(self, call: int, error: Exception) -> GraphwrightError:
         """Return the error of the call with index `call`, naming its node."""
         at = next(i for i, end in enumerate(self.kernels.call_ends) if call < end)
-        return self.failed(at + getattr(error, "op", 0), error)  # its position in a segment of the VM
+        return self.failed(at + getattr(error, "op", 0), error)  # a VM error has the position in its segment
 
     def failed(self, at: int, error: Exception, ran: Collection[int] | None = None) -> GraphwrightError:
         """Return the error of instruction `at`; `ran` are the instructions that had run, by default all before it."""

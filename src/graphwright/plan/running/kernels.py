@@ -357,10 +357,7 @@ class BoundKernels:
                                 got=self.variables[key].spec, fix="program.compile(...) again")  # fmt: skip
 
     def _array(self, key: str, variable: Variable) -> NDArray:
-        """Return the array that calls read for a variable: its own, or a copy on the device.
-
-        A variable that the plan writes is moved to the device.
-        """
+        """Return the array that calls read for a variable; a variable that the plan writes moves to the device."""
         data, home = _data(variable), self._homes.get(key, self.device)
         if data.device != home and key in self.plan.buffer_layout.written:
             variable.data = data.to(home)

@@ -106,7 +106,7 @@ class SharedArena:
 
     def enter(self, space: BoundKernels) -> bool:
         """Lock the arena for a run until `leave`; return False if a different run has locked it."""
-        if not self._held.acquire(False):  # not by `hold`: one call less in every run
+        if not self._held.acquire(False):  # not by `hold`, to save a call in every run
             return False
         if self._user is not space.handle:
             last = self._user() if self._user is not None else None

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class Cancelled(ComputeError):
-    """The run was cancelled before its commit."""
+    """The run was cancelled before its commit, which writes the states."""
 
 
 class DeadlineExceeded(ComputeError, TimeoutError):
-    """The run did not reach its commit before the deadline."""
+    """The run did not reach its commit, which writes the states, before the deadline."""
 
 
 class CancelToken:

@@ -32,6 +32,7 @@ from graphwright.program.files.forms import handle_form
 from graphwright.program.hashing import LARGE, encode_attrs, side_by_side
 from graphwright.program.kinds import KINDS, STORED
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import update_node
 from graphwright.program.weights import abstract_array, as_array, is_abstract, payload_json
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class ResizeAxis(Edit):
     weights: tuple[ResizedWeight, ...]  # the new values
     attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]  # (node, all its new attributes)
     correct: bool = True  # whether norms over a resized axis are corrected
-    inputs: tuple[tuple[NodeId, tuple[Spec, ...]], ...] = ()  # inputs of the program whose specs change, with new ones
+    inputs: tuple[tuple[NodeId, tuple[Spec, ...]], ...] = ()  # inputs whose specs change, with new ones
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -126,11 +127,11 @@ class ResizeAxis(Edit):
             maps = {dim: np.asarray(old, np.int64) for dim, old in dims}
             p.weights[key].reshape_to(array, maps, back=back)
             for node in readers[key]:
-                p.update_node(node, specs=(array.spec,))
+                update_node(p, node, specs=(array.spec,))
         for node, attrs in self.attrs:
-            p.update_node(node, attrs=dict(attrs))
+            update_node(p, node, attrs=dict(attrs))
         for node, specs in self.inputs:
-            p.update_node(node, specs=specs)
+            update_node(p, node, specs=specs)
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
         own = (n for n, _ in (*self.attrs, *self.inputs))
@@ -146,7 +147,7 @@ class ResizeAxis(Edit):
 
     def to_json(self, p: Program) -> dict[str, Any]:
         nodes = self.touches(p)
-        fresh = [w for w in self.weights if any(-1 in old for _, old in w.dims)]  # the others are slices
+        fresh = [w for w in self.weights if any(-1 in old for _, old in w.dims)]  # replay recomputes the others
         return {
             "edit": "ResizeAxis",
             "axes": [{"axis": a.axis, "of": a.of, "indices": runs(a.old)} for a in self.axes],
@@ -164,13 +165,13 @@ class ResizeAxis(Edit):
         for row in forms.array(record["axes"]):
             group = found[row["axis"]]
             if group.size != row["of"]:
-                what = "the axis does not have the recorded size"
-                raise UsageError(what, where=group.name, expected=row["of"], got=group.size)
+                raise UsageError("the axis does not have the recorded size",
+                                 where=group.name, expected=row["of"], got=group.size)  # fmt: skip
             _check_single(group)
             old[group.name] = parsed(row["indices"])
             if any(not -1 <= i < group.size for i in old[group.name]):
-                what = "recorded index out of range"
-                raise UsageError(what, where=group.name, expected=f"-1 to {group.size - 1}", got=row["indices"][:80])
+                raise UsageError("recorded index out of range", where=group.name,
+                                 expected=f"-1 to {group.size - 1}", got=row["indices"][:80])  # fmt: skip
 
         def new(key: str, array: NDArray, dims: Maps) -> np.ndarray:
             value = r.payload(brought[key]).to_numpy("float64")
@@ -317,8 +318,7 @@ def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
     p, factors = found.program, dict[str, tuple[float, float]]()
     readers: Counter[NodeId] = Counter()
 
-    def refused(why: str, where: str) -> FrozenAxis:
-        what = f"cannot correct a norm for the removed units: {why}"
+    def refused(what: str, where: str) -> FrozenAxis:
         return FrozenAxis(what, where=where, fix="cut_units(correct=False)")
 
     for node, c in found.solution.corrections:
@@ -328,14 +328,14 @@ def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
         scale = origin(p, p.operands(node)[c.port])
         where = f"{p.path(node)} ({p.op(node)})"
         if scale is None:
-            raise refused("its scale is computed, not a weight", where)
+            raise refused("cannot correct a norm over removed units: its scale is computed, not a weight", where)
         factor = ratio**0.5, c.offset
         if factors.setdefault(p.key(scale), factor) != factor:
-            raise refused("a norm of a different size shares its scale", where)
+            raise refused("cannot correct a norm over removed units: a norm of different size shares its scale", where)
         readers[scale] += 1
     for scale, count in readers.items():
         if count != found.readers(scale):
-            raise refused("other nodes also read its scale", p.path(scale))
+            raise refused("cannot correct a norm over removed units: other nodes also read its scale", p.path(scale))
     return factors
 
 
@@ -353,8 +353,8 @@ def cut_units(
         StaleSelection if an axis was resized since the units were selected.
     """
     if not isinstance(units, Units) or units.program is not e.program:
-        what = "`units` is not a selection of units of this program"
-        raise UsageError(what, got=repr(units)[:80], expected="program.axes()[name].units(ids)")
+        raise UsageError("`units` is not a selection of units of this program",
+                         got=repr(units)[:80], expected="program.axes()[name].units(ids)")  # fmt: skip
     units.check_nonempty()
     found = e.program.axes()
     keeps: dict[str, np.ndarray] = {}
@@ -366,8 +366,8 @@ def cut_units(
             continue
         group = _resizable(found, name, allow_io)
         if group.size != units.sizes[name]:
-            what = "the axis was resized since the units were selected"
-            raise StaleSelection(what, where=name, expected=units.sizes[name], got=group.size)
+            raise StaleSelection("the axis was resized since the units were selected",
+                                 where=name, expected=units.sizes[name], got=group.size)  # fmt: skip
         keep = ~np.isin(np.arange(group.size), ids)
         if not keep.any():
             raise EmptyAxis("cannot remove all units of an axis", where=name, got=runs(ids),
@@ -380,7 +380,7 @@ def cut_units(
             found = e.program.axes()
             continue
         if apart is None:
-            raise _unequal(group, ids)
+            raise _ragged_unit(group, ids)
         for atom, stays in zip(group.atoms, apart, strict=True):
             keeps[found.names[atom]] = keeps.get(found.names[atom], True) & stays
     indices = {name: tuple(np.flatnonzero(stays).tolist()) for name, stays in keeps.items() if not stays.all()}
@@ -456,7 +456,7 @@ def _apart(group: AxisGroup, keep: np.ndarray) -> list[np.ndarray] | None:
     return sides if (whole == grid).all() and not bound else None
 
 
-def _unequal(group: AxisGroup, ids: Sequence[int]) -> RaggedUnit:
+def _ragged_unit(group: AxisGroup, ids: Sequence[int]) -> RaggedUnit:
     names = [group.axes.names[a] for a in group.atoms]
     shape = [int(a.size) for a in group.atoms]
     one = [f"unit {i} of {name}" for i, name in zip(np.unravel_index(ids[0], shape), names, strict=True)]
@@ -473,8 +473,8 @@ def _tabulate(e: Transaction, group: AxisGroup) -> str:
     here = [n for n, kind, term in group.axes.solution.composites
             if kind == "heads" and tuple(atoms(term)) == group.atoms]  # fmt: skip
     if any(not traits(p.op(n)).attention for n in here):
-        what = "ragged=True is impossible: an op other than attention splits this dimension into heads"
-        raise RaggedUnit(what, where=group.name)
+        raise RaggedUnit("ragged=True is impossible: an op other than attention splits this dimension into heads",
+                         where=group.name)  # fmt: skip
     dims = group.axes.solution.dims
     weight = next(m for m in group.members if m.key and set(group.atoms) <= set(atoms(dims[m.value][m.dim])))
     for node in here:
@@ -498,10 +498,7 @@ class _Growth:
         self.consumers = self._consumers()
 
     def _consumers(self) -> dict[str, set[int]]:
-        """Return key of a weight -> its dimensions that only sums over the axis read.
-
-        Raises: UsageError if a sum over the axis reads no such weight: new units would then change its result.
-        """
+        """Return weight -> its dimensions that only sums over the axis read. Raises: UsageError if a sum reads none."""
         p, found = self.e.program, {}
         for node, ends in self.found.solution.notes.get(self.atom, AtomNotes()).summed:
             operands = p.operands(node)
@@ -520,8 +517,8 @@ class _Growth:
             raise UsageError("duplicated units would change the result of an op", where=group.name, got=group.mixed[0],
                              fix='grow(init="zero_out")')  # fmt: skip
         if group.mixed and not group.corrected:
-            what = "new units would change the result of an op, even if they are zero"
-            raise UsageError(what, where=group.name, got="; ".join(group.mixed[:3]))
+            raise UsageError("new units would change the result of an op, even if they are zero",
+                             where=group.name, got="; ".join(group.mixed[:3]))  # fmt: skip
         if group.mixed and (path := self._changes_zero()) is not None:
             raise UsageError("new units would change the result of a norm: an op before it maps zero to nonzero values",
                              where=group.name, got=path)  # fmt: skip

@@ -139,7 +139,7 @@ class Units:
         ragged: bool = False,
         allow_empty: bool = False,
     ) -> Units:
-        """Cut units in one edit; returns the units that were cut.
+        """Cut units in one edit; return the units that were cut.
 
         Args:
             keep: which of the chosen units to keep, as an index of this selection.
@@ -179,9 +179,9 @@ def numbers(index: Any, count: int, name: str) -> tuple[int, ...]:
     """Return sorted unit indices from an int, several ints, a slice or a mask. Raises: UnitRange, UsageError."""
     if isinstance(index, slice):
         return tuple(sorted(range(count)[index]))
-    wrong = UsageError("unsupported index of units", where=name, expected="an int, ints, a slice or a mask", got=index)
+    unsupported = UsageError("invalid index of units", where=name, expected="int, ints, slice or mask", got=index)
     if isinstance(index, bool) or not isinstance(index, int | np.integer | Sequence | np.ndarray | set | frozenset):
-        raise wrong
+        raise unsupported
     given = np.asarray(sorted(index) if isinstance(index, set | frozenset | range) else index)
     if given.dtype == np.bool_:
         if given.shape != (count,):
@@ -189,7 +189,7 @@ def numbers(index: Any, count: int, name: str) -> tuple[int, ...]:
                                    got=given.shape)  # fmt: skip
         return tuple(int(i) for i in np.flatnonzero(given))
     if given.size and given.dtype.kind not in "iu":
-        raise wrong
+        raise unsupported
     flat = given.reshape(-1).astype(np.int64)
     if ((flat < -count) | (flat >= count)).any():
         raise errors.UnitRange("unit index out of range", where=name, expected=f"0 to {count - 1}", got=index)
@@ -221,7 +221,7 @@ def parsed(form: str, limit: int = 1 << 24) -> tuple[int, ...]:
 
 
 def layers(p: Program, nodes: Iterable[NodeId] | None = None) -> dict[str, list[int]]:
-    """Return path of a list of modules -> sorted numbers of its modules; if given, only those with some of `nodes`."""
+    """Return path of a module list -> sorted numbers of its modules; with `nodes`, only modules that contain one."""
     found = _modules(p, p.nodes() if nodes is None else nodes)
     return {prefix: sorted(numbers) for prefix, numbers in sorted(found.items())}
 
@@ -254,9 +254,10 @@ def _chosen(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tup
     """Return number and nodes of the layers at some indices. Raises: StaleSelection if there are not `count` layers."""
     inside = _modules(p, p.nodes()).get(prefix, {})
     if len(inside) != count:
-        what = "the number of layers has changed since they were selected"
-        what = what if inside else "no axis and no list of layers has this name"
-        raise errors.StaleSelection(what, where=prefix, expected=count, got=len(inside))
+        if not inside:
+            raise errors.StaleSelection("no axis and no list of layers has this name", where=prefix)
+        raise errors.StaleSelection("the number of layers has changed since they were selected", where=prefix,
+                                    expected=count, got=len(inside))  # fmt: skip
     numbers = sorted(inside)
     return [(numbers[i], inside[numbers[i]]) for i in ids]
 

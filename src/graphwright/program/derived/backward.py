@@ -18,6 +18,7 @@ from graphwright.program.derived.mirror import MirroredProgram
 from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import ASSIGN, SOURCES
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import move_edge
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -211,7 +212,7 @@ class BackwardGraph:
         mirror.recorder.made = []
         with scoped("grad", self.source.path(node)):
             found = pull_back(row, given, ins, outs, p.attrs(twin), needs, in_specs)
-            if node in mirror.casts:  # back through the casts of autocast
+            if node in mirror.casts:  # cast the gradients back to the dtypes before autocast
                 dtypes = [mirror.spec(mirror.twin(v)).dtype for v in reads]
                 found = [g if g is None else g.to(dtype) for g, dtype in zip(found, dtypes, strict=True)]
         results = tuple(None if g is None else mirror.recorder.value_of(g) for g in found)
@@ -236,5 +237,5 @@ class BackwardGraph:
             for edge in p.in_edges(node):
                 old = p.edge_value(edge)
                 if swap.get(old, old) != old:
-                    p.move_edge(edge, swap[old])
+                    move_edge(p, edge, swap[old])
         return swap

@@ -18,6 +18,7 @@ from graphwright.ops import call
 from graphwright.program.derived.backward import BackwardGraph, updatable, writes
 from graphwright.program.kinds import INPUT, SOURCES, STATE
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import set_outputs
 from graphwright.program.recorder import record_into
 from graphwright.program.run import tensors
 from graphwright.program.validate import refuse_broken
@@ -197,7 +198,7 @@ class GradientGraph:
                              where=source.path(value), got=source.specs(value.node)[value.port])  # fmt: skip
             self._zeros[value] = outputs[name] = self._zero(value)
         if list(outputs.items()) != list(zip(p.output_names(), p.outputs(), strict=True)):
-            p.set_outputs(outputs)
+            set_outputs(p, outputs)
 
     def _zero(self, value: Value) -> Value:
         known, like = self._zeros.get(value), self.mirror.twin(value)

@@ -16,6 +16,17 @@ from graphwright.ops.casting import is_cast, target_dtype
 from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import CONST, INPUT, SOURCES, STORED
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import (
+    add_op,
+    add_source,
+    delete_edge,
+    delete_node,
+    discard,
+    insert_edge,
+    move_edge,
+    release_name,
+    update_node,
+)
 from graphwright.program.recorder import TraceRecorder
 from graphwright.program.tombstones import Tombstones
 
@@ -51,7 +62,7 @@ class MirroredProgram:
         self.program = source.empty(name)  # the derived program; it has every input of the source
         self.recorder = MirrorRecorder(self.program)
         self.operands: dict[NodeId, list[Value]] = {}  # mirrored node -> the values it read when it was last visited
-        self.casts: dict[NodeId, dict[int, NodeId]] = {}  # mirrored node -> operand number -> its node of autocast
+        self.casts: dict[NodeId, dict[int, NodeId]] = {}  # mirrored node -> operand index -> the cast of autocast
         self.dirty: set[Value] = set()  # values that gained or lost a reader
         self.version = -1  # of `program` after the last update
         self.visited = 0  # nodes visited since the start, for tests of locality
@@ -91,7 +102,7 @@ class MirroredProgram:
         self.sweep()
         for node in self.recorder.take_constants(self.unread):
             self.program.weights.drop(self.program.key(node))
-            self.program.delete_node(node)
+            delete_node(self.program, node)
         self.program.version += 1
         self.version = self.program.version
 
@@ -134,18 +145,18 @@ class MirroredProgram:
         if len(edges) == len(operands):
             for edge, value in zip(edges, operands, strict=True):
                 if p.edge_value(edge) != value:
-                    p.move_edge(edge, value)
+                    move_edge(p, edge, value)
             return
         for edge in edges:
-            p.delete_edge(edge)
+            delete_edge(p, edge)
         for port, value in enumerate(operands):
-            p.insert_edge(value, node, port)
+            insert_edge(p, value, node, port)
 
     def discard(self, nodes: Sequence[NodeId]) -> None:
         """Mark nodes of the derived program for deletion by `sweep`; their names can be reused at once."""
         for node in nodes:
             self._discarded[node] = None
-            self.program.release_name(node)
+            release_name(self.program, node)
 
     def unread(self, node: NodeId) -> bool:
         """Return True if a node of the derived program has no readers and is not an output."""
@@ -157,12 +168,12 @@ class MirroredProgram:
         p = self.program
         gone = [n for n in self._discarded if n in p.graph]
         keys = {p.key(n) for n in gone if p.op(n) in STORED}
-        p.discard(gone)
+        discard(p, gone)
         for key in keys:
             if not p.readers(key):
                 p.weights.drop(key)
         self._discarded.clear()
-        p.tombstones = Tombstones()  # nothing is undone here
+        p.tombstones = Tombstones()  # edits of the derived program are never undone
 
     # -- reference counts --------------------------------------------------------------------------------------------
     def _count_readers(
@@ -225,7 +236,7 @@ class MirroredProgram:
         name = source.path(node)
         if p.path(twin) != name:
             self._free_name(name)
-            p.update_node(twin, name=name)
+            update_node(p, twin, name=name)
         return moved or reached
 
     def _mirror_stored(self, node: NodeId, op: str, old: NodeId | None) -> tuple[NodeId, bool]:
@@ -258,15 +269,15 @@ class MirroredProgram:
         attrs = source.attrs(node)
         if old is None or p.op(old) != op:
             path = self._fresh_name(node, old)
-            return p.add_op(op, operands, attrs, path, self.recorder.after(operands)), True
+            return add_op(p, op, operands, attrs, path, self.recorder.after(operands)), True
         if p.operands(old) != operands:
             self.rewire(old, operands)
         if p.attrs(old) != attrs:
-            p.update_node(old, attrs=dict(attrs))
+            update_node(p, old, attrs=dict(attrs))
         specs = get(op).specs([self.spec(v) for v in operands], attrs, source.path(node))
         moved = p.specs(old) != specs
         if moved:
-            p.update_node(old, specs=specs)
+            update_node(p, old, specs=specs)
         return old, moved
 
     def _cast_operands(self, node: NodeId, row: Op) -> list[Value]:
@@ -282,7 +293,7 @@ class MirroredProgram:
                 cast = old.get(number)
                 if cast is None or p.operands(cast) != [value] or p.spec(cast) != Spec(spec.shape, target):
                     name = p.free_name(f"{self.source.path(node)}.cast")
-                    cast = p.add_op("cast", [value], {"dtype": target}, name, self.recorder.after([value]))
+                    cast = add_op(p, "cast", [value], {"dtype": target}, name, self.recorder.after([value]))
                 casts[number], operands[number] = cast, Value(cast)
         self.discard([n for n in old.values() if n not in casts.values()])
         if casts:
@@ -301,7 +312,7 @@ class MirroredProgram:
         p = self.program
         other = p.free_name(name)
         if other != name:
-            p.update_node(p.node(name), name=other)
+            update_node(p, p.node(name), name=other)
 
 
 @contextmanager
@@ -319,7 +330,7 @@ class MirrorRecorder(TraceRecorder):
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
-        self.made: list[NodeId] = []  # nodes recorded since it was last cleared
+        self.made: list[NodeId] = []  # nodes recorded since the caller last cleared this list
         self.near = False  # insert each node right after its last operand, so that an update does not disturb the order
         self._first: NodeId | None = None
 
@@ -327,7 +338,7 @@ class MirrorRecorder(TraceRecorder):
         """Add an input, param, const or state before all other nodes; return it."""
         if self._first is not None and self._first not in self.program.graph:
             self._first = min(self.program.nodes(), key=self.program.order_labels.key)
-        self._first = self.program.add_source(kind, name, spec, attrs, before=self._first)
+        self._first = add_source(self.program, kind, name, spec, attrs, before=self._first)
         return self._first
 
     def take_constants(self, unread: Callable[[NodeId], bool]) -> list[NodeId]:
@@ -343,7 +354,7 @@ class MirrorRecorder(TraceRecorder):
     def record(self, op: Any, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
         """Add a node for one operation."""
         operands = [self._own(s) for s in inputs]
-        node = self.program.add_op(op.name, operands, attrs, self._name(op.name), self.after(operands))
+        node = add_op(self.program, op.name, operands, attrs, self._name(op.name), self.after(operands))
         self.made.append(node)
         return self.symbols(node)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import add_op
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -67,7 +68,7 @@ class Recomputed:
         for inner in sorted(found - self._clones.keys(), key=p.seq):
             operands = [self._operand(v, group) for v in p.operands(inner)]
             name = p.free_name(f"recompute.{p.path(inner)}")
-            clone = self._clones[inner] = p.add_op(p.op(inner), operands, p.attrs(inner), name)
+            clone = self._clones[inner] = add_op(p, p.op(inner), operands, p.attrs(inner), name)
             self._backward.add(clone)
 
     def _operand(self, value: Value, group: Any) -> Value:
@@ -76,7 +77,7 @@ class Recomputed:
         known = self._barriers.get((group, value))
         if known is None:
             p = self.program
-            node = p.add_op(BARRIER, [value], {}, p.free_name(f"recompute.{p.path(value.node)}"))
+            node = add_op(p, BARRIER, [value], {}, p.free_name(f"recompute.{p.path(value.node)}"))
             self._backward.add(node)
             known = self._barriers[group, value] = Value(node)
         return known

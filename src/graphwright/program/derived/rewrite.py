@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.kinds import ASSIGN, INPUT, STORED
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import add_assign, add_source, insert_edge, insert_node, set_outputs
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
@@ -56,22 +57,22 @@ def rewrite(
             values[Value(node)] = swaps.get(Value(node), made)
             continue
         if op == ASSIGN:  # the target is the copied state, even if a replacement of its value is read elsewhere
-            new.add_assign(Value(new.node(p.path(p.operands(node)[0]))), operands[1], path)
+            add_assign(new, Value(new.node(p.path(p.operands(node)[0]))), operands[1], path)
             continue
         if op in STORED:
             new.weights.add(p.key(node), p.weights[p.key(node)])
         copy = copy_node(p, node, new, path, operands)
         for port in range(len(p.specs(node))):
             values[Value(node, port)] = swaps.get(Value(node, port), Value(copy, port))
-    new.set_outputs({label: values[v] for label, v in zip(p.output_names(), p.outputs(), strict=True)})
+    set_outputs(new, {label: values[v] for label, v in zip(p.output_names(), p.outputs(), strict=True)})
     return new, values
 
 
 def copy_node(p: Program, node: NodeId, new: Program, name: str, operands: Iterable[Value]) -> NodeId:
     """Copy a node of `p` into the program `new`, under a name and with new operands."""
-    copy = new.insert_node(p.op(node), p.attrs(node), name, p.specs(node))
+    copy = insert_node(new, p.op(node), p.attrs(node), name, p.specs(node))
     for edge, operand in zip(p.in_edges(node), operands, strict=True):
-        new.insert_edge(operand, copy, p.edge_port(edge))
+        insert_edge(new, operand, copy, p.edge_port(edge))
     return copy
 
 
@@ -112,7 +113,7 @@ def patched(p: Program, refs: Iterable[PatchPoint]) -> Program:
         def inputs(new: Program) -> Swaps:
             values = {at: p.edge_value(at) if isinstance(at, EdgeId) else at for at in points}
             specs = {at: p.specs(v.node)[v.port] for at, v in values.items()}
-            return {at: Value(new.add_source(INPUT, feed_name(p, at), spec, {})) for at, spec in specs.items()}
+            return {at: Value(add_source(new, INPUT, feed_name(p, at), spec, {})) for at, spec in specs.items()}
 
         cached[key] = rewrite(p, f"{p.name} (patched)", {}, inputs)[0]
     return cached[key]

@@ -20,6 +20,7 @@ from graphwright.program.derived.backward import BackwardGraph, updatable, write
 from graphwright.program.derived.mirror import MirrorRecorder, recording
 from graphwright.program.kinds import INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import add_assign, add_op, set_outputs
 from graphwright.program.run import evaluate
 from graphwright.program.validate import refuse_broken
 
@@ -71,7 +72,7 @@ class ReusingRecorder(MirrorRecorder):
             node = self._rewired(role, op, operands, attrs)
             if node is not None:
                 return node
-            return self.program.add_op(op.name, operands, attrs, self._name(op.name), self.after(operands))
+            return add_op(self.program, op.name, operands, attrs, self._name(op.name), self.after(operands))
 
         node = self.now.by_role[role] = self._take((op.name, *operands, attributes), make)
         return self.symbols(node)
@@ -119,7 +120,7 @@ class ReusingRecorder(MirrorRecorder):
         node = self.now.by_content.get(key)
         if node is None:
             node = self._before.by_content.get(key)
-            if node is None or node in self._taken:  # rewired for another role
+            if node is None or node in self._taken:  # it was already rewired to another role
                 node = make()
             self._taken.add(node)
             self.now.by_content[key] = node
@@ -161,9 +162,9 @@ class TrainingStepGraph:
         for name in task.inputs.keys() - {source.path(n) for n in source.inputs()}:
             self.mirror.recorder.source(INPUT, name, task.inputs[name], {})
         self._read_nodes: list[NodeId] = []
-        self._stored: dict[int, tuple[NodeId, Value]] = {}  # id of each mirrored variable -> its node and the twin
+        self._stored: dict[int, tuple[NodeId, Value]] = {}  # id of a mirrored variable -> its node, and the twin
         self._seeds: dict[Value, Value] = {}
-        self._objective_grads: dict[Parameter, Value] = {}  # of parameters that the objective alone reads
+        self._objective_grads: dict[Parameter, Value] = {}  # of parameters that only the objective reads
         self._traced = TracedNodes({}, {})
         self._writes: dict[int, NodeId] = {}
         self._assumptions: list[tuple[Callable[[], object], object]] = []
@@ -266,7 +267,7 @@ class TrainingStepGraph:
                 for variable, _ in grads:
                     variable.grad = None
         if dict(zip(p.output_names(), p.outputs(), strict=True)) != recorder.results:
-            p.set_outputs(recorder.results)
+            set_outputs(p, recorder.results)
         writes: dict[int, NodeId] = {}
         for key, target, value in recorder.written():
             node = self._writes.pop(key, None)
@@ -274,7 +275,7 @@ class TrainingStepGraph:
                 self.mirror.rewire(node, [target, value])
             else:
                 discard(() if node is None else (node,))
-                node = p.add_assign(target, value, p.free_name(f"{p.path(target)}.next"))
+                node = add_assign(p, target, value, p.free_name(f"{p.path(target)}.next"))
             writes[key] = node
         discard(tuple(self._writes.values()))
         used = set(recorder.now.by_content.values())
@@ -291,10 +292,7 @@ class TrainingStepGraph:
 
 
 class RetracedStep:
-    """A training step of a program with checkpoints or opaque ops, which `TrainingStepGraph` cannot update.
-
-    After an edit of the program it is no longer `usable`, and the caller traces a new one.
-    """
+    """A training step of a program with checkpoints or opaque ops; after an edit the caller must trace a new one."""
 
     def __init__(self, source: Program, task: TrainingTask) -> None:
         def step(*feeds: Tensor) -> Mapping[str, Tensor]:

@@ -11,6 +11,7 @@ from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
+from graphwright.program.primitives import add_source, insert_edge, insert_node, set_outputs
 from graphwright.program.program import Program
 
 STEPS = 3  # least number of uses of one parameter for which the tape is a loop over steps; a tied weight has two uses
@@ -34,7 +35,7 @@ def tape(*tensors: Tensor, name: str = "tape") -> Program:
     made = _TapeProgram(name, _steps(nodes))
     for node in nodes:
         made.add(node)
-    made.program.set_outputs({f"out_{i}" if i else "out": made.values[t.node, t.port] for i, t in enumerate(tensors)})
+    set_outputs(made.program, {f"out_{i}" if i else "out": made.values[t.node, t.port] for i, t in enumerate(tensors)})
     return made.program
 
 
@@ -50,10 +51,7 @@ def _ancestors(roots: Sequence[Any]) -> set[Any]:
 
 
 def _steps(nodes: Sequence[Any]) -> dict[Any, int]:
-    """Return tape node -> loop step; empty if no parameter has at least `STEPS` uses.
-
-    The step is the number of earlier uses of the node's parameters, or the largest step of its operands if greater.
-    """
+    """Return tape node -> loop step: number of earlier uses of its parameters, at least the step of its operands."""
     uses: Counter[int] = Counter()
     step: dict[Any, int] = {}
     for node in nodes:
@@ -71,7 +69,7 @@ class _TapeProgram:
         self.program = Program(name)
         self.values: dict[Any, Value] = {}
         self._steps = steps
-        self._leaves: list[Tensor] = []  # alive, so that no id is used twice
+        self._leaves: list[Tensor] = []  # kept alive, so that no id is reused
 
     def add(self, node: Any) -> None:
         """Add the operation of a tape node, whose operands were added before."""
@@ -80,9 +78,11 @@ class _TapeProgram:
         operands = [self._operand(node, number, edge, step) for number, edge in enumerate(node.edges)]
         owners = [edge.name for edge in node.edges if isinstance(edge, Parameter) and "." in edge.name]
         module = f"{owners[0].rpartition('.')[0]}." if owners else ""
-        made = p.insert_node(node.op.name, node.attrs, p.free_name(step + module + node.op.name), tuple(node.out_specs))
+        made = insert_node(
+            p, node.op.name, node.attrs, p.free_name(step + module + node.op.name), tuple(node.out_specs)
+        )
         for port, value in enumerate(operands):
-            p.insert_edge(value, made, port)
+            insert_edge(p, value, made, port)
         for port in range(len(node.out_specs)):
             self.values[node, port] = Value(made, port)
 
@@ -104,7 +104,7 @@ class _TapeProgram:
         return self.values[id(edge)]
 
     def _source(self, kind: str, name: str, spec: Spec, attrs: dict[str, Any]) -> Value:
-        return Value(self.program.add_source(kind, self.program.free_name(name), spec, attrs))
+        return Value(add_source(self.program, kind, self.program.free_name(name), spec, attrs))
 
     def _stored(self, kind: str, name: str, variable: Variable) -> Value:
         name = self.program.free_name(name)

@@ -223,11 +223,7 @@ class _Router:
         return track if source is None else source
 
     def _channel(self, own: int, others: list[int], first: int, last: int, back: bool) -> int:
-        """Choose the channel for a track in rows `first` to `last`.
-
-        It is beside the lane `own` of the source, on the side of the target lanes `others`. If these are balanced, it
-        is beside the nearest lane that is free in these rows. For wires that lead up, it is right of all used lanes.
-        """
+        """Choose a channel beside lane `own` toward the lanes `others`; for wires that lead up, right of used lanes."""
         used = set(self.taken.used(first, last))
         if back:
             return max(used | {own, *others})
@@ -347,10 +343,7 @@ def trunk(rank: list[int], order: list[int], after: Lists, entries: Lists, exits
 
 
 def _on_every_path(order: list[int], after: Lists, start: list[int], useful: dict[int, int]) -> list[int]:
-    """Find the children on all paths from `start` to the exit in one sweep: the children that no edge bypasses.
-
-    The keys of `useful` are the children from which the exit can be reached.
-    """
+    """Find the children on all paths from `start` to the exit in one sweep; `useful` are those that reach the exit."""
     reached = set(start)
     for i in order:
         if i in reached:
@@ -395,10 +388,8 @@ def lanes(
 ) -> tuple[list[int], Occupancy, set[tuple[int, int]]]:
     """Assign a lane to each child; also return the used rows per lane and the edges that run straight down a lane.
 
-    Args:
-        spine: the children of the trunk, which get lane 0.
-        inlet: whether the first child of the trunk reads the main entry.
-        outlet: whether the last child of the trunk is read outside the group.
+    `spine` is the trunk; `inlet` tells whether its first child reads the main entry, `outlet` whether its last one is
+    read outside the group.
     """
     lane = [0] * len(rank)
     taken = Occupancy()

@@ -89,10 +89,7 @@ class GroupTree:
         return self.modules[~item].parent, self.modules[~item].position
 
     def legs(self, src: int, dst: int) -> tuple[list[tuple[int, int]], int]:
-        """Return the groups that an edge crosses, in order, each with the child (or OUTSIDE) at which it ends there.
-
-        Ends are nodes, or ~index of a group. The second result is the number of groups that the edge leaves.
-        """
+        """Return (group, target child or OUTSIDE) per group that an edge crosses, and how many groups it leaves."""
         (up, _), (down, child) = self.seat(src), self.seat(dst)
         out, into = [], []
         while up != down:
@@ -262,10 +259,7 @@ def _within_a_run(tree: GroupTree, edge: SceneEdge, stands_for: dict[int, tuple[
 
 
 def bundled(scene: Scene, tree: GroupTree, size: int) -> Scene:
-    """Return a scene in which every `size` children of the root, in topological order, form a new group.
-
-    Children on cycles come last.
-    """
+    """Return a scene in which each `size` children of the root form a group, in topological order; cycles come last."""
     order = {i: k for k, i in enumerate(kahn_order(data_readers(scene)))}
     top = [ROOT]
     for module in tree.modules[1:]:
@@ -299,10 +293,7 @@ ROOMY = 60  # number of boxes up to which groups open by default where no module
 
 @dataclass(slots=True)
 class SceneView:
-    """A scene, its tree, the labels of its nodes and its open groups.
-
-    `closed` are the paths of groups and runs that were closed, folded or bundled to stay within the budget.
-    """
+    """A scene, its tree and its open groups; `closed` are paths of groups that are closed to stay within the budget."""
 
     scene: Scene
     tree: GroupTree

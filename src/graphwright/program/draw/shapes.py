@@ -131,10 +131,7 @@ def lines(series: Series, x_label: str, y: tuple[float, float] | None = None) ->
 
 
 def areas(series: Series, x_label: str) -> list[Shape]:
-    """Draw stacked areas over equally spaced steps; `series` maps names to values and colour.
-
-    An area spans the steps from the first nonzero value to the last one, and one step beyond.
-    """
+    """Draw stacked areas over equally spaced steps; `series` maps names to values (0: absent) and colour."""
     count = max(len(values) for values, _ in series.values())
     area = PlotArea((0, max(count - 1, 1)), (0, max(map(sum, zip(*(v for v, _ in series.values()), strict=True)))))
     found, base = area.axes(x_label), [0.0] * count

@@ -20,13 +20,22 @@ from graphwright.program.files import forms
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE, STORED
 from graphwright.program.op_graph import MAX_PORT, Value, is_key
+from graphwright.program.primitives import (
+    delete_edge,
+    delete_node,
+    insert_edge,
+    insert_node,
+    move_edge,
+    set_outputs,
+    update_node,
+)
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec
     from graphwright.program.program import Program
 
 PRIMITIVES: dict[str, type[Edit]] = {}
-"""The primitive edits by name; a subclass of `Edit` enters itself."""
+"""The primitive edits by name; a subclass of `Edit` registers itself."""
 
 
 class Edit:
@@ -213,7 +222,7 @@ class AddNode(Edit):
     def apply(self, p: Program) -> None:
         if self.variable is not None:
             p.weights.add(self.attrs["key"], self.variable)
-        node = p.insert_node(self.op, self.attrs, self.name, self.specs, self.seq, self.node, self.after)
+        node = insert_node(p, self.op, self.attrs, self.name, self.specs, self.seq, self.node, self.after)
         assert node == self.node, "handles are issued in a fixed order"
 
     @classmethod
@@ -264,7 +273,7 @@ class RemoveNode(Edit):
     def apply(self, p: Program) -> None:
         if p.op(self.node) in STORED and not self._shared(p):
             p.weights.drop(p.key(self.node))
-        p.delete_node(self.node)
+        delete_node(p, self.node)
 
     def replaced(self, p: Program) -> tuple[str, ...]:
         return (p.key(self.node),) if p.op(self.node) in STORED else ()
@@ -299,7 +308,7 @@ class AddEdge(Edit):
         return RemoveEdge(self.edge)
 
     def apply(self, p: Program) -> None:
-        edge = p.insert_edge(self.src, self.dst, self.port, self.edge)
+        edge = insert_edge(p, self.src, self.dst, self.port, self.edge)
         assert edge == self.edge, "handles are issued in a fixed order"
 
     @classmethod
@@ -327,7 +336,7 @@ class RemoveEdge(Edit):
         return AddEdge(self.edge, p.edge_value(self.edge), p.graph.target(self.edge), p.edge_port(self.edge))
 
     def apply(self, p: Program) -> None:
-        p.delete_edge(self.edge)
+        delete_edge(p, self.edge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +355,7 @@ class Rewire(Edit):
         return Rewire(self.edge, p.edge_value(self.edge))
 
     def apply(self, p: Program) -> None:
-        p.move_edge(self.edge, self.src)
+        move_edge(p, self.edge, self.src)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,10 +380,10 @@ class SetAttr(Edit):
         if p.op(self.node) in STORED and (old := p.key(self.node)) != (new := self.attrs["key"]):
             p.weights.rekey(old, new)
             for reader in p.readers(old):
-                p.update_node(reader, attrs={**p.attrs(reader), "key": new})
+                update_node(p, reader, attrs={**p.attrs(reader), "key": new})
         op = p.op(self.node)
         complete = dict(self.attrs) if op in KINDS else get(op).complete(self.attrs)  # a dtype may be given by name
-        p.update_node(self.node, attrs=complete)
+        update_node(p, self.node, attrs=complete)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +402,7 @@ class Rename(Edit):
         return Rename(self.node, p.path(self.node))
 
     def apply(self, p: Program) -> None:
-        p.update_node(self.node, name=self.name)
+        update_node(p, self.node, name=self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +447,7 @@ class SetWeight(Edit):
             variable.data = self.array.copy()
         variable.shared = not self.inplace  # the journal holds the array itself, or a copy of it
         for node in self.touches(p):
-            p.update_node(node, specs=(self.array.spec,))
+            update_node(p, node, specs=(self.array.spec,))
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
         return p.readers(self.key)
@@ -467,7 +476,7 @@ class SetOutputs(Edit):
         return SetOutputs(tuple(zip(p.output_names(), p.outputs(), strict=True)))
 
     def apply(self, p: Program) -> None:
-        p.set_outputs(dict(self.outputs))
+        set_outputs(p, dict(self.outputs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,8 @@ def gate(
         group: name of the temperature to share; by default `hard_concrete` (2/3) for that kind, else `default`.
         cost: of each open element: "params", the number of param entries removed with it; "one"; or integers.
     Returns: the handle of the gate, which is the node that multiplies; a tuple for units and for several targets.
-    Raises: GateNotAllowed for an edge into an op, NotZeroPreserving for an axis on which zero is not removal, DeadGate
-        for logits that are not finite, StaleHandle, UnknownEdge.
+    Raises: GateNotAllowed for an edge into an op, NotZeroPreserving if zeroing a unit of the axis does not remove it,
+        DeadGate for logits that are not finite, StaleHandle, UnknownEdge.
     """
     if kind not in KINDS:
         raise UsageError("unknown kind of gate", expected=", ".join(KINDS), got=kind)
@@ -107,7 +107,7 @@ def gate(
     count = sum(r.length for r in requests)
     logits = np.broadcast_to(np.asarray(INITS[kind] if init is None else init, np.float64), (count,))
     if not np.isfinite(logits).all():
-        raise DeadGate("a gate with an infinite logit has no gradient", got=init,
+        raise DeadGate("the gate would have no gradient: an initial logit is not finite", got=init,
                        fix="structure.init_for(p0, kind) with p0 from 0.01 to 0.99")  # fmt: skip
     if kind == "ste" and (logits <= 0).any():
         e.warnings.append("a straight-through gate is closed at first: its operands get no gradient until it opens")
@@ -237,7 +237,7 @@ def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> l
 
 
 def _exact(p: Program, group: AxisGroup, value: Value) -> tuple[Value, int] | None:
-    """Return the nearest value and dimension that is exactly the axis, upstream through views with one reader."""
+    """Return the nearest (value, dimension) that is exactly the axis, upstream through views with one reader."""
     dims = group.axes.solution.dims
     while True:
         for dim, term in enumerate(dims[value]):
@@ -380,7 +380,7 @@ def _add_sites(e: Transaction, request: _Request, part: Value) -> NodeId:
 
 
 def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -> Value:
-    """Reshape a vector over units to a factor along one dimension, repeated over the dimension's other atoms."""
+    """Reshape a vector over units to a factor along one dimension, repeated over the other axes in that dimension."""
     p, term = e.program, at.term
     assert term is not None
     assert at.dim is not None
@@ -403,7 +403,7 @@ def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -
 
 # -- removing ----------------------------------------------------------------------------------------------------------
 def ungate(e: Transaction, handle: NodeId) -> None:
-    """Remove a gate, which is then 1; its slot can be reused. Raises: StaleHandle, UnknownGate."""
+    """Remove a gate, so that values pass unchanged; its slot can be reused. Raises: StaleHandle, UnknownGate."""
     p = e.program
     found = p.gates()[p.node(handle)]
     for site in found.sites:

@@ -14,6 +14,7 @@ from graphwright.program.editing.interrupts import defer_interrupts
 from graphwright.program.editing.journal import Undo
 from graphwright.program.editing.undo_storage import UndoSpill
 from graphwright.program.errors import NotUndoable
+from graphwright.program.primitives import find_back_edges, restore_order, update_node
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -110,7 +111,7 @@ class History:
                 variable.data, variable.shared = expected, True
 
     def write(self, t: Transaction) -> Entry | None:
-        """Write the journal entry of a valid edit; return None if nothing changed. Raises UsageError for bad facts."""
+        """Write the journal entry of a valid edit, if it changed anything. Raises: UsageError if facts are not JSON."""
         p = self.program
         if not t.done:
             return None
@@ -204,15 +205,15 @@ class History:
                 records.append(edit.to_json(p))
                 edit.apply(p)
                 cone |= dict.fromkeys(edit.touches(p))
-            undo.labels[:] = [p.restore_order(record) for record in undo.labels][::-1]
+            undo.labels[:] = [restore_order(p, record) for record in undo.labels][::-1]
             sort_weights(p, undo.edits)
         finally:
             p.tombstones.mode = "edit"
         for node, specs in undo.specs.items():
             if node in p.graph:
-                p.update_node(node, specs=specs[0 if back else 1])
+                update_node(p, node, specs=specs[0 if back else 1])
         p.valid = undo.valid[0 if back else 1]
-        p.find_back_edges(p.valid)
+        find_back_edges(p, p.valid)
         other.append(stack.pop())
         facts = {"why": f"{'undo' if back else 'redo'}: {entry.why}", "author": "human", "tool": None, "line": None}
         facts |= {"warnings": (), "undoes" if back else "redoes": entry.seq}
@@ -224,7 +225,7 @@ class History:
     def mark(self, name: str) -> None:
         """Name the present state. Raises: UsageError."""
         if not isinstance(name, str) or not name:
-            raise UsageError("invalid name of a mark", expected="a non-empty text", got=repr(name))
+            raise UsageError("invalid name of a mark", expected="a non-empty string", got=repr(name))
         self.marks[name] = self.undoable[-1].seq if self.undoable else -1
 
     def marked(self, name: str) -> int:
@@ -252,7 +253,7 @@ class History:
 
     # -- blame -------------------------------------------------------------------------------------------------------
     def blame(self, ref: NodeId | EdgeId | None, name: str | None) -> list[Entry]:
-        """Return the entries that made or changed a node, edge or weight, by handle or name, or a node's operands."""
+        """Return the entries that made or changed a node (or its operands), edge or weight, given by handle or name."""
         p, found = self.program, []
         handle = None if ref is None else [ref.index, ref.generation]
         at = p.path(ref) if isinstance(ref, NodeId) and ref in p.graph else None
@@ -301,6 +302,6 @@ def _check_undo(entry: Entry) -> Undo:
                 array.storage.check()  # the file must be the one that was read, and unchanged
             except GraphwrightError as error:
                 got = error.what if error.where is None else f"{error.where}: {error.what}"
-                what = "the bytes needed to undo this entry are gone"
+                what = "the values needed to undo this entry are gone"
                 raise NotUndoable(what, where=where, got=got, fix="restore the file") from error
     return entry.undo

@@ -14,6 +14,7 @@ from graphwright.ops.expansion import Arithmetic
 from graphwright.program.errors import BoundaryMismatch, NotConvex
 from graphwright.program.kinds import ASSIGN, INPUT, PARAM, SOURCES, STORED
 from graphwright.program.op_graph import OpGraph, Ref, Value
+from graphwright.program.primitives import add_assign, add_source, insert_edge, insert_node, set_outputs
 from graphwright.program.validate import refuse_broken
 from graphwright.program.weights import as_array, shared_variable
 
@@ -176,7 +177,7 @@ def take_over(e: Transaction, old: NodeId, new: NodeId) -> None:
 
 
 def remove_unread(e: Transaction, value: Value) -> None:
-    """Remove the node of a value that nothing reads, then the node of its first operand likewise, and so on."""
+    """Remove the node of a value if nothing reads it, then the same for its first operand, and so on."""
     p = e.program
     while not p.out_edges(value.node) and value not in p.outputs():
         before = p.operands(value.node)
@@ -187,7 +188,7 @@ def remove_unread(e: Transaction, value: Value) -> None:
 
 
 def extract(p: Program, selection: Selection | Sequence[NodeId]) -> Program:
-    """Return a copy of a selection as a program: values it reads become inputs, its results read outside outputs.
+    """Return a copy of a selection as a program: values that it reads become inputs, results outputs.
 
     Inputs and outputs are named by the nodes' paths. Params that the selection reads are included; arrays are shared.
     Raises: NotConvex; InvalidProgram if `p` was left broken.
@@ -200,23 +201,23 @@ def extract(p: Program, selection: Selection | Sequence[NodeId]) -> Program:
     sub = p.empty(f"{p.name} (part)")
     values: dict[Value, Value] = {}
     for value in enters:
-        values[value] = Value(sub.add_source(INPUT, sub.free_name(p.path(value)), p.spec(value), {}))
+        values[value] = Value(add_source(sub, INPUT, sub.free_name(p.path(value)), p.spec(value), {}))
     for node in sorted(inside, key=p.order_labels.key):
         op, name = p.op(node), sub.free_name(p.path(node))
         if op in SOURCES:
             if op in STORED:
                 sub.weights.add(p.key(node), _second_variable(p.weights[p.key(node)], op, p.key(node)))
-            values[Value(node)] = Value(sub.add_source(op, name, p.spec(node), p.attrs(node)))
+            values[Value(node)] = Value(add_source(sub, op, name, p.spec(node), p.attrs(node)))
         elif op == ASSIGN:
             target, value = (values[v] for v in p.operands(node))
-            sub.add_assign(target, value, name)
+            add_assign(sub, target, value, name)
         else:
-            fresh = sub.insert_node(op, p.attrs(node), name, p.specs(node))
+            fresh = insert_node(sub, op, p.attrs(node), name, p.specs(node))
             for edge, operand in zip(p.in_edges(node), p.operands(node), strict=True):
-                sub.insert_edge(values[operand], fresh, p.edge_port(edge))
+                insert_edge(sub, values[operand], fresh, p.edge_port(edge))
             for port in range(len(p.specs(node))):
                 values[Value(node, port)] = Value(fresh, port)
-    sub.set_outputs({sub.path(values[v]) + (f".{v.port}" if v.port else ""): values[v] for v in leaves})
+    set_outputs(sub, {sub.path(values[v]) + (f".{v.port}" if v.port else ""): values[v] for v in leaves})
     return sub
 
 

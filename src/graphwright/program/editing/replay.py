@@ -291,7 +291,7 @@ def _units(p: Program, pattern: str, ids: tuple[int, ...]) -> Units:
 
 def _numbers(form: Any) -> tuple[int, ...]:
     if isinstance(form, bool) or not isinstance(form, int | str | list):
-        raise ValueError(f"units must be a number, a list or a text, not {form!r}")
+        raise ValueError(f"units must be a number, a list or a string, not {form!r}")
     if isinstance(form, list):
         return tuple(map(int, form))
     found = parsed(str(form))

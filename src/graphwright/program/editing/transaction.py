@@ -29,11 +29,12 @@ from graphwright.program.editing.interrupts import defer_interrupts, start_liste
 from graphwright.program.editing.journal import AUTHORS
 from graphwright.program.editing.replace import replace
 from graphwright.program.editing.unfold import fold, unfold
-from graphwright.program.errors import NotAJunction, PortTaken
+from graphwright.program.errors import EditClosed, NotAJunction, PortTaken
 from graphwright.program.gates import of_site
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, SOURCES, STATE
 from graphwright.program.op_graph import Ref, Value
+from graphwright.program.primitives import order_back_edges, restore_order, update_node
 from graphwright.program.validate import check_outputs, check_ports, infer
 from graphwright.program.weights import as_array
 
@@ -61,7 +62,7 @@ class Transaction:
         if author not in AUTHORS:
             fix = "tool= takes the name of a program"
             raise UsageError("unknown author", expected=", ".join(AUTHORS), got=author, fix=fix)
-        self.program, self.why, self.author, self.tool, self.check = program, why, author, tool, check
+        self._program, self.why, self.author, self.tool, self.check = program, why, author, tool, check
         self.keep_undo, self.valid_before = keep_undo, program.valid
         self.owner, self._left, self._listens = 0, False, False
         self.cone: set[NodeId] = set()
@@ -73,6 +74,15 @@ class Transaction:
         self.relabelled: list[Relabelled[NodeId]] = []
         self.back_edges_before: frozenset[EdgeId] = frozenset()
         self._savepoints: list[tuple[int, int, dict[NodeId, None], frozenset[EdgeId]]] = []
+
+    @property
+    def program(self) -> Program:
+        """The edited program; every method of the edit reaches it here. Raises: EditClosed outside the with-block."""
+        if self._program.history.open is not self:
+            what = "this edit is closed" if self._left else "this edit is not open"
+            fix = "with program.edit(...) as e: ..., and use e inside the block"
+            raise EditClosed(what, where=f"{self._program.name}, edit {self.why!r}", fix=fix)
+        return self._program
 
     def do(self, edit: Edit) -> None:
         """Apply one primitive edit. Raises: the error of its check; then nothing is changed."""
@@ -102,10 +112,10 @@ class Transaction:
             raise
 
     def _enter(self) -> Self:
-        p = self.program
+        p = self._program
         outer, thread = p.history.open, threading.get_ident()
         if self.owner:
-            fix = "open another one with program.edit(...)"
+            fix = "open a new edit with program.edit(...)"
             raise UsageError("this edit was entered by a with-block before", where=self.why, fix=fix)
         if outer is None or outer.owner != thread:
             p.history.begin(self)
@@ -133,10 +143,10 @@ class Transaction:
             raise
         finally:
             if entry is not None:
-                self.program.history.notify(entry)
+                self._program.history.notify(entry)
 
     def _leave(self, failed: bool) -> Entry | None:
-        p = self.program
+        p = self._program
         self._left = True
         current = p.history.open
         assert current is not None, "an edit is left once"
@@ -162,20 +172,20 @@ class Transaction:
         return entry
 
     def _abort(self) -> None:
-        self.program.history.drop_trained()  # inverses of in-place writes need the memory that the edit wrote
+        self._program.history.drop_trained()  # inverses of in-place writes need the memory that the edit wrote
         self._roll_back(0, 0, self.back_edges_before)
-        self.program.valid = self.valid_before
-        self.program.history.end(None, failed=True)
+        self._program.valid = self.valid_before
+        self._program.history.end(None, failed=True)
 
     def _validate(self) -> None:
         """Check order and ports, and infer changed specs. Raises: CycleError, PortEmpty, SpecMismatch."""
-        p = self.program
+        p = self._program
         p.history.collect_trained(self)
         # an earlier edit may have broken any node: then all of them are checked
         alive = [n for n in (self.touched if self.valid_before else p.nodes()) if n in p.graph]
         edits.sort_weights(p, [edit for pair in self.done for edit in pair[:2]])
         try:
-            p.order_back_edges()
+            order_back_edges(p)
             for node in alive:
                 check_ports(p, node)
             self.cone = infer(p, alive, self.specs_before)
@@ -197,7 +207,7 @@ class Transaction:
 
     def _roll_back(self, count: int, labels: int, back_edges: frozenset[EdgeId]) -> None:
         """Revert all edits but the first `count`, and all changes of the order but the first `labels`."""
-        p = self.program
+        p = self._program
         p.tombstones.mode = "roll back"
         undone = [edit for pair in self.done[count:] for edit in pair[:2]]
         while len(self.done) > count:
@@ -207,13 +217,13 @@ class Transaction:
                 p.history.note(p.weights[key])
         edits.sort_weights(p, undone)
         while len(self.relabelled) > labels:
-            p.restore_order(self.relabelled.pop())
+            restore_order(p, self.relabelled.pop())
         p.back_edges.clear()
         p.back_edges |= back_edges
         p.tombstones.mode = "edit"
         for node, specs in self.specs_before.items():  # the rest of the edit is inferred again when it ends
             if node in p.graph:
-                p.update_node(node, specs=specs)
+                update_node(p, node, specs=specs)
         self.specs_before.clear()
 
     # -- nodes -------------------------------------------------------------------------------------------------------
@@ -384,7 +394,7 @@ class Transaction:
         for _ in range(delay):
             spec = self.spec(value)
             if spec.symbolic:
-                what = "a delayed edge stores its value in a state, which needs a static shape"
+                what = "cannot delay this value: the state that would store it needs a static shape"
                 raise ShapeError(what, where=f"{p.path(value)} -> {p.path(target)}", got=spec)
             zero = as_array(np.zeros(spec.shape, np.float32), spec.dtype)
             held = self.state(p.free_name(f"{p.path(target)}.held"), zero)

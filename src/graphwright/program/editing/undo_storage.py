@@ -145,7 +145,7 @@ class Unpacker:
         """Return a primitive edit from its JSON form."""
         kind = PRIMITIVES.get(forms.text((forms.array(data) or [None])[0]))
         if kind is None or len(data) != len(kind.packed) + 1:
-            raise forms.wrong("a primitive edit", data)
+            raise forms.wrong(expected="a primitive edit", got=data)
         return kind(**{name: k.unpack(self, d) for (name, k), d in zip(kind.packed.items(), data[1:], strict=True)})
 
     def array(self, data: Any) -> NDArray:
@@ -223,7 +223,7 @@ class UndoSpill:
         self._counted, self._since = total, 0
 
     def _move(self, array: NDArray) -> NDArray:
-        """Write an array to the file; returns one that maps it when it is first used."""
+        """Write an array to the file; return an array that maps the file when it is first used."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="graphwright-undo-")  # noqa: SIM115  # open as long as this is
             weakref.finalize(self, self._file.close)

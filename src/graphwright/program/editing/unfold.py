@@ -1,6 +1,6 @@
 """Unfolding: splitting an op into one op per unit of an axis (a head, a neuron) and a junction, and folding it back.
 
-`o(x) = Σ_h o_h(x_h)`: each unit reads slices of what the op read, so no weight is copied and all checkpoint keys stay.
+`o(x) = Σ_h o_h(x_h)`: each unit reads slices of what the op read, so no weight is copied or renamed.
 Units along an axis of the result are padded with zeros by `pad_slice`, so that they are summed too.
 """
 
@@ -58,7 +58,7 @@ def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> Nod
             "heads"; of `sdpa` "heads".
         units: number of units; by default the number that a `flatten` before the op joined or an `unflatten` after it
             splits off, else one per entry.
-    Returns: the node that now has the op's name and readers. Raises: UsageError for another op or axis, ShapeError.
+    Returns: the node that now has the op's name and readers. Raises: UsageError if the op has no such axis, ShapeError.
     """
     p = e.program
     node = p.node(ref)
@@ -109,7 +109,7 @@ def fold(e: Transaction, ref: Ref) -> NodeId:
 
     Args:
         ref: the node that has the op's name.
-    Raises: UsageError if a unit was cut or changed, or is read elsewhere.
+    Raises: UsageError if a unit was cut or changed, or if another node reads it.
     """
     p = e.program
     node = p.node(ref)

@@ -22,14 +22,14 @@ _BIG = 1 << 62
 def integer(data: Any, low: int = 0, high: int = _BIG) -> int:
     """Read an integer in a range."""
     if type(data) is not int or not low <= data <= high:
-        raise wrong(f"an integer from {low} to {high}", data)
+        raise wrong(expected=f"an integer from {low} to {high}", got=data)
     return data
 
 
 def text(data: Any) -> str:
     """Read a string."""
     if not isinstance(data, str):
-        raise wrong("a string", data)
+        raise wrong(expected="a string", got=data)
     return data
 
 
@@ -41,21 +41,23 @@ def optional_text(data: Any) -> str | None:
 def flag(data: Any) -> bool:
     """Read a boolean."""
     if not isinstance(data, bool):
-        raise wrong("true or false", data)
+        raise wrong(expected="true or false", got=data)
     return data
 
 
 def array(data: Any, length: int | None = None) -> list[Any]:
     """Read a list, of a given length if one is given."""
     if not isinstance(data, list) or (length is not None and len(data) != length):
-        raise wrong("a list" if length is None else f"a list of {length} entries", data)
+        raise wrong(expected="a list" if length is None else f"a list of {length} entries", got=data)
     return data
 
 
 def table(data: Any, fields: Iterable[str] | None = None) -> dict[str, Any]:
     """Read an object, with exactly the given fields if they are given."""
     if not isinstance(data, dict) or (fields is not None and data.keys() != set(fields)):
-        raise wrong("an object" if fields is None else f"an object with fields {', '.join(sorted(fields))}", data)
+        raise wrong(
+            expected="an object" if fields is None else f"an object with fields {', '.join(sorted(fields))}", got=data
+        )
     return data
 
 
@@ -75,7 +77,7 @@ def spec(data: Any) -> Spec:
     """Read a spec from [dtype name, [dims]]."""
     name, dims = array(data, 2)
     if text(name) not in DTYPES or len(array(dims)) > MAX_RANK:
-        raise wrong("a dtype and at most 32 dimensions", data)
+        raise wrong(expected="a dtype and at most 32 dimensions", got=data)
     return Spec(tuple(d if isinstance(d, str) else integer(d) for d in dims), DTYPES[name])
 
 
@@ -91,7 +93,7 @@ def attrs(data: Any) -> Mapping[str, Any]:
     except ProgramFileError:
         raise
     except Exception as error:
-        raise wrong("attributes of a node", data) from error
+        raise wrong(expected="attributes of a node", got=data) from error
 
 
 def indices(data: Any) -> tuple[int, ...]:
@@ -99,7 +101,7 @@ def indices(data: Any) -> tuple[int, ...]:
     try:
         return parsed(text(data))
     except ValueError as error:
-        raise wrong("indices along an axis", data) from error
+        raise wrong(expected="indices along an axis", got=data) from error
 
 
 def handle_form(node: NodeId | EdgeId) -> list[int]:

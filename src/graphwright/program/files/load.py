@@ -26,6 +26,7 @@ from graphwright.program.files.save import FORMAT, MIDDLE, PREFIX, SCHEMA, SUFFI
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import KINDS, STORED
 from graphwright.program.op_graph import EDGE_COLUMNS, NODE_COLUMNS, is_key, is_name
+from graphwright.program.primitives import list_key, order_back_edges, set_order, set_outputs, touch
 from graphwright.program.program import Program
 from graphwright.program.validate import validate
 from graphwright.program.weights import Promise, digest_of
@@ -54,7 +55,7 @@ class TensorFiles:
         info = checkpoint.info(key)
         kind = BY_TAG.get(info.tag)
         if kind is None:
-            raise forms.wrong("a supported dtype", info.tag)
+            raise forms.wrong(expected="a supported dtype", got=info.tag)
 
         def touch() -> memoryview:
             content = checkpoint.bytes(key)
@@ -156,7 +157,7 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
     data = forms.table(body["graph"])
     limits = (p.graph.block, p.graph.max_generation)
     if (data["block"], data["max_generation"]) != limits or type(data["block"]) is not int:
-        raise forms.wrong(f"block and max_generation {limits}", (data["block"], data["max_generation"]))
+        raise forms.wrong(expected=f"block and max_generation {limits}", got=(data["block"], data["max_generation"]))
     for side, declared in (("nodes", NODE_COLUMNS), ("edges", EDGE_COLUMNS)):
         forms.table(forms.table(data[side])["columns"], declared)
     strict = {
@@ -172,15 +173,15 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
         (forms.integer(label, -(1 << 62)), forms.integer(created))
         for label, created in (forms.array(pair, 2) for pair in forms.array(body["labels"], len(nodes)))
     ]
-    p.set_order(graph, dict(zip(nodes, keys, strict=True)))
+    set_order(p, graph, dict(zip(nodes, keys, strict=True)))
     saved = set(p.back_edges)
     with suppress(CycleError):
-        p.order_back_edges()
+        order_back_edges(p)
     if p.back_edges != saved:
         got = f"{len(saved - p.back_edges)} edges that go backwards without closing a cycle"
         raise ProgramFileError("the saved order contradicts the edges", got=got)
     for node in nodes:
-        p._touch(node)
+        touch(p, node)
         if not is_name(p.path(node)):
             raise ProgramFileError("invalid node name", got=repr(p.path(node))[:120])
         if p.path(node) in p._names:
@@ -193,7 +194,7 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
     outputs = [(forms.text(name), forms.value(value)) for name, *value in rows]
     if len(dict(outputs)) != len(outputs):
         raise ProgramFileError("two outputs have the same name")
-    p.set_outputs(dict(outputs))
+    set_outputs(p, dict(outputs))
 
 
 def _check_nodes(p: Program) -> None:
@@ -210,7 +211,7 @@ def _check_nodes(p: Program) -> None:
             forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
         if p.op(node) in STORED:
             p.weights[forms.text(p.attrs(node)["key"])]  # raises UnknownNode
-            p._list_key(node)
+            list_key(p, node)
         if p.op(node) in KINDS and len(p.specs(node)) != (p.op(node) != "assign"):
             raise ProgramFileError("wrong number of results: a source has one, an assign node none", where=p.path(node))
     for v in p.outputs():
@@ -248,7 +249,7 @@ def _load_journal(p: Program, folder: Path, body: Mapping[str, Any], files: Tens
     for i, entry in enumerate(p.journal):
         _check_entry(entry, i)
     if len(p.journal) != forms.integer(facts["entries"]):
-        raise forms.wrong(f"{len(p.journal)} entries", facts["entries"])
+        raise forms.wrong(expected=f"{len(p.journal)} journal entries", got=facts["entries"])
     if body["history"] is not None:
         _load_history(p, forms.table(body["history"]), files)
     stacks = forms.table(body["stacks"], ("undoable", "redoable", "marks"))

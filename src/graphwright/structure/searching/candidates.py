@@ -1,7 +1,7 @@
-"""Candidates of a search: skips between blocks, alternative ops, units of axes.
+"""Candidates of an architecture search: skips between blocks, alternative ops, units of axes.
 
-A candidate is identified by its name. All candidates can be added with gates, to be trained; or chosen ones without
-gates. Each is one edit.
+A candidate is identified by its name. One edit adds all candidates with gates, to train the gates; or it adds chosen
+candidates without gates.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from graphwright.program.editing.replace import redirect
 from graphwright.program.editing.transaction import Transaction
 
 Z0 = 1.0
-"""Initial logit of candidates with weights (open probability 0.73), whose weights learn the scale."""
+"""Initial logit (open probability 0.73) of candidates with weights of their own, which learn the scale."""
 
 
 CandidateGates = dict[str, tuple[NodeId, int]]
-"""Name of a candidate -> handle of its gate, and number of its element."""
+"""Name of a candidate -> handle of its gate, and index of its element in the gate."""
 
 
 class Candidates(Protocol):
     """A set of candidates.
 
     Methods:
-        names: names of all candidates, in a fixed order. Raises: UsageError if a candidate does not fit the program.
+        names: return the names of all candidates, in a fixed order. Raises: UsageError if one does not fit the program.
         gate: add all candidates with gates, in one edit of author `gate`; return their gates.
         build: add the chosen candidates without gates, in one edit.
-        free: whether a candidate adds no parameters.
+        free: return True if a candidate adds no parameters.
     """
 
     def names(self, p: Program) -> list[str]: ...
@@ -48,12 +48,12 @@ class Candidates(Protocol):
 
 @dataclass(frozen=True)
 class Skips:
-    """Skip connections `source -> target` for every pair of blocks far enough apart; made by `skips`.
+    """Skip connections `source -> target` for every pair of blocks at least `min_gap` apart; made by `skips`.
 
     Attributes:
         blocks: names of values in order, the input first.
-        min_gap: smallest distance of the two ends.
-        seed: of projections.
+        min_gap: smallest difference of the positions of source and target in `blocks`.
+        seed: of the initial weights of projections.
     """
 
     blocks: tuple[str, ...]
@@ -65,7 +65,7 @@ class Skips:
         for name in self.blocks:
             spec = p.spec(name)
             if not spec.dtype.is_float or not spec.shape:
-                raise UsageError("a skip needs floating features", where=name, got=spec)
+                raise UsageError("a block of skips is not a floating tensor with axes", where=name, got=spec)
         for a, b in ends:
             projection(p.spec(a), p.spec(b), f"{a} -> {b}")
         return [f"{a} -> {b}" for a, b in ends]
@@ -82,7 +82,7 @@ class Skips:
         return found
 
     def compete(self, p: Program) -> CandidateGates:
-        """Add all skips; skips into one block share a choice, whose last option is no skip."""
+        """Add all skips with gates; skips into one block are options of one choice, whose last option is "no skip"."""
         found: CandidateGates = {}
         with p.edit("competing skips", author="gate") as e:
             for target in self.blocks[self.min_gap :]:
@@ -106,7 +106,7 @@ class Skips:
         return p.spec(source).shape == p.spec(target).shape
 
     def _add(self, e: Transaction, name: str) -> Any:
-        """The edge of a skip, through a projection if the shapes differ."""
+        """Add the edge of a skip, with a projection before it if the shapes differ; return the edge."""
         p = e.program
         source, target = name.split(" -> ")
         total = _junction(e, p.node(target))
@@ -120,19 +120,19 @@ class Skips:
         return e.connect(value, total)
 
     def ends(self, p: Program, name: str) -> tuple[NodeId, NodeId | None]:
-        """Source of a skip, and the junction that it enters, if it exists."""
+        """Return the source node of a skip, and the junction that it enters; None if that does not exist yet."""
         source, target = (p.node(part) for part in name.split(" -> "))
         return junction_of(p, source) or source, junction_of(p, target)
 
     def open(self, p: Program) -> None:
-        """Add the junctions that skips enter; the function stays the same."""
+        """Add the junctions that skips enter; the results of the program are unchanged."""
         with p.edit("junctions for skips", author="gate") as e:
             for name in self.names(p):
                 _junction(e, p.node(name.split(" -> ")[1]))
 
 
 class Projection(NamedTuple):
-    """The op of a skip between different shapes: shape of its weight, and attributes."""
+    """The op of a skip between different shapes: name, shape of its weight, and attributes."""
 
     op: str
     weight: tuple[int, ...]
@@ -140,10 +140,10 @@ class Projection(NamedTuple):
 
 
 def projection(source: Spec, target: Spec, name: str) -> Projection | None:
-    """A projection between shapes: a linear map of the last axis or a convolution of kernel 1; None if they are equal.
+    """Return the op that maps one shape to another; None if they are equal.
 
-    Shapes that differ in the last axis only are rows of features; others are images [batch, channels, size...], whose
-    sizes a stride may reduce. Raises: UsageError if neither fits.
+    It is a linear map of the last axis if only that differs. Else it is a convolution of kernel size 1 between images
+    [batch, channels, size...], whose sizes a stride may reduce. Raises: UsageError if neither fits.
     """
     a, b = source.shape, target.shape
     if a == b:
@@ -155,12 +155,12 @@ def projection(source: Spec, target: Spec, name: str) -> Projection | None:
         stride = tuple(map(_stride, a[2:], b[2:]))
         if all(stride):
             return Projection("conv", (b[1], a[1], *(1 for _ in stride)), {"stride": stride})
-    raise UsageError("no projection exists between these shapes", where=name, expected=target, got=source,
-                     fix="remove one of the two from the blocks, or give them one shape")  # fmt: skip
+    raise UsageError("no projection from the source's shape to the target's shape is possible", where=name,
+                     expected=target, got=source, fix="remove one of the two from `blocks`")  # fmt: skip
 
 
 def _stride(before: Dim, after: Dim) -> int:
-    """The stride that reduces an axis to a size; 0 if no stride does."""
+    """Return the stride that reduces size `before` to size `after`; 0 if no stride does."""
     if before == after:
         return 1
     if isinstance(before, str) or isinstance(after, str) or not after:
@@ -170,21 +170,22 @@ def _stride(before: Dim, after: Dim) -> int:
 
 
 def skips(blocks: Sequence[str], min_gap: int = 2, seed: int = 0) -> Skips:
-    """All skips i -> j with j >= i + `min_gap`; acyclic by construction.
+    """Return candidates for all skips from block i to block j >= i + `min_gap`; no cycles can arise.
 
     Args:
         blocks: names of values in order, the input first; skips enter the sum after a block's value.
-        seed: of projections, which connect different widths.
+        seed: of the initial weights of projections, which connect different shapes.
+    Raises: UsageError if there are too few blocks for `min_gap`, a block is listed twice, or `min_gap` is below 1.
     """
     if isinstance(blocks, str) or len(set(blocks)) != len(blocks) or len(blocks) <= min_gap or min_gap < 1:
-        raise UsageError("skips need more blocks, or a smaller gap", got=f"blocks {blocks!r}, min_gap {min_gap}",
+        raise UsageError("no skips are possible between these blocks", got=f"blocks {blocks!r}, min_gap {min_gap}",
                          expected=f"a list of more than {min_gap} different blocks, min_gap >= 1")  # fmt: skip
     return Skips(tuple(blocks), min_gap, seed)
 
 
 @dataclass(frozen=True)
 class Ops:
-    """Alternatives `path: op` for some ops, of which one per path is chosen; made by `ops`."""
+    """Candidates `path: op`: replacements for the op at each path, of which one per path is chosen; made by `ops`."""
 
     where: tuple[str, ...]
     options: tuple[str, ...]
@@ -201,7 +202,7 @@ class Ops:
         return found
 
     def compete(self, p: Program) -> CandidateGates:
-        """The same as `gate`: alternatives always share a choice."""
+        """Do the same as `gate`: alternatives always share a choice."""
         return self.gate(p)
 
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
@@ -210,14 +211,14 @@ class Ops:
                 mine = [op for op in self.options if f"{path}: {op}" in chosen]
                 if len(mine) != 1:
                     got = ", ".join(mine) or "none"
-                    raise UsageError("exactly one op per path must be chosen", where=path, got=got)
+                    raise UsageError("not exactly one op is chosen for this path", where=path, got=got)
                 self._connect(e, path, mine)
 
     def free(self, p: Program, name: str) -> bool:
         return True
 
     def _connect(self, e: Transaction, path: str, options: Sequence[str]) -> list[EdgeId]:
-        """Add ops on the operand of an op, and a junction of them that is read instead of it; return their edges."""
+        """Replace an op by a junction that sums `options`, ops on the same operand; return the edges of the options."""
         p = e.program
         node = p.node(path)
         total, value = e.add("junction", node, name=f"{path}.choice"), p.operands(node)[0]
@@ -227,18 +228,18 @@ class Ops:
 
 
 def ops(where: str | Sequence[str], options: Sequence[str]) -> Ops:
-    """Alternatives among unary ops for each op of `where`; `copy` passes the value on.
+    """Return candidates that replace each op in `where` by one of several unary ops; `copy` is the identity.
 
     Raises: UsageError for fewer than two options.
     """
     if len(set(options)) < 2:
-        raise UsageError("a choice needs several options", expected="two or more ops", got=", ".join(options))
+        raise UsageError("fewer than two options are given", expected="two or more ops", got=", ".join(options))
     return Ops((where,) if isinstance(where, str) else tuple(where), tuple(options))
 
 
 @dataclass(frozen=True)
 class UnitsOf:
-    """Units `axis[unit]` of axes, of which at least `least` per axis stay; made by `widths`."""
+    """Candidates `axis[unit]`: units of axes, of which at least `least` per axis are kept; made by `widths`."""
 
     axes: tuple[str, ...]
     kind: str = "hard_concrete"
@@ -269,7 +270,7 @@ class UnitsOf:
 
 
 def widths(*axes: str, least: int = 1) -> UnitsOf:
-    """Units of axes by name, such as `layers.0.attn.heads`; at least `least` of each axis stay."""
+    """Return all units of axes as candidates, by name such as `layers.0.attn.heads`; at least `least` each are kept."""
     return UnitsOf(tuple(axes), least=least)
 
 
@@ -277,7 +278,7 @@ heads = experts = widths
 
 
 def junction_of(p: Program, node: NodeId) -> NodeId | None:
-    """The junction of a block's value: the node itself, or its `.sum`."""
+    """Return the junction that skips into a block enter: the node itself, or its reader, the junction `<path>.sum`."""
     if p.is_junction(node):
         return node
     readers = [n for n in p.consumers(node) if p.is_junction(n) and p.path(n) == f"{p.path(node)}.sum"]
@@ -285,7 +286,7 @@ def junction_of(p: Program, node: NodeId) -> NodeId | None:
 
 
 def _junction(e: Transaction, node: NodeId) -> NodeId:
-    """See `junction_of`; a missing junction is created, and read instead of the block's value."""
+    """Return `junction_of` a block; if it is missing, insert it between the block's value and its readers."""
     total = junction_of(e.program, node)
     if total is None:
         total = e.add("junction", node, name=f"{e.program.path(node)}.sum")

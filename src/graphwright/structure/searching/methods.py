@@ -1,4 +1,4 @@
-"""Methods of architecture search by name; all get the same budget of training steps, including retraining."""
+"""Methods of architecture search by name; each gets the same budget of training steps, including retraining."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Batches = Callable[[np.random.Generator], Batch]
 
 @dataclass(slots=True)
 class Trials:
-    """One search by one method.
+    """The state of one search by one method.
 
     Attributes:
         start: the program before the search; never changed.
-        seed: of batches; all structures are trained on the same ones.
-        lr: of Adam on the weights, with cosine decay to a twentieth.
-        spent: steps so far; curve: (steps, validation loss) of each scored structure.
+        seed: of batches; all structures are trained on the same batches.
+        lr: learning rate of Adam on the weights, with cosine decay to a twentieth.
+        spent: training steps so far; curve: (steps, validation loss) of each scored structure.
         candidates, train, valid, task, budget: see `search`.
     """
 
@@ -55,17 +55,17 @@ class Trials:
     curve: list[tuple[int, float]] = field(default_factory=list)
 
     def rng(self, purpose: int) -> np.random.Generator:
-        """A random generator for one purpose."""
+        """Return a new random generator for one purpose; the same seed and purpose give the same numbers."""
         return np.random.Generator(np.random.Philox(key=[self.seed, purpose]))
 
     def structure(self, chosen: Collection[str]) -> Program:
-        """The start with chosen candidates and its initial weights."""
+        """Return a fork of the start program, with its initial weights, to which chosen candidates are added."""
         p = self.start.fork()
         self.candidates.build(p, chosen)
         return p
 
     def fit(self, p: Program, steps: int, purpose: int = 0) -> Program:
-        """Train the weights of a program in place for some steps of the budget."""
+        """Train the weights of a program in place for some steps of the budget; return the program."""
         if steps <= 0:
             return p
         view = DifferentiableGraph(p, seed=self.seed)
@@ -79,8 +79,9 @@ class Trials:
         """Run an optimizer for some steps of the budget, with cosine decay of the weights' learning rate.
 
         Args:
-            purpose: of the random stream of batches.
-            valid: purpose of a second stream, for optimizers with two batches, each of which counts as a step.
+            purpose: of the random generator of batches, see `rng`.
+            valid: purpose of the generator of second batches, for optimizers that take two per step; each step then
+                counts twice.
         """
         assert opt.weights is not None
         schedule = CosineAnnealingLR(opt.weights, steps, eta_min=self.lr / 20)
@@ -94,7 +95,7 @@ class Trials:
             self.report(Progress("search", min(self.spent, self.budget), self.budget, facts))
 
     def score(self, p: Program) -> float:
-        """The task's loss on the validation batch; appended to the curve."""
+        """Return the task's loss on the validation batch, and append it to the curve."""
         with no_grad():
             feeds = {n: as_tensor(v) for n, v in self.valid.items()}
             found = DifferentiableGraph(p, seed=self.seed).evaluate(feeds, self.task)[0].item()
@@ -108,13 +109,13 @@ class Trials:
 
     @property
     def left(self) -> int:
-        """Remaining steps."""
+        """The remaining steps of the budget."""
         return self.budget - self.spent
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """Result of one method: chosen names, trained program, validation loss."""
+    """The result of one method: names of the chosen candidates, trained program, validation loss."""
 
     chosen: tuple[str, ...]
     program: Program
@@ -128,13 +129,14 @@ _GATES, _GROW, _DRAWS, _EVOLVE, _SOFTMAX, _SOFTMAX_VALID = range(1, 7)  # purpos
 _PENALTY, _WITH_WEIGHTS = 0.05, 3.0
 """Penalty of a candidate as a share of the task's loss, and its factor for candidates with weights, which overfit more.
 
-Measured between blocks of different widths in 1200 steps: unplanted projections end at probability 0.45 with factor 1
-and at 0.16 with factor 3; planted ones at 0.33 and above. With many candidates the share is divided among them.
+Measured on a task that needs some of the projections between blocks of different widths, in 1200 steps: the others end
+at probability 0.45 with factor 1 and at 0.16 with factor 3; the needed ones end at 0.33 and above. The share is at most
+1 / number of candidates.
 """
 
 
 def method(name: str) -> Callable[[M], M]:
-    """Register a method: a function of `Trials` that returns a `SearchOutcome`."""
+    """Make a decorator that registers a search method: a function of `Trials` that returns a `SearchOutcome`."""
 
     def enter(function: M) -> M:
         METHODS[name] = function
@@ -144,16 +146,16 @@ def method(name: str) -> Callable[[M], M]:
 
 
 class Collapsed(UserWarning):
-    """Most chosen candidates add no parameters, the usual sign of a collapsed search."""
+    """Over 80 % of the chosen candidates add no parameters, the usual sign of a collapsed search."""
 
 
 @method("gates")
 def gates(t: Trials) -> SearchOutcome:
-    """Independent gates on all candidates, trained with the weights under a penalty; then retrained without gates.
+    """Train independent gates on all candidates with the weights under a penalty; then retrain without gates.
 
     Half of the budget is for the search, the first tenth of it for weights alone. Each candidate is penalised by a
-    share of the task's loss of the step: it stays if the loss would increase by more without it. The penalty of
-    candidates with weights is larger.
+    share of the task's loss of the step: it is kept if the loss would increase by more without it. The penalty is
+    larger for candidates with weights.
     """
     p, steps = t.start.fork(), t.budget // 2
     gate_of = t.candidates.gate(p)
@@ -178,7 +180,7 @@ def gates(t: Trials) -> SearchOutcome:
 
 @dataclass(frozen=True)
 class _LossShares:
-    """Σ P · share of the task's loss, which is detached: independent of the scale of the loss."""
+    """Σ P · share · loss of the task, where the loss is detached: the penalty scales with it."""
 
     shares: tuple[float, ...]
     name: str = "penalty"
@@ -190,9 +192,9 @@ class _LossShares:
 
 
 def _threshold(probabilities: list[float]) -> float:
-    """The threshold in the middle of the widest gap between logits, for probabilities from 0.1 to 0.5.
+    """Return the probability in the middle of the widest gap between sorted logits, among probabilities 0.1 to 0.5.
 
-    A gate with signal may still be below 0.5, because the weights after it carry a part of the scale.
+    A useful gate may still be below 0.5, because the weights after it carry a part of the scale.
     """
     low, high = log(0.1 / 0.9), 0.0
     with np.errstate(divide="ignore"):
@@ -209,14 +211,15 @@ def _elements(view: DifferentiableGraph, gate_of: CandidateGates) -> dict[str, E
 
 @method("softmax")
 def softmax(t: Trials) -> SearchOutcome:
-    """Competing candidates share a softmax with "none", as in DARTS (Liu et al. 2019, first order).
+    """Train a softmax over competing candidates, as in DARTS (Liu et al. 2019, first order); then retrain the result.
 
-    Weights are trained on one batch and logits on another one, which counts as two steps. A skip stays if it outweighs
-    "none", and the op with the largest weight stays; the result is retrained.
+    Weights are trained on one batch and logits on a second one, which counts as two steps. Skips compete with the
+    option "none", and those that are more probable are kept; of alternative ops the most probable one is kept.
     """
     c = t.candidates
     if not isinstance(c, Skips | Ops):
-        raise UsageError("softmax needs competing candidates", got=type(c).__name__, expected="skips(...) or ops(...)")
+        raise UsageError("the method softmax does not support candidates of this kind",
+                         got=type(c).__name__, expected="skips(...) or ops(...)")  # fmt: skip
     p = t.start.fork()
     gate_of = c.compete(p)
     view = DifferentiableGraph(p, seed=t.seed)
@@ -232,7 +235,7 @@ def softmax(t: Trials) -> SearchOutcome:
 
 @method("random")
 def random(t: Trials) -> SearchOutcome:
-    """Random structures, each trained for a quarter of the budget; the best by validation."""
+    """Train random structures, each for a quarter of the budget; return the one with the lowest validation loss."""
     names, rng, best = t.candidates.names(t.start), t.rng(_DRAWS), None
     steps = max(1, t.budget // 4)
     while t.left >= steps or best is None:
@@ -243,7 +246,7 @@ def random(t: Trials) -> SearchOutcome:
 
 
 def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, ...]:
-    """A random structure: one of the alternatives each; other candidates with a common random probability."""
+    """Draw a random structure: one of the alternatives per path; other candidates with a common random probability."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.partition(": ")[0] if ": " in name else name, []).append(name)
@@ -254,19 +257,20 @@ def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, .
 
 @method("grow")
 def grow(t: Trials, trial: int | None = None, most: int = 3, first: int = 3) -> SearchOutcome:
-    """Start without candidates; rank absent edges by gain, try the best ones and none, and keep the best trial.
+    """Start without skips and add them one by one; then retrain the result on a quarter of the budget.
 
-    A quarter of the budget retrains the result. An addition is accepted only after a trial with as many steps as the
-    trial without it.
+    Each round ranks the missing skips by gain, trains a trial for each of the best and one without an addition, all for
+    equally many steps, and continues from the trial with the lowest validation loss.
 
     Args:
-        trial: steps of one trial; by default so that `most` rounds fit.
-        most: largest number of additions.
-        first: candidates tried per round.
+        trial: steps of one trial; by default so that `most` rounds fit the budget.
+        most: largest number of added skips.
+        first: number of skips tried per round.
     """
     c = t.candidates
     if not isinstance(c, Skips):
-        raise UsageError("growing works with skips only", got=type(c).__name__, expected="skips(...)")
+        raise UsageError("the method grow does not support candidates of this kind",
+                         got=type(c).__name__, expected="skips(...)")  # fmt: skip
     base = t.start.fork()
     c.open(base)
     retrain = t.budget // 4
@@ -290,7 +294,7 @@ def grow(t: Trials, trial: int | None = None, most: int = 3, first: int = 3) -> 
 
 
 def _ranked(t: Trials, p: Program, c: Skips, chosen: tuple[str, ...], batch: Batch) -> list[str]:
-    """Absent candidates, by descending gain."""
+    """Return the skips that are not chosen yet and have a positive gain, by descending gain."""
     ends = {}
     for name in c.names(p):
         source, junction = c.ends(p, name)
@@ -303,9 +307,10 @@ def _ranked(t: Trials, p: Program, c: Skips, chosen: tuple[str, ...], batch: Bat
 
 @method("evolve")
 def evolve(t: Trials) -> SearchOutcome:
-    """Evolution: children differ from a parent by one candidate and inherit its weights.
+    """Evolve a population of four structures on half of the budget; then retrain the best on the rest.
 
-    Half of the budget: a population of four, each child trained for a share; the best four of all survive.
+    A child differs from its parent by one candidate, inherits its weights and is trained for 1/40 of the budget. The
+    four with the lowest validation loss survive.
     """
     names, rng = t.candidates.names(t.start), t.rng(_EVOLVE)
     size, steps = 4, max(1, t.budget // 40)
@@ -324,7 +329,7 @@ def evolve(t: Trials) -> SearchOutcome:
 
 
 def toggled(names: list[str], chosen: tuple[str, ...], rng: np.random.Generator) -> tuple[str, ...]:
-    """One candidate more or less, or another alternative."""
+    """Add or remove one random candidate, or replace the chosen alternative of its path by it."""
     name = names[int(rng.integers(len(names)))]
     if ": " in name:
         path = name.partition(": ")[0]
@@ -346,14 +351,14 @@ class SearchRow:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SearchResult(ReportBase):
-    """Result of a search.
+    """The result of a search.
 
     Attributes:
-        program: with the chosen structure, trained from the start's initial weights.
-        chosen: names of candidates.
-        loss: on the validation batch.
+        program: the program with the chosen candidates, trained from the initial weights of the start program.
+        chosen: names of the chosen candidates.
+        loss: the task's loss on the validation batch.
         curve: (steps, validation loss) of every scored structure.
-        table: a row per method, the requested one first.
+        table: results of all methods, the requested one first.
     """
 
     program: Program
@@ -365,7 +370,7 @@ class SearchResult(ReportBase):
 
     @property
     def journal(self) -> Journal:
-        """The edits from the start to the structure."""
+        """The journal of the found program, with the edits that add the chosen candidates."""
         return self.program.journal
 
     def __str__(self) -> str:
@@ -380,28 +385,29 @@ def search(
     budget: int = 4000, seed: int = 0, *, task: Task | None = None, lr: float = 0.01,
     beside: Sequence[str] = ("random", "evolve"), report: Report | None = None,
 ) -> SearchResult:  # fmt: skip
-    """Find which candidates a program should have.
+    """Search for the candidates that lower a program's validation loss most within a budget of training steps.
 
     Args:
-        program: the start; not changed.
+        program: the start program; not changed.
         candidates: `skips(...)`, `ops(...)`, `widths(...)`, ...
         train: a function of a random generator that returns a batch (arrays by name), or one batch for all steps.
         valid: a batch for validation only; structures are compared by the task's loss on it.
-        method: of `METHODS`.
-        budget: training steps of each method, including retraining.
-        seed: of batches and draws.
+        method: a name in `METHODS`.
+        budget: number of training steps of each method, including retraining.
+        seed: of batches and random structures.
         task: name of a scalar output, or a function of (outputs, batch); by default the first scalar output.
-        lr: of Adam on the weights.
-        beside: methods to compare with; `random` is always one of them.
-    Raises: UsageError, NotScalar.
+        lr: learning rate of Adam on the weights.
+        beside: other methods to run for comparison; `random` is always one of them.
+    Raises: UsageError for invalid arguments; NotScalar if the task is not a scalar.
     """
-    if method not in METHODS or any(m not in METHODS for m in beside):
-        raise UsageError("unknown method", expected=", ".join(METHODS), got=f"{method}, {', '.join(beside)}")
+    if unknown := [m for m in (method, *beside) if m not in METHODS]:
+        raise UsageError("unknown search method", expected=", ".join(METHODS), got=", ".join(unknown))
     Range(40, whole=True).check("budget", budget)
     Range(0, whole=True).check("seed", seed)
-    if not hasattr(candidates, "names") or not isinstance(valid, Mapping):
-        raise UsageError("candidates or validation batch are invalid", got=(candidates, type(valid)),
-                         expected="skips(...), ops(...), ..., and arrays by name")  # fmt: skip
+    if not hasattr(candidates, "names"):
+        raise UsageError("`candidates` has the wrong type", got=candidates, expected="skips(...), ops(...), ...")
+    if not isinstance(valid, Mapping):
+        raise UsageError("the validation batch is not a mapping", got=type(valid).__name__, expected="arrays by name")
     task = task_of(program, task, "search")
     batches: Batches = train if callable(train) else lambda rng: train
     candidates.names(program)

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class _ChainBuilder:
-    """Adds the nodes of one chain of factors below a name.
+    """Builder of the nodes of one chain of factors; their paths begin with `name`.
 
     Attributes:
-        lead: number of axes of the running value before its modes.
+        lead: number of batch axes, which precede the modes of the running value.
     """
 
     def __init__(self, e: Transaction, name: str, factors: Factors, cores: list[NodeId]) -> None:
@@ -44,12 +44,12 @@ class _ChainBuilder:
         return self.e.add(op, *inputs, name=self.e.program.free_name(f"{self.name}.{step}"), **attrs)
 
     def permute(self, x: NodeId, lead: int, before: Sequence[str], after: Sequence[str], step: str) -> NodeId:
-        """Permute the axes after the first `lead`; return `x` if the order is the same."""
+        """Reorder the axes after the first `lead` from labels `before` to `after`; return `x` if both are the same."""
         axes = (*range(lead), *(lead + list(before).index(name) for name in after))
         return x if list(axes) == sorted(axes) else self.add("permute", x, axes=axes, step=step)
 
     def join(self, x: NodeId, start: int, count: int, step: str) -> NodeId:
-        """Flatten `count` axes from `start` into one."""
+        """Flatten `count` axes from `start` into one; insert an axis of size 1 if `count` is 0."""
         if count == 0:
             return self.add("unsqueeze", x, axes=(start,), step=step)
         return x if count == 1 else self.add("flatten", x, start=start, end=start + count - 1, step=step)
@@ -60,7 +60,7 @@ class _ChainBuilder:
         return x if len(sizes) == 1 else self.add("unflatten", x, axis=axis, sizes=tuple(sizes), step=step)
 
     def linear(self, x: Value, bias: Value | None) -> NodeId:
-        """X · Wᵀ + bias through the cores."""
+        """Add the nodes that compute x · Wᵀ + bias with the cores."""
         inner, spec, node = self.factors.modes[1], self.e.spec(x), x.node
         self.lead = len(spec.shape) - 1
         if prod(inner) != spec.shape[-1]:
@@ -72,7 +72,7 @@ class _ChainBuilder:
         return self._contract(node, _labels("i", inner), range(len(self.cores)), bias, 0)
 
     def rows(self, ids: Value) -> NodeId:
-        """Rows of W by id: rows of the core with the output mode, times the other cores."""
+        """Add the nodes that look up rows of W: rows of the core with the output mode, times the other cores."""
         cores = self.factors.cores
         first = next(k for k, core in enumerate(cores) if "o1" in core.labels)
         node = self.add("embedding", self.cores[first], ids, step=cores[first].name)
@@ -81,7 +81,7 @@ class _ChainBuilder:
         return self._contract(node, labels, [k for k in range(len(cores)) if k != first], None, 1)
 
     def _contract(self, x: NodeId, labels: list[str], which: Sequence[int], bias: Value | None, side: int) -> NodeId:
-        """Multiply X by some of the cores, and join the modes of the output (side 0) or of the input (side 1)."""
+        """Multiply X by the cores `which`; join the modes of the result (side 0: output, side 1: input)."""
         modes, size = self.factors.modes[side], self.factors.shape[side]
         used = [self.factors.cores[k] for k in which]
         sizes = _sizes(self.factors)
@@ -112,18 +112,18 @@ def _labels(side: str, modes: Sequence[int]) -> list[str]:
 
 
 def _sizes(factors: Factors) -> dict[str, int]:
-    """Sizes of all labels."""
+    """Map each axis label of the cores to its size."""
     return {name: n for core in factors.cores for name, n in zip(core.labels, core.array.shape, strict=True)}
 
 
 def flops(factors: Factors) -> int:
-    """Floating point operations of y = x · Wᵀ per vector, in the contraction order of the chain."""
+    """Return the floating point operations of y = x · Wᵀ per vector, in the contraction order of the chain."""
     start = _labels("i", factors.modes[1])
     return contraction_order(start, [core.labels for core in factors.cores], _sizes(factors))[1]
 
 
 def attach(e: Transaction, matrix: Matrix, factors: Factors) -> list[NodeId]:
-    """Replace a matrix by factors for all its readers, and remove the matrix. Returns the params of the cores."""
+    """Let all readers of a matrix use its factors, and remove the matrix. Returns: the params of the cores."""
     p, base, key = e.program, matrix.name, matrix.key.removesuffix(".weight")
     trainable = bool(p.attrs(matrix.param).get("trainable", True))
     cores = [e.param(f"{base}.{core.name}.weight", stored(core.array, matrix.dtype), key=f"{key}.{core.name}.weight",
@@ -146,7 +146,7 @@ def attach(e: Transaction, matrix: Matrix, factors: Factors) -> list[NodeId]:
 
 
 def cores_of(p: Program, base: str) -> dict[str, NodeId]:
-    """Core name -> param of the factors below a name, in order; empty if there are none."""
+    """Return core name -> param for the factors below a name, in order; empty if there are no factors."""
 
     def stored_here(name: str) -> bool:
         path = f"{base}.{name}.weight"
@@ -182,13 +182,13 @@ def densify(program: Program, where: str | Selection = "**") -> list[str]:
 
 
 def factored(p: Program) -> list[str]:
-    """Names of factored maps, in order of creation."""
+    """Return the names of the maps whose matrix is factored, in order of creation."""
     bases = named(p, ".outer.weight", ".core1.weight")
     return [b for b in bases if len(cores_of(p, b)) > 1 and not b.endswith(".lora")]  # a LoRA branch replaces no matrix
 
 
 def factors_of(p: Program, base: str, shape: tuple[int, int] | None = None) -> Factors:
-    """The factors below a name; `shape` of the matrix cuts off padding."""
+    """Read the factors below a name. `shape` is the shape of the matrix without padding."""
     arrays = {name: values(p, p.key(node)) for name, node in cores_of(p, base).items()}
     if "outer" in arrays:
         return LowRank(arrays["outer"], arrays["inner"])
@@ -197,7 +197,7 @@ def factors_of(p: Program, base: str, shape: tuple[int, int] | None = None) -> F
 
 
 def _densify(e: Transaction, base: str) -> tuple[str, list[NodeId]]:
-    """Replace the chains of one map. Returns the path of the matrix, and nodes of the chains, which nothing reads."""
+    """Replace the chains of one map by its matrix. Returns: the matrix's path, and unread nodes of the chains."""
     p, dead = e.program, list[NodeId]()
     cores = cores_of(p, base)
     known = flood(cores.values(), lambda n: [r for r in p.consumers(n) if traits(p.op(r)).casts])
@@ -225,7 +225,7 @@ def _densify(e: Transaction, base: str) -> tuple[str, list[NodeId]]:
 
 
 def _region(p: Program, base: str, end: NodeId, cores: Sequence[NodeId]) -> tuple[Value, Value | None]:
-    """The input and the bias of the chain that ends at a node. Raises: UsageError if the chain was edited."""
+    """Return the input and the bias of the chain that ends at a node. Raises: UsageError if the chain was edited."""
     prefix, row = f"{p.path(end)}.", traits(p.op(end))
 
     def before(node: NodeId) -> list[NodeId]:
@@ -235,10 +235,14 @@ def _region(p: Program, base: str, end: NodeId, cores: Sequence[NodeId]) -> tupl
     chain = flood([end], before)
     for node in chain:
         if p.op(node) not in _OPS:
-            raise UsageError("the chain of factors was edited", where=p.path(node), got=f"op {p.op(node)}")
+            raise UsageError(
+                "the chain of factors was edited", where=p.path(node), got=f"an op {p.op(node)} in the chain"
+            )
     read = [(n, port, v) for n in chain for port, v in enumerate(p.operands(n)) if v.node not in (*cores, *chain)]
     biases = [v for n, port, v in read if n == end and (port == row.addend or (port == 1 and row.sums))]
     entering = {v for _, _, v in read if v not in biases}
     if len(entering) != 1:
-        raise UsageError("the chain of factors has several inputs", where=base, got=[p.path(v) for v in entering])
+        raise UsageError(
+            "the chain of factors does not have exactly one input", where=base, got=[p.path(v) for v in entering]
+        )
     return entering.pop(), biases[0] if biases else None

@@ -39,11 +39,11 @@ class CompressOptions:
     """Options of `compress`.
 
     Attributes:
-        order: modes of tensor trains and rings.
-        sweeps: of alternating least squares after the SVDs of trains and rings.
+        order: number of modes of tensor trains and rings.
+        sweeps: number of alternating least squares sweeps after the SVDs of trains and rings.
         min_dim: matrices with a smaller side stay dense.
-        min_rank, max_rank: of svd and asvd.
-        pad: pad shapes that do not split into `order` modes; False raises instead.
+        min_rank, max_rank: limits of the rank for svd and asvd.
+        pad: pad shapes that do not split into `order` modes with zeros; False raises NotFactorable instead.
         importance: pattern -> weight of a layer's error (1 by default), for size budgets.
     """
 
@@ -69,7 +69,7 @@ class CompressKeywords(TypedDict, total=False):
 
 
 class _Subject:
-    """A matrix, its decompositions by name, the parameters allocated to it and the factors chosen for it."""
+    """A matrix to compress: decompositions by method, the parameters allocated to it, and the chosen factors."""
 
     def __init__(
         self, p: Program, m: Matrix, gram: np.ndarray | None, names: Sequence[str], options: CompressOptions
@@ -78,7 +78,7 @@ class _Subject:
         table = any(traits(r.op).lookup for r in m.readers)
         usable = [n for n in names if not (table and n in ("tt", "tr")) and not (n == "asvd" and gram is None)]
         if not usable:
-            raise UsageError("only low-rank factors can replace an embedding table", where=m.path, got=names[0],
+            raise UsageError("the method cannot factor an embedding table", where=m.path, got=names[0],
                              fix='method="svd"')  # fmt: skip
         self.fits = {name: METHODS[name](self.w, gram, options) for name in usable}
         plain, aware = self.fits.get("svd"), self.fits.get("asvd")
@@ -98,7 +98,7 @@ def compress(
 
     Args:
         program: edited in place.
-        where: pattern of linear maps, or a selection. Embeddings and heads are touched only when named.
+        where: pattern of linear maps, or a selection. A pattern must name embeddings and heads to select them.
         method: `svd`; `asvd`, which minimises the error of the outputs and needs calibration; `tt` and `tr`, tensor
             train and ring; `best`, the one with the fewest parameters (or, for a size budget, the least error).
         budget: `Error(e)` or `Energy(share)` of each matrix; or `Ratio`, `Params` or `Bytes` of all selected matrices,
@@ -161,7 +161,9 @@ def _allocate(
     shapes = [s.matrix.shape for s in subjects]
     least = options.min_rank * sum(map(sum, shapes)) + untouched
     if least > most:
-        raise BudgetUnreachable("the smallest ranks exceed the budget", asked=most, best=least, fix="a larger budget")
+        raise BudgetUnreachable(
+            f"factors of rank {options.min_rank} exceed the budget", asked=most, best=least, fix="a larger budget"
+        )
     importance = options.importance or {}
     chosen = {pattern: set(p.select(pattern)) for pattern in importance}
     spectra, weights = [], []
@@ -181,7 +183,13 @@ def _most_params(budget: Ratio | Params | Bytes, subjects: list[_Subject], whole
     if isinstance(budget, Bytes):
         return int(budget.most // max((s.matrix.dtype.itemsize for s in subjects), default=1))
     if budget.of == "flops":
-        raise UsageError("factors cannot be budgeted in operations", where="budget", fix="Ratio(share)")
+        raise UsageError(
+            "compress cannot meet a budget of floating point operations",
+            where="budget",
+            got=budget,
+            expected="a budget of parameters or bytes",
+            fix="Ratio(share)",
+        )
     return int((1 - budget.share) * whole)
 
 
@@ -189,7 +197,7 @@ def allocate(
     spectra: Sequence[np.ndarray], shapes: Sequence[tuple[int, int]], budget: int,
     importance: Sequence[float] | None = None, min_rank: int = 1, max_rank: int | None = None,
 ) -> list[int | None]:  # fmt: skip
-    """Ranks that minimise the dropped Σ w σ² within `budget` parameters; None for a layer that stays dense.
+    """Return the ranks that minimise the dropped Σ w σ² within `budget` parameters; None for a layer that stays dense.
 
     A rank of an [m, n] layer costs m + n parameters and saves w σ². Ranks that save most per parameter are taken first;
     spectra descend, so a layer's ranks are taken in order. A layer whose factors would not be smaller stays dense.
@@ -199,7 +207,7 @@ def allocate(
         shapes: (m, n) per layer.
         budget: parameters of all layers together.
         importance: w per layer; 1 by default.
-        min_rank, max_rank: of every layer.
+        min_rank, max_rank: limits of the rank of each layer.
     """
     costs, sizes = [m + n for m, n in shapes], [m * n for m, n in shapes]
     gains = [(-(1.0 if importance is None else importance[i]) * float(sigma) ** 2 / costs[i], i, r)
@@ -223,7 +231,7 @@ def allocate(
 
 
 def _decide(s: _Subject, budget: MatrixBudget, divergence: Divergence | None) -> None:
-    """Fit a row per method, and choose the best one within the budget. Raises: BudgetUnreachable."""
+    """Factor a matrix by each method, and choose the best factors within the budget. Raises: BudgetUnreachable."""
     if s.params == s.matrix.size:
         return  # the budget has room for the dense matrix
     limit = (1 - budget.share) ** 0.5 if isinstance(budget, Energy) else None
@@ -241,7 +249,7 @@ def _decide(s: _Subject, budget: MatrixBudget, divergence: Divergence | None) ->
     within = [c for c in candidates if limit is None or c[2] <= limit * (1 + SLACK) + rounding]
     if not within:
         raise BudgetUnreachable(
-            "no method meets the budget", asked=limit or 0.0, where=s.matrix.path,
+            "no factors of this matrix meet the budget", asked=limit or 0.0, where=s.matrix.path,
             best=min((lost for _, _, lost in candidates), default=1.0), fix="a larger error, or a larger max_rank",
         )  # fmt: skip
     s.chosen, row, _ = min(within, key=lambda c: c[1].error if limit is None else c[1].parameters)
@@ -263,7 +271,7 @@ def _row(s: _Subject, name: str, factors: Factors, divergence: Divergence | None
 
 
 def _errors(w: np.ndarray, factors: Factors, gram: np.ndarray | None) -> tuple[float, float | None]:
-    """Relative errors of a matrix, and of its outputs if the Gram matrix of its inputs is known."""
+    """Return the relative error of a matrix, and of its outputs if the Gram matrix of its inputs is known."""
     new, norm = reconstruct(factors), float(np.linalg.norm(w))
     lost = float(np.linalg.norm(new - w)) / norm if norm else 0.0
     return lost, None if gram is None else output_error(w, new, gram)
@@ -286,7 +294,7 @@ def _apply(e: Transaction, s: _Subject, found: CompressionReport, *, alone: bool
 
 # -- without changing anything -----------------------------------------------------------------------------------------
 class CurvePoint(NamedTuple):
-    """Parameters of a matrix before / after, and the relative error: of the outputs for `asvd`, else of the weights."""
+    """Parameters before / after of a matrix, and relative error: of the outputs for `asvd`, else of the weights."""
 
     ratio: float
     error: float
@@ -296,7 +304,7 @@ def curve(
     program: Program, where: str, methods: Sequence[str] = ("svd",), points: int = 8, *, order: int = 3,
     calibration: Calibration | None = None,
 ) -> dict[str, list[CurvePoint]]:  # fmt: skip
-    """Ratio and error of one matrix at up to `points` sizes, by ascending ratio, per method; nothing is changed.
+    """Return, for each method, ratio and error of one matrix at up to `points` sizes, by ascending ratio.
 
     The large decomposition, of the matrix or of its first unfolding, is made once per method. Trains and rings have the
     ratios that their ranks allow; sizes that they cannot reach are left out.
@@ -305,14 +313,19 @@ def curve(
         program: not changed.
         where: pattern that selects one matrix.
         methods: of `svd`, `asvd`, `tt`, `tr`.
-        points: sizes between the matrix's own and rank 1.
-        order: modes of trains and rings.
+        points: number of sizes, from that of the matrix to that of rank 1.
+        order: number of modes of trains and rings.
         calibration: data, for `asvd`.
     Raises: UsageError for several matrices or an unknown method; MissingCalibration.
     """
     found, _ = mx.find_matrices(program, where)
     if len(found) != 1:
-        raise UsageError("a curve needs exactly one matrix", where=where, got=f"{len(found)} matrices")
+        raise UsageError(
+            "the pattern selects several matrices",
+            where=where,
+            expected="exactly one matrix",
+            got=f"{len(found)} matrices",
+        )
     for name in methods:
         check_choices({"method": name}, {"method": METHODS})
         _methods(name, calibration)
@@ -332,7 +345,7 @@ def curve(
 
 
 def _pareto(points: list[CurvePoint]) -> list[CurvePoint]:
-    """Points by ascending ratio, without those that a smaller one beats in error."""
+    """Return the points by ascending ratio, without points whose error is not below that of a higher ratio."""
     best: list[CurvePoint] = []
     for point in sorted(points):
         while best and best[-1].error >= point.error:

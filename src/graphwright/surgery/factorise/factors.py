@@ -25,9 +25,9 @@ class Core(NamedTuple):
     """One factor.
 
     Attributes:
-        name: of its param, below the name of the linear map.
+        name: name of its param, below the name of the linear map.
         array: float64.
-        labels: of its axes: `o1`, `i1`, ... for modes of output and input, `b0`, ... for bonds, each in two cores.
+        labels: of its axes: `o1`, `i1`, ... for modes of output and input, `b0`, ... for bonds, which two cores share.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LowRank:
-    """W ≈ outer · inner: [out, r] and [r, in]."""
+    """The factors [out, r] and [r, in] of W ≈ outer · inner."""
 
     outer: np.ndarray
     inner: np.ndarray
@@ -49,17 +49,17 @@ class LowRank:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Columns of the outer factor."""
+        """The rank r."""
         return (self.outer.shape[1],)
 
     @property
     def modes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """One mode each."""
+        """(out,) and (in,): each side is a single mode."""
         return (self.shape[0],), (self.shape[1],)
 
     @property
     def cores(self) -> tuple[Core, ...]:
-        """Outer and inner core."""
+        """The outer and the inner core."""
         return Core("outer", self.outer, ("o1", "b1")), Core("inner", self.inner, ("b1", "i1"))
 
 
@@ -95,40 +95,42 @@ class TensorRing:
         )
 
     def reconstruct(self) -> np.ndarray:
-        """The matrix, float64 [out, in]."""
+        """Return the matrix, float64 [out, in]."""
         return reconstruct(self)
 
 
 Factors = LowRank | TensorRing
-"""A factored matrix: its `shape` (out, in), `modes` (sizes of o₁, o₂, .. and i₁, i₂, ..), `ranks` of bonds, `cores`."""
+"""A factored matrix with `shape` (out, in), `modes` (sizes of o₁, o₂, .. and i₁, i₂, ..), `ranks` of bonds, `cores`."""
 
 
-def TensorTrain(arrays: Sequence[np.ndarray], shape: tuple[int, int]) -> TensorRing:  # the field's name
-    """A ring whose first and last rank are 1. Raises: ValueError for other ranks."""
+def TensorTrain(arrays: Sequence[np.ndarray], shape: tuple[int, int]) -> TensorRing:  # the name in the literature
+    """Make a tensor train: a ring whose first and last rank are 1. Raises: ValueError for other ranks."""
     if arrays[0].shape[0] != 1 or arrays[-1].shape[3] != 1:
-        raise ValueError(f"a tensor train needs outer ranks 1, got {arrays[0].shape[0]} and {arrays[-1].shape[3]}")
+        raise ValueError(
+            f"first and last rank of a tensor train must be 1, got {arrays[0].shape[0]}, {arrays[-1].shape[3]}"
+        )
     return TensorRing(tuple(arrays), shape)
 
 
 def as_stored(factors: Factors, dtype: DType) -> Factors:
-    """The factors rounded to the dtype in which they are stored."""
+    """Round the factors to the dtype in which they are stored."""
     if isinstance(factors, LowRank):
         return LowRank(rounded(factors.outer, dtype), rounded(factors.inner, dtype))
     return TensorRing(tuple(rounded(a, dtype) for a in factors.arrays), factors.shape)
 
 
 def parameters(factors: Factors) -> int:
-    """Numbers in all cores: Σ r_{k-1} o_k i_k r_k of a ring."""
+    """Return the number of entries of all cores: Σ r_{k-1} o_k i_k r_k for a ring."""
     return sum(core.array.size for core in factors.cores)
 
 
 def compression_ratio(factors: Factors) -> float:
-    """Parameters of the matrix / parameters of its factors: above 1 is smaller; 4 is also called "4x"."""
+    """Return parameters of the matrix / parameters of its factors: above 1 if the factors are smaller."""
     return prod(factors.shape) / max(parameters(factors), 1)
 
 
 def reconstruct(factors: Factors) -> np.ndarray:
-    """The matrix, float64 [out, in], without padding."""
+    """Multiply the factors out to the matrix, float64 [out, in], without padding."""
     names = sorted({label for core in factors.cores for label in core.labels})
     number = {name: i for i, name in enumerate(names)}
     operands = [part for core in factors.cores for part in (core.array, [number[n] for n in core.labels])]
@@ -139,7 +141,7 @@ def reconstruct(factors: Factors) -> np.ndarray:
 
 
 class ContractionStep(NamedTuple):
-    """The product of the running value with a core: labels that remain, are summed over, and are added by the core."""
+    """A product with one core: axis labels of the value that are kept, are summed over, and are added by the core."""
 
     core: int
     kept: tuple[str, ...]
@@ -150,12 +152,12 @@ class ContractionStep(NamedTuple):
 def contraction_order(
     start: Sequence[str], cores: Sequence[Sequence[str]], sizes: Mapping[str, int]
 ) -> tuple[list[ContractionStep], int]:
-    """The cheapest contraction order, and its floating point operations per vector.
+    """Return the cheapest contraction order, and its floating point operations per vector.
 
     Args:
         start: labels of the vector's modes.
         cores: labels of each core's axes; a label that occurs twice is summed over.
-        sizes: of all labels.
+        sizes: size of each label.
     """
     whole = (1 << len(cores)) - 1
     best: dict[int, tuple[int, int, int]] = {0: (0, -1, -1)}  # contracted cores -> cost, last core, set before it
@@ -189,12 +191,12 @@ def contraction_order(
 
 
 def split(n: int, order: int, pad: bool = True) -> tuple[int, ...]:
-    """`order` factors above 1, as equal as possible, of n or of the next larger number that has them.
+    """Split n, or the next larger number for which it is possible, into `order` factors above 1 of similar size.
 
-    Raises: NotFactorable if n has none and `pad` is False; UsageError for an order below 2.
+    Raises: NotFactorable if n cannot be split and `pad` is False; UsageError for an order below 2.
     """
     if order < 2:
-        raise UsageError("a chain needs at least two cores", where="order", expected=">= 2", got=order)
+        raise UsageError("a tensor train or ring has fewer than two cores", where="order", expected=">= 2", got=order)
     size = n
     while (found := _balanced(size, order, 2)) is None:
         if not pad:
@@ -205,7 +207,7 @@ def split(n: int, order: int, pad: bool = True) -> tuple[int, ...]:
 
 @lru_cache(4096)
 def _balanced(n: int, order: int, least: int) -> tuple[int, ...] | None:
-    """Ascending factors of n, each at least `least`, with the smallest sum."""
+    """Return `order` ascending factors of n, each at least `least`, with the smallest sum; None if impossible."""
     if order == 1:
         return (n,) if n >= least else None
     best: tuple[int, ...] | None = None
@@ -217,7 +219,7 @@ def _balanced(n: int, order: int, least: int) -> tuple[int, ...] | None:
 
 
 def to_tensor(w: np.ndarray, out: Sequence[int], inner: Sequence[int]) -> np.ndarray:
-    """[out, in] as [o_1 i_1, .., o_d i_d], padded with zeros up to the modes."""
+    """Reshape a matrix [out, in] to [o_1 i_1, .., o_d i_d], padded with zeros up to the products of the modes."""
     d = len(out)
     padded = np.zeros((prod(out), prod(inner)), w.dtype)
     padded[: w.shape[0], : w.shape[1]] = w
@@ -226,5 +228,5 @@ def to_tensor(w: np.ndarray, out: Sequence[int], inner: Sequence[int]) -> np.nda
 
 
 def to_cores(arrays: Sequence[np.ndarray], out: Sequence[int], inner: Sequence[int]) -> tuple[np.ndarray, ...]:
-    """Cores [r, p, r'] of the tensor as cores [r, o, i, r'] of the matrix."""
+    """Reshape cores [r, p, r'] of the tensor to cores [r, o, i, r'] of the matrix, p = o i."""
     return tuple(a.reshape(a.shape[0], o, i, a.shape[2]) for a, o, i in zip(arrays, out, inner, strict=True))

@@ -36,7 +36,7 @@ def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> 
         where: pattern of linear maps, or a selection.
         rank: rows of A [rank, in], columns of B [out, rank].
         seed: of A, which is Gaussian of variance 1 / in.
-    Returns: paths of the params made, A and B of each map.
+    Returns: paths of the new params, A and B of each map.
     Raises: EmptySelection; UsageError for a rank below 1, a tied weight, or a map that already has a branch.
     """
     if rank < 1:
@@ -45,7 +45,7 @@ def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> 
     for m in matrices:
         if len(m.readers) != 1 or traits(m.readers[0].op).contracts != "out_in":
             got = ", ".join(r.op for r in m.readers)
-            raise UsageError("a branch needs a weight that one linear map reads", where=m.path, got=got)
+            raise UsageError("the weight is not read by exactly one linear map", where=m.path, got=got)
     rng = np.random.default_rng(seed)
     with program.edit(f"low-rank branches beside {len(matrices)} maps", author="pass",
                       tool="graphwright.surgery.lora") as e:  # fmt: skip

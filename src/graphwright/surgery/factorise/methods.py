@@ -1,7 +1,8 @@
-"""Alternating least squares for tensor trains and rings: optimise one core at a time while the others are fixed.
+"""Low-rank, tensor train and ring factors by SVD, and their refinement by alternating least squares.
 
-The normal equations of a core need the Gram matrix of the other cores, which is a product of small transfer matrices,
-and one product with the tensor. Source: Zhao et al. 2016, section 3.2.
+Alternating least squares optimises one core at a time while the others are fixed. The normal equations of a core need
+one product with the tensor, and the Gram matrix of the other cores, which is a product of small transfer matrices.
+Source: Zhao et al. 2016, section 3.2.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from graphwright.surgery.matrices import finite
 CONVERGED = 1e-11
 """Relative error, or its change in a sweep, at which sweeping stops."""
 CANDIDATES, PROBE = 4, 20
-"""Random starts, and sweeps after which they are compared; enough to recover planted rings of ranks 2 and 3."""
+"""Random starts, and sweeps before they are compared; enough to recover random rings of ranks 2 and 3."""
 
 
 def refine(tensor: np.ndarray, cores: Sequence[np.ndarray], sweeps: int) -> tuple[list[np.ndarray], list[float]]:
-    """Improved cores of the same ranks, and the relative error before and after each sweep, which never rises.
+    """Improve cores of fixed ranks; return them, and the relative error before and after each sweep, which never rises.
 
     Args:
         tensor: [p_1 .. p_d].
@@ -55,9 +56,9 @@ def refine(tensor: np.ndarray, cores: Sequence[np.ndarray], sweeps: int) -> tupl
 def recover(
     tensor: np.ndarray, ranks: Sequence[int], sweeps: int, restarts: int = 3, seed: int = 0, tol: float = 1e-9
 ) -> tuple[list[np.ndarray], list[float]]:
-    """A ring of given ranks r_0 .. r_{d-1} from random cores, restarted until the error is at most `tol`.
+    """Fit a ring of given ranks r_0 .. r_{d-1} from random cores; restart until the error is at most `tol`.
 
-    Each start is the best of several candidates after a few sweeps, by when most bad candidates have stalled.
+    Each start is the best of several candidates after a few sweeps, when most bad candidates have stalled.
     """
     found: list[tuple[list[np.ndarray], list[float]]] = []
     rng = np.random.default_rng(seed)
@@ -75,31 +76,31 @@ def recover(
 
 
 def contract(cores: Sequence[np.ndarray]) -> np.ndarray:
-    """The full tensor of a ring or train."""
+    """Multiply the cores of a ring or train out to the full tensor."""
     full = _subchain(cores, len(cores) - 1) @ _rows(cores[-1]).T
     return full.reshape([core.shape[1] for core in cores])
 
 
 def relative_error(tensor: np.ndarray, cores: Sequence[np.ndarray]) -> float:
-    """‖T - ring‖ / ‖T‖; 0 where both are zero."""
+    """‖T - ring‖ / ‖T‖; 0 if both are zero."""
     norm, lost = float(np.linalg.norm(tensor)), float(np.linalg.norm(tensor - contract(cores)))
     return lost / norm if norm else lost
 
 
 def _unfold(tensor: np.ndarray, k: int) -> np.ndarray:
-    """[p_k, p_{k+1} .. p_d p_1 .. p_{k-1}]: mode k, then the others in the order of the ring."""
+    """Unfold a tensor to [p_k, p_{k+1} .. p_d p_1 .. p_{k-1}]: mode k, then the others in the order of the ring."""
     d = tensor.ndim
     order = [(k + i) % d for i in range(d)]
     return np.ascontiguousarray(tensor.transpose(order).reshape(tensor.shape[k], -1))
 
 
 def _rows(core: np.ndarray) -> np.ndarray:
-    """[r, p, r'] as [p, r' r]."""
+    """Reshape a core [r, p, r'] to [p, r' r]."""
     return core.transpose(1, 2, 0).reshape(core.shape[1], -1)
 
 
 def _subchain(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """Contraction of all cores but k, in ring order from k + 1: [modes, r_k r_{k-1}]."""
+    """Contract all cores but k, in ring order from k + 1, to [modes, r_k r_{k-1}]."""
     chain, *rest = (*cores[k + 1 :], *cores[:k])
     for core in rest:
         wide = chain.reshape(-1, chain.shape[-1]) @ core.reshape(core.shape[0], -1)
@@ -108,7 +109,7 @@ def _subchain(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
 
 
 def _gram(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """Gram matrix of the subchain's columns, [r_k r_{k-1}, r_k r_{k-1}], without forming the subchain."""
+    """Return the Gram matrix of the subchain's columns, [r_k r_{k-1}, r_k r_{k-1}], without forming the subchain."""
     pairs = []
     for core in (*cores[k + 1 :], *cores[:k]):
         left, p, right = core.shape
@@ -121,7 +122,7 @@ def _gram(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
 
 
 def _solve(right: np.ndarray, gram: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The core from its normal equations; the minimum-norm solution if they are singular."""
+    """Solve the normal equations for a core; return the minimum-norm solution if they are singular."""
     scale = np.trace(gram) / len(gram)
     try:
         np.linalg.cholesky(gram - 1e-13 * scale * np.eye(len(gram)))
@@ -152,16 +153,16 @@ class Unfolding(NamedTuple):
 
 
 def rank_within(s: np.ndarray, lost: float) -> int:
-    """The smallest rank >= 1 whose dropped singular values have a norm of at most `lost`."""
+    """Return the smallest rank >= 1 for which the dropped singular values have a norm of at most `lost`."""
     tail = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1])  # tail[r]: norm of the values dropped at rank r
     return max(int(np.count_nonzero(tail > lost)), 1)
 
 
 def train(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = None) -> list[np.ndarray]:
-    """Cores [r_{k-1}, p_k, r_k] of a tensor, r_0 = r_d = 1.
+    """Compute the cores [r_{k-1}, p_k, r_k] of a tensor train, r_0 = r_d = 1.
 
     Args:
-        first: SVD of its first unfolding.
+        first: SVD of the tensor's first unfolding.
         error: relative; each of the d - 1 SVDs drops at most error · norm / √(d - 1).
         ranks: upper limits of r_1 .. r_{d-1}, instead of an error.
     """
@@ -178,7 +179,7 @@ def train(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None =
 def sweep(
     rest: np.ndarray, sizes: Sequence[int], last: int, lost: float, ranks: Sequence[int] | None
 ) -> list[np.ndarray]:
-    """Cores of the remainder [r_1, p_2 .. p_d, last] after the first one; each SVD drops at most `lost`."""
+    """Split the remainder [r_1, p_2 .. p_d, last] after the first core into cores; each SVD drops at most `lost`."""
     cores = []
     rank = rest.shape[0]
     for k, p in enumerate(sizes[:-1]):
@@ -199,8 +200,8 @@ class LowRankFit:
 
     Attributes:
         u, s, vt: SVD of W, or of W L.
-        root: L, or None.
-        low, high: smallest and largest rank.
+        root: L, the Cholesky factor of the Gram matrix of the inputs, or None.
+        low, high: smallest and largest allowed rank.
     """
 
     u: np.ndarray
@@ -212,7 +213,7 @@ class LowRankFit:
 
     @staticmethod
     def of(w: np.ndarray, gram: np.ndarray | None = None, min_rank: int = 1, max_rank: int | None = None) -> LowRankFit:
-        """Decompose [out, in]; with a Gram matrix Σ x xᵀ / N weighted by the inputs."""
+        """Decompose a matrix [out, in]; a Gram matrix Σ x xᵀ / N weights its error by the inputs x."""
         root = None
         if gram is not None:
             floor = RIDGE * float(np.trace(gram)) / len(gram)
@@ -222,7 +223,7 @@ class LowRankFit:
         return LowRankFit(u, s, vt, root, min(min_rank, most), most)
 
     def at(self, rank: int) -> LowRank:
-        """The factors of a rank; each side gets the square roots of the singular values."""
+        """Return the factors of a rank; each factor gets the square roots of the singular values."""
         half = np.sqrt(self.s[:rank])
         inner = half[:, None] * self.vt[:rank]
         if self.root is not None:
@@ -230,26 +231,26 @@ class LowRankFit:
         return LowRank(self.u[:, :rank] * half, inner)
 
     def error(self, rank: int) -> float:
-        """‖dropped‖ / ‖all‖ of the singular values: relative error of W, or of the outputs."""
+        """‖dropped‖ / ‖all‖ of the singular values at a rank: the relative error of W, or of the outputs."""
         whole = float(np.linalg.norm(self.s))
         return float(np.linalg.norm(self.s[rank:])) / whole if whole else 0.0
 
     def rank_for(self, error: float) -> int:
-        """The smallest rank with at most this relative error."""
+        """Return the smallest rank whose relative error is at most `error`."""
         return rank_within(self.s, error * float(np.linalg.norm(self.s)))
 
     def within_error(self, error: float) -> LowRank:
-        """The factors of the smallest sufficient rank from `low` to `high`; the caller checks the error."""
+        """Return the factors of the smallest sufficient rank from `low` to `high`; even `high` may exceed the error."""
         return self.at(min(max(self.rank_for(error), self.low), self.high))
 
     def within_params(self, params: int) -> LowRank | None:
-        """The factors of the largest rank that fits; None if `low` does not fit."""
+        """Return the factors of the largest rank with at most `params` parameters; None if rank `low` has more."""
         rank = min(params // (len(self.u) + self.vt.shape[1]), self.high)
         return self.at(rank) if rank >= self.low else None
 
 
 def svd(w: np.ndarray, rank: int) -> LowRank:
-    """Truncated SVD of [out, in]; its squared error is the sum of the dropped squared singular values.
+    """Return the truncated SVD of [out, in]. Its squared error is the sum of the dropped squared singular values.
 
     Raises: NonFiniteWeight.
     """
@@ -257,15 +258,15 @@ def svd(w: np.ndarray, rank: int) -> LowRank:
 
 
 def asvd(w: np.ndarray, rank: int, gram: np.ndarray) -> LowRank:
-    """The factors with least error of y = x · Wᵀ over inputs with a Gram matrix [in, in]. Raises: NonFiniteWeight."""
+    """Return the factors with least error of y = x · Wᵀ, given the Gram matrix of the x. Raises: NonFiniteWeight."""
     return LowRankFit.of(finite(np.asarray(w, np.float64)), finite(np.asarray(gram, np.float64), "gram")).at(rank)
 
 
 def ring(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = None) -> list[np.ndarray]:
-    """Cores [r_{k-1}, p_k, r_k] of a tensor, r_d = r_0; a train, with r_0 = 1, if that is smallest.
+    """Compute the cores [r_{k-1}, p_k, r_k] of a tensor ring, r_d = r_0; of a train, with r_0 = 1, if that is smallest.
 
     Args:
-        first: SVD of its first unfolding.
+        first: SVD of the tensor's first unfolding.
         error: relative. The first SVD drops at most √(2/d) · error · norm, the d - 2 others error · norm / √d each:
             their squares add up to (error · norm)².
         ranks: upper limits of r_0 .. r_{d-1}, instead of an error.
@@ -285,7 +286,7 @@ def ring(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = 
 
 
 def _shared(first: Unfolding, outer: int, inner: int, lost: float, ranks: Sequence[int] | None) -> list[np.ndarray]:
-    """Split rank r_0 r_1 of the first unfolding into two bonds: U [p_1, r_0 r_1] -> [r_0, p_1, r_1]."""
+    """Split rank r_0 r_1 of the first unfolding, U [p_1, r_0 r_1] -> [r_0, p_1, r_1]; return the cores of the ring."""
     p, rank = first.shape[0], outer * inner
     u, rest = np.zeros((p, rank)), np.zeros((rank, first.vt.shape[1]))
     kept = min(rank, len(first.s))
@@ -300,7 +301,7 @@ BISECTIONS = 14
 
 
 class RingMethod:
-    """`tt` and `tr`: the first unfolding is decomposed once, the others again for each accuracy."""
+    """The methods `tt` and `tr`. The first unfolding is decomposed once, the later ones again for each accuracy."""
 
     def __init__(self, w: np.ndarray, order: int, closed: bool, pad: bool, sweeps: int) -> None:
         self.w, self.closed, self.sweeps = w, closed, sweeps
@@ -317,14 +318,14 @@ class RingMethod:
         return Unfolding.of(self.tensor)
 
     def within_error(self, error: float) -> TensorRing:
-        """A train or ring of few parameters, whose error is at most this."""
+        """Return a train or ring of few parameters whose error is at most `error`."""
         arrays = (ring if self.closed else train)(self.first, error=error)
         if self.sweeps:
             arrays = refine(self.tensor, arrays, self.sweeps)[0]
         return TensorRing(to_cores(arrays, self.out, self.inner), (self.w.shape[0], self.w.shape[1]))
 
     def within_params(self, params: int) -> TensorRing | None:
-        """The train or ring of the smallest error that fits, by bisection; None if not even rank 1 fits."""
+        """Return the train or ring of least error that fits, by bisection; None if not even rank 1 fits."""
         low, high = 0.0, 1.0
         best = self.within_error(high)
         if parameters(best) > params:

@@ -42,10 +42,10 @@ class FitRow(ReportBase):
         output_error: relative error of y on the calibration inputs; None without them.
         svd_error, asvd_error: weight error of a truncated SVD, and output error of an activation-aware one, with at
             most as many parameters; None if not even rank 1 fits, or without calibration.
-        kl: mean KL of the model's scores with this matrix alone factored, nats; None without calibration.
-        dense_ms, ms: measured for 32 rows: of the matrix product, of the chain.
+        kl: mean KL of the model's scores in nats if only this matrix is factored; None without calibration.
+        dense_ms, ms: measured time for 32 rows of the matrix product, and of the chain.
         flops_share: operations of the chain / of the matrix product.
-        chosen: the best within the budget.
+        chosen: this method is the best one within the budget.
         applied: the factors are in the program; False for a ratio of at most 1.
     """
 
@@ -79,7 +79,7 @@ class FitRow(ReportBase):
 
     @property
     def mark(self) -> str:
-        """State and slowness in words."""
+        """Text of the last column: whether the factors were chosen and applied, and whether the chain is slower."""
         state = "applied" if self.applied else "chosen, kept dense" if self.chosen else ""
         return ", ".join(word for word in (state, "slower" if self.slower else "") if word)
 
@@ -89,7 +89,7 @@ class CompressionReport(MatrixReport):
     """Report on all matrices of one call; see `MatrixReport`.
 
     Attributes:
-        method, budget: of the call.
+        method, budget: arguments of the call.
         before, after: parameters of the selected matrices.
     """
 
@@ -111,7 +111,7 @@ class CompressionReport(MatrixReport):
         return [row for row in self.rows if row.applied]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `applied` is the number of factored matrices."""
+        """Return plain values; `applied` is the number of factored matrices."""
         return {**MatrixReport.to_json(self), "applied": len(self.applied)}
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class CompressionReport(MatrixReport):
 
 
 def milliseconds(factors: Factors) -> tuple[float, float]:
-    """Median time of y = x · Wᵀ for 32 rows in float32, planned: by the matrix, and by the chain of its factors."""
+    """Measure the median time of y = x · Wᵀ for 32 float32 rows: with the matrix, and with the chain of factors."""
     out, inner = factors.shape
     b = Builder("timed")
     rng = np.random.default_rng(0)
@@ -153,7 +153,7 @@ Divergence = Callable[[Matrix, Factors], float]
 
 
 def divergence_of(program: Program, calibration: Calibration) -> Divergence:
-    """The divergence on the first chunk of the calibration windows, for the present state of a program."""
+    """Return a function that measures the divergence on the first chunk of windows, from the program as it is now."""
     before, feeds, name = program.fork(), calibration.feeds(program)[0], program.output_names()[0]
 
     def scores(p: Program) -> np.ndarray:

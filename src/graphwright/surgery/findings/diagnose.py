@@ -102,9 +102,7 @@ def rules() -> dict[str, FindingRule]:
 
 
 def chosen(names: Sequence[str] | None) -> list[FindingRule]:
-    """Return the named rules in the order in which they run; all rules for None. Raises: UsageError for an unknown
-    name.
-    """
+    """Return the named rules (all for None) in the order in which they run. Raises: UsageError for an unknown name."""
     known = rules()
     wanted = list(known) if names is None else [names] if isinstance(names, str) else list(names)
     if unknown := [n for n in wanted if n not in known]:

@@ -62,9 +62,7 @@ class Diagnosis:
 
     @property
     def claimed(self) -> dict[NodeId, NodeId]:
-        """Unread node -> node with an empty port for which it is the best source. A junction without edges is an empty
-        port.
-        """
+        """Unread nodes that are the best source of an empty port or junction -> the node with that port."""
 
         def claim() -> dict[NodeId, NodeId]:
             p, w = self.program, self.wiring

@@ -65,9 +65,7 @@ class Fix:
 
     @property
     def cost(self) -> float:
-        """Cost by which fixes are ranked: 1 per edge, 2 per op, 1 per million parameters, and 10 if the function
-        changes.
-        """
+        """Cost that ranks fixes: 1 per edge, 2 per op, 1 per million parameters, and 10 if the function changes."""
         return self.edges + 2 * self.ops + self.parameters / 1e6 + (0 if self.keeps_function else 10)
 
     def to_json(self) -> dict[str, Any]:
@@ -317,8 +315,7 @@ class Findings(Sequence[Finding]):
     def fix(self, finding: Finding, fix: Fix | None = None) -> Entry:
         """Fix one finding in one edit, by its cheapest fix or by `fix`.
 
-        Raises: UsageError if the finding has no fix or the program changed; errors of the edit. The program is then
-            unchanged.
+        Raises: UsageError if it has no fix or the program changed; errors of the edit, with the program unchanged.
         """
         chosen = fix or finding.cheapest()
         if chosen is None:
@@ -331,9 +328,8 @@ class Findings(Sequence[Finding]):
 
         Args:
             only: "keeps_function" uses only fixes that change no result; None uses any fix.
-        Returns: the fixed findings.
-        Raises: UsageError for an unknown `only` or if the program changed; SpecMismatch and other errors of the edit.
-            The program is then unchanged.
+        Returns: the fixed findings. Raises: UsageError for an unknown `only` or a changed program; SpecMismatch and
+            other errors of the edit, with the program unchanged.
         """
         if only not in ("keeps_function", None):
             raise UsageError("unknown value of only", expected='"keeps_function" or None', got=only)

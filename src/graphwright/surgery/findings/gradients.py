@@ -1,6 +1,4 @@
-"""Rules about gradients: blocked, vanishing or exploding ones, and losses that read softmax or sigmoid results as
-logits.
-"""
+"""Rules about gradients: blocked, vanishing or exploding ones, and losses that read probabilities as logits."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE
 from graphwright.program.op_graph import Value
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, bypassed, rewired
-from graphwright.surgery.findings.residuals import GATE
+from graphwright.surgery.findings.residuals import is_gate
 from graphwright.surgery.findings.wiring import Wiring, template
 from graphwright.surgery.walks import flood, next_reader
 
@@ -86,7 +84,7 @@ def _frozen_zero(p: Program, node: NodeId) -> bool:
 
 def _closed(p: Program, product: NodeId, gate: Value) -> bool:
     """Return whether a product multiplies by a gate that is held at 0."""
-    return p.op(gate.node) == GATE and product in (gates := Gates(p)) and set(gates[product].states) == {"closed"}
+    return is_gate(p, gate.node) and product in (gates := Gates(p)) and set(gates[product].states) == {"closed"}
 
 
 def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
@@ -141,9 +139,7 @@ def _fixes(p: Program, node: NodeId, params: Sequence[NodeId]) -> Iterator[Fix]:
 
 # -- by a probe --------------------------------------------------------------------------------------------------------
 def _by_probe(d: Diagnosis) -> Iterator[Finding]:
-    """Report gradients that are zero, not finite or far below those of similar params, and units that are always
-    inactive.
-    """
+    """Report gradients that are zero, not finite or far below those of similar params, and units never active."""
     assert d.probe is not None
     p, w, learns = d.program, d.wiring, learning(d)
     params = [n for n in trainable(p) if w.at[n] in learns]
@@ -158,7 +154,7 @@ def _by_probe(d: Diagnosis) -> Iterator[Finding]:
             what = "the gradient is not finite"
         elif norm == 0 or norm < d.limits.gradient * median:
             if at not in now or any(p.op(v.node) == STATE for n in p.consumers(node) for v in p.operands(n)):
-                continue  # it acts through a state, which a first step does not show: it is often zero
+                continue  # a weight that acts through a state often has no gradient in the first step
             if _cancelled(p, node) or silent.keys() & flood([at], w.after.__getitem__):
                 continue
             what = "the gradient is zero" if norm == 0 else "the gradient is far below the median of its kind"
@@ -196,8 +192,7 @@ def _silent(d: Diagnosis) -> dict[int, list[int]]:
 def _cancelled(p: Program, node: NodeId) -> bool:
     """Return whether the gradient of a bias is zero by construction.
 
-    Softmax cancels a shift that all keys share, unless rotary positions come in between; batch norm subtracts a shift
-    per channel.
+    Softmax cancels a shift that all keys share (without rotary positions); batch norm subtracts a shift per channel.
     """
 
     def passes(reader: NodeId, port: int) -> bool:
@@ -216,9 +211,7 @@ _LEAST_ROWS = 8
 
 
 def gain(d: Diagnosis) -> Iterator[Finding]:
-    """Report chains of linear maps with an extreme gain; with a probe also gradients and values along the residual
-    stream.
-    """
+    """Report chains of linear maps with an extreme gain; with a probe also gradients and values along the trunk."""
     if not d.program.valid:
         return
     if d.probe is not None:

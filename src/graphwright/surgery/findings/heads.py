@@ -106,9 +106,7 @@ def attention_parts(p: Program, node: NodeId) -> dict[str, HeadProjection]:
 
 
 def _made_by(p: Program, value: Value) -> tuple[NodeId, int, int] | None:
-    """Find (linear map, first row, number of rows) that computes an operand of attention, through views, RoPE and
-    norms.
-    """
+    """Find (linear map, first row, number of rows) that computes an operand of attention, before views and RoPE."""
     start, size = 0, None
     while True:
         op = p.op(value.node)
@@ -165,9 +163,7 @@ def _unbalanced(
 def _rescale(
     d: Diagnosis, parts: dict[str, HeadProjection], mine: dict[str, dict[int, float]], off: list[tuple[str, int, float]]
 ) -> Iterator[Fix]:
-    """Yield a fix that scales q by c and k by 1/c, or o by c and v by 1/c. The factors are powers of two, so they are
-    exact.
-    """
+    """Yield a fix that scales q by c and k by 1/c, or o by c and v by 1/c. c is a power of two, so nothing rounds."""
     p, factors = d.program, {}
     for one, shared in (("q", "k"), ("o", "v")):
         if not any(n in (one, shared) for n, _, _ in off):

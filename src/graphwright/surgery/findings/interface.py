@@ -69,10 +69,9 @@ def _edge(d: Diagnosis, node: NodeId) -> tuple[EdgeId, Spec] | None:
 
 
 def _changed(p: Program, edge: EdgeId, spec: Spec, others: list[Spec]) -> tuple[Iterable[Spec], ...]:
-    """Return the specs that an edge may have been meant to have, by kind of mistake.
+    """Return specs that an edge may have been meant to have, by kind of mistake.
 
-    The kinds: a wrong dtype; a source node inserted by mistake (the spec is its operand's); a wrong size; permuted
-    axes.
+    These are a wrong dtype, a source node inserted by mistake, a wrong size, and permuted axes.
     """
     shape, operands = spec.shape, p.operands(p.graph.source(edge))
     sizes = dict.fromkeys(n for o in others for n in o.shape)
@@ -110,7 +109,7 @@ def _fixes(d: Diagnosis, node: NodeId, edge: EdgeId, want: Spec, have: Spec) -> 
             yield Fix(f"permute {p.path(edge)} by {orders[0]}", lambda e: e.insert(edge, "permute", axes=orders[0]),
                       ops=1, edges=1, keeps_function=True)  # fmt: skip
     elif p.op(source) not in KINDS and (sizes := map_sizes(have, want)) is not None:
-        eye, name = np.eye(*sizes), f"{p.path(node)}.projection"  # passes the first channels on
+        eye, name = np.eye(*sizes), f"{p.path(node)}.projection"  # the identity on the first channels
         yield Fix(f"project {p.path(edge)} from {sizes[1]} to {sizes[0]} channels",
                   lambda e: e.rewire(edge, add_linear(e, e.program.edge_value(edge), eye, name)),
                   1, 1, eye.size)  # fmt: skip

@@ -23,16 +23,21 @@ if TYPE_CHECKING:
     from graphwright.program.run import Run
 
 
-GATE = "gate"
-"""The op that makes the values of all gates of a program."""
+_GATE = "gate"
 _FAR = 400
 """Largest number of nodes of a branch that is searched for its start."""
+
+
+def is_gate(p: Program, node: NodeId) -> bool:
+    """Return whether a node is the op that makes the values of the program's gates."""
+    return p.op(node) == _GATE
 
 
 def passes_sum(p: Program, node: NodeId) -> bool:
     """Return whether a node's result is the sum of its operands, up to a cast or a scalar factor."""
     row = traits(p.op(node))
-    scales = (p.op(v.node) in (PARAM, CONST, GATE) and p.specs(v.node)[v.port].size == 1 for v in p.operands(node))
+    factors = (v for v in p.operands(node) if p.op(v.node) in (PARAM, CONST) or is_gate(p, v.node))
+    scales = (p.specs(v.node)[v.port].size == 1 for v in factors)
     return row.convert or row.sums or row.nary or (row.multiplies and any(scales))
 
 
@@ -109,9 +114,7 @@ def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
 def _entry(
     p: Program, paths: dict[str, NodeId], junction: NodeId, sibling: NodeId, source: NodeId, branch: NodeId
 ) -> Value | None:
-    """Return the value that a branch into a junction starts from, by analogy with the branch of a sibling; None if
-    unclear.
-    """
+    """Return the value that a branch into a junction should start from, given the branch of a sibling, or None."""
     first = paths.get(shifted(p.path(branch), p.path(sibling), p.path(junction)))
     if first is None or p.op(first) != p.op(branch):
         return None
@@ -121,9 +124,7 @@ def _entry(
 
 
 def _missing(p: Program, junction: NodeId, entry: Value, what: str, witness: dict[str, Any]) -> Finding:
-    """Make a finding with two fixes: an identity path through a gate at 0, which changes nothing at first, or an open
-    one.
-    """
+    """Make a finding with two fixes: an identity path through a gate at 0, which changes nothing, and a plain one."""
     ends = f"{p.path(entry)} -> {p.path(junction)}"
     fixes = (
         Fix(f"connect {ends} through a gate at 0", lambda e: gated(e, entry, junction), 1, 1, 1, keeps_function=True),
@@ -140,10 +141,7 @@ _MOST = 64
 
 
 def redundant(d: Diagnosis) -> Iterator[Finding]:
-    """Report edges into junctions that affect no output.
-
-    An edge whose value m has a small |⟨dL/dy, m⟩| is tested by a run in which m is zero.
-    """
+    """Report edges into junctions that affect no output: with a small |⟨dL/dy, m⟩|, and by a run with value m = 0."""
     p, probe = d.program, d.probe
     if probe is None or probe.loss is None or not p.valid:
         return

@@ -106,9 +106,7 @@ def _added(p: Program) -> set[str]:
 
 
 def _restore(d: Diagnosis, key: str, part: bool = False) -> tuple[Fix, ...]:
-    """Return a fix that restores a weight from the checkpoint, if possible; with `part` only entries that are not
-    finite.
-    """
+    """Return a fix that restores a weight from the checkpoint; with `part` only entries that are not finite."""
     if d.model is None or d.model.checkpoint is None:
         return ()
     source = d.model.original.weights

@@ -94,10 +94,7 @@ def least_arity(op: str) -> int:
 
 
 def template(path: str) -> tuple[str, tuple[int, ...]]:
-    """Return a path with its numeric segments replaced by `*`, and the numbers.
-
-    Nodes with the same op and template are siblings.
-    """
+    """Return a path with numeric segments as `*`, and the numbers. Nodes of the same op and template are siblings."""
     return _NUMBER.sub("*", path), tuple(map(int, _NUMBER.findall(path)))
 
 
@@ -154,8 +151,8 @@ def fits(p: Program, node: NodeId, port: int, spec: Spec) -> bool:
 def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool = False) -> Value | None:
     """Return the value that most likely belongs at a port, or None.
 
-    Fitting values are ranked: unread values first, then values that siblings read at this port, then by distance in
-    topological order.
+    Fitting values are ranked: unread ones first, then those that siblings read at this port, then the nearest in the
+    order.
 
     Args:
         unread: consider only values that nothing reads.
@@ -186,10 +183,7 @@ def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool 
 
 
 def _as_siblings(p: Program, node: NodeId, port: int) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
-    """Return (path, result) of values that siblings read at this port, with paths translated to this node.
-
-    The two sets are paths with numbers and paths without.
-    """
+    """Return (path, result) of values that siblings read at this port, translated: paths with numbers, and without."""
     found: tuple[set[tuple[str, int]], set[tuple[str, int]]] = set(), set()
     for other in siblings(p, node):
         for value in (p.edge_value(e) for e in p.in_edges(other) if p.edge_port(e) == port):

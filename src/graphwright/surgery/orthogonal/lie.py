@@ -17,7 +17,7 @@ PADE = (64764752532480000, 32382376266240000, 7771770303897600, 1187353796428800
         670442572800, 33522128640, 1323241920, 40840800, 960960, 16380, 182, 1)  # fmt: skip
 """Coefficients of the [13/13] Padé approximant of exp."""
 PADE_NORM = 5.371920351148152
-"""1-norm up to which it is exact to float64."""
+"""1-norm of A up to which the approximant is exact to float64."""
 GENERIC = 1.1142
 """Weight of the imaginary part that separates eigenvalues; a number that is the tangent of no common half angle."""
 TOLERANCE = 1e-8
@@ -25,18 +25,18 @@ TOLERANCE = 1e-8
 
 
 def skew(x: np.ndarray) -> np.ndarray:
-    """The skew part (X - Xᵀ) / 2 of a square matrix."""
+    """Return the skew part (X - Xᵀ) / 2 of a square matrix."""
     x = _square(x)
     return (x - x.T) / 2
 
 
 def so_generator(n: int, i: int, j: int) -> np.ndarray:
-    """The generator of the rotation from axis i towards axis j: [n, n] with 1 at (j, i) and -1 at (i, j).
+    """Return the generator of the rotation from axis i towards axis j: [n, n] with 1 at (j, i) and -1 at (i, j).
 
     Raises: UsageError for i = j, or an axis outside 0 .. n - 1.
     """
     if i == j or not (0 <= i < n and 0 <= j < n):
-        raise UsageError("the axes of the plane are invalid", expected=f"two different numbers from 0 to {n - 1}",
+        raise UsageError("the axes of the plane are invalid", expected=f"two different indices from 0 to {n - 1}",
                          got=(i, j))  # fmt: skip
     a = np.zeros((n, n))
     a[j, i], a[i, j] = 1.0, -1.0
@@ -72,11 +72,11 @@ def lie_exp(a: np.ndarray) -> np.ndarray:
 
 
 def lie_log(q: np.ndarray) -> np.ndarray:
-    """The skew A with exp(A) = Q and angles in (-π, π].
+    """Return the skew A with exp(A) = Q and angles in (-π, π].
 
     The skew part K and the symmetric part S of Q commute, so that the Hermitian S + i c K has the eigenvectors of Q
-    and, for a generic c, its own eigenspaces. Eigenvalues at or near -1 come in pairs: each is a rotation by about π in
-    the plane of two real vectors.
+    and, for a generic c, the same eigenspaces. Eigenvalues at or near -1 come in pairs: each pair is a rotation by
+    about π in the plane of two real vectors.
 
     Raises: NotRotation if Q is not orthogonal, or has determinant -1.
     """
@@ -84,7 +84,7 @@ def lie_log(q: np.ndarray) -> np.ndarray:
     if not (error := gram_error(q)) <= TOLERANCE:
         raise NotRotation("the matrix is not orthogonal", expected=f"max |QᵀQ - I| <= {TOLERANCE:g}", got=error)
     if np.linalg.det(q) < 0:
-        raise NotRotation("a reflection has no skew logarithm", expected="determinant 1", got="determinant -1",
+        raise NotRotation("a reflection has no real logarithm", expected="determinant 1", got="determinant -1",
                           fix="polar(w, special=True) is the nearest rotation")  # fmt: skip
     k, s = (q - q.T) / 2, (q + q.T) / 2
     _, v = np.linalg.eigh(s + 1j * GENERIC * k)
@@ -99,16 +99,13 @@ def lie_log(q: np.ndarray) -> np.ndarray:
 
 
 def _real_basis(v: np.ndarray) -> np.ndarray:
-    """Orthonormal real columns that span the space of complex ones, a space closed under conjugation."""
+    """Return orthonormal real columns that span the same space as complex ones, if it is closed under conjugation."""
     u, _, _ = np.linalg.svd(np.concatenate([np.real(v), np.imag(v)], axis=1), full_matrices=False)
     return u[:, : v.shape[1]]
 
 
 def _planes(k: np.ndarray, basis: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Pairs of orthonormal vectors whose planes are invariant under the skew K, the fastest rotation first.
-
-    Where K is 0 within rounding, any plane is returned.
-    """
+    """Return pairs of orthonormal vectors that span planes invariant under the skew K, the fastest rotation first."""
     found = []
     small = basis.T @ k @ basis
     while len(small) > 1:
@@ -134,7 +131,7 @@ def _square(x: np.ndarray) -> np.ndarray:
 
 
 def _skew(a: np.ndarray) -> np.ndarray:
-    """The matrix, made exactly skew. Raises: UsageError if it is not skew within the tolerance."""
+    """Return the matrix, made exactly skew. Raises: UsageError if it is not skew within the tolerance."""
     a = _square(a)
     error = float(np.abs(a + a.T).max(initial=0.0))
     if not error <= TOLERANCE * max(1.0, float(np.abs(a).max(initial=0.0))):
@@ -147,9 +144,9 @@ RETRACTIONS = ("qr", "polar", "cayley")
 
 
 def retract(w: np.ndarray, gradient: np.ndarray, lr: float, by: str = "qr") -> np.ndarray:
-    """One Riemannian gradient step; the result keeps the orthonormal columns (rows, if wide) of `w`.
+    """Return `w` after one Riemannian gradient step, which keeps its columns (rows, if wide) orthonormal.
 
-    ξ = W skew(WᵀG) + (I - WWᵀ) G is the tangent part of G.
+    ξ = W skew(WᵀG) + (I - WWᵀ) G is the tangent part of the gradient G.
 
     Args:
         w: [out, in], orthonormal.
@@ -159,7 +156,9 @@ def retract(w: np.ndarray, gradient: np.ndarray, lr: float, by: str = "qr") -> n
     Raises: UsageError for an unknown retraction, ShapeError.
     """
     w, gradient = np.asarray(w, np.float64), np.asarray(gradient, np.float64)
-    if w.ndim != 2 or w.shape != gradient.shape:
+    if w.ndim != 2:
+        raise ShapeError("w is not a matrix", expected="[out, in]", got=list(w.shape))
+    if w.shape != gradient.shape:
         raise ShapeError("the gradient does not have the shape of w", expected=list(w.shape), got=list(gradient.shape))
     check_choices({"by": by}, {"by": RETRACTIONS})
     if w.shape[0] < w.shape[1]:

@@ -12,9 +12,9 @@ from graphwright.surgery.matrices import finite
 
 
 def in_range(w: np.ndarray) -> np.ndarray:
-    """W, or W divided by its largest entry if products of entries would overflow or underflow.
+    """Return W, divided by its largest entry if products of entries would overflow or underflow.
 
-    The orthonormal factor is the same. Raises: NonFiniteWeight.
+    The orthonormal factor stays the same. Raises: NonFiniteWeight.
     """
     largest = max(finite(w).max(initial=0.0), -w.min(initial=0.0))
     far = float(np.finfo(w.dtype).max) ** (1 / 3)  # products of two entries, with room for sums over rows
@@ -26,7 +26,7 @@ PROBES = 64
 
 
 def gram_error(w: np.ndarray) -> float:
-    """Largest |WᵀW - I| of a tall or square matrix, max |WWᵀ - I| of a wide one."""
+    """Return the largest entry of |WᵀW - I| for a tall or square matrix, of |WWᵀ - I| for a wide one."""
     gram = w.T @ w if w.shape[0] >= w.shape[1] else w @ w.T
     gram[np.diag_indices_from(gram)] -= 1
     return float(np.abs(gram).max(initial=0.0))
@@ -46,7 +46,7 @@ def condition(w: np.ndarray) -> float:
 
 
 def gain(w: np.ndarray, probes: int = PROBES, seed: int = 0) -> tuple[float, float]:
-    """Smallest and largest ‖W d‖ / ‖d‖ over random directions d; for a wide matrix in the span of its rows."""
+    """Return the smallest and largest ‖W d‖ / ‖d‖ over random d; for a wide matrix over d in the span of its rows."""
     rng = np.random.default_rng(seed)
     d = rng.standard_normal((w.shape[1], probes))
     if w.shape[0] < w.shape[1]:
@@ -70,13 +70,13 @@ def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 WELL_CONDITIONED = 1e-12
 """Smallest ratio of eigenvalues of WᵀW (condition number 10⁶) for which they are accurate enough."""
 FAR, NEAR, STEPS = 1e-2, 1e-8, 3
-"""Cosines between columns: too large for a first-order step; negligible after one; and the limit of steps."""
+"""Cosine between columns that is too large for a first-order step; negligible cosine; largest number of steps."""
 SMALL = 32
 """Width up to which an SVD is the fastest method."""
 
 
 def polar(w: np.ndarray, *, special: bool = False) -> np.ndarray:
-    """Nearest matrix with orthonormal columns (out >= in) or rows (out < in).
+    """Return the nearest matrix with orthonormal columns (out >= in) or rows (out < in).
 
     Rank-deficient and zero matrices get a full orthonormal factor too. Well-conditioned matrices are solved through the
     eigenvectors of their Gram matrix, which is faster than an SVD; others by SVD.
@@ -98,7 +98,7 @@ def polar(w: np.ndarray, *, special: bool = False) -> np.ndarray:
 
 
 def second_factor(w: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """P of W = Q P (tall) or W = P Q (wide); symmetric for the polar Q."""
+    """Return P of W = Q P (tall) or W = P Q (wide); symmetric if Q is the polar factor."""
     return q.T @ w if w.shape[0] >= w.shape[1] else w @ q.T
 
 
@@ -132,7 +132,7 @@ def _by_gram(w: np.ndarray) -> np.ndarray | None:
 
 
 def _straighten(r: np.ndarray) -> float:
-    """R := R C^-½ to first order, in place, unless two columns are too far from orthogonal; returns their cosine."""
+    """R := R C^-½ to first order, in place, if all cosines between columns are small; returns the largest cosine."""
     c = r.T @ r
     s = np.sqrt(np.diagonal(c))
     c /= -s
@@ -152,7 +152,7 @@ TOLERANCE = {np.dtype(np.float32): 2e-6, np.dtype(np.float64): 1e-12}
 
 
 def newton_schulz(w: np.ndarray, *, tol: float | None = None, polish: bool = True) -> np.ndarray:
-    """The polar factor of a float32 or float64 matrix [out, in], in its dtype.
+    """Return the polar factor of a float32 or float64 matrix [out, in], in its dtype.
 
     Args:
         tol: max |XᵀX - I| at which the cubic steps stop; 2e-6 in float32, 1e-12 in float64.
@@ -191,7 +191,7 @@ def _quintic(x: np.ndarray) -> None:
 
 
 def _cubic(x: np.ndarray, tol: float) -> bool:
-    """True if max |M - I| <= tol; else X := X (I - (M - I) / 2), in place."""
+    """Return True if max |M - I| <= tol for M = XᵀX; else X := X (I - (M - I) / 2), in place."""
     m, diagonal = x.T @ x, np.diag_indices(x.shape[1])
     m[diagonal] -= 1
     if max(m.max(), -m.min()) <= tol:
@@ -222,11 +222,12 @@ METHODS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"polar": polar, "qr": 
 
 
 def orthonormal(w: np.ndarray, method: str = "polar", special: bool = False) -> np.ndarray:
-    """The orthonormal factor of a matrix. Raises: ShapeError if `special` and the matrix is not square."""
+    """Return the orthonormal factor of a matrix. Raises: ShapeError if `special` does not fit method or matrix."""
     check_choices({"method": method}, {"method": METHODS})
     if not special:
         return METHODS[method](w)
-    if method != "polar" or w.shape[0] != w.shape[1]:
-        raise ShapeError("special=True needs method='polar' and a square matrix", where="special",
-                         got=f"method={method!r}, {list(w.shape)}")  # fmt: skip
+    if method != "polar":
+        raise ShapeError("special=True works with method='polar' only", where="special", got=f"method={method!r}")
+    if w.shape[0] != w.shape[1]:
+        raise ShapeError("special=True, but the matrix is not square", where="special", got=list(w.shape))
     return polar(w, special=True)

@@ -42,25 +42,25 @@ HEADS = {"heads", "kv_groups"}
 
 
 class MatrixSlice(NamedTuple):
-    """Rows (dim 0) or columns (dim 1) of a matrix; all of it if `indices` is None."""
+    """Rows (dim 0) or columns (dim 1) of a matrix; the whole matrix if `indices` is None."""
 
     dim: int = 0
     indices: np.ndarray | None = None
 
     def of(self, w: np.ndarray) -> np.ndarray:
-        """A copy of the slice."""
+        """Return a copy of the slice of a matrix."""
         return w.copy() if self.indices is None else np.take(w, self.indices, axis=self.dim)
 
     def put(self, w: np.ndarray, value: np.ndarray) -> None:
-        """Write the slice into a matrix."""
+        """Write values into the slice of a matrix."""
         index = slice(None) if self.indices is None else self.indices
         w[index if self.dim == 0 else (slice(None), index)] = value
 
 
 def head_parts(p: Program, matrix: Matrix) -> list[MatrixSlice]:
-    """One slice per head: rows of q, k and v, columns of o; empty if the matrix has no heads.
+    """Return one slice per head: rows of q, k and v, columns of o; empty if the matrix has no heads.
 
-    Key heads that several query heads share count once.
+    A key head that several query heads share has one slice.
     """
     best: list[MatrixSlice] = []
     for group in p.axes().values():
@@ -73,7 +73,7 @@ def head_parts(p: Program, matrix: Matrix) -> list[MatrixSlice]:
 
 
 def parts_of(p: Program, units: Units) -> dict[str, list[MatrixSlice]]:
-    """Weight key -> the slices of some units in it; biases and norms have none."""
+    """Return weight key -> the slices of some units in it; biases and norms are left out."""
     found: dict[str, list[MatrixSlice]] = {}
     for name, ids in units.chosen.items():
         group = p.axes()[name]
@@ -92,8 +92,10 @@ def _parts(group: AxisGroup, key: str, ids: range | tuple[int, ...]) -> list[Mat
 
 
 def neighbour(p: Program, matrix: Matrix) -> tuple[Matrix, int]:
-    """The map that can absorb the factor P of a matrix: `o` after values, with its columns (1), or `k` beside queries,
-    with its rows (0). Raises: NotAbsorbable naming the op in between.
+    """Return the map that can absorb the factor P of a matrix, and the dimension that P multiplies.
+
+    The map is `o` after values, with its columns (1), or `k` beside queries, with its rows (0). Raises: NotAbsorbable
+    naming the op in between.
     """
 
     def refuse(between: str) -> NoReturn:
@@ -136,7 +138,7 @@ def neighbour(p: Program, matrix: Matrix) -> tuple[Matrix, int]:
 
 
 def absorb(e: Transaction, matrix: Matrix, parts: list[MatrixSlice], factors: list[np.ndarray]) -> str:
-    """Multiply the factor P of each slice into the neighbour; return the neighbour's path."""
+    """Multiply the neighbour by the factor P of each slice; return the neighbour's path."""
     p = e.program
     other, side = neighbour(p, matrix)
     w = values(p, other.key)
@@ -152,7 +154,7 @@ def absorb(e: Transaction, matrix: Matrix, parts: list[MatrixSlice], factors: li
 
 
 def _pairs(p: Program, matrix: Matrix, other: Matrix, side: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(rows of a head in the matrix, its indices in the neighbour), for each query head."""
+    """Return, for each query head, (its rows in the matrix, its indices in the neighbour)."""
     best: list[tuple[np.ndarray, np.ndarray]] = []
     for group in p.axes().values():
         if HEADS & set(group.kinds):
@@ -178,8 +180,8 @@ class OrthogonalizeOptions:
         fold: use of the second factor P of W = Q P (wide: P Q). `none` drops it: the function changes. `insert` adds it
             as a node: exact. `absorb` multiplies it into the next map, per head, where that is exact. `scale` keeps its
             mean singular value: W ≈ s Q.
-        special: for square matrices the nearest rotation, with determinant +1.
-        inplace: write into the weight's memory if nothing else holds it; comparison on calibration data does.
+        special: replace a square matrix by the nearest rotation, with determinant +1.
+        inplace: write into the weight's memory if nothing else uses it; a measurement of drift does.
     """
 
     per: str = "matrix"
@@ -190,11 +192,19 @@ class OrthogonalizeOptions:
     def __post_init__(self) -> None:
         check_choices({"per": self.per, "fold": self.fold}, {"per": PER, "fold": FOLDS})
         if self.fold == "absorb" and self.per != "head":
-            raise UsageError("fold='absorb' works per head only", where="fold", fix="per='head'")
+            raise UsageError(
+                "fold='absorb' works per head only", where="fold", got=f"per={self.per!r}", fix="per='head'"
+            )
         if self.inplace and self.fold == "insert":
-            raise UsageError("two factors do not fit into the memory of one matrix", where="inplace", fix="fold='none'")
+            raise UsageError(
+                "inplace=True cannot store the two factors of fold='insert'", where="inplace", fix="fold='none'"
+            )
         if self.special and self.fold == "absorb":
-            raise UsageError("the rows of a head are no square matrix", where="special", fix="special=False")
+            raise UsageError(
+                "special=True needs square matrices, but the slices of heads are not",
+                where="special",
+                fix="special=False",
+            )
 
 
 class OrthogonalizeKeywords(TypedDict, total=False):
@@ -208,7 +218,7 @@ class OrthogonalizeKeywords(TypedDict, total=False):
 
 @dataclass(slots=True, repr=False)
 class OrthoRow(ReportBase):
-    """One matrix.
+    """Figures of one orthogonalised matrix.
 
     Attributes:
         path, shape, dtype: of the matrix.
@@ -218,8 +228,8 @@ class OrthoRow(ReportBase):
         condition, condition_after: σ_max / σ_min of the worst slice.
         gain: smallest and largest ‖Qd‖ / ‖d‖ over random directions d.
         scale: mean singular value, the factor of `fold="scale"`.
-        predicted: relative drift of this layer's output by itself, on its calibration inputs; None without them.
-        measured: drift of its output in the edited program.
+        predicted: relative drift of this layer's output on its unchanged calibration inputs; None without calibration.
+        measured: drift of its output in the edited program, whose earlier layers may have changed too.
         seconds: time taken.
     """
 
@@ -238,7 +248,7 @@ class OrthoRow(ReportBase):
     measured: Drift | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; an infinite condition number is the text `inf`."""
+        """Return plain values; an infinite condition number is the text `inf`."""
         facts = ReportBase.to_json(self)
         return {**facts, **{n: "inf" for n in ("condition", "condition_after") if facts[n] == inf}}
 
@@ -248,8 +258,8 @@ class OrthoReport(mx.MatrixReport):
     """Report on all matrices of one call; see `MatrixReport`.
 
     Attributes:
-        method, per, fold: of the call.
-        mean_error, max_error: of the rows.
+        method, per, fold: arguments of the call.
+        mean_error, max_error: mean and largest `error` of the rows.
     """
 
     method: str
@@ -278,7 +288,7 @@ class OrthoReport(mx.MatrixReport):
 
 
 class _Solved(NamedTuple):
-    """A matrix with orthonormal slices, and per slice the factor P and its mean singular value."""
+    """A matrix with orthonormal slices; the factor P and the mean singular value of each slice."""
 
     q: np.ndarray
     factors: list[np.ndarray]
@@ -333,10 +343,10 @@ def orthogonalize(
 def _chosen(
     p: Program, where: str | Selection | Units, per: str
 ) -> tuple[list[Matrix], list[Skipped], dict[str, list[MatrixSlice]]]:
-    """Matrices, skipped params, and the slices per key unless whole matrices are processed."""
+    """Return matrices, skipped params, and the slices by weight key; no slices if whole matrices are processed."""
     if isinstance(where, Units):
         if where.program is not p:
-            raise UsageError("the units belong to another program", got=repr(where))
+            raise UsageError("the units belong to a different program", got=repr(where))
         parts = parts_of(p, where)
         matrices, skipped = find_matrices(p, p.select(op="param", where=lambda n: p.key(n) in parts))
         return matrices, skipped, {m.key: parts[m.key] for m in matrices}
@@ -401,7 +411,7 @@ def _orthogonalize(
 
 
 def _low_rank(m: Matrix, parts: list[MatrixSlice], solved: _Solved) -> LowRank:
-    """W = outer · inner with Q as one factor; the factors P of heads form a block diagonal matrix."""
+    """Return W = outer · inner with Q as one factor; the factors P of heads form a block diagonal matrix."""
     shapes = [part.of(solved.q).shape for part in parts]
     before = all(rows >= columns for rows, columns in shapes)
     if parts[0].indices is None:
@@ -409,8 +419,8 @@ def _low_rank(m: Matrix, parts: list[MatrixSlice], solved: _Solved) -> LowRank:
         return LowRank(solved.q, p) if before else LowRank(p, solved.q)
     if any((part.dim == 1) != before or (rows < columns) != (part.dim == 0)
            for part, (rows, columns) in zip(parts, shapes, strict=True)):  # fmt: skip
-        raise UsageError("heads wider than their input have no common second factor", where=m.path, got=shapes[0],
-                         fix='per="matrix"')  # fmt: skip
+        raise UsageError("the heads are too wide: their factors P do not form one matrix", where=m.path,
+                         expected="heads narrower than the other side", got=shapes[0], fix='per="matrix"')  # fmt: skip
     p = np.eye(m.shape[parts[0].dim])
     for part, block in zip(parts, solved.factors, strict=True):
         assert part.indices is not None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAPS = ("cayley", "exp", "householder")
 SCALES = ("none", "scalar", "diag", "spd")
 SQUARINGS = 3
-"""Of exp: exact to float32 for angles up to about 3; a rotation for any generator."""
+"""Number of squarings in exp: exact to float32 for angles up to about 3; a rotation for any generator."""
 
 
 def parametrize(program: Program, where: str | Selection, map: str = "cayley", scale: str = "none") -> list[str]:
@@ -55,7 +55,7 @@ def parametrize(program: Program, where: str | Selection, map: str = "cayley", s
 
 
 def bake(program: Program, where: str | Selection = "**") -> list[str]:
-    """Store the computed matrices and read the stored ones, in one edit; `unbake` reverts it.
+    """Store the computed matrices and let their readers read the stored ones, in one edit; `unbake` reverts it.
 
     Returns: paths of the stored weights. Raises: EmptySelection if no selected map is parametrised and not baked.
     """
@@ -125,13 +125,13 @@ def _parametrize(e: Transaction, m: Matrix, map: str, scale: str) -> str:
 
 
 def _root(p: np.ndarray) -> np.ndarray:
-    """Symmetric square root of a positive semidefinite matrix."""
+    """Return the symmetric square root of a positive semidefinite matrix."""
     eigenvalues, v = np.linalg.eigh((p + p.T) / 2)
     return (v * np.sqrt(np.maximum(eigenvalues, 0.0))) @ v.T
 
 
 class _GeneratorNodes:
-    """Adds the nodes that compute one matrix from its generator."""
+    """Builder of the nodes that compute one matrix from its generator."""
 
     def __init__(self, e: Transaction, base: str, m: Matrix) -> None:
         self.e, self.base, self.dtype, self.count = e, base, m.dtype, 0
@@ -163,8 +163,9 @@ class _GeneratorNodes:
         return q
 
     def _reflections(self, v: NodeId, eye: NodeId) -> NodeId:
-        """H₁ H₂ .. = I - V T Vᵀ with T⁻¹ the upper triangle of VᵀV, its diagonal halved; pairs start equal.
+        """H₁ H₂ .. = I - V T Vᵀ, where T⁻¹ is the upper triangle of VᵀV with its diagonal halved.
 
+        Columns of V start as equal pairs, so the product starts as I.
         Source: Joffrain et al. 2006, "Accumulating Householder transformations, revisited".
         """
         count = int(self.e.spec(v).shape[1])
@@ -175,7 +176,7 @@ class _GeneratorNodes:
 
 
 def _store(e: Transaction, base: str, *, trainable: bool) -> str:
-    """Store the matrix that the program computes, and let its readers read it. Returns the path of the weight."""
+    """Store the matrix that the program computes, and let its readers read it. Returns: the path of the weight."""
     p, made = e.program, f"{base}.orthogonal"
     value = p.extract(_generator(p, base)).run({}, keep=[made]).value(made).to_numpy()
     key = p.key(p.node(f"{base}.generator.weight")).removesuffix(".generator.weight")
@@ -185,7 +186,7 @@ def _store(e: Transaction, base: str, *, trainable: bool) -> str:
 
 
 def _generator(p: Program, base: str) -> list[NodeId]:
-    """The node of the matrix and all its ancestors, in topological order."""
+    """Return the node of the computed matrix and all its ancestors, in topological order."""
     return sorted(p.reachable([p.node(f"{base}.orthogonal")]), key=p.order_labels.key)
 
 
@@ -194,10 +195,14 @@ def _baked(p: Program, base: str) -> bool:
 
 
 def _chosen(p: Program, where: str | Selection, baked: bool | None = None) -> list[str]:
-    """Names of the selected parametrised maps in a state. Raises: EmptySelection if there are none."""
+    """Return the names of selected parametrised maps that are (not) baked; all for None. Raises: EmptySelection."""
     chosen = selection_of(p, where)
     bases = [b for b in named(p, ".generator.weight") if p.node(f"{b}.generator.weight") in chosen]
+    if not bases:
+        raise EmptySelection("no selected map is parametrised", where=str(where), fix="parametrize(program, where)")
     if not (found := [b for b in bases if baked is None or _baked(p, b) == baked]):
-        raise EmptySelection("no selected map is in the required state", where=str(where),
-                             fix="parametrize(program, where)")  # fmt: skip
+        what = "no selected map is baked" if baked else "all selected maps are already baked"
+        raise EmptySelection(
+            what, where=str(where), got=", ".join(bases), fix="bake(program, where)" if baked else None
+        )
     return found

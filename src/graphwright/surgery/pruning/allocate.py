@@ -1,7 +1,7 @@
 """Allocation: how many units each axis loses, so that a budget is met at the least predicted error.
 
-Each axis has blocks of units, cheapest first. The blocks of all axes are sorted, and the shortest sufficient prefix is
-cut. Within an axis the error per cost never falls from block to block, so the cheapest blocks of an axis go first.
+Each axis has blocks of units, cheapest first. The blocks of all axes are sorted by error per cost, and the shortest
+prefix that meets the budget is cut. Within an axis the sort keys never fall, so its blocks are cut in order.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SCOPES = ("loss", "global", "kind", "layer")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The error of removing units of an axis one by one; axes of the same kind and size are treated as equal.
+    """The error of removing units of an axis one by one; axes of equal `kind` and `size` are comparable.
 
     Attributes:
-        growth: [size] squared error that each removal adds, in the order of removal; the last unit stays.
-        cost: of one unit, in what the budget counts.
+        growth: [size] squared error that each removal adds, in the order of removal; infinite for the last unit.
+        cost: cost of one unit, in the quantity that the budget counts.
     """
 
     axis: str
@@ -58,11 +58,11 @@ def allocate(
     curves: Sequence[Curve], met: Callable[[Mapping[str, int]], bool], *, scope: str = "global", round_to: int = 1,
     min_keep: float = 0.1, uniform: bool = False,
 ) -> dict[str, int] | None:  # fmt: skip
-    """Axis -> units kept; None if even the smallest sizes do not meet the budget.
+    """Return axis -> number of units that are kept; None if even the smallest sizes do not meet the budget.
 
     Args:
         curves: of the axes.
-        met: whether sizes meet the budget; must stay true with fewer units.
+        met: returns whether sizes meet the budget; once true, it must be true for all smaller sizes.
         scope, round_to, min_keep, uniform: see `PruneOptions`; `loss` and `global` differ in the units of the curves.
     """
     sizes = {c.axis: c.size for c in curves}
@@ -86,12 +86,12 @@ def allocate(
 
 
 def smallest(curves: Sequence[Curve], round_to: int, min_keep: float) -> dict[str, int]:
-    """Axis -> smallest allowed number of units."""
+    """Return axis -> smallest allowed number of units."""
     return {c.axis: _kept(c.size, round_to, min_keep)[-1] for c in curves}
 
 
 def _kept(size: int, round_to: int, min_keep: float) -> list[int]:
-    """Allowed sizes of an axis, descending: the current one, then multiples."""
+    """Return the allowed sizes of an axis, descending: the current one, then multiples of `round_to`."""
     least = max(ceil(min_keep * size - 1e-9), 1)
     return [size, *(k for k in range((size - 1) // round_to * round_to, 0, -round_to) if k >= least)]
 
@@ -108,7 +108,7 @@ def _blocks(group: Sequence[Curve], scope: str, round_to: int, min_keep: float) 
 
 
 class Footprint:
-    """Parameters, bytes and operations of some nodes of a program (by default all) for any numbers of units."""
+    """Parameters, bytes and operations of some nodes of a program (by default all), given the sizes of its axes."""
 
     def __init__(self, p: Program, nodes: Collection[NodeId] | None = None) -> None:
         self.p, self.axes = p, p.axes()
@@ -127,9 +127,9 @@ class Footprint:
                 self._with.setdefault(atom, []).append(node)
 
     def of(self, kept: Mapping[str, int] | None = None, removed: Collection[NodeId] = ()) -> ModelSize:
-        """The sizes with so many units per axis kept, and some nodes removed.
+        """Return the sizes of the program if it kept so many units per axis and lost the nodes `removed`.
 
-        Query heads in any number per key head (an axis of several atoms) count as equal shares of their total.
+        An axis of several atoms (query heads, grouped by key head) counts in proportion to the kept units.
         """
         maps: dict[Atom, np.ndarray] = {}
         shares: dict[tuple[Atom, ...], float] = {}
@@ -168,7 +168,7 @@ class Footprint:
 
 
 def _share(terms: Collection[Term], shares: Mapping[tuple[Atom, ...], float]) -> float:
-    """Share that remains along these dimensions, where they contain all atoms of an axis."""
+    """Return the share of a tensor that remains: the product over all axes whose atoms its dimensions contain."""
     inside = {a for t in terms for a in atoms(t)}
     return prod(left for group, left in shares.items() if set(group) <= inside)
 
@@ -179,10 +179,10 @@ class Goal:
 
     Attributes:
         of: the counted quantity: `params`, `bytes`, `flops` or `ms`.
-        base: its value before, over `nodes`.
-        most: its limit.
+        base: the value of `of` before pruning, over `nodes`.
+        most: the limit of `of`.
         nodes: the counted nodes; None for the whole program.
-        feeds: a chunk of inputs, to measure time.
+        feeds: a chunk of inputs on which time is measured.
     """
 
     of: str
@@ -193,7 +193,7 @@ class Goal:
 
     @staticmethod
     def of_target(p: Program, target: SizeBudget, nodes: Collection[NodeId], feeds: Mapping[str, np.ndarray]) -> Goal:
-        """A `Ratio` counts the given nodes, other budgets the whole program."""
+        """Make the goal for a budget. A `Ratio` counts the given nodes, other budgets the whole program."""
         if isinstance(target, Ratio):
             base = getattr(size(p, nodes), target.of)
             return Goal(target.of, base, (1 - target.share) * base, frozenset(nodes), feeds)
@@ -205,25 +205,25 @@ class Goal:
         return Goal(target.of, getattr(size(p), target.of), float(target.most), None, feeds)
 
     def counted(self, p: Program) -> Footprint:
-        """The footprint of a program from which some of the nodes may have been removed."""
+        """Return the footprint of those counted nodes that a program still has."""
         return Footprint(p, None if self.nodes is None else [n for n in self.nodes if n in p.graph])
 
     def least(self, p: Program, found: Sequence[ResidualBranch]) -> float:
-        """Size of the smallest of some branches; 0 for time, which is not additive."""
+        """Return the size of the smallest of some branches; 0 for a time budget, because times do not add up."""
         if self.of == "ms":
             return 0.0
         footprint = self.counted(p)
         return getattr(footprint.of(), self.of) - max(getattr(footprint.of({}, m.nodes), self.of) for m in found)
 
     def taken(self, p: Program, footprint: Footprint, kept: Mapping[str, int]) -> float:
-        """Size with so many units kept; time is measured on a copy of that size."""
+        """Return the counted size if so many units per axis are kept; time is measured on a copy of that size."""
         if self.of != "ms":
             return getattr(footprint.of(kept), self.of)
         return _ms(trimmed(p, kept), self.feeds)
 
 
 def trimmed(p: Program, kept: Mapping[str, int]) -> Program:
-    """A copy with the first units of each axis, for measuring time."""
+    """Return a copy that keeps the first units of each axis, for measuring time."""
     made, axes = p.fork(), p.axes()
     with made.edit("trim to this size", author="pass", tool="prune") as e:
         for name, count in kept.items():
@@ -233,7 +233,7 @@ def trimmed(p: Program, kept: Mapping[str, int]) -> Program:
 
 
 def unit_cost(footprint: Footprint, of: str, name: str, size: int) -> float:
-    """Cost of one unit of an axis; time is assumed proportional to operations."""
+    """Return the cost of one unit of an axis; time is assumed proportional to operations."""
     what = "flops" if of == "ms" else of
     whole, less = (getattr(footprint.of(kept), what) for kept in ({}, {name: size - 1}))
     return max(whole - less, 1e-9)

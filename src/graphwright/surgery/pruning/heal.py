@@ -51,10 +51,10 @@ def heal(
         steps: number of training steps.
         lr: peak learning rate; a warm-up of a tenth of the steps, then half a cosine down to 0.
         batch: windows per step.
-        seed: of the draw of windows.
+        seed: of the random choice of windows.
         report: called with `Progress`.
-    Raises: UsageError for steps below one; MissingCalibration for programs that score no tokens; NonFinite for a loss
-        that is not finite. After any error, Ctrl-C included, the weights are as before.
+    Raises: UsageError for steps or batch below 1; MissingCalibration for programs that score no tokens; NonFinite for a
+        loss that is not finite. After any error, Ctrl-C included, the weights are unchanged.
     """
     if steps < 1 or batch < 1:
         raise UsageError("steps and batch must be >= 1", got=(steps, batch))
@@ -85,14 +85,14 @@ def heal(
             (goal,) = Stream(teacher, [feeds]).outputs("logits")
             losses.append(float(step(log_softmax(goal), *feeds.values()).item()))
             if not np.isfinite(losses[-1]):
-                raise NonFinite("the loss is not finite", where=f"step {i}", fix="a smaller lr")
+                raise NonFinite("the loss is not finite", where=f"step {i}", got=losses[-1], fix="a smaller lr")
             if report is not None:
                 report(Progress("healing", i + 1, steps, {"kl": losses[-1]}))
     return Healing(tuple(losses), before, divergence(program, teacher, calibration))
 
 
 def divergence(program: Program, teacher: Program, calibration: Calibration) -> float:
-    """KL(teacher ‖ program) on the held-out windows, nats per token."""
+    """Measure KL(teacher ‖ program) on the held-out windows, in nats per token."""
     feeds, drift = calibration.feeds(program, held=True), Drift(scores=True)
     for pair in zip(Stream(teacher, feeds).outputs("logits"), Stream(program, feeds).outputs("logits"), strict=True):
         drift.add(*pair)

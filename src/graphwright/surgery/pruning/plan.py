@@ -1,6 +1,6 @@
-"""Options, plans and reports of pruning: ordered steps, each one coupled group of weights with its cost and error.
+"""Options, plans and reports of pruning. Each step of a plan removes units or a module with all coupled weights.
 
-A step holds names and values, no handles, so it can be applied later, alone or with the others; it refuses to run if
+A step holds names and values, no handles, so it can be applied later, alone or with the others. It refuses to run if
 its weights changed in the meantime.
 """
 
@@ -18,7 +18,7 @@ from graphwright.report import ReportBase, plain
 from graphwright.surgery.errors import StaleStep, check_choices
 from graphwright.surgery.pruning.allocate import SCOPES
 from graphwright.surgery.pruning.prunable import NEURONS, Where, remove_branch, residual_branches
-from graphwright.surgery.pruning.scores import METHODS
+from graphwright.surgery.pruning.scores import CRITERIA
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -42,8 +42,8 @@ class PruneOptions:
     """Options of `prune`.
 
     Attributes:
-        recipe: `default` (units, and attention modules where that costs less: shares 0, 0.25 and 0.5 are tried on the
-            calibration loss), `units` alone, or whole `modules` alone.
+        recipe: `units`; `modules`, which removes whole residual branches; or `default`: attention modules for a share
+            of 0, 0.25 or 0.5 of the removal, whichever has the least calibration loss, then units.
         method: score of a unit: `greedy`, `obs`, `wanda`, `magnitude`, `taylor`, `random`; see `scores`.
         scope: how units of different axes compare: `loss` (predicted loss per parameter; the default for programs that
             score tokens), `global` (error relative to a layer's output, per parameter; the default otherwise), `kind`
@@ -52,12 +52,12 @@ class PruneOptions:
             head with all its readers), `queries` (the same query head of each key head), `heads` (any query head).
         where: pattern or nodes that may be pruned; by default the numbered layers, or everything if there are none.
         protect: pattern or nodes that may not be pruned.
-        round_to: sizes become multiples of it.
-        min_keep: smallest share of an axis that stays, unless its whole module is removed.
-        uniform: axes of equal kind and size keep equally many units, so that one size fits all layers.
+        round_to: sizes become multiples of this number.
+        min_keep: smallest share of an axis that is kept, unless its whole module is removed.
+        uniform: axes of equal kind and size keep equally many units, so that all layers have one size.
         restore: refit the products that read the units by least squares.
         sequential: score and restore a layer on the outputs of the layers before it, which are pruned already.
-        ridge: λ of the fit in units of the mean diagonal; by default 1e-4, or more where that is too little.
+        ridge: λ of the fit in units of the mean diagonal; by default 1e-4, or more if the fit needs it.
         seed: of `method="random"`.
         timed: measure the time per token before and after.
     """
@@ -79,13 +79,14 @@ class PruneOptions:
 
     def __post_init__(self) -> None:
         given = {"recipe": self.recipe, "method": self.method, "scope": self.scope or SCOPES[0]}
-        check_choices(given, {"recipe": RECIPES, "method": METHODS, "scope": SCOPES})
-        if self.round_to < 1 or not 0 <= self.min_keep <= 1:
-            raise UsageError("round_to or min_keep is out of range", expected="round_to >= 1, 0 <= min_keep <= 1",
-                             got=(self.round_to, self.min_keep))  # fmt: skip
+        check_choices(given, {"recipe": RECIPES, "method": tuple(CRITERIA), "scope": SCOPES})
+        if self.round_to < 1:
+            raise UsageError("round_to is out of range", expected="round_to >= 1", got=self.round_to)
+        if not 0 <= self.min_keep <= 1:
+            raise UsageError("min_keep is out of range", expected="0 <= min_keep <= 1", got=self.min_keep)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; nodes as text."""
+        """Return plain values; nodes as text."""
         return {**plain(self), "kinds": list(self.kinds), "where": self.where and str(self.where),
                 "protect": str(self.protect)}  # fmt: skip
 
@@ -111,23 +112,23 @@ class PruneKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PruneStep(ReportBase):
-    """The removal of one coupled group.
+    """The removal of units of an axis, or of a module, with all coupled weights.
 
     Attributes:
         what: `units` of an axis, or a `module` (a residual branch).
         name: of the axis, or of the edge by which the branch enters the residual path.
-        units: numbers of the removed units; empty for a module.
-        size: units before.
+        units: indices of the removed units; empty for a module.
+        size: number of units before.
         weights: key -> new value, of restored products.
         digests: key -> digest that each weight of the group had when the step was planned.
         shapes: key -> (shape before, shape after).
-        params: removed parameters.
+        params: number of removed parameters.
         error, plain: relative mean squared error of the product's output on the calibration data, with and without
             restoring; for a module the loss after and before its removal.
         held_out: the error on held-out windows.
         ridge: λ of the fit, in units of the mean diagonal; None if nothing was restored.
         quantiles: of the scores: 0, 25, 50, 75, 100 %.
-        ragged: key heads are left with unequal numbers of query heads.
+        ragged: True if key heads may be left with unequal numbers of query heads.
     """
 
     what: str
@@ -146,10 +147,10 @@ class PruneStep(ReportBase):
     ragged: bool = False
 
     def make(self, e: Transaction) -> None:
-        """Apply inside an open edit. Raises: StaleStep if a weight of the group changed after planning."""
+        """Apply the step inside an open edit. Raises: StaleStep if one of its weights changed after planning."""
         p = e.program
         if changed := [k for k, d in self.digests.items() if k not in p.weights or p.weights.digest(k) != d]:
-            raise StaleStep("weights of this group changed after the plan was made", where=self.name,
+            raise StaleStep("weights of this step changed after the plan was made", where=self.name,
                             got=", ".join(changed[:4]), fix="plan again: prune(..., dry_run=True)")  # fmt: skip
         if self.what == "units":
             e.cut_units(Units(p, {self.name: self.units}, {self.name: self.size}), ragged=self.ragged)
@@ -157,7 +158,7 @@ class PruneStep(ReportBase):
             return
         branch = next((b for b in residual_branches(p) if b.name == self.name), None)
         if branch is None:
-            raise StaleStep("the module no longer exists", where=self.name)
+            raise StaleStep("the module that this step removes no longer exists", where=self.name)
         remove_branch(e, branch)
 
     def restore(self, e: Transaction) -> Mapping[str, NDArray]:
@@ -167,22 +168,22 @@ class PruneStep(ReportBase):
         return self.weights
 
     def figures(self) -> dict[str, Any]:
-        """The facts that can be computed again from the journal."""
+        """Return the facts that can be computed again from the journal."""
         return {k: v for k, v in self.to_json().items() if k not in ("ridge", "quantiles")}
 
     def apply(self, p: Program) -> None:
-        """Apply as an edit of its own. Raises: StaleStep."""
+        """Apply the step as an edit of its own. Raises: StaleStep."""
         with p.edit(f"prune {self}", author="pass", tool=TOOL) as e:
             self.make(e)
 
     def details(self) -> str:
-        """The step, every weight whose shape changes, and the removed units."""
+        """Return the step, every weight whose shape changes, and the removed units as text."""
         lines = [str(self)]
         lines += [f"  {key}: {list(a)} => {list(b) if b else 'removed'}" for key, (a, b) in self.shapes.items()]
         return "\n".join([*lines, *([f"  units {runs(self.units)}"] if self.units else [])])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with the keys of restored weights instead of their values."""
+        """Return plain values, with the keys of restored weights instead of their values."""
         names = ("what", "name", "params", "error", "plain", "held_out", "ridge", "quantiles", "shapes")
         facts = {"units": runs(self.units), "of": self.size, "restored": sorted(self.weights)}
         return {name: plain(getattr(self, name)) for name in names} | facts
@@ -200,17 +201,18 @@ class PruneReport(ReportBase):
     """Report on a pruning that was made or planned.
 
     Attributes:
-        target, reached: the budget as text; and {of, before, after, asked}, in what the budget counts.
+        target: the budget as text.
+        reached: {of, before, after, asked}: the counted quantity, its values, and its limit.
         steps: see `PruneStep`.
         before, after: {parameters, bytes, flops, nats, perplexity, bits_per_byte, ms_per_token, tokens_per_s}, on
             held-out windows, times only if requested; programs that score no tokens have {drift, ms_per_run}.
-        export_level: before and after; None without a model.
-        calibration: sizes, seed and hashes of the windows on both sides.
+        export_level: export levels before and after; None without a model.
+        calibration: sizes, seed and hashes of the learning and the held-out windows.
         settings: the `PruneOptions`.
         attempts: shares of attention modules that were tried, with their losses on the calibration data.
         warnings: for the user.
         journal: hash of the journal; None for a plan.
-        seconds: of the whole call.
+        seconds: time of the whole call.
     """
 
     target: str
@@ -232,13 +234,13 @@ class PruneReport(ReportBase):
         return not self.steps
 
     def figures(self) -> dict[str, Any]:
-        """The figures that `optimise_report` computes again from the journal: all but times, settings and attempts."""
+        """Return the figures that `optimise_report` can compute again: all but times, settings and attempts."""
         sides = {side: {k: v for k, v in getattr(self, side).items() if k not in TIMES} for side in ("before", "after")}
         layers = [step.figures() for step in self.steps]
         return {**sides, "layers": layers, "calibration": self.calibration, "journal": self.journal}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; the steps are called `layers`."""
+        """Return plain values; the steps are called `layers`."""
         facts = ReportBase.to_json(self)
         return {"schema": SCHEMA, "layers": facts.pop("steps"), **facts}
 
@@ -276,7 +278,7 @@ class PrunePlan(ReportBase):
     report: PruneReport
 
     def apply(self, why: str | None = None) -> None:
-        """Apply all steps as one edit; no edit if there are no steps. Raises: StaleStep, and nothing changes."""
+        """Apply all steps as one edit, if there are any. Raises: StaleStep; the program is then unchanged."""
         if self.steps:
             count = sum(s.params for s in self.steps)
             with self.program.edit(why or f"prune {count:,} parameters", author="pass", tool=TOOL) as e:
@@ -284,11 +286,11 @@ class PrunePlan(ReportBase):
                     step.make(e)
 
     def details(self) -> str:
-        """Every step with its weights and units."""
+        """Return every step with its weights and units as text."""
         return "\n".join(f"{i}. {step.details()}" for i, step in enumerate(self.steps))
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain values."""
+        """Return the report as plain values."""
         return self.report.to_json()
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Axes that can be pruned: exact ones that end in products with trained matrices, in the order of the computation."""
+"""Axes that can be pruned: exact ones over which only products with trained matrices sum, in computation order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import traits
@@ -42,7 +41,7 @@ class Consumer:
 
     Attributes:
         bias: key of the trained bias, if there is one.
-        columns: [units, k] columns of each unit.
+        columns: [units, k] indices of the weight matrix's columns that read each unit.
     """
 
     node: NodeId
@@ -55,26 +54,30 @@ class Consumer:
     columns: np.ndarray
 
     def matrix(self, p: Program, dtype: str = "float64") -> np.ndarray:
-        """The weights as [out, columns]."""
+        """Return the weights as [out, columns]."""
         w = p.weights.array(self.key).to_numpy(dtype)
         return w.T if traits(self.op).contracts == "in_out" else w.reshape(len(w), -1)
 
     def shaped(self, matrix: np.ndarray, like: tuple[int, ...]) -> np.ndarray:
-        """A matrix [out, columns] in the shape in which this product's weights are stored."""
+        """Reshape a matrix [out, columns] to the shape in which this product's weights are stored."""
         return np.ascontiguousarray(matrix.T if traits(self.op).contracts == "in_out" else matrix.reshape(like))
 
-    def rows(self, p: Program, x: NDArray) -> np.ndarray:
-        """The product's input as rows [rows, columns]; see `as_float`."""
-        a = as_float(x)
+    def rows(self, p: Program, a: np.ndarray) -> np.ndarray:
+        """Return values of the product's input as rows [rows, columns]."""
         if traits(self.op).contracts != "window":
             return a.reshape(-1, a.shape[-1])
         return _windows(a, p.weights.array(self.key).shape[2:], self.attrs)
 
+    def result_rows(self, y: np.ndarray) -> np.ndarray:
+        """Return the product's result, or its gradient, as rows [rows, out], in the order of `rows`."""
+        last = np.moveaxis(y, 1, -1) if traits(self.op).contracts == "window" else y
+        return last.reshape(-1, last.shape[-1])
+
     def remaining(self, keep: np.ndarray, width: int) -> np.ndarray:
-        """Columns that remain if a mask [units] of units is kept; columns of no unit always remain."""
-        stays = np.ones(width, bool)
-        stays[self.columns[~keep].reshape(-1)] = False
-        return np.flatnonzero(stays)
+        """Return the columns that remain if the units of a mask are kept. Columns of no unit always remain."""
+        kept = np.ones(width, bool)
+        kept[self.columns[~keep].reshape(-1)] = False
+        return np.flatnonzero(kept)
 
 
 def _consumer(p: Program, group: AxisGroup, node: NodeId, ends: tuple[tuple[int, int], ...]) -> Consumer | None:
@@ -94,7 +97,7 @@ def _consumer(p: Program, group: AxisGroup, node: NodeId, ends: tuple[tuple[int,
 
 
 def unit_indices(group: AxisGroup, term: Term) -> np.ndarray:
-    """[units, k]: the indices of each unit along a dimension."""
+    """Return the indices of each unit along a dimension: [units, k]."""
     if isinstance(term, Atom) and len(group.atoms) == 1:
         return np.arange(group.size)[:, None]
     found = []
@@ -106,7 +109,7 @@ def unit_indices(group: AxisGroup, term: Term) -> np.ndarray:
 
 
 def _windows(x: np.ndarray, kernel: tuple[int, ...], attrs: dict[str, Any]) -> np.ndarray:
-    """Windows of [N, C, spatial...] as rows [N · positions, C · kernel], zero-padded (im2col)."""
+    """Cut [N, C, spatial...] into zero-padded windows, as rows [N · positions, C · kernel] (im2col)."""
     n = len(kernel)
     settings = (attrs[name] for name in ("stride", "padding", "dilation"))
     stride, padding, dilation = ((v,) * n if isinstance(v, int) else tuple(v) for v in settings)
@@ -123,7 +126,7 @@ class PrunableAxis:
     """An axis that can be pruned, and the products that sum over it.
 
     Attributes:
-        start: the first node that computes along it; no node before it depends on the units.
+        start: the first node whose value has this axis; no node before it depends on the units.
     """
 
     group: AxisGroup
@@ -142,24 +145,24 @@ class PrunableAxis:
 
 
 def selected_nodes(p: Program, where: Any) -> set[NodeId]:
-    """Nodes of a pattern, a selection or an iterable of nodes."""
+    """Return the nodes of a pattern, a selection or an iterable of nodes."""
     if isinstance(where, Selection):
         where.names()  # raises StaleSelection
     return set(p.select(where) if isinstance(where, str) else where)
 
 
 def scope_nodes(p: Program, where: Any = None) -> set[NodeId]:
-    """Nodes that a `Ratio` counts: the selected ones; by default the numbered layers, or all nodes without layers."""
+    """Return the nodes that a `Ratio` counts: the selected ones; by default the numbered layers, or else all nodes."""
     if where is not None:
         return selected_nodes(p, where)
     return {n for prefix in layers(p) for n in p.select(prefix)} or set(p.nodes())
 
 
 def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, protect: Any = ()) -> list[PrunableAxis]:
-    """Axes to prune, in the order in which they are computed.
+    """Return the axes to prune, in the order in which they are computed.
 
     Args:
-        where: pattern or nodes; an axis is selected if one of its weights is, other than a weight that is summed over.
+        where: pattern or nodes; an axis is selected by the weights that produce it, not by those that sum over it.
         kinds: of units, see `PruneOptions`.
         protect: pattern or nodes whose axes are left out.
     Raises: NothingToPrune with the reason for each axis of these kinds; UsageError for an unknown kind.
@@ -177,19 +180,18 @@ def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, prot
             continue
         axis = prunable_axis(group, moving)
         if axis is None:
-            why = (*group.frozen, *group.mixed, "a sum over it is no product with a trained matrix")[0]
-            refused.append(f"{group.name}: {why}")
+            refused.append(f"{group.name}: {refusal(group)}")
         else:
             found.append(axis)
     if not found:
-        raise NothingToPrune(f"no axis of {', '.join(kinds)} can be pruned here",
+        raise NothingToPrune(f"no selected axis of {', '.join(kinds)} can be pruned",
                              where=where if isinstance(where, str) else p.name, fix="print(program.axes())",
                              got="; ".join(refused[:4]) or "no axis of these kinds")  # fmt: skip
     return sorted(found, key=lambda a: axes.rank[a.start])
 
 
 def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) -> PrunableAxis | None:
-    """One axis; None if it is frozen, not exact, or summed over by something else than a trained product."""
+    """Return a prunable axis; None if it is frozen, not exact, or not only summed over by trained products."""
     if group.frozen or not group.exact:
         return None
     p, notes = group.axes.program, [note for a in group.atoms if (note := group.axes.solution.notes.get(a)) is not None]
@@ -202,8 +204,13 @@ def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) ->
     return PrunableAxis(group, tuple(consumers), min(nodes, key=group.axes.rank.__getitem__))
 
 
+def refusal(group: AxisGroup) -> str:
+    """Return why an axis cannot be pruned."""
+    return (*group.frozen, *group.mixed, "a sum over it is not a product with a trained matrix")[0]
+
+
 def check_finite(p: Program, axes: Iterable[PrunableAxis]) -> None:
-    """Raises: NonFiniteWeight for a weight along one of the axes."""
+    """Check all weights along the axes. Raises: NonFiniteWeight if one of them is not finite."""
     for key in dict.fromkeys(m.key for a in axes for m in a.group.members if m.key is not None):
         array = p.weights.array(key)
         if array.dtype.is_float:
@@ -211,7 +218,7 @@ def check_finite(p: Program, axes: Iterable[PrunableAxis]) -> None:
 
 
 SHORTLIST = 8
-"""Branches whose loss is measured in each round; the others change the residual stream more."""
+"""Number of branches whose loss is measured in each round; the others change the residual stream more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +228,8 @@ class ResidualBranch:
     Attributes:
         kind: `attention` if it mixes positions, else `mlp`.
         edge: the edge into the junction.
-        nodes: nodes that no output needs without it.
-        start: the first of them that depends on an input.
+        nodes: nodes that no output needs if the edge is cut.
+        start: the first of these nodes that depends on an input.
     """
 
     name: str
@@ -233,7 +240,7 @@ class ResidualBranch:
 
 
 def residual_branches(p: Program, inside: Collection[NodeId] | None = None) -> list[ResidualBranch]:
-    """Branches whose nodes are all inside a selection, in the order of the computation."""
+    """Return the branches whose nodes are all inside a selection, in the order of the computation."""
     needed, moving, found = p.reachable(p.outputs()), input_dependent(p), []
     rank = {n: i for i, n in enumerate(p.order())}
     for edge in (e for n in p.junctions() if n in needed and p.graph.in_degree(n) > 1 for e in p.in_edges(n)):
@@ -255,10 +262,10 @@ def remove_branch(e: Transaction, branch: ResidualBranch) -> None:
 def cheapest(
     p: Program, candidates: Sequence[ResidualBranch], stream: Stream, reference: Sequence[np.ndarray] | None = None
 ) -> tuple[ResidualBranch, float]:
-    """The branch whose removal leaves the smallest measured loss, and that loss.
+    """Return the branch whose removal leaves the smallest measured loss, and that loss.
 
-    Each candidate is measured from its own start; the nodes before it are computed once. With many candidates only
-    those that rotate the residual stream least (1 - mean cos(before, after)) are measured.
+    Each candidate is measured from its own start; the nodes before it are computed once. Of many candidates only those
+    that rotate the residual stream least (1 - mean cos(before, after)) are measured.
     """
     walk = Stream(p, stream.feeds)
     if len(candidates) > SHORTLIST:
@@ -280,7 +287,7 @@ def cheapest(
 
 
 def rotation(p: Program, candidates: Sequence[ResidualBranch], stream: Stream) -> dict[ResidualBranch, float]:
-    """1 - mean cosine of the junction's value with and without each branch."""
+    """Return, for each branch, 1 - mean cosine of its junction's value with and without the branch."""
     found: dict[ResidualBranch, float] = {}
     for branch in sorted(candidates, key=lambda b: p.order_labels.key(b.start)):
         stream.advance(branch.start)
@@ -297,7 +304,7 @@ def rotation(p: Program, candidates: Sequence[ResidualBranch], stream: Stream) -
 
 
 def _only_through(p: Program, edge: EdgeId, needed: Collection[NodeId]) -> set[NodeId]:
-    """Nodes that reach an output only through this edge."""
+    """Return the nodes that reach an output only through this edge."""
     others = flood(
         (v.node for v in p.outputs()), lambda n: [p.graph.source(e) for e in p.graph.in_edges(n) if e != edge]
     )

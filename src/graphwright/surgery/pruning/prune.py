@@ -1,7 +1,7 @@
 """The pruning recipe: allocate units from one pass over the calibration data, then cut and restore layer by layer.
 
 All work happens on a copy, which shares unchanged weights; the result is a list of steps. So several shares of
-attention can be tried, a dry run changes nothing, and an interruption leaves the program as it was.
+attention can be tried, a dry run changes nothing, and an interruption leaves the program unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from graphwright.surgery.pruning.allocate import Curve, Goal, allocate, smallest
 from graphwright.surgery.pruning.plan import TOOL, PruneKeywords, PruneOptions, PrunePlan, PruneReport, PruneStep
 from graphwright.surgery.pruning.prunable import PrunableAxis, ResidualBranch
 from graphwright.surgery.pruning.restore import RIDGE, Gram, ProductCut, Restored, restored
-from graphwright.surgery.pruning.scores import DATA_FREE, error_scales, grams, importance, removal_order
+from graphwright.surgery.pruning.scores import CRITERIA, error_scales, grams, importance, removal_order
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -48,11 +48,12 @@ SHARES = (0.0, 0.25, 0.5)
 
 @dataclass(slots=True)
 class Attempt:
-    """A pruned copy and its steps, with a share of the removal as whole modules.
+    """A pruned copy and its steps.
 
     Attributes:
+        share: part of the removal that is made by removing whole modules.
         loss: on the calibration data, nats per token (or drift); None if the attempt was given up.
-        why: it was given up.
+        why: why the attempt was given up; empty if it was not.
     """
 
     share: float
@@ -62,7 +63,7 @@ class Attempt:
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         removed = [s.name for s in self.steps if s.what == "module"]
         return {"share": self.share, "modules": removed, "calibration_loss": self.loss, "given_up": self.why or None}
 
@@ -82,7 +83,7 @@ class Pruner:
         self.attempts: list[Attempt] = []
 
     def run(self) -> Attempt:
-        """The attempt with the least loss on the calibration data. Raises: BudgetUnreachable."""
+        """Return the attempt with the least loss on the calibration data. Raises: BudgetUnreachable."""
         shares = {"default": SHARES, "units": (0.0,), "modules": (1.0,)}[self.options.recipe]
         best: Attempt | None = None
         unreachable: BudgetUnreachable | None = None
@@ -120,7 +121,9 @@ class Pruner:
             if left <= aim or (not found and not whole):
                 break
             if not found:
-                raise BudgetUnreachable("no module is left to remove", asked=goal.most, best=left)
+                raise BudgetUnreachable(
+                    "all removable modules together do not meet the budget", asked=goal.most, best=left
+                )
             if not whole and left - goal.least(p, found) / 2 <= aim:
                 break  # the next one would overshoot by more than half of its size
             branch, after = pr.cheapest(p, found, Stream(p, self.feeds), self.reference)
@@ -155,21 +158,23 @@ class Pruner:
         self._cut_all(attempt, axes, kept)
 
     def _curves(self, p: Program, axes: Sequence[PrunableAxis], footprint: Any) -> list[Curve]:
-        """The error of removing units of each axis, from one pass over the data (and one for gradients)."""
+        """Return the error of removing units of each axis, from one pass over the data (and one for gradients)."""
         o = self.options
-        data_free, by_loss = o.method in DATA_FREE, o.scope == "loss"
+        criterion, by_loss = CRITERIA[o.method], o.scope == "loss"
         weighed = None
-        if o.method == "taylor" or (by_loss and not data_free):
-            weighed = importance(p, axes, self.feeds)
+        if criterion.needs == "gradients" or (by_loss and criterion.needs == "moments"):
+            weighed = importance(p, axes, self.feeds, criterion)
         stream, curves = Stream(p, self.feeds), []
         for i, axis in enumerate(axes):
             self.report(Progress("scoring", i, len(axes)))
             moments: Sequence[Gram | None] = [None] * len(axis.consumers)
             scales = None
-            if not data_free and o.method != "taylor":
+            if criterion.needs == "moments":
                 moments = grams(p, axis.consumers, stream.advance(axis.start))
                 scales = error_scales(p, axis, moments, weighed if by_loss else None)
-            made = removal_order(p, axis, moments, o.method, scales=scales, weighed=weighed, ridge=o.ridge, seed=o.seed)
+            made = removal_order(
+                p, axis, moments, criterion, scales=scales, weighed=weighed, ridge=o.ridge, seed=o.seed
+            )
             growth = np.concatenate([made.growth, np.full(axis.size - len(made.growth), np.inf)])
             cost = unit_cost(footprint, self.goal.of, axis.name, axis.size)
             curves.append(Curve(axis.name, axis.group.kind, axis.size, growth, cost))
@@ -183,14 +188,15 @@ class Pruner:
         learn, held = Stream(source, self.feeds), Stream(source, self.held)
         names = [a.name for a in axes if kept[a.name] < a.size]
         cut = [a for a in axes if a.name in names]
-        weighed = importance(p, cut, self.feeds) if o.method == "taylor" else None
+        criterion = CRITERIA[o.method]
+        weighed = importance(p, cut, self.feeds, criterion) if criterion.needs == "gradients" else None
         for i, name in enumerate(names):
             self.report(Progress("restoring" if o.restore else "cutting", i, len(names)))
             axis = pr.prunable_axis(p.axes()[name])
             assert axis is not None
             moments: Sequence[Gram] = grams(source, axis.consumers, learn.advance(axis.start))
             most = axis.size - kept[name]
-            made = removal_order(p, axis, moments, o.method, weighed=weighed, most=most, ridge=o.ridge, seed=o.seed)
+            made = removal_order(p, axis, moments, criterion, weighed=weighed, most=most, ridge=o.ridge, seed=o.seed)
             attempt.steps.append(self._cut(p, axis, np.sort(made.order[:most]), moments, held, made.scores))
             del moments
 
@@ -213,7 +219,7 @@ class Pruner:
                        quantiles=tuple(np.quantile(scored, [0, 0.25, 0.5, 0.75, 1]).tolist()))  # fmt: skip
 
     def _fit(self, axis: PrunableAxis, cut: ProductCut, gram: Gram) -> Restored | None:
-        """Least squares for one product; None if it is switched off or does not help."""
+        """Fit the remaining weights of one product by least squares; None if that is switched off or does not help."""
         ridge, columns = self.options.ridge, len(cut.columns)
         if not self.options.restore:
             return None
@@ -234,20 +240,20 @@ class Pruner:
 def optimise_report(
     program: Program, calibration: Calibration, seq: int | None = None, *, tokenizer: Any = None
 ) -> dict[str, Any]:
-    """Compute the figures of a pruning again; equal to `PruneReport.figures()` at the time.
+    """Compute the figures of a pruning again; they equal `PruneReport.figures()` at the time.
 
     Args:
-        program: with the entry in its journal, and its undo record.
-        calibration: the same data.
-        seq: of the entry; by default the last pruning that was not undone.
-        tokenizer: as given then: that of the model.
-    Returns: {before, after, layers, calibration, journal}; a layer's errors are on the outputs of the pruned ones
-        before it.
+        program: its journal has the entry of the pruning, with the undo record.
+        calibration: the data with which it was pruned.
+        seq: number of the entry; by default the last pruning that was not undone.
+        tokenizer: tokenizer of the pruned model, if it was a model.
+    Returns: {before, after, layers, calibration, journal}; errors of a layer are measured on the outputs of the layers
+        before it, which are pruned already.
     Raises: UsageError if there is no such entry; NotUndoable if its undo record was not kept.
     """
     made = [e for e in program.history.undoable if e.tool == TOOL and (seq is None or e.seq == seq)]
     if not made:
-        raise UsageError("the journal has no pruning in effect", where=program.name,
+        raise UsageError("the journal has no pruning that is in effect", where=program.name,
                          got=None if seq is None else f"entry {seq}")  # fmt: skip
     entry = made[-1]
     before, after = program.at(entry.seq - 1), program.at(entry.seq)
@@ -257,7 +263,7 @@ def optimise_report(
 
 
 def _steps(p: Program, entry: Entry) -> list[PruneStep]:
-    """Cuts in order, with the weights that were set after each."""
+    """Return the cuts of a journal entry in order, with the weights that were set after each cut."""
     if entry.undo is None:
         raise NotUndoable("the undo record of this entry was not kept", where=f"entry {entry.seq}")
     found, weights, node = list[PruneStep](), dict[str, NDArray](), None
@@ -272,14 +278,16 @@ def _steps(p: Program, entry: Entry) -> list[PruneStep]:
         elif isinstance(edit, RemoveNode):
             node = edit.node
         elif not isinstance(edit, RemoveEdge):
-            raise UsageError("cuts of unequal heads cannot be recomputed from the journal", where=f"entry {entry.seq}")
+            raise UsageError(
+                "this entry cut single query heads, which cannot be recomputed", where=f"entry {entry.seq}"
+            )
         elif p.graph.target(edit.edge) != node:  # other edges enter the node that is removed next
             found.append(PruneStep("module", p.path(edit.edge)))
     return found[::-1]
 
 
 def _layers(p: Program, steps: list[PruneStep], calibration: Calibration) -> list[dict[str, Any]]:
-    """Make the steps again, and measure each."""
+    """Make the steps again, and return the measured figures of each step."""
     feeds, held = calibration.feeds(p), calibration.feeds(p, held=True)
     reference = None if scores_tokens(p) else list(Stream(p, feeds).outputs())
     streams, rows = (Stream(p, feeds), Stream(p, held)), []
@@ -300,7 +308,7 @@ def _layers(p: Program, steps: list[PruneStep], calibration: Calibration) -> lis
 
 # -- one step ----------------------------------------------------------------------------------------------------------
 def remove_module(p: Program, branch: ResidualBranch, before: float, after: float) -> PruneStep:
-    """Remove a residual branch; the losses before and after are known."""
+    """Remove a residual branch. `before` and `after` are the known losses without and with the removal."""
 
     def remove(e: Transaction) -> dict[str, NDArray]:
         pr.remove_branch(e, branch)
@@ -311,7 +319,7 @@ def remove_module(p: Program, branch: ResidualBranch, before: float, after: floa
 
 
 def product_cuts(p: Program, axis: PrunableAxis, removed: Sequence[int] | np.ndarray) -> list[ProductCut]:
-    """The products that read an axis, before some of its units are removed."""
+    """Return the state of the products that read an axis, before some of its units are removed."""
     keep = np.ones(axis.size, bool)
     keep[list(removed)] = False
     return [ProductCut.of(p, c, keep) for c in axis.consumers]
@@ -325,7 +333,7 @@ def cut_units(
 
     Args:
         moments: of the products' inputs, on the calibration data and on held-out windows.
-        restore: sets weights after the cut, in the same edit; returns key -> stored value.
+        restore: called after the cut, in the same edit, to set weights; returns key -> stored value.
     """
 
     def cut(e: Transaction) -> Mapping[str, NDArray]:
@@ -342,7 +350,7 @@ def cut_units(
 def _made(
     p: Program, step: PruneStep, keys: Sequence[str], edit: Callable[[Transaction], Mapping[str, NDArray]]
 ) -> PruneStep:
-    """Edit the weights of some keys; the step, with what was set and how the weights changed."""
+    """Make an edit, and complete its step with the weights that it set and the changes of the weights `keys`."""
     digests, sizes = {k: p.weights.digest(k) for k in keys}, {k: p.weights.array(k).shape for k in keys}
     with p.edit(f"prune {step.name}", author="pass", tool=TOOL) as e:
         weights = edit(e)
@@ -377,7 +385,7 @@ def prune(
         options: see `PruneOptions`.
     Returns: a `PruneReport`; with `dry_run` a `PrunePlan`.
     Raises: BudgetUnreachable with the nearest figure; NothingToPrune; MissingCalibration; CalibrationTooSmall;
-        NonFiniteWeight; UsageError. After any error the program is as before.
+        NonFiniteWeight; UsageError. After any error the program is unchanged.
     """
     started = perf_counter()
     given, p = PruneOptions(**options), program_of(program)
@@ -386,7 +394,7 @@ def prune(
     pr.check_finite(p, pr.prunable(p, nodes, given.kinds, given.protect) if given.recipe != "modules" else [])
     if calibration is None:
         if model is None:
-            raise MissingCalibration("pruning a program needs calibration data", fix="Calibration(tokens)")
+            raise MissingCalibration("a program was given without calibration data", fix="Calibration(tokens)")
         calibration = Calibration.of(model)
     feeds = calibration.feeds(p, held=True)[0]
     goal = Goal.of_target(p, target, nodes, feeds)

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 BATCH = 64
-"""Removed columns that are collected before the matrices are updated."""
+"""Number of removed columns that are collected before the matrices are updated."""
 
 
 class Downdate:
-    """W [out, columns] and H⁻¹ under removal of columns: W -= W_J P, H⁻¹ -= (H⁻¹)_:J P, P = [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:.
+    """W [out, columns] and H⁻¹, updated when columns J are removed.
 
-    Both matrices lag by V P and C P, the changes since the last flush. The squared norms of W's columns and the
-    diagonal of H⁻¹ are always current: a step reads the matrices and writes vectors.
+    A removal is W -= W_J P and H⁻¹ -= (H⁻¹)_:J P with P = [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:. Removals are collected: the current
+    matrices are `_w` - `_v` `_p` and `_inverse` - `_c` `_p`, and `_flush` computes them. The squared norms of W's
+    columns and the diagonal of H⁻¹ are updated at once.
     """
 
     def __init__(self, w: np.ndarray, inverse: np.ndarray) -> None:
@@ -45,7 +46,7 @@ class Downdate:
         self._v, self._c, self._p = np.zeros((out, 0)), np.zeros((columns, 0)), np.zeros((0, columns))
 
     def scores(self, columns: np.ndarray) -> np.ndarray:
-        """`obs` of units [units, columns per unit]: tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ, float64 [units].
+        """Return the `obs` scores [units] of units with columns [units, columns per unit]: tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ.
 
         Source: Hassibi and Stork 1993, with a block for a unit of several columns.
         """
@@ -72,18 +73,18 @@ class Downdate:
             self._flush()
 
     def _flush(self) -> None:
-        """Update both matrices, and drop their removed columns."""
+        """Apply the collected removals to both matrices, and drop the removed columns."""
         if not len(self._p):
             return
-        stay = self._index[self._index >= 0]
-        self._index[self._index >= 0] = np.arange(len(stay))
-        self._w = self._w[:, stay] - self._v @ self._p[:, stay]
-        self._inverse = self._inverse[np.ix_(stay, stay)] - self._c[stay] @ self._p[:, stay]
+        left = self._index[self._index >= 0]
+        self._index[self._index >= 0] = np.arange(len(left))
+        self._w = self._w[:, left] - self._v @ self._p[:, left]
+        self._inverse = self._inverse[np.ix_(left, left)] - self._c[left] @ self._p[:, left]
         self._reset()
 
 
 RIDGE, MOST_RIDGE = 1e-4, 0.1
-"""First and largest number added to the diagonal, in units of its mean."""
+"""Smallest and largest λ that is added to the diagonal, in units of the diagonal's mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,9 @@ class Gram:
 
     @staticmethod
     def of(chunks: Iterable[np.ndarray]) -> Gram:
-        """Moments of rows [n, m] in chunks: float32 products of 2048 rows, summed in float64. Raises: NonFinite."""
+        """Compute moments of rows [n, m] in chunks: float32 products of 2048 rows, summed in float64. Raises:
+        NonFinite.
+        """
         total, mean, count = np.zeros(()), np.zeros(()), 0
         for a in (chunk[i : i + ROWS] for chunk in chunks for i in range(0, len(chunk), ROWS)):
             total = total + (a.T @ a).astype(np.float64)
@@ -107,16 +110,16 @@ class Gram:
         return Gram(total / max(count, 1), mean / max(count, 1), count)
 
     def centred(self) -> np.ndarray:
-        """The covariance: for a product whose bias absorbs the means."""
+        """Return the covariance, for a product whose bias absorbs the means."""
         return self.second - np.outer(self.mean, self.mean)
 
 
 def regularised(h: np.ndarray, ridge: float | None = None) -> tuple[np.ndarray, float]:
-    """H + λ I that has a Cholesky factor, and λ in units of the mean of the diagonal.
+    """Return H + λ I that has a Cholesky factor, and λ in units of the mean of the diagonal.
 
     Args:
-        ridge: λ; by default 1e-4, and ten times as much up to 0.1 where that is not enough.
-    Raises: numpy.linalg.LinAlgError if no λ up to 0.1 is enough.
+        ridge: λ in these units; by default the first of 1e-4, 1e-3, 1e-2 and 0.1 that is enough.
+    Raises: numpy.linalg.LinAlgError if `ridge`, or 0.1, is not enough.
     """
     scale = float(np.mean(np.diag(h))) or 1.0
     share = RIDGE if ridge is None else ridge
@@ -140,7 +143,7 @@ class Restored:
         shift: change of the bias [out]; zero without a bias.
         ridge: λ in units of the mean diagonal.
         error, plain: mean squared error of the output relative to its mean square, with these weights and with the old
-            ones.
+            weights.
     """
 
     matrix: np.ndarray
@@ -151,14 +154,14 @@ class Restored:
 
     @property
     def improves(self) -> bool:
-        """Whether these weights are better than the old ones."""
+        """Whether these weights have a smaller error than the old ones."""
         return self.error < self.plain
 
 
 def restored(
     matrix: np.ndarray, gram: Gram, keep: np.ndarray, *, bias: bool = False, ridge: float | None = None
 ) -> Restored:
-    """The best weights for the remaining columns.
+    """Fit the weights of the remaining columns by least squares.
 
     Args:
         matrix: W [out, columns].
@@ -178,7 +181,7 @@ def restored(
 def error_of(
     matrix: np.ndarray, made: np.ndarray, gram: Gram, keep: np.ndarray, shift: np.ndarray | float = 0.0
 ) -> float:
-    """Mean squared error of an output with new weights and a shifted bias, relative to the output's mean square.
+    """Return the mean squared error of an output with new weights and a shifted bias, relative to its mean square.
 
     E |W a - W' a_S - s|² = tr D H Dᵀ - 2 sᵀ D μ + |s|², with D the difference of the weights.
     """
@@ -191,13 +194,13 @@ def error_of(
 
 
 def energy(matrix: np.ndarray, gram: Gram) -> float:
-    """Mean square of the output, summed over its entries."""
+    """Return the mean square of the output, summed over its entries."""
     return float(np.einsum("oi,ij,oj->", matrix, gram.second, matrix, optimize=True))
 
 
 @dataclass(frozen=True, slots=True)
 class ProductCut:
-    """A product around a cut: its matrix [out, columns] and bias [out] (or zeros) before, and the remaining columns."""
+    """A product before a cut: matrix [out, columns], bias [out] (or zeros), and the columns that the cut leaves."""
 
     consumer: Consumer
     matrix: np.ndarray
@@ -206,13 +209,13 @@ class ProductCut:
 
     @staticmethod
     def of(p: Program, c: Consumer, keep: np.ndarray) -> ProductCut:
-        """The state before the cut; `keep` is a mask of the units."""
+        """Record a product before the cut; `keep` is a mask of the units."""
         matrix = c.matrix(p)
         bias = np.zeros(len(matrix)) if c.bias is None else p.weights.array(c.bias).to_numpy("float64")
         return ProductCut(c, matrix, bias, c.remaining(keep, matrix.shape[1]))
 
     def set_weights(self, e: Transaction, fit: Restored) -> dict[str, NDArray]:
-        """Set the fitted weights after the cut, in an open edit. Returns key -> stored value."""
+        """Set the fitted weights after the cut, in an open edit. Returns: key -> stored value."""
         c, p = self.consumer, e.program
         e.set_weight(c.key, c.shaped(fit.matrix, p.weights.array(c.key).shape))
         if c.bias is not None:
@@ -220,11 +223,11 @@ class ProductCut:
         return {k: p.weights.array(k) for k in (c.key, c.bias) if k is not None}
 
     def plain(self, gram: Gram) -> float:
-        """Relative error of the output with the old weights."""
+        """Return the relative error of the output with the old weights."""
         return error_of(self.matrix, self.matrix[:, self.columns], gram, self.columns)
 
     def error(self, p: Program, gram: Gram) -> float:
-        """Relative error of the output with the weights that are stored now."""
+        """Return the relative error of the output with the weights that are stored now."""
         c = self.consumer
         shift = 0.0 if c.bias is None else p.weights.array(c.bias).to_numpy("float64") - self.bias
         return error_of(self.matrix, c.matrix(p), gram, self.columns, shift)

@@ -10,37 +10,35 @@ sums of scores are meaningful:
     taylor      (Σ a_j ∂L/∂a_j)²: change of the loss to first order
     greedy      obs, one unit after the other; the other weights and H⁻¹ are updated each time
 
-Sources: Sun et al. 2024 (wanda), Hassibi and Stork 1993 (obs), Molchanov et al. 2019 (taylor).
+A criterion is a subclass of `Criterion`, entered in `CRITERIA`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from graphwright.graph import NodeId
 from graphwright.program.axes.axes import AxisGroup
-from graphwright.surgery.calibration import Calibration, MissingCalibration, Stream
+from graphwright.surgery.calibration import Calibration, MissingCalibration, Stream, as_float
 from graphwright.surgery.errors import NothingToPrune, check_choices
 from graphwright.surgery.measure import loss_gradients, scores_tokens
-from graphwright.surgery.pruning.prunable import Consumer, PrunableAxis, prunable_axis
+from graphwright.surgery.pruning.prunable import Consumer, PrunableAxis, prunable_axis, refusal
 from graphwright.surgery.pruning.restore import Downdate, Gram, energy, regularised
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
-METHODS = ("greedy", "obs", "wanda", "magnitude", "taylor", "random")
-DATA_FREE = ("magnitude", "random")
 ROUNDS = 512
-"""Rounds in which `greedy` removes the units of a large axis; with up to 512 units, one unit per round."""
+"""Number of rounds in which `greedy` removes the units of a large axis; up to 512 units are removed one by one."""
 
 
 def squared(matrix: np.ndarray) -> np.ndarray:
-    """[columns] float64: Σ w² of each column of a float matrix, in blocks of rows that fit the cache."""
+    """Return Σ w² of each column of a float matrix, float64 [columns], in blocks of rows that fit the cache."""
     total = np.zeros(matrix.shape[1])
     for start in range(0, len(matrix), 64):
         block = matrix[start : start + 64].astype(np.float64)
@@ -49,7 +47,7 @@ def squared(matrix: np.ndarray) -> np.ndarray:
 
 
 def wanda(matrix: np.ndarray, columns: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """[units]: tr W_J H_JJ W_Jᵀ."""
+    """tr W_J H_JJ W_Jᵀ of each unit, [units]."""
     if columns.shape[1] == 1:
         return squared(matrix)[columns[:, 0]] * np.diag(h)[columns[:, 0]]
     return np.array([np.einsum("oi,ij,oj->", matrix[:, j], h[np.ix_(j, j)], matrix[:, j]) for j in columns])
@@ -58,12 +56,12 @@ def wanda(matrix: np.ndarray, columns: np.ndarray, h: np.ndarray) -> np.ndarray:
 def greedy(
     matrix: np.ndarray, columns: np.ndarray, h: np.ndarray, *, most: int | None = None, ridge: float | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Units in the order of cheapest removal, with the remaining weights refitted after each removal.
+    """Return units in the order of cheapest removal, with the remaining weights refitted after each removal.
 
     Exact under the quadratic model: W -= W_J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J: and H⁻¹ -= (H⁻¹)_:J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:.
 
     Args:
-        matrix, columns: the product, and the columns of each unit.
+        matrix, columns: weights of the product, and the columns of each unit.
         h: [columns, columns] second moment (or covariance).
         most: how many units to remove; by default all but one.
         ridge: see `regularised`.
@@ -86,29 +84,136 @@ def greedy(
     return order, growth, first
 
 
-def unit_scores(
-    matrix: np.ndarray, columns: np.ndarray, gram: Gram | None, method: str, *, bias: bool = False,
-    ridge: float | None = None, seed: Sequence[int] = (0,),
-) -> np.ndarray:  # fmt: skip
-    """[units] by one of the methods that need no gradient; `wanda`, `obs` and `greedy` (as `obs`) need `gram`."""
-    if method == "random":
-        return np.random.default_rng(list(seed)).random(len(columns))
-    if method == "magnitude":
-        return squared(matrix)[columns].sum(axis=1)
-    assert gram is not None
-    if method == "wanda":
-        return wanda(matrix, columns, gram.second)
-    h = gram.centred() if bias else gram.second
-    return Downdate(matrix, np.linalg.inv(regularised(h, ridge)[0])).scores(columns)
+@dataclass(frozen=True, slots=True)
+class UnitColumns:
+    """Units of an axis in one product: what a criterion scores them by.
+
+    Attributes:
+        matrix: the weights, [out, columns].
+        columns: [units, k] indices of the columns that read each unit.
+        gram: moments of the product's input, if the criterion needs them.
+        effect: Σ a ∂L/∂a of each column's input a through this product, [columns], if the criterion needs gradients.
+        bias: True if the product has a bias, which absorbs the mean of a removed unit.
+        weight: factor of this product's squared error.
+        ridge: λ of the fit; see `regularised`.
+        seed: of random scores.
+    """
+
+    matrix: np.ndarray
+    columns: np.ndarray
+    gram: Gram | None = None
+    effect: np.ndarray | None = None
+    bias: bool = False
+    weight: float = 1.0
+    ridge: float | None = None
+    seed: Sequence[int] = (0,)
+
+    @property
+    def second(self) -> np.ndarray:
+        """Second moment of the input, or its covariance if the product has a bias; float64 [columns, columns]."""
+        assert self.gram is not None
+        return self.gram.centred() if self.bias else self.gram.second
 
 
 @dataclass(frozen=True, slots=True)
 class RemovalOrder:
-    """Units of an axis in the `order` of their removal, the `growth` of the error by each, and all `scores` before."""
+    """Removed units of an axis in order, the `growth` of the error by each, and the first `scores` of all units."""
 
     order: np.ndarray
     growth: np.ndarray
     scores: np.ndarray
+
+
+class Criterion:
+    """A score of units; a subclass is entered in `CRITERIA`.
+
+    Attributes:
+        needs: what the score is computed from besides the weights: "moments" of the inputs, "gradients" of the loss, or
+            "nothing".
+    """
+
+    needs: ClassVar[Literal["moments", "gradients", "nothing"]] = "moments"
+
+    def score(self, u: UnitColumns) -> np.ndarray:
+        """Return the cost of removing each unit from one product, [units]."""
+        raise NotImplementedError
+
+    def total(self, products: Sequence[UnitColumns]) -> np.ndarray:
+        """Return the cost of removing each unit from all products that read the axis, [units]."""
+        return np.sum([u.weight * self.score(u) for u in products], axis=0)
+
+    def order(self, products: Sequence[UnitColumns], most: int) -> RemovalOrder:
+        """Return the `most` cheapest units, cheapest first."""
+        scored = self.total(products)
+        order = np.argsort(scored, kind="stable")[:most]
+        return RemovalOrder(order, scored[order], scored)
+
+
+class OBS(Criterion):
+    """The error that is left after the other units compensate (Hassibi and Stork 1993)."""
+
+    def score(self, u: UnitColumns) -> np.ndarray:
+        """tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ of each unit, [units]."""
+        return Downdate(u.matrix, np.linalg.inv(regularised(u.second, u.ridge)[0])).scores(u.columns)
+
+
+class Greedy(OBS):
+    """OBS with the remaining weights refitted after each removal."""
+
+    def order(self, products: Sequence[UnitColumns], most: int) -> RemovalOrder:
+        """Remove one unit after the other; an axis that several products read is ordered by its OBS scores."""
+        if len(products) > 1:
+            return super().order(products, most)
+        (u,) = products
+        order, growth, first = greedy(u.matrix, u.columns, u.second, most=most, ridge=u.ridge)
+        return RemovalOrder(order, u.weight * growth, u.weight * first)
+
+
+class Wanda(Criterion):
+    """Mean square of the unit's contribution to the output (Sun et al. 2024)."""
+
+    def score(self, u: UnitColumns) -> np.ndarray:
+        """tr W_J H_JJ W_Jᵀ of each unit, [units]."""
+        assert u.gram is not None
+        return wanda(u.matrix, u.columns, u.gram.second)
+
+
+class Magnitude(Criterion):
+    """Squared norm of the weights."""
+
+    needs = "nothing"
+
+    def score(self, u: UnitColumns) -> np.ndarray:
+        """Σ |W_J|² of each unit, [units]."""
+        return squared(u.matrix)[u.columns].sum(axis=1)
+
+
+class Taylor(Criterion):
+    """Change of the loss to first order (Molchanov et al. 2019)."""
+
+    needs = "gradients"
+
+    def total(self, products: Sequence[UnitColumns]) -> np.ndarray:
+        """(Σ a_j ∂L/∂a_j)² of each unit, [units], with the sum over all products that read the unit."""
+        effects = [u.effect[u.columns].sum(axis=1) for u in products if u.effect is not None]
+        return np.sum(effects, axis=0) ** 2
+
+
+class Random(Criterion):
+    """A baseline."""
+
+    needs = "nothing"
+
+    def score(self, u: UnitColumns) -> np.ndarray:
+        """Return uniform numbers in [0, 1), [units]."""
+        return np.random.default_rng(list(u.seed)).random(len(u.columns))
+
+
+CRITERIA: dict[str, Criterion] = {
+    "greedy": Greedy(), "obs": OBS(), "wanda": Wanda(), "magnitude": Magnitude(), "taylor": Taylor(),
+    "random": Random(),
+}  # fmt: skip
+"""The criteria by the name of `method=`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,73 +223,67 @@ class Importance:
     Attributes:
         output: product -> mean square of the loss's gradient with respect to its output, summed over entries; it
             converts a squared error of the output to loss, to second order.
-        effect: product -> [columns] Σ a ∂L/∂a of its input a.
+        effect: product -> [columns] Σ a ∂L/∂a of its input a, through this product alone.
     """
 
     output: Mapping[NodeId, float]
     effect: Mapping[NodeId, np.ndarray]
 
 
-def importance(p: Program, axes: Sequence[PrunableAxis], feeds: Sequence[Mapping[str, np.ndarray]]) -> Importance:
-    """Run one forward and backward pass, in slices of about 1024 tokens."""
+def importance(
+    p: Program, axes: Sequence[PrunableAxis], feeds: Sequence[Mapping[str, np.ndarray]], criterion: Criterion
+) -> Importance:
+    """Compute the gradients of the loss by one forward and backward pass, in slices of about 1024 tokens.
+
+    `effect` stays empty unless the criterion needs gradients.
+    """
     ends = list({c.node: c for a in axes for c in a.consumers}.values())
-    outputs, inputs = {c.node: p.path(c.node) for c in ends}, {c.node: p.path(c.x) for c in ends if not c.x.port}
-    squares, effects, count = dict.fromkeys(outputs, 0.0), {}, 0
-    for found in loss_gradients(p, feeds, list(dict.fromkeys([*outputs.values(), *inputs.values()]))):
-        for node, path in outputs.items():
-            squares[node] += float((found[path][1].astype(np.float64) ** 2).sum())
-        for node, path in inputs.items():
-            value, gradient = found[path]
-            product = (value * gradient).astype(np.float64)
-            effects[node] = effects.get(node, 0.0) + product.reshape(-1, product.shape[-1]).sum(axis=0)
-        first = next(iter(found.values()))[0]
-        count += first.size // first.shape[-1]
+    squares, effects, count = dict.fromkeys([c.node for c in ends], 0.0), dict[NodeId, np.ndarray](), 0
+    inputs = dict.fromkeys(c.x for c in ends) if criterion.needs == "gradients" else {}
+    for values, gradients in loss_gradients(p, feeds, [p.path(c.node) for c in ends], [*inputs]):
+        for c in ends:
+            slope = c.result_rows(gradients[p.path(c.node)])
+            squares[c.node] += float((slope.astype(np.float64) ** 2).sum())
+            if inputs:
+                effect = np.einsum("nk,nk->k", c.rows(p, values[c.x]), slope @ c.matrix(p, slope.dtype.name))
+                effects[c.node] = effects.get(c.node, 0.0) + effect.astype(np.float64)
+        count += next(iter(gradients.values()))[..., 0].size
     return Importance({node: square / count for node, square in squares.items()}, effects)
 
 
 def grams(p: Program, ends: Sequence[Consumer], stream: Stream) -> list[Gram]:
-    """The input moments of each product, from the position of a stream."""
-    return [Gram.of(c.rows(p, values[c.x]) for values in stream.read([c.x])) for c in ends]
+    """Compute the input moments of each product, from the position of a stream."""
+    return [Gram.of(c.rows(p, as_float(values[c.x])) for values in stream.read([c.x])) for c in ends]
 
 
 def removal_order(
-    p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], method: str, *,
+    p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], criterion: Criterion, *,
     scales: Sequence[float] | None = None, weighed: Importance | None = None, most: int | None = None,
     ridge: float | None = None, seed: int = 0,
 ) -> RemovalOrder:  # fmt: skip
-    """The order in which units of an axis are removed.
+    """Return the order in which units of an axis are removed.
 
     Args:
-        moments: per product that reads the axis; None for `taylor`, `magnitude` and `random`.
-        scales: per product, weight of its squared error.
-        weighed: for `taylor`.
+        moments: input moments of each product that reads the axis; None if the criterion does not need them.
+        scales: weight of the squared error of each product.
+        weighed: gradients of the loss, for a criterion that needs them.
         most: how many units to remove; by default all but one.
     """
-    weights = [1.0] * len(axis.consumers) if scales is None else list(scales)
-    parts = list(zip(axis.consumers, moments, weights, strict=True))
-    if method == "greedy" and len(parts) == 1:
-        c, gram, weight = parts[0]
-        assert gram is not None
-        h = gram.second if c.bias is None else gram.centred()
-        order, growth, first = greedy(c.matrix(p), c.columns, h, most=most, ridge=ridge)
-        return RemovalOrder(order, weight * growth, weight * first)
-
-    def score(c: Consumer, gram: Gram | None) -> np.ndarray:
-        if method == "taylor" and weighed is not None:
-            return weighed.effect[c.node][c.columns].sum(axis=1) ** 2
+    effects: Mapping[NodeId, np.ndarray] = {} if weighed is None else weighed.effect
+    products = []
+    for c, gram, weight in zip(axis.consumers, moments, scales or [1.0] * len(axis.consumers), strict=True):
         wide = gram is not None or p.spec(c.weight).dtype.name == "float64"  # float32 is read mostly without a copy
-        return unit_scores(c.matrix(p, "float64" if wide else "float32"), c.columns, gram, method,
-                           bias=c.bias is not None, ridge=ridge, seed=(seed, *axis.name.encode()))  # fmt: skip
-
-    scored = np.sum([weight * score(c, gram) for c, gram, weight in parts], axis=0)
-    order = np.argsort(scored, kind="stable")[: axis.size - 1 if most is None else most]
-    return RemovalOrder(order, scored[order], scored)
+        products.append(UnitColumns(
+            c.matrix(p, "float64" if wide else "float32"), c.columns, gram, effects.get(c.node), c.bias is not None,
+            weight, ridge, (seed, *axis.name.encode()),
+        ))  # fmt: skip
+    return criterion.order(products, axis.size - 1 if most is None else most)
 
 
 def error_scales(
     p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], weighed: Importance | None
 ) -> list[float]:
-    """Weight of each product's squared error: in units of the loss, or relative to its output's mean square."""
+    """Return the weight of each product's squared error: in loss units, or relative to its output's mean square."""
     if weighed is not None:
         return [weighed.output[c.node] for c in axis.consumers]
     return [1 / max(energy(c.matrix(p), gram), 1e-300) if gram is not None else 1.0
@@ -204,26 +303,29 @@ def scores(
             when units are removed one by one (infinite for the last one, which stays).
         ridge: λ in units of the mean diagonal; by default the smallest sufficient one from 1e-4.
         seed: of `random`.
-    Raises: MissingCalibration, also for `taylor` of a program that scores no tokens; NothingToPrune for an axis that no
-        product with a trained matrix reads; UsageError for an unknown method.
+    Raises: MissingCalibration, also for `taylor` of a program that scores no tokens; NothingToPrune if the axis
+        cannot be pruned; UsageError for an unknown method.
     """
-    check_choices({"method": method}, {"method": METHODS})
+    check_choices({"method": method}, {"method": tuple(CRITERIA)})
+    criterion = CRITERIA[method]
     p = axis.axes.program
     found = prunable_axis(axis)
     if found is None:
-        raise NothingToPrune("no product with a trained matrix reads the axis", where=axis.name)
+        raise NothingToPrune(
+            "the axis cannot be pruned, so its units have no scores", where=axis.name, got=refusal(axis)
+        )
     moments: Sequence[Gram | None] = [None] * len(found.consumers)
     weighed = None
-    if method not in DATA_FREE:
+    if criterion.needs != "nothing":
         if calibration is None:
             raise MissingCalibration(f"the score {method!r} needs calibration data", where=axis.name)
-        if method == "taylor":
-            need_tokens(p, "method='taylor'")
-            weighed = importance(p, [found], calibration.feeds(p))
+        if criterion.needs == "gradients":
+            need_tokens(p, f"method={method!r}")
+            weighed = importance(p, [found], calibration.feeds(p), criterion)
         else:
             moments = calibration.cached((p.hash(), axis.name), lambda: grams(
                 p, found.consumers, Stream(p, calibration.feeds(p)).advance(found.start)))  # fmt: skip
-    made = removal_order(p, found, moments, method, weighed=weighed, ridge=ridge, seed=seed)
+    made = removal_order(p, found, moments, criterion, weighed=weighed, ridge=ridge, seed=seed)
     if method != "greedy" or len(found.consumers) > 1:
         return made.scores
     result = np.full(found.size, np.inf)
@@ -232,7 +334,7 @@ def scores(
 
 
 def need_tokens(p: Program, what: str) -> None:
-    """Raises: MissingCalibration for a program that does not score next tokens."""
+    """Check that a program scores next tokens. Raises: MissingCalibration if it does not."""
     if not scores_tokens(p):
         raise MissingCalibration(f"{what} needs a program that scores next tokens", where=p.name,
                                  expected="an input `ids` and an output `logits`")  # fmt: skip

@@ -54,7 +54,7 @@ def remove_zeros(p: Program, where: Where | None = None) -> dict[str, int]:
 
 
 def idle(p: Program, axis: PrunableAxis) -> np.ndarray:
-    """[units]: whether each contributes exactly nothing to all products that sum over the axis."""
+    """Return a mask [units] of the units that contribute exactly nothing to all products that sum over the axis."""
     zero = _zeros(p, axis)
     found = np.ones(axis.size, bool)
     for c in axis.consumers:
@@ -64,7 +64,7 @@ def idle(p: Program, axis: PrunableAxis) -> np.ndarray:
 
 
 def _axes(p: Program, where: Where | None) -> list[PrunableAxis]:
-    """Axes of one atom; grouped query heads are covered by key heads, or by the queries of each."""
+    """Return the prunable axes of one atom; grouped query heads are covered by key heads, or by the queries of each."""
     try:
         return [a for a in prunable(p, where, (*KINDS, "units")) if len(a.group.atoms) == 1]
     except NothingToPrune:
@@ -72,7 +72,7 @@ def _axes(p: Program, where: Where | None) -> list[PrunableAxis]:
 
 
 def _zeros(p: Program, axis: PrunableAxis) -> dict[Value, np.ndarray]:
-    """Value along the axis -> [units]: whether all entries of a unit are zero for every input."""
+    """Return, for values that have the axis, a mask [units] of the units whose entries are zero for every input."""
     dims, found = axis.group.axes.solution.dims, {}
     along = {m.value for m in axis.group.members}
     for node in sorted({v.node for v in along}, key=p.order_labels.key):
@@ -98,7 +98,7 @@ def _zeros(p: Program, axis: PrunableAxis) -> dict[Value, np.ndarray]:
 
 
 def _zero_rows(p: Program, axis: PrunableAxis, operands: Sequence[Value], op: str) -> np.ndarray | None:
-    """Units whose rows of a trained matrix, and entries of its bias, are zero."""
+    """Return a mask [units] of the units whose rows of a trained matrix, and entries of its bias, are zero."""
     dims, found = axis.group.axes.solution.dims, np.ones(axis.size, bool)
     for port, operand in enumerate(operands[1:]):
         source = origin(p, operand)

@@ -1,0 +1,273 @@
+"""Primitive changes of an op graph.
+
+Edits, builders and derived programs call them; user code changes a program through `program.edit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from graphwright.array import Spec
+from graphwright.errors import CycleError
+from graphwright.graph import EdgeId, Graph, NodeId, OnlineOrder, Relabelled
+from graphwright.ops import get
+from graphwright.program.kinds import ASSIGN, SOURCES, STORED
+from graphwright.program.tombstones import ForwardNeighbours, edges_against
+
+if TYPE_CHECKING:
+    from graphwright.program.op_graph import OpGraph, Value
+
+
+def insert_node(
+    p: OpGraph, op: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...], seq: int | None = None,
+    handle: NodeId | None = None, after: NodeId | None = None, before: NodeId | None = None,
+) -> NodeId:  # fmt: skip
+    """Add an unconnected node.
+
+    Args:
+        handle: handle of a removed node to restore; by default a new node.
+        after, before: hints for its position in the order.
+    """
+    number = p._seq if seq is None else seq
+    restored = p.tombstones.restore(p.graph, handle)
+    node = restored
+    if restored is None:
+        node = p.graph.add_node(op=op, attrs=MappingProxyType(dict(attrs)), name=name, specs=specs, seq=number)
+        p._seq = max(p._seq, number + 1)
+    _reorder(p, lambda: p.order_labels.insert(node, after=after, before=before, created=number))
+    p._names[name] = node
+    p._kinds.setdefault(op, {})[node] = None
+    list_key(p, node)
+    if restored is not None:
+        p._unsorted.add(op)
+    touch(p, node)
+    return node
+
+
+def delete_node(p: OpGraph, node: NodeId) -> None:
+    """Remove an unconnected node; its handle can be restored."""
+    _unlist(p, node)
+    _reorder(p, lambda: p.order_labels.remove(node))
+    p.tombstones.add(node, p.graph.remove_node(node))
+
+
+def discard(p: OpGraph, nodes: Sequence[NodeId]) -> None:
+    """Remove nodes and all their edges, which cannot be restored; no other node may read them."""
+    _reorder(p, lambda: p.order_labels.remove(*nodes))
+    for node in nodes:
+        _unlist(p, node)
+        p.back_edges.difference_update(edge.edge for edge in p.graph.remove_node(node).edges)
+
+
+def insert_edge(p: OpGraph, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:
+    """Add an edge, by default at the target's next port. Raises: CycleError; then nothing is changed."""
+    if port is None:
+        port = int(p.graph.node(dst, "next_port"))
+    fits = _admit_edge(p, src.node, dst)
+    edge = p.tombstones.restore(p.graph, handle)
+    if edge is None:
+        edge = p.graph.add_edge(src.node, dst, src_port=src.port, dst_port=port)
+    if not fits:
+        p.back_edges.add(edge)
+    if port >= p.graph.node(dst, "next_port"):
+        p.graph.set_node(dst, next_port=port + 1)
+    touch(p, dst)
+    return edge
+
+
+def delete_edge(p: OpGraph, edge: EdgeId) -> None:
+    """Remove an edge; its handle can be restored."""
+    dst = p.graph.target(edge)
+    p.tombstones.add(edge, p.graph.remove_edge(edge))
+    p.back_edges.discard(edge)
+    touch(p, dst)
+
+
+def move_edge(p: OpGraph, edge: EdgeId, src: Value) -> None:
+    """Change the source of an edge. Raises: CycleError; then nothing is changed."""
+    dst = p.graph.target(edge)
+    fits = _admit_edge(p, src.node, dst)
+    p.tombstones.rewire(p.graph, edge, src.node)
+    (p.back_edges.discard if fits else p.back_edges.add)(edge)
+    p.graph.set_edge(edge, src_port=src.port)
+    touch(p, dst)
+
+
+def update_node(p: OpGraph, node: NodeId, **columns: Any) -> None:
+    """Change the attrs, specs or name of a node."""
+    if "name" in columns:
+        del p._names[p.path(node)]
+        p._names[columns["name"]] = node
+        for edge in p.graph.out_edges(node):
+            touch(p, p.graph.target(edge))
+    if "attrs" in columns:
+        columns["attrs"] = MappingProxyType(dict(columns["attrs"]))
+        _unlist_key(p, node)
+    p.graph.set_node(node, **columns)
+    if "attrs" in columns:
+        list_key(p, node)
+    touch(p, node)
+
+
+def set_outputs(p: OpGraph, outputs: Mapping[str, Value]) -> None:
+    """Declare the outputs, by name and in order."""
+    p._outputs = dict(outputs)
+    p._structure.touch_outputs()
+
+
+def set_output(p: OpGraph, name: str, value: Value) -> None:
+    """Declare one more output."""
+    set_outputs(p, {**p._outputs, name: value})
+
+
+def release_name(p: OpGraph, node: NodeId) -> None:
+    """Free the name of a node that is about to be removed."""
+    if p._names.get(name := p.path(node)) == node:
+        del p._names[name]
+
+
+def add_op(
+    p: OpGraph, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str, after: NodeId | None = None
+) -> NodeId:
+    """Add an op node with its edges and inferred specs, outside of edits; `after` hints its position."""
+    row = get(op)
+    full = row.complete(attrs, name)
+    specs = row.specs([p.specs(v.node)[v.port] for v in operands], full, name)
+    node = insert_node(p, op, full, name, specs, after=after)
+    for port, operand in enumerate(operands):
+        insert_edge(p, operand, node, port)
+    return node
+
+
+def add_source(
+    p: OpGraph, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any], before: NodeId | None = None
+) -> NodeId:
+    """Add an input, param, const or state node, outside of edits; `before` hints its position."""
+    assert kind in SOURCES
+    return insert_node(p, kind, attrs, name, (spec,), before=before)
+
+
+def add_assign(p: OpGraph, target: Value, value: Value, name: str) -> NodeId:
+    """Add a node that assigns `value` to the state or param `target` at the end of a step."""
+    node = insert_node(p, ASSIGN, {}, name, ())
+    insert_edge(p, target, node, 0)
+    insert_edge(p, value, node, 1)
+    return node
+
+
+def restore_order(p: OpGraph, record: Relabelled[NodeId]) -> Relabelled[NodeId]:
+    """Revert a change of the order; returns the record that repeats it."""
+    _note_moved(p, record)
+    return p.order_labels.restore(record)
+
+
+def set_order(p: OpGraph, graph: Graph, labels: Mapping[NodeId, tuple[int, int]]) -> None:
+    """Replace the graph and the order labels; edges that go against the labels become back edges."""
+    p.graph, p.back_edges = graph, edges_against(graph, labels.__getitem__)
+    p.order_labels = OnlineOrder.from_labels(ForwardNeighbours(graph, p.back_edges), labels)
+
+
+def find_back_edges(p: OpGraph, valid: bool) -> None:
+    """Recompute the back edges after labels were restored; a valid program has none."""
+    p.back_edges.clear()
+    if not valid:
+        p.back_edges |= edges_against(p.graph, p.order_labels.key)
+
+
+def order_back_edges(p: OpGraph) -> None:
+    """Reorder nodes for back edges that no longer close a cycle. Raises: CycleError if some still do."""
+    cycle: CycleError | None = None
+    for edge in sorted(p.back_edges):
+        p.back_edges.discard(edge)
+        try:
+            _order_edge(p, *p.graph.endpoints(edge))
+        except CycleError as error:
+            p.back_edges.add(edge)
+            cycle = cycle or error
+    if cycle is not None:
+        raise cycle
+
+
+def copy_into(p: OpGraph, twin: OpGraph) -> None:
+    """Copy nodes, edges, order and names into an empty graph; handles stay valid."""
+    set_order(twin, p.graph.copy(), {n: p.order_labels.key(n) for n in p.nodes()})
+    twin._seq = p._seq
+    twin._names, twin._outputs = dict(p._names), dict(p._outputs)
+    twin._kinds = {kind: dict(nodes) for kind, nodes in p._kinds.items()}
+    twin._unsorted = set(p._unsorted)
+    twin._keyed, twin._keys = {key: set(nodes) for key, nodes in p._keyed.items()}, p._keys
+    twin._structure = p._structure.copy(twin)
+
+
+def _reorder(p: OpGraph, change: Callable[[], Relabelled[NodeId]], *, moves: bool = False) -> None:
+    """Apply a change of the order and log it; undo, redo and roll-back skip it and restore the order from the log.
+
+    Args:
+        moves: existing nodes may move.
+    """
+    if p.tombstones.mode == "edit":
+        record = change()
+        if record and moves:
+            _note_moved(p, record)
+        if record and p.order_log is not None:
+            p.order_log.append(record)
+
+
+def _note_moved(p: OpGraph, record: Relabelled[NodeId]) -> None:
+    for node, _, _ in record.before:
+        p._note(node)
+
+
+def touch(p: OpGraph, node: NodeId) -> None:
+    """Record that a node changed: for the structure hash, and for those that follow changes."""
+    p._structure.touch(node)
+    p._note(node)
+
+
+def _admit_edge(p: OpGraph, src: NodeId, dst: NodeId) -> bool:
+    """Reorder nodes so that an edge goes forwards; return False if it closes a cycle that the open edit admits."""
+    try:
+        _order_edge(p, src, dst)
+    except CycleError:
+        if not p.admits_cycles:
+            raise
+        return False
+    return True
+
+
+def _order_edge(p: OpGraph, src: NodeId, dst: NodeId) -> None:
+    """Reorder nodes so that an edge goes forwards. Raises: CycleError with the path; then no order changes."""
+    try:
+        _reorder(p, lambda: p.order_labels.add_edge(src, dst), moves=True)
+    except CycleError as error:
+        names = [p.path(n) for n in error.path]
+        fix = "cut an edge on the path, or e.connect(src, junction, delay=1)"
+        got = " -> ".join([*names, names[0]])
+        where = f"{p.path(src)} -> {p.path(dst)}"
+        raise CycleError("the edge would close a cycle", path=error.path, where=where, got=got, fix=fix) from error
+
+
+def _unlist(p: OpGraph, node: NodeId) -> None:
+    p._structure.forget(node)
+    p._note(node)
+    release_name(p, node)
+    del p._kinds[p.op(node)][node]
+    _unlist_key(p, node)
+
+
+def list_key(p: OpGraph, node: NodeId) -> None:
+    """Enter a node under the checkpoint key that it reads, if it reads one."""
+    if p.op(node) in STORED:
+        p._keyed.setdefault(p.key(node), set()).add(node)
+        p._keys = None
+
+
+def _unlist_key(p: OpGraph, node: NodeId) -> None:
+    if p.op(node) in STORED:
+        key = p.key(node)
+        p._keyed[key].discard(node)
+        if not p._keyed[key]:
+            del p._keyed[key]
+        p._keys = None
