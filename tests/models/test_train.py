@@ -201,7 +201,7 @@ def test_a_step_after_the_end_raises(source, tmp_path):
     trainer = Trainer(opened(source), TEXT, RECIPE)
     trainer.done = RECIPE.steps + 1
     trainer.save(tmp_path / "state")
-    with pytest.raises(UsageError, match="another training"):
+    with pytest.raises(UsageError, match="does not match the options"):
         Trainer(opened(source), TEXT, RECIPE).load(tmp_path / "state")
 
 

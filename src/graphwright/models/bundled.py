@@ -21,7 +21,7 @@ RECIPE = TrainOptions(steps=700, batch=16, window=256, lr=3e-3, warmup=100, floo
 
 
 def bundled() -> Path:
-    """Directory of the bundled model. Raises: ModelNotFound if the package was built without it."""
+    """Return the directory of the bundled model. Raises: ModelNotFound if the package was built without it."""
     directory = Path(__file__).parent / "data" / "pydoc-llama"
     if not (directory / "config.json").is_file():
         raise ModelNotFound("this build of the package has no bundled model", where=str(directory),
@@ -30,11 +30,11 @@ def bundled() -> Path:
 
 
 def pydoc_split() -> tuple[str, str]:
-    """(training text, held-out text) of `pydoc_data.topics` of the running Python.
+    """Return (training text, held-out text) from `pydoc_data.topics` of the running Python.
 
     Sorted topics are split at blank lines; empty and repeated paragraphs (ignoring white space) are dropped. A
     paragraph is held out iff the first byte of the sha256 of its collapsed text is below 26. So the split depends
-    only on content, and no Python version trains on what another holds out.
+    only on content: a paragraph is held out in every Python version or in none.
     """
     from pydoc_data.topics import topics
 
@@ -51,5 +51,5 @@ def pydoc_split() -> tuple[str, str]:
 
 
 def text_sha256(text: str) -> str:
-    """sha256 of a text in UTF-8."""
+    """Return the sha256 of a text in UTF-8, as hex digits."""
     return sha256(text.encode()).hexdigest()

@@ -21,7 +21,7 @@ class UnsupportedArchitecture(CheckpointError):
 
 
 class TensorMismatch(CheckpointError, ValueError):
-    """Tensors are missing, unexpected or of another shape than the config says; the error lists all."""
+    """Tensors are missing, unexpected or not of the shape that the config implies; the error lists all of them."""
 
     def __init__(
         self, what: str, *, missing: list[str], unexpected: list[str], misshapen: list[str], **facts: Unpack[Facts]
@@ -31,7 +31,7 @@ class TensorMismatch(CheckpointError, ValueError):
 
 
 class UnsupportedDType(CheckpointError, TypeError):
-    """A weight has a dtype without arithmetic."""
+    """A weight has a dtype that is not floating."""
 
 
 class TokenizerMismatch(CheckpointError):
@@ -39,11 +39,11 @@ class TokenizerMismatch(CheckpointError):
 
 
 class PromptError(UsageError):
-    """A prompt is empty, out of range or too long."""
+    """A prompt or mask is empty, malformed, out of range or too long."""
 
 
 class StaleCache(UsageError):
-    """A cache was filled by another state of the model; `layers` are the attention nodes with stale entries."""
+    """A cache was filled by a different model or model state; `layers` are the attention nodes with stale entries."""
 
     layers: tuple[str, ...] = ()
 
@@ -55,7 +55,7 @@ class CacheFull(UsageError):
 
 
 class BlockError(UsageError):
-    """A block is free, or belongs to another pool."""
+    """A block is free or outside its pool, a position outside its sequence, or a sequence of a different cache."""
 
 
 class SequenceReleased(UsageError):
@@ -71,4 +71,4 @@ class ExportLevelImpossible(ExportError):
 
 
 class VerificationFailed(ExportError):
-    """The exported files do not compute the program's function; the target was left as it was."""
+    """The exported files cannot be run, or do not compute the program's function; the target is unchanged."""

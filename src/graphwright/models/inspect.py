@@ -33,17 +33,16 @@ class TensorRow:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Inspection(ReportBase):
-    """Facts from headers and config.
+    """Size and cost of a model, from headers and config.
 
     Attributes:
         family, model: architecture and directory name.
         parameters, nbytes: of all weights; tied weights count once.
         dtypes: dtype -> bytes.
-
         flops_per_token: multiplications and additions for the first token; attention over a context adds to them.
         kv_bytes_per_token: cache bytes per token and sequence.
         tied: whether head and embedding are one weight.
-        nodes, edges, layers: of the program.
+        nodes, edges, layers: of the program, and layers of the config.
     """
 
     family: str
@@ -60,7 +59,7 @@ class Inspection(ReportBase):
     layers: int = 0
 
     def tree(self, depth: int = 3) -> list[tuple[int, str, str, int]]:
-        """(depth, name, note, parameters) per module; equal layers in a row share one line."""
+        """Return one line (depth, name, note, parameters) per module; consecutive equal layers share a line."""
         root = _Module()
         for row in self.tensors:
             at = root
@@ -74,7 +73,7 @@ class Inspection(ReportBase):
         return self.text()
 
     def text(self, depth: int = 3) -> str:
-        """Text for people, with the tree `depth` levels deep."""
+        """Return the report as readable text, with the tree `depth` levels deep."""
         nbytes, kv = (_scaled(n, 1024, ("B", "KiB", "MiB", "GiB")) for n in (self.nbytes, self.kv_bytes_per_token))
         flop, tied = _scaled(self.flops_per_token, 1000, ("", "k", "M", "G", "T")), ", head tied to the embedding"
         lines = [
@@ -113,7 +112,7 @@ def _inspection(family: str, config: Config, rows: tuple[TensorRow, ...], **fact
 
 
 def kv_bytes_per_token(p: Program) -> int:
-    """Bytes that the KV cache grows by per token and sequence, over all attentions that outputs need."""
+    """Return the bytes that each token adds to a sequence's KV cache, over all attentions that outputs need."""
     total, needed = 0, p.reachable(p.outputs())
     for node in (n for n in p.of_kind("sdpa") if n in needed):
         for v in p.operands(node)[1:3]:
@@ -123,10 +122,10 @@ def kv_bytes_per_token(p: Program) -> int:
 
 
 def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
-    """Bytes of weights that decoding one token reads; an embedding counts one row.
+    """Return the bytes of weights that are read to decode one token; an embedding counts as one row.
 
-    Counted in the dtype that kernels read, because casts of weights run once, not per token. `narrow` tells whether the
-    VM runs, which reads bfloat16 matrices in their stored dtype.
+    They are counted in the dtype that kernels read, because casts of weights run once, not per token. `narrow` tells
+    whether the VM runs, which reads bfloat16 matrices in their stored dtype.
     """
     total, needed = 0, p.reachable(p.outputs())
     for node in p.params():
@@ -138,7 +137,7 @@ def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
 
 
 def _readers(p: Program, node: NodeId, narrow: bool) -> list[tuple[NodeId, Spec]]:
-    """Nodes that use a param, directly or through a cast, with the spec that they read."""
+    """Return the nodes that read a param, directly or through a cast, each with the spec that it reads."""
     found = []
     for reader in p.consumers(node):
         if traits(p.op(reader)).casts:
@@ -152,7 +151,7 @@ def _readers(p: Program, node: NodeId, narrow: bool) -> list[tuple[NodeId, Spec]
 
 @dataclass(slots=True)
 class _Module:
-    """A level of the tree; `note` describes a weight."""
+    """A node of the module tree with its children, `parts`; `note` gives dtype and shape if it is a weight."""
 
     note: str = ""
     parameters: int = 0

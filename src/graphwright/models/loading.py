@@ -1,4 +1,4 @@
-"""From the headers of a checkpoint to a program over mapped weights; reads no weight payload."""
+"""Build a program over mapped weights from the headers of a checkpoint; no weight payload is read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIED_HEAD, EMBEDDING = "lm_head.weight", "embed.weight"
 
 
 def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: Config) -> dict[str, str]:
-    """Param path -> key in this file. Raises: TensorMismatch listing every tensor that does not fit."""
+    """Return param path -> key in this file. Raises: TensorMismatch listing every tensor that does not fit."""
     have = {key for key in checkpoint if not any(re.search(p, key) for p in family.ignored)}
     written = _prefixing(family.prefix, have)
     keys: dict[str, str] = {}
@@ -48,7 +48,7 @@ def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: 
 
 
 def _prefixing(prefix: str, have: set[str]) -> Callable[[str], str]:
-    """How this file writes a family's keys: unchanged, without the base model's prefix, or with a second one."""
+    """Return a map from a family's key to this file's: unchanged, without the base model's prefix, or with it twice."""
     if prefix and any(key.startswith(prefix * 2) for key in have):
         return lambda key: prefix + key
     if prefix and not any(key.startswith(prefix) for key in have):
@@ -59,7 +59,10 @@ def _prefixing(prefix: str, have: set[str]) -> Callable[[str], str]:
 def build(
     family: Architecture, dims: Any, keys: dict[str, str], checkpoint: Checkpoint, stored: str, compute: str, name: str
 ) -> Program:
-    """Build the program of a model over mapped weights."""
+    """Build the program of a model over mapped weights.
+
+    `stored` is the dtype to which weights are converted, or `keep`; `compute` is the dtype of activations.
+    """
     b = Builder(name)
     params, arrays = {}, []
     for path, key in keys.items():
@@ -76,11 +79,11 @@ def build(
 
 
 def mapped(checkpoint: Checkpoint, key: str) -> NDArray:
-    """A tensor of a file, as an array that maps its bytes at the first use. Raises: UnsupportedDType."""
+    """Return a tensor of a file as an array that maps its bytes at first use. Raises: UnsupportedDType."""
     info = checkpoint.info(key)
     kind: DType | None = BY_TAG.get(info.tag)
     if kind is None or not kind.is_float:  # integers are codes of a quantised checkpoint, not weights
-        raise UnsupportedDType("this dtype has no arithmetic", where=key, got=info.tag,
+        raise UnsupportedDType("a weight is not stored in a floating dtype", where=key, got=info.tag,
                                expected=", ".join(t for t, d in BY_TAG.items() if d.is_float))  # fmt: skip
     file = checkpoint.file_of(key)
     storage = Storage.mapped(lambda: file.bytes(key), info.nbytes, CPU, file.check_mapped)

@@ -1,4 +1,4 @@
-"""Metrics of a model's outputs, and its health: weights and values that are not finite, files unlike the config."""
+"""Metrics of a model's outputs, and checks for values that are not finite and files that contradict the config."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BitsPerByte:
-    """How well a model predicts a text: Σ nats / (ln 2 · bytes of the scored tokens), and exp(nats per token).
+    """Score of a model on a text: bits per byte, nats / (ln 2 · bytes), and perplexity, exp(nats / tokens).
 
-    `nats` is Σ -ln p of the scored tokens; `tokens` and `bytes` are their numbers.
+    `nats` is Σ -ln p over the scored tokens, `tokens` is their number and `bytes` the length of their text in UTF-8.
     """
 
     bits_per_byte: float
@@ -89,7 +89,10 @@ def _nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Compare logits [T, V] per prompt: largest difference, mean KL in nats, share of equal top tokens."""
+    """Compare logits [T, V] of each prompt: largest difference, mean KL in nats, share of equal top tokens.
+
+    Returns an empty dict if the shapes differ.
+    """
     a, b = np.concatenate(source).astype(np.float64), np.concatenate(now).astype(np.float64)
     if a.shape != b.shape:
         return {}
@@ -119,7 +122,7 @@ def check_finite(p: Program, result: np.ndarray, ids: np.ndarray | None = None) 
 
 
 def non_finite(p: Program) -> list[tuple[str, int, tuple[int, ...]]]:
-    """(key, count, first index) of weights with NaN or infinity; reads every weight."""
+    """Return (key, count, first index) of each weight with NaN or infinity; reads every weight."""
     found = []
     for key in sorted({p.key(n) for kind in STORED for n in p.of_kind(kind)}):
         array = p.weights.array(key)
@@ -143,15 +146,16 @@ def _bad(array: NDArray) -> np.ndarray:
 
 
 def validate(model: Model) -> AssemblyReport:
-    """`program.validate()`, and `tied_mismatch`; reads the embedding if the file also has a head."""
+    """Run `program.validate()`; report also, as `tied_mismatch`, a tied head that differs from the embedding."""
     report = model.program.validate()
     return replace(report, mismatches=(*report.mismatches, *_tied_mismatch(model)))
 
 
 def _tied_mismatch(model: Model) -> list[Mismatch]:
-    """Find a file that has a head unlike the embedding, although the config ties them. Graphwright uses the embedding.
+    """Report a head of the file that differs from the embedding although the config ties them.
 
-    transformers 5 does not tie in this case (`PreTrainedModel.tie_weights`), so its logits differ.
+    Graphwright uses the embedding. transformers 5 does not tie them then (`PreTrainedModel.tie_weights`), so that its
+    logits differ.
     """
     source, embedding = model.checkpoint, model.keys.get(EMBEDDING)
     if source is None or embedding is None or not getattr(model.dims, "tied", False):
@@ -167,6 +171,6 @@ def _tied_mismatch(model: Model) -> list[Mismatch]:
             rows = [np.asarray(data).reshape(shape[0], -1) for _, shape, data in tensors]
             differing = (rows[0] != rows[1]).any(axis=1)
             got = f"{int(differing.sum())} rows differ, the first is {int(differing.argmax())}"
-        what = "the config ties head and embedding, but the file has two: transformers uses both, Graphwright only one"
+        what = "the config ties head and embedding, but they differ: transformers uses both, Graphwright only one"
         found.append(Mismatch("tied_mismatch", head, what, expected=f"the bits of {embedding}", got=got))
     return found

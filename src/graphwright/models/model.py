@@ -124,7 +124,7 @@ class Model:
         return self.checkpoint is not None or (self.directory / "program.json").is_file()
 
     def with_program(self, program: Program, config: Config | None = None, dims: Any = None) -> Model:
-        """The same model, files and tokenizer with another program, and optionally its config and dimensions."""
+        """Copy the model with another program and optionally its config and dimensions, keeping files and tokenizer."""
         made = copy(self)
         made.program, made._padded = program, None
         made.config, made.dims = config or self.config, dims or self.dims
@@ -140,7 +140,7 @@ class Model:
 
     # -- running -----------------------------------------------------------------------------------------------------
     def logits(self, ids: Any, mask: Any = None) -> np.ndarray:
-        """Logits of the next token at every position: float32 [B, T, V] (or [T, V] for ids [T]).
+        """Return the logits of the next token at every position: float32 [B, T, V] (or [T, V] for ids [T]).
 
         Args:
             ids: int array-like [B, T] or [T].
@@ -230,27 +230,30 @@ class Model:
         self, tokens: int | None = None, batch: int = 1, *, kind: str = "paged", device: str = "cpu",
         **options: Unpack[PagedOptions],
     ) -> StaticCache | PagedCache:  # fmt: skip
-        """An empty KV cache.
+        """Make an empty KV cache.
 
         Args:
             tokens: capacity; a paged cache accepts `blocks` or `nbytes` instead.
-            batch: number of sequences; for a paged cache the expected number, each of which may leave a block unfilled.
+            batch: number of sequences; for a paged cache the expected number: it gets one more block for each.
             kind: `paged` for sequences of any lengths, which can be forked: `cache.sequence()` makes one; `static` for
                 `batch` sequences of equal length in contiguous memory.
             device: of the entries and of the steps.
             options: of a paged cache: `blocks`, `nbytes`, `block`, `prefix_bytes`, `poison`, and `dtype` of the
                 entries, "float32", "bfloat16" or "float16", by default that of activations; see `PagedCache`.
+        Raises: UsageError for an unknown kind, options with kind `static`, or a size below 1.
         """
         place = Device.parse(device)
         if kind == "paged":
             return PagedCache(self.program, tokens=tokens, sequences=batch, device=place, **options)
-        if kind != "static" or options:
-            raise UsageError("unknown kind of cache, or options for a static one", expected="kind paged, or static",
-                             got=(kind, *options))  # fmt: skip
+        if kind != "static":
+            raise UsageError("unknown kind of cache", where="kind", expected="paged or static", got=kind)
+        if options:
+            raise UsageError("a static cache does not have these options", where="kind", got=", ".join(options),
+                             fix="remove them, or use kind='paged'")  # fmt: skip
         return StaticCache(self.program, batch, 0 if tokens is None else tokens, place)
 
     def prefill(self, cache: KVCache, ids: Any, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """Append ids [B, T] (or [T]) to a cache; logits after the last, float32 [B, V]. See `KVCache.prefill`."""
+        """Append ids [B, T] (or [T]); return the logits after the last, float32 [B, V]. See `KVCache.prefill`."""
         check_cache_of(self.program, cache)
         return cache.prefill(self.check_ids(ids), chunk=chunk, allow_stale=allow_stale)
 
@@ -286,7 +289,7 @@ class Model:
         return bits_per_byte(self, text, window=window, stride=stride, report=report)
 
     def inspect(self) -> Inspection:
-        """Family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
+        """Report family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
         return inspect_program(self.program, self.arch.name, self.config, self.dims)
 
     def validate(self) -> AssemblyReport:
@@ -294,15 +297,15 @@ class Model:
         return validate(self)
 
     def parameters(self) -> Iterator[Parameter]:
-        """Trainable variables, for an optimizer."""
+        """Return the trainable variables, for an optimizer."""
         return iter(self.program.parameters())
 
     def variables(self) -> dict[str, Variable]:
-        """Params and states by key."""
+        """Return params and states by key."""
         return self.program.variables()
 
     def structure_hash(self) -> str:
-        """Structure hash of the program."""
+        """Return the structure hash of the program."""
         return self.program.structure_hash()
 
     # -- editing -----------------------------------------------------------------------------------------------------
@@ -361,7 +364,7 @@ class Model:
         """Find defects of the program and its weights, and contradictions to the config.
 
         Args:
-            text: run as a probe, with the cross-entropy of the next token as the loss.
+            text: input on which the program is run; the loss is the cross-entropy of the next token.
             kinds, limits, report, cancel: see `graphwright.surgery.diagnose`.
         Raises: UsageError for unknown kinds or limits, and while an edit is open.
         """

@@ -42,7 +42,7 @@ _STEPS = 8
 
 
 def need_onnx() -> None:
-    """Raises: MissingExtra without onnx and onnxruntime."""
+    """Raises: MissingExtra if onnx or onnxruntime is not installed."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         raise MissingExtra("onnx", "ONNX")
 
@@ -52,7 +52,7 @@ def save_onnx(p: Program, path: StrPath, *, overwrite: bool = False, opset: int 
 
     Weights above 1.5 GB go into `model.onnx.data` beside it. See `to_model` for `opset` and `cache`. Raises:
     MissingExtra without onnx; ExportError naming every op that ONNX cannot express; DestinationExists; UsageError for
-    another opset.
+    an unknown opset.
     """
     need_onnx()
     target = target_path(path)
@@ -70,13 +70,13 @@ def save_onnx(p: Program, path: StrPath, *, overwrite: bool = False, opset: int 
 
 
 def run_onnx(path: StrPath, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    """Run a file with onnxruntime on the CPU: outputs by name. Raises: MissingExtra."""
+    """Run a file with onnxruntime on the CPU; return the outputs by name for each feed. Raises: MissingExtra."""
     session = _session(path)
     return [_run(session, feed) for feed in feeds]
 
 
 def run_cached(path: StrPath, ids: np.ndarray, cuts: Sequence[int]) -> np.ndarray:
-    """Logits [B, T, V] of a file with cache for ids [B, T], fed in chunks that end at `cuts`. Raises: MissingExtra."""
+    """Run a file with cache on ids [B, T], in chunks that end at `cuts`; return the logits [B, T, V]."""
     session = _session(path)
     held = [i for i in session.get_inputs() if i.name.startswith("past_key_values.")]
     kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
@@ -106,7 +106,7 @@ def _session(path: StrPath) -> Any:
 
 
 def _run(session: Any, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Outputs by name; feeds that the file does not read are ignored."""
+    """Run a session and return its outputs by name; feeds that the file does not read are ignored."""
     names, wanted = [o.name for o in session.get_outputs()], {i.name for i in session.get_inputs()}
     return dict(zip(names, session.run(names, {k: v for k, v in feed.items() if k in wanted}), strict=True))
 
@@ -116,9 +116,9 @@ def compare_onnx(
 ) -> dict[str, Any]:
     """Compare logits [T, V] of a file with those of the program, for prompts of ids [T].
 
-    For a file with cache, also the `greedy` tokens after each prompt: each must be within `TOLERANCE` of the file's
-    best.
-    Raises: VerificationFailed for a difference above `TOLERANCE`.
+    For a file with cache, give also the program's `greedy` tokens after each prompt: the file's logit of each must be
+    within 2 · TOLERANCE, relative to the largest logit, of the file's best. Raises: VerificationFailed if a difference
+    exceeds the tolerance.
     """
     if greedy is None:
         feeds = [{"ids": ids[None], "positions": np.arange(len(ids), dtype=np.int64)[None]} for ids in prompts]
@@ -130,14 +130,14 @@ def compare_onnx(
     pairs = zip(logits, found, strict=True)
     worst = max(float(np.abs(a - b[: len(a)].astype(np.float32)).max()) for a, b in pairs)
     if not worst <= TOLERANCE * scale:
-        what = "onnxruntime gives other logits than the program"
-        raise VerificationFailed(what, where=path.name, expected=TOLERANCE * scale, got=worst)
+        what, expected = "the logits of onnxruntime differ from the program's", f"difference <= {TOLERANCE * scale:.3g}"
+        raise VerificationFailed(what, where=path.name, expected=expected, got=worst)
     for ids, tokens, scores in zip(prompts, greedy, found, strict=True) if greedy is not None else ():
         rows = scores[len(ids) - 1 : -1]
         short = rows.max(-1) - rows[np.arange(len(rows)), tokens[: len(rows)]]
         if not short.max(initial=0) <= 2 * TOLERANCE * scale:
             at = int(short.argmax())
-            raise VerificationFailed("onnxruntime gives another token than the program",
+            raise VerificationFailed("the best token of onnxruntime differs from the program's",
                                      where=f"{path.name}, token {at} after a prompt", expected=int(tokens[at]),
                                      got=int(rows[at].argmax()))  # fmt: skip
     import onnxruntime
@@ -146,9 +146,9 @@ def compare_onnx(
 
 
 PAST, TOTAL = "past", "total"
-"""Dimensions of a graph with cache: the number of cached entries, and that of cached and new ones."""
+"""Dimensions of a graph with cache: the number of cached entries, and that of cached plus new entries."""
 _IR = {20: 9, 23: 11}
-"""Opset -> version of the file format; runtimes of the opset's time refuse later ones."""
+"""Opset -> version of the file format; runtimes that were released with the opset reject later versions."""
 
 
 def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: bool = False) -> onnx.ModelProto:
@@ -160,8 +160,8 @@ def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: 
         opset: 20, or 23, which has one node for each norm, RoPE and attention.
         cache: add inputs `past_key_values.<n>.key` and `.value` [B, G, past, D] of the n-th attention, and outputs
             `present.<n>` [B, G, past + T, D].
-    Raises: ExportError naming every op that ONNX cannot express, with the reason; UsageError for another opset, or an
-        attention that cannot be cached.
+    Raises: ExportError naming every op that ONNX cannot express, with the reason; UsageError for an unknown opset, or
+        an attention that cannot be cached.
     """
     if opset not in OPSETS:
         raise UsageError("unknown opset", expected=" or ".join(map(str, OPSETS)), got=opset)
@@ -191,10 +191,10 @@ def _appends(p: Program, node: NodeId) -> bool:
 
 
 def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
-    """A copy in which ops without an ONNX form are expanded. Raises: ExportError."""
+    """Return a copy with ops that ONNX lacks expanded. Raises: ExportError for state, and if that is impossible."""
     if (p.states() or p.assigns()) and not caches:
         held = ", ".join(p.path(n) for n in (*p.states(), *p.assigns())[:3])
-        raise ExportError("an ONNX graph cannot carry state from run to run", where=held)
+        raise ExportError("the program has state, which an ONNX graph cannot carry from run to run", where=held)
     twin = p.fork()
     while True:
         ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED) and not (caches and _appends(twin, n))]
@@ -206,7 +206,7 @@ def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
 
 
 def _refuse(p: Program, nodes: Mapping[NodeId, str]) -> None:
-    """Raises: ExportError naming nodes, each with the reason, if there are any."""
+    """Raises: ExportError if there are nodes, naming each with the reason."""
     if nodes:
         lines = [f"{p.path(n)} ({p.op(n)}){why}" for n, why in nodes.items()]
         raise ExportError(f"ONNX cannot express {len(nodes)} nodes:\n  " + "\n  ".join(lines),
@@ -218,7 +218,7 @@ def _row(p: Program, node: NodeId, opset: int) -> OnnxRow | None:
 
 
 class _OnnxGraph:
-    """An ONNX graph under construction; `caches` maps a state's key to its number and kind."""
+    """An ONNX graph under construction; `caches` maps the key of a cache state to `<n>.key` or `<n>.value`."""
 
     def __init__(self, p: Program, opset: int, caches: Mapping[str, str]) -> None:
         self.p, self.opset, self.caches = p, opset, caches
@@ -233,15 +233,15 @@ class _OnnxGraph:
         self._weights: set[str] = set()
         self._at, self._numbers = "", count(1)
 
-    # -- the interface of op rows ------------------------------------------------------------------------------------
+    # -- called by ops to emit ONNX ----------------------------------------------------------------------------------
     def node(self, kind: str, inputs: Sequence[str], outputs: int, attributes: Mapping[str, Any]) -> tuple[str, ...]:
-        """Add a node; return its outputs."""
+        """Add a node; return the names of its outputs."""
         made = tuple(f"{self._at}#{next(self._numbers)}" for _ in range(outputs))
         self.nodes.append(helper.make_node(kind, list(inputs), list(made), name=made[0], **attributes))
         return made
 
     def constant(self, array: np.ndarray) -> str:
-        """A constant tensor; equal values share one."""
+        """Add a constant tensor and return its name; equal arrays share one tensor."""
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = f"constant_{len(self._constants)}"
@@ -250,7 +250,7 @@ class _OnnxGraph:
         return self._constants[key]
 
     def size(self, dim: str) -> str:
-        """A dynamic size, read from an input."""
+        """Return the name of a dynamic size, read from the shape of a value that has it."""
         if dim not in self._sizes:
             name, axis = self._where[dim]
             self._sizes[dim] = self.node("Shape", [name], 1, {"start": axis, "end": axis + 1})[0]
@@ -277,7 +277,7 @@ class _OnnxGraph:
             self.outputs.append(_info(name, p.spec(value)))
 
     def _take_caches(self) -> None:
-        """Add cached entries as inputs, by number; their count is read from the first."""
+        """Add an input for each cache; the number of cached entries is read from the shape of the first."""
         p, self._at = self.p, LENGTH
         nodes = {p.key(n): n for n in p.states()}
         for key, what in self.caches.items():
@@ -291,7 +291,7 @@ class _OnnxGraph:
             self.names[Value(nodes[LENGTH])] = self.node("Squeeze", [size, zero], 1, {})[0]
 
     def _write(self, node: NodeId) -> bool:
-        """Write one node; False if its row cannot express this use of the op, or an output that is read."""
+        """Write one node; False if ONNX lacks the op with these attributes, or one of its outputs that is read."""
         p, op, self._at = self.p, self.p.op(node), self.p.path(node)
         if op == STATE:
             return True  # a cache
@@ -301,7 +301,7 @@ class _OnnxGraph:
             return True
         operands = p.operands(node)
         if any(v not in self.names for v in operands):
-            return True  # the error names the node that it reads
+            return True  # an operand could not be written, and the error names that one
         if self._widened(node):
             self.names[Value(node)] = self._weight(p.key(operands[0].node), p.spec(node).dtype.name)
             return True
@@ -312,7 +312,7 @@ class _OnnxGraph:
             self._where.setdefault(TOTAL, (made, 2))
             return True
         ins, row = tuple(p.spec(v) for v in operands), _row(p, node, self.opset)
-        assert row is not None, "ops without a row were expanded"
+        assert row is not None, "ops without an ONNX form were expanded"
         made = row(OnnxUse(self, tuple(self.names[v] for v in operands), p.attrs(node), ins, tuple(p.specs(node))))
         if made is None:
             return False
@@ -333,7 +333,7 @@ class _OnnxGraph:
         return p.op(source) in STORED and p.spec(source).dtype.is_low
 
     def _weight(self, key: str, wide: str | None = None) -> str:
-        """Name of a weight's tensor, in its own dtype or a wider one."""
+        """Return the name of a weight's tensor, in its own dtype or in `wide`; add the tensor if it is new."""
         array = self.p.weights.array(key)
         name = key if wide is None or self._only_widened(key) else f"{key}.{wide}"
         if name not in self._weights:

@@ -35,7 +35,7 @@ def open(
 
     Args:
         path: the directory, or `bundled` for the small model inside the package.
-        dtype: `keep` holds weights as the file does; a dtype name converts them now, which reads them.
+        dtype: `keep` keeps weights in the dtype of the file; a dtype name converts them now, which reads them.
         compute: dtype of activations. bfloat16 and float16 weights widen exactly to float32.
         tokenizer: load the tokenizer, if there is one.
         arch: the family; by default the one that the config names.
@@ -79,10 +79,13 @@ def _open_saved(directory: Path, tokenizer: bool, check: bool) -> Model:
     config = Config.read(directory)
     facts, path = read_object(directory / FACTS, 64 << 20, nesting=8), str(directory / FACTS)
     keys, compute, known = facts.get("keys"), facts.get("compute"), ("float32", "float64", "bfloat16", "float16")
-    if not isinstance(keys, dict) or facts.get("schema") != 1:
-        raise ConfigError("model.json has another schema", where=path, expected=1, got=facts.get("schema"))
-    if not all(isinstance(k, str) for k in keys.values()) or compute not in known:
-        raise ConfigError("model.json is damaged", where=path, expected=f"compute {' or '.join(known)}", got=compute)
+    if facts.get("schema") != 1:
+        raise ConfigError("model.json has an unsupported schema", where=path, expected=1, got=facts.get("schema"))
+    if not isinstance(keys, dict) or not all(isinstance(k, str) for k in keys.values()):
+        raise ConfigError("model.json is damaged: `keys` does not map param paths to checkpoint keys", where=path)
+    if compute not in known:
+        what = "model.json is damaged: `compute` is not a dtype of activations"
+        raise ConfigError(what, where=path, expected=" or ".join(known), got=compute)
     family = find(config)
     dims = family.read(config)
     found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
@@ -90,9 +93,12 @@ def _open_saved(directory: Path, tokenizer: bool, check: bool) -> Model:
 
 
 def resolve(path: str | os.PathLike[str]) -> Path:
-    """A path; `bundled` is the model inside the package. Raises: ModelNotFound; UsageError if this is not a path."""
+    """Return the path of a model; `bundled` is inside the package.
+
+    Raises: ModelNotFound if it does not exist or is a .json file; UsageError if the argument is not a path.
+    """
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
-        raise UsageError("not a path to a model", expected="a directory, or 'bundled'", got=path)
+        raise UsageError("this is not a path to a model", expected="a directory, or 'bundled'", got=path)
     if os.fspath(path) == "bundled":
         from graphwright.models.bundled import bundled
 
@@ -101,7 +107,7 @@ def resolve(path: str | os.PathLike[str]) -> Path:
     if not place.exists():
         raise ModelNotFound("no such directory", where=str(place), fix="give a local path; nothing is downloaded")
     if place.is_file() and place.suffix == ".json":
-        raise ModelNotFound("this is a file, not a model directory", where=str(place), fix=str(place.parent))
+        raise ModelNotFound("this is a file, not a model directory", where=str(place), fix="open its directory")
     return place
 
 
@@ -134,12 +140,12 @@ def _initial(path: str, shape: tuple[int, ...], std: float, seed: int) -> NDArra
 
 
 def config_from(fields: dict, path: str | Path = "config.json") -> Config:
-    """A config from fields instead of a file."""
+    """Make a config from fields instead of a file."""
     return Config(fields, (json.dumps(fields, indent=2) + "\n").encode(), Path(path))
 
 
 def inspect_path(path: str | os.PathLike[str]) -> Inspection:
-    """Inspect the model at a path; without an architecture for its class, what the headers say."""
+    """Inspect the model at a path; if no architecture describes its class, report what the headers contain."""
     try:
         return open(path, tokenizer=False).inspect()
     except UnsupportedArchitecture as error:
@@ -152,7 +158,8 @@ def inspect_path(path: str | os.PathLike[str]) -> Inspection:
 class ModelDiff:
     """Differences of two models.
 
-    `config` maps a field that differs to [left, right], None where it is absent; `logits` is their drift, for a text.
+    `config` maps each field that differs to [left, right], with None if it is absent; `logits` is the drift of the
+    logits on a text, if one was given.
     """
 
     config: dict[str, list[Any]]

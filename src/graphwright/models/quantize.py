@@ -1,7 +1,7 @@
-"""Weight-only quantisation as an edit: matrices become int8 with a scale per group, and their products say so.
+"""Weight-only quantisation as an edit: matrices become int8 with a scale per group, read by `linear_int8` ops.
 
-What changes is each weight by at most half a step: max |w| of its group / 254. Activations are float32; where few rows
-are multiplied the VM rounds them to 16 bits, by max |x| of their group / 65534 (`array/vm/products.py`).
+Each weight changes by at most half a step: max |w| of its group / 254. Activations are float32; in products of few rows
+the VM rounds them to 16 bits, by at most max |x| of their group / 65534 (`array/vm/products.py`).
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def quantize(model: Model, kind: str = "int8", where: str = "**") -> Entry:
     Args:
         kind: `int8`, symmetric: w = q · scale, scale = max |w| / 127 of the group.
         where: path pattern of the linear nodes.
-    Returns: the journal entry. Raises: UsageError for another kind, activations that are not float32, or a pattern that
-        matches no linear op with a stored matrix.
+    Returns: the journal entry. Raises: UsageError for an unknown kind, activations that are not float32, or a
+        pattern that matches no linear op with a stored matrix.
     """
     if kind not in KINDS:
         raise UsageError("unknown kind of quantisation", where="kind", expected=", ".join(KINDS), got=kind)
     if model.compute != "float32":
-        raise UsageError("quantised weights need float32 activations", where="compute", got=model.compute,
-                         fix='gw.open(..., compute="float32")')  # fmt: skip
+        raise UsageError("cannot quantise a model whose activations are not float32", where="compute",
+                         got=model.compute, fix='gw.open(..., compute="float32")')  # fmt: skip
     p = model.program
     found = [n for n in p.select(where, op="linear") if _stored(p, n) is not None]
     if not found:
-        fix = "model.inspect() lists them"
+        fix = "model.inspect() lists the stored matrices"
         raise UsageError("the pattern matches no linear op with a stored matrix", where=where, fix=fix)
     with p.edit(f"quantise {len(found)} matrices to {kind}") as e:
         made: dict[NodeId, tuple[NodeId, NodeId]] = {}
@@ -60,7 +60,7 @@ def quantize(model: Model, kind: str = "int8", where: str = "**") -> Entry:
 
 
 def _stored(p: Program, node: NodeId) -> NodeId | None:
-    """The param that holds the matrix of a linear op, directly or through casts."""
+    """Return the param that a linear op reads as its matrix, directly or through casts; None if it is computed."""
     source = p.operands(node)[1].node
     while traits(p.op(source)).casts:
         source = p.operands(source)[0].node
@@ -68,7 +68,7 @@ def _stored(p: Program, node: NodeId) -> NodeId | None:
 
 
 def quantised(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int8 [out, in] and float32 scales [out, groups] that approximate w float32 [out, in] best."""
+    """Quantise w, float32 [out, in]: return int8 [out, in] and float32 scales [out, groups]."""
     rows, columns = w.shape
     groups = -(-columns // GROUP)
     padded = np.zeros((rows, groups * GROUP), np.float32)

@@ -1,4 +1,4 @@
-"""Tokenizers: a built-in byte table, `tokenizer.json` by the tokenizers library, other files by transformers."""
+"""Tokenizers: a built-in byte table, `tokenizer.json` read by tokenizers, and other files read by transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spie
 
 
 class ByteTokenizer:
-    """256 tokens, id = byte. Byte 0 is both start and end token."""
+    """A tokenizer of 256 tokens whose ids are byte values; byte 0 is both start and end token."""
 
     size = 256
     special = 0
@@ -31,20 +31,20 @@ class ByteTokenizer:
         self.bos_id, self.eos_ids = bos_id, eos_ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text: its UTF-8 bytes. Raises: PromptError for lone surrogates."""
+        """Return the ids of a text, which are its UTF-8 bytes. Raises: PromptError for lone surrogates."""
         return list(_valid(text).encode())
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ids; ids above 255, of padding rows, are ignored."""
+        """Return the text of ids; ids above 255, which only pad the embedding, are ignored."""
         return self.to_bytes(ids, skip_special_tokens).decode("utf-8", "replace")
 
     def to_bytes(self, ids: Sequence[int], skip_special_tokens: bool = True) -> bytes:
-        """Bytes of ids."""
+        """Return the bytes of ids, ignoring ids above 255."""
         return bytes(i for i in ids if i < self.size and not (skip_special_tokens and i == self.special))
 
 
 class _LazyTokenizer:
-    """A tokenizer of a library, which is imported at the first use; code of a checkpoint is never run."""
+    """A tokenizer read by a library that is imported at first use; code of a checkpoint is never run."""
 
     LIBRARY: ClassVar[tuple[str, str]]
 
@@ -83,20 +83,20 @@ class LibraryTokenizer(_LazyTokenizer):
 
     @property
     def size(self) -> int:
-        """Number of ids, including gaps."""
+        """Number of ids, including unused ones."""
         return self.tokens
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text. Raises: PromptError for lone surrogates."""
+        """Return the ids of a text. Raises: PromptError for lone surrogates."""
         return self._loaded.encode(_valid(text), add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ids."""
+        """Return the text of ids."""
         return self._loaded.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
 
 class AutoTokenizer(_LazyTokenizer):
-    """Other tokenizer files of a directory, read by transformers, for an embedding of `tokens` rows.
+    """A tokenizer in files other than `tokenizer.json`, read by transformers, for an embedding of `tokens` rows.
 
     The number of tokens is known only after the library has read the files, so a mismatch is raised at the first use.
     """
@@ -114,17 +114,17 @@ class AutoTokenizer(_LazyTokenizer):
         return len(self._loaded)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text. Raises: PromptError for lone surrogates; TokenizerMismatch."""
+        """Return the ids of a text. Raises: PromptError for lone surrogates; TokenizerMismatch."""
         return self._loaded.encode(_valid(text), add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ids."""
+        """Return the text of ids."""
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
         return self._loaded.decode(list(ids), **options)
 
 
 Tokenizer = ByteTokenizer | LibraryTokenizer | AutoTokenizer
-"""Start and end tokens `bos_id` and `eos_ids`, the number of ids `size`, and `encode` and `decode`."""
+"""Any tokenizer: it has start and end tokens `bos_id` and `eos_ids`, the number of ids `size`, `encode`, `decode`."""
 
 
 def _valid(text: str) -> str:
@@ -138,7 +138,7 @@ def _valid(text: str) -> str:
 
 
 def byte_tokenizer_json() -> str:
-    """A `tokenizer.json` of the built-in byte table: byte-level BPE without merges."""
+    """Return the built-in byte table as the text of a `tokenizer.json`: byte-level BPE without merges."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     table = {b: chr(b) for b in printable}
     for i, b in enumerate(b for b in range(256) if b not in table):
@@ -158,9 +158,9 @@ def byte_tokenizer_json() -> str:
 
 
 def find_tokenizer(directory: Path, config: Config, vocab: int) -> Tokenizer | None:
-    """The tokenizer of a model directory, or None.
+    """Return the tokenizer of a model directory, or None if it has none.
 
-    Raises: TokenizerMismatch for more tokens than embedding rows; ConfigError for a damaged file.
+    Raises: TokenizerMismatch if it has more tokens than the embedding has rows; ConfigError for a damaged file.
     """
     path = directory / "tokenizer.json"
     bos, eos = special_ids(directory, config)
@@ -189,7 +189,7 @@ def _check_size(tokens: int, vocab: int, where: Path) -> None:
 
 
 def special_ids(directory: Path, config: Config) -> tuple[int | None, tuple[int, ...]]:
-    """(bos, eos ids); generation_config.json overrides config.json. Raises: ConfigError."""
+    """Return (start id, end ids); generation_config.json overrides config.json. Raises: ConfigError."""
     fields = {**config.fields, **{k: v for k, v in generation_defaults(directory).items() if v is not None}}
     bos, eos = fields.get("bos_token_id"), fields.get("eos_token_id")
     ends = eos if isinstance(eos, list) else [eos]
@@ -197,7 +197,7 @@ def special_ids(directory: Path, config: Config) -> tuple[int | None, tuple[int,
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:
-    """Fields of generation_config.json; empty without the file. Raises: ConfigError."""
+    """Return the fields of generation_config.json, an empty dict if it is missing. Raises: ConfigError."""
     path = directory / "generation_config.json"
     return read_object(path, 8 << 20, nesting=16) if path.is_file() else {}
 
@@ -207,7 +207,7 @@ def _is_id(value: Any) -> TypeGuard[int]:
 
 
 def need_tokenizer(model: Model) -> Tokenizer:
-    """The model's tokenizer. Raises: UsageError without one."""
+    """Return the model's tokenizer. Raises: UsageError if it has none."""
     if model.tokenizer is None:
         raise UsageError("the model has no tokenizer", where=str(model.directory),
                          fix="put its tokenizer.json beside config.json, or use token ids")  # fmt: skip

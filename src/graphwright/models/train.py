@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """How to train.
+    """Options of a training.
 
     Attributes:
         steps: optimizer steps in all.
@@ -37,7 +37,7 @@ class TrainOptions:
         betas, eps, weight_decay: of AdamW; only matrices decay.
         clip: largest gradient norm; 0 does not clip.
         autocast: `bfloat16` to run matrix products in 16 bits, or "".
-        seed: of the windows.
+        seed: of the random choice of windows.
     """
 
     steps: int = 100
@@ -101,7 +101,7 @@ class Trainer:
         self.step = compile_step(model.program, _loss, self.optimizer, inputs, amp=amp, clip=clip)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets int64 [batch, window] of a step; they depend only on seed and step."""
+        """Return inputs and targets int64 [batch, window] of a step; they depend only on text, options and step."""
         r = self.options
         starts = random.integers(0, len(self.ids) - r.window, r.batch, seed=r.seed, stream=1, step=step)
         rows = self.ids[starts[:, None] + np.arange(r.window + 1)]
@@ -110,7 +110,7 @@ class Trainer:
     def run(self, steps: int | None = None, report: Report | None = None) -> Training:
         """Train for some steps, by default all that remain.
 
-        Raises: NonFinite if the loss is not finite; the weights are then those of that step.
+        Raises: NonFinite if the loss is not finite; the weights then include the update of that step.
         """
         r, made = self.options, Training()
         last = r.steps if steps is None else min(self.done + steps, r.steps)
@@ -134,18 +134,18 @@ class Trainer:
 
     # -- resuming ------------------------------------------------------------------------------------------------------
     def _identity(self) -> dict[str, Any]:
-        """Facts that must equal those of a saved state to continue it."""
+        """Return the facts that a saved state must match so that it can be resumed: options and hash of the text."""
         options = json.loads(json.dumps(asdict(self.options)))
         return {"options": options, "text": sha256(self.ids.tobytes()).hexdigest()}
 
     def save(self, directory: str | Path) -> None:
-        """Write weights, moments and the position in the data atomically; replaces an older state."""
+        """Write weights, optimizer moments and the position in the data atomically; replaces an older state."""
         save_state(directory, self.model, self.optimizer, step=self.done, compiled=self.step, facts=self._identity())
 
     def load(self, directory: str | Path) -> None:
         """Continue from a saved state; everything is checked before anything changes.
 
-        Raises: UsageError if options or text differ; CheckpointError for damaged files or another structure.
+        Raises: UsageError if options or text differ; CheckpointError for damaged files or a different structure.
         """
         saved = SavedState.read(directory)
         options = saved.facts.get("options")
@@ -157,7 +157,7 @@ class Trainer:
         if differing:
             expected, got = (", ".join(f"{n} {str(v[i])[:16]}" for n, v in differing.items()) for i in (0, 1))
             fix = "use the options, text and model of that training, or another directory for the state"
-            what = "the saved state belongs to another training"
+            what = "the saved state does not match the options, text or steps of this training"
             raise UsageError(what, where=str(directory), expected=expected, got=got, fix=fix)
         saved.restore(self.model, self.optimizer, compiled=self.step)
         self.done = saved.step

@@ -255,9 +255,9 @@ def broken_code(place: Path) -> None:
 
 
 SABOTAGE = {
-    "weight": (1, flip_weight, "other logits|not finite|other"),
-    "config": (1, another_config, "other logits"),
-    "code": (5, another_code, "other logits"),
+    "weight": (1, flip_weight, "logits of the files|not finite"),
+    "config": (1, another_config, "logits of the files"),
+    "code": (5, another_code, "logits of the files"),
     "import": (5, broken_code, "could not load"),
 }
 
@@ -322,13 +322,13 @@ def computed(logits, greedy) -> LoaderOutput:
     ("logits", "greedy", "margin", "words"),
     [
         ([[1.0, 2.0]], [1, 2], None, None),
-        ([[1.0, 2.1]], [1, 2], None, "other logits"),
-        ([[1.0, np.nan]], [1, 2], None, "other logits"),
-        ([[1.0, 2.0, 3.0]], [1, 2], None, "another shape"),
-        ([[1.0, 2.0]], [1, 3], 0.5, "another token"),
-        ([[1.0, 2.0]], [1, 3], None, "another token"),
+        ([[1.0, 2.1]], [1, 2], None, "logits of the files"),
+        ([[1.0, np.nan]], [1, 2], None, "logits of the files"),
+        ([[1.0, 2.0, 3.0]], [1, 2], None, "the shapes of the loader"),
+        ([[1.0, 2.0]], [1, 3], 0.5, "greedy token of the files"),
+        ([[1.0, 2.0]], [1, 3], None, "greedy token of the files"),
         ([[1.0, 2.0]], [1, 3], 1e-6, None),
-        ([[1.0, 2.0]], [1], 0.5, "another token"),
+        ([[1.0, 2.0]], [1], 0.5, "greedy token of the files"),
     ],
 )
 def test_what_counts_as_equal(logits, greedy, margin, words):

@@ -137,9 +137,9 @@ def test_fields_of_a_later_version_survive_a_rewrite(proved, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda d: d.update(schema=1), "another schema"),
-        (lambda d: d.pop("level"), "lacks fields"),
-        (lambda d: d.update(result=[]), "lacks fields"),
+        (lambda d: d.update(schema=1), "unknown schema"),
+        (lambda d: d.pop("level"), "fields of the receipt"),
+        (lambda d: d.update(result=[]), "fields of the receipt"),
     ],
 )
 def test_a_receipt_that_is_none_is_refused(proved, tmp_path, change, words):
@@ -150,7 +150,7 @@ def test_a_receipt_that_is_none_is_refused(proved, tmp_path, change, words):
         Receipt.read(tmp_path)
 
 
-@pytest.mark.parametrize(("text", "words"), [("[1", "cannot be read"), ("[]", "another schema"), (None, "no receipt")])
+@pytest.mark.parametrize(("text", "words"), [("[1", "cannot be read"), ("[]", "unknown schema"), (None, "no receipt")])
 def test_broken_receipts(tmp_path, text, words):
     if text is not None:
         (tmp_path / "receipt.json").write_text(text)

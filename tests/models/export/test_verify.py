@@ -91,7 +91,7 @@ def add_a_file(place):
 
 def delete_the_receipt(place):
     (place / "receipt.json").unlink()
-    return "no receipt here"
+    return "has no receipt"
 
 
 def edit_the_receipt(place):

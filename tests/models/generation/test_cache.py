@@ -317,7 +317,7 @@ def test_cache_of_another_model_is_refused(model: gw.Model, made: Callable[[str]
         lambda: list(other.decode(cache, 1)),
         lambda: other.reprefill(cache),
     ):
-        with pytest.raises(StaleCache, match="another model"):
+        with pytest.raises(StaleCache, match="a different model"):
             attempt()
     assert cache.length == 2
 

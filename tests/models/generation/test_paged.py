@@ -346,7 +346,7 @@ def test_stale_rows_are_refused_and_filled_again(model: gw.Model) -> None:
     assert fork.stale_runs == caught.value.layers
     model.reprefill(s)
     assert relative(s.step(IDS[None, 20:21]).to_numpy("float32")[0, 0], model.logits(IDS[:21])[-1]) < 1e-5
-    with pytest.raises(StaleCache, match="another model"):
+    with pytest.raises(StaleCache, match="a different model"):
         gw.open(model.directory).prefill(s, IDS[:2])
 
 

@@ -1,1 +1,1 @@
-"""Architectures: how a config and its tensors become a graph; one file per family."""
+"""Architectures: build a graph from a config and its tensors; the built-in families are in `families.py`."""

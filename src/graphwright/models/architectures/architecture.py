@@ -32,7 +32,7 @@ class Config(Mapping[str, Any]):
         path = directory / name
         if not path.is_file():
             fix = "give the directory that save_pretrained wrote"
-            raise ModelNotFound(f"no {name} here", where=str(directory), fix=fix)
+            raise ModelNotFound(f"the directory has no {name}", where=str(directory), fix=fix)
         return Config(read_object(path, _LIMIT, nesting=16), path.read_bytes(), path)
 
     def __getitem__(self, name: str) -> Any:
@@ -45,35 +45,35 @@ class Config(Mapping[str, Any]):
         return len(self.fields)
 
     def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 31) -> int:
-        """An integer field; the default if it is absent or null. Raises: ConfigError naming the field."""
+        """Return an integer field, or the default if it is absent or null. Raises: ConfigError naming the field."""
         value = self._given(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.invalid(name, f"an integer in {least}..{most}", value)
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive finite number."""
+        """Return a field that is a positive finite number; default and errors as `size`."""
         value = self._given(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
             raise self.invalid(name, "a number above 0", value)
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean field."""
+        """Return a boolean field; default and errors as `size`."""
         value = self._given(name, default)
         if not isinstance(value, bool):
             raise self.invalid(name, "true or false", value)
         return value
 
     def choice(self, name: str, default: str, among: tuple[str, ...]) -> str:
-        """A string field with known values."""
+        """Return a field that is one of the strings `among`; default and errors as `size`."""
         value = self._given(name, default)
         if value not in among:
             raise self.invalid(name, ", ".join(among), value)
         return value
 
     def invalid(self, name: str, expected: str, got: object) -> ConfigError:
-        """The error for an invalid value of a field."""
+        """Make the error for an invalid value of a field."""
         return ConfigError(f"config field {name!r} is invalid", where=str(self.path), expected=expected, got=got)
 
     def _given(self, name: str, default: Any) -> Any:
@@ -85,7 +85,7 @@ class Config(Mapping[str, Any]):
 
 
 def read_object(path: Path, limit: int, *, nesting: int) -> dict[str, Any]:
-    """The object in a JSON file. Raises: ConfigError."""
+    """Read the object in a JSON file of at most `limit` bytes. Raises: ConfigError."""
     try:
         data = read_json(path, limit, nesting=nesting)
     except (JsonError, OSError) as error:
@@ -94,7 +94,7 @@ def read_object(path: Path, limit: int, *, nesting: int) -> dict[str, Any]:
             got = error.what if error.got is None else f"{error.what}: {error.got}"
         raise ConfigError(f"{path.name} cannot be read", where=str(path), got=got) from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{path.name} is not an object", where=str(path), got=type(data).__name__)
+        raise ConfigError(f"{path.name} does not contain a JSON object", where=str(path), got=type(data).__name__)
     return data
 
 
@@ -109,10 +109,10 @@ class WeightKey:
     """One weight of a family.
 
     Attributes:
-        path: param node's name; `{i}` is the layer.
+        path: name of the param node; `{i}` is the layer.
         key: name in a checkpoint.
-        dims: sizes as products of dimension names, e.g. `heads*head_dim`.
-        when: flag of the dimensions that adds the weight; "" for always.
+        dims: size of each axis, a product of dimension names, e.g. `heads*head_dim`.
+        when: name of a flag, an attribute of the dimensions, without which the weight is absent; "" for none.
     """
 
     path: str
@@ -150,7 +150,7 @@ class Architecture:
     multiples: tuple[tuple[str, str], ...] = ()
 
     def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
-        """(param path, checkpoint key, shape, dims) of every weight of these dimensions."""
+        """Yield (param path, checkpoint key, shape, dims) of every weight of a model with these dimensions."""
         for row in self.keys:
             if row.when and not getattr(dims, row.when):
                 continue
@@ -171,14 +171,15 @@ def register(arch: Architecture) -> Architecture:
     for name in (*arch.classes, *arch.model_types):
         other = _registry.get(name)
         if other is not None and other is not arch:
-            raise UsageError("this class already has an architecture", where=name, expected=other.name, got=arch.name)
+            raise UsageError("a different architecture is registered under this name", where=name, expected=other.name,
+                             got=arch.name)  # fmt: skip
     for name in (*arch.classes, *arch.model_types):
         _registry[name] = arch
     return arch
 
 
 def architectures() -> Mapping[str, Architecture]:
-    """All families by class and model type; the first call loads the entry points `graphwright.architectures`."""
+    """Return all families by class and model type; the first call loads entry points `graphwright.architectures`."""
     import_module(_BUILTIN)
     _load_entry_points()
     return _registry

@@ -31,8 +31,8 @@ _ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
 class Decoder:
     """Dimensions and flags of a pre-norm decoder with grouped attention and a gated MLP.
 
-    heads·head_dim may differ from hidden. `activation` is that of the MLP's gate, `eps` that of every RMSNorm;
-    `windows` are per layer the number of keys that a query sees, including its own, or None for all earlier keys;
+    heads·head_dim may differ from hidden. `activation` is that of the MLP's gate, `eps` that of every RMSNorm.
+    `windows` has for each layer the number of keys that a query sees, including its own, or None for all earlier keys.
     `positions` is the longest input that the config allows.
     """
 
@@ -66,8 +66,9 @@ def read_decoder(
 ) -> Decoder:  # fmt: skip
     """Read dimensions from a config.
 
-    `head_dim`, `kv_heads`, `vocab` and `longest` are the family's defaults for absent fields. For fields that are null,
-    heads and head_dim follow from the other sizes. Raises: ConfigError naming the field.
+    `head_dim`, `kv_heads`, `vocab` and `longest` are the family's defaults for absent fields. Without such a default,
+    or for a field that is null, kv_heads equals heads and head_dim is hidden / heads. `layer_windows` maps (config,
+    number of layers) to the windows. Raises: ConfigError naming the field.
     """
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=1 << 20)
     layers = config.size("num_hidden_layers", least=1, most=100_000)
@@ -88,13 +89,16 @@ def read_decoder(
 
 
 def layer_types(config: Config, layers: int, window: int | None, rule: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Windows per layer; `layer_types` of the config overrides the family's rule. Raises: ConfigError."""
+    """Return the window of each layer: `rule` tells which have one, unless the config has `layer_types`.
+
+    Raises: ConfigError.
+    """
     types = config.get("layer_types")
     if types is None:
         return tuple(window if rule(i) else None for i in range(layers))
     known = {"full_attention": None, "sliding_attention": window}
     if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
-        raise config.invalid("layer_types", f"{layers} of {', '.join(known)}", types)
+        raise config.invalid("layer_types", f"a list of {layers} strings: {' or '.join(known)}", types)
     if window is None and "sliding_attention" in types:
         raise ConfigError("config field 'layer_types' has sliding layers, but the config sets no window",
                           where=str(config.path), expected="use_sliding_window and sliding_window",
@@ -128,7 +132,7 @@ KEYS = (
 
 
 class _DecoderBuilder:
-    """Builder calls for one decoder; params in another dtype are cast to the compute dtype."""
+    """Adds the ops of one decoder to a builder; params of a different dtype are cast to the compute dtype."""
 
     def __init__(self, b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType) -> None:
         self.b, self.dims, self.params, self.compute = b, dims, params, compute
@@ -194,7 +198,7 @@ def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], comput
 
 
 def rope_tables(b: Builder, positions: Value, rope: RopeFrequencies, compute: DType) -> tuple[Value, Value]:
-    """Cosines and sines for all layers; with dynamic RoPE the frequencies depend on the longest position."""
+    """Add ops for the cosines and sines of all layers; dynamic RoPE takes frequencies for the longest position."""
     if compute is float64 and rope.wide is not None:
         rope = rope.wide
     frequencies = b.const("rope.frequencies", rope.frequencies)

@@ -9,23 +9,23 @@ _WINDOW, _FIRST_WINDOWED = 4096, 28  # if the fields are absent; null means no w
 
 
 def _llama(config: Config) -> Decoder:
-    """`attention_bias` adds biases to q, k, v and o, `mlp_bias` to the MLP; there are no windows."""
+    """Read Llama dimensions: `attention_bias` adds biases to q, k, v and o, `mlp_bias` to the MLP; no windows."""
     bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     return read_decoder(config, q_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
 
 def _mistral(config: Config) -> Decoder:
-    """No biases, and one window for all layers if the config sets one."""
+    """Read Mistral dimensions: no biases, and one window for all layers unless the config sets it to null."""
     return read_decoder(config, lambda c, layers: (_window(c),) * layers, kv_heads=8, longest=131072)
 
 
 def _qwen2(config: Config) -> Decoder:
-    """Qwen2 and Qwen2.5: biases on q, k, v; windows on the upper layers if `use_sliding_window`."""
+    """Read Qwen2 and Qwen2.5 dimensions: biases on q, k, v; windows on the upper layers if `use_sliding_window`."""
     return read_decoder(config, _qwen_windows, kv_heads=32, vocab=151936, longest=32768, q_bias=True)
 
 
 def _qwen3(config: Config) -> Decoder:
-    """RMSNorm over each head of q and k before RoPE; `attention_bias` adds biases to q, k, v and o."""
+    """Read Qwen3 dimensions: an RMSNorm of each head of q and k; `attention_bias` adds biases to q, k, v and o."""
     bias = config.flag("attention_bias", False)
     return read_decoder(config, _qwen_windows, head_dim=128, kv_heads=32, vocab=151936, longest=32768, q_bias=bias,
                         o_bias=bias, qk_norm=True)  # fmt: skip
@@ -37,14 +37,14 @@ def _window(config: Config) -> int | None:
 
 
 def _qwen_windows(config: Config, layers: int) -> tuple[int | None, ...]:
-    """Layers from `max_window_layers` on, unless `layer_types` overrides this."""
+    """Return the window of each layer: layers from `max_window_layers` on have one, unless `layer_types` is set."""
     window = _window(config) if config.flag("use_sliding_window", False) else None
     first = config.size("max_window_layers", _FIRST_WINDOWED, least=0)
     return layer_types(config, layers, window, lambda i: i >= first)
 
 
-# LlamaConfig.validate_architecture needs the multiple, whatever head_dim says. The class of TinyLlama, SmolLM, Llama 2
-# and 3.x is the same.
+# LlamaConfig.validate_architecture requires the multiple even if head_dim is set. TinyLlama, SmolLM, Llama 2 and
+# Llama 3.x have this class too.
 LLAMA = register(Architecture("llama", ("LlamaForCausalLM",), ("llama",), _llama, KEYS, build_decoder,
                               multiples=(("hidden", "heads"),)))  # fmt: skip
 MISTRAL = register(Architecture("mistral", ("MistralForCausalLM",), ("mistral",), _mistral, KEYS, build_decoder))

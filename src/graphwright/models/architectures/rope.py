@@ -1,4 +1,4 @@
-"""RoPE frequencies for every kind of scaling, from both forms of config; formulas as in transformers, in float32.
+"""RoPE frequencies for every kind of scaling, from both config formats; formulas as in transformers, in float32.
 
 Programs that compute in float64 use a second set, from the same formulas in float64.
 """
@@ -24,12 +24,12 @@ class RopeFrequencies:
 
     Attributes:
         kind: scaling kind.
-        theta: base wavelength.
+        theta: base θ of the unscaled frequencies θ^(-2i/dim).
         dim: number of rotated entries of a head, even.
         scale: factor on cos and sin.
         frequencies: float32 [dim/2]; for kinds that depend on the length, the frequencies of short inputs.
-        original: length up to which a length-dependent kind uses these (`max_position_embeddings` for dynamic,
-            `original_max_position_embeddings` for longrope).
+        original: length up to which a length-dependent kind uses `frequencies` (`max_position_embeddings` for
+            dynamic, `original_max_position_embeddings` for longrope).
         factor: scaling factor of the dynamic kind.
         long: float32 [dim/2], frequencies of longrope beyond `original`.
         wide: the same parameters with float64 frequencies.
@@ -49,14 +49,14 @@ class RopeFrequencies:
 def read_rope(config: Config, head_dim: int, longest: int = 2048) -> RopeFrequencies:
     """Read the rotary embedding of a config, for heads of `head_dim` entries.
 
-    Reads `rope_parameters`, or `rope_theta` with `rope_scaling`, which overrides it; and `rope_type` or `type`.
-    `longest` is the family's default for `max_position_embeddings`. Raises: ConfigError naming the field; also for an
-    unknown kind.
+    The scaling fields are in `rope_scaling` or else `rope_parameters`; the kind is their `rope_type` or else `type`.
+    `longest` is the family's default for `max_position_embeddings`. Raises: ConfigError naming an invalid field, or for
+    an unknown kind.
     """
     for name in ("rope_parameters", "rope_scaling"):
         given = config.get(name) or {}
         if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
-            raise config.invalid(name, "one object for all layers", given)
+            raise config.invalid(name, "one object for all layers, without objects inside", given)
     scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = scaling["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
@@ -78,11 +78,11 @@ class _RopeFields:
         whole = scaling["rope_type"] in ("default", "proportional")  # these kinds ignore the factor
         self.dim = head_dim if whole else int(head_dim * self.part)
         if self.dim % 2 or not 2 <= self.dim <= head_dim:
-            raise ConfigError("the number of rotated entries of a head is not even", where=str(config.path),
+            raise ConfigError("the number of rotated entries of a head is odd or out of range", where=str(config.path),
                               expected=f"an even number in 2..{head_dim}", got=self.dim)  # fmt: skip
 
     def read(self) -> RopeFrequencies:
-        """Evaluate the formula of the kind. Raises: ConfigError if the frequencies are not finite."""
+        """Compute the frequencies by the formula of the kind. Raises: ConfigError if the frequencies are not finite."""
         try:
             with np.errstate(all="ignore"):
                 rope: RopeFrequencies = getattr(self, f"_{self.scaling['rope_type']}")()
@@ -96,7 +96,7 @@ class _RopeFields:
         raise ConfigError(what, where=str(self.config.path), expected="numbers of moderate size", got=got)
 
     def _number(self, name: str, default: float | None = None, *, least: float = 0.0, also: bool = False) -> float:
-        """A finite number above `least`; with `also`, the config is searched after the scaling fields."""
+        """Return a scaling field, a finite number above `least`; with `also`, a missing one is read from the config."""
         value = self.scaling.get(name)
         if value is None and also:
             value = self.config.get(name)
@@ -112,12 +112,12 @@ class _RopeFields:
         return None if self.scaling.get(name) is None else self._number(name, least=-math.inf)
 
     def _original(self) -> int:
-        """The field of the config overrides the scaling field."""
+        """Return `original_max_position_embeddings`, from the config or else from the scaling fields."""
         inside = self._number("original_max_position_embeddings", self.longest)
         return self.config.size("original_max_position_embeddings", int(inside))
 
     def _powers(self) -> np.ndarray:
-        """θ^(2i/d)."""
+        """θ^(2i/d) for all i < d/2."""
         exponent = np.arange(0, self.dim, 2, dtype=self.float) / self.float(self.dim)
         return (self.float(self.theta) ** exponent).astype(self.float)
 

@@ -1,1 +1,1 @@
-"""Generated modeling code: blocks of a program as readable source."""
+"""Generated modeling code: a program as readable source, with one function per distinct block."""

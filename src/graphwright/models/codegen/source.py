@@ -1,8 +1,8 @@
 """Modeling code: a program as a readable `modeling_*.py` that transformers loads with `trust_remote_code=True`.
 
-Nodes below `layers.<i>` become one function per distinct block; equal consecutive blocks become a loop. The `emit` text
-of each op gives its source, so any structure of such ops can be exported, including skips and inserted ops. Names, keys
-and texts of a program are sanitised before they enter the source.
+Nodes below `layers.<i>` become one function per distinct block; equal consecutive blocks become a loop. The field
+`emit` of an op's definition gives its source text, so any structure of ops with this field can be exported, including
+skips and inserted ops. Names, keys and texts of a program are sanitised before they enter the source.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LAYER = re.compile(r"^layers\.(\d+)\.")
 
 @dataclass(slots=True)
 class CodeBlock:
-    """The nodes of one layer, or of the trunk between layers (layer None), in order.
+    """The nodes of one layer, or of the trunk between layers (layer None), in topological order.
 
     `enters` are values read from other blocks; `leaves` are values that other blocks read.
     """
@@ -45,7 +45,7 @@ class CodeBlock:
 
 
 def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bool]) -> list[CodeBlock]:
-    """Group nodes, given in topological order, into blocks; `inline` nodes are written where they are read."""
+    """Group nodes, given in topological order, into blocks; `inline` nodes are written inside their readers."""
     within = set(order)
     home = {n: int(m[1]) if (m := LAYER.match(p.path(n))) else None for n in order}
     reads = {n: [v.node for v in p.operands(n) if v.node in within] for n in order}
@@ -69,7 +69,10 @@ def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bo
 
 
 def _ordered(before: Mapping[T, Collection[T]], key: Callable[[T], int]) -> list[T]:
-    """Topological order, smallest key first where free; items on and after a cycle are left out."""
+    """Sort items topologically, ready items by key; items on and after a cycle are left out.
+
+    `before` maps each item to the items that it depends on.
+    """
     waits = {item: set(others) for item, others in before.items()}
     after: dict[T, list[T]] = {}
     for item, others in waits.items():
@@ -89,7 +92,7 @@ def _ordered(before: Mapping[T, Collection[T]], key: Callable[[T], int]) -> list
 
 
 def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | None]) -> dict[NodeId, int | None]:
-    """Assign a node without layer to the layer of all its readers."""
+    """Assign each node outside of layers to the layer of its readers, if they all are in one layer."""
     found = dict(home)
     for n in reversed(order):
         if found[n] is None:
@@ -102,7 +105,10 @@ def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | No
 def _grouped(
     order: Sequence[NodeId], home: Mapping[NodeId, int | None], reads: Mapping[NodeId, list[NodeId]]
 ) -> list[CodeBlock] | None:
-    """Groups in topological order, by first node where free; None if groups depend on each other."""
+    """Make blocks in topological order, ready ones by their first node; None if groups depend on each other.
+
+    A group is all nodes of a layer, or a single node outside of layers; consecutive such nodes share a block.
+    """
     group: dict[NodeId, Any] = {n: n if home[n] is None else home[n] for n in order}
     members: dict[Any, list[NodeId]] = {}
     for n in order:
@@ -124,7 +130,11 @@ FREQUENCIES = frozenset(name for name, row in OPS.items() if row.traits.float32_
 
 
 class Statements:
-    """Writes the nodes that the result of a program needs; weights in a dtype that weights are cast to keep it."""
+    """Writes statements for the `needed` nodes of a program.
+
+    A weight stored in a dtype to which others are cast is read through `.to(dtype)`, so that it keeps this dtype when
+    the model is loaded in a different one.
+    """
 
     def __init__(self, p: Program, needed: Container[NodeId]) -> None:
         self.p = p
@@ -137,7 +147,7 @@ class Statements:
         return p.op(node) in STORED or (traits(p.op(node)).casts and p.op(p.operands(node)[0].node) in STORED)
 
     def wanted(self, value: Value, inside: bool = False) -> str:
-        """Preferred name of a value: its path, without the layer inside a layer's function."""
+        """Return the preferred name of a value, from its path; inside a layer's function, without the layer."""
         op, path = self.p.op(value.node), self.p.path(value)
         if op in OPS and OPS[op].results:
             return OPS[op].results[value.port]
@@ -145,7 +155,7 @@ class Statements:
         return base + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
 
     def _weight(self, node: NodeId, base: Callable[[str], str], layer: int | None) -> str:
-        """Text that reads a weight: an attribute of its layer (`base` names it) or of the model."""
+        """Return the expression that reads a weight from its layer's module, which `base` names, or from the model."""
         p = self.p
         if p.op(node) not in STORED:
             return self._expression(node, [self._weight(p.operands(node)[0].node, base, layer)])
@@ -155,12 +165,12 @@ class Statements:
         return self._place(p.key(node), base, layer) + suffix
 
     def _exact(self, node: NodeId) -> bool:
-        """True if the value keeps its dtype when the model is loaded in another dtype."""
+        """True if the value keeps its dtype when the model is loaded in a different one."""
         readers = {self.p.op(n) for n in self.p.consumers(node)}
         return bool(self.pinned) or not self.p.spec(node).dtype.is_float or readers <= FREQUENCIES
 
     def _place(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
-        """Attribute of a block's or the model's module that holds a weight."""
+        """Return the attribute access that reads a weight from its layer's module or from the model."""
         start, found, rest = key.partition(f".{layer}.")
         if layer is not None and found and (text := pieces.attributes(base(f"{start}.{{i}}"), rest.split("."))):
             return text
@@ -171,10 +181,10 @@ class Statements:
         self, nodes: Sequence[NodeId], known: dict[Value, str], names: pieces.Names, base: Callable[[str], str],
         layer: int | None, indent: str, leaves: Container[Value],
     ) -> list[str]:  # fmt: skip
-        """Write statements of nodes in order; a value with one reader that appends to its text gets no name.
+        """Write statements of nodes in order; a value that its only reader starts with is not assigned to a name.
 
         New names are added to `known`. `base` maps the prefix of a key, "" for the model, to the name of the module
-        that holds it. `leaves` are values that others read.
+        that holds it. `leaves` are values that other blocks read.
         """
         p, lines = self.p, []
         here = set(nodes)
@@ -212,7 +222,7 @@ class Statements:
         return lines
 
     def _appendable(self, node: NodeId, text: str, nodes: Container[NodeId]) -> bool:
-        """True if the text of the only reader starts with the text of this node."""
+        """True if the node has one reader, among `nodes`, whose text starts with the text of this node."""
         p = self.p
         edges = [e for e in p.out_edges(node) if p.graph.target(e) in self.within]
         if len(edges) != 1 or len(p.specs(node)) > 1 or not is_primary(text):
@@ -235,7 +245,7 @@ class Statements:
 
 
 def _text(p: Program, node: NodeId, operands: Sequence[str]) -> str | None:
-    """Source text of an op; None if it has none for these attributes."""
+    """Return the source text of an op; None if it has none for these attributes."""
     emit = OPS[p.op(node)].emit
     return None if emit is None else emit(operands, p.attrs(node))
 
@@ -246,7 +256,7 @@ INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
 
 @dataclass(frozen=True, slots=True)
 class BlockFunction:
-    """One distinct block as a function: name, rest of the header, body, layers that call it, and its modules."""
+    """One distinct block as a function: name, rest of the header, body, layers that call it, text for its docstring."""
 
     name: str
     head: str
@@ -256,7 +266,7 @@ class BlockFunction:
 
 
 def emittable(p: Program) -> Program:
-    """The program, or a copy in which ops without source text are replaced by their expansions.
+    """Return the program, or a copy in which ops without source text are replaced by their expansions.
 
     Raises: ExportLevelImpossible naming an op, state, input or key that generated code cannot express.
     """
@@ -271,13 +281,14 @@ def emittable(p: Program) -> Program:
 def _check_emittable(p: Program) -> None:
     needed = p.reachable([_result(p)])
     if held := [*p.states(), *p.assigns()]:
-        raise ExportLevelImpossible("generated code cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
+        what = "the program has state, which generated code cannot carry"
+        raise ExportLevelImpossible(what, where=", ".join(p.path(n) for n in held[:3]))
     for node in (n for n in p.order() if n in needed):
         op = p.op(node)
         if op == INPUT:
             if INPUTS.get(p.path(node)) != p.spec(node).shape:
-                what = "generated code has no such input: transformers feeds only ids and positions [B, T]"
-                raise ExportLevelImpossible(what, where=p.path(node), got=p.spec(node))
+                what, expected = "the program has an input that transformers does not feed", "ids or positions [B, T]"
+                raise ExportLevelImpossible(what, where=p.path(node), expected=expected, got=p.spec(node))
         elif op not in STORED and _text(p, node, [f"x{i}" for i in range(len(p.operands(node)))]) is None:
             expected = OPS[op].why.get("emit", "causal attention without masks")
             what = "this op has no source text for generated code"
@@ -293,7 +304,7 @@ def _result(p: Program) -> Value:
 def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     """Generate the configuration and modeling files: file name -> text. Raises: ExportLevelImpossible.
 
-    `ident` are digits that make the class names unique; `edits` are journal entries, for the docstring.
+    `ident` are hex digits that make file names unique; `edits` describe the program's edits, for the docstring.
     """
     p = emittable(p)
     writer = _ModuleWriter(p)
@@ -318,7 +329,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
-    """Fill all `@name@` marks in one pass, so that marks inside values stay; remove gaps of empty values."""
+    """Replace all `@name@` marks in one pass, so that marks inside values are kept; close gaps of empty values."""
     text = re.sub(r"@(\w+)@", lambda m: values[m[1]], template)
     return re.sub(r"\n{4,}", "\n\n\n", text)
 
@@ -375,7 +386,7 @@ class _ModuleWriter:
         self.function[layer] = found
 
     def _arguments(self, b: CodeBlock, names: pieces.Names) -> list[str]:
-        """Argument names of a block: x for the main input, `skip` for other layers, else the value's name."""
+        """Return argument names of a block: x for the main input, `skip` for other layers, else the value's name."""
         found, main = [], True
         for value in b.enters:
             if main or LAYER.match(self.p.path(value)):
@@ -413,7 +424,7 @@ class _ModuleWriter:
         return "\n".join(lines)
 
     def _run_of_equals(self, at: int) -> int:
-        """End of a run of blocks that call one function on its own result, which nothing else reads."""
+        """Return the end of a run of blocks that call one function, each on the result of the previous block only."""
         end, first = at + 1, self.blocks[at]
         while end < len(self.blocks):
             before, b = self.blocks[end - 1], self.blocks[end]

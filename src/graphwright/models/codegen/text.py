@@ -192,7 +192,7 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
 
 WIDTH = 120
 MAX_CONST = 4096
-"""Largest number of entries of a const in source; larger ones should be weights."""
+"""Largest number of entries of a const in source; larger ones should be params."""
 
 
 _RESERVED = frozenset(
@@ -205,7 +205,7 @@ _NUMBER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,8})(?=\.)")
 
 
 class Names:
-    """Unique identifiers of one function."""
+    """Gives out unique identifiers, e.g. within one function."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = {*_RESERVED, *taken}
@@ -231,17 +231,17 @@ def check_keys(keys: Mapping[str, str]) -> None:
         elif any(".".join(parts[:end]) in keys for end in range(1, len(parts))):
             what = "this key and a prefix of it both name weights"
         if what:
-            fix = "e.rename(node, name, key='a.dotted.key') gives it another"
+            fix = "e.rename(node, name, key='a.dotted.key') gives the weight a different key"
             raise ExportLevelImpossible(what, where=path, got=key, fix=fix)
 
 
 def attributes(start: str, parts: Sequence[str]) -> str | None:
-    """Attribute access `start.a.b`; None if a part is not an identifier."""
+    """Return the attribute access `start.a.b`; None if a part is not an identifier."""
     return ".".join((start, *parts)) if all(p.isidentifier() and not iskeyword(p) for p in parts) else None
 
 
 def shape_table(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Entries of the table of weights; keys that differ only in the layer share an entry."""
+    """Return the source of the table of weight shapes; keys that differ only in the layer share an entry."""
     grouped: dict[str, dict[int, tuple[int, ...]]] = {}
     for key, shape in shapes.items():
         if found := _NUMBER.search(key):
@@ -262,18 +262,18 @@ def _by_layer(layers: Mapping[int, tuple[int, ...]]) -> str:
 
 
 def sequence(numbers: Sequence[int]) -> str:
-    """Expression for increasing numbers: a range if there are no gaps, else a tuple."""
+    """Return an expression for increasing numbers: a range if there are no gaps, else a tuple."""
     if list(numbers) != list(range(numbers[0], numbers[-1] + 1)):
         return str(tuple(numbers))
     return f"range({f'{numbers[0]}, ' if numbers[0] else ''}{numbers[-1] + 1})"
 
 
 def const_table(consts: Mapping[str, NDArray]) -> str:
-    """Entries of the table of constants. Raises: ExportLevelImpossible for a large constant."""
+    """Return the source of the table of constants. Raises: ExportLevelImpossible for a large constant."""
     rows = []
     for path, array in consts.items():
         if array.size > MAX_CONST:
-            expected, fix = f"<= {MAX_CONST}", "make it a param with trainable=False"
+            expected, fix = f"<= {MAX_CONST} entries", "make it a param with trainable=False"
             what = "a const is too large for source code"
             raise ExportLevelImpossible(what, where=path, got=array.size, expected=expected, fix=fix)
         host = array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)
@@ -300,7 +300,7 @@ def _entry(key: str, text: str) -> str:
 
 
 def line(indent: str, target: str, text: str) -> str:
-    """Statement `target = text`; a long one is broken at the arguments of its outermost call or at plus signs."""
+    """Write the statement `target = text`; break a long one at the arguments of its outermost call or at plus signs."""
     whole = f"{indent}{target} = {text}"
     if len(whole) <= WIDTH:
         return whole
@@ -318,18 +318,18 @@ def line(indent: str, target: str, text: str) -> str:
 
 
 def _depths(text: str) -> list[int]:
-    """Number of open brackets after each character."""
+    """Return the number of open brackets after each character."""
     return list(accumulate((char in "([{") - (char in ")]}") for char in text))
 
 
 def _split(text: str, sign: str) -> list[str]:
-    """Parts of a text between signs that are outside of brackets."""
+    """Split a text at each `sign` that is outside of brackets."""
     at = [i for i, depth in enumerate(_depths(text)) if depth == 0 and text.startswith(sign, i)]
     return [text[a:b] for a, b in zip([0, *(i + len(sign) for i in at)], [*at, len(text)], strict=True)]
 
 
 def docstring_lines(texts: Iterable[str]) -> str:
-    """Lines for a docstring; the texts can neither end the docstring nor form an escape."""
+    """Write texts as lines of a docstring, changed so that they can neither end it nor form an escape."""
     rows = []
     for text in texts:
         printable = "".join(c if c.isprintable() else " " for c in text)
@@ -339,6 +339,6 @@ def docstring_lines(texts: Iterable[str]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Text of sorted numbers, e.g. `0 to 3, 5`."""
+    """Write sorted numbers as text, e.g. `0 to 3, 5`."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)

@@ -1,7 +1,7 @@
-"""Affine maps: ops between two values that compute matrix · x + bias, in whatever form.
+"""Affine maps: ops between two values that compute matrix · x + bias, in any form.
 
-Examples are factors, tensor rings, gates, and heads unfolded into a sum. Running the ops on the rows of the identity,
-in float64, gives the matrix and the bias.
+Examples are factors, tensor rings, gates, and heads unfolded into a sum. Running the ops in float64 on zeros gives the
+bias, and on the rows of the identity the matrix.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class AffineMap:
     """The ops from `source` (excluded) to `end`, in order; `biased` tells whether they may add a bias.
 
-    Both values have features on their sized axes and tokens on their named axes.
+    In both values, axes of known size are features, and axes with a named size are tokens.
     """
 
     p: Program
@@ -50,23 +50,23 @@ class AffineMap:
         return features(self.p, self.end), features(self.p, self.source)
 
     def constants(self) -> set[NodeId]:
-        """Weights that the ops read, and the nodes that compute them."""
+        """Return the weights and constants that the ops read, and the nodes that compute these."""
         read = [v for n in self.nodes for v in self.p.operands(n) if v.node not in self.nodes and v != self.source]
         fixed = constants(self.p)
         return self.p.reachable(v for v in read if v.node in fixed)
 
     @cached_property
     def matrix(self) -> np.ndarray:
-        """float64 [out, in]."""
+        """The matrix, float64 [out, in]."""
         return self._run(np.eye(self.shape[1])).T - self.bias[:, None]
 
     @cached_property
     def bias(self) -> np.ndarray:
-        """float64 [out]."""
+        """The bias, float64 [out]."""
         return self._run(np.zeros((1, self.shape[1])))[0]
 
     def _run(self, rows: np.ndarray) -> np.ndarray:
-        """Run rows of features [n, in] through the ops: [n, out]. Each row is one token of a batch of its own."""
+        """Run the ops on rows of features [n, in] and return [n, out]; each row is one sequence of one token."""
         sizes = iter((len(rows), *[1] * 8))
         shape = [d if isinstance(d, int) else next(sizes) for d in self.p.spec(self.source).shape]
         known = {self.source: Tensor(from_numpy(rows.reshape(shape)))}
@@ -77,12 +77,12 @@ class AffineMap:
 
 
 def features(p: Program, value: Value) -> int:
-    """Entries per token."""
+    """Return the number of entries per token: the product of the known sizes."""
     return prod(d for d in p.spec(value).shape if isinstance(d, int))
 
 
 def constants(p: Program) -> frozenset[NodeId]:
-    """Nodes that are weights or constants, or are computed only from them."""
+    """Return the nodes that are weights or constants, or are computed only from them."""
     found: set[NodeId] = set()
     for node in p.order():
         op, operands = p.op(node), p.operands(node)
@@ -122,7 +122,8 @@ def find_affine_map(
 ) -> AffineMap | None:
     """Find the longest affine map that ends in a value and has one source; None if no such map exists.
 
-    `fixed` are the program's `constants`; `stop` returns the source if the walk must stop at a value, else None.
+    `fixed` are the program's `constants`; `stop` is called with a value, and returns the source if the
+    map must start there, else None.
     """
     inside: dict[NodeId, None] = {}
     sources: dict[Value, None] = {}
@@ -146,7 +147,7 @@ def find_affine_map(
 
 
 def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] | None:
-    """Non-constant operands, if the op is affine in them and mixes no tokens; else None."""
+    """Return the non-constant operands of a value's op, if it is affine in them and mixes no tokens; else None."""
     node, row = value.node, traits(p.op(value.node))
     if not row.jointly_linear and not row.linear_in:
         return None

@@ -2,7 +2,7 @@
 
 No module imports it. Arguments: loader (`transformers`, `trusted`, or the folder of this package), directory,
 prompts.npz, output directory, number of new tokens. Writes `logits.npz`, `greedy.npz` and `facts.json`. If the output
-directory has a `snippet.py`, runs it in `beside`.
+directory has a `snippet.py`, runs it with the subdirectory `beside` as the working directory.
 """
 
 import json
@@ -20,7 +20,7 @@ os.environ["HF_MODULES_CACHE"] = os.path.join(sys.argv[4], "modules")  # removed
 
 
 def with_transformers(directory, prompts, tokens, trusted):
-    """Logits, greedy tokens and facts, computed by transformers."""
+    """Load the directory with transformers; return logits and greedy tokens by prompt, and facts of the process."""
     sys.modules["graphwright"] = None  # pyright: ignore[reportArgumentType]  # exported files must not import it
     import numpy as np
     import torch
@@ -56,7 +56,7 @@ def with_transformers(directory, prompts, tokens, trusted):
 
 
 def with_this_package(directory, prompts, tokens, package):
-    """Logits, greedy tokens and facts, computed by Graphwright."""
+    """Load the directory with Graphwright; return logits and greedy tokens by prompt, and facts of the model."""
     sys.path.insert(0, package)
     import numpy as np
 
@@ -69,7 +69,7 @@ def with_this_package(directory, prompts, tokens, package):
 
 
 def main() -> None:
-    """Load, compute, write."""
+    """Load the exported directory, run it on the prompts, and write logits, greedy tokens and facts."""
     loader, directory, prompts, out, tokens = sys.argv[1:6]
     import numpy as np
 

@@ -1,8 +1,8 @@
 """Write a matched program as its family's template: the same function in the original class.
 
-Removed units become zeros, or the config states the smaller sizes. Each weight of the template takes the program's own
-entries and is zero elsewhere. Gates, factors and the scale of a narrower norm are multiplied in, in float64, and
-rounded once. Weights that did not change keep their bytes.
+Removed units become zeros, or the config gets the smaller sizes. Each weight of the template gets the program's
+entries and is zero elsewhere. Gates, factors and the scale of a narrower norm are multiplied into weights in float64
+and rounded once. Unchanged weights keep their bytes.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ IndexMap = dict[str, np.ndarray]
 
 # -- the config --------------------------------------------------------------------------------------------------------
 def changed(config: Config, fields: dict[str, Any], without: tuple[str, ...] = ()) -> Config:
-    """A config with other fields, in the order of the original."""
+    """Copy a config with new values of some fields and without others; the order is kept."""
     made = {k: v for k, v in {**config.fields, **fields}.items() if k not in without}
     return Config(made, (json.dumps(made, indent=2, ensure_ascii=False) + "\n").encode(), config.path)
 
 
 def with_eps(config: Config, match: TemplateMatch, dims: Any) -> tuple[Config, Any] | str:
-    """Config and dimensions with the eps that the program's norms need at sizes `dims`, or why one eps cannot do.
+    """Return config and dimensions with the eps that the program's norms need in a template of sizes `dims`.
 
-    Over d' of d channels, the others zero, x / √(Σx²/d' + ε) = √(d'/d) · x / √(Σx²/d + ε·d'/d).
+    Returns a reason instead if the norms need several values of eps.
+    If only d' of d channels are not zero, x / √(Σx²/d' + ε) = √(d'/d) · x / √(Σx²/d + ε·d'/d).
     """
     found: dict[float, str] = {}
     for _, part in match.matched():
@@ -69,9 +70,9 @@ def _over_channels(match: TemplateMatch, norm: str) -> bool:
     return match.terms[f"{norm}.weight"] == ("hidden",)
 
 
-# -- where units of the program go in the template ---------------------------------------------------------------------
+# -- from units of the template to the program's ----------------------------------------------------------------------
 def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
-    """Where the units of one branch go in a template of sizes `dims`, or why they do not fit."""
+    """Map units of a template of sizes `dims` to those of one branch; return a reason if these do not fit."""
     part, sizes, found = match.part(branch), match.sizes[branch], IndexMap()
     assert part is not None
     for name, size in sizes.items():
@@ -97,11 +98,11 @@ def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
 def head_maps(
     table: np.ndarray, kv_here: int, heads: int, kv_heads: int, known: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Map query heads and key heads into a template of even groups; None if they do not fit.
+    """Assign query heads and key heads to a template with groups of equal size; None if they do not fit.
 
-    A key head that more query heads read than a group holds is repeated. `table` is the key head that each query head
-    reads, of `kv_here` ones; `known` is the original index of each query head, if it is known. Returns: for each query
-    head and each key head of the template the program's, or -1.
+    A key head that more query heads read than a group holds is repeated. `table` maps each query head to one of
+    `kv_here` key heads; `known` maps it to its index in the source, if that is known. Returns: for each query head and
+    each key head of the template the head of the program, or -1.
     """
     each = heads // kv_heads
     queries, keys = np.full((kv_heads, each), -1), np.full(kv_heads, -1)
@@ -121,7 +122,7 @@ def head_maps(
 
 
 def _original_indices(match: TemplateMatch, branch: int, name: str, wanted: int) -> np.ndarray | None:
-    """Index that each unit had in the source, if the lineage of a weight tells and all fit into the template."""
+    """Return the index of each unit in the source, by the lineage of a weight; None if unknown or too large."""
     part, p = match.part(branch), match.program
     for path, source in part.weights.items() if part is not None else ():
         if not isinstance(source, Value) or p.op(source.node) not in STORED:
@@ -138,12 +139,12 @@ def _original_indices(match: TemplateMatch, branch: int, name: str, wanted: int)
 
 
 def _lineage(variable: Variable, axis: int) -> np.ndarray | None:
-    """Original index of each entry along an axis, -1 for a new one; None if it is not known."""
+    """Return the original index of each entry along an axis, -1 for a new entry; None if it is not known."""
     indices, step = np.arange(variable.shape[axis]), variable.lineage
     while step is not None:
         back = np.asarray(step.index_maps[axis]) if axis in step.index_maps else np.arange(step.sizes[axis])
         if len(indices) and indices.max() >= len(back):
-            return None  # the weight was replaced by one of another shape in between
+            return None  # the weight was replaced by one of a different shape in between
         indices = np.where(indices < 0, -1, back[indices])
         step = step.before
     return indices
@@ -153,10 +154,10 @@ def _lineage(variable: Variable, axis: int) -> np.ndarray | None:
 def conform(
     model: Model, match: TemplateMatch, config: Config, dims: Any, layers: Mapping[int, int] | None = None
 ) -> Model:
-    """The model as an instance of the original class: the template's program for `dims`, with the program's weights.
+    """Write the model as an instance of the original class: the template for `dims`, with the program's weights.
 
-    The match has no unmatched nodes, and `index_maps` and `with_eps` accept `dims`. `layers` maps a layer of the result
-    to one of the template; by default to the same.
+    The match must have no unmatched nodes, and `index_maps` and `with_eps` must accept `dims`. `layers` maps each layer
+    of the result to a layer of the template, by default to the one with the same number.
     """
     maker, p, b = _WeightBuilder(model, match, dims), model.program, Builder(model.program.name)
     params: dict[str, Value] = {}
@@ -187,10 +188,10 @@ class _WeightBuilder:
         self.maps: dict[int, IndexMap] = {}
 
     def weight(self, path: str, shape: tuple[int, ...], terms: tuple[str, ...]) -> tuple[NDArray, str | None]:
-        """The value of a template's weight; and its name in the source, if the program holds that array unchanged."""
+        """Return the value of a weight of the template, and its name in the source if the array is unchanged."""
         branch, kind = self.branch.get(path), self.match.template.spec(path).dtype
         if branch is None:
-            return self._reremapped(path, shape, kind)
+            return self._of_removed_branch(path, shape, kind)
         part = self.match.part(branch)
         assert part is not None
         source, indices = part.weights[path], self._indices(branch, terms)
@@ -210,7 +211,7 @@ class _WeightBuilder:
         return as_array(remapped((values + offset) * scale - offset, indices), kind), None
 
     def _indices(self, branch: int, terms: tuple[str, ...]) -> dict[int, np.ndarray]:
-        """Axis of a weight -> index in the program of each entry, or -1; axes without a change are omitted."""
+        """Return axis of a weight -> for each entry its index in the program, or -1; unchanged axes are omitted."""
         if branch not in self.maps:
             found = index_maps(self.match, branch, self.dims)
             assert isinstance(found, dict), found
@@ -225,14 +226,14 @@ class _WeightBuilder:
         return indices
 
     def _norm_scale(self, path: str, terms: tuple[str, ...]) -> tuple[float, float]:
-        """Factor on the weight of a norm that gets more channels, and the offset that the op adds to the weight."""
+        """Return the factor on a norm's weight, 1 unless it gets more channels, and the offset that the op adds."""
         norm, here, t = path.removesuffix(".weight"), self.match.sizes[TRUNK]["hidden"], self.match.template
         if here == self.dims.hidden or terms != ("hidden",) or norm not in self.norms:
             return 1.0, 0.0
         return (here / self.dims.hidden) ** 0.5, float(t.attrs(t.node(norm))["unit_offset"])
 
-    def _reremapped(self, path: str, shape: tuple[int, ...], kind: Any) -> tuple[NDArray, str | None]:
-        """A weight of a removed branch: the old value if it is still there, but zero in the branch's last op."""
+    def _of_removed_branch(self, path: str, shape: tuple[int, ...], kind: Any) -> tuple[NDArray, str | None]:
+        """Return a weight of a removed branch: the value that is left, if any, but zeros in the branch's last op."""
         known = self.p.weights.get(self.model.keys[path])
         if path not in self.last and known is not None and known.shape == shape:
             assert isinstance(known.data, NDArray)
@@ -242,7 +243,7 @@ class _WeightBuilder:
 
 
 def computed_weights(match: TemplateMatch, dims: Any) -> list[str]:
-    """Paths of the template's weights that are computed, and so rounded, in a template of sizes `dims`."""
+    """Return the paths of weights that are computed, and so rounded, for a template of sizes `dims`."""
     p, found = match.program, []
     for _, part in match.matched():
         for path, source in part.weights.items():

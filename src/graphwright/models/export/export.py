@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 
 EXACT, ROUNDED, LOW = 1e-5, 2e-2, 3e-2
 """Relative tolerances of logits: for float32 activations; for computed weights rounded to 16 bits; and for 16-bit
-activations, which loaders round in other operations."""
+activations, which loaders round at different operations."""
 CHECK = ("auto", "required", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """How to export.
+    """Options of an export.
 
     Attributes:
         level: `auto` takes the lowest export level that is exact; a number or name requests one.
@@ -70,7 +70,7 @@ class ExportOptions:
         onnx: also write `model.onnx`, and compare it with onnxruntime unless `check` is `none`.
         onnx_cache, opset: `model.onnx` with `past_key_values`, and its opset; see `models.onnx.to_model`.
         text: measure bits per byte of this text before and after, for the receipt.
-        predicted: drift that a pass predicted, by name; the receipt shows it beside the measured drift.
+        predicted: drift that a pass such as pruning predicted, by name; the receipt shows it beside the measured drift.
         overwrite: replace an existing directory.
         keep_failed: keep an export that failed its check at `<directory>.failed`.
     """
@@ -170,7 +170,7 @@ def export(model: Model, directory: StrPath, options: ExportOptions, report: Rep
 
 
 def check_export(model: Model, directory: StrPath, options: ExportOptions) -> None:
-    """Refuse exports that must fail whatever the model becomes; call it before long work.
+    """Refuse exports that would fail for every state of the model; call it before long work.
 
     Raises: MissingExtra; ExportError if the source would be replaced; DestinationExists.
     """
@@ -179,13 +179,13 @@ def check_export(model: Model, directory: StrPath, options: ExportOptions) -> No
         raise MissingExtra("hf", "checking an export")
     source, folder = model.directory.resolve(), target.resolve()
     if model.opened and (source == folder or folder in source.parents):
-        what = "the target is the source" if source == folder else "the source is inside the target"
+        what = f"the model's directory is {'' if source == folder else 'inside '}the target"
         raise ExportError(what, where=str(target), fix="choose another directory: source files are never written")
     check_free(target, options.overwrite)
 
 
 def _refuse_non_finite(model: Model) -> None:
-    """Accept NaN and infinities of the source; refuse those of edits and training. Raises: ExportError."""
+    """Refuse NaN and infinities of edits and training, but not those of the source. Raises: ExportError."""
     p = model.program
     for key, count, first in non_finite(p):
         if p.weights.reference_of(p.weights.array(key)) == SOURCE:
@@ -196,11 +196,11 @@ def _refuse_non_finite(model: Model) -> None:
         if count > before:
             got = f"{count} values, the first at {first}" + (f"; the file has {before}" if before else "")
             fix = "undo the edit or training that made them"
-            raise ExportError("an edited weight is not finite", where=key, got=got, fix=fix)
+            raise ExportError("an edited or trained weight has values that are not finite", where=key, got=got, fix=fix)
 
 
 def _rounded(model: Model, dtype: str) -> Model:
-    """The model with weights rounded to a dtype, in the dtypes they had: the reference for the exported files."""
+    """Return the model with weights rounded to `dtype` and cast back: the reference for the exported files."""
     p, target = model.program.fork(), named(dtype)
     if not target.is_float:
         what = "weights cannot be stored in this dtype"
@@ -215,7 +215,7 @@ def _rounded(model: Model, dtype: str) -> Model:
 
 @dataclass(frozen=True, slots=True)
 class _ProgramOutput:
-    """Output of the program, with the weights as they are stored, for the prompts of the check.
+    """Output of the program for the prompts of the check, computed with the weights as they will be stored.
 
     `here` has logits and greedy tokens; it is None if NaN weights of the source make the logits NaN: see `warnings`.
     """
@@ -226,7 +226,7 @@ class _ProgramOutput:
     warnings: tuple[str, ...] = ()
 
     def margin(self, prompt: int, at: int) -> float:
-        """Distance of the two best logits after a prompt and `at` greedy tokens."""
+        """Return the difference of the two largest logits after a prompt and `at` greedy tokens."""
         assert self.here is not None
         ids = np.concatenate([self.prompts[prompt], self.here.greedy[prompt][:at]])
         best = np.sort(self.model.logits(ids)[-1])
@@ -242,7 +242,7 @@ def _run(model: Model, prompts: Sequence[np.ndarray]) -> _ProgramOutput:
 
 
 def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
-    """Check the files with transformers; if it is not installed, with this package, unless they hold code.
+    """Check the files with transformers; if it is not installed, with this package, unless the files contain code.
 
     `code` is the final name of the directory, and the source that loads it. Returns: facts for the receipt. Raises:
     VerificationFailed.
@@ -279,7 +279,7 @@ def _export_onnx(run: _ProgramOutput, folder: Path, o: ExportOptions) -> dict[st
 
 
 def _source(model: Model) -> Model | None:
-    """The model before all edits; None if its undo history was not saved."""
+    """Return the model before all edits; None if it was made from a config, or its undo history was not saved."""
     if model.checkpoint is not None:
         return model.with_program(model.original)
     try:
@@ -289,7 +289,7 @@ def _source(model: Model) -> Model | None:
 
 
 def _drift(source: Model | None, run: _ProgramOutput, text: str | None) -> tuple[dict[str, Any], list[str]]:
-    """Drift of the stored program from the source, and warnings where it cannot be measured."""
+    """Measure the drift of the stored program from the source; return it, and warnings if it cannot be measured."""
     moved: dict[str, Any] = {}
     if run.here is None:
         return moved, []
@@ -312,7 +312,7 @@ def _receipt(
     model: Model, run: _ProgramOutput, folder: Path, level: ExportLevel, plan: ExportPlan, facts: dict[str, Any],
     o: ExportOptions,
 ) -> Receipt:  # fmt: skip
-    """Measure drift and cost, and make the receipt of the files at `folder`; `facts` are those of the check."""
+    """Measure drift and cost, and make the receipt of the files at `folder`; `facts` come from the check."""
     from graphwright import __version__
 
     p, here, original = model.program, run.here, _source(model)

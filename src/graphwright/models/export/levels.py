@@ -1,4 +1,4 @@
-"""Export levels: the forms in which a model can leave as a checkpoint for transformers.
+"""Export levels: the forms in which a model can be written as a checkpoint for transformers.
 
 A level tells whether it can carry the model, and if not, why; then it writes the files. A new level is a subclass of
 `ExportLevel`, listed in `LEVELS`.
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reason(ReportBase):
-    """Why a level cannot carry a program, at the path of a node or "".
+    """A reason why a level cannot carry a program; `path` names a node, or is "" for the whole program.
 
-    If a size is the reason, `axis` and `field` are its units and the config field that counts them. `branch` is the
+    If a size is the reason, `axis` names its units and `field` the config field that counts them. `branch` is the
     number of the template branch, or None for the whole program.
     """
 
@@ -48,7 +48,7 @@ class Reason(ReportBase):
     branch: int | None = None
 
     def to_json(self) -> dict[str, str]:
-        """Plain values; axis and field only if set."""
+        """Return plain values; axis and field only if set."""
         given = {name: value for name, value in (("axis", self.axis), ("field", self.field)) if value}
         return {"path": self.path, "reason": self.reason, **given}
 
@@ -58,12 +58,12 @@ class Reason(ReportBase):
 
 @dataclass(frozen=True, slots=True)
 class LevelPlan(ReportBase):
-    """What an export at one level would write: names of files, and bytes of the weights.
+    """Plan of an export at one level: names of the files that it would write, and bytes of the weights.
 
     Attributes:
         possible: whether it can be requested.
         exact: whether the files compute the program's function, apart from rounding in float32.
-        reasons: why it is not possible or not exact; empty and not possible if a lower level carries the model.
+        reasons: why it is not possible or not exact; no reason is given if a lower level carries the model.
     """
 
     level: int
@@ -84,18 +84,18 @@ class ExportCase:
         self.unmatched = [Reason(self.match.program.path(n), why) for n, why in self.match.unmatched.items()]
 
     def stored(self, path: str) -> DType:
-        """Dtype in which a weight of the template will be stored."""
+        """Return the dtype in which a weight of the template will be stored."""
         source, key = self.model.checkpoint, self.model.keys[path]
         found = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
         return found or self.match.template.spec(path).dtype
 
     def rounded(self, dims: Any) -> tuple[Reason, ...]:
-        """Computed weights that are stored in 16 bits in a template of sizes `dims`, as reasons."""
+        """Return a reason for each weight that is computed and stored in 16 bits, in a template of sizes `dims`."""
         kinds = {path: self.stored(path) for path in computed_weights(self.match, dims)}
         return tuple(Reason(path, f"is computed, and {k.name} rounds it") for path, k in kinds.items() if k.is_low)
 
     def template_bytes(self, dims: Any) -> int:
-        """Bytes of all weights of a template of sizes `dims`."""
+        """Return the bytes of all weights of a template of sizes `dims`."""
         weights = self.model.arch.weights(dims)
         return sum(prod(shape) * self.stored(path).itemsize for path, _, shape, _ in weights)
 
@@ -114,7 +114,8 @@ class ExportLevel(ABC):
     """One form of export, for one model.
 
     Attributes:
-        number, name, summary: position, stable across versions; identifier in options and receipts; line for people.
+        number: position among the levels, stable across versions.
+        name, summary: identifier in options and receipts; description in one line.
         true_size: whether removed units take no bytes; `prefer="size"` skips levels where they do.
         runs_code: whether transformers must run code of the directory (`trust_remote_code=True`). Graphwright
             itself can only open directories without such code.
@@ -150,12 +151,12 @@ class ExportLevel(ABC):
 
 
 class SameClass(ExportLevel):
-    """The original transformers class, config and shapes, for programs that equal their template but for values."""
+    """The original transformers class, config and shapes, for programs that differ from the template only in values."""
 
     number, name, summary = 1, "same_class", "same class, same shapes"
 
     def plan(self) -> LevelPlan:
-        """Possible without deviations."""
+        """Return a plan; it is possible if there are no deviations."""
         found = [Reason(d.path, f"{d.kind}, {d.detail}", d.axis, d.field) for d in self.case.deviations]
         if found:
             return self._refused(*found)
@@ -163,20 +164,20 @@ class SameClass(ExportLevel):
         return self._accepted(sum(p.spec(n).nbytes for n in p.params()))
 
     def carries(self, d: Deviation) -> bool:
-        """None."""
+        """Return False: this level carries no deviation."""
         return False
 
 
 class _TemplateLevel(ExportLevel):
-    """The family's template in some sizes, with the weights of the program."""
+    """The family's template in sizes that the subclass finds, with the weights of the program."""
 
     @cached_property
     def sizes(self) -> tuple[Config, Any, dict[int, int] | None] | list[Reason]:
-        """Config, its dimensions, and layer of the result -> layer of the template; or why no config fits."""
+        """Config, its dimensions, and layer of the result -> layer of the template; or reasons why no config fits."""
         raise NotImplementedError
 
     def plan(self) -> LevelPlan:
-        """Possible if there are sizes; not offered if a lower level carries the model."""
+        """Return a plan; it is possible if `sizes` are found, and refused if a lower level carries the model."""
         if not self.case.deviations:
             return self._refused()
         if isinstance(self.sizes, list):
@@ -191,16 +192,16 @@ class _TemplateLevel(ExportLevel):
 
 
 class ResizedConfig(_TemplateLevel):
-    """The original class with other sizes in its config; carries removed layers, and equal sizes in all layers.
+    """The original class with different sizes in its config; carries removed layers and sizes equal in all layers.
 
-    It needs one width, remaining layers with both branches, equal numbers of neurons and heads in all layers, and
+    It needs one width, both branches in each remaining layer, equal numbers of neurons and heads in all layers, and
     equally many query heads per key head.
     """
 
     number, name, summary = 2, "resized_config", "same class, other sizes"
 
     def carries(self, d: Deviation) -> bool:
-        """Sizes and removed layers, unless another layer forbids the size."""
+        """Return True for a size or a removed layer, unless a reason in `sizes` applies to it."""
         if not d.matched or d.kind in ("op", "dtype", "gate", "factor"):
             return False
         reasons = self.sizes if isinstance(self.sizes, list) else []
@@ -215,7 +216,7 @@ class ResizedConfig(_TemplateLevel):
         layers, partial = self._layers()
         sizes, uneven = self._sizes()
         reasons = [*self.case.unmatched, *partial, *uneven]
-        reasons += [Reason(match.program.path(m.end), f"no config can state a {m.kind}", branch=i)
+        reasons += [Reason(match.program.path(m.end), f"no config field can describe a {m.kind}", branch=i)
                     for i, part in match.matched() for m in part.maps]  # fmt: skip
         if reasons or not layers:
             return reasons or [Reason("", "no layer is left", "layers", match.arch.fields["layers"])]
@@ -232,7 +233,7 @@ class ResizedConfig(_TemplateLevel):
         return *fitted, dict(enumerate(layers))
 
     def _layers(self) -> tuple[list[int], list[Reason]]:
-        """Numbers of the remaining layers; reasons for layers that lost only one branch."""
+        """Return the numbers of the remaining layers, and reasons for layers that lost only one branch."""
         match = self.case.match
         present: dict[int, list[bool]] = {}
         for branch, part in zip(match.branches, match.parts, strict=True):
@@ -240,13 +241,13 @@ class ResizedConfig(_TemplateLevel):
         reasons = []
         for i, (branch, part) in enumerate(zip(match.branches, match.parts, strict=True)):
             if part is None and i not in match.mismatched and any(present[branch.layer or 0]):
-                why = f"{branch.name} is gone, but the rest of its layer is not"
+                why = f"{branch.name} was removed, but the rest of its layer was not"
                 field = match.arch.fields["layers"]
                 reasons.append(Reason(match.template.path(branch.junction), why, "layers", field, i))
         return [n for n, parts in sorted(present.items()) if any(parts)], reasons
 
     def _sizes(self) -> tuple[dict[str, int], list[Reason]]:
-        """Dimension -> size in all layers; reasons for layers whose size differs from most."""
+        """Return dimension -> size in all layers, and a reason for each layer whose size is not the most frequent."""
         match = self.case.match
         found: dict[str, dict[int, int]] = {}
         reasons: list[Reason] = []
@@ -269,7 +270,7 @@ class ResizedConfig(_TemplateLevel):
         return {name: next(iter(sizes.values())) for name, sizes in found.items()}, reasons
 
     def _reason(self, branch: int, name: str, why: str) -> Reason:
-        """A reason with the path of the first weight that has the dimension."""
+        """Make a reason at the path of the first weight that has the dimension."""
         match, part = self.case.match, self.case.match.parts[branch]
         assert part is not None
         having = (w for w in part.weights if any(name in t.split("*") for t in match.terms[w]))
@@ -278,7 +279,7 @@ class ResizedConfig(_TemplateLevel):
         return Reason(path, f"{why} ({field})" if field else why, AXES.get(name, name), field, branch)
 
     def _resized(self, sizes: dict[str, int], layers: list[int]) -> Config:
-        """The config with new sizes and shorter lists per layer, and head_dim, which classes derive from the width."""
+        """Return the config with new sizes, shorter lists per layer, and head_dim, which is else derived from width."""
         match, config = self.case.match, self.case.model.config
         names, dims = match.arch.fields, match.dims
         now = {**sizes, "layers": len(layers)}
@@ -293,13 +294,13 @@ class ResizedConfig(_TemplateLevel):
 
 
 class ZeroFilled(_TemplateLevel):
-    """The original class and sizes; carries removed units and branches, as zeros, and gates and factors."""
+    """The original class and sizes; carries removed units and branches as zeros, and gates and factors in weights."""
 
     number, name, summary = 3, "zero_filled", "same class, zeros for removed units"
     true_size = False
 
     def carries(self, d: Deviation) -> bool:
-        """Everything the template matcher explains and that fits into the original sizes."""
+        """Return True for a deviation that the template matcher explains and that fits into the original sizes."""
         no_eps = isinstance(self.fitted, str) and d.dimension == "hidden"
         return d.matched and d.kind not in ("op", "dtype") and d.branch not in self.misfits and not no_eps
 
@@ -316,12 +317,12 @@ class ZeroFilled(_TemplateLevel):
 
     @cached_property
     def fitted(self) -> tuple[Config, Any] | str:
-        """Config and dimensions, or why no eps fits all norms."""
+        """Config and dimensions, or the reason why no eps fits all norms."""
         return with_eps(self.case.model.config, self.case.match, self.case.match.dims)
 
     @cached_property
     def misfits(self) -> dict[int, str]:
-        """Branches that are too large for the original sizes, with the reason."""
+        """Branch number -> reason, for branches that are too large for the original sizes."""
         match = self.case.match
         maps = {i: index_maps(match, i, match.dims) for i, _ in match.matched()}
         return {i: found for i, found in maps.items() if isinstance(found, str)}
@@ -332,13 +333,13 @@ _CACHE_FIELDS = ("layer_types", "sliding_window", "use_sliding_window", "max_win
 
 
 class GeneratedCode(ExportLevel):
-    """Modeling code of the program's own structure, beside its weights, for any ops that have source text."""
+    """Generated modeling code for the program's structure, for programs whose ops all have source text."""
 
     number, name, summary = 5, "generated_code", "generated modeling code"  # 4 is free for another original class
     runs_code = True
 
     def plan(self) -> LevelPlan:
-        """Possible if every op has source text."""
+        """Return a plan; it is possible if every op has source text."""
         p = self.case.model.program
         try:
             emittable(p)
@@ -349,7 +350,7 @@ class GeneratedCode(ExportLevel):
         return self._accepted(nbytes, files=("configuration_<id>.py", "modeling_<id>.py"))
 
     def carries(self, d: Deviation) -> bool:
-        """All."""
+        """Return True: this level carries every deviation."""
         return True
 
     def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
@@ -380,7 +381,7 @@ PREFER = ("original", "size")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExportPlan(ReportBase):
-    """Which export levels can carry a model, with its differences from the family's template.
+    """Plans of all export levels for a model, and its deviations from the family's template.
 
     Attributes:
         level: number of the level that `auto` takes, the lowest that is exact; None if no level is.
@@ -394,7 +395,7 @@ class ExportPlan(ReportBase):
     deviations: tuple[Deviation, ...]
 
     def at(self, level: int | str) -> LevelPlan:
-        """The plan of a level, by number or name. Raises: UsageError."""
+        """Return the plan of a level, by number or name. Raises: UsageError if it is unknown."""
         for row in self.levels:
             if str(level) in (str(row.level), row.name):
                 return row
@@ -413,11 +414,11 @@ class ExportPlan(ReportBase):
 
     @property
     def not_better(self) -> tuple[dict[str, Any], ...]:
-        """Why no lower level than `level`: {level, name, reason, path}."""
+        """Reasons against each level below `level`: {level, name, reason, path}."""
         return self.why_not(self.level)
 
     def why_not(self, level: int | None) -> tuple[dict[str, Any], ...]:
-        """For each level below the given one: its first reason, or the option that excludes it."""
+        """Return for each level below the given one its first reason, or the option that excludes it."""
         rows = []
         for row, kind in zip(self.levels, LEVELS, strict=True):
             path, reason = "", f"possible, but level {level} was requested"
@@ -431,7 +432,7 @@ class ExportPlan(ReportBase):
         return tuple(rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         shown = ("path", "kind", "detail", "levels", "axis", "field")
         name = None if self.level is None else self.at(self.level).name
         deviations = [{k: v for k, v in plain(d).items() if k in shown} for d in self.deviations]
@@ -463,7 +464,7 @@ class Ladder:
         self.deviations = tuple(replace(d, levels=n) for d, n in zip(case.deviations, numbers, strict=True))
 
     def plan(self, prefer: str = "original") -> ExportPlan:
-        """Plan all levels, and choose one. Raises: UsageError for another preference."""
+        """Plan all levels, and choose one. Raises: UsageError for an unknown preference."""
         if prefer not in PREFER:
             raise UsageError("unknown preference", where="prefer", expected=" or ".join(PREFER), got=prefer)
         rows = tuple(level.plan() for level in self.levels)
@@ -472,13 +473,14 @@ class Ladder:
         return ExportPlan(next(taken, None), prefer, rows, self.deviations)
 
     def choose(self, plan: ExportPlan, level: int | str = "auto") -> ExportLevel:
-        """The level to export at: `auto`, a number or a name. Raises: UsageError, ExportLevelImpossible."""
+        """Return the level that `auto`, a number or a name stands for. Raises: UsageError, ExportLevelImpossible."""
         row = plan.at(level) if level != "auto" else None if plan.level is None else plan.at(plan.level)
         if row is not None and row.possible:
             return self.levels[plan.levels.index(row)]
         reasons = (row or plan.levels[-1]).reasons
-        what = "no export level can carry this structure" if plan.level is None else f"level {level} cannot carry this"
-        first = reasons[0] if reasons else Reason("", "a lower level carries this")
+        what = f"export level {level} cannot carry this structure"
+        what = "no export level can carry this structure" if plan.level is None else what
+        first = reasons[0] if reasons else Reason("", "a lower level carries it")
         expected = f"level {' or '.join(map(str, plan.possible))}" if plan.possible else None
         fix = f"level='auto' takes level {plan.level}" if plan.level else "model.save(DIR) keeps any structure"
         raise ExportLevelImpossible(what, where=first.path or None, got=first.reason, expected=expected, fix=fix)

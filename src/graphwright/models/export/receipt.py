@@ -41,7 +41,7 @@ class Receipt:
         level, level_name: number and name of the export level.
         prefer, exact: the preference, and whether the files compute exactly the program's function.
         confirmed: True if transformers loaded the files in a clean process and agreed.
-        not_better: why no lower level: [{level, name, reason, path}].
+        not_better: reasons against lower levels: [{level, name, reason, path}].
         source: {name, files: [{name, bytes, sha256}], program_hash}.
         result: {files, program_hash, tensors: {key: BLAKE2b-128}}.
         journal: {entries, hash, by_author, edits: [{why, author, summary}]}.
@@ -74,7 +74,7 @@ class Receipt:
     unknown: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, and `sha256` of their canonical JSON."""
+        """Return plain values, and `sha256` of their canonical JSON."""
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "unknown"}
         body = json.loads(json.dumps({**self.unknown, **body}))
         return {**body, "sha256": digest(body)}
@@ -85,10 +85,10 @@ class Receipt:
 
     @staticmethod
     def read(directory: Path) -> Receipt:
-        """Read `receipt.json`. Raises: ExportError if it is missing, damaged, changed, or of another schema."""
+        """Read `receipt.json`. Raises: ExportError if it is missing, damaged or changed, or has an unknown schema."""
         path = directory / "receipt.json"
         if not path.is_file():
-            raise ExportError("no receipt here: receipt.json is missing", where=str(directory),
+            raise ExportError("the directory has no receipt: receipt.json is missing", where=str(directory),
                               fix="give a directory that graphwright export wrote")  # fmt: skip
         try:
             data = read_json(path, 64 << 20, nesting=16)
@@ -96,19 +96,19 @@ class Receipt:
             raise ExportError("the receipt cannot be read", where=str(path), got=str(error)) from error
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             got = data.get("schema") if isinstance(data, dict) else type(data).__name__
-            raise ExportError("the receipt has another schema", where=str(path), expected=SCHEMA, got=got)
+            raise ExportError("the receipt has an unknown schema", where=str(path), expected=SCHEMA, got=got)
         claimed, found = data.pop("sha256", None), digest(data)
         if found != claimed:
             what = "the receipt was changed after it was written"
             raise ExportError(what, where=str(path), expected=claimed, got=found)
         kinds = {f.name: _KINDS[str(f.type).partition("[")[0]] for f in fields(Receipt) if f.name != "unknown"}
         if wrong := [name for name, kind in kinds.items() if not isinstance(data.get(name), kind)]:
-            what = "the receipt lacks fields, or they have another type"
+            what = "fields of the receipt are missing or have the wrong type"
             raise ExportError(what, where=str(path), got=", ".join(wrong))
         return Receipt(**{name: data.pop(name) for name in kinds}, unknown=data)
 
     def summary(self) -> list[tuple[str, str]]:
-        """Rows (label, value) for people."""
+        """Return the receipt in rows (label, value) for people."""
         rows = [
             ("export level", f"{self.level} {self.level_name} ({'exact' if self.exact else 'inexact'})"),
             ("confirmed", "yes, by transformers in a clean process" if self.confirmed else "no"),
@@ -142,25 +142,25 @@ class Receipt:
 
 
 def digest(body: dict[str, Any]) -> str:
-    """sha256 of the canonical JSON."""
+    """Return the sha256 of the canonical JSON of a receipt."""
     return sha256(canonical_json(body).encode()).hexdigest()
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
 def file_rows(directory: Path) -> list[dict[str, Any]]:
-    """Name, bytes and sha256 of every file except the receipt and its card."""
+    """Return name, bytes and sha256 of every file except receipt.json and README.md."""
     files = [f for f in sorted(directory.iterdir()) if f.is_file() and f.name not in ("receipt.json", "README.md")]
     return [{"name": f.name, "bytes": f.stat().st_size, "sha256": sha256_file(f)} for f in files]
 
 
 def tensor_digests(directory: Path) -> dict[str, str]:
-    """BLAKE2b-128 of each tensor's bytes, by key, to locate damage."""
+    """Return the BLAKE2b-128 of each tensor's bytes by key, to locate damage."""
     with Checkpoint(directory) as checkpoint:
         return {key: blake2b_128(checkpoint.bytes(key)) for key in checkpoint}
 
 
 def weight_counts(directory: Path) -> dict[str, int]:
-    """Number of parameters and of nonzero parameters, and bytes of the weights in a directory."""
+    """Count parameters, nonzero parameters and bytes of the weights in a directory."""
     with Checkpoint(directory) as checkpoint:
         nonzero = sum(_nonzero(checkpoint, key) for key in checkpoint)
         parameters = sum(prod(i.shape) for i in checkpoint.infos())
@@ -168,7 +168,7 @@ def weight_counts(directory: Path) -> dict[str, int]:
 
 
 def _nonzero(checkpoint: Checkpoint, key: str) -> int:
-    """Number of entries that are neither 0 nor -0; all entries of a dtype without arithmetic."""
+    """Count the entries that are neither 0 nor -0; in a dtype that is not floating, count all."""
     info = checkpoint.info(key)
     kind = BY_TAG.get(info.tag)
     if kind is None or not kind.is_float or kind.itemsize not in (2, 4, 8):
@@ -178,7 +178,7 @@ def _nonzero(checkpoint: Checkpoint, key: str) -> int:
 
 
 def edit_rows(model: Model) -> list[dict[str, str]]:
-    """Edits that were made and not undone: why, author, and the number of primitive edits by kind."""
+    """Return why, author and number of primitive edits by kind, for each edit that is not undone."""
     rows = []
     for entry in model.program.history.undoable:
         kinds = Counter(e["edit"] for e in entry.edits)
@@ -188,7 +188,7 @@ def edit_rows(model: Model) -> list[dict[str, str]]:
 
 
 def cost(model: Model) -> dict[str, Any]:
-    """Parameters, bytes, FLOPs and cache bytes per token, and the time to prefill 128 tokens and to decode one."""
+    """Measure parameters, bytes, FLOPs and cache bytes per token, and the time to prefill 128 tokens and decode one."""
     facts = model.inspect()
     found: dict[str, Any] = {"parameters": facts.parameters, "bytes": facts.nbytes}
     found |= {name: getattr(facts, name) for name in ("flops_per_token", "kv_bytes_per_token")}
@@ -214,14 +214,14 @@ def cost(model: Model) -> dict[str, Any]:
 
 
 def snippet(name: str, trust: bool) -> str:
-    """Source that loads an exported directory, run from its parent folder."""
+    """Return source that loads an exported directory, to be run in its parent folder."""
     extra = ", trust_remote_code=True" if trust else ""
     load = f"model = AutoModelForCausalLM.from_pretrained({json.dumps(f'./{name}')}{extra})"
     return f"from transformers import AutoModelForCausalLM\n\n{load}\n"
 
 
 def write_card(place: Path, receipt: Receipt, name: str, code: str, runs_code: bool) -> None:
-    """Write `README.md`, with the source that loads the directory."""
+    """Write `README.md`: figures of the receipt, and `code`, the source that loads the directory."""
     base = _plain(receipt.source["name"])
     rows = "\n".join(f"| {label} | {value} |" for label, value in receipt.summary())
     made = receipt.journal["edits"]

@@ -1,8 +1,9 @@
 """Match a program with its family's template: each residual branch, its weights and its sizes.
 
-A program that was pruned, factored or gated still computes the template's function of other weights. The matcher walks
-from the output to the embedding and matches each branch of the residual stream, node by node, with a branch of the
-template. Sizes may differ, a weight may be any constant, and a matrix any affine map. Weight payloads are not read.
+A program that was pruned, factored or gated still computes the template's function, with different weights. The
+matcher walks from the output to the embedding and matches each branch of the residual stream, node by node, with a
+branch of the template. Sizes may differ, a weight may be any constant, and a matrix any affine map. Weight payloads
+are not read.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 WeightSource = Value | AffineMap
-"""What computes a weight of the template: a constant value, or an affine map whose matrix or bias it is."""
+"""Source of a weight of the template: a constant value, or an affine map of which it is the matrix or bias."""
 TRUNK = -1
 """Branch number of the trunk: embedding, final norm and head."""
 
 
 class _Mismatch(Exception):
-    """A value differs from the template's; `node` is where, `why` is the reason."""
+    """The value of `node` does not match the template's, for the reason `why`."""
 
     def __init__(self, node: NodeId, why: str) -> None:
         super().__init__(why)
@@ -91,8 +92,8 @@ class TemplateMatch:
         trunk: embedding, final norm and head.
         sizes: branch number -> dimension name -> size; the trunk is `TRUNK`.
         unmatched: node of the program -> why no node of the template matches it.
-        mismatched: branches that exist in the program but compute something else.
-        skipped: junctions with one edge, and junctions of the stream.
+        mismatched: numbers of branches that exist in the program but compute something else.
+        skipped: junctions that need no match: those with one edge, and those of the residual stream.
         terms: template path of a weight -> dimension names of its axes.
     """
 
@@ -110,16 +111,16 @@ class TemplateMatch:
     terms: Mapping[str, tuple[str, ...]]
 
     def part(self, branch: int) -> MatchedPart | None:
-        """The matched part of a branch or of the trunk."""
+        """Return the matched part of a branch or of the trunk; None if the branch is not matched."""
         return self.trunk if branch == TRUNK else self.parts[branch]
 
     def matched(self) -> Iterator[tuple[int, MatchedPart]]:
-        """(branch number, part) of the trunk and of every matched branch."""
+        """Yield (branch number, part) of the trunk and of every matched branch."""
         yield TRUNK, self.trunk
         yield from ((i, part) for i, part in enumerate(self.parts) if part is not None)
 
     def explained(self) -> dict[NodeId, int]:
-        """Nodes of the program that match something of the template -> branch number."""
+        """Return node -> branch number for the nodes of the program that match something of the template."""
         found = dict.fromkeys(self.skipped, TRUNK)
         for i, part in self.matched():
             nodes = {v.node for v in part.values.values()}
@@ -173,7 +174,7 @@ class _Matcher:
         top = self.branches[-1].junction if self.branches else None
         with self._noting():
             if p.output_names() != self.t.output_names():
-                raise _Mismatch(p.outputs()[0].node, "the outputs have other names")
+                raise _Mismatch(p.outputs()[0].node, "the names of the outputs differ from the template's")
             self.match(self.t.output("logits"), p.output("logits"), trunk, top)
         at, v = len(self.branches) - 1, trunk.values.get(top) if top is not None else None
         while v is not None and not self._is_base(v):
@@ -200,15 +201,15 @@ class _Matcher:
             self.unmatched[error.node] = error.why
 
     def _refuse_shared_weights(self, found: TemplateMatch) -> None:
-        """Mark a value that stands for two weights of the template: writing it twice would untie them."""
+        """Mark a value that matches two weights of the template: written twice, it would no longer be tied."""
         owner: dict[WeightSource, str] = {}
         for _, part in found.matched():
             for path, source in part.weights.items():
                 if isinstance(source, Value) and owner.setdefault(source, path) != path:
-                    self.unmatched[source.node] = f"stands for {owner[source]} and for {path}"
+                    self.unmatched[source.node] = f"matches two weights of the template, {owner[source]} and {path}"
 
     def _is_base(self, v: Value) -> bool:
-        """True for the embedding, which is matched with the trunk's."""
+        """Return whether a value is an embedding; if so, match it with the template's."""
         base = self.branches[0].stream
         if self.p.op(v.node) != self.t.op(base.node):
             return False
@@ -238,7 +239,7 @@ class _Matcher:
         return at, stream
 
     def _match_branch(self, branch: Value, stream: Value, at: int) -> int | None:
-        """Match a branch with its own number if that is still free, else with the nearest number that fits."""
+        """Match a branch with its own number if that is still free, else with the nearest lower number that fits."""
         own = self._own_number(branch, stream)
         order = sorted(range(at, -1, -1), key=lambda i: i != own)
         first: _Mismatch | None = None
@@ -260,7 +261,7 @@ class _Matcher:
         return None
 
     def _own_number(self, branch: Value, stream: Value) -> int | None:
-        """Number of the template branch whose weights a branch reads."""
+        """Return the number of the template branch whose weights a branch reads, if any."""
         p = self.p
         nodes = p.reachable([branch], beyond={stream.node})
         names = [p.path(branch), *(self.names.get(p.key(n), p.path(n)) for n in nodes if p.op(n) in STORED)]
@@ -270,7 +271,7 @@ class _Matcher:
     def _reject(self, junction: Value, branch: Value, stream: Value) -> None:
         """Mark a branch that no branch of the template matches."""
         p = self.p
-        self.unmatched.setdefault(junction.node, f"reads {p.path(branch)}, which is no branch of the template")
+        self.unmatched.setdefault(junction.node, f"reads {p.path(branch)}, which is not a branch of the template")
         upstream = p.reachable([stream])
         for node in p.reachable([branch], beyond={stream.node}):
             if node not in upstream and p.op(node) not in STORED:
@@ -292,7 +293,8 @@ class _Matcher:
         known = part.values.get(t, self.shared.get(t))
         if known is not None or t == stream:
             if known is not None and known != v:
-                raise _Mismatch(v.node, f"stands where {self.t.path(t)} is read, which is {self.p.path(known)}")
+                why = f"is read where the template reads {self.t.path(t)}, which matched {self.p.path(known)}"
+                raise _Mismatch(v.node, why)
             part.values[t] = v
             return
         if t.node in self.fixed_in_template:
@@ -313,14 +315,14 @@ class _Matcher:
         p, root = self.p, uncast(self.t, t).node
         path = self.t.path(root)
         if v.node not in self.fixed:
-            raise _Mismatch(v.node, f"is computed where {path} is a weight")
+            raise _Mismatch(v.node, f"depends on inputs, but the template has the weight {path} here")
         found = uncast(p, v)
         if self.t.op(root) == CONST:
             same = p.op(found.node) == CONST
             if not same or p.weights.digest(p.key(found.node)) != self.t.weights.digest(self.t.key(root)):
-                raise _Mismatch(v.node, "other numbers than the config gives")
+                raise _Mismatch(v.node, "its values are not those that follow from the config")
         elif part.weights.setdefault(path, found) != found:
-            raise _Mismatch(v.node, f"is read where {path} is read too, which is another weight here")
+            raise _Mismatch(v.node, f"is read as {path}, for which a different weight is read elsewhere")
         part.values[t] = v
 
     def _match_node(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:
@@ -341,7 +343,7 @@ class _Matcher:
             self.match(inner, value, part, stream)
 
     def _match_attrs(self, t: Value, v: Value, part: MatchedPart) -> None:
-        """Compare attributes, except the number of heads and eps, which follow the sizes."""
+        """Compare attributes, except the number of heads, which is a size, and the eps of norms, which is recorded."""
         op, here, there = self.p.op(v.node), dict(self.p.attrs(v.node)), dict(self.t.attrs(t.node))
         if op == "rms_norm":  # the norm of every template; eps of other norms must be equal
             part.eps[self.t.path(t)] = here.pop("eps")
@@ -352,21 +354,21 @@ class _Matcher:
             raise _Mismatch(v.node, ", ".join(found))
 
     def _without_table(self, given: list[Value], part: MatchedPart) -> list[Value]:
-        """Operands of attention; a table that selects key heads is removed and recorded in the part."""
+        """Return the operands of an attention; a table that selects key heads is skipped and recorded in the part."""
         p, found = self.p, list(given)
         for port in (1, 2):
             node = self.canon(given[port]).node
             if p.op(node) == "index" and p.attrs(node)["axis"] == 1 and p.operands(node)[1].node in self.fixed:
                 found[port], table = p.operands(node)[:2]
                 if part.key_head is not None and part.key_head != table:
-                    raise _Mismatch(node, "keys and values are read by two tables")
+                    raise _Mismatch(node, "keys and values are selected by different index tables")
                 part.key_head = table
         if part.key_head is not None and found[1:3] == given[1:3]:
-            raise _Mismatch(given[1].node, "keys and values are read in two ways")
+            raise _Mismatch(given[1].node, "keys and values are not selected by the index table that was found before")
         return found
 
     def _match_affine_map(self, t: Value, v: Value, part: MatchedPart, stream: Value | None, error: _Mismatch) -> None:
-        """Where the ops differ: match one linear op of the template with any affine map. Raises: the given error."""
+        """Match a linear op of the template with an affine map, after their ops did not match. Raises: `error`."""
         wanted = find_affine_map(self.t, self.fixed_in_template, t, lambda u: u if u == stream else None)
         linear = [n for n in wanted.nodes if traits(self.t.op(n)).contracts == "out_in"] if wanted is not None else []
         if wanted is None or len(linear) != 1:
@@ -388,7 +390,7 @@ class _Matcher:
 
     # -- sizes -------------------------------------------------------------------------------------------------------
     def _sizes(self, part: MatchedPart) -> dict[str, int]:
-        """Dimension name -> size in the program; the vocabulary and the entries of a head may not change."""
+        """Return dimension name -> size in the program; mark changes of the vocabulary or of head_dim as unmatched."""
         found: dict[str, int] = {}
         for path, source in part.weights.items():
             node, terms = source.node if isinstance(source, Value) else source.end.node, self.terms[path]
@@ -403,7 +405,7 @@ class _Matcher:
 
 
 def unit_of(term: str, dims: Any) -> tuple[str, int]:
-    """(dimension name, entries per unit) of an axis like `heads*head_dim`."""
+    """Return (dimension name, entries per unit) of an axis like `heads*head_dim`."""
     name, _, each = term.partition("*")
     return name, int(getattr(dims, each)) if each else 1
 
@@ -422,7 +424,7 @@ def uncast(p: Program, value: Value) -> Value:
 
 
 def key_heads(p: Program, part: MatchedPart, heads: int, kv_heads: int) -> np.ndarray:
-    """Key head that each query head reads."""
+    """Return the key head that each query head reads."""
     if part.key_head is not None:
         return constant(p, part.key_head).astype(np.int64)
     return np.arange(heads) // max(heads // kv_heads, 1)
@@ -459,7 +461,7 @@ class Deviation:
 
 
 def find_deviations(match: TemplateMatch) -> list[Deviation]:
-    """All differences of a matched program from its template, sorted by path."""
+    """Find all differences of a matched program from its template, sorted by path."""
     ours, theirs = match.program, match.template
     explained = match.explained()
     maps = {n: m.kind for _, part in match.matched() for m in part.maps for n in (*m.nodes, *m.constants())}
@@ -492,7 +494,7 @@ def _classified(
 
 
 def _dimension(match: TemplateMatch, path: str, branch: int | None) -> str:
-    """Dimension that differs in a weight of the template, or in a split into heads."""
+    """Return the dimension that differs in a weight of the template or a split into heads; "" if none does."""
     here = match.sizes.get(TRUNK if branch is None else branch, {})
     base = path.removesuffix("_split") + ".weight" if path.endswith("_split") else path
     names = [n for term in match.terms.get(base, ()) for n in term.split("*")]
@@ -500,13 +502,13 @@ def _dimension(match: TemplateMatch, path: str, branch: int | None) -> str:
 
 
 def _differences(ours: Program, theirs: Program) -> Iterator[tuple[Deviation, NodeId | None, NodeId | None]]:
-    """Deviations with their nodes of the program and of the template."""
+    """Yield deviations, each with its node of the program and its node of the template, if any."""
     pairs = _paired(ours, theirs)
     mine = {node: other for other, node in pairs.items()}
     alive = ours.reachable(ours.outputs())
     for n in theirs.nodes():
         if n not in pairs:
-            yield Deviation(theirs.path(n), "removed", f"{theirs.op(n)} is gone"), None, n
+            yield Deviation(theirs.path(n), "removed", f"{theirs.op(n)} was removed"), None, n
     for node in ours.nodes():
         if node not in mine:
             if node in alive or ours.graph.out_degree(node):
@@ -517,12 +519,12 @@ def _differences(ours: Program, theirs: Program) -> Iterator[tuple[Deviation, No
     results = [(n, mine.get(v.node), v.port) for n, v in zip(ours.output_names(), ours.outputs(), strict=True)]
     wanted = [(n, v.node, v.port) for n, v in zip(theirs.output_names(), theirs.outputs(), strict=True)]
     if results != wanted:
-        d = Deviation("outputs", "rewired", "another node is the output")
+        d = Deviation("outputs", "rewired", "a different node is the output")
         yield d, ours.outputs()[0].node, theirs.outputs()[0].node
 
 
 def _paired(ours: Program, theirs: Program) -> dict[NodeId, NodeId]:
-    """Node of the template -> node of the program."""
+    """Pair nodes by path, weights by key, and renamed nodes by operands; return template node -> program node."""
     by_path = {ours.path(n): n for n in ours.nodes()}
     by_key = {ours.key(n): n for kind in STORED for n in ours.of_kind(kind)}
     pairs: dict[NodeId, NodeId] = {}
@@ -556,7 +558,7 @@ def _node_differences(
         if here != there:
             yield Deviation(path, "size" if here.shape != there.shape else "dtype", f"{here} instead of {there}")
         elif ours.op(node) == CONST and ours.weights.digest(ours.key(node)) != theirs.weights.digest(theirs.key(other)):
-            yield Deviation(path, "attrs", "other numbers than the config gives")
+            yield Deviation(path, "attrs", "its values are not those that follow from the config")
     elif changes := attr_changes(here := ours.attrs(node), there := theirs.attrs(other)):
         split = traits(ours.op(node)).splits_axis and here.keys() == there.keys() and here["axis"] == there["axis"]
         yield Deviation(path, "size" if split else "attrs", ", ".join(changes))

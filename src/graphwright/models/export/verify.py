@@ -49,17 +49,20 @@ class LoaderOutput:
 
 
 def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any] | None = None) -> list[np.ndarray]:
-    """Ids of the given prompts; by default of built-in texts, or without a tokenizer 8 random prompts of 64 ids.
+    """Return ids of the given prompts; by default of built-in texts, or without a tokenizer 8 random lists of 64 ids.
 
-    Raises: UsageError for a text without a tokenizer, or an empty prompt.
+    Raises: UsageError for a text if there is no tokenizer, and for an empty prompt or no prompts.
     """
     if prompts is not None:
         if tokenizer is None and any(isinstance(p, str) for p in prompts):
-            raise UsageError("the model has no tokenizer", where="prompts", fix="give prompts as lists of ids")
+            what = "a prompt is a text, but the model has no tokenizer"
+            raise UsageError(what, where="prompts", fix="give prompts as lists of ids")
         made = [np.asarray(tokenizer.encode(p) if tokenizer and isinstance(p, str) else p, np.int64) for p in prompts]
-        if not made or not all(ids.ndim == 1 and ids.size for ids in made):
-            raise UsageError("a prompt of the check is empty, or no prompt was given", where="prompts",
-                             expected="lists of at least one id", got=[ids.shape for ids in made])  # fmt: skip
+        if not made:
+            raise UsageError("the list of prompts of the check is empty", where="prompts")
+        if wrong := [ids.shape for ids in made if ids.ndim != 1 or not ids.size]:
+            what = "a prompt of the check is empty or not a list of ids"
+            raise UsageError(what, where="prompts", expected="lists of at least one id", got=wrong)
         return made
     texts = _TEXTS if tokenizer is not None else ()
     made = [np.asarray(tokenizer.encode(t, add_special_tokens=False), np.int64) for t in texts if tokenizer]
@@ -68,7 +71,7 @@ def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any
 
 
 def compute_here(model: Model, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> LoaderOutput:
-    """Run the program in this process."""
+    """Run the program on the prompts in this process."""
     logits = [model.logits(ids) for ids in prompts]
     greedy = [np.asarray(model.generate(ids, tokens).ids, np.int64) for ids in prompts]
     return LoaderOutput(logits, greedy, {})
@@ -84,7 +87,7 @@ def compute_there(
         directory, prompts, tokens: the export, ids, and how many tokens to generate per prompt.
         loader: `transformers`, which then cannot import this package; or `graphwright`.
         trust: let transformers run the directory's own code.
-        snippet: (name, source) to run with the directory under this name beside it.
+        snippet: (name, source): source text to run in a folder that has the directory under this name.
     Raises: VerificationFailed with the last lines of its standard error if the process fails or exceeds 600 s.
     """
     script, package = Path(__file__).with_name("clean_check.py"), Path(__file__).parents[3]
@@ -113,14 +116,14 @@ def compute_there(
 
 
 def _start(command: Sequence[str], directory: str) -> tuple[int, str]:
-    """Exit code and standard error of a new Python process."""
+    """Run a new Python process; return its exit code and standard error."""
     whole = [sys.executable, *command]
     done = subprocess.run(whole, cwd=directory, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     return done.returncode, done.stderr
 
 
 def transformers_installed() -> bool:
-    """True if transformers can be the loader; imports nothing."""
+    """True if transformers is installed; imports nothing."""
     return find_spec("transformers") is not None
 
 
@@ -135,13 +138,13 @@ def compare(
     """
     for a, b in zip(here.logits, there.logits, strict=True):
         if a.shape != b.shape:
-            what = "the loader's logits have another shape than the program's"
+            what = "the shapes of the loader's logits and of the program's differ"
             raise VerificationFailed(what, expected=a.shape, got=b.shape)
     pairs = zip(here.logits, there.logits, strict=True)
     worst = float(np.max([np.abs(a - b).max() for a, b in pairs], initial=0))  # keeps NaN, as max() would not
     scale = max((float(np.abs(a).max()) for a in here.logits), default=0.0)
     if not worst <= tolerance * scale:
-        what, expected = "the files give other logits than the program", f"difference <= {tolerance * scale:.3g}"
+        what, expected = "logits of the files differ from the program's", f"difference <= {tolerance * scale:.3g}"
         raise VerificationFailed(what, expected=expected, got=worst)
     close = 2 * max(worst, _ROUNDING * scale)
     equal, ties = [], []
@@ -154,7 +157,7 @@ def compare(
         apart = margin(i, first) if margin is not None else np.inf
         if not apart < close:
             chosen = [x[first : first + 4].tolist() for x in (a, b)]
-            raise VerificationFailed("the files give another token than the program",
+            raise VerificationFailed("a greedy token of the files differs from the program's",
                                      where=f"prompt {i}, token {first}", expected=chosen[0], got=chosen[1])  # fmt: skip
         ties.append({"prompt": i, "token": first, "margin": apart})
     facts = {"max_abs": worst, "max_rel": worst / scale if scale else 0.0, "tol": tolerance, "greedy_equal": equal}
@@ -167,7 +170,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(slots=True)
 class Verification(ReportBase):
-    """Failed checks, each with the file, key or figure; successful ones; and impossible ones, with the reason."""
+    """Failed checks (`problems`), successful ones, and ones that were not possible, each with file, key or reason."""
 
     problems: list[str] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
@@ -184,7 +187,7 @@ def verify(directory: str | Path, against: str | Path | None = None, *, trust_co
 
     Args:
         directory: the export.
-        against: the directory that was exported; its files are compared with the receipt's list.
+        against: the source directory of the export; its files are compared with the receipt's list.
         trust_code: run generated modeling code, after its sha256 was checked, in a process of its own without a
             sandbox. Without it such an export is not loaded, which counts as unchecked.
     """

@@ -35,7 +35,7 @@ _COMPANIONS = (
 def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None = None) -> Iterator[TensorData]:
     """Yield the tensors of a model in the order of its file; unchanged tensors as references into the file.
 
-    `dtype` "keep" stores each in the dtype of the file, a dtype name converts all floating ones. `only` are the keys to
+    `dtype` "keep" stores each in the dtype of the file; a dtype name converts floating ones. `only` are the keys to
     write; by default all weights of the program, and the file's other tensors. Raises: ExportError for a value that the
     dtype cannot represent.
     """
@@ -63,7 +63,7 @@ def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None 
 
 
 def _other_tensors(model: Model, values: Mapping[str, Variable], dtype: str) -> dict[str, Variable | None]:
-    """Keys of the file that no node reads -> None; a copy of the tied head -> the embedding, if that changed."""
+    """Map keys of the file that no node reads to None, but a copy of the tied head to the embedding if it changed."""
     source = model.checkpoint
     if source is None:
         return {}
@@ -81,7 +81,7 @@ def _untouched(p: Program, variable: Variable) -> bool:
 
 
 def _bytes_of(key: str, array: NDArray, target: DType) -> np.ndarray:
-    """Row-major bytes of an array in a dtype."""
+    """Return the row-major bytes of an array in a dtype."""
     array = array if array.dtype is target else rounded(key, array, target)
     return np.ascontiguousarray(array.to_numpy(bits=True))
 
@@ -95,7 +95,7 @@ def rounded(key: str, array: NDArray, target: DType) -> NDArray:
         if overflow.any():
             raise ExportError(f"a weight has a value outside the range of {target.name}", where=key,
                               got=float(before[overflow][0]),
-                              fix="another dtype, or scale the weight down")  # fmt: skip
+                              fix="choose a wider dtype, or scale the weight down")  # fmt: skip
     return result
 
 
@@ -123,7 +123,7 @@ def write_model(
 def save_model(model: Model, directory: StrPath, *, history: Any = "full", overwrite: bool = False) -> Path:
     """Save a model so that `gw.open` can continue it: structure, weights, journal and undo, config, tokenizer.
 
-    Raises: as `Program.save`; an existing directory then stays as it was.
+    Raises: as `Program.save`; an existing directory is then unchanged.
     """
     files = {"config.json": model.config.raw}
     facts = {"schema": 1, "keys": model.keys, "compute": model.compute, "source": model.directory.name}
@@ -137,6 +137,6 @@ def save_model(model: Model, directory: StrPath, *, history: Any = "full", overw
 
 
 def companion_files(directory: Path) -> list[Path]:
-    """Files of a model directory that are copied unchanged: tokenizer, generation config, licence."""
+    """Return the files of a model directory that are copied unchanged: tokenizer, generation config, licence."""
     found = {f for pattern in _COMPANIONS for f in directory.glob(pattern) if f.is_file()}
     return sorted(f for f in found if f.suffix != ".safetensors")

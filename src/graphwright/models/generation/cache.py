@@ -40,12 +40,12 @@ ENDLESS = 1 << 62
 
 
 def independent(p: Program) -> int:
-    """Length up to which entries do not depend on the length of the text; beyond it dynamic RoPE makes them."""
+    """Return the length of text up to which entries do not depend on it; beyond it they do, with dynamic RoPE."""
     return min((p.attrs(n)["original"] for op in LENGTH_DEPENDENT for n in p.of_kind(op)), default=ENDLESS)
 
 
 class FingerprintWatch:
-    """Fingerprints of a model's current state, recomputed when structure or a weight was written."""
+    """Fingerprints of a model's current state, recomputed after structure or a weight was changed."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -53,7 +53,7 @@ class FingerprintWatch:
         self._now: dict[str, str] = {}
 
     def unchanged(self) -> bool:
-        """True if neither structure nor a weight was written since the fingerprints were computed."""
+        """True if neither structure nor a weight was changed since the fingerprints were computed."""
         version, weights = self.mark
         if version != self.program.version:
             return False
@@ -64,7 +64,7 @@ class FingerprintWatch:
         return True
 
     def current(self) -> dict[str, str]:
-        """Attention path -> fingerprint of its keys and values; a change also replaces the object `mark`."""
+        """Return attention path -> fingerprint of its keys and values; if the model changed, replace `mark` too."""
         if not self.unchanged():
             p = self.program
             arrays = [(key, p.weights.array(key)) for key in p.weights]
@@ -118,14 +118,14 @@ class KVCache:
         raise NotImplementedError
 
     def _set_length(self, length: int) -> None:
-        """Set the length; entries beyond the old length have any content."""
+        """Set the length; the content of entries beyond the old length is undefined."""
         raise NotImplementedError
 
     def _make_writable(self, at: int) -> None:
         """Stop sharing the memory of entry `at`. Raises: CacheFull, with nothing changed."""
 
     def _entry(self, at: int) -> Iterator[NDArray]:
-        """One entry of every key and value, as writable views."""
+        """Yield entry `at` of the keys and of the values of each attention, as writable views."""
         raise NotImplementedError
 
     def snapshot(self) -> Any:
@@ -137,14 +137,14 @@ class KVCache:
         raise NotImplementedError
 
     def _start(self) -> None:
-        """Shape an empty cache for the model's current state."""
+        """Give an empty cache the shapes that the model's current state needs."""
 
     def _fits(self) -> bool:
-        """True if every attention has entries of the right shape."""
+        """True if the entries have the shapes that the model's current state needs."""
         raise NotImplementedError
 
     def exclusive(self) -> AbstractContextManager[None]:
-        """Lock the cache for this thread, where threads may share its memory."""
+        """Return a context that locks the cache for this thread, if threads may share its memory."""
         return nullcontext()
 
     # -- filling -----------------------------------------------------------------------------------------------------
@@ -152,15 +152,15 @@ class KVCache:
         self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False,
         requests: Requests = (),
     ) -> NDArray:  # fmt: skip
-        """Append ids int64 [batch, T] and give the logits [batch, 1 or T, vocab].
+        """Append ids int64 [batch, T] and return the logits [batch, 1 or T, vocab].
 
         Args:
-            ids: of every sequence.
-            all_logits: return logits of every token, not of the last only.
+            ids: tokens to append to each sequence.
+            all_logits: return logits of every token instead of the last only.
             allow_stale: run on stale entries; the journal records it.
             requests: how to sample the next id of every sequence, in the same run of the plan; `sampled` returns them.
         Raises: StaleCache if an edit changed what the entries depend on; CacheFull, PromptError, NonFinite; UsageError
-            if another thread is using a paged sequence. After any error the cache is as before.
+            if another thread is using a paged sequence. After any error the cache is unchanged.
         """
         with self.exclusive():
             length = self.length
@@ -189,9 +189,9 @@ class KVCache:
         self._sampled = (tuple(requests), sampled) if requests and sampled is not None else None
 
     def sampled(self, requests: Requests) -> np.ndarray:
-        """The ids int64 [batch] that follow the last step: sampled within it, else now on the host from its logits.
+        """Return the ids int64 [batch] that follow the last step, sampled within it or now on the host from its logits.
 
-        The host samples requests that the step was not given, and requests with processors. Raises: NonFinite.
+        The host samples if the step was given different requests, and for requests with processors. Raises: NonFinite.
         """
         ids = np.full(self.batch, -1)
         if self._sampled is not None and self._sampled[0] == tuple(requests):
@@ -202,7 +202,7 @@ class KVCache:
         return ids
 
     def request(self, step: BoundStep, at: int, ids: np.ndarray, request: SamplingRequest, row: int = 0) -> None:
-        """Have a step sample the id that follows its `ids` [T], in row `at` of the step's batch."""
+        """Make a step sample the id after `ids` [T] of sequence `row`, which is row `at` of the step's batch."""
         counts = self._counts.get(row)
         if counts is None or counts.prompt != request.prompt:
             counts = self._counts[row] = TokenCounts(request.prompt)
@@ -212,7 +212,7 @@ class KVCache:
         step.request(at, request, self.length + len(ids), counts.pairs)
 
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """Append ids in chunks; logits of the last token, float32 [batch, vocab]. After an error nothing is appended.
+        """Append ids in chunks, or none after an error; return the last token's logits, float32 [batch, vocab].
 
         With dynamic RoPE a long text runs in one chunk, so that all tokens get the same frequencies.
         """
@@ -232,9 +232,9 @@ class KVCache:
         return self._logits
 
     def refill(self) -> None:
-        """Run the tokens again with the model's current state: equals a new prefill, bit for bit.
+        """Run the tokens again with the model's current state; the result equals a new prefill, bit for bit.
 
-        If that fails, the cache keeps its tokens and stays stale, so it can be tried again.
+        If that fails, the cache keeps its tokens and remains stale, so that it can be refilled later.
         """
         with self.exclusive():
             tokens = self.tokens
@@ -250,9 +250,10 @@ class KVCache:
                 raise
 
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
-        """Logits after the last token, float32 [batch, vocab]; recomputed if the model changed since.
+        """Return the logits after the last token, float32 [batch, vocab]; recompute them if the model changed since.
 
-        The entries stay equal, bit for bit. Raises: PromptError for an empty cache; StaleCache.
+        The entries are unchanged, bit for bit, except a single stale one, which is recomputed. Raises: PromptError for
+        an empty cache; StaleCache.
         """
         if not self.tokens.shape[1]:
             raise PromptError("the cache is empty", fix="model.prefill(cache, ids) first")
@@ -282,7 +283,7 @@ class KVCache:
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         ids = check_ids(ids, vocabulary(self.program))
         if len(ids) != self.batch:
-            raise PromptError("the ids have another number of rows than the cache has sequences", expected=self.batch,
+            raise PromptError("the number of rows of ids is not the cache's number of sequences", expected=self.batch,
                               got=len(ids))  # fmt: skip
         left = self.capacity - self.length
         if ids.shape[1] > left:
@@ -292,12 +293,12 @@ class KVCache:
 
     # -- validity ----------------------------------------------------------------------------------------------------
     def validity(self, program: Program | None = None) -> dict[str, bool]:
-        """Attention path -> whether its entries equal those the program would compute now."""
+        """Return attention path -> True if its entries equal those that the program would compute now."""
         now = self._watch.current() if program is None else fingerprints(program)
         return {path: self.fingerprints.get(path) == digest for path, digest in now.items()}
 
     def check(self) -> None:
-        """Raises: StaleCache naming the attention nodes with stale entries, and the edits since they were computed."""
+        """Raises: StaleCache if entries are stale, naming their attention nodes and the edits since they were valid."""
         stale = sorted(path for path, valid in self.validity().items() if not valid) if self.length else []
         if stale:
             since = [e.why for e in self.program.journal if e.base_version >= self._valid_at]
@@ -342,7 +343,7 @@ class KVCache:
         self.truncate(0)
 
     def reusable(self, ids: np.ndarray) -> int:
-        """Number of leading entries that a run of the prompt `ids` [T] can reuse; at least one token is left to run.
+        """Return how many leading entries a run of the prompt `ids` [T] can reuse; at least one token is left to run.
 
         With dynamic RoPE, 0 for a prompt that is long enough to change the frequencies.
         """
@@ -357,11 +358,12 @@ class KVCache:
         with self.exclusive():
             check_number("length", length)
             if not 0 <= length <= self.length:
-                raise CacheFull("the cache has fewer entries", where="length", expected=f"0..{self.length}", got=length)
+                what = "cannot truncate the cache to this length"
+                raise CacheFull(what, where="length", expected=f"0..{self.length}", got=length)
             self.rollback(length)
 
     def _forget(self, length: int) -> None:
-        """Drop ids from `length` on, and all facts about them."""
+        """Drop ids from `length` on, and all results that depend on them."""
         self.tokens, self._logits, self._sampled = self.tokens[:, :length], None, None
         self._counts.clear()
         if length <= self._long_from:
@@ -369,12 +371,13 @@ class KVCache:
 
 
 def check_cache_of(program: Program, cache: object) -> None:
-    """Raises: UsageError if this is not a cache; StaleCache for the cache of another model."""
+    """Raises: UsageError if `cache` is not a cache; StaleCache if it belongs to a different model."""
     if not isinstance(cache, KVCache):
         raise UsageError("this is not a KV cache", got=type(cache).__name__,
                          fix="model.new_cache(tokens).sequence(), or kind='static'")  # fmt: skip
     if cache.program is not program:
-        raise StaleCache("the cache belongs to another model", where=cache.program.name, fix="model.new_cache(tokens)")
+        what, fix = "the cache belongs to a different model", "model.new_cache(tokens)"
+        raise StaleCache(what, where=cache.program.name, fix=fix)
 
 
 def fill(array: NDArray, value: float) -> None:
@@ -384,8 +387,8 @@ def fill(array: NDArray, value: float) -> None:
 
 
 def filled(spec: Spec, value: float, device: Device) -> NDArray:
-    """A new array filled with one number. Raises: MemoryError."""
-    if device == CPU and not value:  # unwritten pages take no memory; alignment to 64 decides last bits of products
+    """Return a new array filled with one number. Raises: MemoryError."""
+    if device == CPU and not value:  # unwritten pages take no memory; the last bits of products depend on alignment
         block = np.zeros(spec.nbytes + 64, np.uint8)
         start = -block.ctypes.data % 64
         host = block[start : start + spec.nbytes].view(spec.dtype.numpy).reshape(spec.sizes)
@@ -397,7 +400,7 @@ def filled(spec: Spec, value: float, device: Device) -> NDArray:
 
 @dataclass(frozen=True, slots=True)
 class StaticSnapshot:
-    """State of a `StaticCache`: its ids, the logits after them, and the model state that computed these."""
+    """State of a `StaticCache`: its ids, the logits after them, and the model state that computed the logits."""
 
     tokens: np.ndarray
     logits: np.ndarray | None
@@ -489,7 +492,8 @@ class StaticCache(KVCache):
     def restore(self, mark: StaticSnapshot) -> None:
         """Return to a snapshot, any number of times. Raises: UsageError if its entries were overwritten since."""
         if not isinstance(mark, StaticSnapshot):
-            raise UsageError("not a snapshot", got=type(mark).__name__, expected="a result of cache.snapshot()")
+            raise UsageError("this is not a snapshot of a static cache", got=type(mark).__name__,
+                             expected="a result of cache.snapshot()")  # fmt: skip
         length = mark.tokens.shape[1]
         if not np.array_equal(self.tokens[:, :length], mark.tokens):
             raise UsageError("entries of this snapshot were dropped or overwritten", expected=f"{length} entries",

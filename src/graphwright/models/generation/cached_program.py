@@ -41,8 +41,8 @@ CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
 class Derived:
     """A program with cache, derived from one version of a model's program.
 
-    It has the states `cache.<attention path>.k` and `.v` and `cache.length`. Its inputs are the model's; if it returns
-    only the last logits, also `CHOICE`, for the output `ids` [B].
+    Its states are `cache.<attention path>.k` and `.v` and, unless it is paged, `cache.length`. A program that returns
+    only the last logits has the inputs `CHOICE` besides the model's, and an output `ids` [B], sampled from the logits.
     """
 
     program: Program
@@ -54,7 +54,7 @@ _MEMO = 8  # derived programs per model: a few capacities, each with and without
 
 
 def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
-    """`derive`, memoised by version and capacity, so that caches of one size share their plans."""
+    """Return `derive(...)`, memoised by version and arguments, so that caches of one size share their plans."""
     known, key = _derived.setdefault(p, {}), (p.version, capacity, last_only)
     for old in [k for k in known if k[0] != p.version]:
         del known[old]
@@ -67,10 +67,9 @@ def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
 def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     """Derive the model's program with a cache of `capacity` entries at every causal attention.
 
-    The capacity is a dimension name if it equals the number of tokens. `last_only` returns logits of the last position
-    only, so that the head runs on one row, and ids sampled from them. Raises: UsageError for an attention that sees
-    later
-    keys or has its own mask: its keys cannot be cached.
+    A capacity that is a dimension name stands for the number of tokens so far. `last_only` returns logits of the last
+    position only, so that the head runs on one row, and ids sampled from them. Raises: UsageError for an attention that
+    sees later keys or has its own mask: its keys cannot be cached.
     """
     states = {LENGTH: Spec((), int64)}
 
@@ -99,7 +98,7 @@ TABLE, LENGTHS = "cache.table", "cache.lengths"
 def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DType | None = None) -> Derived:
     """As `derive`, with entries in blocks of a pool, and inputs `cache.table` int32 [B, blocks], `cache.lengths` [B].
 
-    Table and lengths are inputs, not states: sequences own them, and may be in another batch in the next step. The plan
+    Table and lengths are inputs, not states: sequences own them, and each step may batch others. The plan
     owns their memory, so a captured step reads them at fixed addresses. `kind` is the dtype of the entries, by default
     that of the activations.
     """
@@ -142,7 +141,7 @@ def _append(
 
 
 def _cacheable(p: Program, node: NodeId) -> Mapping[str, Any]:
-    """Attributes of an attention whose keys can be cached. Raises: UsageError."""
+    """Return the attributes of an attention. Raises: UsageError if its keys cannot be cached."""
     attrs = p.attrs(node)
     if not attrs["causal"] or attrs["optional"]:
         raise UsageError("this attention cannot be cached: it is not plain causal attention", where=p.path(node),
@@ -153,9 +152,10 @@ def _cacheable(p: Program, node: NodeId) -> Mapping[str, Any]:
 
 
 def _keep_last(p: Program, most: Dim) -> None:
-    """Return the logits of the last position only, and ids sampled from them; slice before a linear head, else after.
+    """Make the program return logits of the last position only, and ids sampled from them.
 
-    `most` is the largest number of different ids in a text.
+    The slice is inserted before the head if that is linear, else after it. `most` is the
+    largest number of different ids in a text.
     """
     out = p.output("logits")
     head = traits(p.op(out.node)).contracts == "out_in"
@@ -176,10 +176,10 @@ def _keep_last(p: Program, most: Dim) -> None:
 
 
 def fingerprints(p: Program) -> dict[str, str]:
-    """Attention path -> BLAKE2b-128 over the structure and weights that its keys and values depend on.
+    """Return attention path -> BLAKE2b-128 of the structure and weights that its keys and values depend on.
 
     An unchanged weight of an opened file is identified by reference, so its payload is not read. Attributes that only
-    queries use (scale, window) are not included: they change no entry of their own layer.
+    queries use (scale, window) are not included: they do not affect the entries of their own layer.
     """
     refuse_broken(p)
     known: dict[NodeId, bytes] = {}
@@ -223,7 +223,10 @@ StepResult = tuple[NDArray, np.ndarray | None]
 
 
 class BoundStep:
-    """A workspace with arrays of its own for the inputs, `hosts`: a step writes into them and allocates nothing."""
+    """An executable with its own input arrays, so that a step allocates nothing.
+
+    `hosts` maps the name of an input to a numpy view of its array; callers write the inputs there before `run`.
+    """
 
     def __init__(self, space: Executable) -> None:
         self.space = space
@@ -231,27 +234,27 @@ class BoundStep:
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
 
     def request(self, row: int, request: SamplingRequest, position: int, counts: np.ndarray) -> None:
-        """Sample the id at a position in this step; `counts` as `TokenCounts.pairs`."""
+        """Make this step sample the id at `position` for one row of the batch; `counts` is `TokenCounts.pairs`."""
         hosts = self.hosts
         hosts[RULES][row], hosts[KEYS][row] = request.rule.numbers(), request.keys(position)
         most = hosts[SEEN].shape[1]
         hosts[SEEN][row, : len(counts)] = counts[:most]  # a full row needs no end mark
 
     def clear_requests(self) -> None:
-        """Sample no ids in this step."""
+        """Make this step sample no ids."""
         if KEYS in self.hosts:
             self.hosts[KEYS][:, 2] = -1
 
     def run(self) -> StepResult:
-        """Run on the current inputs."""
+        """Run the step on the current inputs."""
         made = self.space.step(self._arrays)
         return made["logits"], made["ids"].to_numpy() if "ids" in made else None
 
 
 class StepPlans:
-    """Bound steps of a cache, by (last logits only, sequences, tokens); dropped when the model changes.
+    """Compiled steps of a cache, by (last logits only, sequences, tokens); dropped when the model changes.
 
-    `derive` maps (last logits only) to the program with cache.
+    `derive` maps the flag "last logits only" to the program with cache.
     """
 
     def __init__(self, program: Program, derive: Callable[[bool], Derived], device: Device) -> None:
@@ -261,7 +264,7 @@ class StepPlans:
         self._version = program.version
 
     def derived(self, last_only: bool = True) -> Derived:
-        """The program with cache, of the model's current version."""
+        """Return the program with cache for the model's current version."""
         if self._version != self.program.version:
             self._version = self.program.version
             self._derived.clear()
@@ -271,7 +274,7 @@ class StepPlans:
         return self._derived[last_only]
 
     def bound(self, last_only: bool, batch: int, tokens: int, variables: Mapping[str, Variable]) -> BoundStep:
-        """The step of this shape over the cache states `variables`; compiled at its first use."""
+        """Return the step of this shape over the cache states `variables`; compile it at first use."""
         p, key = self.derived(last_only).program, (last_only, batch, tokens)
         if key not in self.spaces:
             specs = {p.path(n): p.spec(n).bind({"B": batch, "T": tokens}) for n in p.inputs()}

@@ -35,7 +35,7 @@ _FROM_FILE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions(Sampling):
-    """Sampling rules, and what else to do while generating.
+    """Sampling rules and further options of text generation.
 
     Attributes:
         stop: strings that end the text, also across token borders; the text is cut before them.
@@ -57,7 +57,8 @@ class GenerationOptions(Sampling):
         check_number("first_stream", self.first_stream)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
-            raise UsageError("stop must be a nonempty string or a list of such", where="stop", got=repr(stop))
+            what = "stop is not a nonempty string or a list of nonempty strings"
+            raise UsageError(what, where="stop", got=repr(stop))
         object.__setattr__(self, "stop", tuple(stop))
 
     @property
@@ -120,11 +121,11 @@ class GenerationResult:
         return (len(self.ids) - 1) / self.decode_s if self.decode_s > 0 and len(self.ids) > 1 else 0.0
 
     def reached(self, bandwidth: float) -> float:
-        """Share of a measured memory bandwidth (bytes/s) that decoding used."""
+        """Return the share of a measured memory bandwidth (bytes/s) that decoding used."""
         return self.tokens_per_s * self.bytes_per_token / bandwidth
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for `--json`."""
+        """Return plain values for `--json`."""
         facts = {f.name: getattr(self, f.name) for f in fields(self)}
         return {**facts, "sampling": self.sampling.to_json(), "tokens_per_s": self.tokens_per_s}
 
@@ -141,7 +142,7 @@ def generate(
     check_number("max_new_tokens", max_new_tokens, 0)
     for name, value in (("stream", stream), ("cancel", cancel)):
         if value is not None and not callable(value):
-            raise UsageError(f"{name} must be a function", where=name, got=type(value).__name__)
+            raise UsageError(f"{name} is not callable", where=name, got=type(value).__name__)
     if options.stop and model.tokenizer is None:
         raise UsageError("stop strings need a tokenizer, but the model has none", where="stop", got=options.stop)
     rule = _with_model_defaults(model, options.sampling) if options.use_model_defaults else options.sampling
@@ -171,12 +172,12 @@ def generate(
 
 
 def decode(cache: KVCache, steps: int, rule: Sampling, stream: int = 0, allow_stale: bool = False) -> Generator[int]:
-    """Sample and append one token after the other; a token is in the cache when it is yielded.
+    """Sample and append tokens one by one; a token is in the cache when it is yielded.
 
     Closing the iterator leaves the cache with the yielded tokens; a new iterator continues from there.
     """
     if cache.batch != 1:
-        raise PromptError("decode needs a cache of one sequence", expected=1, got=cache.batch)
+        raise PromptError("decode cannot use a cache of several sequences", expected=1, got=cache.batch)
     requests = (SamplingRequest(rule, stream, cache.length if rule.penalises else 0),)  # equal in the next call
     for _ in range(steps):
         cache.last_logits(allow_stale=allow_stale)  # recomputed if the model or the cache changed since
@@ -186,9 +187,9 @@ def decode(cache: KVCache, steps: int, rule: Sampling, stream: int = 0, allow_st
 
 
 def _with_model_defaults(model: Model, rule: Sampling) -> Sampling:
-    """Replace fields at their default by those of generation_config.json.
+    """Replace fields that are at their defaults by those of generation_config.json.
 
-    Without `do_sample` the file sets no temperature; with it and no temperature, older files mean 1.
+    Without `do_sample` only the file's repetition penalty is used; with it, a missing temperature means 1.
     """
     file, unset = {k: v for k, v in generation_defaults(model.directory).items() if v is not None}, Sampling()
     sampled = bool(file.get("do_sample"))
@@ -199,9 +200,9 @@ def _with_model_defaults(model: Model, rule: Sampling) -> Sampling:
 
 
 def _fill(cache: KVCache, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndarray]:
-    """Bring the prompt into the cache: (tokens it already held, logits [V] after the prompt)."""
+    """Bring the prompt into the cache; return the number of reused tokens, and the logits [V] after the prompt."""
     if cache.batch != 1:
-        raise PromptError("generate needs a cache of one sequence", expected=1, got=cache.batch)
+        raise PromptError("generate cannot use a cache of several sequences", expected=1, got=cache.batch)
     if len(ids) > cache.capacity:
         raise PromptError("the prompt is longer than the cache", expected=f"<= {cache.capacity}", got=len(ids),
                           fix="model.new_cache(tokens) with a larger capacity")  # fmt: skip

@@ -1,8 +1,8 @@
 """The paged KV cache: entries of many sequences in blocks of one pool per layer; shared prefixes are stored once.
 
-All memory is allocated at the start. A sequence is a list of blocks and a length (`sequence.py`). A block fills up, is
-shared, is copied when one of its owners writes, and stays cached for prompts with the same prefix. Invariant: a block
-is either free or has owners; `refs` is the number of its owners.
+All memory is allocated at the start. A sequence is a list of blocks and a length (`sequence.py`). Sequences may share
+a block, which is copied when one of them writes; a full block is cached for later prompts with the same prefix.
+Invariant: a block is either free or has owners; `refs` is the number of its owners.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BlockPool:
         return self.cap * self.block_bytes
 
     def refs(self, block: int) -> int:
-        """Reference count of a block. Raises: BlockError for a number outside the pool."""
+        """Reference count of a block. Raises: BlockError if it is outside the pool."""
         if type(block) is not int or not 0 <= block < self.cap:
             raise BlockError("this block is outside the pool", expected=f"0..{self.cap - 1}", got=block)
         return self._refs[block]
@@ -77,15 +77,18 @@ class BlockPool:
         return blocks
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Increment the count of each. Raises: BlockError for a free block; then no count changes."""
+        """Increment the count of each block. Raises: BlockError for a free block; then no count changes."""
         for block in self._used(blocks):
             self._refs[block] += 1
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """Decrement the count of each, and free it at 0. Raises: BlockError as `hold`; then no count changes."""
+        """Decrement the count of each block, and free it at 0.
+
+        Raises: BlockError for a free block, or one listed more often than its count; then no count changes.
+        """
         blocks = self._used(blocks)
-        if any(count > self._refs[block] for block, count in Counter(blocks).items()):
-            raise BlockError("blocks are dropped more often than they are held", got=blocks)
+        if excess := [block for block, count in Counter(blocks).items() if count > self._refs[block]]:
+            raise BlockError("blocks are listed more often than they have references to drop", got=excess)
         for block in blocks:
             self._refs[block] -= 1
             if not self._refs[block]:
@@ -97,12 +100,12 @@ class BlockPool:
         blocks = list(blocks)
         for block in blocks:
             if not self.refs(block):
-                raise BlockError("this block is free", where=f"block {block}")
+                raise BlockError("a block to hold or drop is free", where=f"block {block}")
         return blocks
 
 
 def chained(before: bytes, tokens: np.ndarray) -> bytes:
-    """h_i = BLAKE2b-128(h_(i-1), ids of the block as int64)."""
+    """h_i = BLAKE2b-128(h_(i-1), ids of block i as int64)."""
     return blake2b(before + np.ascontiguousarray(tokens, "<i8").tobytes(), digest_size=16).digest()
 
 
@@ -144,7 +147,7 @@ class PrefixCache:
 
     @property
     def evictable(self) -> int:
-        """Number of blocks that eviction can free: no sequence uses them, nor any block that continues them."""
+        """Number of blocks that eviction can free: no sequence uses them or a cached block that continues them."""
         used: set[_PrefixEntry] = set()
         for entry in self._all():
             at = entry if self.pool.refs(entry.block) > 1 else None
@@ -266,7 +269,11 @@ class PagedCache:
     ) -> None:  # fmt: skip
         given = {"tokens": tokens, "blocks": blocks, "nbytes": nbytes}
         if sum(v is not None for v in given.values()) != 1:
-            raise UsageError("give exactly one of tokens, blocks and nbytes", got=given)
+            what, expected = (
+                "the capacity is not given, or more than once",
+                "exactly one of tokens, blocks and nbytes",
+            )
+            raise UsageError(what, expected=expected, got={k: v for k, v in given.items() if v is not None})
         for name, value in {**given, "block": block, "sequences": sequences, "prefix_bytes": prefix_bytes}.items():
             if value is not None:
                 check_number(name, value, 0 if name == "prefix_bytes" else 1)
@@ -300,13 +307,13 @@ class PagedCache:
         return self.pool.bytes
 
     def sequence(self) -> Sequence:
-        """An empty sequence; release it, or use it in `with`."""
+        """Make an empty sequence; release it after use, or use it in `with`."""
         made = Sequence(self)
         self._alive.add(made)
         return made
 
     def holders(self) -> list[Any]:
-        """Sequences and snapshots that own blocks."""
+        """Return the sequences and snapshots that own blocks."""
         with self.lock:
             return [h for h in (*self._alive, *self._marks) if h.table]
 
@@ -315,17 +322,19 @@ class PagedCache:
         self, sequences: Several[Sequence], ids: Any, *, all_logits: bool = False, allow_stale: bool = False,
         requests: Requests = (),
     ) -> NDArray:  # fmt: skip
-        """Append ids int64 [B, T] to B sequences, each at its own length; logits [B, 1 or T, vocab].
+        """Append ids int64 [B, T] to B sequences, each at its own length; return logits [B, 1 or T, vocab].
 
         With one request per sequence the run also samples the next ids; `sequence.sampled([request])` returns them.
-        Sequences may join and leave from step to step. Raises: as `Sequence.step`; after any error all are as before.
+        Sequences may join and leave from step to step. Raises: as `Sequence.step`; after an error none has changed.
         """
         batch = check_ids(ids, vocabulary(self.program))
-        if len(batch) != len(sequences) or len({id(s) for s in sequences}) != len(sequences):
-            raise PromptError("step needs one row of ids per sequence, and no sequence twice", expected=len(sequences),
-                              got=len(batch))  # fmt: skip
+        if len(batch) != len(sequences):
+            what = "the number of rows of ids is not the number of sequences"
+            raise PromptError(what, expected=len(sequences), got=len(batch))
+        if len({id(s) for s in sequences}) != len(sequences):
+            raise PromptError("a sequence is given twice for one step", where="sequences")
         if any(s.cache is not self for s in sequences):
-            raise BlockError("a sequence belongs to another cache")
+            raise BlockError("a sequence belongs to a different cache")
         check_one_each(requests, len(sequences))
         with ExitStack() as locks:
             for s in sequences:
@@ -346,7 +355,7 @@ class PagedCache:
             return logits
 
     def run(self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
-        """Reserve entries, run, and raise the lengths: logits, and sampled ids. The ids must have been checked."""
+        """Reserve entries, run and update lengths; return logits and sampled ids. The caller has checked the ids."""
         count = ids.shape[1]
         if len(sequences) > 1 and max(s.length for s in sequences) + count > independent(self.program):
             return self._run_separately(sequences, ids, all_logits, requests)
@@ -372,7 +381,7 @@ class PagedCache:
     def _run_separately(
         self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Requests
     ) -> StepResult:
-        """`run`, one sequence after the other: with dynamic RoPE the longest text would set the frequencies of all."""
+        """Run sequences one by one: with dynamic RoPE the longest text of a batch would set the frequencies of all."""
         made = [self.run([s], ids[i : i + 1], all_logits, requests[i : i + 1]) for i, s in enumerate(sequences)]
         first = made[0][0]
         logits = empty((len(made), *first.shape[1:]), first.dtype, first.device)
@@ -383,7 +392,7 @@ class PagedCache:
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Make pools for the model's current state. Raises: StaleCache if blocks of other shapes are in use."""
+        """Allocate pools for the model's current state. Raises: StaleCache if blocks of different shapes are in use."""
         if self.fits():
             return
         self.prefix.clear()
@@ -404,7 +413,7 @@ class PagedCache:
         return {k: v.spec for k, v in self.variables.items()} == self.steps.derived().states
 
     def pools(self) -> list[NDArray]:
-        """Writable pools [blocks, kv heads, block, head dim]: keys and values, attention by attention."""
+        """Return the writable pools [blocks, kv heads, block, head dim]: keys, then values of each attention."""
         return [variable.own() for variable in self.variables.values()]
 
     def claim(self, count: int) -> list[int]:
@@ -423,7 +432,7 @@ class PagedCache:
             pool[target, :, :count].copy_from(pool[source, :, :count])
 
     def root(self, fingerprints: dict[str, str]) -> bytes:
-        """Digest that chains of blocks computed with this model state start from."""
+        """Return the digest with which hash chains start, for blocks computed with this model state."""
         text = repr((sorted(fingerprints.items()), [v.spec for v in self.variables.values()]))
         return blake2b(text.encode(), digest_size=16).digest()
 

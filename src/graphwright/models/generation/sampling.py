@@ -1,4 +1,4 @@
-"""Sampling: from logits to the next token, with the rules of transformers in their order, reproducibly.
+"""Sampling: choose the next token from logits reproducibly, by the rules of transformers in their order.
 
 The op `sample_token` applies the rules, within a compiled step or on the host. It samples by Gumbel-max over Philox
 keyed by (seed, stream, position), so a token does not depend on other sequences of the batch or on chunking.
@@ -22,7 +22,7 @@ _END = np.array([[-1, 0]], np.int32)
 
 
 class TokenCounts:
-    """The token ids of a text, of which the first `prompt` are not output, and how often each occurs in the output."""
+    """Distinct token ids of a text, and how often each occurs in its output, which starts after `prompt` tokens."""
 
     def __init__(self, prompt: int) -> None:
         self.prompt, self.length = prompt, 0
@@ -33,7 +33,7 @@ class TokenCounts:
         """Count further ids; ids below 0 are unknown and only add to the length."""
         for token in ids:
             at = self._index.setdefault(token, len(self._index)) if token >= 0 else -1
-            if at == len(self._pairs) - 1:  # the last row stays an end mark
+            if at == len(self._pairs) - 1:  # the last row remains an end mark
                 self._pairs = np.concatenate([self._pairs, np.repeat(_END, len(self._pairs), axis=0)])
             if at >= 0:
                 self._pairs[at, 0] = token
@@ -55,7 +55,7 @@ def check_number(name: str, value: Any, least: int | None = None, kind: type = I
     """Raises: UsageError if an option is not a number of this kind, or less than `least`."""
     if not isinstance(value, kind):
         article = "an integer" if kind is Integral else "a number"
-        raise UsageError(f"{name} must be {article}", where=name, got=value)
+        raise UsageError(f"{name} is not {article}", where=name, got=value)
     if least is not None and value < least:
         raise UsageError(f"{name} is out of range", where=name, expected=f">= {least}", got=value)
 
@@ -72,7 +72,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Rules for sampling a token; the defaults change no logits, and temperature 0 takes the largest.
+    """Rules for sampling a token; the defaults change no logits and take the largest.
 
     Rules apply in the order of the attributes: penalties, processors, temperature, top_k, top_p, min_p.
 
@@ -106,7 +106,7 @@ class Sampling:
         check_number("top_k", self.top_k, 0)
         check_number("seed", self.seed)
         if not isinstance(self.processors, tuple | list):
-            raise UsageError("processors must be a list of functions", where="processors", got=repr(self.processors))
+            raise UsageError("processors is not a list of functions", where="processors", got=repr(self.processors))
         for processor in self.processors:
             if not callable(processor):
                 raise UsageError("a processor is not callable", where="processors", expected="a function (ids, logits)",
@@ -119,18 +119,18 @@ class Sampling:
         return self.repetition_penalty != 1 or self.presence != 0 or self.frequency != 0
 
     def numbers(self) -> list[float]:
-        """Operand `rules` of the op `sample_token`, clipped to float32."""
+        """Return the operand `rules` of the op `sample_token`, clipped to the range of float32."""
         return [min(max(float(getattr(self, name)), -_MOST), _MOST) for name in RULES]
 
     def keys(self, stream: int, position: int) -> tuple[int, int, int, int]:
-        """Operand `keys` of the op `sample_token`, wrapped to int64."""
+        """Return the operand `keys` of the op `sample_token`, wrapped to int64."""
         seed = int(self.seed) & _WORD
         return seed - (_WORD + 1) * (seed >> 63), stream & 0xFFFFFFFF, position, min(int(self.top_k), _WORD >> 1)
 
     def filtered(
         self, logits: np.ndarray, prompt: np.ndarray | None = None, output: np.ndarray | None = None
     ) -> np.ndarray:
-        """Apply all rules: logits [V] float32, with -inf for dropped tokens. Raises: ShapeError naming a processor.
+        """Apply all rules to logits [V]; return float32, with -inf for dropped tokens. Raises: ShapeError.
 
         `prompt` and `output` are the ids before and after the start of generation.
         """
@@ -150,7 +150,7 @@ class Sampling:
     def _run(
         self, logits: np.ndarray, position: int, stream: int, prompt: np.ndarray | None, output: np.ndarray | None
     ) -> tuple[int, np.ndarray]:
-        """Sampled id and filtered logits, by the op `sample_token`; processors run after its penalties."""
+        """Return the sampled id and filtered logits, by the op `sample_token`; processors run after the penalties."""
         parts = [np.zeros(0, np.int64) if ids is None else np.asarray(ids, np.int64) for ids in (prompt, output)]
         seen = TokenCounts(len(parts[0]))
         for part in parts if self.penalises else ():
@@ -165,7 +165,7 @@ class Sampling:
         return _sample_token(z, [1.0, 0.0, 0.0, *self.numbers()[3:]], keys, seen.pairs)
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as plain values; processors by name."""
+        """Return the settings as plain values; processors by name."""
         return {**asdict(self), "processors": [getattr(p, "__name__", repr(p)) for p in self.processors]}
 
 
@@ -184,7 +184,7 @@ def _sample_token(z: np.ndarray, rules: list[float], keys: tuple[int, ...], seen
 
 
 def _processed(processor: Processor, ids: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Raises: ShapeError."""
+    """Run a processor. Raises: ShapeError if it changes the shape or dtype of the logits."""
     made = np.asarray(processor(ids, z))
     if made.shape != z.shape or made.dtype != z.dtype:
         raise ShapeError("a processor changed the shape or dtype of the logits",
@@ -194,7 +194,7 @@ def _processed(processor: Processor, ids: np.ndarray, z: np.ndarray) -> np.ndarr
 
 
 def log_softmax(z: np.ndarray) -> np.ndarray:
-    """Log-probabilities of logits [V]."""
+    """Return the log-probabilities of logits [V]."""
     z = z.astype(np.float64)
     top = z.max()
     return (z - top - np.log(np.exp(z - top).sum())).astype(np.float32)
@@ -216,14 +216,14 @@ class SamplingKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """How to sample the ids of one text: rule, number of the random stream, and how many leading ids are no output."""
+    """A request to sample ids of one text: rule, number of the random stream, number of leading ids that are prompt."""
 
     rule: Sampling = field(default_factory=Sampling)
     stream: int = 0
     prompt: int = 0
 
     def keys(self, position: int) -> tuple[int, int, int, int]:
-        """Operand `keys` for the id at a position; position -1 leaves sampling to the host, where processors run."""
+        """Return the operand `keys` for the id at a position; -1 leaves sampling to the host, where processors run."""
         return self.rule.keys(self.stream, -1 if self.rule.processors else position)
 
     def sample(self, logits: np.ndarray, ids: np.ndarray) -> int:
@@ -238,5 +238,5 @@ Requests = Sequence[SamplingRequest]
 def check_one_each(requests: Requests, sequences: int) -> None:
     """Raises: UsageError unless there is one request per sequence, or none at all."""
     if len(requests) not in (0, sequences):
-        raise UsageError("step needs one sampling request per sequence", where="requests", expected=sequences,
-                         got=len(requests))  # fmt: skip
+        what = "the number of sampling requests is not the number of sequences"
+        raise UsageError(what, where="requests", expected=sequences, got=len(requests))

@@ -1,6 +1,6 @@
 """One sequence in a paged cache: a list of blocks and a length. Forks share blocks; the first write copies one.
 
-Invariant: a sequence reads only the entries below its own length, whatever its last block holds beyond.
+Invariant: a sequence reads only the entries below its own length, even if its last block holds more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PagedSnapshot:
 
     @property
     def length(self) -> int:
-        """Number of entries at that time."""
+        """Number of entries when the snapshot was made."""
         return self.tokens.shape[1]
 
     def release(self) -> None:
@@ -59,7 +59,7 @@ class Sequence(KVCache):
     """The KV cache of one sequence, made by `PagedCache.sequence()`.
 
     Attributes:
-        cache: that provides the blocks.
+        cache: the cache that provides the blocks.
         table: the blocks, in order.
         reused: entries that the last prefill found in the cache.
         stream: number of the random stream that `Model.decode` draws from: 0, and another number for each fork.
@@ -72,7 +72,7 @@ class Sequence(KVCache):
         self.reused = self.stream = 0
         self._forks = count(1)  # stream numbers, shared by all forks of one prompt
         self._length = 0
-        self._given = ENDLESS  # first entry that was appended without computing it here
+        self._given = ENDLESS  # index of the first entry that was added by `append`
         self._released = False
         self._busy = RLock()
         finalize(self, _free, cache.pool, self.table)
@@ -102,7 +102,7 @@ class Sequence(KVCache):
 
     # -- filling -----------------------------------------------------------------------------------------------------
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """As `KVCache.prefill`; the first `reused` entries were found in the cache."""
+        """As `KVCache.prefill`; the first `reused` entries are found in blocks cached for the same prefix."""
         with self.exclusive():
             self.reused = 0
             if self.length:
@@ -126,14 +126,14 @@ class Sequence(KVCache):
 
         Args:
             k, v: the entries.
-            ids: of these entries, [n]; without ids they cannot be recomputed.
+            ids: token ids of these entries, [n]; without ids the entries cannot be recomputed.
         Raises: ShapeError, DTypeError, PromptError, CacheFull: with nothing changed.
         """
         with self.exclusive():
             pools, length = self.cache.pools(), self.length
             if 2 * len(k) != len(pools) or len(v) != len(k):
-                raise ShapeError("append needs one key and one value per attention", expected=len(pools) // 2,
-                                 got=(len(k), len(v)))  # fmt: skip
+                raise ShapeError("the number of keys or of values is not the number of attentions",
+                                 expected=len(pools) // 2, got=(len(k), len(v)))  # fmt: skip
             entries = [a if isinstance(a, NDArray) else from_numpy(a) for pair in zip(k, v, strict=True) for a in pair]
             n = entries[0].shape[1] if entries and len(entries[0].shape) == 3 else 0
             shapes = [(p.shape[1], n, p.shape[3]) for p in pools]
@@ -141,7 +141,8 @@ class Sequence(KVCache):
                 raise ShapeError("keys or values have the wrong shape", expected=shapes, got=got)
             tokens = np.full((1, n), -1) if ids is None or not n else check_ids(list(ids), ENDLESS)
             if tokens.shape != (1, n):
-                raise PromptError("append needs one id per entry", where="ids", expected=n, got=list(tokens.shape))
+                what = "the shape of ids does not match the number of appended entries"
+                raise PromptError(what, where="ids", expected=[1, n], got=list(tokens.shape))
             if not length:
                 self.admit(False)
             self.reserve(n)
@@ -185,7 +186,7 @@ class Sequence(KVCache):
 
     # -- storage, as `KVCache` asks for it -----------------------------------------------------------------------------
     def grow(self, count: int) -> None:
-        """Raise the length after entries were written."""
+        """Add `count` to the length after entries were written."""
         self._length += count
 
     def record(
@@ -200,7 +201,7 @@ class Sequence(KVCache):
             self.cache.prefix.insert(self.cache.root(self.fingerprints), own, self.table)
 
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
-        """As `KVCache.last_logits`. Raises also: CacheFull if there is no block to copy a shared one into."""
+        """As `KVCache.last_logits`; also raises CacheFull if no block is left into which a shared one can be copied."""
         with self.exclusive():
             self.length  # noqa: B018  # raises for a released sequence
             given = self._given
@@ -248,7 +249,7 @@ class Sequence(KVCache):
 
     # -- inspection --------------------------------------------------------------------------------------------------
     def lookup(self, position: int) -> tuple[int, int]:
-        """Block and index within it of a position. Raises: BlockError outside the length."""
+        """Return the block of a position, and the index within it. Raises: BlockError for one outside the length."""
         check_number("position", position)
         if not 0 <= position < self.length:
             raise BlockError("this position is outside the sequence", where="position",
@@ -260,11 +261,11 @@ class Sequence(KVCache):
         return self.table[at], inside
 
     def blocks(self) -> list[int]:
-        """The blocks that hold entries, as a copy."""
+        """Return a copy of the list of blocks that hold entries."""
         return self.table[: -(-self.length // self.cache.block)]
 
     def gather(self, layer: int | str) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of keys and values of an attention (path or number), [kv heads, length, head dim].
+        """Return copies of keys and values of an attention (path or index), [kv heads, length, head dim].
 
         Dtypes that numpy lacks are widened to float32.
         """
@@ -272,9 +273,9 @@ class Sequence(KVCache):
         return k, v
 
     def kv(self, layer: int | str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Keys and values of an attention by block, read-only [kv heads, entries, head dim].
+        """Return keys and values of an attention by block, read-only [kv heads, entries, head dim].
 
-        Views of the pool; copies if it is on a device, or in a dtype that numpy lacks (widened to float32).
+        These are views of the pool, or copies if it is on a device or in a dtype that numpy lacks (then float32).
         """
         paths = [key.removeprefix("cache.").removesuffix(".k") for key in list(self.cache.variables)[::2]]
         if layer not in paths and not (isinstance(layer, int) and 0 <= layer < len(paths)):
@@ -292,7 +293,7 @@ class Sequence(KVCache):
 
     # -- branching ---------------------------------------------------------------------------------------------------
     def facts(self) -> tuple[Any, ...]:
-        """State that a fork or snapshot copies, besides blocks and ids."""
+        """Return the state that a fork or snapshot copies besides blocks and ids."""
         entries = self._length, dict(self.fingerprints), self.stale_runs, self._long_from, self._given
         return *entries, self._logits, self._logits_of
 
@@ -319,7 +320,8 @@ class Sequence(KVCache):
     def restore(self, mark: PagedSnapshot) -> None:
         """Return to a snapshot, any number of times. Raises: UsageError; SequenceReleased."""
         if not isinstance(mark, PagedSnapshot) or mark.cache is not self.cache:
-            raise UsageError("not a snapshot of this cache", got=type(mark).__name__, expected="a result of snapshot()")
+            raise UsageError("this is not a snapshot of this cache", got=type(mark).__name__,
+                             expected="a result of snapshot()")  # fmt: skip
         if mark.released:
             raise SequenceReleased("this snapshot was released")
         self.length  # noqa: B018  # raises for a released sequence
@@ -330,7 +332,7 @@ class Sequence(KVCache):
             self.cache.pool.drop(old)
 
     def release(self) -> None:
-        """Free the blocks; the ids stay. A second call does nothing; any other use raises `SequenceReleased`."""
+        """Free the blocks; `tokens` is kept. A second call does nothing; any other use raises `SequenceReleased`."""
         with self.cache.lock:
             _free(self.cache.pool, self.table)
             self._released = True

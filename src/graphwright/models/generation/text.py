@@ -1,4 +1,4 @@
-"""Text and ids at the border of a model: checked prompts, and text streamed from tokens."""
+"""Text and ids at the border of a model: prompts are checked, and tokens are streamed as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def vocabulary(p: Program) -> int:
-    """Number of token ids: rows of the embedding that `ids` indexes; 2^63 - 1 without one."""
+    """Return the number of token ids: rows of the embedding that `ids` indexes, or 2^63 - 1 without an embedding."""
     rows = [p.spec(p.operands(n)[0]).shape[0] for n in p.consumers("ids") if traits(p.op(n)).lookup]
     return min((r for r in rows if isinstance(r, int)), default=(1 << 63) - 1)
 
@@ -46,7 +46,7 @@ def check_ids(ids: Any, vocab: int) -> np.ndarray:
 
 
 def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Convert a padding mask to bool [B, T]. Raises: PromptError for another shape, or entries other than 0 and 1."""
+    """Convert a padding mask to bool [B, T]. Raises: PromptError for a wrong shape, or entries other than 0 and 1."""
     try:
         seen = np.atleast_2d(np.asarray(mask))
     except ValueError as error:  # ragged
@@ -61,7 +61,7 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def prompt_ids(model: Model, prompt: Any) -> np.ndarray:
-    """Ids int64 [T] of a text or of one row of ids. Raises: PromptError; UsageError for text without a tokenizer."""
+    """Convert a text or one row of ids to int64 [T]. Raises: PromptError; UsageError for text without a tokenizer."""
     if isinstance(prompt, str):
         tokenizer = need_tokenizer(model)
         prompt = tokenizer.encode(prompt)
@@ -70,7 +70,7 @@ def prompt_ids(model: Model, prompt: Any) -> np.ndarray:
             raise PromptError("the prompt is empty", fix=f"give text{start}")
     batch = check_ids(prompt, model.vocab)
     if len(batch) != 1:
-        raise PromptError("generate takes one prompt", expected="ids [T]", got=f"{len(batch)} rows",
+        raise PromptError("generate was given several prompts", expected="ids [T]", got=f"{len(batch)} rows",
                           fix="call generate for each; generate_many gives several samples of one prompt")  # fmt: skip
     return batch[0]
 
