@@ -113,3 +113,16 @@ def test_dead_ends_are_no_deviation(made):
     with m.program.edit("without readers") as e:
         e.add("tanh", e.param("spare", np.ones(3, np.float32)), name="dead")
     assert {d.path for d in deviations(m)} <= {"spare"}
+
+
+@pytest.mark.parametrize("ports", [(1,), (2,), (1, 2)])
+def test_key_heads_in_another_order_are_not_a_table_of_query_heads(made, ports):
+    m = gw.open(made("llama").path)
+    p = m.program
+    (attention, *_) = (n for n in p.order() if p.op(n) == "sdpa")
+    with p.edit("reverse the key heads") as e:
+        table = e.const("reversed", np.arange(p.spec(p.operands(attention)[1]).shape[1])[::-1].copy())
+        for port in ports:
+            old = p.in_edges(attention)[port]
+            e.rewire(old, e.add("index", p.edge_value(old), table, name=f"reversed.{port}", axis=1))
+    assert m.export_plan().level == 5

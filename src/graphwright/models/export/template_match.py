@@ -354,17 +354,18 @@ class _Matcher:
             raise _Mismatch(v.node, ", ".join(found))
 
     def _without_table(self, given: list[Value], part: MatchedPart) -> list[Value]:
-        """Return the operands of an attention; a table that selects key heads is skipped and recorded in the part."""
-        p, found = self.p, list(given)
+        """Return the operands of an attention; a table of each query head's key head is skipped, recorded in the part."""
+        p, found, tables = self.p, list(given), set[Value | None]()
         for port in (1, 2):
-            node = self.canon(given[port]).node
+            node, table = self.canon(given[port]).node, None
             if p.op(node) == "index" and p.attrs(node)["axis"] == 1 and p.operands(node)[1].node in self.fixed:
                 found[port], table = p.operands(node)[:2]
-                if part.key_head is not None and part.key_head != table:
-                    raise _Mismatch(node, "keys and values are selected by different index tables")
-                part.key_head = table
-        if part.key_head is not None and found[1:3] == given[1:3]:
-            raise _Mismatch(given[1].node, "keys and values are not selected by the index table that was found before")
+                if p.spec(table).shape != p.spec(given[0]).shape[1:2]:
+                    raise _Mismatch(node, "the index table does not have one key head per query head")
+            tables.add(table)
+        if len(tables) > 1 or (part.key_head is not None and tables != {part.key_head}):
+            raise _Mismatch(given[1].node, "keys and values are selected by different index tables")
+        part.key_head = tables.pop()
         return found
 
     def _match_affine_map(self, t: Value, v: Value, part: MatchedPart, stream: Value | None, error: _Mismatch) -> None:
