@@ -49,7 +49,7 @@ def test_next_population_plan_sees_an_edit(programs):
 
 def test_invalid_arguments_are_refused(programs):
     xor = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=2), seed=0)
-    with pytest.raises(ev.TaskError, match="other inputs or outputs"):
+    with pytest.raises(ev.TaskError, match="do not match those of the first one"):
         ev.PopulationPlan([programs[0], xor.program(xor.genes, 0)])
     with pytest.raises(ev.TaskError, match="at least one program"):
         ev.PopulationPlan([])

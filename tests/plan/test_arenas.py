@@ -79,7 +79,7 @@ def test_reading_an_arena_that_another_plan_used_raises() -> None:
     assert borrow.to_numpy().shape == (2, 8)
     large(x=feed(9))
     for ask in (lambda: small.executable().watched("tanh"), lambda: small.executable().run(small[1:2])):
-        with pytest.raises(UsageError, match="another plan"):
+        with pytest.raises(UsageError, match="different plan"):
             ask()
     with pytest.raises(StaleBorrow):
         borrow.to_numpy()
@@ -192,7 +192,7 @@ def test_shared_executable_is_handed_over_to_the_patched_plan() -> None:
         e.insert(p.out_edges(p.node("softmax"))[0], "tanh")
     last = p.compile(x=(6, 8))
     assert last.executable() is space
-    with pytest.raises(UsageError, match="another plan"):
+    with pytest.raises(UsageError, match="different plan"):
         space.value(last.output_slots[0])
     assert last(x=feed(6))["y"].tobytes() == p.run(x=feed(6))["y"].tobytes()
     assert new.executable() is not space

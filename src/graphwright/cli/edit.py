@@ -25,9 +25,10 @@ def edit(
     out: Annotated[Path | None, option("DIR", "Save the model here; else a saved model changes in place.")] = None,
     overwrite: Overwrite = False,
 ) -> Output:
-    """Cut, connect, insert, set, replay or undo; without edits, print the journal.
+    """Edit a model: cut, connect, insert, set, replay or undo.
 
-    The edits of one call are one journal entry. Prints the version and the hashes before and after.
+    The edits of one call are one journal entry; a call without edits prints the journal. Prints the version and the
+    hashes before and after.
     """
     from graphwright.models import open, resolve
     from graphwright.models.open import is_saved

@@ -107,7 +107,7 @@ def resolve(path: str | os.PathLike[str]) -> Path:
     if not place.exists():
         raise ModelNotFound("no such directory", where=str(place), fix="give a local path; nothing is downloaded")
     if place.is_file() and place.suffix == ".json":
-        raise ModelNotFound("this is a file, not a model directory", where=str(place), fix="open its directory")
+        raise ModelNotFound("this is a file, not a model directory", where=str(place), fix=str(place.parent))
     return place
 
 

@@ -354,7 +354,7 @@ class _Matcher:
             raise _Mismatch(v.node, ", ".join(found))
 
     def _without_table(self, given: list[Value], part: MatchedPart) -> list[Value]:
-        """Return the operands of an attention; a table of each query head's key head is skipped, recorded in the part."""
+        """Return the operands of an attention; skip an index table of key heads and record it in the part."""
         p, found, tables = self.p, list(given), set[Value | None]()
         for port in (1, 2):
             node, table = self.canon(given[port]).node, None
