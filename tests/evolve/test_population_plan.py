@@ -55,5 +55,5 @@ def test_invalid_arguments_are_refused(programs):
         ev.PopulationPlan([])
     with pytest.raises(ev.TaskError, match="wrong shape"):
         ev.PopulationPlan(programs)(X[:, :2])
-    with pytest.raises(ev.TaskError, match="one entry per genome"):
+    with pytest.raises(ev.TaskError, match="the number of genomes"):
         ev.PopulationPlan(programs).each(X[None])
