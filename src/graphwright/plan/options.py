@@ -23,21 +23,23 @@ def refuse_string(option: str, names: object) -> None:
         raise UsageError(what, where="compile", expected="a list or tuple of names", got=repr(names), fix=fix)
 
 
-class CompileKeywords(TypedDict, total=False):
-    """Options of `gw.compile`; see `CompileOptions`."""
-
+class _CommonKeywords(TypedDict, total=False):
     executor: str
-    device: Device | str
     remat: int | None
     freeze: bool
 
 
-class PlanKeywords(CompileKeywords, total=False):
-    """Options of `program.compile`; see `CompileOptions`."""
+class CompileKeywords(_CommonKeywords, total=False):
+    """Options of `gw.compile`; see `CompileOptions`."""
+
+    device: Device | str
+
+
+class PlanKeywords(_CommonKeywords, total=False):
+    """Options of `program.compile` besides `device` and `watch`; see `CompileOptions`."""
 
     rewrites: str
     layout: str
-    watch: Sequence[str]
     poison: bool
 
 
@@ -69,9 +71,10 @@ class CompileOptions:
     poison: bool = False
 
     @classmethod
-    def of(cls, **given: Unpack[PlanKeywords]) -> CompileOptions:
+    def of(
+        cls, *, device: Device | str = CPU, watch: Sequence[str] = (), **given: Unpack[PlanKeywords]
+    ) -> CompileOptions:
         """Make options; `device` may be given by name. Raises: UsageError if `watch` is one string."""
-        device, watch = given.pop("device", CPU), given.pop("watch", ())
         refuse_string("watch", watch)
         return cls(device=Device.parse(device), watch=tuple(watch), **given)
 
