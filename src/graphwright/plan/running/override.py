@@ -69,7 +69,10 @@ def _overridden(plan: Plan, made: Override) -> Iterator[Override]:
 
 
 def boundary(plan: Plan, start: int, stop: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the slots that instructions read but do not compute, and those of their results needed outside of them."""
+    """Return (slots that instructions `start..stop - 1` read but do not compute, slots that they compute for others).
+
+    A slot is computed for others if a later instruction reads it, the plan returns it, or it belongs to a variable.
+    """
     inside = plan.instrs[start:stop]
     made = {plan.slots[s].base for instr in inside for s in instr.outs}
     read = dict.fromkeys(s for instr in inside for s in instr.ins if plan.slots[s].base not in made)
