@@ -41,7 +41,7 @@ FOLD_BYTES = 65536
 
 
 class RewriteRule(NamedTuple):
-    """A rewrite rule.
+    """A rewrite rule: it is applied to each node record, before the record gets slots and an instruction.
 
     Attributes:
         apply: takes a record whose `reads` are set; returns the slots that replace the record's results, or None. It

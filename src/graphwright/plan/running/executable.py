@@ -441,7 +441,7 @@ class _CheckedRun:
 
     Attributes:
         native: a native call that runs the plan if nothing changed, and else calls this object. None unless a run is
-            one short native call.
+            one native call without helper threads.
     """
 
     __slots__ = ("_inputs", "_outputs", "_single", "_space", "native")

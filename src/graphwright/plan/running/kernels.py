@@ -480,7 +480,7 @@ class BoundKernels:
         self.calls += chain.from_iterable(lists)
 
     def _wait_before(self, i: int) -> list[Any]:
-        """Return [call that waits for the device] if `i` starts the commit, so that failures write no state; else []."""
+        """Return a call that waits for the device if `i` starts the commit: failures then write no state. Else []."""
         waits = self._in_order and i == self.plan.commit_start and self.backend.driver is not None
         return [self.synchronize] if waits else []
 

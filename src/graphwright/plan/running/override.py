@@ -42,8 +42,9 @@ def override(plan: Plan, fn: Kernel, segment: int | None = None) -> AbstractCont
     """Run a function instead of a plan, or of one of `plan.segments`, inside a `with` block; blocks may be nested.
 
     Args:
-        fn: called as `fn(ins, outs)`. `ins` holds the values that the replaced instructions read but do not compute;
-            `outs` those that they compute for other instructions, outputs and states. They never share memory.
+        fn: called as `fn(ins, outs)`, which map slots to arrays. `ins` are the values that the replaced instructions
+            read but do not compute; `outs` are the arrays to fill with the values that other instructions, outputs and
+            states need. No array of `ins` shares memory with one of `outs`.
     Raises: UsageError if `segment` is out of range or `fn` is not callable.
     """
     if not callable(fn):
