@@ -329,7 +329,7 @@ class _Matcher:
             if not same or p.weights.digest(p.key(found.node)) != self.t.weights.digest(self.t.key(root)):
                 raise _Mismatch(v.node, "its values are not those that follow from the config")
         elif part.weights.setdefault(path, found) != found:
-            raise _Mismatch(v.node, f"is read as {path}, for which a different weight is read elsewhere")
+            raise _Mismatch(v.node, f"would be the template's {path}, which is a different weight elsewhere")
         part.values[t] = v
 
     def _match_node(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:

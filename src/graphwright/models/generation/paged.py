@@ -100,7 +100,7 @@ class BlockPool:
         blocks = list(blocks)
         for block in blocks:
             if not self.refs(block):
-                raise BlockError("a block to hold or drop is free", where=f"block {block}")
+                raise BlockError("cannot change the reference count of a free block", where=f"block {block}")
         return blocks
 
 
