@@ -46,5 +46,5 @@ def low_dtype(dtype: object) -> DType:
     """Parse a 16-bit float dtype. Raises: DTypeError for any other dtype."""
     kind = named(dtype)
     if kind not in (bfloat16, float16):
-        raise DTypeError("autocast takes a 16-bit float dtype", expected="bfloat16 or float16", got=kind)
+        raise DTypeError("invalid dtype of autocast", expected="bfloat16 or float16", got=kind)
     return kind

@@ -179,7 +179,7 @@ class MuonStep(_Step):
         for spec in columns(members, 4, 0)[1]:
             if len(spec.shape) != 2:
                 fix = "use AdamW for this parameter"
-                raise ShapeError("Muon takes matrices only", expected="[r, c]", got=spec, fix=fix)
+                raise ShapeError("Muon cannot update this parameter", expected="a matrix", got=spec, fix=fix)
         return results
 
 

@@ -32,7 +32,7 @@ def _windows(x: Spec, kernel: Any, attrs: Any) -> Spec:
     """Check that x can be pooled with this kernel; return the spec of the result, which has one entry per window."""
     rule, rank = Window.of(kernel, attrs), len(kernel)
     if rank > 2 or len(floating(x).shape) < rank:
-        raise ShapeError("pooling takes one or two trailing spatial axes", expected=f"[..., {rank} axes]", got=x)
+        raise ShapeError("cannot pool this number of axes", expected=f"one or two trailing axes, here {rank}", got=x)
     if any(2 * p > e for p, e in zip(rule.padding, rule.extent, strict=True)):
         raise ShapeError("padding must be at most half of the window", expected=rule.extent, got=rule.padding)
     at = len(x.shape) - rank
@@ -43,7 +43,8 @@ def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
     """Return the spec of x with its trailing axes resized to `sizes`."""
     at = len(floating(x).shape) - len(sizes)
     if not 1 <= len(sizes) <= 2 or at < 0 or any(isinstance(n, str) or n < 1 for n in (*sizes, *x.shape[at:])):
-        raise ShapeError("resizing takes one or two trailing spatial axes of size >= 1", expected=sizes, got=x)
+        expected = "one or two trailing axes of size >= 1, and sizes >= 1"
+        raise ShapeError("cannot resize these axes", expected=expected, got=f"{x} to sizes {sizes}")
     return Spec((*x.shape[:at], *sizes), x.dtype)
 
 

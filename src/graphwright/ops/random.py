@@ -153,7 +153,7 @@ class StochasticRound(Random):
     def infer(x, key, stream):
         _keyed(key, stream)
         if x.dtype is not float32:
-            raise DTypeError("stochastic_round takes float32", expected="float32", got=x)
+            raise DTypeError("stochastic_round needs a float32 operand", expected="float32", got=x)
         return Spec(x.shape, bfloat16)
 
     def sample(rng):

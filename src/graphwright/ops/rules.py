@@ -43,7 +43,7 @@ def one_dtype(first: Spec, *others: Spec | None) -> Spec:
 def equal_dim(a: Dim, b: Dim, axis: str) -> None:
     """Check that two dimensions are equal; `axis` names them in the error. Raises: ShapeError if they differ."""
     if a != b:
-        raise ShapeError("two sizes that must be equal differ", where=f"axis {axis}", expected=a, got=b)
+        raise ShapeError("operands have different sizes along a shared axis", where=f"axis {axis}", expected=a, got=b)
 
 
 def wanted(needs: Sequence[bool], *gradients: Callable[[], Any]) -> tuple[Any, ...]:

@@ -206,7 +206,9 @@ class SimDriver:
         (kept, s.capture), (invalid, s.invalid) = (s.capture, None), (s.invalid, False)
         self._tick("end_capture")
         if kept is None or invalid:
-            raise RuleBroken("the capture was invalidated" if invalid else "the stream does not capture", got=stream)
+            raise RuleBroken(
+                "the capture was invalidated" if invalid else "no capture was begun on this stream", got=stream
+            )
         self._graphs.append(kept)
         return len(self._graphs) - 1
 
