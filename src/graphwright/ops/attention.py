@@ -22,7 +22,10 @@ from graphwright.ops.rules import Backward, Update, equal_dim, one_dtype
 
 
 def _heads(u: AxesUse) -> None:
-    """Join the heads and head sizes of queries, keys and values, whether keys are contiguous or paged."""
+    """State how axes of q, k and v are tied: query heads are key heads × repeats, q and k share their head size.
+
+    Keys and values, contiguous or paged, share their axes 0, 1 and 2.
+    """
     q, k, v = u.ins[:3]
     heads, groups = size(q[1]), size(k[1])
     repeats = Atom(int(heads) // int(groups)) if isinstance(heads, int) and isinstance(groups, int) else Atom(1)
