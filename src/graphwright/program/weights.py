@@ -192,7 +192,7 @@ class Weights(Mapping[str, Variable]):
         self.promises[array] = Promise(None, SOURCE)
 
     def refer_slice(self, array: NDArray, whole: NDArray, dims: Mapping[int, np.ndarray]) -> None:
-        """Give `array`, a slice of `whole`, a reference made from the slice's indices and the reference of `whole`, if any.
+        """Give `array`, a slice of `whole`, a reference made from its indices and the reference of `whole`, if any.
 
         The first entries are hashed too, to distinguish slices of different checkpoints.
 

@@ -341,7 +341,7 @@ def _made(group: AxisGroup) -> list[AxisMember]:
 
 
 def _weights(group: AxisGroup) -> list[AxisMember]:
-    """Return the axis's weights, oldest first: only weights with all its atoms and only trained ones, if there are any."""
+    """Return the axis's weights, oldest first; only those with all its atoms, and only trained ones, if any exist."""
     p, dims = group.axes.program, group.axes.solution.dims
     weights = group._stored
     weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # gates must not rename an axis
