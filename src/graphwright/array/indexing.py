@@ -22,7 +22,7 @@ from graphwright.errors import DTypeError, IndexOutOfRange, ShapeError, UsageErr
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """Slices, then dropped and new axes, then index arrays for consecutive axes.
+    """The steps of an indexing, applied in this order: slice, drop axes, insert axes, permute, gather.
 
     Attributes:
         slices: start, size and step along each axis of the array.

@@ -100,7 +100,7 @@ def _seed(root: Tensor, grad: Tensor | None) -> Tensor:
         raise NoTape(
             "the tensor has no tape: no operand required a gradient, or it was computed under no_grad()",
             got=root.spec,
-            fix="set requires_grad=True on the tensors to differentiate by",
+            fix="set requires_grad=True on the tensors to differentiate with respect to",
         )
     if grad is None:
         if root.size != 1:

@@ -105,7 +105,7 @@ class Parameter(Variable):
 
     @property
     def grad_dtype(self) -> DType:
-        """Dtype of the summed gradient: float32 for 16-bit parameters, as in bfloat16 a sum of 300 ones is 256."""
+        """Dtype of the summed gradient: float32 for 16-bit parameters, because bfloat16 sums 300 ones to 256."""
         return float32 if self.data.dtype.is_low else self.data.dtype
 
 

@@ -38,7 +38,7 @@ class Dense:
         self.next: list[list[int]] = [ends[a:b] for a, b in pairwise(bounds)]
 
     def of(self, nodes: NodeId | Iterable[NodeId], graph: Graph) -> list[int]:
-        """Return the numbers 0..n-1 of nodes given by handle. Raises: StaleHandle."""
+        """Return the number in 0..n-1 of each of the given nodes. Raises: StaleHandle."""
         ids = np.atleast_1d(packed(nodes)).tolist()
         for node in ids:
             if node not in self._of:

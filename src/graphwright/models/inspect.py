@@ -137,7 +137,7 @@ def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
 
 
 def _readers(p: Program, node: NodeId, narrow: bool) -> list[tuple[NodeId, Spec]]:
-    """Return the nodes that read a param, directly or through a cast, each with the spec that it reads."""
+    """Return (reader, spec that it reads) for each node that reads a param, directly or through a cast."""
     found = []
     for reader in p.consumers(node):
         if traits(p.op(reader)).casts:

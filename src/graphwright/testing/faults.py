@@ -108,7 +108,10 @@ class Operation:
 
 
 class _Interceptor:
-    """Replacements of the system's calls. `strike(name)` returns the kind of fault for a call, or "" for none."""
+    """Replacements of `os` calls and `open`.
+
+    They record each call on a file under `root`. `strike(name)` returns the kind of fault for a call, or "" for none.
+    """
 
     def __init__(self, root: Path, strike: Callable[[str], str]) -> None:
         self.root = os.path.realpath(root)
@@ -270,7 +273,7 @@ class _Folder:
 
 
 class Disk:
-    """A disk on which all of `tree` is durable at the start, and which follows the operations applied to it."""
+    """A model of a disk: all of `tree` is durable at the start; `apply` updates it operation by operation."""
 
     def __init__(self, tree: Tree) -> None:
         self._root = _Folder()
@@ -304,7 +307,11 @@ class Disk:
                 src.now[old], dst.now[new] = dst.now[new], src.now[old]
 
     def states(self, seeds: int = 2) -> Iterator[tuple[str, Tree]]:
-        """Yield possible states after a crash now: the four extremes, torn content, and `seeds` random choices."""
+        """Yield possible states after a crash now, as (description, files).
+
+        Unsynced names and contents either all persist or all do not, which gives four states; then one with torn
+        content, and `seeds` states in which a random part persists.
+        """
         arrived: dict[str, Callable[[_File | _Folder], bool]] = {
             "everything arrived": lambda _: True,
             "only what was fsynced arrived": lambda _: False,

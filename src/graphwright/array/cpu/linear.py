@@ -87,7 +87,7 @@ def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> lis
 
 
 def _runs(offsets: torch.Tensor, rows: int) -> list[int]:
-    """Return the offsets as ints. Raises: IndexError unless they are sorted from 0 to at most `rows`."""
+    """Return group offsets as ints. Raises: IndexError unless they start at 0, ascend and end at most at `rows`."""
     ends: list[int] = offsets.tolist()
     if ends[0] != 0 or ends[-1] > rows or any(a > b for a, b in pairwise(ends)):
         raise IndexError(f"group offsets are not sorted from 0 to at most {rows}: {ends[:8]}")

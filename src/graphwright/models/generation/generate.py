@@ -63,7 +63,7 @@ class GenerationOptions(Sampling):
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling rules alone."""
+        """The options that are sampling rules, as `Sampling`."""
         return Sampling(**{f.name: getattr(self, f.name) for f in fields(Sampling)})
 
 
@@ -215,7 +215,7 @@ def _fill(cache: KVCache, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.n
 
 @dataclass(slots=True)
 class _Continuation:
-    """One sample in progress; `made` collects its tokens."""
+    """One of the `n` samples while it is generated; `made` collects its tokens."""
 
     model: Model
     cache: KVCache

@@ -172,7 +172,7 @@ class Sequence(KVCache):
             self._claim(more, at, inside if count > 0 else 0)
 
     def _claim(self, more: int, at: int, used: int) -> None:
-        """Take `more` blocks; if block `at` of the table is shared and has `used` > 0 entries, copy it first."""
+        """Add `more` blocks to the table; replace block `at` by a copy if it is shared and has `used` > 0 entries."""
         cache, pool = self.cache, self.cache.pool
         shared = used > 0 and pool.refs(self.table[at]) > 1
         if shared and pool.refs(self.table[at]) == 2 and pool.free + cache.prefix.evictable == more:

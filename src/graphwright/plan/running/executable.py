@@ -437,10 +437,11 @@ class BoundCall:
 
 
 class _CheckedRun:
-    """A run with all checks. The native call falls back to it if something changed since the last run.
+    """The run of a `BoundCall` in Python, which binds again if something changed since the last run.
 
     Attributes:
-        native: the native call with its checks, or None if a run takes several calls.
+        native: a native call that runs the plan if nothing changed, and else calls this object. None unless a run is
+            one native call without helper threads.
     """
 
     __slots__ = ("_inputs", "_outputs", "_single", "_space", "native")
