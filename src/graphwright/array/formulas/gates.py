@@ -1,4 +1,4 @@
-"""Formulas of gates, elementwise: z is the logit (of a scale gate, the value), t a temperature, u uniform noise in (0, 1).
+"""Gates, elementwise: z is the logit (of a scale gate, the value), t a temperature, u uniform noise in (0, 1).
 
 The code of a kind, state or mode is its index in `KINDS`, `STATES` or `MODES`. Sources: Maddison et al. 2017
 (concrete); Louizos et al. 2018 (hard concrete); Bengio et al. 2013 (straight through).

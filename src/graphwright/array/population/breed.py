@@ -84,7 +84,7 @@ def _copy(src: Any, p: int, out: Any, at: int) -> None:
 
 @native
 def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay: int, weight: float) -> int:
-    """Insert an open link into the links `low` to `high` of `out`, which are sorted by number; return the new `high`."""
+    """Insert an open link into links `low` to `high` of `out`, which are sorted by number; return the new `high`."""
     at = high
     while at > low and out.link_id[at - 1] > number:
         _copy(out, at - 1, out, at)
