@@ -505,7 +505,8 @@ class _Growth:
             weights = [(w, dim) for port, dim in ends if (w := origin(p, operands[port])) is not None]
             alone = [(w, dim) for w, dim in weights if self.found.summed[w, dim, self.atom]]
             if not alone and not (weights and self.group.mixed):
-                raise UsageError("new units would change the result of an op: no weight that it reads can cancel them",
+                raise UsageError("cannot add units: this op sums over the axis, and new units would change its sum",
+                                 expected="a weight of the op that reads this axis alone, to be zero for new units",
                                  where=f"{self.group.name}, {p.path(node)} ({p.op(node)})")  # fmt: skip
             for w, dim in alone:
                 found.setdefault(p.key(w), set()).add(dim)
