@@ -90,7 +90,7 @@ class StructureHash:
         self._structure = None
 
     def touch_outputs(self) -> None:
-        """Mark the outputs as changed."""
+        """Mark the outputs of the program as changed, so that the structure hash is computed again."""
         self._structure = None
 
     def forget(self, node: NodeId) -> None:

@@ -215,11 +215,11 @@ class Selection:
         return self._made(self.program.reachable(self._other(other)) & self.program.dependents(self.nodes))
 
     def inner(self) -> Selection:
-        """Select the nodes that no edge connects with the outside."""
+        """Select the nodes whose operands and readers are all in this selection."""
         return self - self.boundary()
 
     def boundary(self) -> Selection:
-        """Select the nodes with an edge from or to the outside."""
+        """Select the nodes of this selection that read a node outside of it, or that a node outside of it reads."""
         inside, graph = set(self.nodes), self.program.graph
         return self.where(lambda n: any(m not in inside for m in (*graph.predecessors(n), *graph.successors(n))))
 

@@ -44,7 +44,7 @@ TOGETHER = frozenset({"heads", "channels"})
 
 
 class AxisMember(NamedTuple):
-    """One dimension of a group."""
+    """One dimension of one value that belongs to a group of dimensions resized together."""
 
     value: Value
     dim: int  # index of the dimension

@@ -308,7 +308,7 @@ class MirroredProgram:
         return name
 
     def _free_name(self, name: str) -> None:
-        """Rename the node of the derived program that has this name, if any."""
+        """Give the node of the derived program that has this name, if any, another free name."""
         p = self.program
         other = p.free_name(name)
         if other != name:

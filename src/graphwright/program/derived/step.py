@@ -109,7 +109,7 @@ class ReusingRecorder(MirrorRecorder):
         return found[1]
 
     def _add_variable(self, variable: Variable) -> NodeId:
-        """Add a node for a variable that the source does not have."""
+        """Add a param or state node for a variable that the source program does not have; return the node."""
         p, kind = self.program, PARAM if isinstance(variable, Parameter) else STATE
         name = p.free_name(variable.name or kind)
         p.weights.add(name, variable)

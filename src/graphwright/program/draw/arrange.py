@@ -138,7 +138,7 @@ class _Router:
         return self.rank[child] if child >= 0 else self.rows
 
     def _reach(self, number: int) -> int:
-        """Count the rows that the longest wire of a net spans."""
+        """Return the largest number of rows between the source and a target of a net."""
         net = self.nets[number]
         start = self.rank[net.child] if net.child >= 0 else -1
         return max(abs(self._row(t) - start) for t, _ in net.targets)
@@ -199,7 +199,7 @@ class _Router:
     def _on_track(
         self, net: Net, wires: list[Wire], some: list[int], source: X | None, own: int, start: int, back: bool
     ) -> X:
-        """Route the wires `some` of one net on one shared track; return the position at which the net starts."""
+        """Route the wires `some` of one net on a shared vertical track; return the position at which the net starts."""
         targets = [net.targets[k] for k in some]
         rows = [self._row(t) for t, _ in targets]
         first, last = (min(rows), start) if back else (start + 1, max(rows) - 1)
@@ -282,7 +282,7 @@ class _Router:
         return widest
 
     def on_axis(self, x: X) -> bool:
-        """Return True if a position is the middle of its lane, both while its child is open and while it is closed."""
+        """Return True if a position is in the middle of its lane, no matter whether its child is open or closed."""
         if x.kind in (LANE, TRACK):
             return x.kind == LANE
         inner = self.inner[x.a]

@@ -308,7 +308,7 @@ class SceneView:
     closed: tuple[str, ...] = ()
 
     def shown_as(self) -> list[int]:
-        """Return, per module, the outermost closed module around it (perhaps itself), or -1 if all are open."""
+        """Return, per group, the outermost closed group that contains it or is it; -1 if all these groups are open."""
         top = [-1]
         for at, module in enumerate(self.tree.modules[1:], start=1):
             above = top[module.parent]
@@ -316,7 +316,7 @@ class SceneView:
         return top
 
     def visible(self) -> list[int]:
-        """Return, per node, what is drawn for it: the node itself, or ~index of the closed module that hides it."""
+        """Return, per node, what is drawn for it: the node itself, or ~index of the closed group that hides it."""
         top = self.shown_as()
         return [i if top[home] < 0 else ~top[home] for i, home in enumerate(self.tree.home)]
 

@@ -188,7 +188,7 @@ _MOST_LINES = 12
 
 
 class NodeNote(NamedTuple):
-    """A note on a node."""
+    """A note to show on a node, with its severity."""
 
     level: int  # 0 info, 1 warning, 2 error, 3 critical
     text: str  # shown while the pointer is over the node

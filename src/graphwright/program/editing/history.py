@@ -130,7 +130,7 @@ class History:
         return entry
 
     def _append(self, undo: Undo | None, cone: Iterable[NodeId], before: str, edits: list[Any], **facts: Any) -> Entry:
-        """Add an entry for the step from the state `before` to the present one, which is a new version."""
+        """Append a journal entry for the change from the state hash `before` to the present state, as a new version."""
         p = self.program
         facts |= {"base_version": p.version, "edits": edits, "before": before, "after": p.state_hash()}
         entry = p.journal.append(undo=undo, cone=tuple(n for n in cone if n in p.graph), **facts)

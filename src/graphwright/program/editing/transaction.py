@@ -206,7 +206,7 @@ class Transaction:
                 self.warnings.append(f"{p.path(node)} has no edges left, so its value is zero")
 
     def _roll_back(self, count: int, labels: int, back_edges: frozenset[EdgeId]) -> None:
-        """Revert all edits but the first `count`, and all changes of the order but the first `labels`."""
+        """Revert all edits but the first `count`, and all topological order changes but the first `labels`."""
         p = self._program
         p.tombstones.mode = "roll back"
         undone = [edit for pair in self.done[count:] for edit in pair[:2]]
@@ -254,7 +254,7 @@ class Transaction:
         return self.add_op(op, operands, attrs, label)
 
     def add_op(self, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str) -> NodeId:
-        """Add an op with this name; the specs of its operands must be up to date."""
+        """Add an op node with its edges and the path `name`; the specs of its operands must be up to date."""
         p, row = self.program, get(op)
         full = row.complete(attrs, name)
         specs = row.specs([p.spec(v) for v in operands], full, name)
