@@ -42,7 +42,7 @@ __all__ = ["GraphwrightError", "__version__", *_FOLDERS, *_HOME]  # pyright: ign
 
 
 def __getattr__(name: str) -> Any:
-    """Import a folder or a public name when it is first used, so that inspecting a model imports no torch."""
+    """Import a subpackage or a public name when it is first used, so that inspecting a model imports no torch."""
     if name in _FOLDERS or name in _OTHER_FOLDERS:
         return import_module(f"graphwright.{name}")
     if name in _HOME:

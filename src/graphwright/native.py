@@ -26,15 +26,15 @@ njit: Any = numba.njit
 
 
 def source_hash(*paths: Path) -> int:
-    """Hash Python files, and the Python files directly in folders, to an odd 48-bit number."""
+    """Return an odd 48-bit hash of Python files; a folder stands for the Python files directly in it."""
     files = [f for path in paths for f in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
     return int.from_bytes(blake2b(b"".join(f.read_bytes() for f in files), digest_size=6).digest(), "little") | 1
 
 
 def cached(*sources: Path, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a loop made of several files with `njit(cache=True)`; the cache is valid until one of `sources` changes.
+    """Compile a loop that uses code of several files with `njit(cache=True)`.
 
-    numba itself checks only the file that defines the loop.
+    The cache is valid until one of `sources` changes; numba itself checks only the file that defines the loop.
     """
 
     def decorate(loop: Callable[..., Any]) -> Any:
@@ -75,7 +75,7 @@ def _process_folder() -> Path:
 
 @cache
 def _seed(source: Path, target: Path) -> None:
-    """Copy the compiled files that are missing or older in `target`."""
+    """Copy the compiled files of `source` that are missing or older in `target`."""
     for pattern in ("*.nbc", "*.nbi", "*.built"):  # an index is copied after the files that it names
         for file in sorted(source.glob(pattern)):
             here = target / file.name

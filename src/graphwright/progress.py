@@ -12,7 +12,7 @@ class Progress:
 
     Attributes:
         what: name of the task.
-        done, total: number of steps made, and of all steps.
+        done, total: steps done so far, and steps in all.
         facts: numbers to show, such as the loss or tokens per second.
         table: row -> column -> number, if several parts of the task run at once.
     """

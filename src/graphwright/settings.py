@@ -71,7 +71,7 @@ def _allowed_fields(kind: type) -> dict[str, list[Any]]:
 
 
 def _allowed(hint: Any) -> list[Any]:
-    """Return the alternatives of an annotation: ranges, tuples of words, types; empty if one cannot be checked."""
+    """Return what an annotation allows: ranges, tuples of literals, settings classes; empty if it cannot be checked."""
     match get_origin(hint):
         case origin if origin in (Union, UnionType):
             parts = [_allowed(part) for part in get_args(hint)]

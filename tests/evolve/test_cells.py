@@ -186,7 +186,7 @@ def test_cells_need_sequences():
     p = b.build()
     with pytest.raises(UsageError, match="cannot be inserted at this node"), p.edit("no") as e:
         m.insert_cell(e, "out", rng)
-    with pytest.raises(UsageError, match="not a linear layer after a cell"), p.edit("no") as e:
+    with pytest.raises(UsageError, match="not the output layer of a recurrent cell"), p.edit("no") as e:
         m.cell_type(e, "out", rng)
 
 

@@ -39,7 +39,7 @@ class MissingKernel(ComputeError):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one launch of a kernel requires of the host; if nothing, a device graph can capture the kernel.
+    """Requirements of one kernel launch on the host. If there are none, a device graph can capture the kernel.
 
     Attributes:
         reads: indices of the operands whose values the host must know when the kernel is launched.

@@ -238,6 +238,6 @@ class Window:
         return sizes
 
     def rest(self, sizes: Sizes) -> Sizes:
-        """Return the count of entries after the last window along each axis: `output_padding` of the transpose."""
+        """Return how many entries no window reaches at the end of each axis: the transpose's `output_padding`."""
         room = zip(self.padded(sizes), self.extent, self.stride, strict=True)
         return tuple((n - e) % s for n, e, s in room)

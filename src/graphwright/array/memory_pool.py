@@ -39,8 +39,8 @@ class OutOfDeviceMemory(ComputeError):
     """A pool could not allocate, even after returning its cached segments.
 
     Attributes:
-        asked: bytes requested.
-        live, reserved: bytes in use, and taken from the driver.
+        asked: bytes requested by the failed allocation.
+        live, reserved: bytes in use, and bytes that the pool took from the driver.
         largest_free: the largest free piece.
         owners: (bytes, name) of the largest live blocks.
     """

@@ -39,7 +39,7 @@ class Changes:
         self.address = self._cell.buffer_info()[0]
 
     def rise(self) -> None:
-        """Count a change."""
+        """Increment the count."""
         self.count += 1
         self._cell[0] = self.count
 
@@ -67,7 +67,7 @@ class WriteCount:
         return self._cell[0]
 
     def rise(self) -> None:
-        """Count a run."""
+        """Increment the count."""
         self._cell[0] += 1
 
     def retire(self) -> None:
@@ -116,13 +116,13 @@ class Storage:
             changes.rise()
 
     def written(self) -> None:
-        """Count a write."""
+        """Record a write: increase `version`, and raise `changes` if the block is watched."""
         self._version += 1
         if self.watched:
             changes.rise()
 
     def counted_by(self, count: WriteCount) -> None:
-        """Add the runs that `count` counts from now on to the version."""
+        """Let each later run counted by `count` also raise `version`: a plan that writes this block calls this."""
         if count not in self._counts:
             kept = tuple(c for c in self._counts if not c.retired)
             self._version += sum(c.count for c in self._counts if c.retired) - count.count

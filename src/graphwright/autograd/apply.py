@@ -138,11 +138,11 @@ class TensorBase:
         return self.data.dtype
 
     def own(self) -> NDArray:
-        """Return the array for writing. Raises: TraceError for a traced value."""
+        """Return the array, to be written in place. Raises: TraceError for a traced value."""
         return self.concrete("a write")
 
     def concrete(self, wanted: str) -> NDArray:
-        """Return the array for the purpose `wanted`. Raises: TraceError for a traced value, or a variable in a trace.
+        """Return the array. Raises: TraceError, naming the use `wanted`, for a traced value or a variable in a trace.
 
         A variable may change between runs of a trace, so its current array must not be read there.
         """
@@ -260,7 +260,7 @@ def _number_dtype(value: Any) -> DType | None:
 
 @lru_cache(4096)
 def _casts(row: Op, kinds: tuple[OperandKind, ...], low: DType | None) -> tuple[DType | None, ...]:
-    """Return per operand the dtype to cast it to, or to convert a Python number to; None for no cast."""
+    """Return for each operand the dtype that it must be cast to, None for no cast; Python numbers always get one."""
     target = target_dtype(row, kinds, low)
     result: list[DType | None] = []
     for i, (kind, how) in enumerate(kinds):

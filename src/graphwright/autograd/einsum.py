@@ -73,7 +73,7 @@ def _spread(term: str, free: Sequence[int], equation: str) -> Labels:
 
 
 def _diagonal(x: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
-    """Replace axes with the same label by their diagonal."""
+    """Replace axes that have the same label by their diagonal; return tensor and remaining labels."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             a, b = [i for i, have in enumerate(labels) if have == label][:2]

@@ -94,7 +94,7 @@ def _data(t: TensorBase) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FunctionRule:
-    """The stand-in for an op in the tape node of a Function call; its `vjp` passes the saved tensors to the user's.
+    """Takes the role of the op in the tape node of a Function call; its `vjp` calls the user's `vjp`.
 
     Attributes:
         operands: indices of the tensors among the `count` arguments. They are the node's first operands; the saved

@@ -83,7 +83,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
 
 
 def cast_like(value: Any, x: Tensor) -> Tensor:
-    """Return a number, array or tensor in the dtype of `x`; a Python number keeps all digits that the dtype has."""
+    """Return a tensor of the dtype of `x`; a Python float is converted from float64, not through float32."""
     return (value if hasattr(value, "__gw_op__") else as_tensor(np.asarray(value))).to(x.dtype)
 
 

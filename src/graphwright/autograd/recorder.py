@@ -36,7 +36,7 @@ class Symbol:
         return self.spec.dtype
 
     def alias(self) -> Symbol:
-        """Return a second symbol of the same value, for a second tensor."""
+        """Return another symbol for the same value, for a tensor that shares its memory; see `mark_alias`."""
         other = Symbol(self.spec, self.handle, self.recorder)
         mark_alias(other, self)
         return other

@@ -37,7 +37,7 @@ def argument(metavar: str, help: str) -> Any:
 
 
 def option(metavar: str, help: str, *names: str, **limits: Any) -> Any:
-    """Declare an option with a value, as metadata of a parameter's type; its default name is the parameter's."""
+    """Declare an option with a value, as metadata of a parameter's type; by default it is named after the parameter."""
     return typer.Option(*names, metavar=metavar, help=help, **limits)
 
 

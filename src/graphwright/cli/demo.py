@@ -71,7 +71,7 @@ _STEPS: list[tuple[str, str, Callable[[_Demo], Result]]] = []
 
 
 def _chapter(title: str, code: str) -> Callable[[Callable[[_Demo], Result]], Callable[[_Demo], Result]]:
-    """Make a decorator that adds a method as the next chapter."""
+    """Return a decorator that adds a method as the next chapter, with this title and line of Python."""
 
     def add(step: Callable[[_Demo], Result]) -> Callable[[_Demo], Result]:
         _STEPS.append((title, code, step))

@@ -146,6 +146,6 @@ def _open(directory: str) -> Any:
 
 
 def _around(p: Any, drawn: Any) -> set[str]:
-    """Return the modules that contain the coloured nodes, to be drawn expanded."""
+    """Return the paths of all modules that contain a node of `drawn`; the picture expands these modules."""
     parts = [p.path(node).split(".") for node in drawn]
     return {".".join(part[:i]) for part in parts for i in range(1, len(part))}

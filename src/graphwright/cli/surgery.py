@@ -35,7 +35,7 @@ Matrices = Annotated[str, option("PATTERN", "Matrices, by path.", "--where")]
 
 
 def _shared(tokens: int, context: int, least: int = 0) -> OptionTable:
-    """Return the options that all commands of this file but `search` share.
+    """Return the options that `prune`, `orthogonalize` and `compress` share.
 
     Args:
         tokens, context: default sizes of the calibration data.
@@ -156,7 +156,7 @@ def compress(
 
 
 def _edited(run: Callable[..., Any], directory: str, out: Path | None, *args: Any, **options: Any) -> Output:
-    """Replace matrices of a model by the function `run`, and save the edited model."""
+    """Call `run`, which replaces matrices of the model, and save the edited model unless it is a dry run."""
     dry_run, overwrite = options["dry_run"], options["overwrite"]
     model, data, to = _open(directory, out, options)
     with bar() as report:

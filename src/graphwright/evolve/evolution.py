@@ -65,7 +65,7 @@ class Evolution:
         if isinstance(start, blocks):
             return LayerEvolution(task, start.program, settings, seed=seed, threads=threads)
         if start is not None and not isinstance(start, scalar):
-            raise UsageError("the start of evolution is neither scalar nor blocks", got=repr(start)[:80],
+            raise UsageError("invalid start of evolution", got=repr(start)[:80],
                              expected="evolve.scalar() or evolve.blocks(program)")  # fmt: skip
         return NeuronEvolution(task, settings, seed=seed, threads=threads)
 

@@ -94,8 +94,9 @@ class EvolutionRun(ABC):
         for value in (*limits, aim):
             if value is not None and (not isinstance(value, Real) or value != value):
                 raise UsageError("a limit or the target is not a number", got=repr(value)[:80])
-        if any(limit is not None and limit < 0 for limit in limits):
-            raise UsageError("a limit is negative", got=min(limit for limit in limits if limit is not None))
+        for name, limit in zip(("max_generations", "max_evaluations", "max_seconds"), limits, strict=True):
+            if limit is not None and limit < 0:
+                raise UsageError("a limit is negative", where=name, expected=">= 0", got=limit)
         Range(1, whole=True).check("save_every", save_every)
         Range(1, whole=True).check("keep", keep)
         began = perf_counter() - self.counters.seconds

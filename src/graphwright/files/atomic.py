@@ -136,7 +136,7 @@ def _close(fd: int) -> None:
 
 # -- system calls ------------------------------------------------------------------------------------------------------
 def _again(call: Callable[..., T], *args: object) -> T:
-    """Return `call(*args)`; call again while a signal interrupts it."""
+    """Return `call(*args)`, repeating the call each time a signal interrupts it."""
     while True:
         try:
             return call(*args)
@@ -394,7 +394,7 @@ def _put(temp: Path, path: Path, overwrite: bool) -> None:
 
 
 def _put_in_two_steps(temp: Path, path: Path) -> None:
-    """Move the old directory aside, then the new one in; `_recover` repairs a crash in between at the next save."""
+    """Rename the old directory aside, then `temp` to `path`; after a crash in between, the next save moves it back."""
     aside = _staging_path(path, "old")
     lock = _open_directory(path)
     try:
@@ -413,7 +413,7 @@ def _put_in_two_steps(temp: Path, path: Path) -> None:
 
 
 def _recover(path: Path) -> None:
-    """Move back an old directory that a crash left aside."""
+    """If `path` is missing, rename the old directory that a crash in `_put_in_two_steps` left aside back to it."""
     if not os.path.lexists(path):
         for aside in _staged(path, "old")[:1]:
             os.rename(aside, path)

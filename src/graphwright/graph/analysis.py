@@ -38,7 +38,7 @@ class Dense:
         self.next: list[list[int]] = [ends[a:b] for a, b in pairwise(bounds)]
 
     def of(self, nodes: NodeId | Iterable[NodeId], graph: Graph) -> list[int]:
-        """Return the numbers 0..n-1 of nodes given by handle. Raises: StaleHandle."""
+        """Return the number in 0..n-1 of each of the given nodes. Raises: StaleHandle."""
         ids = np.atleast_1d(packed(nodes)).tolist()
         for node in ids:
             if node not in self._of:
@@ -297,7 +297,7 @@ def _flood(after: Lists, start: Iterable[int]) -> list[int]:
 
 
 def _cycle(after: Lists, waiting: list[int]) -> list[int]:
-    """Return a cycle by walking backwards among the nodes that Kahn's algorithm could not order."""
+    """Return a cycle among the nodes with `waiting` > 0, which Kahn's algorithm could not order."""
     before = {j: i for i, ends in enumerate(after) if waiting[i] for j in ends if waiting[j]}
     i = next(iter(before))
     seen: dict[int, None] = {}

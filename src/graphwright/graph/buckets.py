@@ -107,25 +107,30 @@ class Buckets:
         return left
 
     def restore_many(self, nodes: Array, edges: Array, positions: Array, owner: Column) -> int:
-        """Restore edges in order until one does not fit; return the number restored. Call `room_many` first."""
+        """Restore edges at `positions`, stopping at the first that `fits` refuses; return the number restored.
+
+        Call `room_many` first. `owner` is the column with the node of each edge.
+        """
         return int(self._run(restore_many, nodes, edges, positions, owner=owner))
 
     def move_many(self, old: Array, new: Array, edges: Array) -> Array:
-        """Move edges from node `old` to `new` where these differ, in order; return the old indices, else -1."""
+        """Move each edge from its `old` to its `new` node; return its old index, or -1 if the nodes are equal."""
         left = np.full(len(edges), NONE)
         self._run(move_many, old, new, edges, left=left)
         return left
 
     def unmove_many(self, nodes: Array, edges: Array, positions: Array, owner: Column) -> tuple[Array, int]:
-        """Undo `move_many`, given its edges in reverse: put each back at `positions` of `nodes` and update `owner`.
+        """Undo `move_many`, given its edges in reverse order: move each back to its old node and its old index.
 
-        Returns the indices that the edges had before (-1 if not moved), and how many were done before one did not fit.
+        `positions` are the old indices, as `move_many` returned them; `owner` is the column with the node of each edge.
+        Returns the indices that the edges had until now (-1 if not moved), and how many edges were done; it stops at
+        the first that `fits` refuses.
         """
         left = np.full(len(edges), NONE)
         return left, int(self._run(unmove_many, nodes, edges, positions, left=left, owner=owner))
 
     def drain_many(self, into: Buckets, nodes: Array, ends: tuple[Column, Column]) -> Array:
-        """Remove all edges of nodes from these out-lists and the in-lists `into`; `ends` are the endpoint columns.
+        """Remove all edges of nodes from these out-lists and the in-lists `into`; `ends`: the columns source, target.
 
         Returns: edge slots, their indices in the out-lists and in the in-lists, in the order of removal.
         """
@@ -235,7 +240,7 @@ def append(tables: Cells, state: Cells, block: int, node: int, edge: int) -> Non
 
 
 def open_last(tables: Cells, state: Cells, block: int, node: int) -> int:
-    """Lengthen a node's list by one entry, opening a block if the last one is full; return its index in `items`."""
+    """Lengthen a node's list by one entry, adding a block if the last one is full; return the entry's index."""
     head, tail, degree, _, _, after, before, free = tables
     count = degree[node]
     degree[node] = count + 1
@@ -284,7 +289,7 @@ def remove(tables: Cells, state: Cells, block: int, node: int, edge: int) -> int
 
 
 def restore(tables: Cells, state: Cells, block: int, node: int, edge: int, position: int) -> None:
-    """Undo `remove`: put the edge back at `position` and its present entry back at the end of the list."""
+    """Undo `remove`: put the edge back at `position`, and move the entry that is there now to the end of the list."""
     items, position_of = tables[4], tables[3]
     last = open_last(tables, state, block, node)
     if position != last:
@@ -296,7 +301,7 @@ def restore(tables: Cells, state: Cells, block: int, node: int, edge: int, posit
 
 
 def fits(tables: Cells, state: Cells, block: int, node: int, position: int, owner: Cells) -> bool:
-    """Return True if an edge can be restored at `position`: the node's next index, or one of its entries."""
+    """Return True if an edge can be restored at `position`: the node's next index, or that of an edge of the node."""
     count = tables[2][node]
     if count % block:
         at = tables[1][node]
@@ -319,7 +324,7 @@ def last_edge(tables: Cells, block: int, node: int) -> int:
 
 # -- many: `left` receives the old indices ----------------------------------------------------------------------------
 def blocks_needed(tables: Cells, state: Cells, block: int, nodes: Cells) -> int:
-    """Return the number of blocks that appending one edge at each of `nodes` opens."""
+    """Return the number of blocks that are added when one edge is appended at each of `nodes`."""
     degree = tables[2]
     needed = 0
     for node in nodes:  # counts up in the degrees themselves, then back down: needs no scratch buffer
@@ -345,7 +350,7 @@ def remove_many(tables: Cells, state: Cells, block: int, nodes: Cells, edges: Ce
 def restore_many(
     tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, owner: Cells
 ) -> int:
-    """Restore edges at their indices until one does not fit; return the number restored."""
+    """Restore edges at `positions`, stopping at the first that `fits` refuses; return the number restored."""
     for i in range(len(edges)):
         if not fits(tables, state, block, nodes[i], positions[i], owner):
             return i
@@ -364,9 +369,9 @@ def move_many(tables: Cells, state: Cells, block: int, old: Cells, new: Cells, e
 def unmove_many(
     tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, left: Cells, owner: Cells
 ) -> int:
-    """Put edges back to their nodes and indices (-1: it did not move) until one does not fit; update `owner`.
+    """Move edges back to `nodes` at `positions` (-1: it did not move), and write these nodes to `owner`.
 
-    Returns the number of edges done.
+    Stops at the first edge that `fits` refuses. Returns the number of edges done.
     """
     for i in range(len(edges)):
         if positions[i] == -1:
@@ -385,9 +390,10 @@ def unmove_many(
 def drain(
     out: Cells, out_state: Cells, block: int, into: Cells, into_state: Cells, nodes: Cells, ends: Cells, rows: Cells
 ) -> int:
-    """Remove all edges of each node, out-list first, from the end; fill `rows` with edge, out index, in index.
+    """Remove all edges of each node, out-list first, from the end.
 
-    `ends` are the source and target slots by edge slot. Returns the number of edges removed.
+    The three rows of `rows` receive edge, index in the out-lists, index in the in-lists. `ends` are the source and
+    target slots by edge slot. Returns the number of edges removed.
     """
     done = 0
     for node in nodes:

@@ -425,7 +425,7 @@ class Graph:
     def cells_touched(self) -> int:
         """Number of array elements that single edits and queries have read or written. Needs `debug_counters=True`."""
         if self._counter is None:
-            raise UsageError("this graph does not count cells", fix="Graph(debug_counters=True)")
+            raise UsageError("cells_touched is not counted without debug counters", fix="Graph(debug_counters=True)")
         return self._counter[0]
 
     @property

@@ -26,7 +26,7 @@ N = TypeVar("N", bound=Hashable)
 
 
 class Neighbours(Protocol[N]):
-    """The neighbours of a node, without the edges that an order may go against (back edges)."""
+    """The successors and predecessors of each node, without back edges, which an order need not respect."""
 
     def successors(self, n: N, /) -> Iterable[N]:
         """Return the nodes that must come after `n`."""
@@ -38,7 +38,7 @@ class Neighbours(Protocol[N]):
 
 
 class Relabelled(NamedTuple, Generic[N]):
-    """Labels before a change: (node, label, creation number); the label is None for a node that was added."""
+    """Undo record: (node, label, creation number) before a change; the label is None for a node that was added."""
 
     before: tuple[tuple[N, int | None, int], ...]
 
@@ -184,7 +184,7 @@ class OnlineOrder(Generic[N]):
 
     # -- labels ------------------------------------------------------------------------------------------------------
     def _position(self, after: N | None, before: N | None) -> tuple[int, int | None]:
-        """Return the index of a new node in the order, and a free label there or None."""
+        """Return the index of a new node in the order, and a label for it, or None if no label is free there."""
         if after is not None and before is not None and self._labels[after] < self._labels[before]:
             label = (self._labels[after] + self._labels[before]) // 2
             at = bisect_left(self._sorted, label, key=self._labels.__getitem__)
@@ -210,7 +210,7 @@ class OnlineOrder(Generic[N]):
         return low, labels[nodes[at]] if at < len(nodes) else low + 2 * gap
 
     def _spread(self, at: int) -> list[tuple[N, int | None, int]]:
-        """Make room at index `at`; return the old labels of the nodes that moved."""
+        """Spread the labels around index `at`, so that one is free there; return the old labels of the nodes moved."""
         nodes, labels, reach = self._sorted, self._labels, 4
         while True:
             low, high = max(at - reach, 0), min(at + reach, len(nodes))
@@ -262,7 +262,7 @@ class OnlineOrder(Generic[N]):
     def _reach(
         self, start: N, neighbours: Callable[[N], Iterable[N]], low: tuple[int, int], high: tuple[int, int]
     ) -> dict[N, N | None]:
-        """Return node -> node before it on a path from `start`, for all reached through keys in (low, high]."""
+        """Search from `start` through nodes with keys in (low, high]; return each node reached -> its search parent."""
         parent: dict[N, N | None] = {start: None}
         pending = [start]
         while pending:

@@ -35,7 +35,7 @@ class RemovedNode(NamedTuple):
 
 
 class RewiredEdge(NamedTuple):
-    """The old and new endpoints of an edge; an index is -1 if that endpoint did not change."""
+    """Old and new endpoints of an edge and its old bucket indices; an index is -1 if that endpoint did not change."""
 
     edge: EdgeId
     source: NodeId

@@ -171,7 +171,7 @@ class SlotTable:
             cells[slot] = None  # a dead row must not keep objects alive
 
     def check_revive(self, handle: int) -> int:
-        """Return the slot of a dead handle that can be revived now. Raises: NotUndoable."""
+        """Return the slot of a dead handle, after checking that undo can revive it now. Raises: NotUndoable."""
         slot = handle & INDEX
         if handle & EDGE_BIT == self.kind_bit and slot < self.size and self.id_cells[slot] == DEAD:
             high = self.high_cells[slot]
@@ -251,7 +251,7 @@ class SlotTable:
                     cells[slot] = None
 
     def check_revive_many(self, handles: Ids) -> Array:
-        """Return the slots of dead handles that can be revived in this order. Raises: NotUndoable."""
+        """Return the slots of dead handles, if undo can revive all of them in this order. Raises: NotUndoable."""
         slots = handles & INDEX
         if len(slots) and (slots.max() >= self.size or (handles & EDGE_BIT != self.kind_bit).any()):
             raise NotUndoable("cannot restore: the record belongs to a different graph")
@@ -420,7 +420,7 @@ class Column:
         return self.data[slots]
 
     def put(self, slots: Array, rows: Any) -> None:
-        """Write rows that `cast` returned."""
+        """Write `rows`, which `cast` returned, at `slots`."""
         if is_list(self.data):
             for i, value in zip(slots.tolist(), rows, strict=True):
                 self.data[i] = value

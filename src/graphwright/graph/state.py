@@ -276,7 +276,7 @@ def _require(holds: bool | np.bool_, what: str) -> None:
 
 
 class Compressed(NamedTuple):
-    """Adjacency in CSR form: `edges[indptr[i]:indptr[i + 1]]` leave (or enter) node i, `indices` are the far ends."""
+    """Adjacency in CSR form: `edges[indptr[i]:indptr[i + 1]]` leave (or enter) node i; `indices`: their other ends."""
 
     indptr: Array
     indices: Array
@@ -370,7 +370,7 @@ def _entries(self: Graph, rows: Compressed, weights: str | None) -> tuple[Array,
 
 
 def _matrix(rows: Compressed, near: Array, far: Array, values: Array) -> Adjacency:
-    """Return the matrix with these entries; duplicates are summed in order."""
+    """Return the matrix with values[k] at [near[k], far[k]] for each k; duplicates are summed in order."""
     n = len(rows.nodes)
     positions, of = np.unique(near * n + far, return_inverse=True)
     indptr = np.zeros(n + 1, np.int64)

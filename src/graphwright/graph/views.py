@@ -152,7 +152,7 @@ def packed(handles: Any) -> Ids:
 
 
 def selected(table: SlotTable, which: Any) -> Ids:
-    """Return packed handles from handles or from a mask over the live rows."""
+    """Return the packed handles that `which` selects: handles, a `Mask`, or a bool array over the live rows."""
     if isinstance(which, Mask):
         return which.ids
     if is_array(which) and which.dtype == bool:

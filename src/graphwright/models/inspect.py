@@ -59,7 +59,7 @@ class Inspection(ReportBase):
     layers: int = 0
 
     def tree(self, depth: int = 3) -> list[tuple[int, str, str, int]]:
-        """Return one line (depth, name, note, parameters) per module; consecutive equal layers share a line."""
+        """Return a row (depth, name, note, parameters) for each module; consecutive equal layers share a row."""
         root = _Module()
         for row in self.tensors:
             at = root
@@ -137,7 +137,7 @@ def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
 
 
 def _readers(p: Program, node: NodeId, narrow: bool) -> list[tuple[NodeId, Spec]]:
-    """Return the nodes that read a param, directly or through a cast, each with the spec that it reads."""
+    """Return (reader, spec that it reads) for each node that reads a param, directly or through a cast."""
     found = []
     for reader in p.consumers(node):
         if traits(p.op(reader)).casts:

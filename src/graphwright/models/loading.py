@@ -48,7 +48,7 @@ def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: 
 
 
 def _prefixing(prefix: str, have: set[str]) -> Callable[[str], str]:
-    """Return a map from a family's key to this file's: unchanged, without the base model's prefix, or with it twice."""
+    """Return a function from a family's key to the file's key, which may lack the base model's prefix or repeat it."""
     if prefix and any(key.startswith(prefix * 2) for key in have):
         return lambda key: prefix + key
     if prefix and not any(key.startswith(prefix) for key in have):

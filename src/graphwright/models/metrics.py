@@ -104,7 +104,7 @@ def drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, 
 
 
 def check_finite(p: Program, result: np.ndarray, ids: np.ndarray | None = None) -> None:
-    """Raises: NonFinite if a result has NaN or infinity.
+    """Raise NonFinite if a result has NaN or infinity.
 
     The error names the first weight that has one, with count and index; if all weights are finite and the `ids` [B, T]
     of the run are given, the first node whose value is not finite.
@@ -152,7 +152,7 @@ def validate(model: Model) -> AssemblyReport:
 
 
 def _tied_mismatch(model: Model) -> list[Mismatch]:
-    """Report a head of the file that differs from the embedding although the config ties them.
+    """Return a report if the file has a head that differs from the embedding, although the config ties them.
 
     Graphwright uses the embedding. transformers 5 does not tie them then (`PreTrainedModel.tie_weights`), so that its
     logits differ.

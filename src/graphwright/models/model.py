@@ -85,7 +85,8 @@ class Model:
         checkpoint, directory: the files that weights are mapped from; never written.
         keys: param path -> checkpoint key.
         eos_ids: tokens that end a text, from generation_config.json or the config.
-        compute, stored: dtype of activations, and that of weights, converted when opened, or `keep`.
+        compute: dtype of activations.
+        stored: dtype to which weights were converted when opened; `keep` if they were not.
         notes: remarks from opening, e.g. rows of the embedding without a token.
     """
 
@@ -120,7 +121,7 @@ class Model:
 
     @property
     def opened(self) -> bool:
-        """Whether the directory holds the model (a checkpoint or a saved program), not a config alone."""
+        """True if the directory has a checkpoint or a saved program; False if it has only a config."""
         return self.checkpoint is not None or (self.directory / "program.json").is_file()
 
     def with_program(self, program: Program, config: Config | None = None, dims: Any = None) -> Model:

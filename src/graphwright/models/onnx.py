@@ -42,7 +42,7 @@ _STEPS = 8
 
 
 def need_onnx() -> None:
-    """Raises: MissingExtra if onnx or onnxruntime is not installed."""
+    """Raise MissingExtra if onnx or onnxruntime is not installed."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         raise MissingExtra("onnx", "ONNX")
 
@@ -291,7 +291,7 @@ class _OnnxGraph:
             self.names[Value(nodes[LENGTH])] = self.node("Squeeze", [size, zero], 1, {})[0]
 
     def _write(self, node: NodeId) -> bool:
-        """Write one node; False if ONNX lacks the op with these attributes, or one of its outputs that is read."""
+        """Write one node; return False if ONNX lacks the op with these attributes, or lacks an output that is read."""
         p, op, self._at = self.p, self.p.op(node), self.p.path(node)
         if op == STATE:
             return True  # a cache
@@ -325,7 +325,7 @@ class _OnnxGraph:
         return True
 
     def _widened(self, node: NodeId) -> bool:
-        """True for a cast of a 16-bit weight to float32 or wider: the weight is stored widened, which is exact."""
+        """True for a cast of a 16-bit weight to float32 or wider; the file stores the wide weight, without a cast."""
         p = self.p
         if not traits(p.op(node)).casts or not p.spec(node).dtype.is_float or p.spec(node).dtype.is_low:
             return False

@@ -41,7 +41,7 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
 
 
 def _only(outputs: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    """Return the only output of a program, as torch modules do, or several outputs by name."""
+    """Return a program's output, or a dict by name if there are several."""
     return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 
@@ -103,7 +103,7 @@ class _TorchAdapter:
                 v.data, v.requires_grad = data, wants
 
     def relink(self, written: Sequence[str]) -> dict[str, NDArray]:
-        """Count torch's writes to parameters; return the arrays of variables whose array was replaced or is shared."""
+        """Record torch's writes to parameters; return name -> array of variables with a replaced or shared array."""
         for name in written:
             self.arrays[name].storage.version += 1
         moved = {n: v.own() for n, v in self.variables.items() if v.shared or v.data is not self.arrays[n]}

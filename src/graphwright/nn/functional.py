@@ -225,7 +225,7 @@ def _mixed(weights: Tensor, v: Tensor) -> Tensor:
 
 # -- convolutions and pools --------------------------------------------------------------------------------------------
 class _Spatial:
-    """Convolutions and pools of [N, C, ...] over `rank` spatial axes. Raises: ShapeError."""
+    """Convolutions and pools of [N, C, ...] over `rank` spatial axes. All raise ShapeError for a wrong shape."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

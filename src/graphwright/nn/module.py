@@ -95,7 +95,7 @@ class Module:
         deque(self._variables("", naming=True), maxlen=0)
 
     def _variables(self, prefix: str, naming: bool = False) -> Iterator[tuple[str, Parameter | Buffer]]:
-        """Yield (dotted name, parameter or buffer), a tied one once per name; `naming` also sets the names."""
+        """Yield (dotted name, parameter or buffer), a tied one once per name; `naming` sets missing names."""
         children: list[tuple[str, Module]] = []
         for name, value in self._members():
             if isinstance(value, Module):
@@ -212,7 +212,7 @@ class Module:
 
 
 def _once(items: Iterable[tuple[str, _Held]]) -> Iterator[tuple[str, _Held]]:
-    """Yield the items, skipping those whose value occurred before."""
+    """Yield the (name, value) items, skipping any value that occurred before under another name."""
     seen: set[int] = set()
     for name, value in items:
         if id(value) not in seen:

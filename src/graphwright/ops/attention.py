@@ -22,7 +22,10 @@ from graphwright.ops.rules import Backward, Update, equal_dim, one_dtype
 
 
 def _heads(u: AxesUse) -> None:
-    """Join the heads and head sizes of queries, keys and values, whether keys are contiguous or paged."""
+    """State how axes of q, k and v are tied: query heads are key heads × repeats, q and k share their head size.
+
+    Keys and values, contiguous or paged, share their axes 0, 1 and 2.
+    """
     q, k, v = u.ins[:3]
     heads, groups = size(q[1]), size(k[1])
     repeats = Atom(int(heads) // int(groups)) if isinstance(heads, int) and isinstance(groups, int) else Atom(1)
@@ -161,7 +164,8 @@ class Rope(Row):
         if style not in ROPE_STYLES:
             raise UsageError("unknown rotary style", expected=", ".join(ROPE_STYLES), got=style)
         if len(x.shape) != 4 or 2 * cos.shape[-1] > x.shape[-1] or cos.shape != sin.shape:
-            raise ShapeError("rope takes x [B, H, T, D] and cos, sin [B, T, d/2] with d <= D", got=f"{x}, {cos}, {sin}")
+            expected = "x [B, H, T, D], cos and sin [B, T, d/2] with d <= D"
+            raise ShapeError("invalid operands of rope", expected=expected, got=f"{x}, {cos}, {sin}")
         if len(cos.shape) != 3 or cos.shape[1] != x.shape[2] or cos.shape[0] not in (1, x.shape[0]):
             want = (x.shape[0], x.shape[2])
             raise ShapeError("cos and sin do not match batch and length of x", expected=want, got=cos)
@@ -210,7 +214,8 @@ class Rope(Row):
 def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...], window: int | None) -> None:
     one_dtype(q, k, v)
     if any(len(t.shape) != 4 for t in (q, k, v)):
-        raise ShapeError("attention takes q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]", got=f"{q}, {k}, {v}")
+        expected = "q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]"
+        raise ShapeError("invalid operands of attention", expected=expected, got=f"{q}, {k}, {v}")
     if window is not None and window < 1:
         raise ShapeError("window must be None or >= 1", expected="None or >= 1", got=window)
     equal_dim(q.shape[0], k.shape[0], "batch of k")
@@ -451,7 +456,8 @@ class SdpaPaged(Row):
         one_dtype(k, v)
         _floats(q, k)
         if any(len(t.shape) != 4 for t in (q, k, v)):
-            raise ShapeError("sdpa_paged takes q [B, H, T, D] and pools [N, G, block, D]", got=f"{q}, {k}, {v}")
+            expected = "q [B, H, T, D] and pools [N, G, block, D]"
+            raise ShapeError("invalid operands of paged attention", expected=expected, got=f"{q}, {k}, {v}")
         _paged_check(q.shape[0], table, lengths)
         equal_dim(q.shape[3], k.shape[3], "head_dim of k")
         for axis, name in ((0, "blocks"), (1, "kv heads"), (2, "block")):

@@ -1,9 +1,9 @@
 """Axis equations: how the dimensions of an op's operands and results are tied together.
 
-The `axes` field of an op's definition takes one `AxesUse` and returns the dimensions of the results as terms. It also
-joins terms, and states which attributes are sizes and where a dimension ends: `summed` if removing zero units changes
-no result, `mixed` if it does, `frozen` if the size cannot change.
-Dimensions couple by these rules alone, never by equal size or name.
+The `axes` field of an op's definition is a function that takes one `AxesUse` and returns the dimensions of the results
+as terms. It also joins terms, which makes them one dimension, and states which attributes are sizes. It marks a
+dimension as `summed` if removing zero units changes no result, `mixed` if it does, `frozen` if the size cannot change.
+Dimensions are tied by these rules alone, never because their sizes or names are equal.
 
 A term is an atom, a product of terms (major first: a reshape) or a chain of terms (a concatenation). Atoms are joined
 by union-find; an atom that turns out to be composite links to its product or chain. Joined terms have equal sizes.
@@ -37,7 +37,7 @@ class Atom:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Factors of one dimension, major first: index = (first · size of the rest) + rest. No factor has size 1."""
+    """A dimension split into factors, slowest first: index = i·(size of the rest) + index in the rest; no size is 1."""
 
     factors: tuple[Term, ...]
 
@@ -55,7 +55,7 @@ IndexMap = Mapping[Atom, np.ndarray]
 
 
 def size(term: Term) -> Dim:
-    """Return the size of a term; a name if it is symbolic."""
+    """Return the size of a term: an int, or a name if the size is symbolic."""
     if isinstance(term, Atom):
         return term.size
     if isinstance(term, Concatenation):
@@ -65,14 +65,14 @@ def size(term: Term) -> Dim:
 
 
 def known(term: Term) -> int:
-    """Return the size of a term that is not symbolic."""
+    """Return the size of a term, which must not be symbolic."""
     n = size(term)
     assert isinstance(n, int)
     return n
 
 
 def product(*terms: Term) -> Term:
-    """Return the product of terms, without those of size 1."""
+    """Return the product of terms, flattened and without factors of size 1."""
     flat: list[Term] = []
     for term in map(resolve, terms):
         flat += term.factors if isinstance(term, Product) else [term]
@@ -81,7 +81,7 @@ def product(*terms: Term) -> Term:
 
 
 def chain(*terms: Term) -> Term:
-    """Return the concatenation of terms, without empty ones."""
+    """Return the concatenation of terms, flattened and without parts of size 0."""
     flat: list[Term] = []
     for term in map(resolve, terms):
         flat += term.parts if isinstance(term, Concatenation) else [term]
@@ -90,7 +90,7 @@ def chain(*terms: Term) -> Term:
 
 
 def resolve(term: Term) -> Term:
-    """Replace the atoms of a term by what they link to."""
+    """Replace each atom of a term by the term that it links to, recursively."""
     if isinstance(term, Atom):
         if term.link is None:
             return term
@@ -104,7 +104,7 @@ def resolve(term: Term) -> Term:
 
 
 def atoms(term: Term) -> Iterator[Atom]:
-    """Yield the atoms of a resolved term in order, repeated ones too."""
+    """Yield the atoms of a resolved term in order; an atom that occurs twice is yielded twice."""
     if isinstance(term, Atom):
         yield term
     else:
@@ -113,7 +113,7 @@ def atoms(term: Term) -> Iterator[Atom]:
 
 
 def same(a: Term, b: Term) -> bool:
-    """Join two terms. Return False if their sizes differ or their splits have no common refinement."""
+    """Join two terms into one dimension. Return False if their sizes differ or splits conflict, as 2 × 3 and 3 × 2."""
     a, b = resolve(a), resolve(b)
     if a is b or a == b:
         return True
@@ -139,7 +139,7 @@ def same(a: Term, b: Term) -> bool:
 
 
 def _products(left: list[Term], right: list[Term]) -> bool:
-    """Join the factors of two products pairwise from the minor end, splitting the larger of a pair by the smaller."""
+    """Join two products factor by factor, minor first, splitting the larger of two. Return False if impossible."""
     while left and right:
         f, g = resolve(left.pop()), resolve(right.pop())
         if isinstance(f, Product) or isinstance(g, Product):  # it was split in the meantime
@@ -164,7 +164,7 @@ def _products(left: list[Term], right: list[Term]) -> bool:
 
 
 def _chains(left: list[Term], right: list[Term]) -> bool:
-    """Cut two concatenations at the boundaries of both, and join them piece by piece."""
+    """Split two concatenations at the boundaries of both, and join the pieces in order. Return False if impossible."""
     while left and right:
         p, q = resolve(left.pop(0)), resolve(right.pop(0))
         if isinstance(p, Concatenation) or isinstance(q, Concatenation):
@@ -185,7 +185,10 @@ def _chains(left: list[Term], right: list[Term]) -> bool:
 
 
 def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
-    """Cut a term in two at an index; return None if the index is inside the minor factors of a product."""
+    """Split a term into the parts before and after an index.
+
+    None if the term is a product and the index is not a multiple of the size of its minor factors.
+    """
     if isinstance(term, Atom):
         head, tail = Atom(at), Atom(known(term) - at)
         term.link = Concatenation((head, tail))
@@ -226,7 +229,7 @@ def _chain_of_products(whole: Concatenation, split: Product) -> bool:
 
 
 def spread(term: Term, indices: IndexMap) -> np.ndarray:
-    """Return the old index of each new entry of a dimension (-1 for a new unit), given these maps of its atoms."""
+    """Return the old index of each new entry of a dimension, -1 for a new unit; atoms not in `indices` keep theirs."""
     if isinstance(term, Atom):
         found = indices.get(term)
         return np.arange(known(term)) if found is None else found
@@ -246,7 +249,7 @@ def spread(term: Term, indices: IndexMap) -> np.ndarray:
 
 
 def resized(term: Term, indices: IndexMap) -> Dim:
-    """Return the size of a dimension after its atoms are resized."""
+    """Return the size of a dimension after its atoms are resized to the lengths of their arrays in `indices`."""
     n = size(term)
     if isinstance(n, str):
         return n
@@ -258,7 +261,7 @@ def resized(term: Term, indices: IndexMap) -> Dim:
 
 
 def text(term: Term, names: Mapping[Atom, str]) -> str:
-    """Format a term: `heads × 16`, `q + k + v`."""
+    """Format a term, such as `heads × 16` or `q + k + v`; an atom without a name is written as its size."""
     if isinstance(term, Atom):
         return names.get(term, str(term.size))
     if isinstance(term, Product):
@@ -274,7 +277,7 @@ Dims = tuple[Term, ...]
 
 @dataclass(frozen=True, slots=True)
 class AxisFact:
-    """One statement of an op about a dimension, other than a join."""
+    """A fact that an op states about a single dimension, such as `frozen` or `mixed`."""
 
     fact: str  # `frozen`, `end` (of the program), `mixed`, `summed` or `kind`
     term: Term  # the dimension
@@ -286,7 +289,8 @@ class AxisFact:
 class Correction:
     """The rescaling that keeps an RMS norm exact when zero units are removed along `term`.
 
-    From size D to d, the attribute `attr` (eps) is scaled by D/d, and operand `port` plus `offset` by √(D/d).
+    When the size goes from D to d, the attribute `attr` (eps) is multiplied by D/d, and w + `offset` by √(D/d), where w
+    is operand number `port`.
     """
 
     term: Term
@@ -313,7 +317,7 @@ class AxesUse:
     result_ranges: dict[int, Term | None] = field(default_factory=dict)  # per result, as `ranges`
 
     def same(self, a: Term, b: Term) -> None:
-        """Join two dimensions, or freeze both if their splits have no common refinement."""
+        """Join two dimensions, or freeze both if their sizes differ or their splits conflict."""
         if not same(a, b):
             for term in (a, b):
                 self.frozen(term, "splits it at boundaries that do not fit together")
@@ -327,7 +331,7 @@ class AxesUse:
         self.notes.append(AxisFact("mixed", term, why))
 
     def summed(self, term: Term, *ends: tuple[int, int]) -> None:
-        """State that the op sums over a dimension at these (operand, dimension) pairs: zero units can be removed."""
+        """State that the op sums over a dimension, so zero units can be removed; `ends`: its (operand, axis) pairs."""
         ends = tuple((port, dim % len(self.ins[port])) for port, dim in ends)
         self.notes.append(AxisFact("summed", term, "", ends))
 
@@ -347,12 +351,12 @@ AxesRule = Callable[[AxesUse], Sequence[Dims]]
 
 
 def broadcast(u: AxesUse) -> Sequence[Dims]:
-    """Join aligned dimensions of an elementwise op's operands, except those of size 1; return those of the results."""
+    """Return the dimensions of an elementwise op's results; join aligned operand dimensions, except those of size 1."""
     return [broadcast_dims(u, u.ins, shape) for shape in u.shapes]
 
 
 def broadcast_dims(u: AxesUse, operands: Sequence[Dims], shape: Sequence[Dim]) -> Dims:
-    """Return the dimensions of a result of this shape; aligned dimensions join, except those of size 1."""
+    """Return the dimensions of a result of this shape; join aligned operand dimensions, except broadcast ones."""
     result: list[Term] = []
     for back in range(len(shape), 0, -1):
         here = [dims[-back] for dims in operands if len(dims) >= back]
@@ -364,13 +368,16 @@ def broadcast_dims(u: AxesUse, operands: Sequence[Dims], shape: Sequence[Dim]) -
 
 
 def identity(u: AxesUse) -> Sequence[Dims]:
-    """Return the operand's dimensions; the result's integers index the same axis as the operand's."""
+    """Return the operand's dimensions; if the operand's integers index an axis, the result's index the same one."""
     u.result_ranges[0] = u.ranges[0]
     return [u.ins[0]]
 
 
 def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
-    """Return an `axes` rule: results have the operand's dimensions; the last ones, or those of `attr`, are frozen."""
+    """Return an `axes` rule: results have the operand's dimensions, and some of these are frozen.
+
+    Frozen are the last `last` dimensions; if `last` is 0, the dimensions that the attribute `attr` names.
+    """
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x = u.ins[0]
@@ -410,7 +417,10 @@ def along_axis(why: str) -> AxesRule:
 
 
 def indexed(u: AxesUse, axis: Term, port: int) -> None:
-    """Join an axis with the one that the integers of operand `port` index, or freeze it if that one is unknown."""
+    """Join `axis` with the axis that the integers of operand `port` index.
+
+    Freeze `axis` if that axis is unknown or has a different size.
+    """
     if (source := u.ranges[port]) is not None and size(source) == size(axis):
         u.same(axis, source)
     else:
@@ -439,6 +449,6 @@ def others(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
 
 
 def spliced(dims: Sequence[_Dim], axis: int, *new: _Dim) -> tuple[_Dim, ...]:
-    """Return the dimensions with that of one axis replaced by `new`. Raises: ShapeError if the axis is out of range."""
+    """Return `dims` with entry number `axis` replaced by `new`. Raises: ShapeError if the axis is out of range."""
     at = axis_of(axis, len(dims))
     return (*dims[:at], *new, *dims[at + 1 :])

@@ -26,7 +26,7 @@ FEWEST_CALLS = 4
 
 
 class BoundCalls(NamedTuple):
-    """Kernel calls bound to memory: they compute `outs` from `ins`."""
+    """Kernel calls bound to fixed arrays: running them computes `outs` from `ins`."""
 
     calls: list[Call]
     ins: list[NDArray]
@@ -35,7 +35,7 @@ class BoundCalls(NamedTuple):
 
 @dataclass(slots=True)
 class CachedBindings:
-    """Bound calls of an op on given specs, cached for reuse; a thread takes one out of its pool while running it."""
+    """Bound calls of one op on given specs, pooled for reuse; a thread removes one from its pool while running it."""
 
     row: Op
     kernels: Backend
@@ -166,7 +166,7 @@ def _bound(
 
 
 def _copied(row: Op, operand: NDArray, attrs: Attrs, spec: Spec, outs: Sequence[NDArray] | None) -> NDArray:
-    """Return a copy of a view that strides cannot express, or write the view into the given output."""
+    """Run a view op as a copy: if strides cannot express the view, or if it is to be written into the given output."""
     if outs is not None and not writable_over(row, outs, [operand]):
         raise AliasError("out shares memory with the operand", where=row.name, fix="pass a copy")
     source = contiguous(operand)
@@ -194,7 +194,7 @@ _impl = attrgetter("impl")
 
 @dataclass(slots=True)
 class _Dispatch:
-    """Cached facts for running an op on all operands of given dtypes, shapes and strides."""
+    """Facts needed to run an op, computed once for given attributes and operand dtypes, shapes and strides."""
 
     specs: tuple[Spec, ...]  # of the results; `scratch`: of the kernel's scratch
     scratch: list[Spec]
@@ -211,7 +211,7 @@ _MOST_KNOWN = 4096
 
 
 def _learned(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> _Dispatch:
-    """Compute the facts for running an op, and cache them under `key` if there is one. Raises: see `Op.specs`."""
+    """Compute the facts needed to run an op, and cache them unless `key` is None. Raises: see `Op.specs`."""
     given = [a.spec for a in ins]
     specs = row.specs(given, attrs)
     view = fresh = None

@@ -17,8 +17,8 @@ def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DT
     """Return the dtype that the operands are cast to, or None to leave them.
 
     Args:
-        kinds: of all operands, including those that are never cast.
-        low: the dtype of autocast, or None outside it.
+        kinds: (dtype, form) of each operand, including operands that are never cast.
+        low: the 16-bit dtype of autocast, or None outside autocast.
     """
     free = [kind for i, kind in enumerate(kinds) if i not in row.traits.fixed]
     first = next((dtype for dtype, how in free if how != "python"), float32)
@@ -36,7 +36,7 @@ def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DT
 
 
 def is_cast(row: Op, place: int, dtype: DType, target: DType | None) -> bool:
-    """Return True if this operand, of this dtype, is cast to `target`."""
+    """Return True if operand number `place`, which has this dtype, is cast when operands are cast to `target`."""
     if target in (None, dtype) or place in row.traits.fixed:
         return False
     return dtype.is_float or row.traits.amp in ("promote", "f32")
@@ -46,5 +46,5 @@ def low_dtype(dtype: object) -> DType:
     """Parse a 16-bit float dtype. Raises: DTypeError for any other dtype."""
     kind = named(dtype)
     if kind not in (bfloat16, float16):
-        raise DTypeError("autocast takes a 16-bit float dtype", expected="bfloat16 or float16", got=kind)
+        raise DTypeError("invalid dtype of autocast", expected="bfloat16 or float16", got=kind)
     return kind

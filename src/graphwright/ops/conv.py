@@ -48,13 +48,13 @@ def _bias(g: Any) -> Any:
 
 
 def _cost(positions: Spec, weight: Spec, ins: Sequence[Spec], outs: Sequence[Spec]) -> Cost:
-    """Return the cost of multiplying each of `positions` with the weights of one channel."""
+    """Return the cost of multiplying each entry of `positions` with one slice of `weight` along its first axis."""
     flops = 2 * positions.size * (weight.size // max(weight.sizes[0], 1))
     return Cost(flops, sum(i.nbytes for i in ins), outs[0].nbytes)
 
 
 def _geometry(rng: np.random.Generator) -> tuple[dict[str, Any], int, tuple[int, ...], tuple[int, ...]]:
-    """Draw attributes, groups, kernel and spatial sizes of a sample: one or two axes, also with leftover input."""
+    """Draw attributes, groups, kernel and input sizes of a test sample; windows need not cover the whole input."""
     rank, groups = int(rng.integers(1, 3)), int(rng.integers(1, 3))
     kernel = tuple(int(k) for k in rng.integers(1, 4, rank))
     attrs: dict[str, Any] = {
@@ -98,7 +98,7 @@ def _convolved(u: AxesUse, groups: Atom, read: Term, made: Term, at: int) -> Seq
 
 
 def grouped_channels(u: AxesUse, groups: Atom, *channels: Term) -> None:
-    """Mark `groups` as channel groups, whose number is the attribute `groups`, and `channels` as channels."""
+    """State that `groups` is an axis of channel groups, sized by the attribute `groups`, and `channels` of channels."""
     u.sizes["groups"] = groups
     u.kind(groups, "channel_groups")
     for term in channels:

@@ -1,9 +1,9 @@
 """The `emit` field of an op's definition: the op as torch source text, for generated modeling code.
 
-It is a template, or a function from the operands' source texts and the attributes to the text of one expression (a
-tuple for several results). Operand texts are names, attributes, calls or subscripts, so they need no parentheses. In
-generated code, `run` is the forward pass, which knows the symbolic sizes. The function returns None if generated code
-cannot express this use of the op.
+The field is a template or a function. The function maps the operands' source texts and the attributes to the text of
+one expression (a tuple for several results), or to None if generated code cannot express this use of the op. Operand
+texts are names, attributes, calls or subscripts, so they need no parentheses. In generated code, `run` is the forward
+pass, which knows the symbolic sizes.
 
 In a template, `{0}` is an operand, `{all}` all operands, `{name}` an attribute as a literal, `{name:sizes}` an
 attribute as sizes without brackets: `"{0}.narrow({axis}, -1, 1)"`.
@@ -58,6 +58,6 @@ def is_primary(text: str) -> bool:
 
 
 def appends(emit: Emit, operands: int, attrs: Mapping[str, Any]) -> bool:
-    """Return True if the text starts with the first operand, followed by a method call or a subscript."""
+    """Return True if the emitted text starts with the first operand, followed by a method call or a subscript."""
     text = emit([f"x{i}" for i in range(operands)], attrs) if operands else None
     return text is not None and text.startswith(("x0.", "x0["))

@@ -47,13 +47,16 @@ class Expansion:
     results: tuple[int, ...] = ()  # values that are the op's results
 
     def last_uses(self, roots: Sequence[int]) -> dict[int, int]:
-        """Map the root of each value to the last step that reads it; `roots` maps views to the values they view."""
+        """Map the root of each value to the last step that uses it; results of the op are used after the last step.
+
+        `roots[v]` is the value whose memory v views, or v itself.
+        """
         last = {roots[v]: n for n, step in enumerate(self.steps) for v in (*step.outs, *step.ins)}
         return last | {roots[v]: len(self.steps) for v in self.results}
 
 
 def _operators(op: str):  # the type is inferred: that of a Callable binds no self
-    """Return an op's two operator methods: with `self` as the left operand, and as the right one."""
+    """Return the two methods of an operator, such as `__add__` and `__radd__`, that run the op of this name."""
     left = lambda self, other: self.__gw_op__(get(op), (self, other), {})
     return left, lambda self, other: self.__gw_op__(get(op), (other, self), {})
 
@@ -142,7 +145,7 @@ class _Planned(NamedTuple):
 
 
 class _Slots:
-    """Scratch buffers by spec; a released slot is reused for the same spec."""
+    """An allocator of scratch buffers: `take` reuses a released buffer of the same spec, or adds one."""
 
     def __init__(self) -> None:
         self.specs: list[Spec] = []
@@ -189,7 +192,7 @@ def _planned(row: Op, kernels: Backend, ins: Sequence[Spec], attrs: Attrs) -> _P
 
 
 def expanded(row: Op, kernels: Backend) -> bool:
-    """Return True if a backend runs an op by its expansion."""
+    """Return True if a backend runs an op by its expansion, because it has no kernel for the op."""
     return row.expand is not None and row.view is None and not kernels.has_kernel(row.name)
 
 
@@ -201,7 +204,7 @@ def workspace(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spe
 
 
 def needs(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-    """Return the host requirements of an op, or those of all steps of its expansion."""
+    """Return the host requirements of an op's kernel, or the combined ones of the kernels of its expansion."""
     if not expanded(row, kernels):
         return kernels.needs(row.name, outs, ins, attrs)
     made, reads, asked = expansion(row, ins, attrs, kernels), set[int](), []
@@ -220,7 +223,7 @@ def needs(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], 
 def bind(
     row: Op, kernels: Backend, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
 ) -> list[Call]:
-    """Bind the kernel of an op, or those of its expansion, to arrays; `work` has the buffers that `workspace` lists."""
+    """Bind an op's kernel, or the kernels of its expansion, to arrays; `work`: buffers with specs as of `workspace`."""
     if not expanded(row, kernels):
         return kernels.bind(row.name, outs, ins, attrs, work)
     planned = _planned(row, kernels, [a.spec for a in ins], attrs)
@@ -260,7 +263,7 @@ def bind(
 # -- on the VM ---------------------------------------------------------------------------------------------------------
 @cache
 def vm_form(row: Op) -> VmForm | None:
-    """Return the op's own VM form, or a loop over the expansion of an elementwise op without a kernel, or None."""
+    """Return the op's VM form; for an elementwise op without form and kernel, a loop over its expansion; else None."""
     if row.vm is not None or not row.traits.elementwise or not expanded(row, backend(CPU)):
         return row.vm
     return VmForm(lambda outs, ins, attrs: _fused(row, outs, ins, attrs))

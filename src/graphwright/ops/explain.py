@@ -79,13 +79,13 @@ def _cost(row: Op, specs: Sequence[Spec], attrs: dict[str, Any]) -> str:
 
 
 def _needed(row: Op, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the sample's values for required attributes that are missing."""
+    """Return values, from the op's test sample, for the required attributes that `given` lacks."""
     sampled = row.sample(np.random.default_rng(0))[1]
     return {name: sampled[name] for name, value in row.attrs.items() if value is ... and name not in given}
 
 
 def _completed(row: Op, first: Sequence[Spec], attrs: dict[str, Any]) -> tuple[list[Spec], dict[str, Any]] | None:
-    """Add the missing operands from a sample, with its sizes replaced by those of the given operands."""
+    """Add operands from a test sample, resized to match those in `first`; None if no sample matches."""
     for seed in range(20):
         arrays, sampled = row.sample(np.random.default_rng(seed))
         shapes = [np.shape(a) for a in arrays]

@@ -114,7 +114,7 @@ class GateGrad(Backward):
 
 
 def _drawn(rng: np.random.Generator) -> tuple[list[Any], tuple[int, ...]]:
-    """Draw operands for a sample: gates of the kinds whose gradient equals the difference quotient."""
+    """Draw the operands and `sizes` of a test sample, of the gate kinds whose gradient equals finite differences."""
     sizes = tuple(int(n) for n in rng.integers(1, 4, rng.integers(1, 4)))
     smooth = [KINDS.index(k) for k in ("scale", "sigmoid", "concrete", "hard_concrete")]
     rows = []

@@ -80,7 +80,7 @@ AXES = 8
 
 
 def _picked(shape: Sequence[Any], ids: Sequence[Spec], axis: int) -> tuple[Any, ...]:
-    """Return the shape of the entries that index arrays for consecutive axes select. Raises: ShapeError, DTypeError."""
+    """Return the shape of x[..., i, j, ...] for index arrays from axis `axis` on. Raises: ShapeError, DTypeError."""
     start = axis_of(axis, len(shape))
     end = start + len(ids)
     if end > len(shape):
@@ -402,7 +402,7 @@ class _Scatter(Row):
         return x
 
     def axes(u: AxesUse) -> Sequence[Dims]:
-        """Freeze the indexed axis; join each other axis of x with that of the index if their sizes are equal."""
+        """Freeze the indexed axis. Join each other axis of x and the index if their sizes match, else freeze both."""
         x, index, values = u.ins
         at = axis_of(u.attrs["axis"], len(x))
         u.frozen(x[at], "writes it by index")

@@ -107,7 +107,7 @@ class Linear(_Product):
     def infer(x, w, b=None):
         floating(one_dtype(x, w, b))
         if not x.shape or len(w.shape) != 2:
-            raise ShapeError("linear takes x [..., in] and w [out, in]", got=f"{x}, {w}")
+            raise ShapeError("invalid operands of linear", expected="x [..., in] and w [out, in]", got=f"{x}, {w}")
         equal_dim(w.shape[1], x.shape[-1], "in")
         if b is not None and b.shape != w.shape[:1]:
             raise ShapeError("the bias must have one entry per output", where="axis out", expected=w.shape[:1], got=b)
@@ -290,7 +290,7 @@ class Solve(Row):
     def infer(a, b):
         floating(one_dtype(a, b))
         if len(a.shape) != 2 or len(b.shape) != 2:
-            raise ShapeError("solve takes A [n, n] and B [n, k]", got=f"{a}, {b}")
+            raise ShapeError("invalid operands of solve", expected="A [n, n] and B [n, k]", got=f"{a}, {b}")
         equal_dim(a.shape[0], a.shape[1], "of the square matrix")
         equal_dim(a.shape[0], b.shape[0], "rows")
         return Spec(b.shape, b.dtype)

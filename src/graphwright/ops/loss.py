@@ -130,27 +130,27 @@ class CrossEntropyBackward(Backward):
 
 
 class _ClassIds:
-    """Target class ids [...]: the mask of ignored rows, and gathers and scatters by class."""
+    """The target class of each row; methods mask ignored rows, gather by class and sum by class."""
 
     def __init__(self, targets, attrs):
         self.ignored, self.smoothing = call("eq", targets, attrs["ignore_index"]), attrs["smoothing"]
         self.place = call("where", self.ignored, call("full_like", targets, value=0), targets)
 
     def kept(self, row):
-        """Return the values per row, with 0 for ignored rows."""
+        """Return `row`, one value per row of scores, with 0 for ignored rows."""
         return call("where", self.ignored, call("full_like", row, value=0.0), row)
 
     def pick(self, x):
-        """Return x[..., target]."""
+        """Return x[..., target]: the entry of each row of x at its target class."""
         return call("reshape", call("gather", x, _column(self.place), axis=-1), shape=self.place.shape)
 
     def spread(self, row, weight):
-        """Return (1 - s) times the sum of `row` over the rows of each class: [K]."""
+        """Return [K]: for each class, the sum of `row` over the rows with this target, times (1 - `smoothing`)."""
         flat, place = (call("reshape", t, shape=(prod(t.shape),)) for t in (row, self.place))
         return call("scatter_sum", flat, place, axis=0, shape=weight.shape) * (1.0 - self.smoothing)
 
     def smooth(self, x, classes):
-        """Return s/K·x."""
+        """Return s/K·x, where s is `smoothing` and K the number of classes."""
         return x * (self.smoothing / classes)
 
 

@@ -29,7 +29,7 @@ def _wide(*values: Any) -> list[Any]:
 
 
 def _narrow(grads, ins):
-    """Cast gradients to the dtypes of the operands."""
+    """Cast each gradient to the dtype of its operand."""
     return tuple(None if g is None else as_dtype(g, x.dtype) for g, x in zip(grads, ins, strict=True))
 
 
@@ -42,7 +42,7 @@ def _mean(x, axes):
 
 
 def _count(x, axes, less):
-    """Return the number of entries along axes minus `less`: a float, or a traced value if a size is symbolic."""
+    """Return n - `less`, n the number of entries over `axes`: a float, or a traced value if a size is symbolic."""
     known = prod(n for a in axes if isinstance(n := x.shape[a], int))
     named = [call("size", x, axis=a) for a in axes if isinstance(x.shape[a], str)]
     if not named:
@@ -54,14 +54,14 @@ def _count(x, axes, less):
 
 
 def _standard(x, axes, eps):
-    """Return x̂ and r of the module's formulas, with statistics over `axes`."""
+    """Return x̂ = (x - mean)·r and r = 1/√(var + eps), with mean and variance over `axes`."""
     apart = x - _mean(x, axes)
     r = call("rsqrt", _mean(apart * apart, axes) + eps)
     return apart * r, r
 
 
 def _through(u, unit, r, axes):
-    """Return dx, given the gradient u of x̂."""
+    """Return r(u - mean(u) - x̂·mean(u·x̂)): the gradient of x, given the gradient u of x̂ = `unit`."""
     return r * (u - _mean(u, axes) - unit * _mean(u * unit, axes))
 
 
@@ -204,7 +204,7 @@ class LayerNorm(_Norm):
 
 
 def _by_channel(w, rank: int, groups: int | None = None):
-    """Reshape a vector of channels [C] to [C, 1, ...] or [G, C/G, 1, ...], to broadcast from axis 1 of `rank` axes."""
+    """Reshape [C] to [C, 1, ...], or [G, C/G, 1, ...], to broadcast with x [N, C, ...], or [N, G, C/G, ...]."""
     head = w.shape if groups is None else (groups, w.shape[0] // groups)
     return call("reshape", w, shape=(*head, *(1,) * (rank - 2)))
 
@@ -263,7 +263,7 @@ class GroupNorm(_Norm):
 
 
 class _ChannelNorm(_Norm):
-    """A norm of each channel of x [N, C, ...]; mean and variance are operands 1 and 2."""
+    """Base of the batch norms: each channel of x [N, C, ...] is normalised; operands 1 and 2 are mean and variance."""
 
     arity = 3, 5
 

@@ -1,8 +1,8 @@
 """The `onnx` field of an op's definition: the op as nodes of ONNX opset 20, as plain data without the onnx library.
 
-It is the type of a node that takes the same operands ("Relu"), or a function of one `OnnxUse`, u, that adds nodes with
-`u(type, *names, **attributes)` and returns the names of the results, or None if ONNX cannot express this use of the op.
-Ops without the field are exported as their expansion.
+The field is the type of a node that takes the same operands ("Relu"), or a function. The function takes one `OnnxUse`,
+u, adds nodes with `u(type, *names, **attributes)` and returns the names of the results, or None if ONNX cannot express
+this use of the op. Ops without the field are exported as their expansion.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NodeWriter(Protocol):
         ...
 
     def size(self, dim: str) -> str:
-        """Return the name of an int64 [1] that holds a symbolic size."""
+        """Return the name of an int64 tensor [1] that holds the value of a symbolic size."""
         ...
 
 
@@ -88,7 +88,7 @@ class OnnxUse:
 
 
 def numpy_dtype(dtype: DType) -> np.dtype:
-    """Return the numpy dtype of a constant; no constant is bfloat16, which numpy lacks."""
+    """Return the numpy dtype for a constant of this dtype; bfloat16, which numpy lacks, does not occur."""
     return np.dtype(dtype.name)
 
 
@@ -96,7 +96,7 @@ OnnxRow = Callable[[OnnxUse], "str | tuple[str, ...] | None"]
 
 
 class WholeNode(NamedTuple):
-    """The `onnx_23` field: one node of opset 23 for the whole op, used if `same(specs, attributes)` is true."""
+    """The `onnx_23` field: `row` writes the op as one node of opset 23, used if `same(specs, attributes)` is True."""
 
     same: Callable[[Sequence[Spec], Mapping[str, Any]], bool]
     row: OnnxRow
@@ -108,5 +108,8 @@ def same_operands(kind: str) -> OnnxRow:
 
 
 def all_float32(ins: Sequence[Spec], attrs: Mapping[str, Any]) -> bool:
-    """Return True if all operands are float32: in other dtypes, nodes of opset 23 round at other steps than the op."""
+    """Return True if all operands are float32.
+
+    For other dtypes the opset-23 node rounds intermediate results at different points than the op.
+    """
     return all(spec.dtype is float32 for spec in ins)

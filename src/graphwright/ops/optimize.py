@@ -24,7 +24,10 @@ MUON_ADJUST = ("original", "match_rms_adamw")
 
 
 def columns(ins, width: int, first: int = 2):
-    """Split the operands from `first` on into `width` columns of equal length. Raises: ShapeError if impossible."""
+    """Split `ins[first:]` into `width` consecutive columns of equal length, such as all gradients, then all parameters.
+
+    Raises: ShapeError if the number of operands is not a multiple of `width`.
+    """
     members, rest = divmod(len(ins) - first, width)
     if rest or not members:
         raise ShapeError(
@@ -37,9 +40,9 @@ class _Step(Update):
     """Base of optimizer steps.
 
     Attributes:
-        moments: maps the op's attributes to the number of moment columns.
-        choices: the values that samples draw for each attribute.
-        shapes: the shapes of the parameters in samples.
+        moments: function from the op's attributes to the number of moments per parameter.
+        choices: for each attribute, the values that test samples draw from.
+        shapes: the shapes of the parameters in test samples.
     """
 
     arity, traits = (5, None), Traits(carried=True)
@@ -176,7 +179,7 @@ class MuonStep(_Step):
         for spec in columns(members, 4, 0)[1]:
             if len(spec.shape) != 2:
                 fix = "use AdamW for this parameter"
-                raise ShapeError("Muon takes matrices only", expected="[r, c]", got=spec, fix=fix)
+                raise ShapeError("Muon cannot update this parameter", expected="a matrix", got=spec, fix=fix)
         return results
 
 

@@ -29,10 +29,10 @@ class _PoolOp(Row):
 
 
 def _windows(x: Spec, kernel: Any, attrs: Any) -> Spec:
-    """Return the spec of a result with one entry per window over the trailing axes."""
+    """Check that x can be pooled with this kernel; return the spec of the result, which has one entry per window."""
     rule, rank = Window.of(kernel, attrs), len(kernel)
     if rank > 2 or len(floating(x).shape) < rank:
-        raise ShapeError("pooling takes one or two trailing spatial axes", expected=f"[..., {rank} axes]", got=x)
+        raise ShapeError("cannot pool this number of axes", expected=f"one or two trailing axes, here {rank}", got=x)
     if any(2 * p > e for p, e in zip(rule.padding, rule.extent, strict=True)):
         raise ShapeError("padding must be at most half of the window", expected=rule.extent, got=rule.padding)
     at = len(x.shape) - rank
@@ -40,15 +40,16 @@ def _windows(x: Spec, kernel: Any, attrs: Any) -> Spec:
 
 
 def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
-    """Return the spec with trailing axes of the given sizes."""
+    """Return the spec of x with its trailing axes resized to `sizes`."""
     at = len(floating(x).shape) - len(sizes)
     if not 1 <= len(sizes) <= 2 or at < 0 or any(isinstance(n, str) or n < 1 for n in (*sizes, *x.shape[at:])):
-        raise ShapeError("resizing takes one or two trailing spatial axes of size >= 1", expected=sizes, got=x)
+        expected = "one or two trailing axes of size >= 1, and sizes >= 1"
+        raise ShapeError("cannot resize these axes", expected=expected, got=f"{x} to sizes {sizes}")
     return Spec((*x.shape[:at], *sizes), x.dtype)
 
 
 def _back(op: str, g: Any, ins: Any, attrs: Mapping[str, Any]) -> tuple:
-    """Return the gradient by the transposed op; its trailing axes have the operand's sizes."""
+    """Return the operand's gradient: `op`, the transposed op, applied to g with the operand's trailing sizes."""
     return (call(op, g, **{**attrs, "sizes": trailing(ins[0].shape, len(attrs["sizes"]))}),)
 
 
@@ -64,7 +65,7 @@ def _sample(rng, **more):
 
 
 def _emit_pool(name: str, *given: str) -> Emit:
-    """Return an `emit` function that calls torch's `F.<name><rank>d`; `given` are the attributes that it takes."""
+    """Return an `emit` function that calls torch's `F.<name><rank>d`; `given`: the attributes to pass."""
 
     def row(i: Sequence[str], a: Mapping[str, Any]) -> str:
         rank = len(a[given[0]])
@@ -89,7 +90,7 @@ def _onnx_pool(kind: str, *extra: str) -> OnnxRow:
 
 
 def _on_planes(u: OnnxUse, rank: int, node: Callable[[str], str]) -> str:
-    """Add a node that takes its operand as [N, C, ...], with reshapes before and after it where needed."""
+    """Call `node` on the operand as [N, C, spatial...] and return its result, reshaping both where needed."""
     shape = u.ins[0].shape
     if len(shape) == rank + 2:
         return node(u.names[0])

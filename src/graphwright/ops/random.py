@@ -33,7 +33,7 @@ def key_sample(rng: np.random.Generator) -> np.ndarray:
 
 
 def _redraws(u: AxesUse, key: Dims, over: Dims) -> None:
-    """Freeze the key's dimension, and mark those of `over` as mixed: a different shape draws different numbers."""
+    """Freeze the key's dimension, and mark dimensions `over` as mixed: a different shape draws different numbers."""
     u.frozen(key[0], "is keyed by a seed and a step")
     for term in over:
         u.mixed(term, "draws different numbers for a different shape")
@@ -153,7 +153,7 @@ class StochasticRound(Random):
     def infer(x, key, stream):
         _keyed(key, stream)
         if x.dtype is not float32:
-            raise DTypeError("stochastic_round takes float32", expected="float32", got=x)
+            raise DTypeError("stochastic_round needs a float32 operand", expected="float32", got=x)
         return Spec(x.shape, bfloat16)
 
     def sample(rng):

@@ -18,7 +18,7 @@ from graphwright.ops.shape import inverse
 
 
 def _left(dims, axes, keepdims, one):
-    """Return the dimensions after a reduction over axes; with `keepdims`, each reduced one becomes `one`."""
+    """Return `dims` without the reduced axes; with `keepdims`, each reduced dimension is replaced by `one` instead."""
     named = axes_of(axes, len(dims))
     return tuple(one if a in named else d for a, d in enumerate(dims) if keepdims or a not in named)
 
@@ -35,7 +35,7 @@ def _restore(g, x, attrs):
 
 
 def _ends(why: str = "") -> AxesRule:
-    """Return an `axes` rule under which reduced axes are mixed for the reason `why`, or summed if it is empty."""
+    """Return the `axes` rule of a reduction: reduced axes are `mixed` for the reason `why`, or `summed` if it is ""."""
 
     def rule(u: AxesUse) -> list[Dims]:
         for axis in axes_of(u.attrs["axes"], len(u.ins[0])):
@@ -86,7 +86,7 @@ class Reduction(Row):
 
 
 class _Total(Reduction):
-    """A reduction whose result is int64 for integers and bools."""
+    """A reduction whose result is int64 if the operand is integer or bool."""
 
     traits = Traits(amp="f32")
 

@@ -165,15 +165,15 @@ class Op:
     why: Mapping[str, str] = field(default_factory=dict)  # the reason for each field that is None
 
     def inplace(self, ins: int, outs: int) -> Sequence[tuple[int, int]]:
-        """Return pairs (result, operand), given the counts of both: the result may overwrite the operand's memory."""
+        """Return pairs (result, operand) where the result may overwrite the operand; `ins`, `outs` are counts."""
         return [(o, ins - outs + o) for o in range(outs)] if self.traits.carried else self.traits.inplace
 
     def overwrites(self, out: int, operand: int, ins: int, outs: int) -> bool:
-        """Return True if `inplace` has the pair (out, operand)."""
+        """Return True if result number `out` may overwrite operand number `operand`; `ins`, `outs` are counts."""
         return operand == ins - outs + out if self.traits.carried else (out, operand) in self.traits.inplace
 
     def row_major(self, ins: int) -> Sequence[int]:
-        """Return the indices of the operands that must be row-major, of `ins` operands."""
+        """Return the indices, negative ones from the end, of the operands that must be row-major if there are `ins`."""
         return range(ins) if self.traits.carried else self.traits.contiguous
 
     def stops_gradient(self, attrs: Attrs) -> bool:

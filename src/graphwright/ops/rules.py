@@ -15,7 +15,7 @@ from graphwright.ops.registry import Row, Traits, free_cost
 
 # -- checks ------------------------------------------------------------------------------------------------------------
 def same(x: Spec, **attrs: Any) -> Spec:
-    """Return the spec of the operand."""
+    """Return the operand's spec unchanged: `infer` of ops that keep shape and dtype."""
     return x
 
 
@@ -43,7 +43,7 @@ def one_dtype(first: Spec, *others: Spec | None) -> Spec:
 def equal_dim(a: Dim, b: Dim, axis: str) -> None:
     """Check that two dimensions are equal; `axis` names them in the error. Raises: ShapeError if they differ."""
     if a != b:
-        raise ShapeError("two sizes that must be equal differ", where=f"axis {axis}", expected=a, got=b)
+        raise ShapeError("operands have different sizes along a shared axis", where=f"axis {axis}", expected=a, got=b)
 
 
 def wanted(needs: Sequence[bool], *gradients: Callable[[], Any]) -> tuple[Any, ...]:
@@ -56,12 +56,12 @@ Sample = tuple[list[Any], dict[str, Any]]
 
 
 def unary_sample(low: float, high: float, **attrs: Any) -> Callable[[np.random.Generator], Sample]:
-    """Return a sampler of an operand uniform in [low, high], with these attributes."""
+    """Return a function that draws a test sample: one operand, uniform in [low, high], and these attributes."""
     return lambda rng: ([rng.uniform(low, high, (3, 5))], attrs)
 
 
 def normal_sample(*shape: int, **attrs: Any) -> Callable[[np.random.Generator], Sample]:
-    """Return a sampler of a normally distributed operand, with these attributes."""
+    """Return a function that draws a test sample: one normally distributed operand, and these attributes."""
     return lambda rng: ([rng.normal(size=shape)], attrs)
 
 
@@ -76,7 +76,7 @@ def between_integers(rng: np.random.Generator) -> Sample:
 
 
 def binary_sample(rng: np.random.Generator, low: float = -2, high: float = 2) -> Sample:
-    """Draw two operands that broadcast."""
+    """Draw two operands of different shapes that broadcast."""
     return [rng.uniform(low, high, (3, 1, 4)), rng.uniform(low, high, (5, 4))], {}
 
 
@@ -140,7 +140,7 @@ class Backward(Row):
 
 
 class Update(Row):
-    """An op that advances carried state."""
+    """An op that computes the next value of loop-carried state, such as a KV cache or optimizer moments."""
 
     vjp, traits = None, Traits(update=True)
     why = {

@@ -35,7 +35,10 @@ def inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def _runs(dims: Sequence[Term]) -> list[tuple[Term | None, list[Term]]]:
-    """Return pairs (symbolic dimension, dimensions up to the next symbolic one); the first pair begins with None."""
+    """Split dimensions into pairs (symbolic dimension, list of the static dimensions that follow it).
+
+    The first pair has None instead of a symbolic dimension.
+    """
     runs: list[tuple[Term | None, list[Term]]] = [(None, [])]
     for term in dims:
         if isinstance(size(term), str):
@@ -61,7 +64,7 @@ class Reshape(ViewOp):
             want.remove(dim)
         left, right = Spec(tuple(have), x.dtype), Spec(tuple(want), x.dtype)
         if left.symbolic or right.symbolic:
-            raise ShapeError("a symbolic size of one shape is missing in the other", expected=x, got=shape)
+            raise ShapeError("the shapes have different symbolic sizes", expected=x, got=shape)
         if left.size != right.size:
             raise ShapeError("the shapes have different numbers of elements", expected=x, got=shape)
         return Spec(tuple(shape), x.dtype)
@@ -329,7 +332,7 @@ class Unsqueeze(ViewOp):
 
 
 def _with(dims, axes, new):
-    """Return the dimensions with `new` inserted; `axes` are its indices in the result."""
+    """Return `dims` with `new` inserted at each of the indices `axes` of the result."""
     rank = len(dims) + len(axes)
     added, rest = axes_of(axes, rank), iter(dims)
     return tuple(new if a in added else next(rest) for a in range(rank))

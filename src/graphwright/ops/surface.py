@@ -1,8 +1,8 @@
 """Generated functions of the public surface: Tensor methods, `nn.functional` functions and activation modules.
 
-An op has them if its definition sets the fields `method`, `functional` or `module`. Its operands, attributes and
-defaults make the signature, the first paragraph of its docstring the documentation. `scripts/write_stubs.py` writes the
-same signatures as `.pyi` files for type checkers.
+They are made for each op whose definition sets the field `method`, `functional` or `module`. The op's operands,
+attributes and defaults give the signature; the first paragraph of its docstring is the documentation.
+`scripts/write_stubs.py` writes the same signatures as `.pyi` files for type checkers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def modules(base: type) -> dict[str, type]:
     """Return the module classes by name, one for each op with the field `module`.
 
     Args:
-        base: their base class; it reads the class attribute `op`, and takes the op's attributes as keywords of
+        base: the base class of all; it reads the class attribute `op`, and takes the op's attributes as keywords of
             `__init__`.
     """
     return {name: _module(row, name, base) for name, row in _with("module")}

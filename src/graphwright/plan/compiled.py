@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class CompiledProgram:
-    """A program called with feeds, planned for each new input signature and version: `gw.compile(program)`.
+    """A callable that plans a program for each new input signature and version: `gw.compile(program)`.
 
     Args:
         outputs: names of the outputs to compute; all by default.
@@ -100,7 +100,7 @@ class CompiledFunction:
         return self.executable(*args).plan
 
     def bind(self, *args: Any) -> BoundCall:
-        """Return a call with its own memory for arguments of these shapes: inputs to write to, outputs to read.
+        """Return a `BoundCall` with its own memory for arguments of these shapes and dtypes.
 
         >>> import numpy as np, graphwright as gw
         >>> square = gw.compile(lambda x: x * x).bind(np.zeros(3, np.float32))

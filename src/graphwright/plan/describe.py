@@ -183,7 +183,7 @@ def compare(old: Plan, new: Plan) -> PlanDiff:
 
 
 def _signatures(plan: Plan) -> dict[str, list[Any]]:
-    """Map the path of each node to its instructions with named operands, without positions, buffers or addresses."""
+    """Map the path of each node to its instructions, with operands named by `_name` instead of by slot or address."""
 
     def row(instr: Instr) -> list[Any]:
         names = [[_name(plan, s) for s in slots] for slots in (instr.ins, instr.outs)]
@@ -242,7 +242,7 @@ class Profile(NamedTuple):
         return sum(t.seconds for t in self.timings)
 
     def by_path(self, depth: int = 2) -> dict[str, tuple[float, int, int]]:
-        """Sum seconds, floating-point operations and bytes by path, cut to `depth` segments; the slowest path first."""
+        """Sum (seconds, floating-point operations, bytes) by the first `depth` parts of paths; the slowest first."""
         found: dict[str, tuple[float, int, int]] = {}
         for t in self.timings:
             key = ".".join(t.path.split(".")[:depth])

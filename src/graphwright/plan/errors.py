@@ -48,7 +48,7 @@ class StepTorn(ComputeError):
 
 
 class DeviceFailed(ComputeError):
-    """An instruction failed on the device. The host learns of it when it waits: before the commit, or when it reads."""
+    """An instruction failed on the device. It is raised when the host waits: before the commit, or to read a value."""
 
     @classmethod
     def of(cls, program: Program, node: NodeId, path: str, op: str, ins: Sequence[NDArray], error: Exception) -> Self:

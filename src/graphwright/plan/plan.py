@@ -105,7 +105,7 @@ class Plan:
         return Executable(self, variables, poison=poison, shared=shared)
 
     def bind(self) -> BoundCall:
-        """Return a call with its own memory: inputs to write to, outputs to read."""
+        """Return a `BoundCall` with its own memory: write to its inputs, call it, read its outputs."""
         return BoundCall(self.new_executable())
 
     def close(self) -> None:
@@ -262,7 +262,7 @@ class Plan:
 
     @cached_property
     def cuts(self) -> Mapping[int, str]:
-        """Index of an elementwise instruction -> why it does not continue the fusion group before it."""
+        """Index of an instruction -> why it does not continue the fusion group before it; see `FusionRegion.cuts`."""
         at = self.buffer_layout
         return cuts(at.builder, (at.order, at.home, at.first, at.last, at.home == np.arange(len(at.home))))
 
@@ -277,7 +277,7 @@ class Plan:
         return tuple([rows.Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
 
     def regions(self) -> tuple[Region, ...]:
-        """Return the regions captured as device graphs, and the other regions with the reasons they are not."""
+        """Return all regions in execution order; those that are not captured as a device graph state the reasons."""
         return self._regions
 
     @cached_property
@@ -307,7 +307,7 @@ class Plan:
 
     @property
     def layout(self) -> tuple[rows.ArenaSpan, ...]:
-        """The arena's buffers by offset."""
+        """The arena's buffers with their offsets and lifetimes, sorted by offset."""
         found = [rows.ArenaSpan(b.index, b.offset, b.nbytes, b.first, b.last) for b in self._in_arena()]
         return tuple(sorted(found, key=lambda span: (span.offset, span.first)))
 
@@ -335,7 +335,7 @@ class Plan:
         return self._last_uses[self.slots[checked_index(self, "slots", slot, len(self.slots))].base]
 
     def free_after(self, i: int) -> tuple[int, ...]:
-        """Return the arena buffers that instruction `i` is the last to need.
+        """Return the indices of the arena buffers that are needed until instruction `i`, and no longer.
 
         Raises: UsageError if `i` is out of range.
         """

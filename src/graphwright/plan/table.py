@@ -56,11 +56,11 @@ class Slot(NamedTuple):
 
     Attributes:
         index: position in `plan.slots`.
-        value: the program value that it holds; None for scratch.
+        value: the program value that it holds; None for scratch and for row-major copies.
         buffer: index of the buffer.
         dtype: element type.
         layout: shape, strides and offset within the buffer, in elements.
-        base: the slot this one is a view of, or itself.
+        base: index of the slot that this one is a view of, or its own index.
     """
 
     index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # a slot is not searched as a sequence

@@ -57,7 +57,7 @@ def refuse_by_name(path: Path) -> None:
 def refuse_by_magic(path: Path, start: bytes) -> None:
     """Refuse a file whose first bytes `start`, at least 9, are those of a pickle or zip archive. Raises: UnsafeFile.
 
-    The length field of a 640-byte header begins like a pickle (80 02); the brace after it shows that it is none.
+    The length field of a 640-byte header begins like a pickle (80 02), but the `{` of the JSON follows it.
     """
     if start[8:9] == b"{" and start[4:8] == bytes(4):
         return
@@ -92,7 +92,7 @@ def _identity(file: Path | int) -> FileIdentity:
 
 
 class _KeyedFile:
-    """Base of readers: tensors by key; a `with` block closes the files at its end."""
+    """Base of readers: `key in reader` tests for a tensor, and a `with` block closes the files at its end."""
 
     _by_key: Mapping[str, Any]
 
@@ -175,7 +175,7 @@ class TensorFile(_KeyedFile):
             raise self._changed(now)
 
     def check_mapped(self) -> None:
-        """Check that the mapped file was not written to; a new file at its path is fine. Raises: CheckpointChanged."""
+        """Check that the mapped file was not written to; its path may name another file. Raises: CheckpointChanged."""
         try:
             now = _identity(self.path)
         except OSError:

@@ -146,7 +146,7 @@ def write_checkpoint(
         max_shard_size: bytes of payload, or "5GB" (10^9) or "5GiB" (2^30); a larger tensor becomes its own shard.
         metadata: `__metadata__` of every file; None keeps that of the planned files.
         plan: a checkpoint whose layout is kept. A shard of which all tensors are `TensorData.stored` under their own
-            key is copied as a file; a changed one keeps order and metadata; new keys follow after the last shard.
+            key is copied as a file; a changed shard keeps its order and metadata; new keys come last.
         stem: file names are `<stem>.safetensors`, or `<stem>-00001-of-00003.safetensors` and an index.
     Raises: DestinationExists, HeaderError, UnwritableTarget, CheckpointChanged, UsageError; then no file is left.
     """
@@ -195,7 +195,7 @@ def plan_shards(items: Sequence[TensorData], max_bytes: int, metadata: Mapping[s
 def plan_like(
     source: Checkpoint, items: Sequence[TensorData], max_bytes: int, metadata: Mapping[str, str] | None = None
 ) -> list[Shard]:
-    """Plan shards for `items` with the layout and order of `source`; keys that it lacks come last.
+    """Plan shards for `items` with the layout and order of `source`; keys that `source` lacks come last.
 
     A shard with the same unchanged tensors is marked as a copy. A shard of which no tensor remains is omitted.
     """
@@ -225,7 +225,7 @@ def parse_size(size: int | str) -> int:
 
 
 def _fill(shards: list[Shard], items: Sequence[TensorData], max_bytes: int) -> list[Shard]:
-    """Put `items` into the last shard while they fit, then into new ones with the same metadata."""
+    """Append `items` to the last shard up to `max_bytes`, then to new shards with the same metadata."""
     last = shards[-1]
     groups, filled = [list(last.items)], last.nbytes
     for item in items:
@@ -248,7 +248,7 @@ def _names(shards: Sequence[Shard], plan: Checkpoint | None, stem: str) -> list[
 
 
 def _index(names: Sequence[str], shards: Sequence[Shard], plan: Checkpoint | None) -> bytes:
-    """Return the index as JSON: that of `plan` if it is still correct, which keeps its other fields; else a new one."""
+    """Return the index file as JSON: the one of `plan`, with all its fields, if it is still correct, else a new one."""
     weight_map = {item.key: name for name, shard in zip(names, shards, strict=True) for item in shard.items}
     total = sum(shard.nbytes for shard in shards)
     if plan is not None and plan.index is not None:

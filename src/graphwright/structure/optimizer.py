@@ -171,7 +171,7 @@ class JointOptimizer:
         logit_limit: float = 10.0, executor: str = "auto", device: Device | str = "cpu", noise: bool = True,
     ) -> None:  # fmt: skip
         if not hasattr(view, "elements"):
-            raise UsageError("`view` is not a view of gates", expected="DifferentiableGraph(program)",
+            raise UsageError("`view` is not a DifferentiableGraph", expected="DifferentiableGraph(program)",
                              got=repr(view))  # fmt: skip
         if mode not in MODES:
             raise UsageError("unknown mode", expected=", ".join(MODES), got=mode)

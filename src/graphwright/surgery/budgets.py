@@ -35,7 +35,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """Base of the budgets that limit the quantity `of`."""
+    """Base class of the budgets that set an upper limit `most` on the quantity `of`."""
 
     most: int | float
     of: ClassVar[Counted]

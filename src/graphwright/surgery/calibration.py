@@ -164,7 +164,7 @@ class Stream:
         self.live: list[dict[Value, NDArray]] = [{} for _ in feeds]
 
     def advance(self, node: NodeId) -> Stream:
-        """Compute the nodes before a node in topological order, and retain the values that the other nodes read."""
+        """Compute the nodes before a node in topological order, and retain the values that later nodes read."""
         p, moving = self.p, input_dependent(self.p)
         order = [n for n in p.order() if n in moving]
         if node not in moving:

@@ -188,7 +188,7 @@ class Moments:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ErrorReport(ReportBase):
-    """Errors by layer.
+    """Statistics of the errors of each layer, and other facts about the layer.
 
     Attributes:
         layers: name -> moments of the errors of the layer.
@@ -208,7 +208,7 @@ class ErrorReport(ReportBase):
 
     @property
     def whole(self) -> Moments:
-        """Moments over all layers."""
+        """Moments of the errors of all layers together."""
         total = Moments()
         for found in self.layers.values():
             total |= found

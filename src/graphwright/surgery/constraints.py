@@ -127,7 +127,7 @@ Wrong = tuple[str, Severity, tuple[Fix, ...]]
 
 @dataclass(frozen=True)
 class _Pair(Constraint):
-    """A condition on the paths between two nodes. A node that does not exist is a violation, unless `optional`."""
+    """A condition on the paths from node `a` to `b`. A missing node is a violation, unless `optional` is True."""
 
     a: str
     b: str
@@ -158,7 +158,7 @@ class ResidualPath(_Pair):
     name: ClassVar[str] = "residual"
 
     def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
-        """Report a missing path. The repair adds an edge that is zero, so it changes nothing until it is trained."""
+        """Report a missing path. The repair adds an edge with a gate or matrix that is zero until it is trained."""
         sums = [target] if p.is_junction(target) else [n for n in p.consumers(target) if p.is_junction(n)]
         if any(carried(p, source, s) or _projected(p, source, s) for s in sums):
             return []
@@ -173,7 +173,7 @@ class Reachable(_Pair):
     name: ClassVar[str] = "reachable"
 
     def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
-        """Report a missing path. The repair adds an edge that is zero, so it changes nothing until it is trained."""
+        """Report a missing path. The repair adds an edge with a gate or matrix that is zero until it is trained."""
         if target in p.dependents([source]):
             return []
         return [(f"there is no path from {self.a} to {self.b}", Severity.ERROR, bridge(p, source, target))]
@@ -181,7 +181,7 @@ class Reachable(_Pair):
 
 @dataclass(frozen=True)
 class NoPath(_Pair):
-    """No path exists from node `a` to node `b`; it holds if one of them does not exist."""
+    """No path exists from node `a` to node `b`. The constraint also holds if either node does not exist."""
 
     name: ClassVar[str] = "no_path"
     optional: ClassVar[bool] = True
@@ -196,9 +196,10 @@ class NoPath(_Pair):
 
 
 def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
-    """Return a fix that adds an edge into a node, or into a new junction after it; none if no edge is possible.
+    """Return a fix that adds an edge from `source` to `target`; an empty tuple if no edge is possible.
 
-    The edge passes through a gate or a matrix that is zero until it is trained.
+    If `target` is not a junction, the edge enters a new junction after it. The edge passes through a gate or a matrix
+    that is zero until it is trained.
     """
     if source in p.dependents([target]):
         return ()
@@ -223,7 +224,7 @@ def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
 
 
 def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
-    """Return whether a linear map of the source reaches a junction of a different shape or dtype by a residual path."""
+    """Return whether a linear map and then a residual path lead to a junction with another shape or dtype."""
     if p.specs(source)[0] == p.spec(junction):
         return False
     maps = [n for n in p.consumers(source) if traits(p.op(n)).contracts == "out_in" and p.operands(n)[0].node == source]
@@ -233,8 +234,9 @@ def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
 
 
 def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:
-    """Return edges into junctions that cut all paths: the last one of each remaining path. None if a path has no such
-    edge.
+    """Return edges into junctions whose removal leaves no path; None if a path has no edge into a junction.
+
+    As long as a path remains, its last edge into a junction is added.
     """
     gone: set[EdgeId] = set()
     while (path := shortest_path(p, source, target, lambda e: e not in gone)) is not None:
@@ -342,7 +344,7 @@ class GradientFlow(Constraint):
 class HeadBalance(Constraint):
     """The norm of each head is between 1 / `ratio` and `ratio` times the median of its layer.
 
-    Repairs rescale the head against its partner matrices, or cut dead heads.
+    Repairs multiply q (or o) of a head by a constant and divide k (or v) by it, or cut dead heads.
     """
 
     ratio: float = 8.0

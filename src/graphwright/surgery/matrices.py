@@ -149,7 +149,7 @@ def _matrix(p: Program, node: NodeId, named: bool) -> Matrix | Skipped:
 
 
 def _readers(p: Program, value: Value) -> list[Reader]:
-    """Return the readers of a value, through casts; a read at a port not for matrices is listed as `op operand`."""
+    """Return the readers of a value, through casts. If it is not the matrix of a reader, the op is "<op> operand"."""
     found = []
     for edge in p.out_edges(value.node):
         reader = p.graph.target(edge)
@@ -252,7 +252,7 @@ class MatrixReport(ReportBase):
     interrupted: bool = False
 
     def text(self, title: str, *lines: str) -> str:
-        """Format a title, some lines, and the facts that all such reports have."""
+        """Format a title, some lines, and what all such reports have: skipped matrices, drift and interruption."""
         ends = [f"skipped {s.path}: {s.reason}" for s in self.skipped]
         ends += [f"logits {self.drift}"] if self.drift is not None else []
         ends += ["interrupted: finished matrices are kept"] if self.interrupted else []
@@ -279,7 +279,7 @@ def edit_matrices(
         calibration: data on which drift is measured.
         keep_partial: after an interruption keep the finished matrices; otherwise nothing changes.
         layers: also measure the drift of each matrix's linear map.
-    Returns: matrix path -> drift of its linear map.
+    Returns: matrix path -> drift of its linear map; empty unless `layers`.
     """
     before = None if calibration is None else program.fork()  # a fork holds the arrays, which prevents edits in place
     target = program.fork() if found.dry_run else program

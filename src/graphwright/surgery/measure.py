@@ -138,7 +138,7 @@ def _median_ms(call: Callable[[], object]) -> float:
 def loss_gradients(
     p: Program, feeds: Sequence[Mapping[str, np.ndarray]], wrt: Sequence[str], keep: Sequence[Value] = ()
 ) -> Iterator[tuple[dict[Value, np.ndarray], dict[str, np.ndarray]]]:
-    """Yield for each chunk the values of `keep`, and by path the gradients of the summed -ln p of next tokens."""
+    """Yield for each chunk the values `keep`, and path (of `wrt`) -> gradient of the summed -ln p of next tokens."""
     for given in (part for f in feeds for part in chunked(p, f, max(1024 // f["ids"].shape[1], 1))):
         batch, length = given["ids"].shape
         with p.run(given, keep=[*keep]) as run:

@@ -60,7 +60,7 @@ def _shuffled(rng: np.random.Generator, items: Sequence[T]) -> list[T]:
 
 
 def _edges(p: Program, rng: np.random.Generator) -> Iterator[tuple[NodeId, EdgeId]]:
-    """Yield ops with a floating result and their operand edges, as pairs in random order."""
+    """Yield pairs (op, one of its operand edges) in random order, for ops whose first result is floating."""
     for node in _shuffled(rng, [v.node for v in _values(p)]):
         for edge in _shuffled(rng, list(p.in_edges(node))):
             yield node, edge
@@ -189,9 +189,9 @@ def _missing_residual(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _unbalanced_heads(p: Program, rng: np.random.Generator) -> str | None:
-    """Scale the weights of q by 64 and of k by 1/64 for one group of heads, or of o and v; or both inversely.
+    """For one group of heads, scale q by f and k by 1/f, where f is 64 or 1/64; or scale o and v in this way.
 
-    The program still computes the same function.
+    Weights and biases are scaled, so the program still computes the same function.
     """
     for node in _shuffled(rng, list(p.of_kind("sdpa"))):
         parts = attention_parts(p, node)
@@ -218,7 +218,7 @@ def _scaled(values: np.ndarray, part, heads, by: float, dim: int) -> np.ndarray:
 
 
 def _interface(p: Program, rng: np.random.Generator) -> str | None:
-    """Insert a cast or slice on an operand edge, such that validation reports one new mismatch, at its reader."""
+    """Insert a cast or slice on an operand edge, so that validation reports one new mismatch, at the edge's target."""
     known = p.validate().mismatches
     for node, edge in _edges(p, rng):
         spec = p.spec(p.edge_value(edge))
@@ -238,7 +238,7 @@ def _interface(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _misfit(spec: Spec, narrow: bool) -> tuple[str, dict[str, Any]]:
-    """Return op and attributes that change a spec: a slice that drops the last channel, or a cast to a float dtype."""
+    """Return an op and its attributes: a slice that drops the last channel if `narrow`, or a cast to another dtype."""
     width = spec.shape[-1] if len(spec.shape) else 0
     if narrow and isinstance(width, int) and width > 1:
         return "slice", {"axis": -1, "start": 0, "size": width - 1}
@@ -246,7 +246,7 @@ def _misfit(spec: Spec, narrow: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
-    """Project a value of the trunk to two channels and back."""
+    """Project a value that `_trunk` returns to two channels and back."""
     for node in _shuffled(rng, _trunk(p)):
         spec, readers = p.spec(node), p.out_edges(node)
         width = spec.shape[-1] if len(spec.shape) in (1, 2, 3) else 0

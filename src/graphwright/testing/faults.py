@@ -89,8 +89,8 @@ KINDS: dict[str, frozenset[str]] = {
 class Operation:
     """One file operation. Paths are relative to the watched folder.
 
-    `handle` numbers the open files from 0 and is never reused; `offset` and `data` belong to a write or a truncation;
-    `fault` is the kind of fault that hit the operation, which then had no effect; a write then wrote half of its data.
+    `handle` numbers the open files from 0 and is never reused; `offset` and `data` belong to a write or a truncation.
+    `fault` is the kind of fault that hit the operation: a write then wrote only `data`, others changed no file.
     """
 
     name: str
@@ -108,7 +108,10 @@ class Operation:
 
 
 class _Interceptor:
-    """Replacements of the system's calls. `strike(name)` returns the kind of fault for a call, or "" for none."""
+    """Replacements of `os` calls and `open`.
+
+    They record each call on a file under `root`. `strike(name)` returns the kind of fault for a call, or "" for none.
+    """
 
     def __init__(self, root: Path, strike: Callable[[str], str]) -> None:
         self.root = os.path.realpath(root)
@@ -270,7 +273,7 @@ class _Folder:
 
 
 class Disk:
-    """A disk on which all of `tree` is durable at the start, and which follows the operations applied to it."""
+    """A model of a disk: all of `tree` is durable at the start; `apply` updates it operation by operation."""
 
     def __init__(self, tree: Tree) -> None:
         self._root = _Folder()
@@ -304,7 +307,11 @@ class Disk:
                 src.now[old], dst.now[new] = dst.now[new], src.now[old]
 
     def states(self, seeds: int = 2) -> Iterator[tuple[str, Tree]]:
-        """Yield possible states after a crash now: the four extremes, torn content, and `seeds` random choices."""
+        """Yield possible states after a crash now, as (description, files).
+
+        Unsynced names and contents either all persist or all do not, which gives four states; then one with torn
+        content, and `seeds` states in which a random part persists.
+        """
         arrived: dict[str, Callable[[_File | _Folder], bool]] = {
             "everything arrived": lambda _: True,
             "only what was fsynced arrived": lambda _: False,

@@ -97,7 +97,7 @@ def check_masks(
     row: Op, inputs: Sequence[Any], attrs: Mapping[str, Any], reference: Function, *, rtol: float = 1e-9,
     atol: float = 1e-11, seed: int = 0,
 ) -> int:  # fmt: skip
-    """Compare an op's gradients with those of a reference, for every mask of wanted gradients; return their number.
+    """Compare an op's gradients with those of a reference, for every mask of wanted gradients; return how many masks.
 
     `attrs` has a value for each attribute. `reference` maps (inputs, seeds, mask) to one numpy gradient per operand,
     None where the mask is False. Raises: GradientMismatch; UsageError if no result is differentiable.

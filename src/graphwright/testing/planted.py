@@ -15,7 +15,7 @@ TOKENS, WIDTH, PLANTED = 8, 16, 12
 
 
 class Edges:
-    """y_i = Σ M x_j over planted edges j -> i, + 0.05 noise; the student sums all edges and has one shared weight W.
+    """A task: y_i = Σ M x_j over the planted edges j -> i, + 0.05 noise. The student computes W Σ x_j over all edges.
 
     `program` has inputs x, y [batch, 8, 16] and the output `loss`, the mean squared error; `planted` names the edges
     that carry signal.
@@ -43,7 +43,7 @@ class Edges:
         return [e for i in range(TOKENS) for e in self.program.in_edges(f"y{i}")]
 
     def gate(self, kind: str, **options: Unpack[GateKeywords]) -> None:
-        """Add a gate to every edge."""
+        """Add a gate of this kind to each of the 56 edges."""
         with self.program.edit("gates on all edges") as e:
             e.gate(self.edges(), kind, **options)
 
@@ -63,7 +63,7 @@ class Edges:
 
 
 class Sources:
-    """y = scale · (Σ M_j x_j over planted sources j, + 0.1 noise); each source of the student has its own weight W_j.
+    """A task: y = scale·(Σ M_j x_j over planted sources j, + 0.1 noise). The student computes Σ W_j x_j over all j.
 
     `program` has inputs x [batch, sources, 6], y [batch, 4] and the output `loss`, the mean squared error; `planted`
     names the edges that carry signal. `correlated` is the correlation of each entry between two sources.
@@ -104,7 +104,7 @@ BLOCK_NAMES = ("x", *(f"h{j}" for j in range(1, BLOCKS + 1)))
 
 
 def chain(seed: int, teacher: bool = False, widths: tuple[int, ...] = (CHAIN,) * (BLOCKS + 1)) -> Program:
-    """Build h_j = tanh(W_j h_(j-1) + b_j) with outputs y1 ... y6; W is random, for a teacher 1.2 times orthogonal."""
+    """Build h_j = tanh(W_j h_(j-1) + b_j) with outputs y1 ... y6; W_j is random, if `teacher` 1.2 times orthogonal."""
     rng, b = np.random.default_rng(seed), Builder("chain")
     h = b.input("x", ("B", widths[0]))
     for j, (inner, outer) in enumerate(pairwise(widths), 1):
@@ -124,11 +124,11 @@ def _orthogonal(drawn: np.ndarray) -> np.ndarray:
 
 
 class SkipTeacher:
-    """A teacher: `program` is a chain of six blocks with the skips `planted`, some of the 15 possible ones.
+    """A teacher: `program` is a chain of six blocks with the skip connections `planted`.
 
     Args:
         candidates: `structure.skips(BLOCK_NAMES)`.
-        count: number of skips.
+        count: number of planted skips.
         last: show only the last block to students; then other sets of skips may be as good as the planted one.
     """
 

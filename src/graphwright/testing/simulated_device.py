@@ -53,7 +53,7 @@ class _Work:
 
 @dataclass(slots=True)
 class _Stream:
-    """A queue of work; `seen` maps each other stream to its last entry that this stream has waited for."""
+    """A queue of work; `seen` maps another stream to the number of its last entry that this stream has waited for."""
 
     queue: deque[_Work] = field(default_factory=deque)
     issued: int = 0
@@ -206,7 +206,9 @@ class SimDriver:
         (kept, s.capture), (invalid, s.invalid) = (s.capture, None), (s.invalid, False)
         self._tick("end_capture")
         if kept is None or invalid:
-            raise RuleBroken("the capture was invalidated" if invalid else "the stream does not capture", got=stream)
+            raise RuleBroken(
+                "the capture was invalidated" if invalid else "no capture was begun on this stream", got=stream
+            )
         self._graphs.append(kept)
         return len(self._graphs) - 1
 
@@ -400,7 +402,7 @@ class SimBackend:
         return [launch if waits or seen else partial(self._launch, calls, [*outs, *work], there)]
 
     def _here(self, name: str, array: NDArray) -> NDArray:
-        """Return an array of this device as CPU array. Raises: DeviceMismatch if it is on a different device."""
+        """Return the CPU array over the memory of this device's array. Raises: DeviceMismatch for another device."""
         if array.device != self.device:
             raise DeviceMismatch("an operand is on a different device", where=name, expected=self.device,
                                  got=f"{array.spec} on {array.device}")  # fmt: skip

@@ -43,7 +43,7 @@ def _advise() -> Any:
 
 
 def _in_large_pages(block: torch.Tensor) -> torch.Tensor:
-    """Request 2 MiB pages on Linux, for fewer page faults and TLB misses; the system may refuse."""
+    """Ask Linux for 2 MiB pages for a large block, for fewer page faults and TLB misses; return the block."""
     size = block.nbytes
     if size >= _LARGE and (advise := _advise()) is not None:
         start = -(-block.data_ptr() // _PAGE) * _PAGE
@@ -152,7 +152,7 @@ def _backwards(array: NDArray) -> bool:
 
 
 def _of_host(storage: Storage, kind: DType) -> torch.Tensor:
-    """Return a tensor of bytes over a host buffer; over a copy if its address is no multiple of the element size."""
+    """Return a tensor of bytes over a host buffer, or over a copy if the buffer is not aligned for `kind`."""
     memory = storage.memory
     if storage.nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)

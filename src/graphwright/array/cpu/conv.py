@@ -60,7 +60,7 @@ class Columns:
         return samples.as_strided(shape, (*lead, *steps), samples.storage_offset())
 
     def unfold(self, x: torch.Tensor, columns: torch.Tensor, block: Tensors) -> list[Call]:
-        """Return calls that write a chunk's columns; `block` is empty, or scratch of zeros for the padded samples."""
+        """Return calls that write the columns of samples x; `block` has zeros for padded samples, if there are any."""
         calls: list[Call] = []
         for padded in block:
             calls.append(partial(self.inner(padded[: len(x)]).copy_, x))
@@ -69,14 +69,14 @@ class Columns:
         return [*calls, partial(columns.view(views.shape).copy_, views)]
 
     def of_samples(self, x: torch.Tensor, work: Tensors) -> tuple[list[Call], torch.Tensor]:
-        """Return calls that write a chunk's columns into scratch, and the columns [n, C · entries, positions]."""
+        """Return (calls that write the columns of samples x into scratch, the columns [n, C · entries, positions])."""
         if not work:
             return [], x.flatten(2)
         columns = work[0][: len(x)]
         return self.unfold(x, columns, work[1:]), columns
 
     def fold(self, columns: torch.Tensor, out: torch.Tensor, block: Tensors) -> list[Call]:
-        """Return calls that add a chunk's columns to the entries that `unfold` reads, one call per kernel entry."""
+        """Return calls for the transpose of `unfold`: sum columns into the entries of `out` that they stem from."""
         target = block[0][: len(out)] if block else out
         views = self.windows(target)
         parts = columns.view(views.shape)
@@ -85,7 +85,7 @@ class Columns:
         return [target.zero_, *added, *(partial(out.copy_, self.inner(b[: len(out)])) for b in block)]
 
     def scratch(self, dtype: DType) -> list[Spec]:
-        """Return scratch for the columns and the padded samples of a chunk; none if the columns are the samples."""
+        """Return specs of scratch for a chunk's columns and padded samples; none if the columns are the samples."""
         if self.window.plain:
             return []
         columns = Spec((self.chunk, self.rows, prod(self.positions)), dtype)
@@ -94,7 +94,7 @@ class Columns:
 
 
 class MatrixView(NamedTuple):
-    """Two views of one scratch: as a matrix and as [n, channels, ...]."""
+    """Two views of one scratch buffer: as a matrix, and as samples [n, channels, ...]."""
 
     matrix: torch.Tensor
     samples: torch.Tensor
@@ -109,7 +109,7 @@ class Gathered(Columns):
         self.last = window.kernel[-1] * self.channels >= self.positions[-1]  # channels innermost: longer copies
 
     def scratch(self, dtype: DType) -> list[Spec]:
-        """Return scratch: columns, product, weights, and samples if those are padded or permuted."""
+        """Return specs of scratch: columns, product, weights, and samples if these must be padded or permuted."""
         columns, blocks = self.chunk * prod(self.positions), self.last or any(self.window.padding)
         sizes = [self.rows * columns, self.filters * columns, self.filters * self.rows]
         sizes += [self.chunk * self.channels * prod(self.padded)] if blocks else []
@@ -143,7 +143,7 @@ class Gathered(Columns):
         return [work[3].zero_] if any(self.window.padding) else []
 
     def gather(self, x: torch.Tensor, work: Tensors) -> tuple[list[Call], torch.Tensor]:
-        """Return calls that fill the matrix of columns of a chunk, and the matrix."""
+        """Return (calls that write the columns of samples x, the matrix [C · entries, n · positions] of columns)."""
         calls: list[Call] = []
         n = len(x)
         for block in work[3:4]:

@@ -50,9 +50,9 @@ kernel("size")(lambda o, i, a, w: partial(o[0].fill_, i[0].shape[a["axis"]]))
 
 
 class FlatIndices:
-    """Index arrays for consecutive axes, as one flat index into the middle axis of the array [lead, n·m.., rest].
+    """Index arrays for consecutive axes of sizes n, m.., as one flat index into the middle of [lead, n·m.., rest].
 
-    One look-up in a table of 2n checks the bounds, wraps negative indices and multiplies by the stride.
+    Per axis, one look-up in a table of 2n entries checks the bounds, wraps negative indices and applies the stride.
     """
 
     def __init__(self, shape: Sequence[int], ids: Tensors, axis: int, work: Tensors) -> None:
@@ -74,17 +74,17 @@ class FlatIndices:
 
     @staticmethod
     def scratch(ids: Sequence[Spec]) -> list[Spec]:
-        """Return scratch: flat indices, and indices of one axis before and after the look-up."""
+        """Return specs of scratch: flat indices, and the indices of one axis before and after the look-up."""
         shape = broadcast_shapes(*(i.shape for i in ids))
         return [Spec(shape, int64)] * (2 if len(ids) == 1 else 3)
 
     def array(self, t: torch.Tensor) -> torch.Tensor:
-        """View the array as [lead, n·m.., rest], without axes of size 1."""
+        """View the array as [lead, n·m.., rest]; as [n·m..] if lead and rest are 1."""
         lead, middle, rest = self.block
         return t.view(middle) if lead == rest == 1 else t.view(lead, middle, rest)
 
     def entries(self, t: torch.Tensor) -> torch.Tensor:
-        """View values as [lead, index, rest], without axes of size 1."""
+        """View values, one per flat index, as [lead, indices, rest]; as [indices] if lead and rest are 1."""
         lead, _, rest = self.block
         return t.view(-1) if lead == rest == 1 else t.view(lead, len(self.flat), rest)
 
@@ -107,7 +107,7 @@ def index_sum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
 
 
 def _update_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return scratch: indices, and a copy of the values if they must be broadcast."""
+    """Return specs of scratch: indices, and a copy of the values if they must be broadcast."""
     x, values, *ids = ins
     work, start = FlatIndices.scratch(ids), attrs["axis"] % len(x.shape)
     full = (*x.shape[:start], *work[0].shape, *x.shape[start + len(ids) :])
@@ -115,7 +115,7 @@ def _update_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> lis
 
 
 def _update(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> tuple[FlatIndices, torch.Tensor, list[Call]]:
-    """Return indices, one value per index, and the calls before the write, which raise for an index out of range."""
+    """Return (indices, one value per index, calls before the write, which raise for an index out of range)."""
     x, values, *ids = ins
     at, full = FlatIndices(x.shape, ids, attrs["axis"], work), work[2 if len(ids) == 1 else 3 :]
     spread: list[Call] = [partial(wide.copy_, values) for wide in full]
@@ -187,7 +187,7 @@ out_kernel("gather", lambda i, a: partial(torch.gather, i[0], a["axis"], i[1]))
 
 
 def _before(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Return the calls before a write: the first raises if an index is out of range, the second copies the array."""
+    """Return calls to run before a scatter: one checks the indices, one copies the array unless it is in place."""
     return [partial(torch.gather, ins[0], attrs["axis"], ins[1], out=work[0]), *carry(outs, ins[:1])]
 
 
@@ -210,7 +210,7 @@ def flip(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("roll")
 def roll(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Swap two pieces along each axis."""
+    """Copy x in blocks: each rolled axis is cut into two parts, which swap places."""
     x, out = ins[0], outs[0]
     if not x.numel():
         return []
@@ -267,7 +267,7 @@ def _inner(t: torch.Tensor, widths: Sequence[tuple[int, int, int]]) -> torch.Ten
 
 
 def _between(start: Spec, end: Spec, attrs: Attrs) -> list[Spec]:
-    """Return the specs of the intermediate results of padding axis by axis; none for a constant."""
+    """Return specs of the intermediate results of padding axis by axis; mode `constant` has none."""
     if attrs["mode"] == "constant":
         return []
     shape, made = list(start.sizes), []
@@ -279,7 +279,7 @@ def _between(start: Spec, end: Spec, attrs: Attrs) -> list[Spec]:
 
 @kernel("pad", lambda o, i, a: _between(i[0], o[0], a))
 def pad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Fill with a constant and copy x inside, or gather the entries of each axis by their source indices."""
+    """In mode `constant`, fill and copy x into the middle; in other modes gather axis by axis, by `_sources`."""
     x, widths = ins[0], _widths(attrs, ins[0].dim())
     if attrs["mode"] == "constant":
         return [partial(outs[0].fill_, attrs["value"]), partial(_inner(outs[0], widths).copy_, x)]
@@ -295,7 +295,7 @@ def pad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
 
 @kernel("pad_backward", lambda o, i, a: _between(i[0], o[0], a), widen=True)
 def pad_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Copy the part inside the padding, or add every padded entry to its source along each axis."""
+    """In mode `constant`, copy the gradient of the middle; in other modes add each entry's gradient to its source's."""
     g, widths = ins[0], _widths(attrs, ins[0].dim())
     if attrs["mode"] == "constant" or not widths:
         return [partial(outs[0].copy_, _inner(g, widths))]

@@ -67,7 +67,7 @@ def number(value: float, like: torch.Tensor) -> torch.Tensor:
 
 
 def carry(outs: Tensors, ins: Tensors) -> list[Call]:
-    """Return calls that copy operands to the outputs that do not share memory with them."""
+    """Return calls that copy each operand to its output, unless both are the same memory."""
     return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
 
 
@@ -101,7 +101,7 @@ def kernel(
 
 
 def out_kernel(name: str, call: Callable[[Tensors, Attrs], partial[Any]], fresh: Choose | None = None) -> None:
-    """Register a kernel that is one call; `call(ins, attrs)` returns that call, to which `out=` is added."""
+    """Register a kernel of a single torch call: `call(ins, attrs)` returns it as a partial that still lacks `out=`."""
 
     @wraps(call)
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
@@ -111,12 +111,12 @@ def out_kernel(name: str, call: Callable[[Tensors, Attrs], partial[Any]], fresh:
 
 
 def row_major(call: Fresh) -> Choose:
-    """Return a `Kernel.fresh`: `call` for row-major operands, else None, as its result would not be row-major."""
+    """Return a function for `Kernel.fresh`; it returns `call` if all operands are row-major, else None."""
     return lambda ins, attrs: call if all(t.is_contiguous() for t in ins) else None
 
 
 def kernel_of(name: str) -> Kernel | None:
-    """Return the kernel of an op, or None; one that calls a single torch function is created on first use."""
+    """Return the kernel of an op or None; a kernel that is one torch function is created on first use."""
     found = KERNELS.get(name)
     if found is None and (function := torch_functions.get(name)) is not None:
         call = getattr(torch, function)

@@ -73,7 +73,7 @@ def _linear(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: Tensors) 
 
 @kernel("linear_int8", work=lambda o, i, a: [Spec(i[1].shape, i[0].dtype)])
 def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Convert and scale the weights in scratch, then compute `linear` with them."""
+    """Dequantise the int8 weights into scratch, then compute `linear` with them."""
     x, q, scales, *bias = ins
     wide, group = work[0], attrs["group"]
     whole = q.shape[1] // group
@@ -87,7 +87,7 @@ def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> lis
 
 
 def _runs(offsets: torch.Tensor, rows: int) -> list[int]:
-    """Return the offsets as ints. Raises: IndexError unless they are sorted from 0 to at most `rows`."""
+    """Return group offsets as ints. Raises: IndexError unless they start at 0, ascend and end at most at `rows`."""
     ends: list[int] = offsets.tolist()
     if ends[0] != 0 or ends[-1] > rows or any(a > b for a, b in pairwise(ends)):
         raise IndexError(f"group offsets are not sorted from 0 to at most {rows}: {ends[:8]}")

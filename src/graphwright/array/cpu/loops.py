@@ -66,7 +66,7 @@ def _noise(run: Any, table: Any, i: Any) -> Any:
 
 @_inlined
 def _gate(kind: Any, mode: Any, z: Any, t: Any, u: Any) -> Any:
-    """Return value, slope dg/dz and temperature factor (dg/dT)/(dg/dz) of a gate; without noise, u is 1/2.
+    """Return value g, slope dg/dz and temperature factor (dg/dT)/(dg/dz) of a gate; pass u = 1/2 for no noise.
 
     A hard gate has the slope of the soft gate that it thresholds.
     """
@@ -93,7 +93,7 @@ def _gate(kind: Any, mode: Any, z: Any, t: Any, u: Any) -> Any:
 def _choice(
     values: Any, slope: Any, factor: Any, logits: Any, table: Any, t: Any, run: Any, start: Any, end: Any
 ) -> None:
-    """Write the softmax over the options that are not closed into values and slope.
+    """Write the softmax over a choice's options, except closed ones, into `values` and `slope`.
 
     In hard mode the value of the largest option is 1, and those of the others are 0.
     """

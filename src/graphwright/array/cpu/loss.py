@@ -20,7 +20,7 @@ def _work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]
 
 
 class _Targets:
-    """Targets of [N, K] scores in scratch: the class of each row, ignored rows, and class weights w.
+    """Scratch for the targets of [N, K] scores: class of each row, which rows are ignored, class weights w, mean(w).
 
     With smoothing s, the weighted target distribution of a row sums to (1 - s)·w[target] + s·mean(w).
     """
@@ -32,11 +32,11 @@ class _Targets:
         self.count, self.rest = self.number(self.weight.shape[0]), self.number(1.0 - self.smoothing)
 
     def number(self, value: float) -> torch.Tensor:
-        """Return a constant in the dtype of the class weights."""
+        """Return a constant tensor in the dtype of the class weights."""
         return number(value, self.weight)
 
     def prepare(self) -> None:
-        """Write indices, ignored rows, weights and their mean."""
+        """Fill the scratch from the current targets and weights; ignored rows get class 0."""
         torch.eq(self.targets, self.ignore, out=self.ignored)
         torch.where(self.ignored, self.zero, self.targets, out=self.index)
         if self.given:
@@ -46,7 +46,7 @@ class _Targets:
             self.mean.fill_(1.0)
 
     def times_own(self, row: torch.Tensor, spare: torch.Tensor) -> None:
-        """Multiply `row` [N] by (1 - s)·w[target], in place."""
+        """Multiply `row` [N] in place by (1 - s)·w[target], the weight of each row's own class."""
         if self.given:
             row.mul_(torch.index_select(self.weight, 0, self.index, out=spare))
         if self.smoothing:

@@ -51,7 +51,7 @@ def rms_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 
 def _affine(out: torch.Tensor, scale: Tensors) -> Call:
-    """Return a call that multiplies `out` by w, if any, and adds b, if any."""
+    """Return a call that scales and shifts `out` in place; `scale` is (weight, bias), (weight,) or empty."""
     changes = list(zip((out.mul_, out.add_), scale, strict=False))
 
     def run() -> None:

@@ -21,7 +21,7 @@ _FOUND = Needs(reads=(1,))
 
 
 def _first_steps(ins: Sequence[Spec], attrs: Attrs) -> Needs:
-    """Declare that the host reads `found_inf` and the step counts: a count of 0 means a parameter's first step."""
+    """Return the host's needs: it reads `found_inf` and the step counts; a count of 0 is a parameter's first step."""
     count = (len(ins) - 2) // (4 if attrs["momentum"] else 3)
     return Needs(reads=(1, *range(len(ins) - count, len(ins))))
 
@@ -32,12 +32,12 @@ def _columns(tensors: Tensors, width: int) -> list[list[torch.Tensor]]:
 
 
 def _carried(outs: Tensors, ins: Tensors) -> list[Call]:
-    """Return calls that copy operands to the results that update them, where they do not share memory."""
+    """Return calls that copy each updated operand to its result, unless the update is in place."""
     return carry(outs, ins[len(ins) - len(outs) :])
 
 
 def _unless(found: torch.Tensor, *calls: Call) -> Call:
-    """Return a call that runs `calls` unless `found` is true at that time."""
+    """Return a call that runs `calls`, or nothing if `found` is true when it runs."""
 
     def run() -> None:
         if not found.item():
@@ -59,7 +59,7 @@ def _each(outs: Tensors, ins: Tensors, width: int, step: Callable[..., None]) ->
 
 
 def _signed(grad: torch.Tensor, attrs: Attrs, out: torch.Tensor) -> None:
-    """Write the gradient of the minimised quantity: `grad`, negated with `maximize`."""
+    """Write `grad` into `out`, negated if `attrs` says `maximize`, so that the step can always descend."""
     torch.neg(grad, out=out) if attrs["maximize"] else out.copy_(grad)
 
 

@@ -32,7 +32,7 @@ def _pairs(attrs: Attrs) -> list[list[int]]:
 
 
 def _blocks(planes: int, size: int) -> Iterator[tuple[slice, int]]:
-    """Yield slices of planes whose transposed copy stays in cache, each with the number of planes to interleave."""
+    """Split `planes` planes of `size` entries into slices that fit in cache; yield (slice, planes to interleave)."""
     abreast = min(max(8192 // size, 16), 64)  # measured: 64 planes of 8 x 8, 16 of 32 x 32
     step = max((1 << 18) // size // abreast, 1) * abreast
     at = 0
@@ -45,7 +45,7 @@ def _blocks(planes: int, size: int) -> Iterator[tuple[slice, int]]:
 
 
 def _max_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return scratch for the interleaved planes of one slice, of the operand and of each result."""
+    """Return specs of scratch: for the operand and each result, the interleaved planes of one slice."""
     arrays, rank = [ins[0], *outs], len(attrs["kernel"])
     if not outs[0].size:
         return []
@@ -93,9 +93,9 @@ def avg_pool_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) 
 
 
 def _means(n: int, m: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices and weights of means over floor(i·n/m) to ceil((i+1)·n/m), exclusive, of equal numbers of taps.
+    """Return the taps [t, i], as (indices, weights), of means over entries floor(i·n/m) to ceil((i+1)·n/m) - 1.
 
-    Shorter windows repeat their last entry and split its weight.
+    All windows have equally many taps: a shorter one repeats its last entry and splits its weight.
     """
     i = np.arange(m)
     start, end = i * n // m, -(-(i + 1) * n // m)
@@ -129,7 +129,7 @@ def _taps(n: int, m: int, attrs: Attrs, like: torch.Tensor, axis: int) -> list[t
 
 
 def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Return each resampled axis with the shape of the array after its resampling."""
+    """Return (axis, shape of the array after this axis is resampled) for each of the last `rank` axes."""
     shape, stages = list(start), []
     for axis in range(len(start) - rank, len(start)):
         shape[axis] = end[axis]
@@ -138,13 +138,13 @@ def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[i
 
 
 def _forward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return scratch: for each axis the entries of one tap, then the intermediate results."""
+    """Return specs of scratch: for each axis the entries of one tap, then the intermediate results."""
     stages = _stages(ins[0].sizes, outs[0].sizes, len(attrs["sizes"]))
     return [Spec(s, outs[0].dtype) for _, s in (*stages, *stages[:-1])]
 
 
 def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return scratch: for each axis the gradients of one tap, then the intermediate results."""
+    """Return specs of scratch: for each axis the gradients of one tap, then the intermediate results."""
     stages = _stages(ins[0].sizes, outs[0].sizes, len(attrs["sizes"]))
     return [Spec(s, outs[0].dtype) for s in (ins[0].shape, *(s for _, s in stages[:-1]), *(s for _, s in stages[:-1]))]
 

@@ -20,13 +20,13 @@ def _axes(attrs: Attrs, rank: int) -> list[int]:
 
 
 def _reduced(function: Callable[..., object], x: torch.Tensor, attrs: Attrs, out: torch.Tensor) -> Call:
-    """Return a call that reduces x, or copies it without axes to reduce: ATen takes an empty list for all axes."""
+    """Return a call that reduces x over `axes`; if these are empty it copies x, because ATen would reduce all axes."""
     axes = _axes(attrs, x.dim())
     return partial(function, x, axes, attrs["keepdims"], out=out) if axes else partial(out.copy_, x)
 
 
 def _widened(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return scratch for the operand in the dtype of the sum, if it differs: ATen would allocate this copy."""
+    """Return specs of scratch: the operand in the dtype of the sum, if that differs; ATen would allocate it."""
     reduces = _axes(attrs, len(ins[0].shape))
     return [Spec(ins[0].shape, outs[0].dtype)] if ins[0].dtype is not outs[0].dtype and reduces else []
 
@@ -43,7 +43,7 @@ def sum_(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 
 def _widened_rows(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return scratch for the operand with the reduced axes last and merged, in the dtype of the computation."""
+    """Return specs of scratch: the operand with the reduced axes last and merged, and a 16-bit result's wide form."""
     axes, x, kind = _axes(attrs, len(ins[0].shape)), ins[0], statistic(outs[0].dtype)
     rows = Spec((*(d for a, d in enumerate(x.sizes) if a not in axes), math.prod(x.sizes[a] for a in axes)), kind)
     return [rows] + ([Spec(rows.shape[:-1], kind)] if outs[0].dtype.is_low else [])

@@ -84,7 +84,7 @@ def cell_type(e: Transaction, site: Any, rng: np.random.Generator, cell: str | N
     node = p.node(site)
     if node not in cells(p):
         expected = ", ".join(map(p.path, cells(p)))
-        raise UsageError("this node is not a linear layer after a cell", where=p.path(node), expected=expected)
+        raise UsageError("this node is not the output layer of a recurrent cell", where=p.path(node), expected=expected)
     base, inside = p.path(node).removesuffix(".to"), _inside(p, node)
     others = [k for k in CELLS if k != kind_of(p, node)]
     dropped = [p.key(n) for n in inside if p.op(n) == "param"]

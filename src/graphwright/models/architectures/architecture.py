@@ -52,21 +52,21 @@ class Config(Mapping[str, Any]):
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a field that is a positive finite number; default and errors as `size`."""
+        """Return a field that must be a positive finite number. Default and errors are as for `size`."""
         value = self._given(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
             raise self.invalid(name, "a number above 0", value)
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a boolean field; default and errors as `size`."""
+        """Return a boolean field. Default and errors are as for `size`."""
         value = self._given(name, default)
         if not isinstance(value, bool):
             raise self.invalid(name, "true or false", value)
         return value
 
     def choice(self, name: str, default: str, among: tuple[str, ...]) -> str:
-        """Return a field that is one of the strings `among`; default and errors as `size`."""
+        """Return a field that must be one of the strings `among`. Default and errors are as for `size`."""
         value = self._given(name, default)
         if value not in among:
             raise self.invalid(name, ", ".join(among), value)
@@ -112,7 +112,7 @@ class WeightKey:
         path: name of the param node; `{i}` is the layer.
         key: name in a checkpoint.
         dims: size of each axis, a product of dimension names, e.g. `heads*head_dim`.
-        when: name of a flag, an attribute of the dimensions, without which the weight is absent; "" for none.
+        when: name of a flag of the dimensions; a model with a false flag lacks this weight. "": no model lacks it.
     """
 
     path: str
@@ -130,9 +130,9 @@ class Architecture:
         classes: Hugging Face classes it describes.
         model_types: values of `model_type` it describes.
         read: config -> dimensions and flags; `keys` and `build` use the attributes of this object.
-        keys: its weights.
+        keys: the weights of the family.
         build: (builder, dimensions, params by path, compute dtype) -> None; declares inputs and the output `logits`.
-        prefix: of keys of the base model; a checkpoint without it is accepted, and written back without it.
+        prefix: prefix of the base model's keys; a checkpoint without it is accepted, and written back without it.
         ignored: patterns of derived tensors that old checkpoints contain.
         fields: dimension -> config field; export resizes models by these fields.
         multiples: (a, b) if the config class requires dimension a to be a multiple of b.

@@ -31,7 +31,7 @@ _ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
 class Decoder:
     """Dimensions and flags of a pre-norm decoder with grouped attention and a gated MLP.
 
-    heads·head_dim may differ from hidden. `activation` is that of the MLP's gate, `eps` that of every RMSNorm.
+    heads·head_dim may differ from hidden. `activation` is applied to the MLP's gate; every RMSNorm uses `eps`.
     `windows` has for each layer the number of keys that a query sees, including its own, or None for all earlier keys.
     `positions` is the longest input that the config allows.
     """
@@ -56,7 +56,7 @@ class Decoder:
 
     @property
     def untied(self) -> bool:
-        """Whether the head has a weight of its own."""
+        """True if the LM head has its own weight, i.e. is not tied to the embedding."""
         return not self.tied
 
 
@@ -89,9 +89,10 @@ def read_decoder(
 
 
 def layer_types(config: Config, layers: int, window: int | None, rule: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Return the window of each layer: `rule` tells which have one, unless the config has `layer_types`.
+    """Return the attention window of each layer, None for full attention.
 
-    Raises: ConfigError.
+    If the config has `layer_types`, they decide which layers get `window`; else layer i gets it if `rule(i)`. Raises:
+    ConfigError.
     """
     types = config.get("layer_types")
     if types is None:
@@ -198,7 +199,7 @@ def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], comput
 
 
 def rope_tables(b: Builder, positions: Value, rope: RopeFrequencies, compute: DType) -> tuple[Value, Value]:
-    """Add ops for the cosines and sines of all layers; dynamic RoPE takes frequencies for the longest position."""
+    """Add ops for cosines and sines, shared by all layers; dynamic RoPE and longrope choose by the largest position."""
     if compute is float64 and rope.wide is not None:
         rope = rope.wide
     frequencies = b.const("rope.frequencies", rope.frequencies)

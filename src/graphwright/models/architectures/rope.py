@@ -66,7 +66,7 @@ def read_rope(config: Config, head_dim: int, longest: int = 2048) -> RopeFrequen
 
 
 class _RopeFields:
-    """The RoPE fields of a config, with one method per kind of scaling, in one float type."""
+    """The RoPE fields of a config; one method per kind of scaling computes the frequencies in the float type `kind`."""
 
     def __init__(
         self, config: Config, scaling: Mapping[str, Any], head_dim: int, longest: int, kind: type[np.floating]
@@ -96,7 +96,7 @@ class _RopeFields:
         raise ConfigError(what, where=str(self.config.path), expected="numbers of moderate size", got=got)
 
     def _number(self, name: str, default: float | None = None, *, least: float = 0.0, also: bool = False) -> float:
-        """Return a scaling field, a finite number above `least`; with `also`, a missing one is read from the config."""
+        """Return a scaling field, a finite number > `least`; with `also`, the config itself may have it instead."""
         value = self.scaling.get(name)
         if value is None and also:
             value = self.config.get(name)

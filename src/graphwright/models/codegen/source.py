@@ -33,7 +33,7 @@ LAYER = re.compile(r"^layers\.(\d+)\.")
 
 @dataclass(slots=True)
 class CodeBlock:
-    """The nodes of one layer, or of the trunk between layers (layer None), in topological order.
+    """Nodes that are written together, in topological order: a layer, or consecutive nodes outside of layers (None).
 
     `enters` are values read from other blocks; `leaves` are values that other blocks read.
     """
@@ -69,9 +69,9 @@ def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bo
 
 
 def _ordered(before: Mapping[T, Collection[T]], key: Callable[[T], int]) -> list[T]:
-    """Sort items topologically, ready items by key; items on and after a cycle are left out.
+    """Sort items topologically; among items whose dependencies are done, the smallest key comes first.
 
-    `before` maps each item to the items that it depends on.
+    `before` maps each item to the items that it depends on. Items in a cycle, or depending on one, are left out.
     """
     waits = {item: set(others) for item, others in before.items()}
     after: dict[T, list[T]] = {}
@@ -92,7 +92,7 @@ def _ordered(before: Mapping[T, Collection[T]], key: Callable[[T], int]) -> list
 
 
 def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | None]) -> dict[NodeId, int | None]:
-    """Assign each node outside of layers to the layer of its readers, if they all are in one layer."""
+    """Return node -> layer, where a node outside of layers gets the layer that all its readers are in, if any."""
     found = dict(home)
     for n in reversed(order):
         if found[n] is None:
@@ -105,9 +105,10 @@ def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | No
 def _grouped(
     order: Sequence[NodeId], home: Mapping[NodeId, int | None], reads: Mapping[NodeId, list[NodeId]]
 ) -> list[CodeBlock] | None:
-    """Make blocks in topological order, ready ones by their first node; None if groups depend on each other.
+    """Make blocks in topological order; None if two groups of nodes depend on each other.
 
-    A group is all nodes of a layer, or a single node outside of layers; consecutive such nodes share a block.
+    `home` maps a node to its layer or None. All nodes of a layer form a group, each node outside of layers forms its
+    own; consecutive groups outside of layers share a block.
     """
     group: dict[NodeId, Any] = {n: n if home[n] is None else home[n] for n in order}
     members: dict[Any, list[NodeId]] = {}
@@ -142,12 +143,12 @@ class Statements:
         self.pinned = {p.spec(n).dtype for n in self.within if traits(p.op(n)).casts and self.inline(n)}
 
     def inline(self, node: NodeId) -> bool:
-        """True for weights and casts of weights, which are written where they are read."""
+        """True for weights and casts of weights: each reader repeats their expression, and no name is assigned."""
         p = self.p
         return p.op(node) in STORED or (traits(p.op(node)).casts and p.op(p.operands(node)[0].node) in STORED)
 
     def wanted(self, value: Value, inside: bool = False) -> str:
-        """Return the preferred name of a value, from its path; inside a layer's function, without the layer."""
+        """Return the preferred name of a value, made from its path; with `inside`, the path without `layers.<i>.`."""
         op, path = self.p.op(value.node), self.p.path(value)
         if op in OPS and OPS[op].results:
             return OPS[op].results[value.port]
@@ -155,7 +156,7 @@ class Statements:
         return base + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
 
     def _weight(self, node: NodeId, base: Callable[[str], str], layer: int | None) -> str:
-        """Return the expression that reads a weight from its layer's module, which `base` names, or from the model."""
+        """Return the expression that reads a weight, with its casts; `base` maps a key prefix to the module's name."""
         p = self.p
         if p.op(node) not in STORED:
             return self._expression(node, [self._weight(p.operands(node)[0].node, base, layer)])
@@ -170,7 +171,7 @@ class Statements:
         return bool(self.pinned) or not self.p.spec(node).dtype.is_float or readers <= FREQUENCIES
 
     def _place(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
-        """Return the attribute access that reads a weight from its layer's module or from the model."""
+        """Return the attribute access for a key: on its layer's module where possible, else on the whole model."""
         start, found, rest = key.partition(f".{layer}.")
         if layer is not None and found and (text := pieces.attributes(base(f"{start}.{{i}}"), rest.split("."))):
             return text
@@ -181,7 +182,7 @@ class Statements:
         self, nodes: Sequence[NodeId], known: dict[Value, str], names: pieces.Names, base: Callable[[str], str],
         layer: int | None, indent: str, leaves: Container[Value],
     ) -> list[str]:  # fmt: skip
-        """Write statements of nodes in order; a value that its only reader starts with is not assigned to a name.
+        """Write statements of nodes in order; where the only reader's text starts with a value, no name is assigned.
 
         New names are added to `known`. `base` maps the prefix of a key, "" for the model, to the name of the module
         that holds it. `leaves` are values that other blocks read.
@@ -222,7 +223,7 @@ class Statements:
         return lines
 
     def _appendable(self, node: NodeId, text: str, nodes: Container[NodeId]) -> bool:
-        """True if the node has one reader, among `nodes`, whose text starts with the text of this node."""
+        """True if the node's only reader is in `nodes` and its text starts with `text`, this node's own."""
         p = self.p
         edges = [e for e in p.out_edges(node) if p.graph.target(e) in self.within]
         if len(edges) != 1 or len(p.specs(node)) > 1 or not is_primary(text):
@@ -245,7 +246,7 @@ class Statements:
 
 
 def _text(p: Program, node: NodeId, operands: Sequence[str]) -> str | None:
-    """Return the source text of an op; None if it has none for these attributes."""
+    """Return the source text of a node's op on the texts of its operands; None if the op cannot be written."""
     emit = OPS[p.op(node)].emit
     return None if emit is None else emit(operands, p.attrs(node))
 
@@ -256,7 +257,7 @@ INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
 
 @dataclass(frozen=True, slots=True)
 class BlockFunction:
-    """One distinct block as a function: name, rest of the header, body, layers that call it, text for its docstring."""
+    """A generated function: name, rest of the `def` line, body, layers that call it, text for its docstring."""
 
     name: str
     head: str
@@ -329,7 +330,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
-    """Replace all `@name@` marks in one pass, so that marks inside values are kept; close gaps of empty values."""
+    """Replace each `@name@` by its value, but not an `@name@` within a value; collapse runs of blank lines."""
     text = re.sub(r"@(\w+)@", lambda m: values[m[1]], template)
     return re.sub(r"\n{4,}", "\n\n\n", text)
 
@@ -361,7 +362,7 @@ class _ModuleWriter:
 
     # -- text ---------------------------------------------------------------------------------------------------------
     def _add(self, b: CodeBlock, layer: int) -> None:
-        """Write a block as a function, or reuse the function with the same text."""
+        """Make the function that computes a layer's block, or reuse an existing function with the same text."""
         names = pieces.Names({"x"})
         given = self._arguments(b, names)
         prefixes: dict[str, str] = {}
@@ -386,7 +387,7 @@ class _ModuleWriter:
         self.function[layer] = found
 
     def _arguments(self, b: CodeBlock, names: pieces.Names) -> list[str]:
-        """Return argument names of a block: x for the main input, `skip` for other layers, else the value's name."""
+        """Return names for a block's inputs: `x` for the first, `skip` for those from layers, else the value's name."""
         found, main = [], True
         for value in b.enters:
             if main or LAYER.match(self.p.path(value)):
@@ -424,7 +425,7 @@ class _ModuleWriter:
         return "\n".join(lines)
 
     def _run_of_equals(self, at: int) -> int:
-        """Return the end of a run of blocks that call one function, each on the result of the previous block only."""
+        """Return the end of the run of blocks from `at` on that one loop `x = f(x)` can compute."""
         end, first = at + 1, self.blocks[at]
         while end < len(self.blocks):
             before, b = self.blocks[end - 1], self.blocks[end]

@@ -1,4 +1,4 @@
-"""Pieces of generated source: its fixed part, unique names, keys as attributes, tables of shapes and constants, lines.
+"""Parts of generated source: fixed text, unique names, attribute access, shape and constant tables, line breaking.
 
 No text of a file or journal enters the source unchanged: names are reduced to ASCII letters, digits and `_`, keys are
 checked, texts are quoted.
@@ -223,7 +223,7 @@ class Names:
 
 
 def check_keys(keys: Mapping[str, str]) -> None:
-    """Check that torch modules can have these keys (key -> param path). Raises: ExportLevelImpossible."""
+    """Check that torch modules can hold weights under these keys (key -> param path). Raises: ExportLevelImpossible."""
     for key, path in keys.items():
         parts, what = key.split("."), ""
         if not _KEY.fullmatch(key):
@@ -262,7 +262,7 @@ def _by_layer(layers: Mapping[int, tuple[int, ...]]) -> str:
 
 
 def sequence(numbers: Sequence[int]) -> str:
-    """Return an expression for increasing numbers: a range if there are no gaps, else a tuple."""
+    """Return a Python expression for increasing numbers: a `range` if there are no gaps, else a tuple."""
     if list(numbers) != list(range(numbers[0], numbers[-1] + 1)):
         return str(tuple(numbers))
     return f"range({f'{numbers[0]}, ' if numbers[0] else ''}{numbers[-1] + 1})"
@@ -300,7 +300,7 @@ def _entry(key: str, text: str) -> str:
 
 
 def line(indent: str, target: str, text: str) -> str:
-    """Write the statement `target = text`; break a long one at the arguments of its outermost call or at plus signs."""
+    """Write `target = text`; break a long one at plus signs, or if it has none at the arguments of its outer call."""
     whole = f"{indent}{target} = {text}"
     if len(whole) <= WIDTH:
         return whole

@@ -1,4 +1,4 @@
-"""Affine maps: ops between two values that compute matrix · x + bias, in any form.
+"""Affine maps: spans of ops that together compute matrix · x + bias.
 
 Examples are factors, tensor rings, gates, and heads unfolded into a sum. Running the ops in float64 on zeros gives the
 bias, and on the rows of the identity the matrix.
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AffineMap:
-    """The ops from `source` (excluded) to `end`, in order; `biased` tells whether they may add a bias.
+    """Ops that compute `end` as an affine function of `source`, in order; `biased` tells whether they may add a bias.
 
-    In both values, axes of known size are features, and axes with a named size are tokens.
+    In `source` and `end`, axes of known size are features, and axes with a named size are tokens.
     """
 
     p: Program
@@ -40,13 +40,13 @@ class AffineMap:
 
     @property
     def kind(self) -> str:
-        """`factor` for a product of several matrices, else `gate`: a scaled matrix."""
+        """`factor` if the ops multiply by several matrices in turn, else `gate`: at most one matrix, with scaling."""
         products = sum(traits(self.p.op(n)).contracts in ("out_in", "in_out") for n in self.nodes)
         return "factor" if products > 1 else "gate"
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of the matrix: features of the end, features of the source."""
+        """Shape of the matrix: (features of `end`, features of `source`)."""
         return features(self.p, self.end), features(self.p, self.source)
 
     def constants(self) -> set[NodeId]:
@@ -77,7 +77,7 @@ class AffineMap:
 
 
 def features(p: Program, value: Value) -> int:
-    """Return the number of entries per token: the product of the known sizes."""
+    """Return the number of entries of a value per token: the product of its axes of known size."""
     return prod(d for d in p.spec(value).shape if isinstance(d, int))
 
 
@@ -120,10 +120,10 @@ def _step(p: Program, node: NodeId, ins: list[Any]) -> Any:
 def find_affine_map(
     p: Program, fixed: Container[NodeId], end: Value, stop: Callable[[Value], Value | None]
 ) -> AffineMap | None:
-    """Find the longest affine map that ends in a value and has one source; None if no such map exists.
+    """Find the longest affine map that computes `end` from a single source; None if no such map exists.
 
-    `fixed` are the program's `constants`; `stop` is called with a value, and returns the source if the
-    map must start there, else None.
+    `fixed` are the program's `constants`. `stop(value)` returns a value if the search must not go past `value`: the
+    returned one is then the source. It returns None to go on.
     """
     inside: dict[NodeId, None] = {}
     sources: dict[Value, None] = {}
@@ -147,7 +147,7 @@ def find_affine_map(
 
 
 def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] | None:
-    """Return the non-constant operands of a value's op, if it is affine in them and mixes no tokens; else None."""
+    """Return the non-constant operands of a value's op; None if the op is not affine in them or mixes tokens."""
     node, row = value.node, traits(p.op(value.node))
     if not row.jointly_linear and not row.linear_in:
         return None
@@ -164,7 +164,7 @@ def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] 
 
 
 def _keeps_tokens_apart(p: Program, node: NodeId, first: Value) -> bool:
-    """True if the op mixes no tokens: the axes that it mixes have known sizes."""
+    """True if each token of the op's result depends on one token of its operands: token axes are not contracted."""
     shape, row = p.spec(first).shape, traits(p.op(node))
     if row.mixes:
         given = p.attrs(node)[row.mixes]

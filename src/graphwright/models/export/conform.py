@@ -1,8 +1,8 @@
 """Write a matched program as its family's template: the same function in the original class.
 
-Removed units become zeros, or the config gets the smaller sizes. Each weight of the template gets the program's
-entries and is zero elsewhere. Gates, factors and the scale of a narrower norm are multiplied into weights in float64
-and rounded once. Unchanged weights keep their bytes.
+Removed units become zeros, or the config gets the smaller sizes. A weight of the template has the program's entries
+at the units that remain, and zeros elsewhere. Gates, factors and the scale of a narrower norm are multiplied into
+weights in float64 and rounded once. Unchanged weights keep their bytes.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def changed(config: Config, fields: dict[str, Any], without: tuple[str, ...] = (
 def with_eps(config: Config, match: TemplateMatch, dims: Any) -> tuple[Config, Any] | str:
     """Return config and dimensions with the eps that the program's norms need in a template of sizes `dims`.
 
-    Returns a reason instead if the norms need several values of eps.
-    If only d' of d channels are not zero, x / √(Σx²/d' + ε) = √(d'/d) · x / √(Σx²/d + ε·d'/d).
+    If the norms need different values of eps, return this reason as a string. Where only d' of d channels are not 0,
+    x / √(Σx²/d' + ε) = √(d'/d) · x / √(Σx²/d + ε·d'/d).
     """
     found: dict[float, str] = {}
     for _, part in match.matched():
@@ -72,7 +72,10 @@ def _over_channels(match: TemplateMatch, norm: str) -> bool:
 
 # -- from units of the template to the program's ----------------------------------------------------------------------
 def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
-    """Map units of a template of sizes `dims` to those of one branch; return a reason if these do not fit."""
+    """Return dimension -> for each unit of a template of sizes `dims` the unit of the program's branch, or -1.
+
+    If the program's units do not fit into `dims`, return the reason as a string.
+    """
     part, sizes, found = match.part(branch), match.sizes[branch], IndexMap()
     assert part is not None
     for name, size in sizes.items():
@@ -98,11 +101,14 @@ def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
 def head_maps(
     table: np.ndarray, kv_here: int, heads: int, kv_heads: int, known: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Assign query heads and key heads to a template with groups of equal size; None if they do not fit.
+    """Assign the program's heads to a template in which each key head serves equally many query heads.
 
-    A key head that more query heads read than a group holds is repeated. `table` maps each query head to one of
-    `kv_here` key heads; `known` maps it to its index in the source, if that is known. Returns: for each query head and
-    each key head of the template the head of the program, or -1.
+    Args:
+        table: for each query head of the program the key head that it reads, one of `kv_here`.
+        heads, kv_heads: numbers of query heads and key heads of the template.
+        known: for each query head its index before pruning, which is kept if possible.
+    Returns: for each query head, and for each key head of the template, the program's head or -1; None if they do not
+        fit. A key head with more readers than one group of the template holds is repeated.
     """
     each = heads // kv_heads
     queries, keys = np.full((kv_heads, each), -1), np.full(kv_heads, -1)
@@ -122,7 +128,7 @@ def head_maps(
 
 
 def _original_indices(match: TemplateMatch, branch: int, name: str, wanted: int) -> np.ndarray | None:
-    """Return the index of each unit in the source, by the lineage of a weight; None if unknown or too large."""
+    """Return the index that each unit had before pruning, from a weight's lineage; None if unknown or >= `wanted`."""
     part, p = match.part(branch), match.program
     for path, source in part.weights.items() if part is not None else ():
         if not isinstance(source, Value) or p.op(source.node) not in STORED:
@@ -154,10 +160,10 @@ def _lineage(variable: Variable, axis: int) -> np.ndarray | None:
 def conform(
     model: Model, match: TemplateMatch, config: Config, dims: Any, layers: Mapping[int, int] | None = None
 ) -> Model:
-    """Write the model as an instance of the original class: the template for `dims`, with the program's weights.
+    """Return a model whose program is the template for `dims`, with the weights of `model`'s program placed in it.
 
     The match must have no unmatched nodes, and `index_maps` and `with_eps` must accept `dims`. `layers` maps each layer
-    of the result to a layer of the template, by default to the one with the same number.
+    of the result to the layer whose weights it gets, by default the layer with the same number.
     """
     maker, p, b = _WeightBuilder(model, match, dims), model.program, Builder(model.program.name)
     params: dict[str, Value] = {}
@@ -211,7 +217,7 @@ class _WeightBuilder:
         return as_array(remapped((values + offset) * scale - offset, indices), kind), None
 
     def _indices(self, branch: int, terms: tuple[str, ...]) -> dict[int, np.ndarray]:
-        """Return axis of a weight -> for each entry its index in the program, or -1; unchanged axes are omitted."""
+        """Return axis -> for each entry of the template's axis its index in the program, or -1; omit unchanged axes."""
         if branch not in self.maps:
             found = index_maps(self.match, branch, self.dims)
             assert isinstance(found, dict), found
@@ -226,14 +232,14 @@ class _WeightBuilder:
         return indices
 
     def _norm_scale(self, path: str, terms: tuple[str, ...]) -> tuple[float, float]:
-        """Return the factor on a norm's weight, 1 unless it gets more channels, and the offset that the op adds."""
+        """Return (factor on a norm's weight that makes up for added zero channels, the op's `unit_offset`)."""
         norm, here, t = path.removesuffix(".weight"), self.match.sizes[TRUNK]["hidden"], self.match.template
         if here == self.dims.hidden or terms != ("hidden",) or norm not in self.norms:
             return 1.0, 0.0
         return (here / self.dims.hidden) ** 0.5, float(t.attrs(t.node(norm))["unit_offset"])
 
     def _of_removed_branch(self, path: str, shape: tuple[int, ...], kind: Any) -> tuple[NDArray, str | None]:
-        """Return a weight of a removed branch: the value that is left, if any, but zeros in the branch's last op."""
+        """Return a weight of a branch that was removed: 0 in its last op, else the stored value if there is one."""
         known = self.p.weights.get(self.model.keys[path])
         if path not in self.last and known is not None and known.shape == shape:
             assert isinstance(known.data, NDArray)
@@ -243,7 +249,7 @@ class _WeightBuilder:
 
 
 def computed_weights(match: TemplateMatch, dims: Any) -> list[str]:
-    """Return the paths of weights that are computed, and so rounded, for a template of sizes `dims`."""
+    """Return the paths of weights that `conform` computes, and so rounds, instead of copying stored entries."""
     p, found = match.program, []
     for _, part in match.matched():
         for path, source in part.weights.items():

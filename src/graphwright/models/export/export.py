@@ -68,7 +68,8 @@ class ExportOptions:
         prompts: texts or ids to compare on; by default built-in ones.
         max_shard_size: bytes of weights per file, or "5GB"; by default the files of the source, or "5GB".
         onnx: also write `model.onnx`, and compare it with onnxruntime unless `check` is `none`.
-        onnx_cache, opset: `model.onnx` with `past_key_values`, and its opset; see `models.onnx.to_model`.
+        onnx_cache: give `model.onnx` the inputs `past_key_values`; see `models.onnx.to_model`.
+        opset: opset of `model.onnx`.
         text: measure bits per byte of this text before and after, for the receipt.
         predicted: drift that a pass such as pruning predicted, by name; the receipt shows it beside the measured drift.
         overwrite: replace an existing directory.
@@ -118,7 +119,7 @@ def export(model: Model, directory: StrPath, options: ExportOptions, report: Rep
     """Write a checkpoint directory with its receipt; it appears complete and checked, or not at all.
 
     Args:
-        model: to export, edited or not.
+        model: the model to export, edited or not.
         directory: must not exist, unless `overwrite`; never the source.
         options: see `ExportOptions`.
         report: called at each step.
@@ -185,7 +186,7 @@ def check_export(model: Model, directory: StrPath, options: ExportOptions) -> No
 
 
 def _refuse_non_finite(model: Model) -> None:
-    """Refuse NaN and infinities of edits and training, but not those of the source. Raises: ExportError."""
+    """Raise ExportError if edits or training made a weight non-finite; the source itself may have such values."""
     p = model.program
     for key, count, first in non_finite(p):
         if p.weights.reference_of(p.weights.array(key)) == SOURCE:
@@ -217,7 +218,7 @@ def _rounded(model: Model, dtype: str) -> Model:
 class _ProgramOutput:
     """Output of the program for the prompts of the check, computed with the weights as they will be stored.
 
-    `here` has logits and greedy tokens; it is None if NaN weights of the source make the logits NaN: see `warnings`.
+    `here` has logits and greedy tokens. It is None if the logits are not finite; `warnings` then tells why.
     """
 
     model: Model
@@ -226,7 +227,7 @@ class _ProgramOutput:
     warnings: tuple[str, ...] = ()
 
     def margin(self, prompt: int, at: int) -> float:
-        """Return the difference of the two largest logits after a prompt and `at` greedy tokens."""
+        """Return the gap between the two largest logits after a prompt, given by index, and `at` greedy tokens."""
         assert self.here is not None
         ids = np.concatenate([self.prompts[prompt], self.here.greedy[prompt][:at]])
         best = np.sort(self.model.logits(ids)[-1])
@@ -242,10 +243,10 @@ def _run(model: Model, prompts: Sequence[np.ndarray]) -> _ProgramOutput:
 
 
 def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
-    """Check the files with transformers; if it is not installed, with this package, unless the files contain code.
+    """Load the files in a clean process, compare its results with the program's, and return facts for the receipt.
 
-    `code` is the final name of the directory, and the source that loads it. Returns: facts for the receipt. Raises:
-    VerificationFailed.
+    The loader is transformers, or this package if transformers is not installed; files with code are then not
+    checked. `code` is (final name of the directory, source that loads it). Raises: VerificationFailed.
     """
     loader = "transformers" if transformers_installed() else "graphwright"
     if loader == "graphwright" and level.runs_code:

@@ -1,6 +1,7 @@
 """Export levels: the forms in which a model can be written as a checkpoint for transformers.
 
-A level tells whether it can carry the model, and if not, why; then it writes the files. A new level is a subclass of
+A level "carries" a model or a deviation if its files can represent it. It tells whether it carries the model, and if
+not, why; then it writes the files. A new level is a subclass of
 `ExportLevel`, listed in `LEVELS`.
 """
 
@@ -61,9 +62,9 @@ class LevelPlan(ReportBase):
     """Plan of an export at one level: names of the files that it would write, and bytes of the weights.
 
     Attributes:
-        possible: whether it can be requested.
+        possible: whether this level can be requested.
         exact: whether the files compute the program's function, apart from rounding in float32.
-        reasons: why it is not possible or not exact; no reason is given if a lower level carries the model.
+        reasons: why the level is not possible or not exact; empty if it is impossible because a lower level suffices.
     """
 
     level: int
@@ -76,7 +77,7 @@ class LevelPlan(ReportBase):
 
 
 class ExportCase:
-    """A model matched with its family's template; shared by all levels. Reads no weight payload."""
+    """A model with its template match and deviations, shared by all levels. Reads no weight payload."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.match = model, match_template(model)
@@ -90,7 +91,7 @@ class ExportCase:
         return found or self.match.template.spec(path).dtype
 
     def rounded(self, dims: Any) -> tuple[Reason, ...]:
-        """Return a reason for each weight that is computed and stored in 16 bits, in a template of sizes `dims`."""
+        """Return a reason against exactness for each weight that is computed and then rounded to a 16-bit dtype."""
         kinds = {path: self.stored(path) for path in computed_weights(self.match, dims)}
         return tuple(Reason(path, f"is computed, and {k.name} rounds it") for path, k in kinds.items() if k.is_low)
 
@@ -132,11 +133,11 @@ class ExportLevel(ABC):
 
     @abstractmethod
     def plan(self) -> LevelPlan:
-        """Tell whether this level can carry the model, and why not; reads no payload."""
+        """Return whether this level can carry the model, and if not, why; reads no weight payload."""
 
     @abstractmethod
     def carries(self, d: Deviation) -> bool:
-        """True if this level can carry one deviation."""
+        """Return True if this level's files can represent the deviation `d`."""
 
     def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
         """Write config, weights, tokenizer and companions into an existing directory."""
@@ -169,15 +170,15 @@ class SameClass(ExportLevel):
 
 
 class _TemplateLevel(ExportLevel):
-    """The family's template in sizes that the subclass finds, with the weights of the program."""
+    """A level that writes the family's template, in `sizes` found by the subclass, with the weights of the program."""
 
     @cached_property
     def sizes(self) -> tuple[Config, Any, dict[int, int] | None] | list[Reason]:
-        """Config, its dimensions, and layer of the result -> layer of the template; or reasons why no config fits."""
+        """(config, its dimensions, `layers` for `conform`), or the list of reasons why no config fits the program."""
         raise NotImplementedError
 
     def plan(self) -> LevelPlan:
-        """Return a plan; it is possible if `sizes` are found, and refused if a lower level carries the model."""
+        """Return a plan; it is possible if `sizes` are found and the program deviates from the template at all."""
         if not self.case.deviations:
             return self._refused()
         if isinstance(self.sizes, list):
@@ -192,16 +193,16 @@ class _TemplateLevel(ExportLevel):
 
 
 class ResizedConfig(_TemplateLevel):
-    """The original class with different sizes in its config; carries removed layers and sizes equal in all layers.
+    """The original class with different sizes in its config; removed layers and smaller sizes take no bytes.
 
-    It needs one width, both branches in each remaining layer, equal numbers of neurons and heads in all layers, and
+    It needs both branches in each remaining layer, the same width and numbers of neurons and heads in all of them, and
     equally many query heads per key head.
     """
 
     number, name, summary = 2, "resized_config", "same class, other sizes"
 
     def carries(self, d: Deviation) -> bool:
-        """Return True for a size or a removed layer, unless a reason in `sizes` applies to it."""
+        """Return True if the deviation is matched, a config can express it, and no reason in `sizes` forbids it."""
         if not d.matched or d.kind in ("op", "dtype", "gate", "factor"):
             return False
         reasons = self.sizes if isinstance(self.sizes, list) else []
@@ -247,7 +248,7 @@ class ResizedConfig(_TemplateLevel):
         return [n for n, parts in sorted(present.items()) if any(parts)], reasons
 
     def _sizes(self) -> tuple[dict[str, int], list[Reason]]:
-        """Return dimension -> size in all layers, and a reason for each layer whose size is not the most frequent."""
+        """Return dimension -> size, and a reason for each branch whose size differs from the most frequent one."""
         match = self.case.match
         found: dict[str, dict[int, int]] = {}
         reasons: list[Reason] = []
@@ -270,7 +271,7 @@ class ResizedConfig(_TemplateLevel):
         return {name: next(iter(sizes.values())) for name, sizes in found.items()}, reasons
 
     def _reason(self, branch: int, name: str, why: str) -> Reason:
-        """Make a reason at the path of the first weight that has the dimension."""
+        """Make a reason about dimension `name`, located at the branch's first weight with this dimension."""
         match, part = self.case.match, self.case.match.parts[branch]
         assert part is not None
         having = (w for w in part.weights if any(name in t.split("*") for t in match.terms[w]))
@@ -279,7 +280,7 @@ class ResizedConfig(_TemplateLevel):
         return Reason(path, f"{why} ({field})" if field else why, AXES.get(name, name), field, branch)
 
     def _resized(self, sizes: dict[str, int], layers: list[int]) -> Config:
-        """Return the config with new sizes, shorter lists per layer, and head_dim, which is else derived from width."""
+        """Return the config with new sizes, types of the remaining layers, and `head_dim` where its default changed."""
         match, config = self.case.match, self.case.model.config
         names, dims = match.arch.fields, match.dims
         now = {**sizes, "layers": len(layers)}
@@ -294,13 +295,13 @@ class ResizedConfig(_TemplateLevel):
 
 
 class ZeroFilled(_TemplateLevel):
-    """The original class and sizes; carries removed units and branches as zeros, and gates and factors in weights."""
+    """The original class and sizes: what was removed becomes zeros; gates and factors are merged into weights."""
 
     number, name, summary = 3, "zero_filled", "same class, zeros for removed units"
     true_size = False
 
     def carries(self, d: Deviation) -> bool:
-        """Return True for a deviation that the template matcher explains and that fits into the original sizes."""
+        """Return True if the deviation is matched and its branch fits into the original sizes and eps."""
         no_eps = isinstance(self.fitted, str) and d.dimension == "hidden"
         return d.matched and d.kind not in ("op", "dtype") and d.branch not in self.misfits and not no_eps
 
@@ -317,12 +318,12 @@ class ZeroFilled(_TemplateLevel):
 
     @cached_property
     def fitted(self) -> tuple[Config, Any] | str:
-        """Config and dimensions, or the reason why no eps fits all norms."""
+        """(config, dimensions) with the eps that all norms need, or the reason why a single eps does not fit them."""
         return with_eps(self.case.model.config, self.case.match, self.case.match.dims)
 
     @cached_property
     def misfits(self) -> dict[int, str]:
-        """Branch number -> reason, for branches that are too large for the original sizes."""
+        """Branch number -> reason, for each branch of the program that is too large for the original sizes."""
         match = self.case.match
         maps = {i: index_maps(match, i, match.dims) for i, _ in match.matched()}
         return {i: found for i, found in maps.items() if isinstance(found, str)}
@@ -404,7 +405,7 @@ class ExportPlan(ReportBase):
 
     @property
     def possible(self) -> tuple[int, ...]:
-        """Numbers of the levels that can be requested."""
+        """Numbers of the levels whose plan is possible."""
         return tuple(row.level for row in self.levels if row.possible)
 
     @property
@@ -418,7 +419,7 @@ class ExportPlan(ReportBase):
         return self.why_not(self.level)
 
     def why_not(self, level: int | None) -> tuple[dict[str, Any], ...]:
-        """Return for each level below the given one its first reason, or the option that excludes it."""
+        """Return why each level below the given one was not taken: its first reason, or the option that excludes it."""
         rows = []
         for row, kind in zip(self.levels, LEVELS, strict=True):
             path, reason = "", f"possible, but level {level} was requested"
@@ -455,7 +456,7 @@ class ExportPlan(ReportBase):
 
 
 class Ladder:
-    """All export levels of one model; reads no payload before one of them writes."""
+    """All export levels of one model; no weight payload is read before a level writes."""
 
     def __init__(self, model: Model) -> None:
         case = ExportCase(model)

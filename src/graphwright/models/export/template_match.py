@@ -49,14 +49,14 @@ class _Mismatch(Exception):
 
 @dataclass(slots=True)
 class MatchedPart:
-    """One branch of the template, e.g. `layers.1.attn`, or its trunk, with the matching values of the program.
+    """A branch of the template, e.g. `layers.1.attn`, or its trunk, with the matching values of the program.
 
     Attributes:
-        weights: template path of a weight -> what computes it.
+        weights: template path of a weight -> the program's constant value or affine map that takes its role.
         values: value of the template -> value of the program.
         eps: path of a norm of the template -> its eps in the program.
-        key_head: table of the key head that each query head reads, if the program has one.
-        maps: affine maps of several ops that replace one matrix.
+        key_head: the program's constant that lists the key head of each query head; None if it has no such table.
+        maps: affine maps of the program, each of which replaces one matrix of the template.
     """
 
     name: str
@@ -69,7 +69,7 @@ class MatchedPart:
 
 @dataclass(frozen=True, slots=True)
 class TemplateBranch:
-    """A branch of the template: the junction it enters, the stream it reads, and its value."""
+    """A residual branch of the template: junction = stream + branch."""
 
     name: str
     junction: Value
@@ -78,7 +78,7 @@ class TemplateBranch:
 
     @property
     def layer(self) -> int:
-        """Number of its layer; 0 outside of layers."""
+        """Number of the branch's layer; 0 if it is outside of layers."""
         found = LAYER.match(f"{self.name}.")
         return int(found[1]) if found else 0
 
@@ -88,12 +88,13 @@ class TemplateMatch:
     """A program matched with its family's template.
 
     Attributes:
-        branches, parts: branches of the template, in order, and the matched part of each, or None.
-        trunk: embedding, final norm and head.
-        sizes: branch number -> dimension name -> size; the trunk is `TRUNK`.
+        branches: residual branches of the template, in order.
+        parts: for each branch its match in the program, or None.
+        trunk: the match of embedding, final norm and head.
+        sizes: branch number -> dimension name -> size in the program; the trunk has the number `TRUNK`.
         unmatched: node of the program -> why no node of the template matches it.
-        mismatched: numbers of branches that exist in the program but compute something else.
-        skipped: junctions that need no match: those with one edge, and those of the residual stream.
+        mismatched: numbers of template branches whose counterpart in the program computes something else.
+        skipped: junctions of the program that need no match: with a single edge, or on the residual stream.
         terms: template path of a weight -> dimension names of its axes.
     """
 
@@ -120,7 +121,7 @@ class TemplateMatch:
         yield from ((i, part) for i, part in enumerate(self.parts) if part is not None)
 
     def explained(self) -> dict[NodeId, int]:
-        """Return node -> branch number for the nodes of the program that match something of the template."""
+        """Return node -> branch number for all nodes of the program that the match accounts for."""
         found = dict.fromkeys(self.skipped, TRUNK)
         for i, part in self.matched():
             nodes = {v.node for v in part.values.values()}
@@ -150,7 +151,7 @@ def match_template(model: Model) -> TemplateMatch:
 
 
 class _Matcher:
-    """One walk along the residual stream, from the output to the embedding."""
+    """Matches a program with its template in one walk along the residual stream, from the output to the embedding."""
 
     def __init__(self, model: Model) -> None:
         self.arch, self.dims, self.p, self.t = model.arch, model.dims, model.program, template(model)
@@ -201,7 +202,7 @@ class _Matcher:
             self.unmatched[error.node] = error.why
 
     def _refuse_shared_weights(self, found: TemplateMatch) -> None:
-        """Mark a value that matches two weights of the template: written twice, it would no longer be tied."""
+        """Record a value that matches two weights of the template as unmatched: written twice, it would be untied."""
         owner: dict[WeightSource, str] = {}
         for _, part in found.matched():
             for path, source in part.weights.items():
@@ -218,7 +219,10 @@ class _Matcher:
         return True
 
     def _next_junction(self, v: Value, at: int) -> tuple[int, Value | None]:
-        """Match the branches that enter one junction. Returns: the next branch number, and the stream before it."""
+        """Match the branches that enter junction `v`. `at`: the largest branch number that is not matched yet.
+
+        Returns: `at` after this, and the residual stream that the junction adds to, or None at its end.
+        """
         p = self.p
         operands = [self.canon(u) for u in p.operands(v.node)] if p.is_junction(v.node) else []
         base = self.t.op(self.branches[0].stream.node)
@@ -239,7 +243,10 @@ class _Matcher:
         return at, stream
 
     def _match_branch(self, branch: Value, stream: Value, at: int) -> int | None:
-        """Match a branch with its own number if that is still free, else with the nearest lower number that fits."""
+        """Match a branch with a template branch, numbered up to `at`; return its number, or None if none matches.
+
+        The template branch whose weights it reads is tried first, then the others from the highest number down.
+        """
         own = self._own_number(branch, stream)
         order = sorted(range(at, -1, -1), key=lambda i: i != own)
         first: _Mismatch | None = None
@@ -269,7 +276,7 @@ class _Matcher:
         return next(having, None)
 
     def _reject(self, junction: Value, branch: Value, stream: Value) -> None:
-        """Mark a branch that no branch of the template matches."""
+        """Record the junction and the nodes of a branch as unmatched."""
         p = self.p
         self.unmatched.setdefault(junction.node, f"reads {p.path(branch)}, which is not a branch of the template")
         upstream = p.reachable([stream])
@@ -285,7 +292,7 @@ class _Matcher:
         return v
 
     def match(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:
-        """Match a value of the template with a value of the program, and everything that both are computed from.
+        """Match value `t` of the template with value `v` of the program, and everything that they are computed from.
 
         Raises: _Mismatch with the first node that differs.
         """
@@ -322,7 +329,7 @@ class _Matcher:
             if not same or p.weights.digest(p.key(found.node)) != self.t.weights.digest(self.t.key(root)):
                 raise _Mismatch(v.node, "its values are not those that follow from the config")
         elif part.weights.setdefault(path, found) != found:
-            raise _Mismatch(v.node, f"is read as {path}, for which a different weight is read elsewhere")
+            raise _Mismatch(v.node, f"would be the template's {path}, which is a different weight elsewhere")
         part.values[t] = v
 
     def _match_node(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:
@@ -343,7 +350,7 @@ class _Matcher:
             self.match(inner, value, part, stream)
 
     def _match_attrs(self, t: Value, v: Value, part: MatchedPart) -> None:
-        """Compare attributes, except the number of heads, which is a size, and the eps of norms, which is recorded."""
+        """Compare attributes. The number of heads may differ, because it is a size; the eps of a norm is recorded."""
         op, here, there = self.p.op(v.node), dict(self.p.attrs(v.node)), dict(self.t.attrs(t.node))
         if op == "rms_norm":  # the norm of every template; eps of other norms must be equal
             part.eps[self.t.path(t)] = here.pop("eps")
@@ -354,7 +361,7 @@ class _Matcher:
             raise _Mismatch(v.node, ", ".join(found))
 
     def _without_table(self, given: list[Value], part: MatchedPart) -> list[Value]:
-        """Return the operands of an attention; skip an index table of key heads and record it in the part."""
+        """Return an attention's operands before any gather by a table of key heads, kept as `part.key_head`."""
         p, found, tables = self.p, list(given), set[Value | None]()
         for port in (1, 2):
             node, table = self.canon(given[port]).node, None
@@ -369,7 +376,10 @@ class _Matcher:
         return found
 
     def _match_affine_map(self, t: Value, v: Value, part: MatchedPart, stream: Value | None, error: _Mismatch) -> None:
-        """Match a linear op of the template with an affine map, after their ops did not match. Raises: `error`."""
+        """Match `t`, computed by one linear op of the template, with an affine map of the program that computes `v`.
+
+        This is tried after a match op by op failed with `error`, which is raised again if there is no such map.
+        """
         wanted = find_affine_map(self.t, self.fixed_in_template, t, lambda u: u if u == stream else None)
         linear = [n for n in wanted.nodes if traits(self.t.op(n)).contracts == "out_in"] if wanted is not None else []
         if wanted is None or len(linear) != 1:
@@ -391,7 +401,7 @@ class _Matcher:
 
     # -- sizes -------------------------------------------------------------------------------------------------------
     def _sizes(self, part: MatchedPart) -> dict[str, int]:
-        """Return dimension name -> size in the program; mark changes of the vocabulary or of head_dim as unmatched."""
+        """Return dimension name -> size in the program; record a changed vocabulary or head_dim as unmatched."""
         found: dict[str, int] = {}
         for path, source in part.weights.items():
             node, terms = source.node if isinstance(source, Value) else source.end.node, self.terms[path]
@@ -406,7 +416,7 @@ class _Matcher:
 
 
 def unit_of(term: str, dims: Any) -> tuple[str, int]:
-    """Return (dimension name, entries per unit) of an axis like `heads*head_dim`."""
+    """Return (dimension that counts the units, entries per unit) of an axis such as `heads*head_dim`."""
     name, _, each = term.partition("*")
     return name, int(getattr(dims, each)) if each else 1
 
@@ -418,7 +428,7 @@ def attr_changes(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]
 
 
 def uncast(p: Program, value: Value) -> Value:
-    """Skip casts: return the weight that they convert."""
+    """Return the value before any casts."""
     while traits(p.op(value.node)).casts:
         value = p.operands(value.node)[0]
     return value
@@ -441,9 +451,9 @@ class Deviation:
     """One difference from the template, at the path of a node.
 
     Attributes:
-        kind: one of `KINDS`: a weight of another size or dtype; a node removed or added; a node with other operands; a
-            node that scales a branch (`gate`) or is one of several that replace a matrix (`factor`); other attributes;
-            another op.
+        kind: an element of `KINDS`: a weight of another size or dtype; a removed or added node; a node with other
+            operands (`rewired`); a node of an affine map that scales a matrix (`gate`) or replaces it by a product
+            (`factor`); a node with other attributes or another op.
         levels: numbers of the export levels that can carry it. A level can carry a program if it can carry all.
         axis, field, dimension: units, their config field, and the name of the dimension, if a size differs.
         branch: number of the template branch, if it is known.
@@ -474,7 +484,10 @@ def _classified(
     match: TemplateMatch, explained: dict[NodeId, int], maps: dict[NodeId, str], d: Deviation,
     node: NodeId | None, other: NodeId | None,
 ) -> Deviation:  # fmt: skip
-    """Add branch, dimension and final kind to the difference of a node of the program, of the template, or of both."""
+    """Complete a deviation with its branch, dimension and final kind.
+
+    `node` is the program's node and `other` the template's; one of them is None if it has no counterpart.
+    """
     t = match.template
     path = t.path(other) if other is not None else ""
     branch = explained.get(node) if node is not None else None
@@ -495,7 +508,7 @@ def _classified(
 
 
 def _dimension(match: TemplateMatch, path: str, branch: int | None) -> str:
-    """Return the dimension that differs in a weight of the template or a split into heads; "" if none does."""
+    """Return the dimension whose size differs in the weight or head split at the template's `path`; "" if none does."""
     here = match.sizes.get(TRUNK if branch is None else branch, {})
     base = path.removesuffix("_split") + ".weight" if path.endswith("_split") else path
     names = [n for term in match.terms.get(base, ()) for n in term.split("*")]
@@ -503,7 +516,7 @@ def _dimension(match: TemplateMatch, path: str, branch: int | None) -> str:
 
 
 def _differences(ours: Program, theirs: Program) -> Iterator[tuple[Deviation, NodeId | None, NodeId | None]]:
-    """Yield deviations, each with its node of the program and its node of the template, if any."""
+    """Yield (deviation, node of the program or None, node of the template or None)."""
     pairs = _paired(ours, theirs)
     mine = {node: other for other, node in pairs.items()}
     alive = ours.reachable(ours.outputs())

@@ -41,7 +41,7 @@ _TEXTS = (
 
 @dataclass(frozen=True, slots=True)
 class LoaderOutput:
-    """Output of a loader: logits float32 [T, V] and greedy ids per prompt, and facts about its process."""
+    """Results of a loaded model: logits float32 [T, V] and greedy ids for each prompt; facts about the process."""
 
     logits: list[np.ndarray]
     greedy: list[np.ndarray]
@@ -49,7 +49,9 @@ class LoaderOutput:
 
 
 def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any] | None = None) -> list[np.ndarray]:
-    """Return ids of the given prompts; by default of built-in texts, or without a tokenizer 8 random lists of 64 ids.
+    """Return the ids of the given prompts.
+
+    By default the prompts are built-in texts, or without a tokenizer 8 random lists of 64 ids.
 
     Raises: UsageError for a text if there is no tokenizer, and for an empty prompt or no prompts.
     """
@@ -170,7 +172,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(slots=True)
 class Verification(ReportBase):
-    """Failed checks (`problems`), successful ones, and ones that were not possible, each with file, key or reason."""
+    """Failed checks (`problems`), successful checks, and impossible checks, each with file, key or reason."""
 
     problems: list[str] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)

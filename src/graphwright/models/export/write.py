@@ -35,9 +35,9 @@ _COMPANIONS = (
 def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None = None) -> Iterator[TensorData]:
     """Yield the tensors of a model in the order of its file; unchanged tensors as references into the file.
 
-    `dtype` "keep" stores each in the dtype of the file; a dtype name converts floating ones. `only` are the keys to
-    write; by default all weights of the program, and the file's other tensors. Raises: ExportError for a value that the
-    dtype cannot represent.
+    `dtype` "keep" stores each tensor in its dtype in the file; a dtype name converts floating tensors. `only` are the
+    keys to write; by default all weights of the program, and the file's other tensors. Raises: ExportError for a value
+    that the dtype cannot represent.
     """
     p, source = model.program, model.checkpoint
     values = {p.key(n): p.weights[p.key(n)] for n in p.params()}
@@ -63,7 +63,10 @@ def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None 
 
 
 def _other_tensors(model: Model, values: Mapping[str, Variable], dtype: str) -> dict[str, Variable | None]:
-    """Map keys of the file that no node reads to None, but a copy of the tied head to the embedding if it changed."""
+    """Return key -> value to write, for the tensors of the source file that no node reads.
+
+    None means unchanged; but a stored copy of a tied head gets the embedding, if that was changed or is converted.
+    """
     source = model.checkpoint
     if source is None:
         return {}

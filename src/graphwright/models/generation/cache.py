@@ -40,12 +40,12 @@ ENDLESS = 1 << 62
 
 
 def independent(p: Program) -> int:
-    """Return the length of text up to which entries do not depend on it; beyond it they do, with dynamic RoPE."""
+    """Return the largest length of a text whose cache entries do not depend on it; dynamic RoPE sets a limit."""
     return min((p.attrs(n)["original"] for op in LENGTH_DEPENDENT for n in p.of_kind(op)), default=ENDLESS)
 
 
 class FingerprintWatch:
-    """Fingerprints of a model's current state, recomputed after structure or a weight was changed."""
+    """Holds the fingerprints of a model's current state; recomputes them after structure or a weight was changed."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -110,7 +110,7 @@ class KVCache:
         raise NotImplementedError
 
     def _run(self, ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
-        """Append entries for ids; return logits and sampled ids. After a failure `rollback` restores the length."""
+        """Append entries for ids; return logits and sampled ids. After a failure the caller must call `rollback`."""
         raise NotImplementedError
 
     def rollback(self, length: int) -> None:
@@ -122,7 +122,7 @@ class KVCache:
         raise NotImplementedError
 
     def _make_writable(self, at: int) -> None:
-        """Stop sharing the memory of entry `at`. Raises: CacheFull, with nothing changed."""
+        """Copy the memory of entry `at` if another sequence shares it. Raises: CacheFull, with nothing changed."""
 
     def _entry(self, at: int) -> Iterator[NDArray]:
         """Yield entry `at` of the keys and of the values of each attention, as writable views."""
@@ -137,7 +137,7 @@ class KVCache:
         raise NotImplementedError
 
     def _start(self) -> None:
-        """Give an empty cache the shapes that the model's current state needs."""
+        """Allocate memory for an empty cache, unless it has the shapes that the model's current state needs."""
 
     def _fits(self) -> bool:
         """True if the entries have the shapes that the model's current state needs."""
@@ -202,7 +202,7 @@ class KVCache:
         return ids
 
     def request(self, step: BoundStep, at: int, ids: np.ndarray, request: SamplingRequest, row: int = 0) -> None:
-        """Make a step sample the id after `ids` [T] of sequence `row`, which is row `at` of the step's batch."""
+        """Make a step sample the id after `ids` [T] of sequence `row` of this cache, row `at` of the step's batch."""
         counts = self._counts.get(row)
         if counts is None or counts.prompt != request.prompt:
             counts = self._counts[row] = TokenCounts(request.prompt)
@@ -212,7 +212,7 @@ class KVCache:
         step.request(at, request, self.length + len(ids), counts.pairs)
 
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """Append ids in chunks, or none after an error; return the last token's logits, float32 [batch, vocab].
+        """Append ids in chunks; return the last token's logits, float32 [batch, vocab]. An error appends nothing.
 
         With dynamic RoPE a long text runs in one chunk, so that all tokens get the same frequencies.
         """
@@ -252,7 +252,7 @@ class KVCache:
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
         """Return the logits after the last token, float32 [batch, vocab]; recompute them if the model changed since.
 
-        The entries are unchanged, bit for bit, except a single stale one, which is recomputed. Raises: PromptError for
+        Entries do not change, except that a single entry, if it is stale, is recomputed. Raises: PromptError for
         an empty cache; StaleCache.
         """
         if not self.tokens.shape[1]:
@@ -298,7 +298,7 @@ class KVCache:
         return {path: self.fingerprints.get(path) == digest for path, digest in now.items()}
 
     def check(self) -> None:
-        """Raises: StaleCache if entries are stale, naming their attention nodes and the edits since they were valid."""
+        """Raise StaleCache if entries are stale, naming their attention nodes and the edits since they were valid."""
         stale = sorted(path for path, valid in self.validity().items() if not valid) if self.length else []
         if stale:
             since = [e.why for e in self.program.journal if e.base_version >= self._valid_at]
@@ -312,7 +312,7 @@ class KVCache:
         self._valid_at = self.program.version
 
     def admit(self, allow_stale: bool) -> None:
-        """Check entries before a step, and update their fingerprints. Raises: StaleCache unless `allow_stale`."""
+        """Check for stale entries before a step, and update fingerprints. Raises: StaleCache unless `allow_stale`."""
         if not self.length:
             self._start()
             self.fingerprints, self.stale_runs = dict(self._watch.current()), ()
@@ -345,7 +345,7 @@ class KVCache:
     def reusable(self, ids: np.ndarray) -> int:
         """Return how many leading entries a run of the prompt `ids` [T] can reuse; at least one token is left to run.
 
-        With dynamic RoPE, 0 for a prompt that is long enough to change the frequencies.
+        The result is 0 for a prompt so long that dynamic RoPE changes the frequencies.
         """
         if len(ids) > independent(self.program):
             return 0
@@ -371,7 +371,7 @@ class KVCache:
 
 
 def check_cache_of(program: Program, cache: object) -> None:
-    """Raises: UsageError if `cache` is not a cache; StaleCache if it belongs to a different model."""
+    """Raise UsageError if `cache` is not a cache, and StaleCache if it belongs to a different model."""
     if not isinstance(cache, KVCache):
         raise UsageError("this is not a KV cache", got=type(cache).__name__,
                          fix="model.new_cache(tokens).sequence(), or kind='static'")  # fmt: skip
@@ -400,7 +400,7 @@ def filled(spec: Spec, value: float, device: Device) -> NDArray:
 
 @dataclass(frozen=True, slots=True)
 class StaticSnapshot:
-    """State of a `StaticCache`: its ids, the logits after them, and the model state that computed the logits."""
+    """State of a `StaticCache`: its ids, the logits after the last id, and the model state that computed them."""
 
     tokens: np.ndarray
     logits: np.ndarray | None

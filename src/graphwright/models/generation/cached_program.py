@@ -96,9 +96,9 @@ TABLE, LENGTHS = "cache.table", "cache.lengths"
 
 
 def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DType | None = None) -> Derived:
-    """As `derive`, with entries in blocks of a pool, and inputs `cache.table` int32 [B, blocks], `cache.lengths` [B].
+    """As `derive`, but entries are in blocks of a pool; inputs `cache.table` int32 [B, blocks] and `cache.lengths` [B].
 
-    Table and lengths are inputs, not states: sequences own them, and each step may batch others. The plan
+    Table and lengths are inputs, not states: sequences own them, and each step may batch other sequences. The plan
     owns their memory, so a captured step reads them at fixed addresses. `kind` is the dtype of the entries, by default
     that of the activations.
     """
@@ -154,8 +154,8 @@ def _cacheable(p: Program, node: NodeId) -> Mapping[str, Any]:
 def _keep_last(p: Program, most: Dim) -> None:
     """Make the program return logits of the last position only, and ids sampled from them.
 
-    The slice is inserted before the head if that is linear, else after it. `most` is the
-    largest number of different ids in a text.
+    The slice is inserted before the head if the head is linear, else after it. `most` is the largest number of
+    different ids in a text.
     """
     out = p.output("logits")
     head = traits(p.op(out.node)).contracts == "out_in"

@@ -100,12 +100,12 @@ class BlockPool:
         blocks = list(blocks)
         for block in blocks:
             if not self.refs(block):
-                raise BlockError("a block to hold or drop is free", where=f"block {block}")
+                raise BlockError("cannot change the reference count of a free block", where=f"block {block}")
         return blocks
 
 
 def chained(before: bytes, tokens: np.ndarray) -> bytes:
-    """h_i = BLAKE2b-128(h_(i-1), ids of block i as int64)."""
+    """Extend the hash of a chain of blocks by a block: BLAKE2b-128(`before`, its ids as int64)."""
     return blake2b(before + np.ascontiguousarray(tokens, "<i8").tobytes(), digest_size=16).digest()
 
 
@@ -147,7 +147,7 @@ class PrefixCache:
 
     @property
     def evictable(self) -> int:
-        """Number of blocks that eviction can free: no sequence uses them or a cached block that continues them."""
+        """Number of blocks that can be evicted: no sequence uses the block or a cached block that continues it."""
         used: set[_PrefixEntry] = set()
         for entry in self._all():
             at = entry if self.pool.refs(entry.block) > 1 else None
@@ -159,7 +159,7 @@ class PrefixCache:
     def match(self, root: bytes, ids: np.ndarray) -> list[int]:
         """Find the longest chain of cached blocks that `ids` [T] starts with, and hold each block for the caller.
 
-        At most ⌊(T - 1) / block⌋ blocks, so that at least one token is left to run.
+        The chain has at most ⌊(T - 1) / block⌋ blocks, so that at least one token is left to run.
         """
         found: list[int] = []
         entry, key = None, root
@@ -432,12 +432,12 @@ class PagedCache:
             pool[target, :, :count].copy_from(pool[source, :, :count])
 
     def root(self, fingerprints: dict[str, str]) -> bytes:
-        """Return the digest with which hash chains start, for blocks computed with this model state."""
+        """Return the digest that starts the hash chains of blocks computed with the model's current state."""
         text = repr((sorted(fingerprints.items()), [v.spec for v in self.variables.values()]))
         return blake2b(text.encode(), digest_size=16).digest()
 
     def register(self, mark: PagedSnapshot) -> None:
-        """Add a snapshot to `holders`."""
+        """Register a snapshot as an owner of blocks, so that `holders` returns it."""
         self._marks.add(mark)
 
     def _freed(self, block: int) -> None:

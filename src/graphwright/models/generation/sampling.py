@@ -22,7 +22,7 @@ _END = np.array([[-1, 0]], np.int32)
 
 
 class TokenCounts:
-    """Distinct token ids of a text, and how often each occurs in its output, which starts after `prompt` tokens."""
+    """Distinct token ids of a text, and how often each occurs in the output, the tokens after the first `prompt`."""
 
     def __init__(self, prompt: int) -> None:
         self.prompt, self.length = prompt, 0
@@ -42,7 +42,7 @@ class TokenCounts:
 
     @property
     def pairs(self) -> np.ndarray:
-        """(id, count) int32 [n + 1, 2], ended by -1."""
+        """int32 [n + 1, 2]: for each of n distinct ids (id, count in the output), then a last row with id -1."""
         return self._pairs[: len(self._index) + 1]
 
 
@@ -52,7 +52,7 @@ _WORD = (1 << 64) - 1
 
 
 def check_number(name: str, value: Any, least: int | None = None, kind: type = Integral) -> None:
-    """Raises: UsageError if an option is not a number of this kind, or less than `least`."""
+    """Raise UsageError if the option's value is not a number of this kind, or is less than `least`."""
     if not isinstance(value, kind):
         article = "an integer" if kind is Integral else "a number"
         raise UsageError(f"{name} is not {article}", where=name, got=value)
@@ -216,14 +216,14 @@ class SamplingKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """A request to sample ids of one text: rule, number of the random stream, number of leading ids that are prompt."""
+    """A request to sample ids of one text: sampling rule, number of the random stream, length of the prompt."""
 
     rule: Sampling = field(default_factory=Sampling)
     stream: int = 0
     prompt: int = 0
 
     def keys(self, position: int) -> tuple[int, int, int, int]:
-        """Return the operand `keys` for the id at a position; -1 leaves sampling to the host, where processors run."""
+        """Return the operand `keys` of `sample_token`; with processors, position -1: the host samples and runs them."""
         return self.rule.keys(self.stream, -1 if self.rule.processors else position)
 
     def sample(self, logits: np.ndarray, ids: np.ndarray) -> int:
@@ -236,7 +236,7 @@ Requests = Sequence[SamplingRequest]
 
 
 def check_one_each(requests: Requests, sequences: int) -> None:
-    """Raises: UsageError unless there is one request per sequence, or none at all."""
+    """Raise UsageError unless there is one request per sequence, or none at all."""
     if len(requests) not in (0, sequences):
         what = "the number of sampling requests is not the number of sequences"
         raise UsageError(what, where="requests", expected=sequences, got=len(requests))

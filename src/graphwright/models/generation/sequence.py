@@ -172,7 +172,7 @@ class Sequence(KVCache):
             self._claim(more, at, inside if count > 0 else 0)
 
     def _claim(self, more: int, at: int, used: int) -> None:
-        """Take `more` blocks; if block `at` of the table is shared and has `used` > 0 entries, copy it first."""
+        """Add `more` blocks to the table; replace block `at` by a copy if it is shared and has `used` > 0 entries."""
         cache, pool = self.cache, self.cache.pool
         shared = used > 0 and pool.refs(self.table[at]) > 1
         if shared and pool.refs(self.table[at]) == 2 and pool.free + cache.prefix.evictable == more:
@@ -201,7 +201,7 @@ class Sequence(KVCache):
             self.cache.prefix.insert(self.cache.root(self.fingerprints), own, self.table)
 
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
-        """As `KVCache.last_logits`; also raises CacheFull if no block is left into which a shared one can be copied."""
+        """As `KVCache.last_logits`; also raises CacheFull if a shared block must be copied and no block is free."""
         with self.exclusive():
             self.length  # noqa: B018  # raises for a released sequence
             given = self._given
@@ -293,7 +293,7 @@ class Sequence(KVCache):
 
     # -- branching ---------------------------------------------------------------------------------------------------
     def facts(self) -> tuple[Any, ...]:
-        """Return the state that a fork or snapshot copies besides blocks and ids."""
+        """Return the state that a fork or snapshot copies besides blocks and ids, such as length and logits."""
         entries = self._length, dict(self.fingerprints), self.stale_runs, self._long_from, self._given
         return *entries, self._logits, self._logits_of
 

@@ -1,4 +1,4 @@
-"""Text and ids at the border of a model: prompts are checked, and tokens are streamed as text."""
+"""Conversion between text and ids: checks of prompts and masks, and streaming of tokens as text."""
 
 from __future__ import annotations
 

@@ -23,17 +23,17 @@ class StateCommit:
     """The order of instructions including those that write states.
 
     Args:
-        order: the needed instructions.
+        order: ids of the instructions that the plan needs, in execution order.
         outputs, watched: name -> slot.
-        run: the loops of `passes`.
+        run: the functions of `passes`, compiled or as Python.
 
     Attributes:
         order: instructions including the commit.
-        outputs, watched: name -> slot; the slot of a copy if the value is the old value of a state that is written.
+        outputs, watched: name -> slot; the slot of a copy for the old value of a state that the step overwrites.
         start: first instruction of the commit segment.
         why: assign node -> the reason its value is copied instead of updated in place.
         early: instruction -> keys of the states that it updates before the commit segment.
-        moved: buffer of a new value -> buffer of the state, whose memory the new value uses.
+        moved: buffer of a new value -> buffer of the state in whose memory the new value is computed.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class StateCommit:
         self.order = np.concatenate([self.order[~sinks], self.order[sinks]])
 
     def _save_old_values(self) -> None:
-        """Copy old values that outlive the step: they are returned, or become the new value of a different state."""
+        """Copy the old value of each overwritten state that is returned, or becomes the new value of another state."""
         overwritten = {self._base(target) for target, new in self._writes.values() if target != new}
         copies: list[int] = []
         saved: dict[int, int] = {}
@@ -125,7 +125,10 @@ class StateCommit:
         self.order = np.concatenate([self.order, np.array(copies, np.int32)])
 
     def _may_overwrite(self, instr: Instr, new: int, target: int) -> bool:
-        """Return True if the op may write this result over the state: it reads all of it, as one operand only."""
+        """Return True if an instruction may write its result `new` into the memory of the state `target`.
+
+        It may if exactly one operand reads the state, in the state's own layout, and the op may overwrite that operand.
+        """
         slots, out = self._tables.slots, instr.outs.index(new)
         if self._operands[0] is not instr:
             numbers: dict[int, list[int]] = {}

@@ -37,7 +37,8 @@ class FusionRegion:
         instrs: ids of its instructions in the builder's tables.
         groups: positions of each group's instructions.
         tiles: buffer that is used inside one group only -> the index of its tile.
-        ends: operand buffer of a group -> the last position of the group, until which its bytes are needed.
+        ends: buffer with bytes whose last use is inside a group -> position of the group's last instruction, until
+            which the bytes are needed.
         cuts: position -> why an instruction does not continue the group before it: not_elementwise, no_form (the VM has
             none for it), shape, dtype, layout, stateful, alias_hazard (a value would be read at an index other than the
             one written), registers (the group needs more tiles than there are) or large (ATen is faster).
@@ -50,7 +51,7 @@ class FusionRegion:
     cuts: dict[int, str] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[int, int, int]]:
-        """Return `tiles` and `ends` as (buffer, tile, end) rows for `passes.update_lifetimes`."""
+        """Return `tiles` as rows (buffer, tile, -1) and `ends` as (buffer, -1, end) for `passes.update_lifetimes`."""
         return [*((b, tile, -1) for b, tile in self.tiles.items()), *((b, -1, end) for b, end in self.ends.items())]
 
 
@@ -61,8 +62,8 @@ class Fusion(NamedTuple):
         starts: position of the first instruction of each region.
         regions: the regions.
         tiles: per buffer the index of its tile, or -1.
-        facts, rows: (start index of each region, entries of all regions) from `passes.facts` and
-            `passes.update_lifetimes`.
+        facts: (start index of each region's integers, the integers of all regions) from `passes.facts`.
+        rows: (start index of each region's rows, the rows of all regions) from `passes.update_lifetimes`.
     """
 
     starts: np.ndarray
@@ -80,7 +81,7 @@ class Fusion(NamedTuple):
 
 
 def _listed(rows: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the start index of each region's rows, and the rows of all regions."""
+    """Concatenate lists of rows, one list per region; return (start index of each region's rows, all rows)."""
     at = np.array([0, *accumulate(map(len, rows))], np.int64)
     return at, np.array([row for some in rows for row in some], np.int32).reshape(-1, 3)
 
@@ -98,7 +99,7 @@ class InstructionViews:
         self.order, self.home, self.first, self.last, self.own = views
 
     def instr(self, i: int) -> Instr:
-        """Return the instruction at a position of the order."""
+        """Return the `i`-th instruction in execution order."""
         return self.builder.tables.instrs[self.order[i]]
 
     def buffer(self, slot: int) -> int:
@@ -106,7 +107,7 @@ class InstructionViews:
         return self.home[self.holders[slot]]
 
     def inner(self, b: int, start: int, stop: int) -> bool:
-        """Return True for a temporary buffer of the arena that is needed from `start` to `stop` only."""
+        """Return True if `b` is a temporary buffer with its own bytes, needed by instructions `start..stop` only."""
         temporary = self.own[b] and self.builder.tables.codes[b] == TEMPORARY
         return temporary and start <= self.first[b] and self.last[b] <= stop
 
@@ -117,8 +118,8 @@ def fuse(builder: PlanBuilder, numbers: tuple[np.ndarray, ...], run: Any) -> Fus
     The builder keeps the groups of each region for the next plan.
 
     Args:
-        numbers: order, home, first, last and own, as in `passes`.
-        run: the loops of `passes`.
+        numbers: the arrays (order, home, first, last, own) of `passes.lifetimes`.
+        run: the functions of `passes`, compiled or as Python.
     """
     order, home, first, last, own = numbers
     joins = builder.tables.fusible(order)
@@ -143,7 +144,7 @@ def fuse(builder: PlanBuilder, numbers: tuple[np.ndarray, ...], run: Any) -> Fus
 
 
 def _found_in(rows: InstructionViews, start: int, stop: int) -> FusionRegion:
-    """Find the groups of the instructions `start..stop - 1`."""
+    """Return the instructions `start..stop - 1` as one region with its fusion groups."""
     found = FusionRegion(tuple(rows.order[start:stop]))
     run = _GroupBuilder(rows, found, start)
     for i in range(start, stop):
@@ -164,7 +165,7 @@ def _found_in(rows: InstructionViews, start: int, stop: int) -> FusionRegion:
 
 
 def cuts(builder: PlanBuilder, numbers: tuple[np.ndarray, ...]) -> dict[int, str]:
-    """Map instructions to the reason they do not continue the group before them; `numbers` as in `fuse`."""
+    """Map indices of instructions to the reasons in `FusionRegion.cuts`, for a whole plan; `numbers` as in `fuse`."""
     if not builder.tables.native(numbers[0]).any():
         return {}
     return _found_in(InstructionViews(builder, numbers), 0, len(numbers[0])).cuts
@@ -236,7 +237,7 @@ class _GroupBuilder:
                 self.strides.add(layout)
 
     def close(self) -> None:
-        """Make the members one group, or several if one would need more tiles than there are."""
+        """Make the added instructions one group, or several if one group would need more tiles than the VM has."""
         members = self.members
         while len(members) > 1:
             count = self._held(members)
@@ -248,7 +249,7 @@ class _GroupBuilder:
             members = members[count:]
 
     def _held(self, members: Sequence[int]) -> int:
-        """Return how many members fit into one group before more inner values are live than there are tiles."""
+        """Return how many of the first members can be one group without more live inner values than tiles."""
         rows, held, most = self.rows, set(), self._tiles()
         for n, i in enumerate(members):
             b = rows.buffer(rows.instr(i).outs[0])
@@ -260,7 +261,7 @@ class _GroupBuilder:
         return len(members)
 
     def _assign_tiles(self, members: Sequence[int]) -> None:
-        """Give tiles to buffers used in the group only, and keep the bytes of other operands live to its end."""
+        """Assign a tile to each buffer used in this group only; keep its other buffers live to the group's end."""
         rows, tiles = self.rows, self.found.tiles
         start, stop = members[0], members[-1]
         free = list(range(self._tiles() - 1, -1, -1))
@@ -285,5 +286,5 @@ class _GroupBuilder:
 
 
 def _plain(layout: Layout, shape: tuple[int, ...]) -> bool:
-    """Return True for a scalar, and for a row-major layout of the group's shape."""
+    """Return True if the layout is a scalar's, or row-major with exactly this shape."""
     return layout.shape == shape and is_row_major(shape, layout.strides) if layout.shape else True

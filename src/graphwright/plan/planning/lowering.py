@@ -71,7 +71,10 @@ def _warn_once() -> None:
 
 
 def elementwise(instr: Instr) -> bool:
-    """Return True if each element of the single result depends on the same element, or row, of the operands only."""
+    """Return True if the VM has a form for the op, and the op computes one result element by element or row by row.
+
+    Ops that update an operand in place are excluded.
+    """
     op = get(instr.op)
     by_element = op.traits.elementwise or op.traits.nary or (op.vm is not None and op.vm.by_row)
     return by_element and op.vm is not None and len(instr.outs) == 1 and not op.traits.update
@@ -131,7 +134,12 @@ class TooLarge(Exception):
 
 
 class PackedSpec(NamedTuple):
-    """A row-major value: its bytes, the bytes it takes in an arena, dtype, layout, and the id of the last two."""
+    """A spec without named sizes, laid out row-major.
+
+    Attributes:
+        nbytes, room: size in bytes, and the bytes that it takes in an arena, rounded up by `passes.aligned`.
+        number: id of the pair of `dtype` and `layout`, see `LoweringTable.shape_number`.
+    """
 
     nbytes: int
     room: int
@@ -182,7 +190,7 @@ class Signature:
 
 
 class LoweringTable:
-    """Signatures and lowerings by op, attributes and the dtypes and layouts of operands.
+    """A cache of signatures and lowerings; its keys are op, attributes, and dtypes and layouts of the operands.
 
     Args:
         executor, device: see `CompileOptions`.
@@ -209,7 +217,7 @@ class LoweringTable:
         return found
 
     def packed(self, spec: Spec) -> PackedSpec:
-        """Return the row-major value of a spec without named sizes. Raises: TooLarge above `LARGEST` bytes."""
+        """Return the `PackedSpec` of a spec without named sizes. Raises: TooLarge above `LARGEST` bytes."""
         found = self._packed.get(spec)
         if found is None:
             if spec.nbytes > LARGEST:

@@ -25,7 +25,7 @@ def aligned(nbytes: int) -> int:
 
 
 def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, need: Array) -> Array:
-    """Return, in order, the instructions that the buffers marked in `need` depend on; mark their operands too."""
+    """Return, in order, the instructions that compute the buffers marked in `need`; mark their operands too."""
     keep = np.zeros(len(order), np.bool_)
     for i in range(len(order) - 1, -1, -1):
         q = order[i]
@@ -41,9 +41,10 @@ def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Ar
 def sinking(
     order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, made: Array, kept: Array
 ) -> Array:
-    """Return a mask of the instructions that compute a new state value and nothing that an unmasked one reads.
+    """Return a mask of the instructions that can move to the end of the step.
 
-    `made` marks the buffers of new state values, `kept` the buffers that the plan returns.
+    Such an instruction computes a new state value; the plan returns none of its results, and only instructions in the
+    mask read them. `made` marks the buffers of new state values, `kept` the buffers that the plan returns.
     """
     sinks = np.zeros(len(order), np.bool_)
     read = kept.copy()
@@ -120,7 +121,7 @@ def lifetimes(
 
 
 def fullest(sizes: Array, first: Array, last: Array, steps: int) -> int:
-    """Return the maximum of live bytes over all times."""
+    """Return the largest total of bytes of live buffers at any time; `steps` is the number of instructions."""
     change = np.zeros(steps + 2, np.int64)
     for b in range(len(sizes)):
         if last[b] >= 0:
@@ -347,7 +348,7 @@ def moved(
     order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, works_at: Array, works: Array,
     other: Array
 ) -> Array:  # fmt: skip
-    """Return, in order, the instructions that read, write or work in a buffer marked in `other`."""
+    """Return, in order, the instructions that have a buffer marked in `other` as operand, result or scratch memory."""
     found = np.zeros(len(order), np.bool_)
     for i in range(len(order)):
         q = order[i]

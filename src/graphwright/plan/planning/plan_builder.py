@@ -41,7 +41,7 @@ FOLD_BYTES = 65536
 
 
 class RewriteRule(NamedTuple):
-    """A rewrite rule.
+    """A rewrite rule: it is applied to each node record, before the record gets slots and an instruction.
 
     Attributes:
         apply: takes a record whose `reads` are set; returns the slots that replace the record's results, or None. It
@@ -194,7 +194,7 @@ class PlanBuilder:
 
     # -- one record --------------------------------------------------------------------------------------------------
     def _plan(self, record: NodeRecord, old: NodeRecord | None) -> None:
-        """Fill in a record whose `reads` are set; `old` is the node's previous record."""
+        """Set slots and instruction of a record whose `reads` are set; `old` is the node's previous record, if any."""
         node, kind = record.node, record.op
         if kind in _KIND:
             record.specs = tuple([s.bind(self.dims) for s in record.specs])
@@ -238,7 +238,7 @@ class PlanBuilder:
             self._plan_instruction(record, op, old, frozen)
 
     def _plan_known(self, record: NodeRecord, signature: Signature, frozen: bool) -> None:
-        """Plan a new record whose signature has a lowering already."""
+        """Set slots and instruction of a node's first record, using the lowering cached in its signature."""
         node, tables, lowering = record.node, self.tables, signature.lowering
         assert lowering is not None
         results = enumerate(signature.packed)
@@ -279,7 +279,7 @@ class PlanBuilder:
         record.results = record.own = (made,)
 
     def view_of(self, record: NodeRecord, op: Op) -> tuple[int, Layout]:
-        """Return the slot to view, which is a copy if no strides give the view, and the layout of the view."""
+        """Return (slot to view, layout of the view); the slot is a row-major copy if no strides express the view."""
         source, slots = record.reads[0], self.tables.slots
         layout = slots[source].layout if op.view is None else record.signature.view_layout
         if layout is None:
@@ -297,7 +297,7 @@ class PlanBuilder:
         return not op.traits.update and all(map(frozen.__getitem__, record.reads))
 
     def _may_fold(self, specs: Iterable[Spec], reads: Iterable[int]) -> bool:
-        """Return True if a value is at most as large as its operands, or as `FOLD_BYTES`."""
+        """Return True if a result is small enough to fold: at most as large as its operands, or as `FOLD_BYTES`."""
         size = sum(s.nbytes for s in specs)
         source = sum(self.tables.buffers[self.tables.holders[s]][1] for s in reads)  # bytes of buffers, not of views
         return size <= max(source, FOLD_BYTES)
@@ -306,13 +306,19 @@ class PlanBuilder:
     def replace(
         self, rule: str, record: NodeRecord, by: tuple[int, ...], into: NodeId | None = None, bound: str = ""
     ) -> tuple[int, ...]:
-        """Log that a rule replaces the record's results by the slots `by`, values of the node `into`; return `by`."""
+        """Log that a rule replaces the record's results by the slots `by`, and return `by`.
+
+        `into` is the node that computes `by`; by default it is the node of the first slot's value.
+        """
         maker = self.tables.slots[by[0]].value
         record.log(rule, maker.node if into is None and maker is not None else into, bound)
         return by
 
     def node_of(self, slot: int) -> NodeId:
-        """Return the node of a slot's value; for a copy, the node of the copied value or of the copy's first reader."""
+        """Return the node that computes a slot's value.
+
+        For a folded copy this is the node of the copied value, for any other copy the first node that reads the copy.
+        """
         value, made = self.tables.slots[slot].value, self.tables.folds.get(self.tables.holders[slot])
         if value is not None:
             return value.node
@@ -326,7 +332,10 @@ class PlanBuilder:
         return None if value is None else self.records.get(value.node)
 
     def constant(self, slot: int) -> float | None:
-        """Return the value of a constant with one element; None if it is assigned, or in an unread mapped file."""
+        """Return the value of a constant with one element, and add the constant to `assumptions`.
+
+        None if the slot holds no such constant, an assign node writes it, or it is in a mapped file not read so far.
+        """
         record = self.maker(slot)
         if record is None or record.op != kinds.CONST or record.node in self._written:
             return None
@@ -351,7 +360,7 @@ class PlanBuilder:
     def _slot(
         self, old: NodeRecord | None, number: int, value: Value | None, spec: Spec, kind: str, key: str, frozen: bool
     ) -> int:
-        """Return slot `number` of the old record if it still fits, else a new slot."""
+        """Return `old.own[number]` if that slot has the given value, spec, kind, key and `frozen`; else a new slot."""
         tables = self.tables
         if old is not None and number < len(old.own):
             slot = tables.slots[old.own[number]]
@@ -387,7 +396,7 @@ class PlanBuilder:
         record.instr = tables.instruction(instr, lowering=lowering)
 
     def contiguous(self, record: NodeRecord, slot: int, rank: int, why: str) -> int:
-        """Return a slot if it is row-major, else a row-major copy that readers share; a frozen copy is folded."""
+        """Return `slot` if it is row-major, else a row-major copy for all readers; small frozen copies are folded."""
         tables = self.tables
         layout = tables.slots[slot].layout
         if contiguous(layout):

@@ -46,7 +46,7 @@ class IndexLists:
         self._at, self._data = array("I", [0]), array("I")
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the start index of each list, and the concatenated lists; drop both arrays before the next call."""
+        """Return (start index of each list, concatenated lists); free both arrays before the next call grows them."""
         new = list(map(self._of, self._rows[len(self._at) - 1 :]))
         if new:
             flat = chain.from_iterable(new)
@@ -67,7 +67,8 @@ class PlanTables:
         sizes, codes: per buffer, its bytes in the arena and its location (see `passes`).
         on_host: buffers that are in host memory although the plan is for a device.
         folds: folded buffer -> the instruction that computes it once, outside of runs.
-        lowering_of, ranks: per instruction, the number of its lowering and its rank among those of its node.
+        lowering_of: per instruction, the number of its lowering.
+        ranks: per instruction, a number that orders the instructions of one node.
         reads, outs, works, pairs: per instruction, its operand, result and scratch buffers, and the (result, operand)
             buffers that may share memory.
     """
@@ -107,7 +108,7 @@ class PlanTables:
     def packed_slot(
         self, value: Value | None, packed: PackedSpec, kind: str = TEMP, key: str = "", frozen: bool = False
     ) -> int:
-        """Add a slot with its own buffer, given the looked-up `packed` form of its spec; return its index."""
+        """Add a slot with its own buffer for a value of the `PackedSpec` `packed`; return the slot's index."""
         index, buffer = len(self.slots), len(self.buffers)
         nbytes, room, dtype, layout, shape = packed
         self.buffers.append((kind, nbytes, key))
@@ -197,7 +198,7 @@ class PlanTables:
         return self._once(("packed", at.base, at.layout), make)
 
     def same_view_of(self, slot: int, base: int) -> int:
-        """Return a view of the slot `base` with the dtype and layout of `slot`."""
+        """Return a slot that is a view of the slot `base`, with the dtype and layout of `slot`."""
         at, to = self.slots[slot], self.slots[base]
         return self._once(
             ("view", slot, base), lambda: self.view(None, to.buffer, at.dtype, at.layout, base, frozen=False)
@@ -239,7 +240,7 @@ class InstructionOrder:
         self.now = np.array(instrs, np.int32)
 
     def update(self, key: Callable[[int], tuple[int, ...]], count: int) -> None:
-        """Apply removals and insertions.
+        """Apply the removals and insertions since the last update to `now`.
 
         Args:
             key: returns the sort key of an instruction.
@@ -280,13 +281,14 @@ class NodeRecord:
     """The planning results of one node.
 
     Attributes:
-        node, path, op, attrs, specs: the node and its facts; specs have no named sizes once the record is planned.
+        node, path, op, attrs: the node, its path, op and attributes; a rewrite may change `op` and `attrs`.
+        specs: specs of the results; without named sizes once the record is planned.
         sources: operands of the node in the program.
         reads: slots of the operands, after rewrites.
-        results: slots of the results; slots of a different record if a rewrite replaces this node by that record's.
+        results: slots of the results; if a rewrite replaced the node by another one, slots of the other node's record.
         own: slots made for this record, including the scratch of its instruction.
         instr: id of its instruction, or -1.
-        copies: keys of the operand copies that it needs.
+        copies: keys of the row-major copies of operands that the node reads, see `SharedCopy`.
         rewrites: rewrites applied to the node.
         cse_key: key that is equal for records that compute the same value; None for a record that is never merged.
         signature: planning results shared with records of equal op, attributes, specs and operand layouts.
@@ -314,7 +316,10 @@ class NodeRecord:
 
 @dataclass(slots=True, eq=False)
 class SharedCopy:
-    """A row-major copy of the slot `source` in the slot `target`; `wanted` maps each reading node to (rank, reason)."""
+    """A row-major copy of the slot `source` in the slot `target`, made by the instruction `instr`.
+
+    `wanted` maps each node that reads the copy to (number of the operand, why it needs the copy).
+    """
 
     source: int
     target: int
@@ -331,7 +336,7 @@ class SourceTable(NamedTuple):
 
 
 class CseTable:
-    """Nodes by the value they compute, for common-subexpression elimination (CSE).
+    """A table of nodes by the value that they compute, for common-subexpression elimination (CSE).
 
     The first of several nodes that compute the same value is their representative.
 
@@ -367,7 +372,7 @@ class CseTable:
             del self._members[key]
 
     def changed(self, node: NodeId, key: Any) -> None:
-        """React to a node that moved in program order, or whose results are in different slots."""
+        """Revisit the other nodes with this key if `node`, which moved or has new result slots, represents them."""
         if self._first.get(key) == node:
             self._revisit_others(node, key)
 

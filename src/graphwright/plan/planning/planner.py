@@ -106,7 +106,7 @@ class BufferLayout:
         return self.builder.records_at(self.turn)
 
     def moved_since(self, before: BufferLayout) -> np.ndarray:
-        """Return the mask of buffers whose address differs from that in `before`, an earlier plan of the builder."""
+        """Return the mask of buffers whose address differs from their address in `before`, an earlier plan."""
         count = len(before.home)
         home, moved = self.home[:count], np.zeros(len(self.home), np.bool_)
         moved[:count] = before.offsets != self.offsets[:count]
@@ -154,7 +154,7 @@ def uncollected() -> Iterator[None]:
 def lay_out(
     p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None, options: CompileOptions, before: Plan | None
 ) -> Planned:
-    """Compute commit and layout of a plan, patching `before` if possible; arguments and errors as in `make_plan`."""
+    """Compute commit and buffers of a plan, patching `before` if possible; arguments and errors as in `make_plan`."""
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in options.watch}

@@ -85,7 +85,7 @@ class _Candidate:
         path: path of the node that computes it.
         clones: nodes to run again for it.
         late: edges that will carry the recomputed value instead of the original.
-        score: bytes freed per operation.
+        score: bytes freed per floating-point operation that is run again.
     """
 
     path: str
@@ -94,7 +94,7 @@ class _Candidate:
     score: float
 
     def applied(self, p: Program) -> Program:
-        """Return a copy of the program with the clones before the first late reader; it shares all variables."""
+        """Return a copy of `p`, sharing its variables, with the clones inserted before the first reader in `late`."""
         order = p.order()
         readers = {p.graph.target(e) for e in self.late}
         first = next(n for n in order if n in readers)
@@ -137,7 +137,7 @@ class _ValueUses:
         self.outlives = {self.slots[s].base for s in (*returned, *written)}
 
     def base(self, value: Value) -> int:
-        """Return the slot of a value, or of the value that it is a view of."""
+        """Return the slot of a value; for a view, the slot that it views."""
         return self.slots[self.records[value.node].results[value.port]].base
 
     def kind(self, base: int) -> str:
@@ -145,7 +145,7 @@ class _ValueUses:
         return self.buffers[self.slots[base].buffer].kind
 
     def live(self, base: int, at: int) -> bool:
-        """Return True if a value is in memory at an instruction without being recomputed."""
+        """Return True if the value of slot `base` is still in memory at instruction `at`, without recomputing it."""
         if self.kind(base) not in (TEMP, TILE, UNUSED) or base in self.outlives:
             return True
         return base in self.made and self.kind(base) == TEMP and max(self.readers.get(base, [-1])) >= at
@@ -169,7 +169,10 @@ def _candidates(plan: Plan) -> list[_Candidate]:
 
 
 def _candidate(uses: _ValueUses, node: NodeId, base: int, after: Sequence[int]) -> _Candidate | None:
-    """Return how to recompute a value for the instructions `after`; None if that is impossible or too long."""
+    """Return the candidate that recomputes the value of a node, in slot `base`, for the instructions `after`.
+
+    None if the value cannot be recomputed, or if that takes too many nodes.
+    """
     plan, p = uses.plan, uses.plan.program
     late: set[EdgeId] = set()
     for instr in map(plan.instrs.__getitem__, after):

@@ -36,11 +36,11 @@ class HostPlacement:
         self.scratch: set[int] = set()
 
     def apply(self, known: int) -> np.ndarray:
-        """Move buffers to host memory, and copy to the device the values that it reads.
+        """Move buffers to host memory, and insert copies to the device for instructions that read them there.
 
         Args:
-            known: number of buffers of the previous plan, which cannot move.
-        Returns: the order with the copies, and with instructions that read the copies.
+            known: number of buffers of the previous plan; these buffers cannot move.
+        Returns: the execution order with the copies, in which instructions on the device read the copies.
         Raises: HomeChanged if one of the `known` buffers would have to move; nothing is changed.
         """
         tables, slots = self.tables, self.tables.slots
@@ -73,7 +73,7 @@ class HostPlacement:
         return {s for s, key in states if key is not None and isinstance(weights[key], HostVariable)}
 
     def _compute_on_host(self) -> None:
-        """Assign to the host new values of host states that depend on host values only, such as a generator's key."""
+        """Keep new values of host states on the host if computed from host values, constants and inputs only."""
         slots, writes = self.tables.slots, self.builder.writes().values()
         carried = {slots[new].base for target, new in writes if slots[target].base in self.on_host}
         for _, instr in self.instrs:

@@ -54,7 +54,7 @@ def neutral_operand(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 
 def conversion_chain(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Skip an exact widening before a conversion, and replace a conversion to the same dtype by its operand."""
+    """Let a conversion skip an exact widening before it; replace a conversion to the operand's dtype by the operand."""
     slots, last = builder.tables.slots, record.specs[0].dtype
     source = slots[record.reads[0]]
     before = builder.maker(source.index)
@@ -72,7 +72,7 @@ def conversion_chain(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 
 def same_result(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Replace a result by that of an earlier record with the same op, attributes and operands."""
+    """Replace a node's results by the results of an earlier node with the same op, attributes and operands."""
     earlier = builder.first_equal(record, (record.signature.content, record.reads))
     return None if earlier is None else builder.replace("same result", record, earlier.results, earlier.node)
 
@@ -87,7 +87,7 @@ def zero_added(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 
 def addend_into_product(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Fuse the addition of a vector into the matrix product before it, if nothing else reads the product."""
+    """Replace x·W + b by one matrix product with the addend b, if nothing else reads x·W."""
     slots = builder.tables.slots
     for number, addend in _operand_pairs(record):
         inner, other = slots[record.reads[number]].spec, slots[addend].spec

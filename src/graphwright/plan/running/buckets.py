@@ -87,7 +87,7 @@ class PaddingBuckets:
 
         Args:
             feeds, dims: as returned by `checked`.
-            call: runs feeds as they are.
+            call: function that runs the program on the feeds that it gets, without padding them.
         Raises: BucketMismatch if, in the first run of a size, padding changes valid results; the errors of `call`.
         """
         padded = {name: self._padded_size(name, dims[name]) for name in self.sizes}

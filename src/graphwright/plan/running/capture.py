@@ -187,7 +187,7 @@ class CaptureExecutable(Executable):
         return True
 
     def _audit(self, region: Region) -> None:
-        """Check that all memory bound in a region is on the device. Raises: CaptureRefused with slot and op."""
+        """Raises: CaptureRefused if memory of a region is not on the device, or an instruction needs the host."""
         bound = self.kernels
         for i in region.instrs:
             instr = self.plan.instrs[i]
@@ -222,7 +222,7 @@ class CaptureExecutable(Executable):
             self._pin()
 
     def _valid(self, numbers: Sequence[int], graph: _Graph) -> bool:
-        """Return True if the instructions still have the calls that the graph was captured from."""
+        """Return True if the instructions `numbers` are still bound to the calls that the graph recorded."""
         now = map(self.kernels.instruction_calls.get, numbers)
         return all(calls is not None and calls is known for calls, known in zip(now, graph.calls, strict=True))
 
@@ -239,14 +239,14 @@ class CaptureExecutable(Executable):
 
 
 class _Graph(NamedTuple):
-    """The graph of a captured region, and per instruction the list of calls that it was captured from."""
+    """A captured region: the driver's graph `made`, and per instruction the list of `calls` that were recorded."""
 
     made: int
     calls: list[list[Any] | None]
 
 
 def captured(driver: Driver, stream: int, calls: Iterable[Callable[[], object]], watchdog: float) -> int:
-    """Capture calls as a graph, ready to replay. Only this function begins and ends captures.
+    """Capture calls as a graph, and return its handle, ready to replay. Only this function begins and ends captures.
 
     Raises: CaptureTimeout after a call once `watchdog` seconds are over; errors of the calls and of the driver. The
         capture is ended before any error is raised.

@@ -26,7 +26,7 @@ _folded: WeakValueDictionary[bytes, Storage] = WeakValueDictionary()
 def converted(source: NDArray, dtype: DType, device: Device) -> NDArray:
     """Return a weight in the given dtype and on the given device, converted once per version of the weight.
 
-    A copy on a different device is overwritten by a new version, because captured graphs hold its address.
+    For a new version, an existing copy on a different device is updated in place: captured graphs hold its address.
     """
     if dtype is source.dtype and device == source.device:
         return source

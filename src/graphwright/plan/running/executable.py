@@ -370,7 +370,7 @@ class Executable:
 
     # -- failures ----------------------------------------------------------------------------------------------------
     def failed_single(self, row: int) -> GraphwrightError:
-        """Return the error for a failed row of the only VM segment of a run; `row` is the row's address."""
+        """Return the error of a run that is one VM segment; `row` is the address of the VM row that failed."""
         return self._failed_native(self.kernels.single, row)
 
     def _failed_native(self, segment: Any, row: int | None = None) -> GraphwrightError:
@@ -437,10 +437,11 @@ class BoundCall:
 
 
 class _CheckedRun:
-    """A run with all checks. The native call falls back to it if something changed since the last run.
+    """The run of a `BoundCall` in Python, which binds again if something changed since the last run.
 
     Attributes:
-        native: the native call with its checks, or None if a run takes several calls.
+        native: a native call that runs the plan if nothing changed, and else calls this object. None unless a run is
+            one native call without helper threads.
     """
 
     __slots__ = ("_inputs", "_outputs", "_single", "_space", "native")

@@ -41,7 +41,7 @@ ViewOf = Callable[[int], NDArray]
 
 
 class VmCode:
-    """Encoded VM rows by instruction and by fusion region, cached for later plans of the same builder."""
+    """A cache of encoded VM rows per instruction and per fusion region, for later plans of the same builder."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Cut] = {}
@@ -75,7 +75,7 @@ class VmCode:
             self._parts.pop(self._region_of.pop(q), None)
 
     def _parts_of(self, region: FusionRegion) -> dict[tuple[int, int], list[Cut]]:
-        """Return the encoded parts of a region; drop those of older regions that share instructions with it."""
+        """Return the cached parts of a region by (start, stop); drop older regions that share instructions with it."""
         if region not in self._parts:
             for q in region.instrs:
                 if q in self._region_of:
@@ -85,7 +85,7 @@ class VmCode:
         return self._parts[region]
 
     def _encode_part(self, layout: BufferLayout, region: FusionRegion, start: int, stop: int, at: ViewOf) -> list[Cut]:
-        """Encode positions `start..stop - 1` of a region; the instructions of a partial group are encoded singly."""
+        """Encode positions `start..stop - 1` of a region; a group only partly inside is encoded op by op."""
         numbers = region.instrs[start:stop]
         code = list(map(self._rows.get, numbers, repeat(_UNKNOWN)))
         for group in region.groups:
@@ -155,7 +155,8 @@ class BoundKernels:
         runs: number of runs, used as the version of the arrays that they write.
         binds: number of times that calls were bound.
         watching: True if plans write arrays that this one assumes unchanged, so that each run must compare versions.
-        feeds, takes: functions that copy an input in, and an output out.
+        feeds: per input the function that copies an array into the plan's memory; None for an input that is not read.
+        takes: output name -> function that returns a copy of the output.
         fed: a native call that copies the inputs and runs all instructions, or None; `points` set its input addresses.
         overridden: False to ignore `plan.override`.
         override: the override that is bound, or None.
@@ -268,7 +269,7 @@ class BoundKernels:
 
     # -- the arena ---------------------------------------------------------------------------------------------------
     def leave_shared(self) -> None:
-        """Stop using the shared arena; the next run allocates an own one."""
+        """Stop using the shared arena; the next run allocates an arena for this object alone."""
         if self.shared is not None:
             self.shared.forget(self)
             self.shared = None
@@ -328,7 +329,7 @@ class BoundKernels:
             array.storage.watched = True
 
     def _forget_variables(self, keys: Set[str]) -> None:
-        """Drop the arrays of variables that the plan no longer reads; they may be replaced meanwhile."""
+        """Drop the arrays of variables that the plan no longer reads: a later plan may find other arrays there."""
         tables = self.plan.buffer_layout.tables
         for slot in [s for s in self._views if tables.buffers[tables.holders[s]][2] in keys] if keys else ():
             self._forget_view(slot)
@@ -479,7 +480,7 @@ class BoundKernels:
         self.calls += chain.from_iterable(lists)
 
     def _wait_before(self, i: int) -> list[Any]:
-        """Return a call that waits for the device if `i` starts the commit, so that failures leave states unchanged."""
+        """Return a call that waits for the device if `i` starts the commit: failures then write no state. Else []."""
         waits = self._in_order and i == self.plan.commit_start and self.backend.driver is not None
         return [self.synchronize] if waits else []
 
@@ -495,7 +496,7 @@ class BoundKernels:
                                got=str(self.device)) from error  # fmt: skip
 
     def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
-        """If the run is one native call, make `fed`, a native call that copies the inputs too."""
+        """If a run is one native call, set `fed` to a native call that first copies the inputs."""
         single = self.single
         if single is None or self._separate or self.poison or any(t is not None and t.nbytes % 4 for t in targets):
             return

@@ -200,10 +200,10 @@ def writer(target: NDArray) -> Callable[[Given], object]:
 
 
 def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[Given], bool]:
-    """Return a function that makes native code copy a given array into the target, by setting the source address.
+    """Return a function that makes the next native run copy a given array into the target.
 
-    The function returns True if native code reads the array itself, so that it sees later values too, and False if the
-    current values were copied to the target at once.
+    The function passes the address to copy from to `source`. It returns True if native code reads the array itself,
+    so that it sees later values too, and False if the current values were copied to the target at once.
     """
     kernels = backend(CPU)
     own, host = kernels.address(target), target.to_numpy(bits=True)
@@ -264,7 +264,10 @@ def as_array(given: Any) -> NDArray:
 def differences(
     ours: Mapping[str, NDArray], theirs: Mapping[str, NDArray], rtol: float, atol: float, scaled: bool = False
 ) -> list[str]:
-    """Return a line of text per differing value; `scaled` multiplies `atol` by max(1, the largest absolute element)."""
+    """Return a line of text per value of `ours` that differs from `theirs` by more than the tolerances.
+
+    `scaled` multiplies `atol` by max(1, the largest absolute element of the value in `theirs`).
+    """
     wrong = []
     for name, expected in theirs.items():
         a, b = (np.asarray(x.to_numpy("float64")) for x in (ours[name], expected))

@@ -42,8 +42,9 @@ def override(plan: Plan, fn: Kernel, segment: int | None = None) -> AbstractCont
     """Run a function instead of a plan, or of one of `plan.segments`, inside a `with` block; blocks may be nested.
 
     Args:
-        fn: called as `fn(ins, outs)`. `ins` holds the values that the replaced instructions read but do not compute;
-            `outs` those that they compute for other instructions, outputs and states. They never share memory.
+        fn: called as `fn(ins, outs)`, which map slots to arrays. `ins` are the values that the replaced instructions
+            read but do not compute; `outs` are the arrays to fill with the values that other instructions, outputs and
+            states need. No array of `ins` shares memory with one of `outs`.
     Raises: UsageError if `segment` is out of range or `fn` is not callable.
     """
     if not callable(fn):
@@ -69,7 +70,10 @@ def _overridden(plan: Plan, made: Override) -> Iterator[Override]:
 
 
 def boundary(plan: Plan, start: int, stop: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the slots that instructions read but do not compute, and those of their results needed outside of them."""
+    """Return (slots that instructions `start..stop - 1` read but do not compute, slots that they compute for others).
+
+    A slot is computed for others if a later instruction reads it, the plan returns it, or it belongs to a variable.
+    """
     inside = plan.instrs[start:stop]
     made = {plan.slots[s].base for instr in inside for s in instr.outs}
     read = dict.fromkeys(s for instr in inside for s in instr.ins if plan.slots[s].base not in made)

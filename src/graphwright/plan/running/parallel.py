@@ -234,7 +234,7 @@ class _ParallelRun:
             return None
 
     def _limit(self) -> ComputeError | None:
-        """Return the error with which to stop before the commit: cancelled or too late; else None."""
+        """Return the error to stop the run with if it was cancelled or its deadline has passed, else None."""
         progress = f"{len(self.done)} of {len(self.calls)} tasks done"
         if self.cancel is not None and self.cancel.cancelled:
             return Cancelled("the run was cancelled", got=progress)

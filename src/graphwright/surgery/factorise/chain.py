@@ -34,7 +34,7 @@ class _ChainBuilder:
     """Builder of the nodes of one chain of factors; their paths begin with `name`.
 
     Attributes:
-        lead: number of batch axes, which precede the modes of the running value.
+        lead: number of batch axes of the intermediate result; they precede its modes and bonds.
     """
 
     def __init__(self, e: Transaction, name: str, factors: Factors, cores: list[NodeId]) -> None:
@@ -44,7 +44,7 @@ class _ChainBuilder:
         return self.e.add(op, *inputs, name=self.e.program.free_name(f"{self.name}.{step}"), **attrs)
 
     def permute(self, x: NodeId, lead: int, before: Sequence[str], after: Sequence[str], step: str) -> NodeId:
-        """Reorder the axes after the first `lead` from labels `before` to `after`; return `x` if both are the same."""
+        """Permute axes after the first `lead` from label order `before` to `after`; return `x` if both are equal."""
         axes = (*range(lead), *(lead + list(before).index(name) for name in after))
         return x if list(axes) == sorted(axes) else self.add("permute", x, axes=axes, step=step)
 
@@ -72,7 +72,7 @@ class _ChainBuilder:
         return self._contract(node, _labels("i", inner), range(len(self.cores)), bias, 0)
 
     def rows(self, ids: Value) -> NodeId:
-        """Add the nodes that look up rows of W: rows of the core with the output mode, times the other cores."""
+        """Add nodes that look up rows of W: rows of the core with axis `o1`, then multiplied by the other cores."""
         cores = self.factors.cores
         first = next(k for k, core in enumerate(cores) if "o1" in core.labels)
         node = self.add("embedding", self.cores[first], ids, step=cores[first].name)
@@ -81,7 +81,10 @@ class _ChainBuilder:
         return self._contract(node, labels, [k for k in range(len(cores)) if k != first], None, 1)
 
     def _contract(self, x: NodeId, labels: list[str], which: Sequence[int], bias: Value | None, side: int) -> NodeId:
-        """Multiply X by the cores `which`; join the modes of the result (side 0: output, side 1: input)."""
+        """Multiply `x` by the cores with indices `which`, and add the bias.
+
+        The modes of the result, of W's output (`side` 0) or input (1), are flattened into one axis.
+        """
         modes, size = self.factors.modes[side], self.factors.shape[side]
         used = [self.factors.cores[k] for k in which]
         sizes = _sizes(self.factors)
@@ -197,7 +200,7 @@ def factors_of(p: Program, base: str, shape: tuple[int, int] | None = None) -> F
 
 
 def _densify(e: Transaction, base: str) -> tuple[str, list[NodeId]]:
-    """Replace the chains of one map by its matrix. Returns: the matrix's path, and unread nodes of the chains."""
+    """Replace the chains of one map by its matrix. Returns: its path, and the operands of each chain's last node."""
     p, dead = e.program, list[NodeId]()
     cores = cores_of(p, base)
     known = flood(cores.values(), lambda n: [r for r in p.consumers(n) if traits(p.op(r)).casts])

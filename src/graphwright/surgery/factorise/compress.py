@@ -155,7 +155,7 @@ def _allocate(
     subjects: list[_Subject], budget: Ratio | Params | Bytes, whole: int, method: str, options: CompressOptions,
     p: Program,
 ) -> None:  # fmt: skip
-    """Allocate parameters to each matrix. Raises: BudgetUnreachable if rank `min_rank` of all matrices is too large."""
+    """Allocate parameters to each matrix. Raises: BudgetUnreachable if factors of rank `min_rank` exceed the budget."""
     most = _most_params(budget, subjects, whole)
     untouched = whole - sum(s.matrix.size for s in subjects)
     shapes = [s.matrix.shape for s in subjects]
@@ -278,7 +278,7 @@ def _errors(w: np.ndarray, factors: Factors, gram: np.ndarray | None) -> tuple[f
 
 
 def _apply(e: Transaction, s: _Subject, found: CompressionReport, *, alone: bool) -> None:
-    """Attach the chosen factors if they are smaller. Raises: CompressionWouldGrow if no other matrix is selected."""
+    """Attach the chosen factors. Factors that are not smaller are skipped, or raise CompressionWouldGrow if `alone`."""
     row = next((row for row in s.rows if row.chosen), None)
     if row is None or s.chosen is None:
         found.skipped.append(Skipped(s.matrix.path, "kept dense: the budget has room for it"))
@@ -304,18 +304,18 @@ def curve(
     program: Program, where: str, methods: Sequence[str] = ("svd",), points: int = 8, *, order: int = 3,
     calibration: Calibration | None = None,
 ) -> dict[str, list[CurvePoint]]:  # fmt: skip
-    """Return, for each method, ratio and error of one matrix at up to `points` sizes, by ascending ratio.
+    """Return method -> compression ratio and error of one matrix at up to `points` sizes, by ascending ratio.
 
-    The large decomposition, of the matrix or of its first unfolding, is made once per method. Trains and rings have the
-    ratios that their ranks allow; sizes that they cannot reach are left out.
+    The SVD of the matrix (for trains and rings: of its first unfolding) is computed once per method. Trains and rings
+    can reach only some of the sizes; the others are left out.
 
     Args:
         program: not changed.
         where: pattern that selects one matrix.
         methods: of `svd`, `asvd`, `tt`, `tr`.
-        points: number of sizes, from that of the matrix to that of rank 1.
+        points: number of sizes, from the size of the matrix down to the size of factors of rank 1.
         order: number of modes of trains and rings.
-        calibration: data, for `asvd`.
+        calibration: data that `asvd` needs.
     Raises: UsageError for several matrices or an unknown method; MissingCalibration.
     """
     found, _ = mx.find_matrices(program, where)

@@ -22,12 +22,12 @@ from graphwright.surgery.matrices import rounded
 
 
 class Core(NamedTuple):
-    """One factor.
+    """One factor of a matrix.
 
     Attributes:
         name: name of its param, below the name of the linear map.
         array: float64.
-        labels: of its axes: `o1`, `i1`, ... for modes of output and input, `b0`, ... for bonds, which two cores share.
+        labels: one per axis: `o1`, `i1`, ... for modes of output and input; `b0`, ... for bonds, which two cores share.
     """
 
     name: str
@@ -54,7 +54,7 @@ class LowRank:
 
     @property
     def modes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(out,) and (in,): each side is a single mode."""
+        """Modes of output and input: (out,) and (in,), because neither is split."""
         return (self.shape[0],), (self.shape[1],)
 
     @property
@@ -69,7 +69,7 @@ class TensorRing:
 
     Attributes:
         arrays: cores [r_{k-1}, o_k, i_k, r_k], with r_d = r_0.
-        shape: (out, in) of the matrix, at most the products of the modes; the rest is padding.
+        shape: (out, in) of the matrix; entries beyond it, up to the products of the modes, are padding.
     """
 
     arrays: tuple[np.ndarray, ...]
@@ -77,17 +77,17 @@ class TensorRing:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """r_0 .. r_d."""
+        """Sizes r_0 .. r_d of the bonds."""
         return (*(core.shape[0] for core in self.arrays), self.arrays[-1].shape[3])
 
     @property
     def modes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(o_1 .. o_d), (i_1 .. i_d)."""
+        """Modes of output (o_1 .. o_d) and input (i_1 .. i_d)."""
         return tuple(c.shape[1] for c in self.arrays), tuple(c.shape[2] for c in self.arrays)
 
     @property
     def cores(self) -> tuple[Core, ...]:
-        """`core1` .. `core<d>`."""
+        """The cores, named `core1` .. `core<d>`."""
         d = len(self.arrays)
         return tuple(
             Core(f"core{k}", core, (f"b{k - 1}", f"o{k}", f"i{k}", f"b{k % d}"))
@@ -141,7 +141,7 @@ def reconstruct(factors: Factors) -> np.ndarray:
 
 
 class ContractionStep(NamedTuple):
-    """A product with one core: axis labels of the value that are kept, are summed over, and are added by the core."""
+    """Multiplication of a value by one core: labels that the value keeps, that are summed, and that the core adds."""
 
     core: int
     kept: tuple[str, ...]

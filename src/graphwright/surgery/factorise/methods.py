@@ -179,7 +179,7 @@ def train(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None =
 def sweep(
     rest: np.ndarray, sizes: Sequence[int], last: int, lost: float, ranks: Sequence[int] | None
 ) -> list[np.ndarray]:
-    """Split the remainder [r_1, p_2 .. p_d, last] after the first core into cores; each SVD drops at most `lost`."""
+    """Split what the first core leaves, [r_1, p_2 .. p_d, last], into cores; each SVD drops a norm <= `lost`."""
     cores = []
     rank = rest.shape[0]
     for k, p in enumerate(sizes[:-1]):
@@ -196,7 +196,7 @@ RIDGE = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class LowRankFit:
-    """One SVD, from which the factors of every rank follow: the methods `svd` and `asvd`.
+    """The methods `svd` and `asvd`: one SVD, truncated to obtain the factors of any rank.
 
     Attributes:
         u, s, vt: SVD of W, or of W L.
@@ -240,7 +240,7 @@ class LowRankFit:
         return rank_within(self.s, error * float(np.linalg.norm(self.s)))
 
     def within_error(self, error: float) -> LowRank:
-        """Return the factors of the smallest sufficient rank from `low` to `high`; even `high` may exceed the error."""
+        """Return the factors of the smallest rank >= `low` with at most this error; of rank `high` if none has."""
         return self.at(min(max(self.rank_for(error), self.low), self.high))
 
     def within_params(self, params: int) -> LowRank | None:
@@ -258,12 +258,14 @@ def svd(w: np.ndarray, rank: int) -> LowRank:
 
 
 def asvd(w: np.ndarray, rank: int, gram: np.ndarray) -> LowRank:
-    """Return the factors with least error of y = x · Wᵀ, given the Gram matrix of the x. Raises: NonFiniteWeight."""
+    """Return the factors with least error of y = x · Wᵀ for inputs x with this Gram matrix. Raises: NonFiniteWeight."""
     return LowRankFit.of(finite(np.asarray(w, np.float64)), finite(np.asarray(gram, np.float64), "gram")).at(rank)
 
 
 def ring(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = None) -> list[np.ndarray]:
-    """Compute the cores [r_{k-1}, p_k, r_k] of a tensor ring, r_d = r_0; of a train, with r_0 = 1, if that is smallest.
+    """Compute the cores [r_{k-1}, p_k, r_k] of a tensor ring, r_d = r_0.
+
+    Without `ranks`, r_0 is chosen for the fewest entries; the result is a tensor train if that is r_0 = 1.
 
     Args:
         first: SVD of the tensor's first unfolding.
@@ -286,7 +288,7 @@ def ring(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = 
 
 
 def _shared(first: Unfolding, outer: int, inner: int, lost: float, ranks: Sequence[int] | None) -> list[np.ndarray]:
-    """Split rank r_0 r_1 of the first unfolding, U [p_1, r_0 r_1] -> [r_0, p_1, r_1]; return the cores of the ring."""
+    """Return the ring with r_0 = `outer`, r_1 = `inner`; its first core [r_0, p_1, r_1] holds U [p_1, r_0 r_1]."""
     p, rank = first.shape[0], outer * inner
     u, rest = np.zeros((p, rank)), np.zeros((rank, first.vt.shape[1]))
     kept = min(rank, len(first.s))
@@ -325,7 +327,7 @@ class RingMethod:
         return TensorRing(to_cores(arrays, self.out, self.inner), (self.w.shape[0], self.w.shape[1]))
 
     def within_params(self, params: int) -> TensorRing | None:
-        """Return the train or ring of least error that fits, by bisection; None if not even rank 1 fits."""
+        """Bisect for the train or ring of least error with at most `params` parameters; None if rank 1 has more."""
         low, high = 0.0, 1.0
         best = self.within_error(high)
         if parameters(best) > params:

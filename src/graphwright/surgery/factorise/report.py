@@ -34,7 +34,7 @@ class FitRow(ReportBase):
     """One matrix factored by one method.
 
     Attributes:
-        path, shape, method: of the matrix.
+        path, shape, method: path and shape of the matrix, and how it was factored.
         ranks: one number for low rank; r_0 .. r_d for a ring.
         parameters: of all factors.
         ratio: parameters of the matrix / of its factors; above 1 is smaller.
@@ -43,7 +43,7 @@ class FitRow(ReportBase):
         svd_error, asvd_error: weight error of a truncated SVD, and output error of an activation-aware one, with at
             most as many parameters; None if not even rank 1 fits, or without calibration.
         kl: mean KL of the model's scores in nats if only this matrix is factored; None without calibration.
-        dense_ms, ms: measured time for 32 rows of the matrix product, and of the chain.
+        dense_ms, ms: milliseconds for 32 rows: of the product with the matrix, and of the chain of factors.
         flops_share: operations of the chain / of the matrix product.
         chosen: this method is the best one within the budget.
         applied: the factors are in the program; False for a ratio of at most 1.
@@ -153,7 +153,10 @@ Divergence = Callable[[Matrix, Factors], float]
 
 
 def divergence_of(program: Program, calibration: Calibration) -> Divergence:
-    """Return a function that measures the divergence on the first chunk of windows, from the program as it is now."""
+    """Return a function of (matrix, factors) that measures KL(program ‖ program with these factors) in nats.
+
+    It compares the outputs on the first chunk of windows with those of the program as it is now.
+    """
     before, feeds, name = program.fork(), calibration.feeds(program)[0], program.output_names()[0]
 
     def scores(p: Program) -> np.ndarray:

@@ -72,7 +72,7 @@ def _fixes(d: Diagnosis, edges: tuple[EdgeId, ...]) -> Iterator[Fix]:
 
 
 def components(d: Diagnosis) -> Iterator[Finding]:
-    """Report connected parts with ops, except the one with most outputs and parts of integers alone (counters)."""
+    """Report each connected component that has ops, except the one with most outputs, and integer counters."""
     p, w = d.program, d.wiring
     parts = [[w.at[n] for n in part] for part in connected_components(p.graph)]
     parts = [sorted(part) for part in parts if any(w.ops[i] not in KINDS for i in part)]
@@ -125,7 +125,7 @@ def _unreachable(
 
 
 def _reconnect(d: Diagnosis, frontier: list[int], later: set[int], reached: set[int]) -> tuple[Fix, ...]:
-    """Return a fix by which the port nearest after the gap, if one fits, reads the last node before the gap."""
+    """Return a fix that lets readers of a value that no input affects read the nearest fitting `frontier` node."""
     p, w = d.program, d.wiring
     found: list[tuple[int, int, Value]] = []
     for last in frontier:
@@ -165,7 +165,7 @@ def isolated(d: Diagnosis) -> Iterator[Finding]:
 def dead_end(d: Diagnosis) -> Iterator[Finding]:
     """Report nodes whose results nothing reads, together with all nodes that only they use.
 
-    If an input has no other use, the path from there to the outputs is missing; `unreachable` reports that instead.
+    If an input is read by such nodes only, `unreachable` reports the input instead.
     """
     p, w = d.program, d.wiring
     needed = w.reaching([*w.outputs, *(i for i, op in enumerate(w.ops) if op == ASSIGN)])

@@ -160,7 +160,7 @@ def diagnose(
 
 
 def _ask(d: Diagnosis, rule: FindingRule, found: dict[tuple[str, str], Finding]) -> None:
-    """Collect and fix the findings of a rule on the fork, until it finds nothing new or no fix changes the fork."""
+    """Run a rule and fix its new findings on the fork, again until it finds nothing new or no fix changes the fork."""
     before = -1
     while before != d.program.version and (fresh := [f for f in rule.rule(d) if f.identity not in found]):
         before = d.program.version

@@ -52,7 +52,7 @@ class Diagnosis:
 
     @property
     def wiring(self) -> Wiring:
-        """The graph of the program as lists."""
+        """The graph of the program as lists; see `Wiring`."""
         return self._of_version("wiring", lambda: Wiring(self.program))
 
     @property
@@ -62,7 +62,7 @@ class Diagnosis:
 
     @property
     def claimed(self) -> dict[NodeId, NodeId]:
-        """Unread nodes that are the best source of an empty port or junction -> the node with that port."""
+        """Map each unread node that best fits an empty port (or an empty junction) to the node with that port."""
 
         def claim() -> dict[NodeId, NodeId]:
             p, w = self.program, self.wiring

@@ -53,7 +53,7 @@ class Fix:
         apply: makes the edits in an open transaction.
         edges, ops: number of edges and ops that it adds or moves.
         parameters: number of parameters that it adds.
-        keeps_function: True if no result of the program changes; also for the repair of a part that could not run.
+        keeps_function: True if no result of the program changes, or if the repaired part could not run before.
     """
 
     what: str
@@ -126,7 +126,7 @@ class Limits:
 
     Attributes:
         siblings: share of its siblings that must have a residual path for a block without one to be reported.
-        head_ratio: largest ratio of a head's norm to the median of its layer; its inverse is the smallest.
+        head_ratio: largest allowed ratio of a head's norm to the median of its layer; the smallest is 1 / `head_ratio`.
         dead_head: share of the median below which a head counts as dead.
         rank: smallest effective rank of a matrix, as a share of its smaller side.
         gradient: smallest gradient norm of a param, as a share of the median of similar params.
@@ -164,7 +164,7 @@ def remove_unread_cone(e: Transaction, *ends: NodeId) -> None:
 
 
 def map_sizes(have: Spec, want: Spec) -> tuple[int, int] | None:
-    """Return (out, in) of a linear map between two floating specs; None if they differ in more than the last axis."""
+    """Return (out, in) of a linear map from `have` to `want`; None for integers, or if another axis differs."""
     if have.dtype != want.dtype or not have.dtype.is_float or len(have.shape) != len(want.shape) or not have.shape:
         return None
     out, inner = want.shape[-1], have.shape[-1]

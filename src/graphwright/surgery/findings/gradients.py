@@ -104,7 +104,7 @@ def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
 
 
 def _first_blocker(p: Program, w: Wiring, start: int, ends: set[int]) -> int:
-    """Return the node nearest to a param, on a path to the loss, that passes no gradient to its operands."""
+    """Return the first node on the paths from a param to the loss that blocks the gradient; the param if none does."""
     order, seen = [start], {start}
     for i in order:  # grows during iteration
         if i != start and not _open(p, w, i):
@@ -139,7 +139,7 @@ def _fixes(p: Program, node: NodeId, params: Sequence[NodeId]) -> Iterator[Fix]:
 
 # -- by a probe --------------------------------------------------------------------------------------------------------
 def _by_probe(d: Diagnosis) -> Iterator[Finding]:
-    """Report gradients that are zero, not finite or far below those of similar params, and units never active."""
+    """Report gradients that are zero, not finite or far below those of similar params, and dead ReLU units."""
     assert d.probe is not None
     p, w, learns = d.program, d.wiring, learning(d)
     params = [n for n in trainable(p) if w.at[n] in learns]
@@ -174,7 +174,7 @@ def _role(p: Program, node: NodeId) -> str:
 
 
 def _silent(d: Diagnosis) -> dict[int, list[int]]:
-    """Map ReLU nodes to the units that are zero on every row of the probe, if it has enough rows."""
+    """Map ReLU nodes to the units that are zero on every row of the probe, given at least `limits.rows` rows."""
     assert d.probe is not None
     run, found = d.probe.run(d.program), {}
     for node in d.program.of_kind("relu"):
@@ -211,7 +211,7 @@ _LEAST_ROWS = 8
 
 
 def gain(d: Diagnosis) -> Iterator[Finding]:
-    """Report chains of linear maps with an extreme gain; with a probe also gradients and values along the trunk."""
+    """Report chains of linear maps with an extreme gain; with a probe also gradients and rank along the `trunk`."""
     if not d.program.valid:
         return
     if d.probe is not None:

@@ -58,7 +58,7 @@ class HeadProjection:
 
 
 def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
-    """Report key heads whose norms, or those of their query heads, are far from the median of the layer."""
+    """Report each key head if its norm, or the norm of one of its query heads, is far from the median of the layer."""
     p = d.program
     found = {node: attention_parts(p, node) for node in p.of_kind("sdpa")} if p.valid else {}
     norms = {(node, name): part.norms(p) for node, parts in found.items() for name, part in parts.items()}
@@ -79,14 +79,14 @@ def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _median(p: Program, node: NodeId, name: str, groups: int, norms: dict[tuple[NodeId, str], np.ndarray]) -> float:
-    """Return the median norm of a layer's heads, or with fewer than three key heads of the heads of all siblings."""
+    """Return the median head norm of a layer, or of all sibling layers if it has fewer than three key heads."""
     own = template(p.path(node))[0]
     among = [r for (n, part), r in norms.items() if part == name and (n == node or template(p.path(n))[0] == own)]
     return float(np.median(np.concatenate(among) if groups < 3 else norms[node, name]))
 
 
 def attention_parts(p: Program, node: NodeId) -> dict[str, HeadProjection]:
-    """Map q, k, v and o of an attention to their projections, if these are linear maps of whole heads."""
+    """Map `q`, `k`, `v`, `o` of an attention to its projections; those not linear maps of whole heads are left out."""
     found = {}
     for name, port in (("q", 0), ("k", 1), ("v", 2)):
         heads = p.spec(p.operands(node)[port]).shape[1]
@@ -106,7 +106,7 @@ def attention_parts(p: Program, node: NodeId) -> dict[str, HeadProjection]:
 
 
 def _made_by(p: Program, value: Value) -> tuple[NodeId, int, int] | None:
-    """Find (linear map, first row, number of rows) that computes an operand of attention, before views and RoPE."""
+    """Return (linear map, first row, number of rows) that computes an attention operand, before views and RoPE."""
     start, size = 0, None
     while True:
         op = p.op(value.node)

@@ -69,9 +69,9 @@ def _edge(d: Diagnosis, node: NodeId) -> tuple[EdgeId, Spec] | None:
 
 
 def _changed(p: Program, edge: EdgeId, spec: Spec, others: list[Spec]) -> tuple[Iterable[Spec], ...]:
-    """Return specs that an edge may have been meant to have, by kind of mistake.
+    """Return the specs that the edge's value may have had before a mistake, one iterable per kind of mistake.
 
-    These are a wrong dtype, a source node inserted by mistake, a wrong size, and permuted axes.
+    The kinds are a wrong dtype, a source node inserted by mistake, a wrong size, and permuted axes.
     """
     shape, operands = spec.shape, p.operands(p.graph.source(edge))
     sizes = dict.fromkeys(n for o in others for n in o.shape)

@@ -29,7 +29,7 @@ _FAR = 400
 
 
 def is_gate(p: Program, node: NodeId) -> bool:
-    """Return whether a node is the op that makes the values of the program's gates."""
+    """Return whether a node is the gate op, which computes the values of the program's gates."""
     return p.op(node) == _GATE
 
 
@@ -48,7 +48,7 @@ def carried(p: Program, source: NodeId, target: NodeId) -> bool:
 
 
 def around(p: Program, junction: NodeId) -> tuple[NodeId, NodeId] | None:
-    """Find a node that a junction reads directly and through a branch: return it and the first node of the branch."""
+    """Return (source, first node of the branch) if a junction reads a source both directly and through a branch."""
     operands = [v.node for v in p.operands(junction)]
     for source in operands:
         order = [n for n in dict.fromkeys(operands) if n != source]
@@ -74,7 +74,7 @@ def missing_residual(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _against_architecture(d: Diagnosis) -> Iterator[Finding]:
-    """Report identity paths of the original model that are missing now although both of their ends still exist."""
+    """Report identity paths of the original model that are missing now although their first and last node exist."""
     if d.model is None or d.model.checkpoint is None:
         return
     p, source = d.program, d.model.original
@@ -114,7 +114,7 @@ def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
 def _entry(
     p: Program, paths: dict[str, NodeId], junction: NodeId, sibling: NodeId, source: NodeId, branch: NodeId
 ) -> Value | None:
-    """Return the value that a branch into a junction should start from, given the branch of a sibling, or None."""
+    """Return what the junction's branch reads where its sibling's branch reads `source`; None if that fails."""
     first = paths.get(shifted(p.path(branch), p.path(sibling), p.path(junction)))
     if first is None or p.op(first) != p.op(branch):
         return None
@@ -124,7 +124,7 @@ def _entry(
 
 
 def _missing(p: Program, junction: NodeId, entry: Value, what: str, witness: dict[str, Any]) -> Finding:
-    """Make a finding with two fixes: an identity path through a gate at 0, which changes nothing, and a plain one."""
+    """Make a finding with two fixes: an edge through a gate at 0, which changes no result, and an ungated edge."""
     ends = f"{p.path(entry)} -> {p.path(junction)}"
     fixes = (
         Fix(f"connect {ends} through a gate at 0", lambda e: gated(e, entry, junction), 1, 1, 1, keeps_function=True),
@@ -141,7 +141,10 @@ _MOST = 64
 
 
 def redundant(d: Diagnosis) -> Iterator[Finding]:
-    """Report edges into junctions that affect no output: with a small |⟨dL/dy, m⟩|, and by a run with value m = 0."""
+    """Report edges into junctions that affect no output.
+
+    Candidates have a small |⟨dL/dy, m⟩| for the value m of the edge and y of the junction; a run with m = 0 decides.
+    """
     p, probe = d.program, d.probe
     if probe is None or probe.loss is None or not p.valid:
         return
@@ -166,7 +169,7 @@ def redundant(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _moved(p: Program, probe: Probe, run: Run, edge: EdgeId) -> float:
-    """Return the largest change of an output, as a share of its largest entry, if an edge carries zero."""
+    """Return the largest change of an output, as a share of its largest entry, if an edge's value is set to zero."""
     carried = run.value(p.edge_value(edge))
     feeds = {name: x for name, x in probe.inputs.items() if name in p.input_names()}
     zero = as_array(np.zeros(carried.shape, np.float32), carried.dtype)

@@ -154,7 +154,7 @@ def _contradictions(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _tie(d: Diagnosis) -> Iterator[Finding]:
-    """Report that head and embedding read two weights although the config ties them."""
+    """Report if the output head and the embedding use different weights although the config ties them."""
     p = d.program
     head, path = TIED_HEAD.removesuffix(".weight"), {p.path(n): n for n in p.nodes()}
     if d.model is None or not getattr(d.model.dims, "tied", False) or head not in path or EMBEDDING not in path:

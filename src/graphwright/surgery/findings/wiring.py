@@ -133,7 +133,7 @@ def empty_ports(p: Program, w: Wiring) -> Iterator[tuple[NodeId, int]]:
 
 
 def fits(p: Program, node: NodeId, port: int, spec: Spec) -> bool:
-    """Return whether a node would keep its results if the operand at a port had this spec."""
+    """Return whether the results of a node would keep their specs if the operand at a port had this spec."""
     if p.is_junction(node):
         return p.spec(node) == spec
     ins = {p.edge_port(e): p.specs(v.node)[v.port] for e in p.in_edges(node) for v in [p.edge_value(e)]}
@@ -151,8 +151,8 @@ def fits(p: Program, node: NodeId, port: int, spec: Spec) -> bool:
 def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool = False) -> Value | None:
     """Return the value that most likely belongs at a port, or None.
 
-    Fitting values are ranked: unread ones first, then those that siblings read at this port, then the nearest in the
-    order.
+    Fitting values are ranked: unread ones first, then those that siblings read at this port, then the nearest in
+    topological order.
 
     Args:
         unread: consider only values that nothing reads.
@@ -183,7 +183,7 @@ def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool 
 
 
 def _as_siblings(p: Program, node: NodeId, port: int) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
-    """Return (path, result) of values that siblings read at this port, translated: paths with numbers, and without."""
+    """Translate what siblings read at this port to two sets of (path, result): paths with numbers, and without."""
     found: tuple[set[tuple[str, int]], set[tuple[str, int]]] = set(), set()
     for other in siblings(p, node):
         for value in (p.edge_value(e) for e in p.in_edges(other) if p.edge_port(e) == port):

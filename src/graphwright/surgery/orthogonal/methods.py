@@ -132,7 +132,7 @@ def _by_gram(w: np.ndarray) -> np.ndarray | None:
 
 
 def _straighten(r: np.ndarray) -> float:
-    """R := R C^-½ to first order, in place, if all cosines between columns are small; returns the largest cosine."""
+    """R := R C^-½, C = RᵀR, to first order, in place, if all cosines of columns are small; returns the largest."""
     c = r.T @ r
     s = np.sqrt(np.diagonal(c))
     c /= -s
@@ -222,7 +222,10 @@ METHODS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"polar": polar, "qr": 
 
 
 def orthonormal(w: np.ndarray, method: str = "polar", special: bool = False) -> np.ndarray:
-    """Return the orthonormal factor of a matrix. Raises: ShapeError if `special` does not fit method or matrix."""
+    """Return the orthonormal factor of a matrix.
+
+    Raises: ShapeError if `special` is True and the method is not `polar` or the matrix not square.
+    """
     check_choices({"method": method}, {"method": METHODS})
     if not special:
         return METHODS[method](w)

@@ -73,7 +73,7 @@ def head_parts(p: Program, matrix: Matrix) -> list[MatrixSlice]:
 
 
 def parts_of(p: Program, units: Units) -> dict[str, list[MatrixSlice]]:
-    """Return weight key -> the slices of some units in it; biases and norms are left out."""
+    """Return weight key -> the slices of the matrix that belong to the units; biases and norms are left out."""
     found: dict[str, list[MatrixSlice]] = {}
     for name, ids in units.chosen.items():
         group = p.axes()[name]
@@ -94,8 +94,8 @@ def _parts(group: AxisGroup, key: str, ids: range | tuple[int, ...]) -> list[Mat
 def neighbour(p: Program, matrix: Matrix) -> tuple[Matrix, int]:
     """Return the map that can absorb the factor P of a matrix, and the dimension that P multiplies.
 
-    The map is `o` after values, with its columns (1), or `k` beside queries, with its rows (0). Raises: NotAbsorbable
-    naming the op in between.
+    For a value projection these are `o` and 1 (columns); for a query projection `k` and 0 (rows).
+    Raises: NotAbsorbable, which names the op that prevents it.
     """
 
     def refuse(between: str) -> NoReturn:
@@ -138,7 +138,7 @@ def neighbour(p: Program, matrix: Matrix) -> tuple[Matrix, int]:
 
 
 def absorb(e: Transaction, matrix: Matrix, parts: list[MatrixSlice], factors: list[np.ndarray]) -> str:
-    """Multiply the neighbour by the factor P of each slice; return the neighbour's path."""
+    """Multiply the factor P of each slice into the map that `neighbour` returns; return the path of its weight."""
     p = e.program
     other, side = neighbour(p, matrix)
     w = values(p, other.key)
@@ -154,7 +154,7 @@ def absorb(e: Transaction, matrix: Matrix, parts: list[MatrixSlice], factors: li
 
 
 def _pairs(p: Program, matrix: Matrix, other: Matrix, side: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return, for each query head, (its rows in the matrix, its indices in the neighbour)."""
+    """Return, for each query head, (its rows in the matrix, its indices along dimension `side` of the neighbour)."""
     best: list[tuple[np.ndarray, np.ndarray]] = []
     for group in p.axes().values():
         if HEADS & set(group.kinds):
@@ -181,7 +181,7 @@ class OrthogonalizeOptions:
             as a node: exact. `absorb` multiplies it into the next map, per head, where that is exact. `scale` keeps its
             mean singular value: W ≈ s Q.
         special: replace a square matrix by the nearest rotation, with determinant +1.
-        inplace: write into the weight's memory if nothing else uses it; a measurement of drift does.
+        inplace: write into the weight's memory if nothing else uses it; never if drift is measured.
     """
 
     per: str = "matrix"
@@ -411,7 +411,7 @@ def _orthogonalize(
 
 
 def _low_rank(m: Matrix, parts: list[MatrixSlice], solved: _Solved) -> LowRank:
-    """Return W = outer · inner with Q as one factor; the factors P of heads form a block diagonal matrix."""
+    """Return W = Q P or W = P Q as a `LowRank`; the factors P of heads form a block diagonal matrix."""
     shapes = [part.of(solved.q).shape for part in parts]
     before = all(rows >= columns for rows, columns in shapes)
     if parts[0].indices is None:

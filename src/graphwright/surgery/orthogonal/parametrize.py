@@ -195,7 +195,7 @@ def _baked(p: Program, base: str) -> bool:
 
 
 def _chosen(p: Program, where: str | Selection, baked: bool | None = None) -> list[str]:
-    """Return the names of selected parametrised maps that are (not) baked; all for None. Raises: EmptySelection."""
+    """Return the names of selected parametrised maps; with `baked` only those in this state. Raises: EmptySelection."""
     chosen = selection_of(p, where)
     bases = [b for b in named(p, ".generator.weight") if p.node(f"{b}.generator.weight") in chosen]
     if not bases:

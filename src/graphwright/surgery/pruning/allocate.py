@@ -61,7 +61,7 @@ def allocate(
     """Return axis -> number of units that are kept; None if even the smallest sizes do not meet the budget.
 
     Args:
-        curves: of the axes.
+        curves: one per axis.
         met: returns whether sizes meet the budget; once true, it must be true for all smaller sizes.
         scope, round_to, min_keep, uniform: see `PruneOptions`; `loss` and `global` differ in the units of the curves.
     """
@@ -127,9 +127,9 @@ class Footprint:
                 self._with.setdefault(atom, []).append(node)
 
     def of(self, kept: Mapping[str, int] | None = None, removed: Collection[NodeId] = ()) -> ModelSize:
-        """Return the sizes of the program if it kept so many units per axis and lost the nodes `removed`.
+        """Return the size of the program if each axis had `kept[axis]` units and the nodes `removed` were gone.
 
-        An axis of several atoms (query heads, grouped by key head) counts in proportion to the kept units.
+        If an axis has several atoms (query heads, grouped by key head), sizes are taken as proportional to its units.
         """
         maps: dict[Atom, np.ndarray] = {}
         shares: dict[tuple[Atom, ...], float] = {}
@@ -168,7 +168,7 @@ class Footprint:
 
 
 def _share(terms: Collection[Term], shares: Mapping[tuple[Atom, ...], float]) -> float:
-    """Return the share of a tensor that remains: the product over all axes whose atoms its dimensions contain."""
+    """Return the share of a tensor that remains: the product of `shares` over the axes that its dimensions contain."""
     inside = {a for t in terms for a in atoms(t)}
     return prod(left for group, left in shares.items() if set(group) <= inside)
 
@@ -209,14 +209,14 @@ class Goal:
         return Footprint(p, None if self.nodes is None else [n for n in self.nodes if n in p.graph])
 
     def least(self, p: Program, found: Sequence[ResidualBranch]) -> float:
-        """Return the size of the smallest of some branches; 0 for a time budget, because times do not add up."""
+        """Return the counted size of the smallest branch; 0 for a time budget, because times do not add up."""
         if self.of == "ms":
             return 0.0
         footprint = self.counted(p)
         return getattr(footprint.of(), self.of) - max(getattr(footprint.of({}, m.nodes), self.of) for m in found)
 
     def taken(self, p: Program, footprint: Footprint, kept: Mapping[str, int]) -> float:
-        """Return the counted size if so many units per axis are kept; time is measured on a copy of that size."""
+        """Return the counted size if each axis keeps `kept[axis]` units; time is measured on a copy of that size."""
         if self.of != "ms":
             return getattr(footprint.of(kept), self.of)
         return _ms(trimmed(p, kept), self.feeds)
@@ -233,7 +233,7 @@ def trimmed(p: Program, kept: Mapping[str, int]) -> Program:
 
 
 def unit_cost(footprint: Footprint, of: str, name: str, size: int) -> float:
-    """Return the cost of one unit of an axis; time is assumed proportional to operations."""
+    """Return by how much removing one unit of an axis lowers the quantity `of`; operations stand in for time."""
     what = "flops" if of == "ms" else of
     whole, less = (getattr(footprint.of(kept), what) for kept in ({}, {name: size - 1}))
     return max(whole - less, 1e-9)

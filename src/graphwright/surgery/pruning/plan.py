@@ -119,15 +119,15 @@ class PruneStep(ReportBase):
         name: of the axis, or of the edge by which the branch enters the residual path.
         units: indices of the removed units; empty for a module.
         size: number of units before.
-        weights: key -> new value, of restored products.
-        digests: key -> digest that each weight of the group had when the step was planned.
+        weights: key -> new value of each restored weight.
+        digests: key -> digest of each affected weight when the step was planned.
         shapes: key -> (shape before, shape after).
         params: number of removed parameters.
         error, plain: relative mean squared error of the product's output on the calibration data, with and without
             restoring; for a module the loss after and before its removal.
         held_out: the error on held-out windows.
         ridge: λ of the fit, in units of the mean diagonal; None if nothing was restored.
-        quantiles: of the scores: 0, 25, 50, 75, 100 %.
+        quantiles: 0, 25, 50, 75 and 100 % quantiles of the scores.
         ragged: True if key heads may be left with unequal numbers of query heads.
     """
 

@@ -63,18 +63,18 @@ class Consumer:
         return np.ascontiguousarray(matrix.T if traits(self.op).contracts == "in_out" else matrix.reshape(like))
 
     def rows(self, p: Program, a: np.ndarray) -> np.ndarray:
-        """Return values of the product's input as rows [rows, columns]."""
+        """Reshape the product's input to rows [rows, columns]; for a convolution, one row per window."""
         if traits(self.op).contracts != "window":
             return a.reshape(-1, a.shape[-1])
         return _windows(a, p.weights.array(self.key).shape[2:], self.attrs)
 
     def result_rows(self, y: np.ndarray) -> np.ndarray:
-        """Return the product's result, or its gradient, as rows [rows, out], in the order of `rows`."""
+        """Reshape the product's result, or its gradient, to rows [rows, out], in the same order as `rows`."""
         last = np.moveaxis(y, 1, -1) if traits(self.op).contracts == "window" else y
         return last.reshape(-1, last.shape[-1])
 
     def remaining(self, keep: np.ndarray, width: int) -> np.ndarray:
-        """Return the columns that remain if the units of a mask are kept. Columns of no unit always remain."""
+        """Return the indices of columns that remain if the units in the mask `keep` do, or that have no unit."""
         kept = np.ones(width, bool)
         kept[self.columns[~keep].reshape(-1)] = False
         return np.flatnonzero(kept)
@@ -97,7 +97,7 @@ def _consumer(p: Program, group: AxisGroup, node: NodeId, ends: tuple[tuple[int,
 
 
 def unit_indices(group: AxisGroup, term: Term) -> np.ndarray:
-    """Return the indices of each unit along a dimension: [units, k]."""
+    """Return the indices of each unit along the dimension described by `term`: [units, k]."""
     if isinstance(term, Atom) and len(group.atoms) == 1:
         return np.arange(group.size)[:, None]
     found = []
@@ -191,7 +191,7 @@ def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, prot
 
 
 def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) -> PrunableAxis | None:
-    """Return a prunable axis; None if it is frozen, not exact, or not only summed over by trained products."""
+    """Return a prunable axis; None if it is frozen, not exact, or summed over by other ops than trained products."""
     if group.frozen or not group.exact:
         return None
     p, notes = group.axes.program, [note for a in group.atoms if (note := group.axes.solution.notes.get(a)) is not None]
@@ -223,7 +223,7 @@ SHORTLIST = 8
 
 @dataclass(frozen=True, slots=True)
 class ResidualBranch:
-    """A branch into a junction, named by the ends of its last edge.
+    """A branch into a junction, named by the source and target of its last edge.
 
     Attributes:
         kind: `attention` if it mixes positions, else `mlp`.

@@ -108,7 +108,7 @@ class Pruner:
 
     # -- modules -----------------------------------------------------------------------------------------------------
     def _modules(self, attempt: Attempt, best: Attempt | None) -> None:
-        """Remove modules up to the attempt's share; give up if the loss is already worse than the best attempt's."""
+        """Remove modules for the attempt's share of the removal; give up if the loss is not below the best one."""
         if not attempt.share:
             return
         p, goal, whole = attempt.program, self.goal, self.options.recipe == "modules"
@@ -287,7 +287,7 @@ def _steps(p: Program, entry: Entry) -> list[PruneStep]:
 
 
 def _layers(p: Program, steps: list[PruneStep], calibration: Calibration) -> list[dict[str, Any]]:
-    """Make the steps again, and return the measured figures of each step."""
+    """Apply the steps again, measuring each, and return the figures of each step."""
     feeds, held = calibration.feeds(p), calibration.feeds(p, held=True)
     reference = None if scores_tokens(p) else list(Stream(p, feeds).outputs())
     streams, rows = (Stream(p, feeds), Stream(p, held)), []
@@ -308,7 +308,7 @@ def _layers(p: Program, steps: list[PruneStep], calibration: Calibration) -> lis
 
 # -- one step ----------------------------------------------------------------------------------------------------------
 def remove_module(p: Program, branch: ResidualBranch, before: float, after: float) -> PruneStep:
-    """Remove a residual branch. `before` and `after` are the known losses without and with the removal."""
+    """Remove a residual branch. `before` and `after` are the losses, measured earlier, before and after the removal."""
 
     def remove(e: Transaction) -> dict[str, NDArray]:
         pr.remove_branch(e, branch)
@@ -319,7 +319,7 @@ def remove_module(p: Program, branch: ResidualBranch, before: float, after: floa
 
 
 def product_cuts(p: Program, axis: PrunableAxis, removed: Sequence[int] | np.ndarray) -> list[ProductCut]:
-    """Return the state of the products that read an axis, before some of its units are removed."""
+    """Record each product that reads an axis, before the units `removed` are cut from it."""
     keep = np.ones(axis.size, bool)
     keep[list(removed)] = False
     return [ProductCut.of(p, c, keep) for c in axis.consumers]

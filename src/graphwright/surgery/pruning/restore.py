@@ -115,7 +115,7 @@ class Gram:
 
 
 def regularised(h: np.ndarray, ridge: float | None = None) -> tuple[np.ndarray, float]:
-    """Return H + λ I that has a Cholesky factor, and λ in units of the mean of the diagonal.
+    """Return H + λ I, for which a Cholesky factor exists, and λ / (mean of the diagonal of H).
 
     Args:
         ridge: λ in these units; by default the first of 1e-4, 1e-3, 1e-2 and 0.1 that is enough.
@@ -223,7 +223,7 @@ class ProductCut:
         return {k: p.weights.array(k) for k in (c.key, c.bias) if k is not None}
 
     def plain(self, gram: Gram) -> float:
-        """Return the relative error of the output with the old weights."""
+        """Return the relative error of the output if the remaining columns keep their old weights."""
         return error_of(self.matrix, self.matrix[:, self.columns], gram, self.columns)
 
     def error(self, p: Program, gram: Gram) -> float:

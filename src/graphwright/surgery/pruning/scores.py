@@ -58,6 +58,7 @@ def greedy(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return units in the order of cheapest removal, with the remaining weights refitted after each removal.
 
+    Axes of 1024 units or more are removed in about 512 rounds of several units, with one refit per round.
     Exact under the quadratic model: W -= W_J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J: and H⁻¹ -= (H⁻¹)_:J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:.
 
     Args:
@@ -86,7 +87,7 @@ def greedy(
 
 @dataclass(frozen=True, slots=True)
 class UnitColumns:
-    """Units of an axis in one product: what a criterion scores them by.
+    """The data from which a criterion scores the units of an axis in one product.
 
     Attributes:
         matrix: the weights, [out, columns].
@@ -200,7 +201,7 @@ class Taylor(Criterion):
 
 
 class Random(Criterion):
-    """A baseline."""
+    """Random scores, as a baseline."""
 
     needs = "nothing"
 
@@ -252,7 +253,7 @@ def importance(
 
 
 def grams(p: Program, ends: Sequence[Consumer], stream: Stream) -> list[Gram]:
-    """Compute the input moments of each product, from the position of a stream."""
+    """Compute the moments of each product's input by running a stream on from its position."""
     return [Gram.of(c.rows(p, as_float(values[c.x])) for values in stream.read([c.x])) for c in ends]
 
 
@@ -283,7 +284,7 @@ def removal_order(
 def error_scales(
     p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], weighed: Importance | None
 ) -> list[float]:
-    """Return the weight of each product's squared error: in loss units, or relative to its output's mean square."""
+    """Return factors that convert each product's squared error to loss, or without `weighed` to relative errors."""
     if weighed is not None:
         return [weighed.output[c.node] for c in axis.consumers]
     return [1 / max(energy(c.matrix(p), gram), 1e-300) if gram is not None else 1.0

@@ -64,7 +64,7 @@ def idle(p: Program, axis: PrunableAxis) -> np.ndarray:
 
 
 def _axes(p: Program, where: Where | None) -> list[PrunableAxis]:
-    """Return the prunable axes of one atom; grouped query heads are covered by key heads, or by the queries of each."""
+    """Return prunable axes of a single atom; grouped query heads have two, but key heads and `queries` cover them."""
     try:
         return [a for a in prunable(p, where, (*KINDS, "units")) if len(a.group.atoms) == 1]
     except NothingToPrune:
