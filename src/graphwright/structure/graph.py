@@ -314,7 +314,7 @@ class DifferentiableGraph:
     def _values(self, before: Sequence[Element] = (), values: np.ndarray | None = None) -> np.ndarray:
         """Return the gate value of each element in evaluation mode, by logit offset.
 
-        If `values` is given, by the offsets of the elements `before` an edit, return it by the present offsets.
+        If `values` are given, at the offsets that elements had `before` an edit, return them at the present offsets.
         """
         if values is None:
             p = self.program

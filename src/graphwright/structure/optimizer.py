@@ -221,7 +221,7 @@ class JointOptimizer:
                  f"{reach / 2:.3g} need steps · lr of {reach:.3g} to close", GatesCannotClose, 3)  # fmt: skip
 
     def _reach(self) -> tuple[float, float]:
-        """Return the largest learning rate of gates (0 if none are trained), and twice the largest soft |logit|."""
+        """Return the largest learning rate of gates (0 if none are trained), and twice the largest trained |logit|."""
         rate = max(self.logits.rates.values(), default=0.0) if self.mode != "params" else 0.0
         return rate, 2 * max((abs(e.z) for e in self.view.elements() if e.state == "soft"), default=0.0)
 

@@ -42,7 +42,7 @@ def junctions(p: Program) -> list[NodeId]:
 def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: str = "tanh") -> None:
     """Close a link and add a neuron between its ends, with incoming weight 1 and the link's weight as outgoing weight.
 
-    If the link has a delay, the neuron reads the delayed value.
+    If the link has a delay, the new neuron reads the delayed value.
     """
     p = e.program
     link = _link(p, site)

@@ -142,7 +142,7 @@ class Lineage:
         return genes
 
     def sweep(self) -> None:
-        """Drop the genes of individuals that are neither alive nor pinned and have no such descendants.
+        """Drop the genes of individuals that are neither alive nor champions and have no such descendants.
 
         A generation keeps all genes as long as more than half of them are needed.
         """

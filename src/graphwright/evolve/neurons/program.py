@@ -296,7 +296,7 @@ def _key(node: int, after: Genome, closed: list[LinkGene], mine: dict[int, int])
 
 
 def inherited(one: Any, row: Any) -> None:
-    """Copy moments of the links that both have from `row` to `one`, in place; both are populations of one genome."""
+    """Copy moments from `row` to `one`, in place, for links of both; each is a population of one genome."""
     here, there = _common(one, row)
     for name in ("first", "second", "steps"):
         getattr(one, name)[here] = getattr(row, name)[there]
