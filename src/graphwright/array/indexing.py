@@ -99,7 +99,7 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
 
 
 def _items(shape: Shape, index: tuple[Any, ...]) -> list[Any]:
-    """Return one item per axis, None for a new one, with `...` expanded and masks as index arrays."""
+    """Expand `...` and masks: return one int, slice or index array per axis, and None for each new axis."""
     given = [_read(item) for item in index]
     used = sum(map(_axes, given))
     dots = [i for i, item in enumerate(given) if item is Ellipsis]
@@ -117,7 +117,7 @@ def _items(shape: Shape, index: tuple[Any, ...]) -> list[Any]:
 
 
 def _read(item: Any) -> Any:
-    """Convert integers to int and lists to arrays. Raises: UsageError, DTypeError for an invalid index."""
+    """Check one item of an index; convert integers to int and lists to arrays. Raises: UsageError, DTypeError."""
     if item is None or item is Ellipsis or isinstance(item, slice):
         return item
     if isinstance(item, int | np.integer):
@@ -207,7 +207,7 @@ def _int64(ids: Any) -> NDArray:
 
 
 def _values(value: Any, shape: Shape, x: NDArray) -> NDArray:
-    """Return the value broadcast to the indexed shape; a copy if it shares memory with the target."""
+    """Return `value` in the dtype of x, broadcast to `shape`; it is copied if it shares memory with x."""
     array = value if isinstance(value, NDArray) else from_numpy(np.asarray(value))
     while len(array.shape) > len(shape) and array.shape[0] == 1:  # as in numpy, leading axes of size 1 are ignored
         array = array.view(Layout(array.shape[1:], array.strides[1:], array.offset))

@@ -233,7 +233,7 @@ class NDArray:
         return host if dtype is None else host.astype(dtype, copy=False)
 
     def _host(self) -> np.ndarray:
-        """Return the elements as numpy; those of a host buffer without loading the backend."""
+        """Return the elements as numpy; if the memory is a host buffer, this loads no backend."""
         memory = self.storage.memory
         if self.device != CPU or not isinstance(memory, np.ndarray | memoryview | bytearray | bytes):
             return backend(self.device).to_host(self)

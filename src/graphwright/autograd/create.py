@@ -65,7 +65,7 @@ def renamed(function: _Function, name: str, doc: str) -> _Function:
 
 
 def target(shape: Shape, dtype: object, device: Device | str | None, out: Tensor | None) -> tuple[DType, Device]:
-    """Return dtype (float32 by default) and device (the CPU) of a tensor to make, or those of `out`.
+    """Return (dtype, device) for a new tensor: as given, else as in `out`, else float32 and the CPU.
 
     Raises: ShapeError for invalid sizes; ShapeError or DeviceMismatch if `out` is not the requested tensor.
     """
@@ -83,7 +83,7 @@ def target(shape: Shape, dtype: object, device: Device | str | None, out: Tensor
 
 
 def sizes(given: Sequence[Any]) -> Shape:
-    """Return as a tuple sizes that were given one by one, or as one tuple or list."""
+    """Return sizes as a tuple; `given` is either the sizes or a single tuple or list of them."""
     one = len(given) == 1 and isinstance(given[0], tuple | list)
     return tuple(given[0]) if one else tuple(given)
 
@@ -96,7 +96,7 @@ def device_of(x: Tensor) -> Device:
 def _made(
     host: np.ndarray, dtype: object, device: Device | str | None, requires_grad: bool, out: Tensor | None
 ) -> Tensor:
-    """Return a numpy array as a tensor of the given dtype, else that of `out`, else that of the array."""
+    """Return a numpy array as a tensor; its dtype is the given one, else as in `out`, else as in the array."""
     kind, there = target(host.shape, dtype if out is not None or dtype is not None else host.dtype, device, out)
     made = Tensor(_converted(from_numpy(host), kind).to(there), requires_grad and out is None)
     return made if out is None else out.copy_(made)

@@ -149,7 +149,7 @@ class _BackwardPass:
         queue: heap of the waiting nodes, youngest first.
         leaves: id -> (leaf, gradient so far).
         retained: (tensor, gradient) of inner tensors whose gradient is kept.
-        wanted_at: (node, port) -> indices of the wanted tensors that are this result.
+        wanted_at: (node, port) -> positions in `wanted` of the tensors that are this result.
         results: gradients of the wanted tensors.
         path: nodes that depend on a wanted tensor, and ids of wanted leaves; None without `wanted`.
     """
@@ -170,14 +170,14 @@ class _BackwardPass:
         self.path: Container[TapeNode | int] | None = None if wanted is None else _dependents(roots, wanted)
 
     def needs(self, node: TapeNode) -> tuple[bool, ...]:
-        """Return per operand of a node whether its gradient is needed."""
+        """Return for each operand of the node True if its gradient is needed."""
         path = self.path
         if path is None:
             return tuple([edge is not None for edge in node.edges])
         return tuple([edge is not None and _source(edge) in path for edge in node.edges])
 
     def send(self, edge: Any, grad: Tensor) -> None:
-        """Add a gradient to a leaf or to one result of a node."""
+        """Add `grad` to the gradient of what `edge` names: a leaf, or a result (node, port); a node is then queued."""
         if not isinstance(edge, tuple):
             if self.widen and edge.grad_dtype is not grad.data.dtype:
                 grad = grad.to(edge.grad_dtype)
@@ -375,7 +375,7 @@ def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
 
 
 def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
-    """Add `g` to the `grad` of a leaf; a first gradient is copied if it is not contiguous or its storage is in use."""
+    """Add `g` to `leaf.grad`. A first gradient is copied if it is strided or its storage is in `given`."""
     recorder = active_recorder.get()
     if recorder is not None:
         recorder.before_grad(leaf)

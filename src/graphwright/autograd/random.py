@@ -89,7 +89,7 @@ class Generator:
         return self._traces[recorder]
 
     def _following(self, recorder: Recorder, traced: _TracedKey) -> Tensor:
-        """Return the key of the next step, which each run of the trace assigns to the generator."""
+        """Return the traced key of the next step; each run of the program ends by assigning it to the generator."""
         if traced.following is None:
             with scoped("rng"):
                 traced.following = traced.key + as_tensor(np.array([0, 1]))
@@ -136,13 +136,13 @@ def fork_rng(seed: int | None = None) -> Iterator[Generator]:
 
 
 def _drawn(generator: Generator | None, device: Device) -> tuple[Tensor, int]:
-    """Return the key, on the device that samples, and the stream of the next op."""
+    """Return (key, copied to the device that samples, stream) for the next random op."""
     key, stream = (generator or rng).draw()
     return (key if device == CPU else key.to(device)), stream
 
 
 def _sampler(name: str, op: str, doc: str):  # the type is inferred: Callable would lose the keywords
-    """Return a function that samples an array by one op; `doc` names the distribution."""
+    """Make a function like `rand` that samples a tensor by one op; `doc` starts its docstring."""
 
     def sample(
         *shape: int | Sequence[int],

@@ -115,7 +115,7 @@ def _user_frame() -> tuple[CodeType, int]:
 
 
 class _PackageFiles(dict[str, bool]):
-    """Cache of whether a file belongs to this package."""
+    """Cache: file name -> True if the file belongs to this package."""
 
     def __missing__(self, file: str) -> bool:
         self[file] = found = file.startswith(_PACKAGE)

@@ -426,5 +426,5 @@ class Tensor(TensorBase, OpMethods):
 
 
 def _ints(values: tuple[Any, ...]) -> Shape:
-    """Return as a tuple ints that were given one by one, or as one sequence."""
+    """Return ints as a tuple; `given` is either the ints or a single sequence of them."""
     return tuple(values[0]) if len(values) == 1 and not isinstance(values[0], int) else values

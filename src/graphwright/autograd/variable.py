@@ -150,11 +150,11 @@ class ShapeChange:
     index_maps: dict[int, np.ndarray]  # axis -> old index of each new entry, -1 for a new one; other axes are unchanged
 
     def forward(self) -> Remap:
-        """Return the remap from the shape before to the shape after."""
+        """Return (old sizes, index maps), which remap arrays of the old shape to the new shape."""
         return self.sizes, self.index_maps
 
     def backward(self) -> Remap:
-        """Return the remap from the shape after to the shape before; -1 for entries that were removed."""
+        """Return (new sizes, inverse index maps), which remap back; removed entries have index -1."""
         after = tuple(len(self.index_maps[i]) if i in self.index_maps else n for i, n in enumerate(self.sizes))
         return after, {axis: inverse(old, self.sizes[axis]) for axis, old in self.index_maps.items()}
 
@@ -168,7 +168,7 @@ def inverse(index_map: np.ndarray, size: int) -> np.ndarray:
 
 
 def remap_path(old: ShapeChange | None, new: ShapeChange | None) -> Iterator[Remap]:
-    """Yield the remaps from the shape after `old` to the shape after `new`."""
+    """Yield remaps that lead from the shape after change `old` to the shape after `new`: back first, then forward."""
     chain: list[ShapeChange | None] = [new]
     while (last := chain[-1]) is not None:
         chain.append(last.before)
@@ -182,7 +182,7 @@ def remap_path(old: ShapeChange | None, new: ShapeChange | None) -> Iterator[Rem
 
 
 def remapped(host: np.ndarray, index_maps: Mapping[int, np.ndarray]) -> np.ndarray:
-    """Return a copy of an array with entries moved by the index map of each axis; new entries are 0."""
+    """Return an array with entries moved by `index_maps`: axis -> old index of each entry, -1 for a new 0."""
     for axis, old in index_maps.items():
         if host.shape[axis]:
             host = np.take(host, np.maximum(old, 0), axis)

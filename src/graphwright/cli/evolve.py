@@ -110,7 +110,7 @@ def _clear(out: Path, overwrite: bool) -> None:
 
 
 def _saved(state: Path | None) -> str:
-    """Describe what was saved of an interrupted run."""
+    """Return a message that states what an interrupted run saved in the directory `state`, if anything."""
     if state is None:
         return "nothing was saved; use --out DIR to save the run"
     if not (state / "run.json").is_file():

@@ -297,7 +297,7 @@ def _flood(after: Lists, start: Iterable[int]) -> list[int]:
 
 
 def _cycle(after: Lists, waiting: list[int]) -> list[int]:
-    """Return a cycle by walking backwards among the nodes that Kahn's algorithm could not order."""
+    """Return a cycle among the nodes with `waiting` > 0, which Kahn's algorithm could not order."""
     before = {j: i for i, ends in enumerate(after) if waiting[i] for j in ends if waiting[j]}
     i = next(iter(before))
     seen: dict[int, None] = {}

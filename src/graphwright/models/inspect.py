@@ -59,7 +59,7 @@ class Inspection(ReportBase):
     layers: int = 0
 
     def tree(self, depth: int = 3) -> list[tuple[int, str, str, int]]:
-        """Return one line (depth, name, note, parameters) per module; consecutive equal layers share a line."""
+        """Return a row (depth, name, note, parameters) for each module; consecutive equal layers share a row."""
         root = _Module()
         for row in self.tensors:
             at = root

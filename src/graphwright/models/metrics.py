@@ -152,7 +152,7 @@ def validate(model: Model) -> AssemblyReport:
 
 
 def _tied_mismatch(model: Model) -> list[Mismatch]:
-    """Report a head of the file that differs from the embedding although the config ties them.
+    """Return a report if the file has a head that differs from the embedding, although the config ties them.
 
     Graphwright uses the embedding. transformers 5 does not tie them then (`PreTrainedModel.tie_weights`), so that its
     logits differ.

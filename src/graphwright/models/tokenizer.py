@@ -44,7 +44,7 @@ class ByteTokenizer:
 
 
 class _LazyTokenizer:
-    """A tokenizer read by a library that is imported at first use; code of a checkpoint is never run."""
+    """Base of tokenizers that a library reads; it is imported at first use. Code of a checkpoint is never run."""
 
     LIBRARY: ClassVar[tuple[str, str]]
 

@@ -80,7 +80,7 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class Trainer:
-    """A model, its optimizer and its position in the data.
+    """Trains a model on a text: holds the model, the optimizer and the number of steps done.
 
     Inside `with model.program.edit("train"):` a run is one journal entry, which undo reverts. `step` is forward,
     backward, clipping and AdamW as one plan, which is recompiled after edits of the model. Raises: UsageError if the

@@ -261,7 +261,7 @@ def resized(term: Term, indices: IndexMap) -> Dim:
 
 
 def text(term: Term, names: Mapping[Atom, str]) -> str:
-    """Format a term: `heads × 16`, `q + k + v`."""
+    """Format a term, such as `heads × 16` or `q + k + v`; an atom without a name is written as its size."""
     if isinstance(term, Atom):
         return names.get(term, str(term.size))
     if isinstance(term, Product):

@@ -26,7 +26,7 @@ FEWEST_CALLS = 4
 
 
 class BoundCalls(NamedTuple):
-    """Kernel calls bound to memory: they compute `outs` from `ins`."""
+    """Kernel calls bound to fixed arrays: running them computes `outs` from `ins`."""
 
     calls: list[Call]
     ins: list[NDArray]

@@ -204,7 +204,7 @@ class LayerNorm(_Norm):
 
 
 def _by_channel(w, rank: int, groups: int | None = None):
-    """Reshape a vector of channels [C] to [C, 1, ...] or [G, C/G, 1, ...], to broadcast from axis 1 of `rank` axes."""
+    """Reshape [C] to [C, 1, ...], or [G, C/G, 1, ...], to broadcast with x [N, C, ...], or [N, G, C/G, ...]."""
     head = w.shape if groups is None else (groups, w.shape[0] // groups)
     return call("reshape", w, shape=(*head, *(1,) * (rank - 2)))
 

@@ -64,7 +64,7 @@ class Reshape(ViewOp):
             want.remove(dim)
         left, right = Spec(tuple(have), x.dtype), Spec(tuple(want), x.dtype)
         if left.symbolic or right.symbolic:
-            raise ShapeError("a symbolic size of one shape is missing in the other", expected=x, got=shape)
+            raise ShapeError("the shapes have different symbolic sizes", expected=x, got=shape)
         if left.size != right.size:
             raise ShapeError("the shapes have different numbers of elements", expected=x, got=shape)
         return Spec(tuple(shape), x.dtype)

@@ -353,7 +353,7 @@ def _tests(p: Program, query: Mapping[str, Any]) -> list[tuple[str, Callable[[No
     tests: list[tuple[str, Callable[[NodeId], bool]]] = []
     if (pattern := query.get("pattern")) is not None:
         if not isinstance(pattern, str):
-            raise BadPattern("the pattern is not a string", got=repr(pattern)[:80], fix="where= takes a predicate")
+            raise BadPattern("the pattern is not a string", got=repr(pattern)[:80], fix="pass a predicate as where=")
         tests.append((f"pattern={pattern!r}", lambda n: matches(pattern, p.path(n))))
     if (op := query.get("op")) is not None:
         tests.append((f"op={op!r}", lambda n: p.op(n) == op))

@@ -89,8 +89,8 @@ KINDS: dict[str, frozenset[str]] = {
 class Operation:
     """One file operation. Paths are relative to the watched folder.
 
-    `handle` numbers the open files from 0 and is never reused; `offset` and `data` belong to a write or a truncation;
-    `fault` is the kind of fault that hit the operation, which then had no effect; a write then wrote half of its data.
+    `handle` numbers the open files from 0 and is never reused; `offset` and `data` belong to a write or a truncation.
+    `fault` is the kind of fault that hit the operation: a write then wrote only `data`, others changed no file.
     """
 
     name: str

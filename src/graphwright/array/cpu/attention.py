@@ -100,7 +100,7 @@ class _Attention:
         self.masked = self.causal or "key_mask" in extra
 
     def prepare(self) -> None:
-        """Write the part of the mask that all batch elements share."""
+        """Write the causal and window masks, which all batch elements share."""
         if not self.causal:
             if self.padding:
                 self.base.zero_()
@@ -135,7 +135,7 @@ class _Attention:
             self.low.copy_(self.wide)
 
     def clear(self, rows: torch.Tensor) -> None:
-        """Write zeros into the rows [H, Tq, .] of queries without a key."""
+        """Write zeros into [H, Tq, .] at each query without a visible key."""
         if self.some_blind:
             rows.masked_fill_(self.blind, 0.0)
 
@@ -150,7 +150,7 @@ def _score_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list
 
 
 def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:
-    """View [H, T, D] as [groups, H / groups · T, D]: the query heads that share a key head, stacked."""
+    """View [H, T, D] as [groups, H / groups · T, D]: query heads that share a key head become one longer head."""
     return t.view(groups, -1, t.shape[-1])
 
 

@@ -73,7 +73,7 @@ def _linear(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: Tensors) 
 
 @kernel("linear_int8", work=lambda o, i, a: [Spec(i[1].shape, i[0].dtype)])
 def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Convert and scale the weights in scratch, then compute `linear` with them."""
+    """Dequantise the int8 weights into scratch, then compute `linear` with them."""
     x, q, scales, *bias = ins
     wide, group = work[0], attrs["group"]
     whole = q.shape[1] // group

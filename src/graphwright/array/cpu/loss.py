@@ -32,7 +32,7 @@ class _Targets:
         self.count, self.rest = self.number(self.weight.shape[0]), self.number(1.0 - self.smoothing)
 
     def number(self, value: float) -> torch.Tensor:
-        """Return a constant in the dtype of the class weights."""
+        """Return a constant tensor in the dtype of the class weights."""
         return number(value, self.weight)
 
     def prepare(self) -> None:

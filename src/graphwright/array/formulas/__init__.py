@@ -1,6 +1,6 @@
-"""Formulas stated once in plain Python, and `specialise`, which rebinds them to one kind of number.
+"""Formulas written once in plain Python, and `specialise`, which copies them for another kind of operands.
 
-A formula is made of operators and of the primitives below. As imported, it computes on numpy arrays.
+A formula uses Python operators and the primitives below (`exp`, `fma`, ...). As imported, it computes on numpy arrays.
 `specialise(module, primitives, wrap)` returns a copy of a module of formulas in which the primitives are replaced:
 the VM and the population loops compile it with numba for vectors of 16 float32, tensors trace it.
 Importing this folder loads no numba.
@@ -34,7 +34,7 @@ def erf(x: Any) -> Any:
 
 
 def fma(x: Any, y: Any, z: Any) -> Any:
-    """x·y + z; compiled code rounds once."""
+    """x·y + z; it is rounded once in compiled code, and after each operation in numpy."""
     return x * y + z
 
 

@@ -1,6 +1,6 @@
 """Activations and their slopes: `NAME(x)` and `NAME_slope(x, y)` = dy/dx at x, where y = NAME(x).
 
-A slope reads only the arguments of its formula; the other one may be None.
+A slope function uses only the arguments in its formula; None may be passed for the other one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LEAK = 0.01
 
 
 def identity(x: Any) -> Any:
-    """The activation x."""
+    """x, unchanged."""
     return x
 
 
 def identity_slope(x: Any, y: Any) -> Any:
-    """The slope 1, or NaN where x is NaN."""
+    """1, the derivative of the identity; NaN where x is NaN."""
     return select(x == x, 1.0, x)
 
 
@@ -36,22 +36,22 @@ def sigmoid(x: Any) -> Any:
 
 
 def sigmoid_slope(x: Any, y: Any) -> Any:
-    """y·(1 - y)."""
+    """y·(1 - y), the derivative of y = σ(x)."""
     return y * (1.0 - y)
 
 
 def sigmoid49(x: Any) -> Any:
-    """σ(4.9·x)."""
+    """σ(4.9·x), the sigmoid of NEAT."""
     return sigmoid(x * STEEPNESS)
 
 
 def sigmoid49_slope(x: Any, y: Any) -> Any:
-    """4.9·y·(1 - y)."""
+    """4.9·y·(1 - y), the derivative of y = σ(4.9·x)."""
     return STEEPNESS * (y * (1.0 - y))
 
 
 def tanh_slope(x: Any, y: Any) -> Any:
-    """1 - y²."""
+    """1 - y², the derivative of y = tanh x."""
     return 1.0 - y * y
 
 
@@ -61,7 +61,7 @@ def relu(x: Any) -> Any:
 
 
 def relu_slope(x: Any, y: Any) -> Any:
-    """1 if x > 0 else 0."""
+    """1 if x > 0 else 0, the derivative of ReLU."""
     return select(x > 0.0, 1.0, 0.0)
 
 
@@ -71,29 +71,29 @@ def leaky_relu(x: Any) -> Any:
 
 
 def leaky_relu_slope(x: Any, y: Any) -> Any:
-    """1 if x >= 0 else 0.01."""
+    """1 if x >= 0 else 0.01, the derivative of leaky ReLU."""
     return select(x < 0.0, LEAK, 1.0)
 
 
 def gelu(x: Any) -> Any:
-    """x·Φ(x), with the error function."""
+    """x·Φ(x), where Φ is the distribution function of N(0, 1), computed with the error function."""
     return x * 0.5 * (1.0 + erf(x * SQRT_HALF))
 
 
 def gelu_slope(x: Any, y: Any) -> Any:
-    """Φ(x) + x·φ(x)."""
+    """Φ(x) + x·φ(x), the derivative of GELU; φ is the density of N(0, 1), Φ its distribution function."""
     area = 0.5 * (1.0 + erf(x * SQRT_HALF))
     density = INV_SQRT_2PI * exp(x * x * -0.5)
     return fma(x, density, area)
 
 
 def gelu_tanh(x: Any) -> Any:
-    """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))."""
+    """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))), the tanh approximation of GELU."""
     return x * 0.5 * (1.0 + tanh(SQRT_2_PI * fma(x * x * x, CUBIC, x)))
 
 
 def gelu_tanh_slope(x: Any, y: Any) -> Any:
-    """(1 + t)/2 + x/2·(1 - t²)·√(2/π)·(1 + 0.134145·x²), where t is the tanh of the formula."""
+    """(1 + t)/2 + x/2·(1 - t²)·√(2/π)·(1 + 0.134145·x²), the derivative of `gelu_tanh`; t is its tanh."""
     t = tanh(SQRT_2_PI * fma(x * x * x, CUBIC, x))
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * SQRT_2_PI * (1.0 + 3.0 * CUBIC * (x * x))
 
@@ -104,12 +104,12 @@ def silu(x: Any) -> Any:
 
 
 def silu_slope(x: Any, y: Any) -> Any:
-    """σ(x)·(1 + x·(1 - σ(x)))."""
+    """σ(x)·(1 + x·(1 - σ(x))), the derivative of SiLU."""
     return silu_slope_of(x, sigmoid(x))
 
 
 def silu_slope_of(x: Any, s: Any) -> Any:
-    """The slope of SiLU, where s = σ(x)."""
+    """s·(1 + x·(1 - s)), the derivative of SiLU at x, given s = σ(x)."""
     return s * fma(x, 1.0 - s, 1.0)
 
 
@@ -119,7 +119,7 @@ def softplus(x: Any) -> Any:
 
 
 def softplus_slope(x: Any, y: Any) -> Any:
-    """σ(x)."""
+    """σ(x), the derivative of softplus."""
     return sigmoid(x)
 
 
@@ -130,7 +130,7 @@ def sech(x: Any) -> Any:
 
 
 def sech_slope(x: Any, y: Any) -> Any:
-    """-y·tanh x."""
+    """-y·tanh x, the derivative of y = sech x."""
     return -(y * tanh(x))
 
 
@@ -140,7 +140,7 @@ def gauss(x: Any) -> Any:
 
 
 def gauss_slope(x: Any, y: Any) -> Any:
-    """-2·x·y."""
+    """-2·x·y, the derivative of y = e^(-x²)."""
     return -((x + x) * y)
 
 
@@ -150,7 +150,7 @@ def sin(x: Any) -> Any:
 
 
 def sin_slope(x: Any, y: Any) -> Any:
-    """cos x."""
+    """cos x, the derivative of sin x."""
     return cosine(x)
 
 
@@ -160,7 +160,7 @@ def abs(x: Any) -> Any:
 
 
 def abs_slope(x: Any, y: Any) -> Any:
-    """-1, 0 or 1: the sign of x."""
+    """The sign of x (-1, 0 or 1), the derivative of |x|."""
     return select(x < 0.0, -1.0, select(x > 0.0, 1.0, 0.0))
 
 
@@ -170,12 +170,12 @@ def step(x: Any) -> Any:
 
 
 def step_slope(x: Any, y: Any) -> Any:
-    """The slope 0, or NaN where y is NaN."""
+    """0, the derivative of `step` and `sign`; NaN where y is NaN."""
     return 0.0 * y
 
 
 def sign(x: Any) -> Any:
-    """-1, 0 or 1."""
+    """The sign of x: -1, 0 or 1; 0 where x is NaN."""
     return select(x > 0.0, 1.0, select(x < 0.0, -1.0, 0.0))
 
 

@@ -1,7 +1,7 @@
-"""Gates, per element: z is a logit, t a temperature, u uniform noise in (0, 1); `sigmoid` is the activation.
+"""Gates, elementwise: z is the logit (of a scale gate, the value), t a temperature, u uniform noise in (0, 1).
 
-Kinds, states and modes are numbered by their index in the tuples. Maddison et al. 2017 (concrete); Louizos et al.
-2018 (hard concrete); Bengio et al. 2013 (straight through).
+The code of a kind, state or mode is its index in `KINDS`, `STATES` or `MODES`. Sources: Maddison et al. 2017
+(concrete); Louizos et al. 2018 (hard concrete); Bengio et al. 2013 (straight through).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def gumbel(u: Any) -> Any:
 
 
 def hard_concrete(s: Any, slope: Any) -> Any:
-    """(γ + (ζ - γ)·s clipped to [0, 1], its slope), where s is a concrete gate and `slope` is the slope of s."""
+    """(h, dh/dz), where h = γ + (ζ - γ)·s clipped to [0, 1], s is the value of a concrete gate and `slope` is ds/dz."""
     wide = WIDTH * s + LOWEST
     inside = (wide > 0.0) & (wide < 1.0)
     return select(inside, wide, select(wide > 0.5, 1.0, 0.0)), select(inside, WIDTH * slope, 0.0)
 
 
 def thinned(z: Any) -> Any:
-    """z where |z| >= 1e-3, else 0: a scale gate as applied in hard mode."""
+    """z where |z| >= 1e-3, else 0: the value of a scale gate in mode `hard`."""
     return select(absolute(z) >= THIN, z, 0.0)

@@ -16,7 +16,7 @@ WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
 
 def product(x: Any, factor: Any) -> Any:
-    """The high and the low 32 bits of x·factor; all are stored in uint64."""
+    """(upper 32 bits of x·factor, lower 32 bits); arguments and results are stored as uint64."""
     wide = x * factor
     return wide >> _SHIFT, wide & LOW
 

@@ -24,21 +24,23 @@ WHOLE = frozenset({"tries", "tournament", "max_nodes", "max_links"})
 
 
 class Rates(NamedTuple):
-    """Probabilities and sizes of mutations; one that is impossible is skipped, and the next one is tried.
+    """Probabilities and sizes of mutations. If a mutation is impossible for a child, the next one is tried.
 
     Attributes:
         grow, split_link, add_link, toggle_link, remove_link, remove_delay_link, set_activation: probabilities of the
             structural mutations; they are tried in this order, and a child gets at most one.
         weights: probability of changing all weights of a child that has no structural mutation.
-        perturb: share of weights that move; the others are redrawn.
-        power: largest step of a weight, and standard deviation of a redrawn one.
+        perturb: probability that such a weight moves by a random step; otherwise it is drawn again.
+        power: the largest random step, and the standard deviation of a weight that is drawn again.
         new_link: standard deviation of the weight of an added link.
-        fine, fine_power: share of children whose step is multiplied by `fine_power`.
-        most: bound on absolute weights.
+        fine, fine_power: with probability `fine`, the largest step of a child is multiplied by `fine_power`.
+        most: the largest absolute value of a weight.
         delays: share of added links that carry the value of the previous step.
-        tries: attempts to find ends for a link.
-        mutate_only, interspecies: share of children of one parent; share of the others with parents of two species.
-        reclose: probability that a link that is closed in a parent is closed in the child.
+        tries: number of attempts to find a source and a target for an added link.
+        mutate_only: probability that a child has only one parent.
+        interspecies: probability that the two parents of any other child are of different species.
+        reclose: probability that a link that both parents have, and that is closed (disabled) in one, is closed in the
+            child.
         tournament: size of the tournament that selects a parent.
         max_nodes, max_links: the largest size of a genome.
     """
@@ -68,7 +70,7 @@ class Rates(NamedTuple):
 
 
 def scratch(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Allocate the scratch of `breed`: rng, seen and stack for children of at most `nodes` nodes."""
+    """Allocate the arguments `rng`, `seen` and `stack` of `breed` for children of at most `nodes` nodes."""
     return np.empty(genome.SIZE, np.uint64), np.empty(nodes + 2, np.uint8), np.empty(nodes + 2, np.int64)
 
 
@@ -82,7 +84,7 @@ def _copy(src: Any, p: int, out: Any, at: int) -> None:
 
 @native
 def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay: int, weight: float) -> int:
-    """Insert a link into the links `low` to `high` of a child, sorted by number; return their new end."""
+    """Insert an open link into links `low` to `high` of `out`, which are sorted by number; return the new `high`."""
     at = high
     while at > low and out.link_id[at - 1] > number:
         _copy(out, at - 1, out, at)
@@ -95,7 +97,7 @@ def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay:
 
 @native
 def _node(out: Any, low: int, high: int, number: int, activation: int) -> int:
-    """Insert a node into the nodes `low` to `high` of a child, sorted by number; return their new end."""
+    """Insert a node into the nodes `low` to `high` of `out`, which are sorted by number; return the new `high`."""
     at = high
     while at > low and out.node_id[at - 1] > number:
         out.node_id[at], out.node_act[at] = out.node_id[at - 1], out.node_act[at - 1]
@@ -106,7 +108,7 @@ def _node(out: Any, low: int, high: int, number: int, activation: int) -> int:
 
 @native
 def _reaches(out: Any, n0: int, n1: int, l0: int, l1: int, start: int, goal: int, seen: Any, stack: Any) -> bool:
-    """Return whether a path of links without delay, closed ones included, leads from `start` to `goal`."""
+    """Return whether a path of links without delay, open or closed, leads from node `start` to node `goal`."""
     if start == goal:
         return True
     for n in range(n1 - n0):
@@ -131,7 +133,7 @@ def _reaches(out: Any, n0: int, n1: int, l0: int, l1: int, start: int, goal: int
 
 @native
 def _parent(rng: Any, pool: Any, low: int, high: int, tournament: int) -> int:
-    """Select a parent by a tournament; the pool is sorted, best first."""
+    """Select a parent by a tournament among entries `low` to `high` of `pool`, which are sorted, best first."""
     at = below(rng, high - low)
     for _ in range(tournament - 1):
         at = min(at, below(rng, high - low))
@@ -152,10 +154,10 @@ def _fitter(parents: Any, fitness: Any, a: int, b: int) -> bool:
 def _inherit(
     parents: Any, fitter_parent: int, other_parent: int, out: Any, n1: int, l1: int, reclose: float, rng: Any
 ) -> Any:
-    """Copy the structure of the fitter parent, and each matching gene from one of both parents at random.
+    """Write a child with the structure of the fitter parent; genes that both parents have come from either at random.
 
-    A link that is closed in a parent is closed in the child with probability `reclose`. Returns the ends of the child's
-    nodes and links.
+    If a matching link is closed (disabled) in a parent, it is closed in the child with probability `reclose`. Without
+    another parent (-1), the child is a copy. Returns the indices in `out` after the child's last node and last link.
     """
     n0, nodes = parents.node_off[fitter_parent], parents.node_off[fitter_parent + 1] - parents.node_off[fitter_parent]
     l0, links = parents.link_off[fitter_parent], parents.link_off[fitter_parent + 1] - parents.link_off[fitter_parent]
@@ -194,9 +196,10 @@ def _inherit(
 
 @native
 def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: Any, rng: Any) -> Any:
-    """Split a random open link by a node: the link into it has weight 1, the link out of it the old weight.
+    """Close a random open link and add a node with a link into it of weight 1 and a link out of it of the old weight.
 
-    Returns the ends of the nodes and links, and the number of the split link, or -1 if no link is open.
+    Returns the new ends n1 and l1 of the child's nodes and links, and the number of the split link, or -1 if no link is
+    open.
     """
     still = 0
     for e in range(l0, l1):
@@ -225,7 +228,10 @@ def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: An
 def _grow(
     out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, registry: Any, acts: Any, rng: Any
 ) -> Any:
-    """Add a node with random weights from all inputs and weight 0 to all outputs, so that the function is unchanged."""
+    """Add a node with random weights from all inputs and weight 0 to all outputs, so that no output changes.
+
+    Returns the new ends n1 and l1 of the child's nodes and links, and the number of the node.
+    """
     k = 0
     node = number_of(registry, genome.UNIT, k, 0, 0)
     while find(out.node_id, n0, n1, node) >= 0:
@@ -246,7 +252,7 @@ def _add(
     out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, registry: Any, rates: Any, rng: Any, seen: Any,
     stack: Any,
 ) -> Any:  # fmt: skip
-    """Add a random link. Return the end of the links, the new link's number (-1 if no try succeeded) and delay."""
+    """Add a random link. Return the new end of the links, its number (-1 if no try succeeded) and its delay."""
     delay = 1 if rates.delays > 0.0 and uniform(rng) < rates.delays else 0
     for _ in range(rates.tries):
         pick = below(rng, inputs + 1 + n1 - n0)
@@ -269,7 +275,10 @@ def _add(
 
 @native
 def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, delayed: bool, rng: Any) -> Any:
-    """Remove a random link, if `delayed` one with a delay, and the hidden nodes that have no link left."""
+    """Remove a random link (if `delayed`, a random link with a delay) and the hidden nodes that have no link left.
+
+    Returns the new ends of the child's nodes and links, and the number of the removed link, or -1 if there was none.
+    """
     there = 0
     for e in range(l0, l1):
         there += not delayed or out.link_delay[e] > 0
@@ -308,7 +317,7 @@ def _activate(out: Any, n0: int, n1: int, inputs: int, outputs: int, acts: Any, 
 
 @native
 def _perturb(out: Any, l0: int, l1: int, rates: Any, rng: Any) -> None:
-    """Move or redraw each weight."""
+    """Move each weight by a random step or draw it again, with the probabilities and sizes in `rates`."""
     step = rates.power * (rates.fine_power if uniform(rng) < rates.fine else 1.0)
     for e in range(l0, l1):
         if uniform(rng) < rates.perturb:
@@ -320,7 +329,7 @@ def _perturb(out: Any, l0: int, l1: int, rates: Any, rng: Any) -> None:
 
 @compiled
 def largest(genes: Genes) -> tuple[int, int]:
-    """Return the largest number of nodes, and of links, in a genome."""
+    """Return (the largest number of nodes in a genome, the largest number of links in a genome)."""
     nodes, links = 0, 0
     for g in range(len(genes.node_off) - 1):
         nodes = max(nodes, genes.node_off[g + 1] - genes.node_off[g])
@@ -340,11 +349,12 @@ def breed(
         parents: genomes of the previous generation.
         fitness: float64 [G], their fitness, without NaN.
         of: the pools that parents are selected from.
-        out: columns with room for all children; offsets are written.
-        births: written; `refused` is incremented.
-        registry: with room for all numbers that can be assigned.
+        out: columns with room for all children; all are written, offsets too.
+        births: written; entries of `refused` are incremented.
+        registry: new innovation numbers are added; it has room for all that a generation can need.
         acts: int32; activations of new nodes.
-        inputs, outputs, seed, generation: of the run; child c draws from its own random stream.
+        inputs, outputs: number of inputs and of outputs of each genome.
+        seed, generation: they determine the random stream of each child.
         rng, seen, stack: scratch: uint64 [SIZE], uint8 and int64 with room for the nodes of a child.
     """
     out.node_off[0], out.link_off[0] = 0, 0

@@ -1,7 +1,7 @@
-"""The columns of a population, its registry of innovations, their lookups, and the random numbers of a child.
+"""The columns of a population, its registry of innovations, their lookups, and the random numbers of each child.
 
-A genome is a run of nodes and a run of links, each in ascending order of innovation numbers. Inputs (0 to n-1) and the
-bias (n) are the same in all genomes and are not stored; outputs come next, hidden nodes are numbered as they are
+A genome is a range of nodes and a range of links, each in ascending order of innovation numbers. Inputs (0 to n-1) and
+the bias (n) are the same in all genomes and are not stored; outputs come next, hidden nodes are numbered as they are
 created. Importing this module loads numba.
 """
 
@@ -36,15 +36,15 @@ IN, BIAS, OUT, LINK, SPLIT, UNIT = range(6)
 class Genes(NamedTuple):
     """Columns of a population of G genomes.
 
-    Genome g has the entries `node_off[g]:node_off[g + 1]` of the node columns, and those given by `link_off` of the
-    link columns.
+    Genome g has the entries `node_off[g]:node_off[g + 1]` of the node columns and
+    `link_off[g]:link_off[g + 1]` of the link columns.
 
     Attributes:
         node_off, link_off: int64 [G + 1].
         node_id, node_act: int32; innovation number and activation code of each node, outputs first.
         link_id, link_src, link_dst, link_delay, link_open: int32; innovation number of each link, numbers of its source
             and target, delay in steps, 1 if it is open, else 0.
-        weight, first, second, steps: float32; weight of each link, moments of Adam, number of its steps.
+        weight, first, second, steps: float32; weight of each link, its moments of Adam and its number of Adam steps.
     """
 
     node_off: Any
@@ -63,10 +63,10 @@ class Genes(NamedTuple):
 
 
 class Registry(NamedTuple):
-    """Structural keys, indexed by innovation number, with a hash table.
+    """The structural key of each innovation number, and a hash table that finds the number of a key.
 
     Attributes:
-        keys: int64 [capacity, 4]; keys[n] has innovation number n.
+        keys: int64 [capacity, 4]; keys[n] is the key with innovation number n.
         slots: int64 [power of two, at least twice the capacity]; the hash table of innovation numbers, -1 where empty.
         count: int64 [1]; the number of keys.
     """
@@ -108,7 +108,7 @@ _copy_bytes = vec.define("copy_bytes", vec.void, (vec.i64, vec.i64, vec.i64), ve
 
 @native
 def copy_run(of: Any, low: Any, count: Any, to: Any, at: Any) -> None:
-    """Copy `count` entries of 4 bytes from one column of genes to another."""
+    """Copy `count` entries of 4 bytes from index `low` of column `of` to index `at` of column `to`."""
     _copy_bytes(to.ctypes.data + 4 * at, of.ctypes.data + 4 * low, 4 * count)
 
 
@@ -132,7 +132,7 @@ _philox: Any = specialise(philox, {}, native).philox
 
 @native
 def begin(state: Any, seed: int, child: int, generation: int, purpose: int) -> None:
-    """Set a random state (uint64 [SIZE]) to the start of a stream; each child of a generation has its own."""
+    """Set a random state (uint64 [SIZE]) to the start of the stream of this seed, child, generation and purpose."""
     state[0], state[1] = np.uint64(seed) & LOW, np.uint64(seed) >> np.uint64(32)
     state[2], state[3], state[4], state[5] = 0, child, generation, purpose
     state[6] = 4

@@ -1,4 +1,4 @@
-"""Names of activations, losses and mutations, indexed by their codes in compiled loops; the births of a generation.
+"""Names of activations, losses and mutations, indexed by their codes in compiled loops; parents of a generation.
 
 Plain numpy: importing this module loads no numba.
 """
@@ -32,8 +32,8 @@ class Births(NamedTuple):
     """How each genome of a generation was made; all arrays but `refused` have one entry per genome.
 
     Attributes:
-        fitter_parent, other_parent: int32 [G]; indices into the previous generation, or -1. The structure is that of
-            the fitter parent.
+        fitter_parent, other_parent: int32 [G]; indices into the previous generation, or -1. A child has the
+            structure of its fitter parent.
         mutation: int8 [G]; index into `MUTATIONS`.
         site: int32 [G]; innovation number of the mutated gene, or -1.
         refused: int64 [mutations]; how often each mutation was impossible.
@@ -47,6 +47,6 @@ class Births(NamedTuple):
 
 
 def founders(count: int) -> Births:
-    """Return the births of `count` genomes without parents."""
+    """Return the `Births` of `count` genomes without parents."""
     fitter_parent, other_parent, site = np.full((3, count), -1, np.int32)
     return Births(fitter_parent, other_parent, np.zeros(count, np.int8), site, np.zeros(len(MUTATIONS), np.int64))

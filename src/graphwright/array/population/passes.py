@@ -1,4 +1,4 @@
-"""Run and train the genomes of a table on all cases, 16 cases at a time. Importing this module loads numba.
+"""Run and train the genomes of a table on all cases (input sequences), 16 at a time. Importing it loads numba.
 
 Memory: all genomes share one array of inputs and bias; the values of a genome are stored in one buffer per call, with
 as many steps as the longest delay needs. Cases are padded to whole vectors. Training is one native call: forward
@@ -36,7 +36,7 @@ def _by_kind(functions: list[Any]) -> Any:
 
 
 def _of_two(function: Any) -> Any:
-    """Make a function of (x, y) that ignores y."""
+    """Make a function of (x, y) that returns `function(x)`."""
     return native(lambda x, y: function(x))
 
 
@@ -53,7 +53,7 @@ LINE = 64
 
 @native
 def _slot(step: int, ring: int) -> int:
-    """Return the index of a step in a ring. Most rings hold one step, and a division takes as long as a row."""
+    """Return the index of a step in a ring buffer of `ring` steps; for one step, it saves the slow division."""
     return step % ring if ring > 1 else 0
 
 
@@ -62,7 +62,7 @@ def _genome(
     rows: int, count: int, links: int, ends: int, outputs: int, weight: int, x: int, x_ring: int, inputs: int,
     begin: int, steps: int, padded: int, values: int, ring: int, most: int, y: int,
 ) -> None:  # fmt: skip
-    """Run one genome for `steps` steps from step `begin` on; for the other arguments see `advance`."""
+    """Run one genome for `steps` steps from step `begin` on; arrays are addresses, with layouts as in `advance`."""
     row_bytes = 4 * padded
     step_bytes, seen_bytes = most * row_bytes, (inputs + 1) * row_bytes
     for t in range(begin, begin + steps):
@@ -101,12 +101,12 @@ def _genome(
 def answer(
     table: Table, weight: np.ndarray, x: np.ndarray, values: np.ndarray, y: np.ndarray, low: int, high: int
 ) -> None:
-    """Run genomes `low` to `high` on all cases, from the first step on.
+    """Compute the outputs `y` of genomes `low` to `high` for all cases and steps.
 
     Args:
         x: float32 [tiles, steps, inputs + 1, padded].
-        values: float32 scratch for [ring, most, padded] and a cache line; the genomes use it one after the other.
-        y: float32 [tiles, G, steps, outputs, padded].
+        values: scratch of ring·most·padded float32 and a cache line more; the genomes use it one after the other.
+        y: float32 [tiles, G, steps, outputs, padded], written.
     """
     tiles, steps, seen, padded = x.shape
     rows, links, ends = table.rows.ctypes.data, table.links.ctypes.data, table.outputs.ctypes.data
@@ -134,7 +134,7 @@ def advance(
     Args:
         x: float32 [G, ring, inputs + 1, padded]; step s is stored at index s modulo ring.
         values: float32 [G, ring, most, padded], zeros before the first step.
-        y: float32 [G, outputs, padded].
+        y: float32 [G, outputs, padded], written.
         step: index of the step.
     """
     _, ring, seen, padded = x.shape
@@ -157,7 +157,7 @@ def _forward(
     table: Any, weights: Any, base: Any, count: Any, x: Any, inputs: Any, steps: Any, row_bytes: Any, step_bytes: Any,
     sums: Any, values: Any, slopes: Any,
 ) -> None:  # fmt: skip
-    """Run all steps of a genome: store the sums and values of every step, and set the gradients to 0."""
+    """Run all steps of a genome: store the sums and values of every step, and set their gradients `slopes` to 0."""
     zero = vec.splat(np.float32(0.0))
     for t in range(steps):
         for r in range(count):
@@ -180,7 +180,7 @@ def _forward(
 
 @native
 def _cross_entropy(outputs: Any, target: Any, values: Any, slopes: Any, row_bytes: Any, weight: Any) -> Any:
-    """Return the loss of 16 cases over the `outputs` (row indices of a genome); add its gradient to `slopes`."""
+    """Return the cross entropy of 16 cases, whose logits are in rows `outputs`; add `weight` · gradient to `slopes`."""
     best = vec.load(values + np.int64(outputs[0]) * row_bytes)
     for o in range(1, len(outputs)):
         best = vec.maximum(best, vec.load(values + np.int64(outputs[o]) * row_bytes))
@@ -202,7 +202,7 @@ def _cross_entropy(outputs: Any, target: Any, values: Any, slopes: Any, row_byte
 def _pointwise(
     kind: Any, outputs: Any, target: Any, values: Any, slopes: Any, row_bytes: Any, share: Any, weight: Any
 ) -> Any:
-    """Return the loss of 16 cases, summed over the outputs; add its gradient times `share` and `weight` to `slopes`."""
+    """Return the MSE or BCE of 16 cases, summed over rows `outputs`; add `share` · `weight` · gradient to `slopes`."""
     loss = vec.splat(np.float32(0.0))
     for o in range(len(outputs)):
         at = np.int64(outputs[o]) * row_bytes
@@ -250,7 +250,7 @@ def _backward(
 
 @native
 def _adam(genes: Any, links: Any, low: Any, high: Any, gradient: Any, lr: Any, clip: Any) -> None:
-    """Clip the gradient of links `low` to `high` by its norm, then step; every weight counts its own steps."""
+    """Clip the gradient of links `low` to `high` by its norm, then do a step of Adam; each weight counts its steps."""
     norm = 0.0
     for i in range(low, high):
         norm += np.float64(gradient[links[i, 2]]) ** 2
@@ -279,13 +279,13 @@ def train(
     Args:
         x: address of float32 [steps, inputs + 1, padded].
         target: address of float32 [steps, outputs, padded]; one-hot for cross entropy.
-        share: address of float32 [steps, padded]: the weight of each case; they sum to 1, and are 0 in the padding.
-        heads: int64 [H, 3]: kind of the loss, first output, end of the outputs.
-        loss_weights: float64 [H].
+        share: address of float32 [steps, padded]: weights of cases, with sum 1, and 0 in the padding.
+        heads: int64 [H, 3]; per head the kind of its loss (index into `LOSSES`), its first output, its last output + 1.
+        loss_weights: float64 [H], a factor per head.
         clip: bound on a genome's gradient norm; 0 for no bound.
         memory: address of scratch, float32 [3, steps, most_rows, padded]: sums, values, gradients.
         gradient: float32, one per weight: scratch.
-        losses: float64 [G, 2], written: the loss before the first step, and that before the last one.
+        losses: float64 [G, 2], written: the losses before the first and before the last step.
     """
     row_bytes = 4 * padded
     step_bytes = row_bytes * most_rows

@@ -1,6 +1,6 @@
 """Two poles on a cart: one native call advances many episodes by one action.
 
-In numpy, the overhead of calls exceeds the physics: eight derivatives per action, each of few numbers.
+In numpy, calls would take longer than the physics: an action needs eight derivatives, each of few numbers.
 Source: Wieland 1991; equations and constants as in Gomez and Miikkulainen 1999, Runge-Kutta of order 4.
 Importing this module loads numba.
 """
@@ -31,7 +31,7 @@ def _pole(angle: float, spin: float, mass: float, half: float) -> tuple[float, f
 def _derivative(
     s: tuple[float, float, float, float, float, float], force: float, friction: float
 ) -> tuple[float, float, float, float, float, float]:
-    """Return ds/dt of the state: x, its speed, and the angle and angular velocity of each pole."""
+    """Return ds/dt of a state s: position and speed of the cart, angle and angular velocity of each pole."""
     first, mass1, pull1, cos1 = _pole(s[2], s[3], MASSES[0], HALVES[0])
     second, mass2, pull2, cos2 = _pole(s[4], s[5], MASSES[1], HALVES[1])
     rubbed = friction * np.sign(s[1])
@@ -51,13 +51,13 @@ def _moved(
 
 @compiled
 def act(state: np.ndarray, answers: np.ndarray, friction: float, fell: np.ndarray) -> None:
-    """Advance episodes by one action, two steps of 0.01 s; failed episodes are marked and reset to 0, to remain finite.
+    """Advance episodes by one action, two steps of 0.01 s. The state of a failed episode is set to 0, to remain finite.
 
     Args:
         state: float64 [N, 6], changed.
-        answers: float64 [N], outputs of the networks in (0, 1), which set the force.
+        answers: float64 [N], outputs of the networks in (0, 1); the force on the cart is 20·(answer - 0.5).
         friction: friction of the cart on its track.
-        fell: bool [N], written: whether the episode failed.
+        fell: bool [N], written: whether the cart or a pole left its limits, so that the episode failed.
     """
     for n in range(len(state)):
         force = FORCE * (answers[n] - 0.5)

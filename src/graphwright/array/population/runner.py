@@ -1,4 +1,4 @@
-"""Run populations: outputs of all genomes, steps of environments, gradient training, one native call each.
+"""Run populations: compute outputs, take steps in environments, train. Each is one native call per thread.
 
 Results do not depend on the number of threads: genomes are independent, and each is computed by one thread.
 """
@@ -38,7 +38,8 @@ class Cases:
     """Inputs in the layout that the compiled loops read.
 
     Attributes:
-        blocks: float32 [tiles, steps, inputs + 1, padded]; the last row is 1, the bias.
+        blocks: float32 [tiles, steps, inputs + 1, padded]: tiles of cases, padded to whole vectors. Entry `inputs` of
+            the third axis is 1, the bias.
         count, steps, inputs: number of cases, of steps and of inputs.
     """
 
@@ -49,7 +50,7 @@ class Cases:
 
     @staticmethod
     def of(x: np.ndarray, tile: int = _TILE) -> Cases:
-        """Pack an array [N, inputs] or [N, T, inputs]."""
+        """Pack inputs [N, inputs] or [N, T, inputs] of N cases and T steps, `tile` cases per tile."""
         values = np.asarray(x, np.float32)
         values = values[:, None] if values.ndim == 2 else values
         count, steps, inputs = values.shape
@@ -131,8 +132,8 @@ class Lesson:
     Attributes:
         cases: the inputs.
         target: float32 [T, outputs, padded].
-        share: float32 [T, padded], weights that sum to 1.
-        heads: int64 [H, 3]: kind of the loss, first output, end of the outputs.
+        share: float32 [T, padded], weights of the cases at each step, with sum 1.
+        heads: int64 [H, 3]; per head the kind of its loss (index into `LOSSES`), its first output, its last output + 1.
         loss_weights: float64 [H], a factor per head.
     """
 
@@ -147,11 +148,12 @@ class Lesson:
         x: np.ndarray, target: np.ndarray, loss: str | Sequence[tuple[str, int, int, float]],
         counts: np.ndarray | None = None,
     ) -> Lesson:  # fmt: skip
-        """Pack inputs [N, inputs] or [N, T, inputs], and targets of the same form, one-hot for cross entropy.
+        """Pack inputs [N, inputs] or [N, T, inputs] and targets [N, outputs] or [N, T, outputs].
 
         Args:
-            loss: the loss of all outputs, or a list of heads (loss, first output, end of the outputs, weight).
-            counts: [N, T], relative weights; 0 leaves a step of a case out.
+            target: one-hot for cross entropy.
+            loss: a loss for all outputs, or a list of heads (loss, first output, last output + 1, weight).
+            counts: [N, T], relative weights of the cases at each step; 0 excludes a step of a case.
         """
         cases = Cases.of(x, tile=_padded(len(x)))
         width = cases.blocks.shape[-1]

@@ -16,7 +16,7 @@ _SMALL = 20  # links below which both genomes are small: then N = 1
 
 
 class Coefficients(NamedTuple):
-    """Coefficients of δ: excess links, disjoint links, weights of matching links, activations of matching nodes."""
+    """Coefficients of δ: c1 excess links, c2 disjoint links, c3 weights of matching links, c4 activations of nodes."""
 
     c1: float
     c2: float
@@ -26,7 +26,7 @@ class Coefficients(NamedTuple):
 
 @native
 def _distance(a: Any, i: int, b: Any, j: int, c: Any, enough: float) -> float:
-    """Return the distance δ, or `enough` if the disjoint links alone reach it."""
+    """Return δ of genome i of `a` and genome j of `b`, or `enough` if the disjoint links alone make δ that large."""
     p, p_end, q, q_end = a.link_off[i], a.link_off[i + 1], b.link_off[j], b.link_off[j + 1]
     larger = max(p_end - p, q_end - q)
     size = 1.0 if larger < _SMALL else np.float64(larger)
@@ -73,8 +73,9 @@ def _distances(a: Genes, b: Genes, c: Coefficients, out: np.ndarray) -> None:
 def distances(a: Genes, b: Genes, c: Coefficients) -> np.ndarray:
     """Return δ = (c1 E + c2 D)/N + c3 W + c4 A of all pairs, float64 [G of a, G of b].
 
-    E excess and D disjoint links; N links of the larger genome, 1 if both have fewer than 20; W the mean difference of
-    weights over matching links; A the share of matching nodes with different activations.
+    E and D are the numbers of excess and disjoint links; N is the number of links of the larger genome, or 1 if both
+    have fewer than 20; W is the mean absolute difference of the weights of matching links; A is the share of matching
+    nodes with different activations.
     Source: Stanley and Miikkulainen 2002, "Evolving Neural Networks through Augmenting Topologies", eq. 1.
     """
     out = np.empty((len(a.node_off) - 1, len(b.node_off) - 1))
@@ -90,7 +91,7 @@ def speciate(
     Args:
         old: the genomes that contain the representatives of existing species.
         representatives: int64 [S]; indices into `old`.
-    Returns: species int64 [G], and the number of new ones; the first genome of a new species represents it.
+    Returns: species indices, int64 [G], and the number of new species; the first genome of a new species represents it.
     """
     count = len(genes.node_off) - 1
     species, founders = np.empty(count, np.int64), np.empty(count, np.int64)
@@ -127,11 +128,11 @@ _CHOICE = 2  # purpose of the stream that picks representatives
 
 
 class Parents(NamedTuple):
-    """The parents that `breed` selects from: C children, S species.
+    """The parents that `breed` selects from, for C children and S species.
 
     Attributes:
         elite: int64 [C]; a genome that the child copies unchanged, or -1.
-        species: int64 [C]; the pool to draw the parents of the child from.
+        species: int64 [C]; the species whose pool the parents of the child are drawn from.
         pool_off: int64 [S + 1]; species s has the pool `pool[pool_off[s]:pool_off[s + 1]]`.
         pool: int64; parents by species, best first.
     """
@@ -143,10 +144,11 @@ class Parents(NamedTuple):
 
 
 def offspring(fitness: np.ndarray, of: np.ndarray, breeds: np.ndarray, total: int) -> np.ndarray:
-    """Return the children per species, int64 [S], `total` in all: by shared fitness, largest remainders first.
+    """Return the number of children per species, int64 [S], with sum `total`, in proportion to shared fitness.
 
-    A genome's shared fitness is (f - min(0, min f)) / size of its species; a species gets children in proportion to the
-    sum of it. A fitness of -inf counts as the lowest finite fitness.
+    A genome's shared fitness is (f - min(0, min f)) / size of its species; the shared
+    fitness of a species is the sum over its genomes. Genomes with a fitness of -inf add nothing to it. Numbers are
+    rounded down, and the species with the largest remainders get one child more.
 
     Args:
         fitness: float64 [G], without NaN.
@@ -196,14 +198,15 @@ def _offspring(
 def parents(
     fitness: np.ndarray, of: np.ndarray, counts: np.ndarray, total: int, survival: float, champions: int
 ) -> Parents:
-    """Build the pools of parents, and a species for each of `total` children, in order of species.
+    """Build the pools of parents, and assign a species to each of `total` children, in order of species.
 
     Args:
         fitness: float64 [G].
         of: int64 [G], the species index of each genome.
-        counts: int64 [S], children of a species.
+        counts: int64 [S], number of children of each species.
         survival: share of a species that breeds, best first, at least one genome.
-        champions: a species larger than this copies its best genome unchanged; 0 copies only the best of all.
+        champions: a species with more genomes than this keeps its best genome unchanged as a child. If 0, only the best
+            genome of all is kept.
     """
     ranked, order = np.argsort(-fitness, kind="stable"), np.empty(len(fitness), np.int64)
     elite, species = np.empty(total, np.int64), np.empty(total, np.int64)
@@ -259,7 +262,7 @@ def _parents(
 
 @compiled
 def note(of: np.ndarray, fitness: np.ndarray, generation: int, best: np.ndarray, gained: np.ndarray) -> None:
-    """Raise the `best` fitness of each species to that of its members; if it rose, set `gained` to `generation`."""
+    """Raise `best` of each species to the best fitness of its members; where it rises, set `gained` to `generation`."""
     for g in range(len(of)):
         if fitness[g] > best[of[g]]:
             best[of[g]], gained[of[g]] = fitness[g], generation
@@ -274,7 +277,7 @@ def survivors(
 
     Args:
         of: int64 [G]; species indices, renumbered in place to indices into the result.
-        next_id: id of the first new species; its best is -inf, and its gained is `generation`.
+        next_id: id of the first new species. A new species has best fitness -inf and its last gain in `generation`.
     """
     count = len(ids) + made
     new = np.empty(count, np.int64), np.empty(count), np.empty(count, np.int64)

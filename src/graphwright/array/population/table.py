@@ -1,4 +1,4 @@
-"""From genes to tables of the neurons to compute, in topological order. Importing this module loads numba.
+"""Convert genes to tables of the neurons to compute, in topological order. Importing this module loads numba.
 
 A row of a table is one neuron: the weighted sum of its open links in ascending order of their numbers, then its
 activation. Nodes that no output depends on have no row.
@@ -18,13 +18,13 @@ class Table(NamedTuple):
 
     Attributes:
         row_off: int64 [G + 1]; genome g has the rows `row_off[g]:row_off[g + 1]`.
-        rows: int32 [R, 3]: activation, first link, end of the links.
+        rows: int32 [R, 3]: activation, index of the first link in `links`, index of the last link + 1.
         links: int32 [L, 3]: source, delay in steps, index of the weight in the genes. A source below n + 1 is an input
             or the bias, n + 1 + r is row r of the genome.
-        outputs: int32 [G, outputs]: rows of the outputs.
+        outputs: int32 [G, outputs]: row of each output, counted from the first row of the genome.
         node: int32 [R]: index of the row's node in the genes.
         most: rows of the largest genome, at least 1.
-        ring: steps of values to keep, one more than the longest delay.
+        ring: number of steps whose values must be kept, one more than the longest delay.
         written: number of rows that were computed, not copied from a parent.
     """
 
@@ -43,7 +43,7 @@ def _visit(
     genes: Any, g: int, root: int, first: Any, by_target: Any, source: Any, at: Any, row: Any, node: Any,
     base: int, made: int, stack: Any,
 ) -> int:  # fmt: skip
-    """Assign rows to a node and the nodes that it reads in the same step, operands first; return the row count."""
+    """Assign rows to node `root` and all nodes it depends on within a step, operands first; return the row count."""
     n0 = genes.node_off[g]
     if row[root] >= 0 or at[root] >= 0:
         return made
@@ -68,7 +68,7 @@ def _visit(
 
 @native
 def _same(genes: Any, g: int, before: Any, m: int) -> bool:
-    """Return whether two genomes have the same structure."""
+    """Return whether genome g of `genes` and genome m of `before` have the same structure."""
     n0, p0, l0, q0 = genes.node_off[g], before.node_off[m], genes.link_off[g], before.link_off[m]
     if genes.node_off[g + 1] - n0 != before.node_off[m + 1] - p0:
         return False
@@ -86,7 +86,7 @@ def _same(genes: Any, g: int, before: Any, m: int) -> bool:
 class Past(NamedTuple):
     """The previous generation and its table, from which rows are copied.
 
-    `fitter_parent`, int32 [G], is the fitter parent of each genome, or -1.
+    `fitter_parent`, int32 [G], holds for each genome of the next generation the index of its fitter parent, or -1.
     """
 
     genes: Genes
@@ -97,8 +97,8 @@ class Past(NamedTuple):
 def tabulate(genes: Genes, inputs: int, outputs: int, past: Past | None = None) -> Table:
     """Return the table of a population whose genomes have `inputs` inputs and `outputs` outputs.
 
-    With a `past`, a genome with the structure of its fitter parent gets a copy of the parent's rows; the result is the
-    same.
+    Given `past`, a genome that has the same structure as its fitter parent gets a copy of the parent's rows. This saves
+    time; the result is the same.
     """
     count = len(genes.node_off) - 1
     nodes, links = int(genes.node_off[-1]), int(genes.link_off[-1])
@@ -118,7 +118,7 @@ def _tabulate(
     genes: Genes, inputs: int, outputs: int, past: Past, row_off: np.ndarray, rows: np.ndarray, links: np.ndarray,
     ends: np.ndarray, node: np.ndarray, scratch: np.ndarray, more_scratch: np.ndarray,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Write the table; return the number of its links, `most`, `ring` and `written`."""
+    """Write the arrays of a `Table`; return its number of links and its fields `most`, `ring` and `written`."""
     first, at, row, stack = scratch[0], scratch[1], scratch[2], scratch[3]
     target, source, by_target = more_scratch[0], more_scratch[1], more_scratch[2]
     row_off[0], used, most, longest, written = 0, 0, 1, 0, 0

@@ -92,7 +92,7 @@ def _ordered(before: Mapping[T, Collection[T]], key: Callable[[T], int]) -> list
 
 
 def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | None]) -> dict[NodeId, int | None]:
-    """Assign each node outside of layers to the layer of its readers, if they all are in one layer."""
+    """Return node -> layer, where a node outside of layers gets the layer that all its readers are in, if any."""
     found = dict(home)
     for n in reversed(order):
         if found[n] is None:

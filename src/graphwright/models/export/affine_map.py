@@ -77,7 +77,7 @@ class AffineMap:
 
 
 def features(p: Program, value: Value) -> int:
-    """Return the number of entries per token: the product of the known sizes."""
+    """Return the number of entries of a value per token: the product of its axes of known size."""
     return prod(d for d in p.spec(value).shape if isinstance(d, int))
 
 

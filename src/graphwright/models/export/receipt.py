@@ -108,7 +108,7 @@ class Receipt:
         return Receipt(**{name: data.pop(name) for name in kinds}, unknown=data)
 
     def summary(self) -> list[tuple[str, str]]:
-        """Return the receipt in rows (label, value) for people."""
+        """Return the receipt as rows (label, value) to be shown to the user."""
         rows = [
             ("export level", f"{self.level} {self.level_name} ({'exact' if self.exact else 'inexact'})"),
             ("confirmed", "yes, by transformers in a clean process" if self.confirmed else "no"),
@@ -178,7 +178,7 @@ def _nonzero(checkpoint: Checkpoint, key: str) -> int:
 
 
 def edit_rows(model: Model) -> list[dict[str, str]]:
-    """Return why, author and number of primitive edits by kind, for each edit that is not undone."""
+    """Return {why, author, summary} of each edit that is not undone; summary counts primitive changes by kind."""
     rows = []
     for entry in model.program.history.undoable:
         kinds = Counter(e["edit"] for e in entry.edits)

@@ -137,7 +137,7 @@ class KVCache:
         raise NotImplementedError
 
     def _start(self) -> None:
-        """Give an empty cache the shapes that the model's current state needs."""
+        """Allocate memory for an empty cache, unless it has the shapes that the model's current state needs."""
 
     def _fits(self) -> bool:
         """True if the entries have the shapes that the model's current state needs."""
@@ -298,7 +298,7 @@ class KVCache:
         return {path: self.fingerprints.get(path) == digest for path, digest in now.items()}
 
     def check(self) -> None:
-        """Raises: StaleCache if entries are stale, naming their attention nodes and the edits since they were valid."""
+        """Raise StaleCache if entries are stale, naming their attention nodes and the edits since they were valid."""
         stale = sorted(path for path, valid in self.validity().items() if not valid) if self.length else []
         if stale:
             since = [e.why for e in self.program.journal if e.base_version >= self._valid_at]
@@ -312,7 +312,7 @@ class KVCache:
         self._valid_at = self.program.version
 
     def admit(self, allow_stale: bool) -> None:
-        """Check entries before a step, and update their fingerprints. Raises: StaleCache unless `allow_stale`."""
+        """Check for stale entries before a step, and update fingerprints. Raises: StaleCache unless `allow_stale`."""
         if not self.length:
             self._start()
             self.fingerprints, self.stale_runs = dict(self._watch.current()), ()
@@ -371,7 +371,7 @@ class KVCache:
 
 
 def check_cache_of(program: Program, cache: object) -> None:
-    """Raises: UsageError if `cache` is not a cache; StaleCache if it belongs to a different model."""
+    """Raise UsageError if `cache` is not a cache, and StaleCache if it belongs to a different model."""
     if not isinstance(cache, KVCache):
         raise UsageError("this is not a KV cache", got=type(cache).__name__,
                          fix="model.new_cache(tokens).sequence(), or kind='static'")  # fmt: skip
@@ -400,7 +400,7 @@ def filled(spec: Spec, value: float, device: Device) -> NDArray:
 
 @dataclass(frozen=True, slots=True)
 class StaticSnapshot:
-    """State of a `StaticCache`: its ids, the logits after them, and the model state that computed the logits."""
+    """State of a `StaticCache`: its ids, the logits after the last id, and the model state that computed them."""
 
     tokens: np.ndarray
     logits: np.ndarray | None

@@ -121,7 +121,7 @@ class GenerationResult:
         return (len(self.ids) - 1) / self.decode_s if self.decode_s > 0 and len(self.ids) > 1 else 0.0
 
     def reached(self, bandwidth: float) -> float:
-        """Return the share of a measured memory bandwidth (bytes/s) that decoding used."""
+        """Return the fraction of `bandwidth`, a measured memory bandwidth in bytes/s, that decoding used."""
         return self.tokens_per_s * self.bytes_per_token / bandwidth
 
     def to_json(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def decode(cache: KVCache, steps: int, rule: Sampling, stream: int = 0, allow_st
 
 
 def _with_model_defaults(model: Model, rule: Sampling) -> Sampling:
-    """Replace fields that are at their defaults by those of generation_config.json.
+    """Take sampling fields that are at their default from generation_config.json.
 
     Without `do_sample` only the file's repetition penalty is used; with it, a missing temperature means 1.
     """
@@ -200,7 +200,7 @@ def _with_model_defaults(model: Model, rule: Sampling) -> Sampling:
 
 
 def _fill(cache: KVCache, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndarray]:
-    """Bring the prompt into the cache; return the number of reused tokens, and the logits [V] after the prompt."""
+    """Make the cache hold exactly the prompt; return (number of reused tokens, logits [V] after the prompt)."""
     if cache.batch != 1:
         raise PromptError("generate cannot use a cache of several sequences", expected=1, got=cache.batch)
     if len(ids) > cache.capacity:

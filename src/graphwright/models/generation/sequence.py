@@ -201,7 +201,7 @@ class Sequence(KVCache):
             self.cache.prefix.insert(self.cache.root(self.fingerprints), own, self.table)
 
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
-        """As `KVCache.last_logits`; also raises CacheFull if no block is left into which a shared one can be copied."""
+        """As `KVCache.last_logits`; also raises CacheFull if a shared block must be copied and no block is free."""
         with self.exclusive():
             self.length  # noqa: B018  # raises for a released sequence
             given = self._given
@@ -293,7 +293,7 @@ class Sequence(KVCache):
 
     # -- branching ---------------------------------------------------------------------------------------------------
     def facts(self) -> tuple[Any, ...]:
-        """Return the state that a fork or snapshot copies besides blocks and ids."""
+        """Return the state that a fork or snapshot copies besides blocks and ids, such as length and logits."""
         entries = self._length, dict(self.fingerprints), self.stale_runs, self._long_from, self._given
         return *entries, self._logits, self._logits_of
 

@@ -46,7 +46,7 @@ class IndexLists:
         self._at, self._data = array("I", [0]), array("I")
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the start index of each list, and the concatenated lists; drop both arrays before the next call."""
+        """Return (start index of each list, concatenated lists); free both arrays before the next call grows them."""
         new = list(map(self._of, self._rows[len(self._at) - 1 :]))
         if new:
             flat = chain.from_iterable(new)

@@ -370,7 +370,7 @@ class Executable:
 
     # -- failures ----------------------------------------------------------------------------------------------------
     def failed_single(self, row: int) -> GraphwrightError:
-        """Return the error for a failed row of the only VM segment of a run; `row` is the row's address."""
+        """Return the error of a run that is one VM segment; `row` is the address of the VM row that failed."""
         return self._failed_native(self.kernels.single, row)
 
     def _failed_native(self, segment: Any, row: int | None = None) -> GraphwrightError:
