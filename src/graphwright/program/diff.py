@@ -205,7 +205,7 @@ def _facts(p: Program, n: NodeId, other: Program, m: NodeId, renamed: Names) -> 
 
 
 def _edges(p: Program, names: Names) -> Counter[str]:
-    """Return edges as text, without the ports of junctions, which only order the sum."""
+    """Count edges as text `source.port -> target.port`; the port of a junction is `*`, as it only orders the sum."""
     return Counter(
         f"{_path(p, v, names)}.{v.port} -> {path}.{'*' if p.is_junction(node) else i}"
         for path, node in _paths(p, names).items()

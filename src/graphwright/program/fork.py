@@ -90,7 +90,7 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
 
 
 def _own(entry: Entry, twins: VariableTwins) -> Entry:
-    """Return a copy of an entry for a fork: its undo uses the variables of the fork and a list of its own."""
+    """Return a copy of an entry for a fork: its undo uses the variables of the fork and a separate `labels` list."""
     if entry.undo is None:
         return entry
 

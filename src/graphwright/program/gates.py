@@ -195,7 +195,7 @@ def _may_be_site(p: Program, node: NodeId) -> bool:
 
 
 def _passes(p: Program, node: NodeId) -> bool:
-    """Return True for a node that may be between a gate and its site: a view, a cast, or its logarithm."""
+    """Return True if a node may be between a gate and its site: a view, a cast, or an op of the logarithm of a gate."""
     row = get(p.op(node))
     return row.view is not None or row.traits.convert or p.op(node) in LOGARITHM
 
@@ -229,13 +229,13 @@ def refuse_soft(p: Program, what: str) -> None:
 
 
 def junction_edge(p: Program, site: NodeId) -> EdgeId | None:
-    """Return the only edge out of a site if it enters a junction, else None."""
+    """Return the edge out of a site if it is the only one and enters a junction, else None."""
     edges = p.out_edges(site)
     return edges[0] if len(edges) == 1 and p.is_junction(p.graph.target(edges[0])) else None
 
 
 def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tuple[str, str]:
-    """Return `Gate.over` and `Gate.owner`."""
+    """Return the attributes `over` and `owner` of a `Gate` with these sites, kind and number of elements."""
     site = sites[0]
     plain = p.path(site).removesuffix(".gate")
     if kind == "choice":
@@ -262,9 +262,10 @@ _MERGES = frozenset({"reshape", "flatten"})  # an unflatten would split the gate
 
 
 def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
-    """Return site -> linear op that is its only reader, directly or through reshapes, for gates that can be folded.
+    """Return site -> linear op, for sites of unit gates that can be multiplied into the weight of the op instead.
 
-    Values in `kept` are needed with their gates, so these gates are left out.
+    The op must be the only reader of the site, directly or through reshapes. Sites whose gated value is in `kept` are
+    left out, because the caller needs that value.
     """
     found = {}
     units = [gate for gate in gates(p).values() if gate.over == "units"] if grad_enabled() else []
@@ -304,6 +305,6 @@ def fold(x: tuple[int, ...], g: Tensor, weight: Tensor) -> Tensor:
 
 
 def _lead(shape: tuple[int, ...], columns: int) -> int | None:
-    """Return the number of leading dimensions of `shape` before those whose sizes multiply to `columns`."""
+    """Return how many leading dimensions precede those whose sizes multiply to `columns`; None if there are none."""
     lead = next((n for n in range(len(shape) - 1, -1, -1) if prod(shape[n:]) >= columns), None)
     return lead if lead is not None and prod(shape[lead:]) == columns else None

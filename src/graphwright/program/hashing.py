@@ -67,7 +67,7 @@ class StructureHash:
     """Sum modulo 2²⁵⁶ of one digest per node; a changed node is subtracted and added again.
 
     A node's digest covers its name, op, attributes, specs and, in port order, its operands by name and result number.
-    Handles, port numbers and creation numbers are left out: programs of the same structure and names have one hash.
+    Handles, port numbers and creation numbers are left out, so programs of the same structure and names hash equal.
     """
 
     def __init__(self, program: OpGraph) -> None:

@@ -171,7 +171,7 @@ class OpGraph:
         return self.of_kind(STATE)
 
     def assigns(self, ref: Ref | None = None) -> tuple[NodeId, ...]:
-        """Return the nodes that assign the next value of a state or a param; with `ref`, only those that read it."""
+        """Return the nodes that assign the next value of a state or a param; with `ref`, only nodes that read `ref`."""
         return self.of_kind(ASSIGN) if ref is None else tuple(n for n in self.consumers(ref) if self.op(n) == ASSIGN)
 
     def junctions(self) -> tuple[NodeId, ...]:

@@ -28,7 +28,7 @@ def insert_node(
 
     Args:
         handle: handle of a removed node to restore; by default a new node.
-        after, before: hints for its position in the order.
+        after, before: nodes after or before which to place it in the topological order.
     """
     number = p._seq if seq is None else seq
     restored = p.tombstones.restore(p.graph, handle)
@@ -158,7 +158,7 @@ def add_assign(p: OpGraph, target: Value, value: Value, name: str) -> NodeId:
 
 
 def restore_order(p: OpGraph, record: Relabelled[NodeId]) -> Relabelled[NodeId]:
-    """Revert a change of the order; returns the record that repeats it."""
+    """Revert a recorded change of the topological order; returns the record with which to repeat the change."""
     _note_moved(p, record)
     return p.order_labels.restore(record)
 
@@ -202,10 +202,10 @@ def copy_into(p: OpGraph, twin: OpGraph) -> None:
 
 
 def _reorder(p: OpGraph, change: Callable[[], Relabelled[NodeId]], *, moves: bool = False) -> None:
-    """Apply a change of the order and log it; undo, redo and roll-back skip it and restore the order from the log.
+    """Apply a change of the order and log it; do nothing in undo, redo and roll-back, which restore the logged order.
 
     Args:
-        moves: existing nodes may move.
+        moves: True if existing nodes may move.
     """
     if p.tombstones.mode == "edit":
         record = change()
@@ -258,7 +258,7 @@ def _unlist(p: OpGraph, node: NodeId) -> None:
 
 
 def list_key(p: OpGraph, node: NodeId) -> None:
-    """Enter a node under the checkpoint key that it reads, if it reads one."""
+    """Add a param, const or state node to the index of nodes by checkpoint key; do nothing for other nodes."""
     if p.op(node) in STORED:
         p._keyed.setdefault(p.key(node), set()).add(node)
         p._keys = None

@@ -87,7 +87,7 @@ class TraceRecorder:
         self.dependencies[id(program)] = (program, program.version)
 
     def expect(self, op: str, path: str) -> None:
-        """Give the next recorded `op` this path, that of the node being run."""
+        """Name the next recorded node of this `op` by `path`, the path of the program node that is being run."""
         self._expected = (op, path)
 
     # -- values ------------------------------------------------------------------------------------------------------

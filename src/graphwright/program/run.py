@@ -297,7 +297,7 @@ def run_nodes(
     """Run a program as `run` does, or only a part of it.
 
     Args:
-        given: known values; their nodes do not run, nor do nodes that only those need.
+        given: known values. The nodes that compute them do not run, nor do nodes that only such nodes need.
         whole: False runs only what the kept values need, and assigns nothing.
     """
     start = perf_counter()

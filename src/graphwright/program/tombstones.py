@@ -18,7 +18,7 @@ Mode = Literal["edit", "undo", "redo", "roll back"]
 
 
 class Tombstones:
-    """Removal records by handle and, per edge, the rewires to revert and to repeat.
+    """Records of removed nodes and edges by handle, and per edge the rewires that undo reverts and redo repeats.
 
     Attributes:
         mode: whether the program makes new changes or steps through old ones.
@@ -33,12 +33,12 @@ class Tombstones:
         self.forth: dict[EdgeId, list[RewiredEdge]] = {}
 
     def add(self, handle: NodeId | EdgeId, record: RemovedNode | RemovedEdge) -> None:
-        """Store the record of a removal, except in a roll-back, whose removals are final."""
+        """Store the record of a removal; do nothing in a roll-back, whose removals are never undone."""
         if self.mode != "roll back":
             self.removed[handle] = record
 
     def restore(self, graph: Graph, handle: NodeId | EdgeId | None) -> Any:
-        """Restore a removed handle; return None if it has no record: then a new one is issued. Raises: NotUndoable."""
+        """Restore a removed node or edge; return its handle, or None if it has no record. Raises: NotUndoable."""
         if handle is None or handle not in self.removed:
             return None
         record = self.removed[handle]
@@ -47,7 +47,7 @@ class Tombstones:
         return alive
 
     def rewire(self, graph: Graph, edge: EdgeId, source: NodeId) -> None:
-        """Change the source of an edge; in mode `edit` it becomes the last out-edge, else it is put back."""
+        """Change the source of an edge. In mode `edit` it becomes the last out-edge, else its position is restored."""
         if graph.source(edge) == source:
             return
         if self.mode == "edit":

@@ -98,7 +98,7 @@ def infer(
 
     Args:
         before: receives the old specs of changed nodes.
-        wanted: report only a mismatch at this node; the edit may still repair others.
+        wanted: if given, raise only for a mismatch at this node; the open edit may still repair other nodes.
     Raises: SpecMismatch with every mismatch; the specs of a mismatched node and its descendants are unchanged.
     """
     walk = IncrementalWalk(p, (n for n in touched if n in p.graph))
@@ -266,7 +266,7 @@ def _cycles(p: Program) -> Iterator[Mismatch]:
 
 
 def _cycle(p: Program, component: Sequence[NodeId]) -> list[NodeId]:
-    """Return a shortest cycle of a component through the target of a back edge, else through its oldest node."""
+    """Return a shortest cycle of a component, through the target of a back edge, or through its oldest node if none."""
     inside = set(component)
     ends = [dst for src, dst in map(p.graph.endpoints, sorted(p.back_edges)) if src in inside and dst in inside]
     start = ends[0] if ends else min(inside, key=p.seq)

@@ -34,8 +34,9 @@ class Promise(NamedTuple):
 
     Attributes:
         digest: its `array_digest` in a saved program, checked when the array is read; None in a checkpoint.
-        reference: text that is hashed instead of the bytes: `SOURCE` or the name of a slice; None: the digest.
-        version: version of the memory of a slice: the promise is void after a write; None for a file.
+        reference: text to hash instead of the bytes: `SOURCE` or the name of a slice. If None, the digest is hashed.
+        version: version of the memory of a slice when the promise was made; the promise is void after a write. None
+            for an array in a file.
     """
 
     digest: str | None
@@ -183,7 +184,7 @@ class Weights(Mapping[str, Variable]):
         return self._listed[1]
 
     def known_reference(self, key: str) -> str | None:
-        """Return the `reference` if that needs no bytes of the value, else None."""
+        """Return the reference or digest of a weight if it is known without reading the value, else None."""
         return self.reference_of(self.array(key)) or self._known(key)
 
     def refer(self, array: NDArray) -> None:
@@ -191,7 +192,7 @@ class Weights(Mapping[str, Variable]):
         self.promises[array] = Promise(None, SOURCE)
 
     def refer_slice(self, array: NDArray, whole: NDArray, dims: Mapping[int, np.ndarray]) -> None:
-        """Set a reference for a slice of an array that has one, made from that and the indices of the slice.
+        """Give `array`, a slice of `whole`, a reference made from its indices and the reference of `whole`, if any.
 
         The first entries are hashed too, to distinguish slices of different checkpoints.
 
@@ -244,7 +245,7 @@ class Weights(Mapping[str, Variable]):
         side_by_side(self.digest, wanted)
 
     def _known(self, key: str) -> str | None:
-        """Return the digest if that needs no bytes of the value, else None."""
+        """Return the digest of a weight if it is known without reading the value, else None."""
         array = self.array(key)
         if (promise := self.promises.get(array)) is not None and promise.digest is not None:
             return promise.digest
@@ -270,7 +271,7 @@ def shared_variable(variable: Variable, kind: type[Variable], name: str) -> Vari
 
 
 class VariableTwins:
-    """Maker of new variables over the same arrays, one per variable, so that tied weights stay tied."""
+    """Maps each variable to a new variable over the same array, always the same one, so that tied weights stay tied."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Variable, Variable]] = {}

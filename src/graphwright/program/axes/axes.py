@@ -341,7 +341,7 @@ def _made(group: AxisGroup) -> list[AxisMember]:
 
 
 def _weights(group: AxisGroup) -> list[AxisMember]:
-    """Return the axis's weights, oldest first; if possible only those with all its atoms, and only trained ones."""
+    """Return the axis's weights, oldest first; only those with all its atoms, and only trained ones, if any exist."""
     p, dims = group.axes.program, group.axes.solution.dims
     weights = group._stored
     weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # gates must not rename an axis
@@ -351,7 +351,7 @@ def _weights(group: AxisGroup) -> list[AxisMember]:
 
 
 def _position(group: AxisGroup) -> tuple[NodeId, str]:
-    """Return the node of the weight that stores a given name of the axis, and the key under which it is stored."""
+    """Return the weight node that stores the name given to an axis by `Axes.name`, and the key of the name there."""
     first = _weights(group)[0]
     inside = list(dict.fromkeys(atoms(group.axes.solution.dims[first.value][first.dim])))
     return first.value.node, f"{first.dim}.{inside.index(group.atoms[0])}.{group.kind}"
@@ -363,9 +363,10 @@ def _rank(group: AxisGroup) -> tuple[int, int, int]:
 
 
 def _wanted(group: AxisGroup) -> str:
-    """Return the default name: the common module of the axis's weights (else the first one's), and the kind of units.
+    """Return the default name of an axis: a module path followed by the kind of its units, as `layers.1.attn.heads`.
 
-    If no weight produces the units, as for those of an input, return `<path of the reading weight>:<dimension>`.
+    The path is the common module of the axis's weights, else the module of the first weight that produces the axis. If
+    no weight produces the units, such as units of an input, return `<path of the reading weight>:<dimension>`.
     """
     made = _made(group)
     modules = [m.path.split(".")[:-1] for m in _weights(group)]

@@ -237,7 +237,7 @@ def _along(terms: Iterable[Term], maps: IndexMap) -> bool:
 
 
 def _large(p: Program, keys: Sequence[str]) -> bool:
-    """Return True if slicing these arrays on threads pays; their files are then already mapped, before threads read."""
+    """Return True if these weights are in CPU memory and large enough to slice on threads; also maps their files."""
     arrays = [a for a in map(p.weights.array, keys) if not is_abstract(a)]
     if sum(a.nbytes for a in arrays) < LARGE or any(a.device != CPU for a in arrays):
         return False
@@ -302,7 +302,7 @@ def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarr
 
 
 def kept(shape: Iterable[int], changed: Maps) -> np.ndarray:
-    """Return a mask of the entries of an array of a new shape that come from old entries."""
+    """Return a boolean array of this shape: False in each new unit, where the old index in `changed` is -1."""
     stays = np.ones(tuple(shape), bool)
     for dim, old in changed.items():
         stays[(slice(None),) * dim + (old < 0,)] = False
@@ -443,10 +443,10 @@ def _resizable(found: Axes, name: str, allow_io: bool) -> AxisGroup:
 
 
 def _apart(group: AxisGroup, keep: np.ndarray) -> list[np.ndarray] | None:
-    """Return a mask of kept indices per atom of the group; None if the kept units are not the product of such masks.
+    """Split a mask of kept units into one mask per atom, such as one over kv groups and one over their queries.
 
-    Also None if a whole group of a grouped convolution would be removed by its channels: a group also produces other
-    channels, so it can be removed only as a unit of its own axis.
+    Returns None if the mask is not the outer product of such masks, or if it would remove all channels of a group of a
+    grouped convolution. Such a group also produces other channels, so it can be removed only as a unit of its own axis.
     """
     grid = keep.reshape([int(a.size) for a in group.atoms])
     dims = range(grid.ndim)
@@ -468,7 +468,7 @@ def _ragged_unit(group: AxisGroup, ids: Sequence[int]) -> RaggedUnit:
 
 
 def _tabulate(e: Transaction, group: AxisGroup) -> str:
-    """Map query heads to key heads by a table, without changing results; return the axis of the query heads."""
+    """Select the key head of each query head by a table, with equal results; return the new axis of query heads."""
     p, each = e.program, int(group.atoms[1].size)
     here = [n for n, kind, term in group.axes.solution.composites
             if kind == "heads" and tuple(atoms(term)) == group.atoms]  # fmt: skip
@@ -488,7 +488,7 @@ def _tabulate(e: Transaction, group: AxisGroup) -> str:
 
 
 class _Growth:
-    """Adds new units to one axis: zero, random or copies of others."""
+    """Appends `n` units to one axis, as copies of random units or with random and zero weights; see `grow`."""
 
     def __init__(self, e: Transaction, found: Axes, group: AxisGroup, n: int, seed: int) -> None:
         self.e, self.found, self.group, self.n = e, found, group, n
@@ -498,7 +498,10 @@ class _Growth:
         self.consumers = self._consumers()
 
     def _consumers(self) -> dict[str, set[int]]:
-        """Return weight -> its dimensions that only sums over the axis read. Raises: UsageError if a sum reads none."""
+        """Return weight key -> the dimensions that all readers of the weight sum over.
+
+        Raises: UsageError if a sum over the axis reads no such weight, whose zeros could cancel new units.
+        """
         p, found = self.e.program, {}
         for node, ends in self.found.solution.notes.get(self.atom, AtomNotes()).summed:
             operands = p.operands(node)
@@ -583,9 +586,9 @@ class _Growth:
 
 
 def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
-    """Repeat the factors `part`, one per unit of an axis, along a dimension; 1 at indices without a unit of the axis.
+    """Return the factor for each index of a dimension: the factor of the unit that the index belongs to, or 1 if none.
 
-    `term` describes the dimension; `group` are the atoms of the axis, which are adjacent in a product.
+    `term` describes the dimension, `group` lists the atoms of the axis, and `part` has one factor per unit.
     """
     if isinstance(term, Atom):
         return part if (term,) == tuple(group) else np.ones(known(term))

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AtomNotes:
-    """Facts that ops state about one atom: (node, text) pairs; for sums (node, summed (operand, dimension) pairs)."""
+    """Facts that ops state about one atom, as (node, text) pairs.
+
+    `summed` has pairs of a node that sums over the atom and the (operand number, dimension) pairs that it sums over.
+    """
 
     frozen: list[tuple[NodeId, str]] = field(default_factory=list)  # reasons why it cannot be resized
     ends: list[tuple[NodeId, str]] = field(default_factory=list)  # inputs and outputs of the program with the atom
@@ -43,8 +46,8 @@ class Lookup(NamedTuple):
 class AxisSolution:
     """The dimensions of one state of a program, as terms of atoms.
 
-    `sizes` are (node, attribute, term or terms) of attributes that hold sizes of dimensions, `composites` (node, kind
-    of unit, term) of dimensions that consist of several atoms and whose units have a kind.
+    `sizes` lists the attributes that hold sizes of dimensions, as (node, attribute, term or terms). `composites` lists
+    the dimensions that consist of several atoms and whose units have a kind, as (node, kind, term).
     """
 
     dims: dict[Value, Dims] = field(default_factory=dict)  # value -> terms of its dimensions, resolved

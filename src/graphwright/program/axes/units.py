@@ -263,10 +263,10 @@ def _chosen(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tup
 
 
 def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tuple[int, list[EdgeId]]]:
-    """Return per layer its number and the edges by which it adds to its residual path.
+    """Return per layer its number and the edges that carry its branches into the sums of the residual path.
 
-    Without these edges the layer is the identity. Raises: StaleSelection; FrozenAxis if a layer has no residual path
-    around it.
+    If these edges are cut, the layer passes its input on unchanged. Raises: StaleSelection; FrozenAxis if a layer has
+    no residual path around it.
     """
     found = []
     for number, nodes in _chosen(p, prefix, ids, count):
@@ -284,7 +284,7 @@ def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tu
 
 
 def _onto(p: Program, value: Value, before: Value, inside: set[NodeId], edges: dict[EdgeId, None]) -> bool:
-    """Return True if a value is on the residual path from `before`; add the branch edges into the path to `edges`."""
+    """Return True if sums alone lead from `before` to `value`; collect the other edges into these sums in `edges`."""
     if value == before:
         return True
     if value.node not in inside or not _sums(p, value.node):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def updatable(p: Program) -> bool:
-    """Return True if the gradient of a program can be updated after edits: it has no checkpoints and no opaque ops."""
+    """Return True if the gradient of a program can follow edits: the program has no checkpoints and no opaque ops."""
     return not p.checkpoints and not any(p.of_kind(name) for name, row in OPS.items() if row.traits.opaque)
 
 
@@ -35,7 +35,7 @@ def writes(p: Program) -> list[tuple[Value, Value]]:
 
 
 class VjpCall(NamedTuple):
-    """One recorded vjp."""
+    """The recorded vector-Jacobian product of one node."""
 
     grads: tuple[Value | None, ...]  # gradients of the node's results
     needs: tuple[bool, ...]  # which operands want a gradient
@@ -128,7 +128,7 @@ class BackwardGraph:
             self.mirror.discard(known.made)
 
     def _updated(self, node: NodeId, op: str) -> bool:
-        """Store whether a node passes a gradient to its operands; return True if that or its being wanted changed."""
+        """Store whether a node passes gradients on; return True if this changed, or which of its values are wanted."""
         passes = False
         if op not in SOURCES and op != ASSIGN:
             row = OPS[op]
@@ -140,7 +140,7 @@ class BackwardGraph:
 
     # -- sums --------------------------------------------------------------------------------------------------------
     def _incoming(self, at: Value) -> Value | None:
-        """Return the sum of the gradients that a value gets from seeds and readers; the last reader is summed first."""
+        """Return the summed gradient of a value: seeds first, then gradients from its readers, last reader first."""
         if not self.wants(at):
             return self._total(at, ())
         key, operands = self.source.order_labels.key, self.mirror.operands

@@ -229,7 +229,7 @@ def _cached_gradient(
 
 
 def _leaf(value: Tensor) -> Tensor:
-    """Return a detached copy of a value that requires a gradient."""
+    """Return a detached copy of a value; if its dtype is floating, the copy requires a gradient."""
     recorder: Any = active_recorder.get()
     leaf = recorder.resolved(value).detach()
     leaf.requires_grad = leaf.dtype.is_float
@@ -237,7 +237,7 @@ def _leaf(value: Tensor) -> Tensor:
 
 
 def _reaches(p: Program, value: Value, roots: Sequence[Value], steps: int) -> bool:
-    """Return True if a root depends on a value; for an input, param, const or state through at most `steps` runs."""
+    """Return True if a root depends on a value, for a source node also through loop-carried state of `steps` runs."""
     needed = p.reachable(roots)
     for _ in range(steps - 1 if p.op(value.node) in SOURCES else 0):
         carried = [new for state, new in writes(p) if state.node in needed and new.node not in needed]

@@ -342,7 +342,7 @@ class MirrorRecorder(TraceRecorder):
         return self._first
 
     def take_constants(self, unread: Callable[[NodeId], bool]) -> list[NodeId]:
-        """Forget the recorded constants that `unread` accepts; return their nodes, which the caller deletes."""
+        """Forget each recorded constant with `unread(node)` True; return their nodes, which the caller deletes."""
         gone = {key: value.node for key, (_, value) in self._consts.items() if unread(value.node)}
         self._consts = {key: known for key, known in self._consts.items() if key not in gone}
         return list(gone.values())

@@ -1,4 +1,4 @@
-"""Gradient checkpoints: backward recomputes the values that it reads of a marked subgraph from the subgraph's inputs.
+"""Gradient checkpoints: backward recomputes the inner values of a marked subgraph from its inputs.
 
 The backward ops are unchanged; only their operands inside the subgraph are replaced by clones. So gradients keep their
 bits, a clone of dropout draws the same mask (its stream is an attribute and its key an operand), and statistics are
@@ -34,7 +34,7 @@ class Recomputed:
         self._retained: dict[Value, bool] = {}
 
     def took(self, node: NodeId, *, backward: bool) -> None:
-        """Store that a recorded node belongs to the backward, or else to the current subgraph, if any."""
+        """Record that a new node belongs to the backward, or else to the subgraph that is being traced, if any."""
         if backward:
             self._backward.add(node)
         elif self.group is not None:
@@ -49,7 +49,7 @@ class Recomputed:
         return Value(self._clones[value.node], value.port)
 
     def _is_retained(self, value: Value) -> bool:
-        """Return True for a value of a subgraph that forward nodes outside of it read, and for updated state."""
+        """Return True if forward nodes outside the subgraph read the value, or if its op updates state."""
         if value not in self._retained:
             p, group = self.program, self._groups[value.node]
             readers = {p.graph.target(e) for e in p.out_edges(value.node) if p.edge_value(e) == value}

@@ -90,7 +90,7 @@ class ReusingRecorder(MirrorRecorder):
         return node
 
     def value_of(self, tensor: Tensor) -> Value:
-        """Return the node value of a tensor; a plain array becomes a constant."""
+        """Return the value in the program that stands for a tensor; a plain array becomes a const node."""
         if isinstance(tensor, Variable) or isinstance(tensor.data, Symbol):
             return super().value_of(tensor)
         return Value(self._take((id(tensor.data),), lambda: super(ReusingRecorder, self).value_of(tensor).node))
@@ -116,7 +116,7 @@ class ReusingRecorder(MirrorRecorder):
         return self.source(kind, name, variable.spec, {"key": name})
 
     def _take(self, key: tuple[Any, ...], make: Callable[[], NodeId]) -> NodeId:
-        """Return the node with this content: one of this trace, else a reusable one of the previous, else a new one."""
+        """Return the node with this op, operands and attributes from this or the previous trace, else a new one."""
         node = self.now.by_content.get(key)
         if node is None:
             node = self._before.by_content.get(key)
@@ -133,7 +133,7 @@ Objective = Callable[[Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """What a training step does with a program."""
+    """The inputs, objective and parameter update of a training step of a program."""
 
     inputs: Mapping[str, Spec]  # specs of the program's inputs, and of additional inputs of the objective
     reads: Sequence[str]  # outputs of the program that the objective reads

@@ -51,7 +51,10 @@ def _ancestors(roots: Sequence[Any]) -> set[Any]:
 
 
 def _steps(nodes: Sequence[Any]) -> dict[Any, int]:
-    """Return tape node -> loop step: number of earlier uses of its parameters, at least the step of its operands."""
+    """Return tape node -> step of a loop over time; empty if no parameter is used often enough for a loop.
+
+    The step of a node is the number of earlier uses of its parameters, but not less than the steps of its operands.
+    """
     uses: Counter[int] = Counter()
     step: dict[Any, int] = {}
     for node in nodes:
@@ -72,7 +75,7 @@ class _TapeProgram:
         self._leaves: list[Tensor] = []  # kept alive, so that no id is reused
 
     def add(self, node: Any) -> None:
-        """Add the operation of a tape node, whose operands were added before."""
+        """Add a node for a tape node; the nodes of its operands must already be in the program."""
         p = self.program
         step = f"step.{self._steps[node]}." if self._steps else ""
         operands = [self._operand(node, number, edge, step) for number, edge in enumerate(node.edges)]

@@ -29,8 +29,8 @@ Lists = list[list[int]]
 class X(NamedTuple):
     """A horizontal position: pin `b` of child `a` (IN, OUT), track `b` of channel `a` (TRACK), or lane `a` (LANE).
 
-    A pin is the point where a wire meets a box. `b` is the index of the entry or exit if the child is a group; for a
-    pin on top of a node it is the offset from the middle in half steps. Channel k is between lanes k and k + 1.
+    A pin is the point where a wire meets a box. For a child that is a group, `b` is the index of the entry (IN) or exit
+    (OUT). For a pin on top of a node, `b` counts half steps from the middle. Channel k is between lanes k and k + 1.
     """
 
     kind: int
@@ -42,8 +42,8 @@ class X(NamedTuple):
 class Wire:
     """The route from the source of a net to one target: down at `xs[0]`, across gutter `bends[0]` to `xs[1]`, ...
 
-    A bend is (gutter, track); tracks are 0 until `gutter_tracks` sets them. Gutter g is below row g, gutter -1 at the
-    top.
+    A bend is (gutter, track); tracks are 0 until `gutter_tracks` sets them. Gutter g is below row g; gutter -1 is above
+    row 0.
     """
 
     net: int
@@ -90,7 +90,7 @@ def arrange(nets: Sequence[Net], inner: Sequence[Arrangement | None], entries: i
 
 
 def _steps(positions: list[int], main: int) -> list[int]:
-    """Number pins from left to right, with 0 for pin `main`, or for the middle pin if `main` is -1."""
+    """Return the number of each pin in left-to-right order, counted from pin `main`, or from the middle pin if -1."""
     order = sorted(range(len(positions)), key=lambda k: (positions[k], k != main, k))
     zero = order.index(main) if main >= 0 else len(order) // 2
     number = {k: place - zero for place, k in enumerate(order)}
@@ -98,7 +98,7 @@ def _steps(positions: list[int], main: int) -> list[int]:
 
 
 class _Router:
-    """Routes every wire of one group: down its own lane, down that of its target, or on a track between lanes."""
+    """Routes every wire of one group: down the lane of its source or of its target, or on a track between lanes."""
 
     def __init__(self, nets: Sequence[Net], inner: Sequence[Arrangement | None], entries: int, exits: int) -> None:
         self.nets, self.inner, n = nets, inner, len(inner)
@@ -223,7 +223,10 @@ class _Router:
         return track if source is None else source
 
     def _channel(self, own: int, others: list[int], first: int, last: int, back: bool) -> int:
-        """Choose a channel beside lane `own` toward the lanes `others`; for wires that lead up, right of used lanes."""
+        """Choose a channel beside lane `own` for a track in rows `first` to `last`, on the side of the lanes `others`.
+
+        If these are balanced, the channel is beyond used lanes; for wires that lead up (`back`), right of all lanes.
+        """
         used = set(self.taken.used(first, last))
         if back:
             return max(used | {own, *others})
@@ -247,7 +250,7 @@ class _Router:
         return self.lane[x.a] * 1000 + max(-400, min(400, inner.steps[x.kind][x.b] * 16))
 
     def assign_pins(self, wires: list[Wire]) -> list[int]:
-        """Assign a pin to each wire into a node, from left to right by its origin; straighten wires if possible.
+        """Assign pins to the wires that enter each node, in left-to-right order; straighten wires if possible.
 
         Returns: per child the largest absolute pin offset, in half steps.
         """
@@ -289,8 +292,9 @@ class _Router:
 
 
 def return_arcs(n: int, edges: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Find the edges that close cycles: in each strongly connected component, the edges to the same or an older child.
+    """Return the edges that close cycles.
 
+    In each strongly connected component, these are the edges from a child to itself or to a child with a lower number.
     Two modules that read each other form a cycle, although the nodes of the program do not.
     """
     after: Lists = [[] for _ in range(n)]
@@ -343,7 +347,7 @@ def trunk(rank: list[int], order: list[int], after: Lists, entries: Lists, exits
 
 
 def _on_every_path(order: list[int], after: Lists, start: list[int], useful: dict[int, int]) -> list[int]:
-    """Find the children on all paths from `start` to the exit in one sweep; `useful` are those that reach the exit."""
+    """Return the children that are on every path from `start` to the exit; `useful` has all that lead to the exit."""
     reached = set(start)
     for i in order:
         if i in reached:
@@ -388,8 +392,8 @@ def lanes(
 ) -> tuple[list[int], Occupancy, set[tuple[int, int]]]:
     """Assign a lane to each child; also return the used rows per lane and the edges that run straight down a lane.
 
-    `spine` is the trunk; `inlet` tells whether its first child reads the main entry, `outlet` whether its last one is
-    read outside the group.
+    `spine` lists the children of the trunk. `inlet` is True if the first of them reads the main entry, `outlet` if the
+    last of them is read outside the group.
     """
     lane = [0] * len(rank)
     taken = Occupancy()
@@ -425,8 +429,8 @@ def lanes(
 def _chains(rank: list[int], before: Lists, after: Lists, spine: set[int]) -> Lists:
     """Split the children outside the trunk into chains, each drawn in one lane; sorted by their first child.
 
-    A child is linked to its reader with the longest path below it, if it is the lowest source of that reader. Then each
-    child without a predecessor in a chain is linked to its lowest source that has no successor yet, if any.
+    A child is followed by the reader with the longest path below it, if no other source of this reader is in a lower
+    row. Then each child that follows none is appended to its lowest source that is not followed yet, if any.
     """
     n = len(rank)
     height = [0] * n
@@ -498,7 +502,7 @@ def gutter_tracks(wires: Sequence[Wire], rows: int, position: Callable[[X], int]
 
 
 def _assign(nets: dict[int, tuple[set[int], set[int]]]) -> dict[int, int]:
-    """Assign a track of one gutter to each net, given the positions of its ends above and below the gutter."""
+    """Return net -> track in one gutter; `nets` has the positions where its wires enter (above) and leave (below)."""
     span = {net: (min(above | below), max(above | below)) for net, (above, below) in nets.items()}
     leaving: dict[int, list[int]] = {}
     for net, (_, below) in nets.items():

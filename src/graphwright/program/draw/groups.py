@@ -83,13 +83,16 @@ class GroupTree:
         return found
 
     def seat(self, item: int) -> tuple[int, int]:
-        """Return the group around a node (or around the group ~item if item < 0), and the index among its children."""
+        """Return the group that contains a node (or the group ~item if item < 0), and the index among its children."""
         if item >= 0:
             return self.home[item], self.position[item]
         return self.modules[~item].parent, self.modules[~item].position
 
     def legs(self, src: int, dst: int) -> tuple[list[tuple[int, int]], int]:
-        """Return (group, target child or OUTSIDE) per group that an edge crosses, and how many groups it leaves."""
+        """Return the groups that an edge passes through, in order, and how many of them it leaves.
+
+        Each group comes with the child in which the edge ends, or OUTSIDE if the edge leaves the group.
+        """
         (up, _), (down, child) = self.seat(src), self.seat(dst)
         out, into = [], []
         while up != down:
@@ -250,7 +253,7 @@ def folded(scene: Scene, tree: GroupTree) -> Scene:
 
 
 def _within_a_run(tree: GroupTree, edge: SceneEdge, stands_for: dict[int, tuple[int, str, int]]) -> bool:
-    """Return True if an edge joins two modules of one run; the folded run would read itself."""
+    """Return True if an edge joins two modules of the same run; drawn on the folded run it would be a self-loop."""
     legs, left = tree.legs(edge.src, edge.dst)
     if left == 0 or left + 1 == len(legs):
         return False
@@ -259,7 +262,10 @@ def _within_a_run(tree: GroupTree, edge: SceneEdge, stands_for: dict[int, tuple[
 
 
 def bundled(scene: Scene, tree: GroupTree, size: int) -> Scene:
-    """Return a scene in which each `size` children of the root form a group, in topological order; cycles come last."""
+    """Return a scene in which every `size` top-level nodes or groups form a new group.
+
+    They are taken in topological order; nodes in cycles come last.
+    """
     order = {i: k for k, i in enumerate(kahn_order(data_readers(scene)))}
     top = [ROOT]
     for module in tree.modules[1:]:

@@ -49,7 +49,7 @@ class Box:
 
     @property
     def target(self) -> str:
-        """The name of the box in an `Overlay`: its path, followed by a dot for a group (no node's path ends in one)."""
+        """The name of the box in an `Overlay`: its path; for a group a dot is appended, which no node path ends in."""
         return f"{self.path}." if self.kind == "group" else self.path
 
 
@@ -162,7 +162,7 @@ class ChildExtent:
 
 @dataclass(slots=True)
 class PlacedGroup:
-    """A group in pixels: its extent as a child of its parent, the middle and top of each child, and its wires."""
+    """A group in pixels: its extent, x of the middle and y of the top of each child, and the points of each wire."""
 
     size: ChildExtent
     middles: list[int]
@@ -207,7 +207,7 @@ def position_children(group: ModuleGroup, sizes: Sequence[ChildExtent], title: i
 
 
 def straighten(points: Points) -> Points:
-    """Drop the points that are on the line between their neighbours; all segments are horizontal or vertical."""
+    """Remove repeated points, and points where a line of horizontal and vertical segments does not turn."""
     kept: Points = []
     for x, y in points:
         if kept and kept[-1] == (x, y):
@@ -222,7 +222,7 @@ def straighten(points: Points) -> Points:
 def _columns(
     a: Arrangement, sizes: Sequence[ChildExtent]
 ) -> tuple[dict[int, int], dict[tuple[int, int], int], int, int]:
-    """Compute the middle of each lane, the x of each track, and the extent left and right of the middle of lane 0."""
+    """Return x of each lane's middle and of each track, and the extents left and right of the middle of lane 0."""
     wide: dict[int, tuple[int, int]] = {0: (0, 0)}
     for lane, size in zip(a.lane, sizes, strict=True):
         left, right = wide.get(lane, (0, 0))

@@ -121,7 +121,7 @@ def _differ(program: Program, before: Program, node: SceneNode, was: SceneNode) 
 
 
 def _identities(scene: Scene) -> list[tuple[str, int, str, int]]:
-    """Return a key per edge that identifies it in two programs: path and result index of the source, path and port.
+    """Return per edge a key equal in both programs: path and result of the source, path and port of the target.
 
     The inputs of a junction are interchangeable, so for them the number of earlier edges between the same ends replaces
     the port.
@@ -160,7 +160,7 @@ def inside_readers(scene: Scene) -> Scene:
 
 
 def feedback(scene: Scene) -> Scene:
-    """Return a scene in which each write of a state is an edge back into that state, and its node is not drawn."""
+    """Return a scene in which each assign node of a state is replaced by an edge from its value to the state."""
     nodes, into = scene.nodes, {}
     for edge in scene.edges:
         if nodes[edge.dst].op == ASSIGN:
@@ -227,7 +227,7 @@ def kinds(scene: Scene) -> list[str]:
 
 
 def _bypasses(src: int, operands: list[int], into: list[list[int]], level: list[int]) -> bool:
-    """Return True if `src` is an ancestor of another operand; assumed to be one after `_FAR` visited nodes."""
+    """Return True if `src` is an ancestor of another of the `operands`, or if the search exceeds `_FAR` nodes."""
     seen = {i for i in operands if level[i] > level[src]}
     stack = sorted(seen)
     while stack:

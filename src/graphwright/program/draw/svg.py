@@ -163,7 +163,7 @@ class Legend:
         self.width, self.height = max(self.width, width), self.height + _ROW
 
     def samples(self, words: Iterable[str], wide: int, draw: Callable[[int, int, str], Shape]) -> None:
-        """Append a row of words, each after its sample `draw(x, y, word)`, which takes `wide` pixels."""
+        """Append a row of words; `draw(x, y, word)` makes the sample, `wide` pixels wide, to the left of each word."""
         x, shapes = 16, []
         for word in words:
             text = shape("text", word, class_="gw-s", x=x + wide, y=self.height + 15)

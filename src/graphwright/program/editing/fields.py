@@ -46,7 +46,7 @@ def plain(check: Callable[..., Any], *limits: int) -> Kind:
 
 
 def row(*kinds: Kind, make: Callable[..., Any] = lambda *values: values) -> Kind:
-    """Return the kind of a field that `make` makes from values of these kinds."""
+    """Return the kind of a fixed-length field with one value of each given kind; loading calls `make` on the values."""
     return Kind(
         lambda packer, x: [kind.pack(packer, value) for kind, value in zip(kinds, x, strict=True)],
         lambda unpacker, x: make(

@@ -57,9 +57,10 @@ _Place = tuple[Value, int, tuple[EdgeId, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """A site of a gate: the value to multiply, the gated dimension (None: all), and the edges to read the product.
+    """A site of a gate: a value to multiply by the gate, and the edges (`readers`) that then carry the product instead.
 
-    With `log`, the value holds scores: the logarithm of the gate is added to them.
+    `dim` is the dimension along which the gate has one factor per unit; None if one factor multiplies the whole value.
+    If `log` is True, the value holds softmax scores, and the logarithm of the gate is added to them instead.
     """
 
     value: Value
@@ -191,7 +192,7 @@ def _unit_requests(p: Program, name: str, ids: Sequence[int], size: int) -> list
 
 
 def _mixed(group: AxisGroup) -> list[NodeId]:
-    """Return the nodes where a unit that is zero still affects the result."""
+    """Return the nodes in which a unit that is all zeros still affects the result, such as norms and softmaxes."""
     notes = group.axes.solution.notes
     return list(dict.fromkeys(node for atom in group.atoms for node, _ in notes.get(atom, AtomNotes()).mixed))
 
@@ -199,7 +200,7 @@ def _mixed(group: AxisGroup) -> list[NodeId]:
 def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
     """Return (scores, dimension, edge) of each softmax over the axis, and the softmax nodes with all descendants.
 
-    A score of -∞ removes a unit there: its weight is 0, and ops that sort or count weights never choose it.
+    A score of -∞ removes a unit there: its softmax weight is 0, and ops that sort or count weights never choose it.
     """
     found = []
     for node in _mixed(group):
@@ -214,9 +215,9 @@ def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
 
 
 def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> list[_Place]:
-    """Return (value, dimension, edges that read it) for each sum over the axis, except those of nodes in `decided`.
+    """Return the operands to gate of ops that sum over the axis, as (value, dimension, edges that read the value).
 
-    The dimension is exactly the axis, or if the value has none that is, the one that contains the units.
+    Ops in `decided` are left out. If possible the dimension has exactly the units of the axis, else it contains them.
     """
     solution = group.axes.solution
     found: dict[tuple[Value, int], dict[EdgeId, None]] = {}
@@ -237,7 +238,10 @@ def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> l
 
 
 def _exact(p: Program, group: AxisGroup, value: Value) -> tuple[Value, int] | None:
-    """Return the nearest (value, dimension) that is exactly the axis, upstream through views with one reader."""
+    """Return the nearest value, upstream of `value`, and its dimension that has exactly the units of the axis.
+
+    Returns None if a node on the way is not a view, or if another node reads a value on the way.
+    """
     dims = group.axes.solution.dims
     while True:
         for dim, term in enumerate(dims[value]):
@@ -380,7 +384,7 @@ def _add_sites(e: Transaction, request: _Request, part: Value) -> NodeId:
 
 
 def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -> Value:
-    """Reshape a vector over units to a factor along one dimension, repeated over the other axes in that dimension."""
+    """Reshape one factor per unit to broadcast along `at.dim`, repeated over other axes joined in that dimension."""
     p, term = e.program, at.term
     assert term is not None
     assert at.dim is not None

@@ -74,7 +74,7 @@ class History:
         share([v for v, _, shared in self._before_edit.values() if not shared], True)
 
     def note(self, variable: Variable) -> None:
-        """Record that the edit itself set a variable, so that `collect_trained` ignores the new value."""
+        """Record that an edit, not training, set this variable, so that `collect_trained` ignores the new value."""
         if not variable.shared:
             self._private[id(variable)] = variable.data
         variable.shared = True

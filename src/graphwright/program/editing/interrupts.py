@@ -45,7 +45,10 @@ def defer_interrupts() -> Iterator[None]:
 
 
 def start_listening() -> bool:
-    """Keep the handler after the current `defer_interrupts` block; return True if `stop_listening` must be called."""
+    """Keep the signal handler installed after the current `defer_interrupts` block.
+
+    Returns False, and does nothing, outside the main thread; else the caller must call `stop_listening` later.
+    """
     global _open_edits
     main = _in_main()
     _open_edits += main

@@ -28,8 +28,8 @@ class Undo:
         forward, inverse: primitive edits in the order to apply them.
         specs: specs that inference changed: node -> (before, after).
         valid: whether the program was valid before, and after.
-        labels: changes of the topological order that the next undo or redo restores, in this order; it then stores
-            those for the opposite direction.
+        labels: changes of the topological order, in the order in which the next undo or redo reverts them; it replaces
+            them by the changes that the opposite step will revert.
     """
 
     forward: tuple[Edit, ...]

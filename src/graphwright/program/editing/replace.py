@@ -58,7 +58,7 @@ def _pairs(
 ) -> dict[str, Value]:
     """Return name of an input (or output) of a subprogram -> value of `p`, by `match` or in order.
 
-    Raises: BoundaryMismatch if their numbers or specs differ.
+    Raises: BoundaryMismatch if the numbers of values or their specs differ.
     """
     if match is not None and set(inner) <= set(match):
         pairs = {name: p.value(match[name]) for name in inner}
@@ -140,7 +140,7 @@ def redirect(
 
 
 def _same_weight(p: Program, sub: Program, node: NodeId, removed: Collection[NodeId]) -> NodeId | None:
-    """Return the node of `p`, not in `removed`, with the key and array of a weight node of `sub`; None if none has."""
+    """Return the node of `p`, not in `removed`, with the key and array that `node` has in `sub`; None if none has."""
     if sub.op(node) not in STORED or (key := sub.key(node)) not in p.weights:
         return None
     if p.weights.array(key) is not sub.weights.array(key):

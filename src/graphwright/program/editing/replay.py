@@ -132,7 +132,7 @@ def conflict_of(error: Exception, where: str) -> ReplayConflict:
 
 
 def _own_values(entry: Entry) -> list[str]:
-    """Return the keys of the weights that an entry sets, except small integer tables."""
+    """Return the keys of the weights that an entry sets or adds, except small integer tables."""
     brought = [r for r in entry.edits if r["edit"] in ("SetWeight", "AddNode") and "payload" in r]
     records = [r for r in brought if "values" not in r["payload"]]
     return [r["key"] if r["edit"] == "SetWeight" else r["attrs"]["key"] for r in records]
@@ -170,7 +170,7 @@ class PayloadFinder:
 
 
 def _inline_array(named: Mapping[str, Any]) -> NDArray:
-    """Return the array whose values a journal line holds. Raises: ReplayConflict if its digest differs."""
+    """Return the array of a journal record that contains its values. Raises: ReplayConflict if the digest differs."""
     spec = Spec.from_json(named["spec"])
     values = np.asarray(named["values"], np.int64).reshape(spec.sizes)
     array = empty(spec.sizes, spec.dtype).copy_from(from_numpy(values))

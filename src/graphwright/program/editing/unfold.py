@@ -27,7 +27,7 @@ class SplitAxis(NamedTuple):
     Attributes:
         operands: dimension in each operand; None, or left out, if every unit reads the whole operand.
         result: dimension in the result; None if the results of the units are summed.
-        bias: index of the operand that is added to that sum.
+        bias: index of the operand that is added once, to the sum of the units; None if the op has no bias.
     """
 
     operands: tuple[int | None, ...]
@@ -156,7 +156,7 @@ def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mappin
 
 
 def _whole(p: Program, units: Sequence[NodeId], number: int, axis: SplitAxis) -> Value | None:
-    """Return the value whose slices the units read as operand `number`, or None."""
+    """Return the value that all units read as operand `number`, whole or in their slices; None if they do not."""
     reads, dim = [p.operands(u)[number] for u in units], _dim(axis, number)
     if dim is None:
         return reads[0] if len(set(reads)) == 1 else None
@@ -173,7 +173,7 @@ def _dim(axis: SplitAxis, number: int) -> int | None:
 
 
 def _share(spec: Spec, dim: int, units: int, unit: int) -> dict[str, Any]:
-    """Return the attributes of the slice of an operand that a unit reads; several units may share an entry."""
+    """Return the attributes of the `slice` by which a unit reads its part of an operand; units may share an entry."""
     size = spec.shape[dim]
     assert isinstance(size, int)
     return {"axis": dim % len(spec.shape), "start": unit * size // units, "size": max(size // units, 1), "step": 1}
@@ -187,7 +187,10 @@ def _padding(out: Spec, axis: SplitAxis, units: int, unit: int) -> dict[str, Any
 
 
 def _count(p: Program, node: NodeId, axis: SplitAxis) -> int:
-    """Return the number of units that a `flatten` before the op joins or an `unflatten` after it splits, else size."""
+    """Return the default number of units: how many a `flatten` before the op joins or an `unflatten` after it splits.
+
+    Without such an op, each entry of the axis is a unit.
+    """
     number, dim = next((i, d) for i, d in enumerate(axis.operands) if d is not None)
     value = p.operands(node)[number]
     if traits(p.op(value.node)).joins_axis:
