@@ -38,7 +38,7 @@ def autocast(dtype: object = bfloat16, enabled: bool = True) -> Iterator[None]:
 
 
 def apply(program: Program, dtype: object = bfloat16, *, why: str = "") -> Entry | None:
-    """Insert the casts into a program that `autocast` would make in a run, in one edit, which undo reverts.
+    """Insert into a program, in one edit, the casts that `autocast` would make during a run; undo reverts them.
 
     A value is cast to a dtype once for all its readers.
 
@@ -151,7 +151,7 @@ class GradScaler:
         optimizer.step(found_inf=found if waiting is None else call("maximum", found, waiting))
 
     def update(self, *, waiting: Tensor | None = None) -> None:
-        """Lower the scale if a gradient was not finite, or raise it if due; neither while `waiting` (see `step`)."""
+        """Lower the scale if a gradient was not finite, or raise it if due (see the class); neither while `waiting`."""
         if not self.enabled:
             return
         if not self._found:

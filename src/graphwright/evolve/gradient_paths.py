@@ -34,7 +34,7 @@ def blocked_links(genes: Any, inputs: int, outputs: int) -> np.ndarray:
     back, ahead = np.searchsorted(nodes, (first + genes.link_src)[neural]), into[neural]
 
     def reached(passes: np.ndarray) -> np.ndarray:
-        """Return a mask of the nodes from which a path to an output exists on which `passes` is True for every node."""
+        """Return a mask of nodes with a path to an output on which `passes` is True for all nodes, ends included."""
         found, before = passes & (genes.node_id <= inputs + outputs), -1
         while before != (before := int(found.sum())):
             found[back[found[ahead]]] = True

@@ -18,7 +18,7 @@ def dominates(objectives: np.ndarray) -> Any:
 
 
 def fronts(objectives: np.ndarray) -> np.ndarray:
-    """Return the front of each member, int64 [N]: 0 if nothing dominates it, 1 if only front 0 does, and so on."""
+    """Return the front index of each member, int64 [N]: 0 if nothing dominates it, 1 if only front 0 does, ..."""
     over = dominates(objectives)
     rank = np.full(len(objectives), -1, np.int64)
     front = 0

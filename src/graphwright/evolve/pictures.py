@@ -113,7 +113,7 @@ def _shape(spec: Spec) -> str:
 
 
 def _kind(made: Composition, i: int) -> str:
-    """Return the key of `FILLS` for node `i` of the scene."""
+    """Return the kind of node `i` of the scene, a key of `FILLS` such as "junction"."""
     scene = made.view.scene
     node = scene.nodes[i]
     if node.op == INPUT:
@@ -129,7 +129,7 @@ def _kind(made: Composition, i: int) -> str:
 
 
 def _weights(program: Program) -> dict[str, float]:
-    """Map the path of a source node to the weight of its edges: the scalar param of a product, or a `scale` gate."""
+    """Map the path of a product to the weight drawn on its edges: its scalar param, or its `scale` gate."""
     found: dict[str, float] = {}
     for node in program.of_kind("mul"):
         scalars = [v.node for v in program.operands(node) if program.op(v.node) == PARAM and program.spec(v).size == 1]
@@ -143,7 +143,7 @@ def _weights(program: Program) -> dict[str, float]:
 
 
 def _closed(program: Program) -> dict[str, str]:
-    """Map source path to target path for closed links: links of a genome without an edge, and closed gates."""
+    """Map source path to target path of closed links: genome links without an edge, and products with a closed gate."""
     found: dict[str, str] = {}
     for node in program.nodes():
         link = _LINK.match(program.path(node))
@@ -176,7 +176,7 @@ def _box(box: Box, kind: str) -> Shape:
 
 
 def _outline(box: Box, kind: str) -> Shape:
-    """Return the outline of a node of this kind, as large as its box: ellipse, rectangle or polygon."""
+    """Return the outline of a node of this kind with the size of `box`: an ellipse, rectangle or polygon."""
     x, y, w, h = box.x, box.y, box.w, box.h
     if kind in ("input", "target"):
         return shape("ellipse", class_="shape", cx=x + w / 2, cy=y + h / 2, rx=w / 2, ry=h / 2)

@@ -31,7 +31,7 @@ class Counters:
         evaluations: number of scored candidates; forward: number of cases run forwards; backward: number of cases in
             gradient steps.
         failed: number of candidates without fitness; refused: mutation -> number of times it was impossible.
-        seconds: time for scoring and reproduction; environment: time of it that was spent in environments.
+        seconds: time for scoring and reproduction; environment: the part of `seconds` that environments took.
     """
 
     evaluations: int = 0
@@ -43,7 +43,7 @@ class Counters:
     environment: float = 0.0
 
     def refuse(self, mutation: str, count: int = 1) -> None:
-        """Count `count` mutations that were impossible."""
+        """Add `count` to the number of times that `mutation` was impossible."""
         self.refused[mutation] = self.refused.get(mutation, 0) + count
 
     def add(self, cost: Scores | Trial, evaluations: int = 0) -> None:
@@ -165,7 +165,7 @@ class EvolutionRun(ABC):
 
     @abstractmethod
     def _stuck(self) -> Status | None:
-        """Return why the run cannot continue even below its limits; None if it can."""
+        """Return why the run must end although no limit is reached; None if it can continue."""
 
     @abstractmethod
     def _progress(self, generations: int | None, evaluations: int | None) -> Progress: ...
@@ -234,7 +234,7 @@ def same_cases(report: dict[str, Any]) -> str:
 
 
 def cost(report: dict[str, Any]) -> str:
-    """Describe the passes, the share of time in environments, and the number of refused mutations."""
+    """Summarise the costs in a report: passes, share of time in environments, number of impossible mutations."""
     share, refused = report["environment_seconds"] / max(report["seconds"], 1e-9), sum(report["refused"].values())
     parts = [f"{report['forward_passes']:,} passes forward, {report['backward_passes']:,} with gradients"]
     parts += [f"{100 * share:.0f} % of the time in environments"] if share else []

@@ -99,7 +99,7 @@ def read_run(folder: Path, run: Any, content: Mapping[str, Any]) -> None:
 
 
 def _state(directory: StrPath, age: int) -> Path:
-    """Return the directory of an older state: age 0 is the last saved one, 1 the one before it, and so on."""
+    """Return the directory of a saved state: age 0 is the last saved state, age 1 the state before it, and so on."""
     folder = Path(directory)
     return folder.with_name(f"{folder.name}.{age}") if age else folder
 

@@ -56,7 +56,7 @@ class HasStructure(HasVariables, Protocol):
 
 
 class HasState(Protocol):
-    """A scheduler, loader or generator, whose state is a few numbers."""
+    """A scheduler, data loader or random generator, whose state fits in a small JSON object."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the state as JSON values."""
@@ -209,7 +209,10 @@ class SavedState:
             raise StateError(f"the saved state does not match:\n  {lines}", where=self.directory)
 
     def _arrays(self, scope: Sequence[str], own: Mapping[str, Variable], wrong: list[str]) -> dict[str, NDArray]:
-        """Read and check the tensors of the parts `scope`, unless `wrong` has problems. Raises: StateError."""
+        """Read the saved tensors of the parts in `scope`, such as `model`, and verify their checksums.
+
+        Mismatches with `own` are added to `wrong`. Raises: StateError for a wrong checksum or anything in `wrong`.
+        """
         names = [name for name in self.tensors if name.partition(".")[0] in scope]
         arrays: dict[str, NDArray] = {}
         with Checkpoint(self.directory, stem="state") as checkpoint:
@@ -293,7 +296,7 @@ def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str
 def _gathered(
     *holders: HasVariables | None,
 ) -> tuple[dict[str, Variable], dict[str, str]]:
-    """Return the variables of all holders by their first names, and other name of a tied variable -> first name."""
+    """Return name -> variable for all holders, each variable once, and other name -> first name for tied variables."""
     first: dict[int, str] = {}
     tensors: dict[str, Variable] = {}
     aliases: dict[str, str] = {}

@@ -104,7 +104,8 @@ class Optimizer:
             continues from the current value of a parameter that was set by an edit or undo.
 
     Attributes:
-        moment_names: names of the op's moments, in its order -> the option that requires the moment, or None.
+        moment_names: name of each moment, in the order of the op's operands -> the option that requires it, or None if
+            it always exists.
         state: parameter -> its state, after its first step.
         extra_moments: names of additional moments in the state of every parameter, such as gradient sums.
     Raises: UsageError for an option out of range or unknown, a duplicate parameter, or no parameters.
@@ -177,7 +178,7 @@ class Optimizer:
         return attrs
 
     def moments(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of the op's moments, in its order."""
+        """Return the names of the moments that the options require, in the order of the op's operands."""
         return tuple(name for name, option in self.moment_names.items() if option is None or options[option])
 
     # -- parameters and rates ----------------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ class Optimizer:
     def _new_state(
         self, p: Parameter, names: Sequence[str], old: ParamState | None, remap: Callable[[Any], Any] | None
     ) -> ParamState:
-        """Make a state for the parameter's shape and dtype: the old state remapped, or zeros."""
+        """Make a state for the parameter's present shape and dtype: the `old` state converted by `remap`, or zeros."""
         wanted, kind = f"{self.name}.{p.name or f'param{len(self.state)}'}", wide(p.dtype)
         names_left = (n for n in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if n not in self._taken)
         name = next(names_left) if old is None else old.name  # two parameters may have the same name
@@ -305,12 +306,14 @@ class Optimizer:
 
 
 def wide(dtype: DType) -> DType:
-    """Return the dtype in which a parameter of `dtype` is updated."""
+    """Return the dtype in which a parameter is updated: float32 for 16-bit dtypes, else `dtype` itself."""
     return float32 if dtype.is_low else dtype
 
 
 def moment_remap(spec: Spec, lineage: ShapeChange | None, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return a function that remaps moments to the current shape of `p`; None if not only edits of axes changed it.
+    """Return a function that remaps moments to the current shape of `p`.
+
+    Returns None if the shape also changed other than by edits of axes.
 
     Args:
         spec, lineage: spec and last change of shape of the parameter when the moments were made.
@@ -330,7 +333,7 @@ def moment_remap(spec: Spec, lineage: ShapeChange | None, p: Parameter) -> Calla
 
 
 def _present(p: Parameter, master: Variable | None) -> Tensor:
-    """Return the value to update: the master weights, or the parameter where it was set since the last step."""
+    """Return the value to update: the master weights, except for entries of `p` that were set since the last step."""
     if master is None:
         return p
     same = call("eq", master.to(p.dtype), p)

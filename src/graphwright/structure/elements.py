@@ -107,7 +107,10 @@ def probabilities(p: Program, among: list[Element]) -> Tensor:
 
 
 def _with_choices(found: Tensor, z: Tensor, among: list[Element], starts: list[int]) -> Tensor:
-    """Replace probabilities of choices, whose first options are at `starts`, by softmaxes over options not closed."""
+    """Replace in `found` the probabilities of options by a softmax over the options of a choice that are not closed.
+
+    `starts` are the indices in `among` of the first option of each choice.
+    """
     parts, at = [], 0
     for start in starts:
         options = among[start : start + among[start].gate.length]
@@ -134,10 +137,11 @@ class Element:
     Attributes:
         name: unique among the elements of the program.
         gate, index: the gate, and the current index of the element in it.
-        site: the product node that identifies it: an option's own product, else the gate's handle.
+        site: the node that multiplies a value by the gate and identifies the element: an option's own product, else the
+            gate's handle.
         z, offset: the logit, and its offset in the vector of all logits.
         p: decision probability, at temperature 1; p_now: open probability at the current temperature.
-        temperature: of its group of gates; cost: of the element while it is open.
+        temperature: temperature of the gate's group; cost: cost of the element while it is open.
         state: `soft` (trained), `open`, `closed` or `frozen` (fixed at 1, at 0, or at its current value).
     """
 
@@ -155,12 +159,12 @@ class Element:
 
     @property
     def key(self) -> Key:
-        """The identity of the element through edits; see `Key`."""
+        """The identity of the element, which edits do not change; see `Key`."""
         return self.site.index, self.site.generation, int(self.gate.rows[self.index, g.ELEMENT])
 
     @property
     def over(self) -> str:
-        """What the gate is on: `edges`, `units`, `nodes`, `layers` or `choice`."""
+        """The kind of element that the gate opens: `edges`, `units`, `nodes`, `layers` or `choice`."""
         return self.gate.over
 
     def to_json(self) -> dict[str, Any]:
@@ -191,7 +195,7 @@ def elements(p: Program) -> list[Element]:
 
 
 def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return gate table, logits, decision probabilities, open probabilities and temperatures, by offset of the logit.
+    """Return five arrays indexed by logit offset: gate table, logits, decision and open probabilities, temperatures.
 
     Unused logits have probability 0.
     """
@@ -221,7 +225,7 @@ def edge_of(p: Program, element: Element) -> EdgeId | None:
 
 
 def sites_of(p: Program, element: Element) -> list[NodeId]:
-    """Return the product nodes of an element that still exist; for an option only its own product."""
+    """Return the existing nodes that multiply a value by the element's gate; for an option only its own product."""
     there = [site for site in element.gate.sites if site in p.graph]
     return [site for site in there if element.over != "choice" or _option(p, site) == element.index]
 

@@ -71,8 +71,9 @@ class DifferentiableGraph:
 
     Args:
         program: owns the gates; every edit of it is visible here.
-        seed: of the gates' noise in training.
-        schedule: of the temperature, for all groups of gates or by group name; None leaves temperatures unchanged.
+        seed: seed of the noise of gates in training.
+        schedule: temperature schedule of all groups of gates except `hard_concrete`, or group name -> schedule; None
+            leaves temperatures unchanged.
 
     Attributes:
         step: number of training steps so far, which is also part of the random key of the noise.
@@ -117,7 +118,7 @@ class DifferentiableGraph:
         return {ends: sum(p >= threshold for p in ps) for ends, ps in self.matrix().items()}
 
     def overlay(self) -> dict[str, float]:
-        """Return path of each product node of a gate -> mean probability, for `to_svg(overlay=...)`."""
+        """Return path -> mean decision probability for nodes that multiply by a gate, for `to_svg(overlay=...)`."""
         found: dict[str, list[float]] = {}
         for e in self.elements():
             for site in e.gate.sites:
@@ -311,7 +312,10 @@ class DifferentiableGraph:
         return Discretized(p, among, done, kept, shape, ungated(p), before, after, p.journal[-1])
 
     def _values(self, before: Sequence[Element] = (), values: np.ndarray | None = None) -> np.ndarray:
-        """Return gate values in evaluation mode by offset; or `values` of elements `before` cuts, by new offsets."""
+        """Return the gate value of each element in evaluation mode, by logit offset.
+
+        If `values` are given, at the offsets that elements had `before` an edit, return them at the present offsets.
+        """
         if values is None:
             p = self.program
             if not p.gates():

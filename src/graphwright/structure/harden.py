@@ -31,7 +31,10 @@ ONE = frozenset({"ste", "bernoulli", "concrete", "concrete_st", "hard_concrete",
 
 
 def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
-    """Cut proposed elements, large ones first, and record each in the journal; return the names of direct cuts."""
+    """Cut proposed elements, large ones first, and record each cut in the journal.
+
+    Returns: names of the cut elements, except those that the cut of a larger element removed.
+    """
     p, done = e.program, list[str]()
     elements = [q.element for q in proposals if q.element is not None]
     for over in ORDER:
@@ -60,7 +63,7 @@ def remark(e: Transaction, q: Proposal, step: int) -> None:
 
 
 def _close(e: Transaction, site: NodeId) -> None:
-    """Replace the product of a gate and a value at a site by zero."""
+    """Replace `site`, the product of a gate and a value, by zero in all its readers."""
     p = e.program
     for edge in p.out_edges(site):
         reader = p.graph.target(edge)
@@ -146,7 +149,10 @@ def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
 
 
 def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
-    """Return the keys of weight and bias of the linear map that computes a value only for `readers`; else empty."""
+    """Return the weight and bias keys of the linear map that computes `value`; [] if there is none.
+
+    Also return [] if nodes other than `readers` read the value, or if the weights are shared.
+    """
     node = value.node
     while p.op(node) not in KINDS and (get(p.op(node)).view is not None or get(p.op(node)).traits.convert):
         if set(p.consumers(node)) != readers:
@@ -160,7 +166,7 @@ def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
 
 
 def _alone(p: Program, weight: NodeId | None) -> bool:
-    """Return True if a param has exactly one reader, casts not counted."""
+    """Return True if a param has exactly one reader; a chain of casts counts as its final reader."""
     while weight is not None and p.graph.out_degree(weight) == 1:
         reader = p.consumers(weight)[0]
         if p.op(reader) in KINDS or not get(p.op(reader)).traits.convert:
@@ -170,7 +176,7 @@ def _alone(p: Program, weight: NodeId | None) -> bool:
 
 
 def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
-    """Fold gate values of units into the columns of the weights that sum over the units; False if there are none."""
+    """Multiply the weight columns that read gated units by the gate values; return False if that is impossible."""
     p, group = e.program, axis_of(e.program, gate)
     if any(traits(p.op(site)).sums for site in gate.sites):
         return False  # the gate's logarithm is added to scores: no weight column can absorb it

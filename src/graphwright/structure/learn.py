@@ -81,7 +81,7 @@ def learn(
         steps, batch, window: number of steps, windows per step, tokens per window.
         gates, params: learning rates of the logits, and of the weights (0: weights are not trained).
         round_to: axes with more units than this keep a multiple of it, for efficient vector code.
-        seed: of windows and noise.
+        seed: seed of text windows and gate noise.
         report: called with `Progress`; its table has the gate probabilities of each axis.
     Raises: UsageError for invalid kinds, targets or texts; BudgetUnreachable; Diverged. After any error the model is
         unchanged.
@@ -143,7 +143,7 @@ def _train(
 
 
 def _table(among: Sequence[Element]) -> dict[str, dict[str, float]]:
-    """Summarise the gate probabilities of each axis, or if there are many axes of each kind of units."""
+    """Summarise gate probabilities per axis, or per kind of units if there are more than `_ROWS` axes."""
     many = len({e.gate.owner for e in among}) > _ROWS
     rows: dict[str, list[float]] = {}
     for e in among:
@@ -153,7 +153,7 @@ def _table(among: Sequence[Element]) -> dict[str, dict[str, float]]:
 
 
 def _gate(model: Model, units: Sequence[str]) -> None:
-    """Add gates on all units of the kinds, in one edit."""
+    """Add gates to all units of these kinds, in one edit."""
     p = model.program
     with p.edit(f"gates on {', '.join(units)}", author="gate") as e:
         found = 0

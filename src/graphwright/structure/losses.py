@@ -109,7 +109,9 @@ def label(penalty: Any) -> str:
 
 @dataclass(frozen=True)
 class sparsity(Penalty):
-    """λ Σ c·P / Σ c, c the cost of an element. A gate closes if closing it increases the task's loss by < λ·c/Σc.
+    """λ·Σ c·P / Σ c, where c is the cost of an element and P its open probability.
+
+    A gate closes if closing it increases the task's loss by less than λ·c/Σc.
 
     Attributes:
         lam: λ, in units of the loss; with `relative` in units of the gain of all gates, which is the task's loss with
@@ -140,7 +142,7 @@ def expected_l0(lam: float, relative: bool = False) -> sparsity:
 
 @dataclass(frozen=True)
 class density(Penalty):
-    """weight · (mean P - ρ)²."""
+    """weight · (mean P - ρ)², where P is the open probability of an element: pulls the mean to ρ."""
 
     rho: Share
     weight: NotNegative = 10.0
@@ -205,7 +207,7 @@ class budget(Penalty):
 
 
 def _expected(terms: Terms, p: Tensor, of: Cost) -> Tensor:
-    """Σ c · Π P over the elements: c is an element's own cost, the product runs over it and the elements around it."""
+    """Σ c · Π P over elements: c is an element's own cost; Π P runs over it and all elements in which it is nested."""
     own = element_costs(terms.program, terms.elements, of)
     parents = above(terms.program, terms.elements)
     whole = p
@@ -242,7 +244,7 @@ class cost(Penalty):
 
 @dataclass(frozen=True)
 class gate_entropy(Penalty):
-    """weight · mean of -P ln P - (1-P) ln(1-P); pushes gates to 0 or 1."""
+    """weight · mean of -P ln P - (1-P) ln(1-P), P the open probability of an element; pushes gates to 0 or 1."""
 
     weight: Number = 1.0
 
@@ -258,7 +260,7 @@ def _xlogx(p: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class edge_entropy(Penalty):
-    """weight · mean over targets of -Σ π ln π, where π = P/ΣP over the gated edges into one target."""
+    """weight · mean over targets of -Σ π ln π; π = P/ΣP over gated edges into one target, P is the open probability."""
 
     weight: Number = 1.0
 
@@ -274,7 +276,10 @@ class edge_entropy(Penalty):
 
 
 def _ends(terms: Terms) -> tuple[tuple[np.ndarray, int], tuple[np.ndarray, int]]:
-    """Number sources and targets of gated edges; return numbers per element (-1 if it is no edge) and their count."""
+    """Number the sources of gated edges, and their targets; return a pair (numbers, count) for each.
+
+    `numbers` has the number of the node per element, or -1 if the element is no edge.
+    """
     p, graph = terms.program, terms.program.graph
     ends: list[tuple[dict[Any, int], list[int]]] = [({}, []), ({}, [])]
     for e in terms.elements:
@@ -287,7 +292,7 @@ def _ends(terms: Terms) -> tuple[tuple[np.ndarray, int], tuple[np.ndarray, int]]
 
 
 def _by_row(p: Tensor, rows: np.ndarray, count: int) -> Tensor:
-    """Sum the entries of `p` with equal numbers in `rows`; return `count` sums."""
+    """Return `count` sums: sum i is over the entries of `p` at which `rows` equals i."""
     zero = as_tensor(np.zeros(count, p.dtype.numpy))
     return call("scatter_add", zero, as_tensor(rows), p, axis=0)
 
@@ -296,9 +301,9 @@ def _by_row(p: Tensor, rows: np.ndarray, count: int) -> Tensor:
 class smoothness(Penalty):
     """μ Σ (P_e - P_f)² over unordered pairs of edges that share a source, plus pairs that share a target; O(edges).
 
-    The sum over the pairs at a node of degree n is nΣP² - (ΣP)² = nΣ(P - P̄)²; the second form is accurate also for
-    many nearly equal P. The mean is subtracted twice, since a float32 sum of 10^5 values is inexact (Chan, Golub and
-    LeVeque 1983).
+    P is the open probability of an edge. The sum over pairs at a node of degree n is nΣP² - (ΣP)² = nΣ(P - P̄)²; the
+    second form is accurate also for many nearly equal P. The mean is subtracted twice, since a float32 sum of 10^5
+    values is inexact (Chan, Golub and LeVeque 1983).
     """
 
     mu: NotNegative
@@ -351,8 +356,8 @@ class attention_entropy(Penalty):
 class reachability(Penalty):
     """-weight · Σ over outputs of ln r, where r estimates the probability that open edges connect it to an input.
 
-    r is 1 for an input, 1 - Π (1 - P_e·r_u) over the edges e from u for a junction, and the minimum over the operands
-    for other ops.
+    r is 1 for an input and the minimum of r over the operands for an op. For a junction it is 1 - Π (1 - P_e·r_u) over
+    its edges e, where P_e is the open probability of e and u its source.
     """
 
     weight: NotNegative = 1.0
@@ -445,7 +450,7 @@ class NormLimits:
         self.sync()
 
     def sync(self) -> None:
-        """Update the set of limited weights after edits; new weights have no limit."""
+        """Collect the weights to limit again after edits; newly found weights get the limit infinity."""
         p = self.program
         if self._seen == p.version:
             return

@@ -92,7 +92,7 @@ class LogitMoments:
                       for name, x in zip(("m", "v", "t", "rate"), rows, strict=True)}  # fmt: skip
 
     def step(self, g: Tensor, bad: Tensor, limit: float) -> None:
-        """Update logits by gradient `g` if `bad` is 0, and clip them to ±limit; those with rate 0 keep their bits."""
+        """Update logits of rate > 0 by Adam with gradient `g` and clip them to ±limit; do nothing if `bad` is 1."""
         z = self.program.weights[LOGITS]
         m, v, t, rate = (self._held[n] for n in ("m", "v", "t", "rate"))
         moves = call("logical_and", rate > 0.0, (bad * 1.0 < 0.5).reshape(1))
@@ -157,9 +157,9 @@ class JointOptimizer:
         policy: cuts elements during training; by default `Policy()`.
         prune_every: number of steps between two checks of the policy; 0 for none.
         clip: maximum norm of all gradients of weights together.
-        steps: of the run, if known: for the warm-up, and to warn if gates cannot close.
+        steps: number of steps of the run, if known: for the warm-up, and to warn if gates cannot close.
         logit_limit: largest absolute value of logits.
-        executor, device: of the plan, see `gw.compile`.
+        executor, device: executor and device of the plan; see `gw.compile`.
         noise: if False, gates are not sampled; their values are functions of the logits.
     """
 
@@ -221,7 +221,7 @@ class JointOptimizer:
                  f"{reach / 2:.3g} need steps · lr of {reach:.3g} to close", GatesCannotClose, 3)  # fmt: skip
 
     def _reach(self) -> tuple[float, float]:
-        """Return the largest learning rate of gates (0 if none are trained), and twice the largest |logit|."""
+        """Return the largest learning rate of gates (0 if none are trained), and twice the largest trained |logit|."""
         rate = max(self.logits.rates.values(), default=0.0) if self.mode != "params" else 0.0
         return rate, 2 * max((abs(e.z) for e in self.view.elements() if e.state == "soft"), default=0.0)
 
@@ -469,10 +469,10 @@ class WarmUp:
     """The first steps of a run, which train weights alone.
 
     Args:
-        most: largest number of steps.
+        most: largest number of warm-up steps.
         levels: whether the warm-up ends as soon as the loss has levelled off: its mean over a window of steps is hardly
             below that of the window before.
-        steps: of the run; a window is a fifteenth of them, clipped to 10 to 50.
+        steps: number of steps of the run; a window is a fifteenth of them, clipped to 10 to 50.
 
     Attributes:
         until: the step at which training of gates starts; lowered when the loss levels off.

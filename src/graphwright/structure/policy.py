@@ -47,8 +47,8 @@ def protect(
 ) -> tuple[list[Element], list[ProtectedElement]]:  # fmt: skip
     """Divide proposed cuts into allowed cuts and protected elements; return both.
 
-    For an output that the cuts would disconnect from all inputs, the elements on the path whose smallest p is largest
-    become protected; of equal paths, the first in the order of edges.
+    If the cuts would disconnect an output from all inputs, the elements of one path to it are protected: the path whose
+    least probable element has the largest p, and of equal paths the first in the order of edges.
 
     Args:
         min_in: smallest number of units per gated axis, and of options per choice.
@@ -303,7 +303,7 @@ def gains(
 ) -> list[tuple[str, float]]:
     """Return (edge, gain) of all missing edges, the largest gain first.
 
-    The gain is the estimated decrease of the loss if the edge is added: -n, with n as in the module docstring.
+    The gain of an edge u -> v is the estimated decrease of the loss L if it is added: -n with n = Σ ⟨dL/dy_v, y_u⟩.
 
     Args:
         newton: estimate to second order: n²/(2d) if n < 0 < d, with d the second difference of the loss.
@@ -352,6 +352,6 @@ def gains(
 def additions(
     view: DifferentiableGraph, task: Task, batch: Mapping[str, Any], *, least: float = 0.0, newton: bool = False
 ) -> list[Proposal]:
-    """Propose the missing edges with a gain above `least` (and above 0), the best first; verify them by trials."""
+    """Propose the missing edges with a gain above `least` (and above 0), largest first; gains are only estimates."""
     ranked, least = gains(view, task, batch, newton=newton), max(least, 0.0)
     return [Proposal("add", name, 0.0, f"gains {gain:.3g}", None, -gain) for name, gain in ranked if gain > least]

@@ -97,13 +97,13 @@ def element_costs(p: Program, among: Sequence[Element], of: Cost = "params") -> 
 
 
 def _stored(p: Program, of: Cost) -> dict[NodeId, float]:
-    """Return param -> cost of one of its entries: 1, or its bytes."""
+    """Return param -> cost of a single entry: 1, or its size in bytes."""
     trained = (n for n in p.params() if p.key(n) not in RESERVED)
     return {n: float(p.spec(n).dtype.itemsize if of == "bytes" else 1) for n in trained}
 
 
 def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
-    """Return op -> cost of one run, in flops or as given by `of`; ops that belong to gates are missing."""
+    """Return op -> cost of one run: its flops, or its entry in the mapping `of`; ops of gates are omitted."""
     own = {n for g in p.gates().values() for site in g.sites for n in (site, *between(p, site))}
     ops = [n for n in p.nodes() if p.op(n) not in KINDS and not traits(p.op(n)).gates and n not in own]
     if isinstance(of, str):
@@ -113,7 +113,7 @@ def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
 
 
 def _shared(p: Program, group: AxisGroup, each: Mapping[NodeId, float]) -> np.ndarray:
-    """Divide the costs `each` of ops with this axis in an operand or result equally among its units, float64 [size]."""
+    """Sum the costs `each` of ops with this axis in an operand or result; return equal shares of units, [size]."""
     mine = set(group.atoms)
     over = {v for v, dims in group.axes.solution.dims.items() if any(mine & set(atoms(d)) for d in dims)}
     total = 0.0

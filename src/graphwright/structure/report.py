@@ -125,7 +125,7 @@ def probabilities(values: np.ndarray, names: Sequence[str], kept: Sequence[bool]
 
     Args:
         values: probabilities, float [steps, elements].
-        names: of the elements; kept: whether each was kept.
+        names: names of the elements; kept: whether each was kept.
         last: the step of the last row of `values`.
     """
     few, groups = len(names) <= _FEW, dict[str, list[int]]()

@@ -135,7 +135,7 @@ class Calibration:
         return chunked(p, windows, max(ROWS // self.width, 1))
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the cached value of a key, or make it. Only the latest key is cached, to save memory."""
+        """Return the cached value of a key, or call `make` and cache its result. Only the latest key is cached."""
         if self._cached is None or self._cached[0] != key:
             self._cached = None  # free the old value before the new one is made
             self._cached = key, make()

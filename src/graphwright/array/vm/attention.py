@@ -42,14 +42,14 @@ _KEPT, _MOST = STRIPS, 4 * DEPTH * BLOCK // (_SIDE * _LINE)
 
 @native
 def _operand(row: Any, index: Any, batch: Any, head: Any) -> Any:
-    """Return the address of operand `index` for a batch element and head."""
+    """Return the address of operand `index` at the first position of a batch element and head."""
     at = row + BYTES + 32 * index
     return vec.load_i64(at) + batch * vec.load_i64(at + 8) + head * vec.load_i64(at + 16)
 
 
 @native
 def _step(row: Any, index: Any) -> Any:
-    """Return the bytes from one position of operand `index` to the next."""
+    """Return the stride in bytes between positions of operand `index`."""
     return vec.load_i64(row + BYTES + 32 * index + 24)
 
 
@@ -62,7 +62,7 @@ def _start(row: Any) -> Any:
 
 @native
 def _blocks(row: Any, i: Any, rows: Any) -> Any:
-    """Return the range of key blocks that queries i to i + rows can see; with a block table, the range in its lists."""
+    """Return the range (begin, end) of numbers t of key blocks, see `_block`, that queries i to i + rows can see."""
     table = cell(row, 14)
     if table:
         at = table + 8 * (i // _SIDE)
@@ -78,7 +78,7 @@ def _blocks(row: Any, i: Any, rows: Any) -> Any:
 
 @native
 def _block(row: Any, t: Any) -> Any:
-    """Return the index of the first key of block t; with a block table, t is an index into its lists."""
+    """Return the index of the first key of block t; with a block table, t is an index into the lists of that table."""
     table = cell(row, 14)
     if table:
         lists = (cell(row, 5) + _SIDE - 1) // _SIDE + 1
@@ -88,7 +88,7 @@ def _block(row: Any, t: Any) -> Any:
 
 @native
 def _scores(row: Any, at: Any, q: Any, k: Any, rows: Any, keys: Any, scratch: Any) -> None:
-    """Compute the scores of a block of queries and a block of keys."""
+    """Write q·kᵀ, not yet scaled, of a block of queries and a block of keys to address `at`."""
     gemm(q, _step(row, 0), 4, k, 4, _step(row, 1), at, _LINE, rows, keys, cell(row, 7), 0, 0, scratch)
 
 
@@ -110,7 +110,7 @@ def _seen(row: Any, batch: Any, query: Any, j: Any, keys: Any, v: Any) -> Any:
 
 @native
 def _open(row: Any, i: Any, j: Any, rows: Any, keys: Any) -> Any:
-    """Return whether every query of a block sees every key of it, and the keys fill whole vectors."""
+    """Return whether queries i to i + rows see all keys j to j + keys, and the keys fill whole vectors."""
     if keys & 15 or cell(row, 13):
         return False
     if cell(row, 11) == 0:
@@ -158,7 +158,7 @@ def _raised(at: Any, scratch: Any, rows: Any, keys: Any, keep: Any) -> None:
 
 @native
 def _scaled(at: Any, step: Any, rows: Any, size: Any, factors: Any) -> None:
-    """Multiply each row by its entry of `factors`."""
+    """Multiply each of `rows` rows of `size` numbers by its entry of `factors`."""
     for r in range(rows):
         factor = vec.load_f32(factors + 4 * r)
         if factor != F(1.0):
@@ -171,7 +171,7 @@ def _scaled(at: Any, step: Any, rows: Any, size: Any, factors: Any) -> None:
 
 @native
 def _fresh(scratch: Any) -> None:
-    """Reset the maximum and the sum of each query."""
+    """Set the running maximum of each query of a block to -inf, and its sum to 0."""
     for v in range(_SIDE // 16):
         vec.store(scratch + _TOP + 64 * v, vec.splat(F(-np.inf)))
         vec.store(scratch + _SUM + 64 * v, vec.splat(F(0.0)))
@@ -237,8 +237,8 @@ def _weights(row: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: Any, keys
 def attend_backward(row: Any, scratch: Any) -> Any:
     """Compute the gradients of q, k and v.
 
-    D = rowsum(dO ⊙ O); dV = Pᵀ·dO; dS = scale·P ⊙ (dO·Vᵀ - D); dQ = dS·K; dK = dSᵀ·Q. The weights P are recomputed:
-    once if all key blocks of a query block fit the scratch, else twice.
+    D = rowsum(dO ⊙ O); dV = Pᵀ·dO; dS = scale·P ⊙ (dO·Vᵀ - D); dQ = dS·K; dK = dSᵀ·Q. P are the softmax weights:
+    they are recomputed once if all key blocks of a query block fit the scratch, else twice.
     """
     heads, groups, queries, keys_all = cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6)
     deep, wide, scale = cell(row, 7), cell(row, 8), vec.splat(F(number(row, 9)))
@@ -313,13 +313,13 @@ _ZERO = ir.Constant(vec.FLOATS, None)
 
 
 def _rows_of(builder: Any, base: Any, stride: Any, count: Any) -> list[Any]:
-    """Return the addresses of 16 rows; from row `count` on that of the first, so that no other memory is read."""
+    """Return the addresses of 16 rows; rows from `count` on get that of row 0, so that no other memory is read."""
     addresses = [builder.add(base, builder.mul(stride, vec.I64(r))) for r in range(vec.LANES)]
     return [builder.select(builder.icmp_signed(">", count, vec.I64(r)), at, base) for r, at in enumerate(addresses)]
 
 
 def _along(builder: Any, width: Any, start: list[Any], step: Any) -> list[Any]:
-    """Emit a loop over `width`, 16 entries a turn, with the body `step(byte offset, mask or None, state) -> state`."""
+    """Emit a loop over `width` entries, 16 at a time; `step(byte offset, mask or None, state) -> state` is its body."""
     whole = builder.and_(width, vec.I64(-vec.LANES))
     before = builder.block
     loop, rest, tail, done = (builder.append_basic_block(name) for name in ("full", "rest", "tail", "done"))
@@ -344,7 +344,7 @@ def _along(builder: Any, width: Any, start: list[Any], step: Any) -> list[Any]:
 
 
 def _sums(builder: Any, rows: list[Any]) -> Any:
-    """Return the sums of 16 vectors as one vector: four rounds interleave vector i with vector i + half and add."""
+    """Return a vector of the sums of 16 vectors: four rounds interleave vector i with vector i + half and add them."""
     while len(rows) > 1:
         half = len(rows) // 2
         rows = [builder.fadd(*vec.interleaved(builder, a, b)) for a, b in zip(rows[:half], rows[half:], strict=True)]
@@ -371,7 +371,7 @@ def _products(typingctx: Any, q: Any, k: Any, stride: Any, width: Any, count: An
 
 @intrinsic
 def _weighted(typingctx: Any, out: Any, kept: Any, p: Any, v: Any, stride: Any, width: Any, count: Any) -> Any:
-    """out = kept·out + Σ p[r]·v[r], over `count` rows r."""
+    """out = kept·out + Σ p[r]·v[r], summed over the first `count` rows r of v."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         out, kept, p, v, stride, width, count = args

@@ -3,7 +3,7 @@
 An elementwise instruction loops over `rows` times `cols` elements: words 1 and 2 are these counts. Three words per
 operand follow, the result first: its address, the bytes from one row to the next, and the step along a row, 1 or 0
 (one value for all columns). The result's columns are adjacent; a step of PAST asks for non-temporal stores. Inside a
-LOOP, an instruction computes one row of elements per turn. Addresses below LOCAL are offsets into the scratch of the
+LOOP, an instruction computes one row per iteration. Addresses below LOCAL are offsets into the scratch of the
 thread that runs the code, so that several threads can run the same code.
 
 Instructions on single numbers are packed: a run of them is one SCALARS instruction (word 1: their number), followed by
@@ -58,7 +58,7 @@ def number(row: Any, index: Any) -> Any:
 
 @native
 def start(row: Any, index: Any, turn: Any, scratch: Any) -> Any:
-    """Return the address, at a turn of a LOOP, of the operand that is described from word `index` on."""
+    """Return the address, in iteration `turn` of a LOOP, of the operand whose description begins at word `index`."""
     address = cell(row, index)
     return (address + scratch if address < LOCAL else address) + turn * cell(row, index + 1)
 
@@ -81,7 +81,7 @@ def past(row: Any, out: Any) -> Any:
 
 @native
 def put(p: Any, x: Any, streamed: Any) -> None:
-    """Write 16 entries of a result, if `streamed` with a non-temporal store."""
+    """Write 16 entries of a result, with a non-temporal store if `streamed`."""
     if streamed:
         vec.stream(p, x)
     else:
@@ -91,7 +91,10 @@ def put(p: Any, x: Any, streamed: Any) -> None:
 def unary(
     f: Any, part: Any = _part, rest: Any = _rest, write: Any = put, write_rest: Any = vec.store_first, size: int = 4
 ) -> Any:
-    """Make the loop out = f(x); a result's entry has `size` bytes, the other arguments read and write 16 entries."""
+    """Make the loop out = f(x), where entries of out have `size` bytes.
+
+    `part` and `write` read and write 16 entries, `rest` and `write_rest` the fewer entries at the end of a row.
+    """
 
     @native
     def run(row: Any, turn: Any, scratch: Any) -> None:
@@ -157,7 +160,7 @@ def where(row: Any, turn: Any, scratch: Any) -> None:
 
 @loop(Code.FILL)
 def fill(row: Any, turn: Any, scratch: Any) -> None:
-    """out = the float64 in word 6."""
+    """Set all entries of out to the float64 in word 6."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
     value = vec.splat(F(number(row, 6)))
     for _ in range(rows):
@@ -224,7 +227,7 @@ LOOPS[Code.NARROW] = unary(native(lambda x: x), write=_put_bf16, write_rest=narr
 
 @loop(Code.SCALARS)
 def scalars(row: Any) -> Any:
-    """Run the lines of a SCALARS instruction; return the number of rows that they fill."""
+    """Run the operations packed in a SCALARS instruction; return how many rows of code they take, four per row."""
     line = row + BYTES
     stop = line + LINE * cell(row, 1)
     while line < stop:

@@ -28,7 +28,7 @@ from graphwright.native import cfunc, source_hash
 
 @intrinsic
 def _run(typingctx: Any, op: Any, row: Any, turn: Any, scratch: Any) -> Any:
-    """Emit one jump to the loop of an instruction; the value is the number of further rows read, or -1."""
+    """Run the loop of an instruction by a jump table; the value is the number of further rows that it read, or -1."""
     names = {code: f.py_func.__code__.co_varnames[: f.py_func.__code__.co_argcount] for code, f in LOOPS.items()}
     kinds = {code: types.Dispatcher(f) for code, f in LOOPS.items()}
     typed = {code: kind.get_call_type(typingctx, (vec.i64,) * len(names[code]), {}) for code, kind in kinds.items()}
@@ -54,7 +54,7 @@ def _run(typingctx: Any, op: Any, row: Any, turn: Any, scratch: Any) -> Any:
 
 
 def _dispatcher(source: int) -> Any:
-    """Define the interpreter; `source` is a closure variable because numba's cache key contains closures."""
+    """Define the interpreter; `source`, the hash of its files, is a closure variable to enter numba's cache key."""
 
     @cfunc("int64(int64)", cache=True, error_model="numpy")
     def machine(me: Any) -> Any:

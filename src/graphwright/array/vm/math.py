@@ -25,7 +25,7 @@ _INF, _NAN = F(np.inf), F(np.nan)
 
 
 def _polynomial(*coefficients: float) -> Any:
-    """Make a polynomial, highest power first, evaluated by Horner's rule with fused multiply-adds."""
+    """Make a function that evaluates a polynomial, given by coefficients, highest power first, by Horner's rule."""
     *others, last = coefficients
     if len(others) == 1:
         leading = others[0]
@@ -92,7 +92,7 @@ def tanh(x: Any) -> Any:
 
 @native
 def erf(x: Any) -> Any:
-    """erf x: x·(1 + p(x²)) near 0, ±(1 - e^q(|x|)) beyond."""
+    """erf x: x·(1 + p(x²)) near 0, ±(1 - e^q(|x|)) beyond, where p and q are polynomials."""
     size = vec.absolute(x)
     z = x * x
     near = fma(_ERF_NEAR(z), x, x)
@@ -109,7 +109,7 @@ def rsqrt(x: Any) -> Any:
 
 @native
 def cos_sin(x: Any) -> Any:
-    """(cos x, sin x), from x = k·π/2 + r with π/2 in three parts (Cody and Waite 1980).
+    """(cos x, sin x), from x = k·π/2 + r, with π/2 as a sum of three float32 (Cody and Waite 1980).
 
     The error bound holds up to |x| = 10⁶. For much larger angles k itself is inexact.
     """

@@ -14,7 +14,7 @@ _TWICE = 2 * vec.LANES
 
 
 def from_bf16(builder: Any, bits: Any) -> Any:
-    """Convert bfloat16 bits to float32, whose upper half they are."""
+    """Convert bfloat16 to float32: its 16 bits become the upper half of the float32."""
     return builder.bitcast(builder.shl(builder.zext(bits, INTS), constant(I32, 16)), FLOATS)
 
 
@@ -50,12 +50,12 @@ store_first_bf16 = define(
 
 
 def fetch_bf16(builder: Any, address: Any, mask: Any) -> Any:
-    """Load bfloat16 under a mask, converted to float32."""
+    """Load the bfloat16 in the lanes of a mask, converted to float32; the other lanes are 0."""
     return from_bf16(builder, vec.masked_load(builder, address, mask, _HALVES, "v16i16", 2))
 
 
 def fetch_i8(builder: Any, address: Any, mask: Any) -> Any:
-    """Load int8 under a mask, converted to float32."""
+    """Load the int8 in the lanes of a mask, converted to float32; the other lanes are 0."""
     whole = vec.masked_load(builder, address, mask, vec.BYTES, "v16i8", 1)
     return builder.sitofp(builder.sext(whole, INTS), FLOATS)
 
@@ -83,7 +83,7 @@ odds = define("odds", V, (V, V), _every_second(1))
 
 # -- products of whole numbers -----------------------------------------------------------------------------------------
 def _pairs(builder: Any, x: Any, y: Any) -> Any:
-    """x[2i]·y[2i] + x[2i + 1]·y[2i + 1], for vectors of 32 int16."""
+    """x[2i]·y[2i] + x[2i + 1]·y[2i + 1] in lane i; x and y are vectors of 32 int16."""
     if vec.PAIRED:
         return vec.intrinsic_call(builder, "llvm.x86.avx512.pmaddw.d.512", INTS, x, y)
     wide = ir.VectorType(I32, _TWICE)

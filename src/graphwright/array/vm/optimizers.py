@@ -41,13 +41,13 @@ def _skipped(row: Any) -> Any:
 
 @native
 def _lines(row: Any) -> Any:
-    """Return the number of rows that list the parameters."""
+    """Return how many rows the parameter list occupies; each row holds two parameters."""
     return (cell(row, 1) + 1) // 2
 
 
 @native
 def _sign(row: Any) -> Any:
-    """Return the factor of gradients: -1 to maximize, else 1."""
+    """Return the factor of gradients: -1 if the instruction maximizes, else 1."""
     return F(-1.0) if cell(row, 9) & MAXIMIZE else F(1.0)
 
 
@@ -61,7 +61,7 @@ def _counted(one: Any) -> Any:
 
 @native
 def _gradient(way: Any, grad: Any, decay: Any, param: Any) -> Any:
-    """Return way·grad, plus decay·param if decay is not 0."""
+    """Return way·grad, plus decay·param if decay is not 0; `way` is 1 or -1, see `_sign`."""
     grad = way * grad
     return updates.with_decay(grad, decay, param) if decay != 0.0 else grad
 
@@ -70,7 +70,7 @@ def _gradient(way: Any, grad: Any, decay: Any, param: Any) -> Any:
 def adam(row: Any) -> Any:
     """Update parameters by Adam or AdamW.
 
-    Hyperparameters: β₁, β₂, eps, weight decay (ADAMW applies it to the parameter). Moments: m, v, largest v or 0.
+    Hyperparameters: β₁, β₂, eps, weight decay (ADAMW: decoupled). Moments: m, v, the largest v so far (0: unused).
     Source: Kingma and Ba 2015, algorithm 1; Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization",
     algorithm 2; Reddi, Kale and Kumar 2018, algorithm 2.
     """
@@ -126,7 +126,7 @@ def adam(row: Any) -> Any:
 def sgd(row: Any) -> Any:
     """Update parameters by SGD.
 
-    Hyperparameters: momentum, dampening, weight decay. Moments: b or 0; the first step sets b to the gradient.
+    Hyperparameters: momentum, dampening, weight decay. Moment: b, set to the gradient by the first step (0: unused).
     Source: Sutskever et al. 2013, section 2, as PyTorch implements it.
     """
     if _skipped(row):
@@ -152,7 +152,7 @@ def sgd(row: Any) -> Any:
 def rmsprop(row: Any) -> Any:
     """Update parameters by RMSprop.
 
-    Hyperparameters: α, eps, weight decay, momentum. Moments: v, then b or 0, then the mean of gradients or 0.
+    Hyperparameters: α, eps, weight decay, momentum. Moments: v, buffer b, mean of gradients (0: unused).
     Source: Graves 2013, "Generating Sequences With Recurrent Neural Networks", equations 38 to 45.
     """
     if _skipped(row):
@@ -232,7 +232,7 @@ def _multiplied(target: Any, source: Any, count: Any, factor: Any) -> None:
 def muon(row: Any, scratch: Any) -> Any:
     """Update parameters by Muon.
 
-    Hyperparameters: momentum, eps, weight decay, iterations. Half rows end with moment, rows, columns and scale.
+    Hyperparameters: momentum, eps, weight decay, iterations. A half row ends with the moment, rows, columns and scale.
     Each matrix must fit the scratch; one with more rows than columns is orthogonalised as its transpose.
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
     """

@@ -33,7 +33,7 @@ _FAR = 1 << 23  # rows of A times the bytes that a panel of B spans, above which
 
 
 def _tile(rows: int, vectors: int) -> Any:
-    """Make an intrinsic: C[rows, 16·vectors] = init + A[rows, k]·B, C in registers, the last vector cut to `columns`.
+    """Make an intrinsic: C[rows, columns] = init + A[rows, k]·B, with C in registers, `vectors` vectors per row.
 
     `init` is added to the finished sum, so that long sums are accumulated block by block, with a smaller error.
     """
@@ -47,7 +47,7 @@ def _tile(rows: int, vectors: int) -> Any:
             return builder.add(builder.add(base, builder.mul(stride, vec.I64(r))), vec.I64(64 * v))
 
         def terms(count: Any, at_a: Any, at_b: Any, sums: Any, unrolled: int) -> tuple[Any, ...]:
-            """Emit a loop of `count` turns that add `unrolled` terms each; return the addresses and sums after it."""
+            """Emit `count` iterations that add `unrolled` terms each; return the addresses and sums after it."""
             before = builder.block
             loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
             builder.cbranch(builder.icmp_signed(">", count, vec.I64(0)), loop, done)
@@ -88,7 +88,7 @@ def _tile(rows: int, vectors: int) -> Any:
 
 
 def _rows(height: int, vectors: int) -> Any:
-    """Make a loop over tiles of one height while enough rows are left; it returns the index of the next row."""
+    """Make a function that computes tiles of `height` rows, while enough rows are left, and returns the next row."""
     tile = _tile(height, vectors)
 
     @native
@@ -142,7 +142,7 @@ _turn = transposer(lambda b, address, mask: vec.masked_load(b, address, mask, ve
 
 @native
 def _pack(b: Any, row_b: Any, col_b: Any, terms: Any, columns: Any, scratch: Any) -> None:
-    """Pack B[terms, columns] into rows of 32 numbers."""
+    """Copy B[terms, columns] to the scratch, as rows of 32 adjacent numbers."""
     if col_b == 4:
         mask, more = vec.first(columns), vec.first(columns - 16)
         for k in range(terms):
@@ -183,7 +183,7 @@ def _small(
 
 @native
 def _strips(a: Any, row_a: Any, col_a: Any, m: Any, terms: Any, packed: Any) -> None:
-    """Pack A[m, terms], contiguous along one axis, into strips as high as the tiles that read them."""
+    """Pack A[m, terms], contiguous along one axis, column by column in strips of rows, one per tile of `tiles`."""
     i, at = 0, packed
     while i < m:
         left = m - i
@@ -205,7 +205,8 @@ def tiles(
 ) -> None:  # fmt: skip
     """C[m, columns] = init + A[m, terms]·B for one panel of at most 32 adjacent columns.
 
-    `step_a` is the row stride of A from tile to tile, `row_a` that within a tile; `col_a` 0 means packed strips.
+    Row i of A, if it starts a tile, is at `a + i·step_a`; rows within a tile are `row_a` bytes apart. If `col_a` is 0,
+    A was packed by `_strips`.
     """
     if columns > 16:
         i = _wide12(0, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
@@ -228,7 +229,7 @@ def gemm(
 ) -> None:  # fmt: skip
     """C[m, n] = init + A[m, k]·B[k, n]; columns of C and of `init` are adjacent.
 
-    `init` 0 means zeros; `row_i` 0 uses one row of `init` for all rows.
+    If the address `init` is 0, nothing is added. If its row stride `row_i` is 0, one row is added to all rows of C.
     """
     if n <= 16 and m <= 16 and k <= 32:
         _small(a, row_a, col_a, b, row_b, col_b, c, row_c, m, n, k, init or scratch, row_i)
@@ -269,8 +270,8 @@ def product(row: Any, scratch: Any) -> None:
 def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, Any]:
     """Make functions for dot products of one row with x, of four rows with x, and of one row with x and y.
 
-    Rows have `k` weights of `size` bytes. `low` and `high` widen the two halves of 32 weights; x is in the order that
-    they produce. The last k % 32 terms are read from `plain`, which is x in memory order. Four rows, `far` bytes apart,
+    Rows have `k` weights of `size` bytes. `low` and `high` read 32 weights as two vectors; x is stored in their
+    order. The last k % 32 terms are read from `plain`, which is x in memory order. Four rows, `far` bytes apart,
     give the same bits as one row each.
     """
 
@@ -336,7 +337,7 @@ def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, An
 
 @native
 def _apart(x: Any, k: Any, to: Any) -> None:
-    """Store the even entries of every 32 numbers before the odd ones."""
+    """Copy x to `to`, with the even entries of every 32 numbers before the odd ones; the last k % 32 are left out."""
     for i in range(0, k - 31, 32):
         u, v = vec.load(x + 4 * i), vec.load(x + 4 * i + 64)
         vec.store(to + 4 * i, narrow.evens(u, v))
@@ -351,7 +352,7 @@ def _cells(row: Any) -> Any:
 
 
 def _few_rows(code: Code, low: Any, high: Any, read_first: Any, size: Any) -> None:
-    """Define the loop of a product of few rows of x; `WORK` in `code.py` is the size of its scratch."""
+    """Define the loop of opcode `code`: a product of few rows of x; the other arguments are those of `_dots`."""
     one, four, two = _dots(low, high, read_first, size)
 
     @loop(code)
@@ -392,7 +393,7 @@ _MOST, _LEAST = 32767.0, 1e-30
 def _rounded(x: Any, k: Any, q: Any, steps: Any) -> None:
     """Quantise x to int16 with a float32 step per group: q = round(x / step), step = max |x| / 32767.
 
-    q is 0 from k on, and in a group with a non-finite number, whose step is non-finite.
+    q is 0 after the k entries of x. In a group with a non-finite number, q is 0 and the step is non-finite.
     """
     for i in range(0, k, GROUP):
         at = x + 4 * i
@@ -445,7 +446,7 @@ def _scaled(w: Any, scales: Any, q: Any, steps: Any, k: Any) -> Any:
 
 @native
 def _two_scaled(w: Any, far: Any, scales: Any, far_scales: Any, q: Any, steps: Any, k: Any) -> Any:
-    """Return the dot products of two rows of int8 weights with x; the bits are those of one row at a time."""
+    """Return the dot products of x and two rows of int8 weights, `far` bytes apart, with the same bits as `_scaled`."""
     none = vec.splat(F(0.0))
     s = t = none, none
     v, more = w + far, scales + far_scales

@@ -16,7 +16,7 @@ _BLOCK = 4096  # terms summed in float32 before they are added to a float64
 
 @native
 def _row_total(x: Any, cols: Any) -> Any:
-    """Return the sum of a row: 4 vectors at a time, blocks of 4096 terms added in float64."""
+    """Return the sum of a row of `cols` numbers: float32 sums of blocks of 4096 are added in float64."""
     whole, i = 0.0, 0
     while i < cols:
         end = min(cols, i + _BLOCK)
@@ -35,7 +35,7 @@ def _row_total(x: Any, cols: Any) -> Any:
 
 @loop(Code.SUM_ROWS)
 def sum_rows(row: Any) -> None:
-    """out[r] = Σ x[r, :] / word 9; word 4 is the stride of out in bytes."""
+    """out[r] = Σ x[r, :] / d, with the divisor d in word 9; word 4 is the stride of out in bytes."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, count = cell(row, 6), cell(row, 7), F(number(row, 9))
     for _ in range(rows):
@@ -46,7 +46,7 @@ def sum_rows(row: Any) -> None:
 
 @loop(Code.SUM_COLUMNS)
 def sum_columns(row: Any) -> None:
-    """out[c] = Σ x[:, c] / word 9, summed 256 rows at a time."""
+    """out[c] = Σ x[:, c] / d, with the divisor d in word 9, summed 256 rows at a time."""
     rows, cols, o = cell(row, 1), cell(row, 2), cell(row, 3)
     x, sx, count = cell(row, 6), cell(row, 7), vec.splat(F(number(row, 9)))
     for i in range(0, cols, 16):
@@ -80,7 +80,7 @@ def _row_largest(x: Any, cols: Any) -> Any:
 
 @native
 def _row_top(x: Any, cols: Any) -> Any:
-    """Return the largest number of a row, ignoring NaN, which the exponentials will propagate."""
+    """Return the largest number of a row, ignoring NaN: exponentials that are computed next are still NaN there."""
     low = vec.splat(F(-np.inf))
     a, b, i = low, low, 0
     while i + 32 <= cols:
@@ -106,7 +106,7 @@ def amax_rows(row: Any) -> None:
 
 @loop(Code.SOFTMAX)
 def softmax(row: Any, turn: Any, scratch: Any) -> None:
-    """out[r, :] = exp(x[r, :] - max x[r, :]) / Σ, with the sum over the row."""
+    """out[r, :] = e / Σ e, where e = exp(x[r, :] - max x[r, :])."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
     x, sx = start(row, 6, turn, scratch), cell(row, 7)
     for _ in range(rows):
@@ -173,7 +173,7 @@ def cross_entropy(row: Any) -> Any:
 
 @loop(Code.CROSS_ENTROPY_BACKWARD)
 def cross_entropy_backward(row: Any) -> Any:
-    """g·(softmax - one-hot) per row; words as in `cross_entropy`, 11 g and 12 its bytes per row."""
+    """out[r, :] = g[r]·(softmax - one-hot); words as in `cross_entropy`, but 3, 4 out, 11, 12 g and its stride."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, targets, lse, ignored = cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10)
     g, sg = cell(row, 11), cell(row, 12)
@@ -271,7 +271,7 @@ def layer_norm(row: Any) -> None:
 # -- moves -------------------------------------------------------------------------------------------------------------
 @native
 def copy_line(target: Any, source: Any, cols: Any) -> None:
-    """Copy `cols` adjacent numbers."""
+    """Copy `cols` adjacent 4-byte numbers."""
     i = 0
     while i + 16 <= cols:
         vec.store(target + 4 * i, vec.load(source + 4 * i))
@@ -283,7 +283,7 @@ def copy_line(target: Any, source: Any, cols: Any) -> None:
 
 @loop(Code.COPY_AXES)
 def copy_axes(row: Any) -> None:
-    """Copy four axes between layouts.
+    """Copy an array of four axes to a result with other strides.
 
     Words: 1 to 4 sizes, 5 result, 6 to 8 its strides (that of the last axis is 4), 9 x, 10 to 13 its strides in bytes.
     """

@@ -1,8 +1,8 @@
 """Random numbers, and the next token from rows of logits: penalties, temperature, filters and the draw.
 
 Random numbers are those of `array.random` for a key and a stream, 16 counters at a time. The filters select by counting
-instead of sorting: entries are counted in 2048 buckets by the upper bits of their order, then the entries of one bucket
-by the next bits. Noise is computed exactly only for entries that can win.
+instead of sorting: entries are counted in 2048 buckets by the upper bits of their `_order`, then the entries of one
+bucket by the next bits. Noise is computed exactly only for entries that can win.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORDS = 4 * vec.LANES
 
 
 class _Lanes:
-    """A vector of 16 words in code that is being emitted; the operators that Philox uses append LLVM instructions."""
+    """A vector of 16 32-bit integers during code generation; its operators, used by Philox, emit LLVM instructions."""
 
     def __init__(self, builder: Any, value: Any) -> None:
         self.builder, self.value = builder, value
@@ -47,7 +47,7 @@ _philox: Any = specialise(philox, {"product": _product, "wrapped": lambda x: x})
 
 
 def _uniform(b: Any, target: Any, block: Any, stream: Any, seed: Any, step: Any) -> None:
-    """Write the 4 uniform numbers (upper 24 bits · 2⁻²⁴) of each of 16 counters from `block`, a multiple of 16, on."""
+    """Write 64 uniform numbers: 4 for each of 16 counters from `block` on, which must be a multiple of 16."""
 
     def word(value: Any, shift: int) -> Any:
         return vec.broadcast(b, b.trunc(b.lshr(value, vec.I64(shift)) if shift else value, vec.I32))
@@ -70,8 +70,8 @@ uniforms = vec.define("uniforms", types.void, (types.int64,) * 5, vec.effect(_un
 def noise(row: Any, scratch: Any) -> None:
     """Draw uniform numbers or Bernoulli samples, or apply dropout.
 
-    Words: 2 count, 3 out, 6 x or p, 7 address of seed and step, 8 stream, 9 kind; for dropout 10 the least uniform
-    number that keeps an entry, 11 the divisor.
+    Words: 2 count, 3 out, 6 x or the probabilities, 7 address of seed and step, 8 stream, 9 kind; for dropout 10 the
+    least uniform number that keeps an entry, 11 the divisor.
     """
     count, o, x, key, kind = cell(row, 2), cell(row, 3), cell(row, 6), cell(row, 7), cell(row, 9)
     least, divisor, drawn = F(number(row, 10)), F(number(row, 11)), scratch + ZEROS
@@ -173,7 +173,7 @@ def _penalised(z: Any, n: Any, rules: Any, seen: Any, pairs: Any) -> Any:
 
 @native
 def _first_of(z: Any, n: Any, best: Any) -> Any:
-    """Return the lowest index of an entry that equals `best`; both zeros are equal."""
+    """Return the lowest index of an entry that equals `best`; -0 equals 0."""
     for i in range(0, n, 16):
         mask = vec.first(n - i)
         v = vec.select(mask, vec.load_first(z + 4 * i, mask), _LOWEST)
@@ -186,14 +186,14 @@ def _first_of(z: Any, n: Any, best: Any) -> Any:
 
 @native
 def _order(z: Any) -> Any:
-    """Return a 32-bit integer that grows with the float at an address, equal for both zeros."""
+    """Return a 32-bit integer that grows with the float at address z, and is the same for -0 and 0."""
     bits = vec.load_i32(z)
     return (bits if bits >= 0 else -(1 << 31) - bits) + (1 << 31)
 
 
 @native
 def _share(v: Any, best: Any) -> Any:
-    """Return probabilities relative to the largest: exp(v - best), or 0 where that is subnormal."""
+    """Return exp(v - best), the probabilities relative to the largest one, or 0 where they are subnormal."""
     away = v - best
     return vec.select(away < _FAINT, 0.0, exp(vec.maximum(away, _FAINT)))
 
@@ -250,7 +250,7 @@ def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> N
 
 @native
 def _drawn(z: Any, n: Any, seed: Any, stream: Any, step: Any, scratch: Any) -> Any:
-    """Return the index of the largest z - ln(-ln u), the lowest of equal ones.
+    """Return the index of the largest z - ln(-ln u), where u are uniform; the lowest index if several are equal.
 
     As -ln u >= 1 - u, noise is at most -ln(1 - u): where this bound cannot win, the noise is not computed.
     """

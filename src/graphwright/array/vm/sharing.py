@@ -128,7 +128,7 @@ def finish(team: Any, tickets: Any) -> Any:
 
 @native
 def wait(team: Any, helper: Any) -> None:
-    """Wait until there may be a ticket for a helper."""
+    """Wait, first in a loop, then on the semaphore, until there may be a ticket for the helper with number `helper`."""
     for _ in range(_LOOKS):
         if _open(team) and helper <= read(team + 8 * ALLOWED):
             return

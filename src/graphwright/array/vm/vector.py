@@ -61,12 +61,12 @@ def constant(kind: Any, value: Any) -> Any:
 
 
 def shuffle(builder: Any, x: Any, y: Any, lanes: list[int]) -> Any:
-    """Return a vector of selected lanes of x (0 to 15) and y (16 to 31)."""
+    """Return a vector of the given lanes, which are numbered 0 to 15 in x and 16 to 31 in y."""
     return builder.shuffle_vector(x, y, ir.Constant(INTS, [I32(i) for i in lanes]))
 
 
 def interleaved(builder: Any, x: Any, y: Any, width: int = 1) -> list[Any]:
-    """Return two vectors that alternate `width` lanes of x and of y: of the lower halves, and of the upper ones."""
+    """Interleave x and y, `width` lanes at a time; return the vectors of their lower and upper halves."""
     starts = [range(half, half + LANES // 2, width) for half in (0, LANES // 2)]
     return [
         shuffle(builder, x, y, [lane + i for at in runs for lane in (at, LANES + at) for i in range(width)])
@@ -176,7 +176,7 @@ def define(name: str, result: Any, operands: tuple, emit: Callable[..., Any]) ->
 
 
 def effect(emit: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the code of an intrinsic that returns nothing."""
+    """Make `emit` return the constant that numba expects from an intrinsic of type void."""
 
     def wrapped(builder: Any, *args: Any) -> Any:
         emit(builder, *args)
@@ -189,7 +189,7 @@ _SUFFIX = {V: ("v16f32", FLOATS), f32: ("f32", F32), f64: ("f64", F64)}
 
 
 def _kind(given: Any) -> Any:
-    """Return the common type of operands: a vector if one is, else float64 if one is, else float32."""
+    """Return the common type of operands: vector if any is a vector, else float64 if any is float64, else float32."""
     return V if V in given else f64 if f64 in given else f32
 
 
@@ -293,7 +293,7 @@ only = define("only", f32, (V,), lambda b, x: b.extract_element(x, I32(0)))
 
 
 def _halved(builder: Any, x: Any, combined: Callable[..., Any]) -> Any:
-    """Combine both halves of the lanes repeatedly until the first lane holds the result: a fixed tree of depth 4."""
+    """Reduce a vector to its first lane by a tree of depth 4: `combined` merges the halves of the lanes four times."""
     width = LANES
     while width > 1:
         width //= 2

@@ -36,7 +36,7 @@ class TrainingGenes:
 
     @classmethod
     def of(cls, lr: float, optimizer: str, loss: str) -> TrainingGenes:
-        """Make genes with the learning rate of `RATES` nearest to `lr`."""
+        """Make genes whose learning rate is the entry of `RATES` nearest to `lr` on a log scale."""
         return cls(int(np.argmin([abs(np.log(v / lr)) for v in RATES])), optimizer, loss)
 
     @property
@@ -45,10 +45,10 @@ class TrainingGenes:
         return RATES[self.rate]
 
     def changed(self, gene: str, losses: Sequence[str], rng: np.random.Generator) -> TrainingGenes:
-        """Return the genes with a change of `gene`, one of `GENES`.
+        """Return a copy of the genes in which `gene`, one of `GENES`, is mutated.
 
-        The learning rate moves in `RATES` by one index (with probability 0.8) or two. A change of the optimizer also
-        moves the rate into the usual range of the new one. The loss becomes the next of `losses`.
+        The learning rate moves by one index of `RATES` (with probability 0.8) or two. If the optimizer changes, the
+        rate is also clipped to the usual range of the new optimizer. The loss becomes the next entry of `losses`.
         """
         if gene == "learning_rate":
             step = int(rng.choice([-2, -1, 1, 2], p=[0.1, 0.4, 0.4, 0.1]))
@@ -78,7 +78,8 @@ class CandidateBirth:
     Attributes:
         number: index in order of birth; generation: generation of the run.
         fitter_parent, other_parent: numbers of its parents, or None; for a manual edit the edited candidate, and None.
-        mutation, site, block: mutation, its site, and the name of the block of nodes that it added; "" if none.
+        mutation, site: name of the mutation, and the node or axis that it changed; block: name of the block of nodes
+            that it added; "" if none.
         training: the genes with which the candidate was trained.
         metric, loss: scores on the validation cases; metric is None if the candidate failed, and `failure` says why.
         params: number of weights; flops: floating-point operations for one case.
@@ -112,7 +113,7 @@ class CandidateBirth:
         return f"{self.mutation or 'start'}{site}{crossed}"
 
     def value(self, objective: str) -> float:
-        """Return the value of an objective, negated if lower is better."""
+        """Return the value of an objective, negated if lower is better; -inf for a failed candidate."""
         if self.metric is None:
             return float("-inf")
         if objective == "metric":
@@ -143,7 +144,7 @@ class Candidate:
 
     @property
     def heritage(self) -> tuple[Program, Moments]:
-        """The program and the optimizer state that children inherit."""
+        """The program and optimizer state that children inherit: from before training if stored, else final."""
         return (self.program, self.moments) if self.untrained is None else (self.untrained, self.untrained_moments)
 
     @property
@@ -162,7 +163,7 @@ class Candidate:
 
 
 def entry(birth: CandidateBirth) -> tuple[Entry, dict[str, Any]]:
-    """Return the journal entry of a manual edit, and arrays of zeros for the weights that it added, by digest."""
+    """Return the journal entry of a manual edit, and digest -> zeros in place of each weight that it added."""
     added: dict[str, Any] = {}
 
     def collect(value: Any) -> None:

@@ -221,7 +221,7 @@ class LayerEvolution(EvolutionRun):
         return self._candidate(program, moments, training, (fitter, other), (name, site, block))
 
     def rates(self, done: float) -> dict[str, float]:
-        """Return the weights with which mutations are drawn when the share `done` of the run is finished."""
+        """Return mutation -> weight with which it is drawn, once the share `done` of the run is finished."""
         s, late = self.settings, done >= self.settings.explore
         stuck = self.generation - self.gained > s.stagnation
         table = {k.name: (k.explore, k.refine) for k in MUTATIONS.values() if k.structural or not stuck}
@@ -233,7 +233,10 @@ class LayerEvolution(EvolutionRun):
     def _mutate(
         self, program: Program, training: TrainingGenes, rng: np.random.Generator, done: float
     ) -> tuple[str, str, str, TrainingGenes]:
-        """Make one mutation, drawn by weight; if it is impossible, nothing changes and the next one is tried."""
+        """Make one mutation, drawn by weight; if it is impossible, the program is unchanged and another one is drawn.
+
+        Returns: name, site and block of the mutation, and the training genes.
+        """
         rates = self.rates(done)
         names = list(rates)
         for at in tried(np.array(list(rates.values())), rng)[0]:
@@ -280,7 +283,7 @@ class LayerEvolution(EvolutionRun):
         need(count <= limit, "the program has more operations than max_flops", expected=limit, got=count)
 
     def _number(self, kind: str, site: str, existing: set[str]) -> str:
-        """Return the name of the block that a mutation adds: equal mutations at the same site get the same name."""
+        """Return the block name for a mutation: its k-th application at a site has the same name in all candidates."""
         for k in range(len(existing) + 1):
             name = self.numbers.get((kind, site, k))
             if name is None:
@@ -295,7 +298,7 @@ class LayerEvolution(EvolutionRun):
         self, program: Program, moments: Moments, training: TrainingGenes, parents: Parents = (None, None),
         change: tuple[str, str, str] = ("", "", ""),
     ) -> Candidate | CandidateBirth:  # fmt: skip
-        """Train and score a candidate; return only the record of its birth if that fails."""
+        """Train and score a candidate; if that fails, return only the record of its birth."""
         s, number, failure, metric, loss = self.settings, len(self.births), "", None, float("inf")
         untrained = program.fork(f"untrained {number}") if s.inherit == "baldwin" else None
         if s.steps and not self.warned and (blocked := blocked_params(program)):
@@ -336,7 +339,8 @@ class LayerEvolution(EvolutionRun):
         """Edit a member of the population: `with run.edit(number, "why") as e:` edits a fork of its program.
 
         After the `with` block the result is scored (not trained) and replaces the member, as a child of the member
-        with author "human". Nodes added under `b<number>` get block names of the run.
+        with author "human". Blocks `b<number>` that the edit added are renamed: blocks of equal structure get equal
+        names in the whole run.
 
         Args:
             who: number of the member.
@@ -465,7 +469,7 @@ class LayerEvolution(EvolutionRun):
         return program
 
     def line(self, number: int) -> list[CandidateBirth]:
-        """Return the births along fitter parents up to a candidate. Raises: UsageError if the number is unknown."""
+        """Return the births of a candidate and its fitter parents, oldest first. Raises: UsageError if unknown."""
         if not 0 <= number < len(self.births):
             raise UsageError("no candidate has this number", got=number, expected=f"0 to {len(self.births) - 1}")
         found = [self.births[number]]
@@ -475,9 +479,9 @@ class LayerEvolution(EvolutionRun):
 
 
 def tried(weights: np.ndarray, rng: np.random.Generator, count: int = 1) -> np.ndarray:
-    """Draw `count` random orders of all indices, by weight without replacement: int64 [count, len(weights)].
+    """Draw `count` random orders of all indices: int64 [count, len(weights)]; larger weights tend to come first.
 
-    Sorting independent exponential variables with these rates gives this distribution.
+    An order is a weighted sample without replacement: the order of exponential variables with the weights as rates.
     """
     return np.argsort(rng.exponential(size=(count, len(weights))) / weights, axis=1)
 
@@ -512,7 +516,7 @@ def cross(
 
 
 def _layers(p: Program) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Map each layer to the shapes of its weights and running statistics by key."""
+    """Map each layer, the common prefix of its weight keys, to key -> shape of its weights and running statistics."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for key in p.weights:
         found.setdefault(key.rpartition(".")[0], {})[key] = p.weights[key].shape

@@ -36,7 +36,7 @@ def inference(program: Program) -> Program:
 
 
 def optimizer(program: Program, training: TrainingGenes, state: Moments | None = None) -> Optimizer:
-    """Make an optimizer of all parameters of a program and load its state; it follows later edits of the program."""
+    """Make an optimizer of all parameters of a program, including those that later edits add, and load its state."""
     adam = training.optimizer == "adam"
     opt = Adam(program, lr=training.lr) if adam else SGD(program, lr=training.lr, momentum=0.9)
     restore(opt, state or {})
@@ -50,7 +50,7 @@ def moments(opt: Optimizer) -> Moments:
 
 
 def restore(opt: Optimizer, state: Moments) -> None:
-    """Load the entries of a saved state whose shapes match; other variables of the optimizer keep their value."""
+    """Assign saved values to the optimizer's variables of equal name and shape; other variables keep their values."""
     for name, variable in opt.variables().items():
         if name in state and state[name].shape == variable.shape:
             value = np.ascontiguousarray(state[name]).reshape(variable.shape)
@@ -142,7 +142,7 @@ def fit(
 
 
 def _loss(answer: Tensor, target: Tensor, loss: str, given: str, dense: bool = False) -> Tensor:
-    """Compute the loss of one head; `given` is the loss of the task, `dense` means that class targets are one-hot."""
+    """Compute the loss `loss` of a head; `given` is the task's loss, `dense` means that class targets are one-hot."""
     if loss == "cross_entropy":
         return -(answer.log_softmax(-1) * target).sum(-1).mean() if dense else functional.cross_entropy(answer, target)
     if loss == "bce":

@@ -25,7 +25,7 @@ from graphwright.program.op_graph import Value
 
 
 def _cfc(inputs: int, units: int) -> Any:
-    """Make a CfC layer that reads elapsed times [B, T, 1]; without them every step takes one unit of time."""
+    """Return a function that runs a CfC cell over x [B, T, inputs], with elapsed times [B, T, 1] or unit time steps."""
     cell = nn.CfCCell(inputs, units, backbone_units=units)
 
     def net(x: Any, elapsed: Any = None) -> tuple[Any, Any]:
@@ -56,7 +56,7 @@ def insert_cell(
     e: Transaction, site: Any, rng: np.random.Generator, cell: str | None = None, units: int | None = None,
     block: str | None = None,
 ) -> None:  # fmt: skip
-    """Add W₂ h in parallel to a linear layer over time, where h is the output of a new cell and W₂ = 0."""
+    """Add W₂ h to the result of a linear layer on a sequence; h is the output of a new recurrent cell, and W₂ = 0."""
     p = e.program
     node = p.node(site)
     if node not in over_time(p):
@@ -104,7 +104,7 @@ def _inside(p: Program, node: NodeId) -> list[NodeId]:
 def _put(
     e: Transaction, nodes: list[NodeId], base: str, cell: str, x: Value, units: int, rng: np.random.Generator
 ) -> None:
-    """Replace nodes by an unrolled cell that reads `x`; its nodes get names `<base>.<cell>...`."""
+    """Replace `nodes` by the unrolled steps of a new cell that reads `x`; their names start with `<base>.<cell>.`."""
     if cell not in CELLS:
         raise UsageError("unknown kind of cell", expected=", ".join(CELLS), got=cell)
     spec, reads = e.spec(x), {"x": x}

@@ -27,18 +27,18 @@ def branches(p: Program) -> list[NodeId]:
 
 
 def skips(p: Program) -> list[NodeId]:
-    """Return the branches that consist of one linear layer and its weight."""
+    """Return the added blocks that consist of one linear layer without bias."""
     sizes = Counter(p.path(n).partition(".")[0] for n in p.nodes())
     return [n for n in branches(p) if sizes[p.path(n).partition(".")[0]] == 2]
 
 
 def readers_of_before(p: Program) -> list[NodeId]:
-    """Return the branches that `add_delay_link` added, which read the previous step."""
+    """Return the linear layers that `add_delay_link` added; they read values of the previous step."""
     return [n for n in branches(p) if p.select(f"{p.path(n).removesuffix('.to')}.before").count]
 
 
 def layers_added(p: Program) -> list[NodeId]:
-    """Return the branches that end an added layer: those that are neither skips nor delay links."""
+    """Return the last linear layers of added blocks, except skips and delay links."""
     others = {*skips(p), *readers_of_before(p)}
     return [n for n in branches(p) if n not in others]
 
@@ -53,7 +53,7 @@ def insert_layer(
     e: Transaction, site: Any, rng: np.random.Generator, width: int | None = None, activation: str | None = None,
     block: str | None = None,
 ) -> None:  # fmt: skip
-    """Add a branch W₂ f(W₁ x) in parallel to a linear layer, with W₂ = 0."""
+    """Add W₂ f(W₁ x + b₁) to the result of a linear layer with input x, where W₂ = 0."""
     p = e.program
     node = p.node(site)
     total = output_sum(e, node)
@@ -80,7 +80,7 @@ def insert_node(
 
 @mutation("remove_layer", sites=layers_added, weight=0.08)
 def remove_layer(e: Transaction, site: Any, rng: np.random.Generator) -> None:
-    """Remove an added branch, and the nodes that only it needed."""
+    """Remove the last linear layer of an added block, and all nodes that nothing else needs."""
     p = e.program
     node = p.node(site)
     if others := [p.path(n) for n in p.consumers(node) if not p.is_junction(n)]:
@@ -142,7 +142,7 @@ def layer_attr(e: Transaction, site: Any, rng: np.random.Generator, value: float
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 def output_sum(e: Transaction, node: NodeId) -> NodeId:
-    """Return the junction after a linear layer: its only reader, or a new junction that all readers then read."""
+    """Return the junction after a linear layer: its only reader, or a new junction inserted before all its readers."""
     p = e.program
     readers = p.consumers(node)
     is_output = any(value.node == node for value in p.outputs())

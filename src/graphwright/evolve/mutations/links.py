@@ -24,7 +24,7 @@ _NAME = re.compile(r"^(.*)\.l(\d+)$")
 
 
 def links(p: Program) -> list[NodeId]:
-    """Return all links, open and closed."""
+    """Return the product nodes of all links: open ones, which a junction reads, and closed ones without reader."""
     return [n for n in p.of_kind("mul") if _NAME.match(p.path(n)) and not p.spec(p.operands(n)[1]).shape]
 
 
@@ -42,7 +42,7 @@ def junctions(p: Program) -> list[NodeId]:
 def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: str = "tanh") -> None:
     """Close a link and add a neuron between its ends, with incoming weight 1 and the link's weight as outgoing weight.
 
-    If the link has a delay, the neuron reads the delayed value.
+    If the link has a delay, the new neuron reads the delayed value.
     """
     p = e.program
     link = _link(p, site)
@@ -75,7 +75,7 @@ def add_link(e: Transaction, site: Any, rng: np.random.Generator, source: Any = 
 
 @mutation("toggle_link", sites=links, weight=0.0)
 def toggle_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
-    """Close an open link, or open a closed one."""
+    """Cut an open link from its junction, or connect a closed link to its junction again."""
     link = _link(e.program, site)
     if e.program.consumers(link):
         cut_readers(e, link)
@@ -85,7 +85,7 @@ def toggle_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
 
 @mutation("remove_link", sites=links, weight=0.0)
 def remove_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
-    """Remove a link, and then a state that nothing reads and a neuron that has no other links."""
+    """Remove a link, its state if nothing else reads it, and a neuron at either end that has no other links."""
     p = e.program
     link = _link(p, site)
     total, weight, source = target(p, link), p.operands(link)[1].node, p.operands(link)[0].node
@@ -108,7 +108,7 @@ def _drop_lone(e: Transaction, base: str) -> None:
 
 
 def _free_value(p: Program, like: NodeId, taken: set[NodeId], rng: np.random.Generator, problem: str) -> NodeId:
-    """Draw a computed value that has the spec of `like` and is not in `taken`. Raises: UsageError if none is left."""
+    """Draw an input or op with the spec of `like` that is not in `taken`. Raises: UsageError if there is none."""
     spec = (p.spec(like),)
     values = [n for n in p.order() if p.op(n) not in STORED and p.specs(n)[:1] == spec and n not in taken]
     if not values:
@@ -125,7 +125,7 @@ def _link(p: Program, site: Any) -> NodeId:
 
 
 def target(p: Program, link: NodeId) -> NodeId:
-    """Return the junction at which a link ends or, if it is closed, ended."""
+    """Return the junction that a link enters; for a closed link, the one that it entered before it was cut."""
     if readers := p.consumers(link):
         return readers[0]
     found = _NAME.match(p.path(link))
@@ -138,7 +138,7 @@ def target(p: Program, link: NodeId) -> NodeId:
 
 
 def new_link(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeId:
-    """Add a closed link from `source` to the junction `total`."""
+    """Add a link from `source` to the junction `total` with its weight, but not yet connected (see `open_link`)."""
     p = e.program
     used = [int(found[2]) for n in p.of_kind("mul") if (found := _NAME.match(p.path(n)))]
     name = f"{p.path(total).removesuffix('.sum')}.l{max(used, default=-1) + 1}"
@@ -173,10 +173,10 @@ def add_delay_link(
 ) -> None:  # fmt: skip
     """Add a link that carries the value of the previous step, 0 before the first one.
 
-    At a linear layer over [batch, steps, units] the link is a linear layer with `weight` in all entries of its matrix,
-    in a block of its own. It reads an earlier value of any width, shifted by one step.
-    At a junction, where each run of the program is one step, the link is one weight times a state. All links from one
-    value share one state. The value may depend on the junction.
+    If `site` is a linear layer on [batch, steps, units], the link is a linear layer with `weight` in all entries of its
+    matrix, in a block of its own. It reads an earlier value of any width, shifted by one step.
+    If `site` is a junction, each run of the program is one step, and the link is one weight times a state. All links
+    from one value share one state. The value may be computed from the junction.
     """
     p = e.program
     node = p.node(site)
@@ -191,7 +191,7 @@ def add_delay_link(
 
 @mutation("remove_delay_link", sites=delayed, weight=0.04)
 def remove_delay_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
-    """Remove a delay link; a state or neuron whose last link it was is removed too."""
+    """Remove a delay link, its state if nothing else reads it, and a neuron at either end that has no other links."""
     p = e.program
     node = p.node(site)
     if node not in delayed(p):
@@ -221,7 +221,7 @@ def _from_state(e: Transaction, total: NodeId, rng: np.random.Generator, source:
 
 
 def _source(p: Program, link: NodeId) -> NodeId:
-    """Return the node whose value of the previous step a delay link carries."""
+    """Return the node whose result is stored in the state that a delay link reads."""
     held = p.operands(link)[0].node
     (write,) = p.assigns(held)
     return p.operands(write)[1].node

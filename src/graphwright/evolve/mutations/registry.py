@@ -25,7 +25,8 @@ class MutationKind:
     """A mutation in the table.
 
     Attributes:
-        name: name of the mutation; sites: returns its possible sites; apply: the mutation.
+        name: name of the mutation; sites: function that returns the nodes or axes of a program to which it applies.
+        apply: function that makes the mutation at one of these sites.
         explore, refine: weights with which it is drawn early and late in a run; 0 means never.
         adds: True if it adds a block of nodes named `<block>....`; it then takes the name as the argument `block`.
         structural: True if it changes the structure; other mutations are not drawn while a run stagnates.
@@ -91,7 +92,7 @@ def name_parts(e: Transaction, before: Collection[NodeId], named: Callable[[str,
 
 
 def _structure(p: Program, part: str, nodes: list[NodeId]) -> str:
-    """Return a digest of the ops of a block with their producers and consumers."""
+    """Return a digest of the op, producers and consumers of each node of a block."""
 
     def name(n: NodeId) -> str:
         return p.path(n).removeprefix(part)
@@ -111,7 +112,7 @@ def in_cell(p: Program, node: NodeId) -> bool:
 
 
 def earlier_values(p: Program, node: NodeId, fits: Callable[[tuple[Any, ...]], bool]) -> list[NodeId]:
-    """Return the computed nodes outside cells that a node depends on and whose first result has a shape that fits."""
+    """Return the inputs and ops outside cells on which `node` depends and whose result has a shape that `fits`."""
     before = p.reachable([node]) - {node}
     values = (n for n in p.order() if n in before and p.op(n) not in STORED and not in_cell(p, n))
     return [n for n in values if fits(p.specs(n)[0].shape)]
@@ -128,13 +129,13 @@ def linears(p: Program) -> list[NodeId]:
 
 
 def over_time(p: Program) -> list[NodeId]:
-    """Return the linear layers, as `linears`, whose input is a sequence [batch, steps, units] of fixed size."""
+    """Return the layers of `linears` whose input is a sequence [batch, steps, units] of fixed size."""
     specs = {n: p.spec(p.operands(n)[0]) for n in linears(p)}
     return [n for n, spec in specs.items() if len(spec.shape) == 3 and not spec.symbolic]
 
 
 def rewire_readers(e: Transaction, node: NodeId, other: Any) -> None:
-    """Rewire all readers of a node's first result to the value `other`, except the node of that value."""
+    """Rewire all readers of a node's first result to the value `other`, except the node that computes `other`."""
     p = e.program
     new = p.value(other)
     for edge in list(p.out_edges(node)):
@@ -152,7 +153,7 @@ def cut_readers(e: Transaction, node: NodeId) -> None:
 
 
 def state_of(e: Transaction, name: str, value: Any) -> NodeId:
-    """Return the state `name`, which holds `value` of the previous step, or 0 before the first; add it if missing."""
+    """Return the state `name`, which holds the previous step's `value` (0 before the first step); add it if missing."""
     if e.program.select(name).count:
         return e.program.node(name)
     spec = e.spec(value)
@@ -162,9 +163,9 @@ def state_of(e: Transaction, name: str, value: Any) -> NodeId:
 
 
 def remove_unread_states(e: Transaction, node: NodeId) -> NodeId:
-    """If `node` is a state that only its assign node uses, remove it; likewise if it stored such a state, and so on.
+    """Remove the state `node` if only its assign node reads it; then likewise the state that it stored, and so on.
 
-    Returns: the node whose value the last removed state stored, or `node` if it was not removed.
+    Returns: the node whose value the last removed state stored, or `node` if nothing was removed.
     """
     p = e.program
     while p.op(node) == STATE and p.assigns(node) == p.consumers(node):

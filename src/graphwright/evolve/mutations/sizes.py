@@ -66,7 +66,7 @@ def widths(p: Program) -> list[str]:
 
 @mutation("widen", sites=widths, weight=0.12, refine=0.10)
 def widen(e: Transaction, site: str, rng: np.random.Generator, units: int | None = None) -> None:
-    """Add units with random incoming and zero outgoing weights: `units`, by default 25, 50 or 100 % of the axis."""
+    """Add `units` units (by default 25, 50 or 100 % of the axis) with random incoming and zero outgoing weights."""
     size = e.program.axes()[site].size
     more = units or max(1, round(size * float(rng.choice([0.25, 0.5, 1.0], p=[0.4, 0.4, 0.2]))))
     e.grow(site, more, seed=int(rng.integers(1 << 31)))
@@ -74,7 +74,7 @@ def widen(e: Transaction, site: str, rng: np.random.Generator, units: int | None
 
 @mutation("narrow", sites=lambda p: [a for a in widths(p) if p.axes()[a].size > 2], weight=0.08, refine=0.10)
 def narrow(e: Transaction, site: str, rng: np.random.Generator, units: int | None = None) -> None:
-    """Remove the units with the smallest weights: `units`, by default 25 % of the axis.
+    """Remove the `units` units of an axis that have the smallest weights; by default 25 % of them.
 
     Units are compared by the product of the norms of their incoming and outgoing weights.
     """

@@ -231,7 +231,7 @@ class NeuronEvolution(EvolutionRun):
         )  # fmt: skip
 
     def program(self, genes: Any, g: int) -> Any:
-        """Build genome `g` as a Program without history."""
+        """Build genome `g` of the population `genes` as a Program without history."""
         return founder(genome(genes, g, self.task.inputs, self.task.outputs), self.task.names)
 
     def individual(self, key: IndividualKey) -> Individual:
@@ -349,7 +349,7 @@ class NeuronEvolution(EvolutionRun):
             warnings.warn(NoisyFitness(text), stacklevel=4)
 
     def _confirm(self, aim: float, fitness: np.ndarray, metric: np.ndarray) -> None:
-        """Record as the solution the fittest individual that reaches the target and that the task confirms, if any."""
+        """Of the three fittest individuals that reach the target, record the first one that the task confirms."""
         reached = np.flatnonzero(metric >= aim)
         for g in reached[np.argsort(-fitness[reached], kind="stable")][:3].tolist():
             trial = self.task.confirm(self.population(take(self.scored, np.array([g]))))
@@ -360,7 +360,7 @@ class NeuronEvolution(EvolutionRun):
                 return
 
     def _train(self) -> None:
-        """Train all genomes by gradient steps; on copies of the genes if children must not inherit the result."""
+        """Train all genomes by gradient steps: for `inherit="baldwin"` copies, for "none" with redrawn weights."""
         from graphwright.array.population.runner import fit
 
         s, count = self.settings, self.settings.population
@@ -387,7 +387,7 @@ class NeuronEvolution(EvolutionRun):
 
     @property
     def scored(self) -> Any:
-        """The genes that were scored: those after training, even if children inherit those before training."""
+        """The genes that were scored: with trained weights, even if children inherit weights from before training."""
         keeps = self.settings.train is not None and self.settings.inherit == "baldwin"
         return self._trained if keeps else self.genes
 

@@ -126,14 +126,14 @@ def new_registry(inputs: int, outputs: int) -> Any:
 
 
 def number(registry: Any, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
-    """Return the innovation number of a key; a new key gets the next number, for which there must be room."""
+    """Return the innovation number of a key. A new key gets the next number and needs room (see `with_room`)."""
     from graphwright.array.population.genes import number_of
 
     return int(number_of(registry, kind, a, b, c))
 
 
 def with_room(registry: Any, more: int) -> Any:
-    """Return the registry if `more` new keys fit, else a larger one with the same numbers."""
+    """Return a registry with room for `more` new keys: the given one, or a larger copy with the same numbers."""
     used = int(registry.count[0])
     if used + more <= len(registry.keys):
         return registry
@@ -225,5 +225,5 @@ def _ends(registry: Any) -> tuple[int, int]:
 
 
 def _unused(registry: Any, digest: int) -> int:
-    """Return the number of manual neurons with this digest, which is the next unused k."""
+    """Return how many manual neurons have this digest: the index k in the key of the next one."""
     return int((registry.keys[: int(registry.count[0]), :2] == (MANUAL, digest)).all(1).sum())

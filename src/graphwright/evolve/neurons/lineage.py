@@ -76,7 +76,7 @@ def _mutation_text(mutation: str, site: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ManualEdit:
-    """A manual edit: index of the individual, reason, the resulting genes as a population of one, and their scores."""
+    """A manual edit: index of the individual, reason, edited genes as a population of one genome, and their scores."""
 
     index: int
     why: str
@@ -142,7 +142,10 @@ class Lineage:
         return genes
 
     def sweep(self) -> None:
-        """Drop the genes of individuals that have no living or pinned descendants."""
+        """Drop the genes of individuals that are neither alive nor champions and have no such descendants.
+
+        A generation keeps all genes as long as more than half of them are needed.
+        """
         if not self.past:
             return
         wanted = np.arange(len(self.past[-1].fitness), dtype=np.int32)

@@ -121,7 +121,7 @@ def read(p: Program) -> Genome:
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 def _grow(e: Transaction, genome: Genome, nodes: Iterable[NodeGene], links: Iterable[LinkGene]) -> None:
-    """Add the nodes and links of new genes."""
+    """Add program nodes for new node genes and link genes."""
     p = e.program
     for node in nodes:
         # the junction gets its spec from an edge from the bias, which is then removed
@@ -151,7 +151,7 @@ def _open(e: Transaction, link: LinkGene) -> None:
 
 
 def _activation(e: Transaction, node: NodeGene, fresh: bool = False) -> None:
-    """Add the activation `n<k>.out` of `n<k>.sum`; unless `fresh`, remove the old one and rewire its readers."""
+    """Add the activation `n<k>.out` after `n<k>.sum`; if `fresh` is False, it replaces the existing activation."""
     p, base = e.program, f"n{node.id}"
     if not fresh:
         e.rename(f"{base}.out", f"{base}.old")
@@ -233,7 +233,7 @@ class PopulationPlan:
 
 
 def edited_genome(p: Program, before: Genome, names: tuple[str, ...], settings: NEAT) -> Genome:
-    """Read the genome of an edited program; new genes get the numbers in the names of their nodes.
+    """Read the genome of an edited program; new genes have the numbers in their node names (until `numbered`).
 
     Raises: TaskError if genes cannot express the program or it exceeds the limits.
     """
@@ -263,7 +263,7 @@ def edited_genome(p: Program, before: Genome, names: tuple[str, ...], settings: 
 
 
 def numbered(before: Genome, after: Genome, kept: Collection[int], registry: Any) -> tuple[Genome, Any]:
-    """Give the new genes of an edited genome innovation numbers; return the genome and the registry.
+    """Renumber the new genes of an edited genome by innovation numbers; return the genome and the updated registry.
 
     Args:
         before, after: the genome before and after the edit; kept: numbers of the old neurons that still exist.
@@ -296,14 +296,17 @@ def _key(node: int, after: Genome, closed: list[LinkGene], mine: dict[int, int])
 
 
 def inherited(one: Any, row: Any) -> None:
-    """Copy the optimizer moments of the links that two populations of one share, from `row` to `one`, in place."""
+    """Copy moments from `row` to `one`, in place, for links of both; each is a population of one genome."""
     here, there = _common(one, row)
     for name in ("first", "second", "steps"):
         getattr(one, name)[here] = getattr(row, name)[there]
 
 
 def untrained(one: Any, trained: Any, seeds: Any) -> Any:
-    """Copy the population `one`; weights that are equal to those in `trained` are replaced by those in `seeds`."""
+    """Return a copy of genome `one` in which weights that equal those in `trained` become those in `seeds`.
+
+    All arguments are populations of one genome: after an edit, after training, and before training.
+    """
     heir = type(one)(*(column.copy() for column in one))
     here, there = _common(one, trained)
     same = one.weight[here] == trained.weight[there]
@@ -313,7 +316,7 @@ def untrained(one: Any, trained: Any, seeds: Any) -> Any:
 
 
 def _common(one: Any, other: Any) -> np.ndarray:
-    """Return the indices in each of two populations of one of the links that both have, int64 [2, N]."""
+    """Return the indices of the links that two populations of one genome share, in each of them: int64 [2, N]."""
     index = {i: k for k, i in enumerate(other.link_id.tolist())}
     pairs = [(k, index[i]) for k, i in enumerate(one.link_id.tolist()) if i in index]
     return np.array(pairs, np.int64).reshape(-1, 2).T

@@ -66,7 +66,7 @@ class Species:
         """Assign the genomes of the next generation to species, and drop empty species.
 
         Args:
-            old, representatives: genomes of this generation, and the index in it of one genome per species.
+            old: genomes of this generation; representatives: index in `old` of one genome per species.
             genes, generation: the next generation and its number.
         """
         if settings.species:
@@ -82,7 +82,7 @@ class Species:
 
 
 def coefficients(settings: NEAT) -> Any:
-    """Return the coefficients of the distance δ as the native loops take them."""
+    """Return c1 to c4, the coefficients of the distance δ, as the tuple that the compiled loops take."""
     return _loops().Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4))
 
 
@@ -109,7 +109,7 @@ def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> 
 
 
 def rates(settings: NEAT) -> Any:
-    """Return the settings as the native loop takes them."""
+    """Convert the settings to the `Rates` tuple that the compiled breeding loop takes."""
     from graphwright.array.population.breed import WHOLE, Rates
 
     values = {name: getattr(settings, name) for name in Rates._fields if hasattr(settings, name)}
@@ -122,7 +122,7 @@ def rates(settings: NEAT) -> Any:
 
 
 def founding(settings: NEAT) -> NEAT:
-    """Return settings for a random start: structural mutations only, in the same proportions, growth enabled."""
+    """Return settings for a random start: one structural mutation per child, even if `growth` is False."""
     left, hits = 1.0, {}
     for name in STRUCTURAL:
         hits[name] = left * getattr(settings, name)

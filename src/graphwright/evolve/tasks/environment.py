@@ -23,7 +23,7 @@ Step = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Environment(Protocol):
-    """An environment with many parallel episodes; arrays have any leading shape. `step` changes only `state`."""
+    """An environment of many parallel episodes, indexed by the leading axes of arrays; `step` changes only `state`."""
 
     inputs: int
     outputs: int
@@ -65,12 +65,12 @@ class Episodes:
         return blake2b_128(f"{self.name} {self.episodes} {self.target} {rules!r}".encode())
 
     def score(self, population: Population) -> Scores:
-        """Compute the mean return over the starts of this generation, which are the same for all genomes."""
+        """Compute the mean return over the start states of this generation, which are the same for all genomes."""
         returns, steps, seconds = self.play(population, self.episodes, (_FITNESS, population.generation))
         return Scores(returns.mean(1), returns.mean(1), steps, seconds)
 
     def confirm(self, population: Population) -> Trial:
-        """Accept a single genome if its mean return on 100 starts is two standard errors above the target."""
+        """Accept a single genome if its mean return on 100 starts is at least two standard errors above the target."""
         returns, steps, seconds = self.play(population, 100, (_CONFIRM, population.generation))
         return Trial(bool(returns.mean() - 2 * returns.std(ddof=1) / 10 >= self.target), steps, seconds)
 

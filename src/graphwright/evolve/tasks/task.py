@@ -65,7 +65,7 @@ class HeadSpec:
 
     @property
     def outputs(self) -> slice:
-        """The slice of the outputs of the head."""
+        """The slice of the network outputs that belong to the head."""
         return slice(self.start, self.stop)
 
     def cost(self, y: np.ndarray, wanted: np.ndarray, share: np.ndarray, logits: bool) -> np.ndarray:
@@ -87,7 +87,7 @@ class HeadSpec:
         return np.ascontiguousarray((each * share).reshape(len(y), -1)).sum(1)
 
     def measure(self, final: np.ndarray, right: np.ndarray, logits: bool) -> np.ndarray:
-        """Compute the metric of this head, float64 [G], from the last outputs [G, N, outputs] of all heads."""
+        """Compute the metric of this head, float64 [G], from the last step's outputs [G, N, outputs] of all heads."""
         if self.stop - self.start < final.shape[-1]:
             final, right = np.ascontiguousarray(final[..., self.outputs]), right[..., self.outputs]
         if self.metric == "r2":
@@ -344,7 +344,7 @@ class Task:
         return blake2b_128(facts.encode() + data)
 
     def lesson(self) -> Any:
-        """Return the training cases in the form that native training takes."""
+        """Return the training cases as the `Lesson` object that native training takes."""
         from graphwright.array.population.runner import Lesson
 
         if "lesson" not in self._cases:

@@ -53,7 +53,7 @@ class Skips:
     Attributes:
         blocks: names of values in order, the input first.
         min_gap: smallest difference of the positions of source and target in `blocks`.
-        seed: of the initial weights of projections.
+        seed: seed of the initial weights of projections.
     """
 
     blocks: tuple[str, ...]
@@ -120,7 +120,7 @@ class Skips:
         return e.connect(value, total)
 
     def ends(self, p: Program, name: str) -> tuple[NodeId, NodeId | None]:
-        """Return the source node of a skip, and the junction that it enters; None if that does not exist yet."""
+        """Return the source node of a skip and the junction that it enters; None for a missing junction."""
         source, target = (p.node(part) for part in name.split(" -> "))
         return junction_of(p, source) or source, junction_of(p, target)
 
@@ -174,7 +174,7 @@ def skips(blocks: Sequence[str], min_gap: int = 2, seed: int = 0) -> Skips:
 
     Args:
         blocks: names of values in order, the input first; skips enter the sum after a block's value.
-        seed: of the initial weights of projections, which connect different shapes.
+        seed: seed of the initial weights of projections, which connect different shapes.
     Raises: UsageError if there are too few blocks for `min_gap`, a block is listed twice, or `min_gap` is below 1.
     """
     if isinstance(blocks, str) or len(set(blocks)) != len(blocks) or len(blocks) <= min_gap or min_gap < 1:
@@ -202,7 +202,7 @@ class Ops:
         return found
 
     def compete(self, p: Program) -> CandidateGates:
-        """Do the same as `gate`: alternatives always share a choice."""
+        """Do the same as `gate`, which already makes the ops of a path options of one choice."""
         return self.gate(p)
 
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
@@ -278,7 +278,7 @@ heads = experts = widths
 
 
 def junction_of(p: Program, node: NodeId) -> NodeId | None:
-    """Return the junction that skips into a block enter: the node itself, or its reader, the junction `<path>.sum`."""
+    """Return the junction that skips into a block enter: `node`, or `<path>.sum` after it; None if it is missing."""
     if p.is_junction(node):
         return node
     readers = [n for n in p.consumers(node) if p.is_junction(n) and p.path(n) == f"{p.path(node)}.sum"]

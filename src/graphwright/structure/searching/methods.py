@@ -36,7 +36,7 @@ class Trials:
 
     Attributes:
         start: the program before the search; never changed.
-        seed: of batches; all structures are trained on the same batches.
+        seed: seed of batches; all structures are trained on the same batches.
         lr: learning rate of Adam on the weights, with cosine decay to a twentieth.
         spent: training steps so far; curve: (steps, validation loss) of each scored structure.
         candidates, train, valid, task, budget: see `search`.
@@ -180,7 +180,7 @@ def gates(t: Trials) -> SearchOutcome:
 
 @dataclass(frozen=True)
 class _LossShares:
-    """Σ P · share · loss of the task, where the loss is detached: the penalty scales with it."""
+    """Σ P·share·L over elements: P is the open probability, L the task's loss, through which no gradient flows."""
 
     shares: tuple[float, ...]
     name: str = "penalty"
@@ -192,9 +192,10 @@ class _LossShares:
 
 
 def _threshold(probabilities: list[float]) -> float:
-    """Return the probability in the middle of the widest gap between sorted logits, among probabilities 0.1 to 0.5.
+    """Return the probability above which candidates are kept: the middle of the widest gap between sorted logits.
 
-    A useful gate may still be below 0.5, because the weights after it carry a part of the scale.
+    Only gaps between probabilities 0.1 and 0.5 count: a useful gate may be below 0.5, because the weights after it
+    carry a part of the scale.
     """
     low, high = log(0.1 / 0.9), 0.0
     with np.errstate(divide="ignore"):
@@ -246,7 +247,7 @@ def random(t: Trials) -> SearchOutcome:
 
 
 def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, ...]:
-    """Draw a random structure: one of the alternatives per path; other candidates with a common random probability."""
+    """Draw a random structure: one alternative per path, and each other candidate with one probability, drawn first."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.partition(": ")[0] if ": " in name else name, []).append(name)
@@ -329,7 +330,7 @@ def evolve(t: Trials) -> SearchOutcome:
 
 
 def toggled(names: list[str], chosen: tuple[str, ...], rng: np.random.Generator) -> tuple[str, ...]:
-    """Add or remove one random candidate, or replace the chosen alternative of its path by it."""
+    """Return `chosen` with one random candidate added or removed; an op replaces the op chosen for its path."""
     name = names[int(rng.integers(len(names)))]
     if ": " in name:
         path = name.partition(": ")[0]
@@ -394,7 +395,7 @@ def search(
         valid: a batch for validation only; structures are compared by the task's loss on it.
         method: a name in `METHODS`.
         budget: number of training steps of each method, including retraining.
-        seed: of batches and random structures.
+        seed: seed of batches and random structures.
         task: name of a scalar output, or a function of (outputs, batch); by default the first scalar output.
         lr: learning rate of Adam on the weights.
         beside: other methods to run for comparison; `random` is always one of them.

@@ -25,7 +25,7 @@ class Core(NamedTuple):
     """One factor of a matrix.
 
     Attributes:
-        name: name of its param, below the name of the linear map.
+        name: suffix of its param's path `<linear map>.<name>.weight`, for example `core1`.
         array: float64.
         labels: one per axis: `o1`, `i1`, ... for modes of output and input; `b0`, ... for bonds, which two cores share.
     """

@@ -72,7 +72,7 @@ def _fixes(d: Diagnosis, edges: tuple[EdgeId, ...]) -> Iterator[Fix]:
 
 
 def components(d: Diagnosis) -> Iterator[Finding]:
-    """Report each connected component that has ops, except the one with most outputs, and integer counters."""
+    """Report connected components other than the main one, unless they are integer counters without outputs."""
     p, w = d.program, d.wiring
     parts = [[w.at[n] for n in part] for part in connected_components(p.graph)]
     parts = [sorted(part) for part in parts if any(w.ops[i] not in KINDS for i in part)]

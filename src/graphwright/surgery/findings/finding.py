@@ -98,7 +98,7 @@ class Finding(Mismatch, ReportBase):
         where: str | None = None, fixes: tuple[Fix, ...] = (), witness: Mapping[str, Any] | None = None,
         axis: int | None = None, expected: str | None = None, got: str | None = None,
     ) -> Finding:  # fmt: skip
-        """Make a finding about nodes and edges of a program; `where` defaults to the path of the first one."""
+        """Make a finding about nodes and edges of a program; `where` defaults to the first path."""
         paths = (*map(p.path, nodes), *map(p.path, edges))
         return Finding(kind, where or paths[0], what, axis, expected, got, severity, nodes, edges, paths,
                        dict(witness or {}), tuple(sorted(fixes, key=lambda f: f.cost)))  # fmt: skip
@@ -152,7 +152,7 @@ class Limits:
 
 
 def remove(e: Transaction, nodes: Iterable[NodeId]) -> None:
-    """Remove those of the given nodes that still exist."""
+    """Remove the given nodes, except nodes that no longer exist."""
     e.remove([n for n in nodes if n in e.program.graph])
 
 
@@ -222,7 +222,7 @@ def removed(p: Program, nodes: Sequence[NodeId], *, keeps: bool) -> Fix:
 
 
 def grown(group: AxisGroup, size: int) -> tuple[Fix, ...]:
-    """Return a fix that grows an axis by units that change no result; an empty tuple if the axis cannot grow."""
+    """Return a fix that grows an axis to `size` by units that change no result; empty if the axis cannot grow."""
     if group.frozen or len(group.atoms) != 1:
         return ()
     more = size - group.size

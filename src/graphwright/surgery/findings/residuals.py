@@ -114,7 +114,10 @@ def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
 def _entry(
     p: Program, paths: dict[str, NodeId], junction: NodeId, sibling: NodeId, source: NodeId, branch: NodeId
 ) -> Value | None:
-    """Return what the junction's branch reads where its sibling's branch reads `source`; None if that fails."""
+    """Return the value that the junction's branch reads at the port at which its sibling's branch reads `source`.
+
+    Return None if the branches start with different ops, or the value's spec is not the junction's.
+    """
     first = paths.get(shifted(p.path(branch), p.path(sibling), p.path(junction)))
     if first is None or p.op(first) != p.op(branch):
         return None

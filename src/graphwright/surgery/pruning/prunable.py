@@ -74,7 +74,7 @@ class Consumer:
         return last.reshape(-1, last.shape[-1])
 
     def remaining(self, keep: np.ndarray, width: int) -> np.ndarray:
-        """Return the indices of columns that remain if the units in the mask `keep` do, or that have no unit."""
+        """Return the indices of the columns that read a unit in the mask `keep`, and of columns that read no unit."""
         kept = np.ones(width, bool)
         kept[self.columns[~keep].reshape(-1)] = False
         return np.flatnonzero(kept)
@@ -210,7 +210,7 @@ def refusal(group: AxisGroup) -> str:
 
 
 def check_finite(p: Program, axes: Iterable[PrunableAxis]) -> None:
-    """Check all weights along the axes. Raises: NonFiniteWeight if one of them is not finite."""
+    """Check all weights that have one of the axes. Raises: NonFiniteWeight for NaN or infinity."""
     for key in dict.fromkeys(m.key for a in axes for m in a.group.members if m.key is not None):
         array = p.weights.array(key)
         if array.dtype.is_float:
@@ -240,7 +240,7 @@ class ResidualBranch:
 
 
 def residual_branches(p: Program, inside: Collection[NodeId] | None = None) -> list[ResidualBranch]:
-    """Return the branches whose nodes are all inside a selection, in the order of the computation."""
+    """Return the branches with trained weights whose nodes are all in `inside` (None: any), in computation order."""
     needed, moving, found = p.reachable(p.outputs()), input_dependent(p), []
     rank = {n: i for i, n in enumerate(p.order())}
     for edge in (e for n in p.junctions() if n in needed and p.graph.in_degree(n) > 1 for e in p.in_edges(n)):

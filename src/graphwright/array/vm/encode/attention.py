@@ -14,7 +14,7 @@ _FEW_QUERIES = 16
 
 
 def _wide(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> list[vm.View]:
-    """Return float32 views for copies of the bfloat16 operands, without the optional ones, then of the results."""
+    """Return the workspace for bfloat16: a float32 view per operand, except optional ones, then one per result."""
     if outs[0].dtype is not bfloat16:
         return []
     count = len(attrs["optional"])
@@ -23,7 +23,7 @@ def _wide(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> list[vm.View]:
 
 @vm.form(work=_wide)
 def SDPA(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    """Encode attention; bfloat16 is widened into the float32 copies that follow the results in `outs`, then rounded."""
+    """Encode attention or its gradient; bfloat16 is computed in float32 copies, which follow the results in `outs`."""
     given, results = len(attrs["optional"]), 3 if len(ins) > 3 + len(attrs["optional"]) else 1
     outs, work = outs[:results], outs[results:]
     if work:
@@ -104,7 +104,7 @@ def _attend(
     q: vm.View, k: int, v: int, out: vm.View, groups: int, start: tuple[int, int], attrs: vm.Attrs,
     more: Sequence[int],
 ) -> list[vm.Row]:  # fmt: skip
-    """Encode attention one query at a time; `more` are the first words of the second row."""
+    """Encode an ATTEND_CACHED instruction; `start` is its words 12 and 13, `more` begins its second row."""
     batch, heads, queries, width = q.shape
     head = (q.address, k, v, out.address, heads, groups, queries, width, out.shape[3])
     tail = (*start, attrs["window"] or 0, vm.bits(float(attrs["scale"])))

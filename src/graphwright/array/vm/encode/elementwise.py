@@ -11,7 +11,7 @@ from graphwright.array.vm.encode.fuse import Member, encode_group, f32
 
 
 def pointwise(code: Code) -> vm.VmForm:
-    """Make the form of an op that is one float32 instruction; bfloat16 operands are widened tile by tile."""
+    """Make the `VmForm` of an op that is one float32 instruction; bfloat16 operands are widened tile by tile."""
     return vm.VmForm(_encoder(code), code=code)
 
 
@@ -27,7 +27,7 @@ def _encoder(code: Code) -> vm.Encoder:
 
 
 def compared(code: Code, *, swapped: bool = False) -> vm.VmForm:
-    """Make the form of a float32 comparison; if `swapped`, the instruction gets the two operands in reverse order."""
+    """Make the `VmForm` of a float32 comparison; if `swapped`, the instruction gets the operands in reverse order."""
 
     def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         fits = vm.all_f32(*ins) and outs[0].dtype is bool_
@@ -37,7 +37,7 @@ def compared(code: Code, *, swapped: bool = False) -> vm.VmForm:
 
 
 def _add(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    """Encode an addition of floats, or of a few int64, such as counters and keys of generators."""
+    """Encode an addition of floats, or of at most 64 int64, such as counters and keys of random generators."""
     if all(view.dtype is int64 for view in (*outs, *ins)):
         return vm.elementwise(Code.ADD_I64, outs[0], ins) if outs[0].size <= vm.MOST_ROWS else None
     return _encoder(Code.ADD)(outs, ins, attrs)
@@ -74,7 +74,7 @@ def JUNCTION(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
 
 # -- reductions --------------------------------------------------------------------------------------------------------
 def _reduction(out: vm.View, x: vm.View, axes: Any, rows_code: Code, columns_code: Code | None, *cells: int) -> vm.Rows:
-    """Encode a reduction of leading, middle or trailing axes; `out` must be row-major."""
+    """Encode a reduction over leading, middle or trailing axes (None: all), or return None if layouts prevent it."""
     if not vm.all_f32(out, x) or not out.packed or 0 in x.shape:
         return None
     gone = set(range(len(x.shape))) if axes is None else {a % len(x.shape) for a in axes}
@@ -107,7 +107,7 @@ def _reduction(out: vm.View, x: vm.View, axes: Any, rows_code: Code, columns_cod
 
 
 def _kept(x: vm.View, gone: set[int], out: vm.View) -> tuple[int, ...]:
-    """Return the strides of x without the reduced axes, which have size 1."""
+    """Return the strides of x on axes of `out`; axes in `gone`, all of size 1, are left out if `out` lacks them."""
     strides = [s for a, s in enumerate(x.strides) if a not in gone]
     return tuple(strides) if len(strides) == len(out.shape) else x.strides
 

@@ -1,4 +1,4 @@
-"""Fusion: ops over one iteration space become one loop over tiles; inner values are in scratch that remains in cache.
+"""Fusion: ops over one iteration space become one loop over tiles; inner values stay in scratch, in cache.
 
 A tile is a span of elements, or a whole row if an op depends on whole rows, as a norm does. A LOOP instruction (word 1:
 rows of code in its body, word 2: iterations) precedes its body; each iteration computes one tile. bfloat16 operands are
@@ -28,13 +28,13 @@ _NARROW, _FEW = 32, 64  # fewer elements than _NARROW make a turn too short, unl
 
 
 class Inner(NamedTuple):
-    """A value that only the fused group reads; it is stored in the tile with this number."""
+    """A value that only ops of the fused group read; it is stored in the scratch, in tile number `tile`."""
 
     tile: int
 
 
 class Member(NamedTuple):
-    """One op of a fused group; its operands are views or inner values."""
+    """One op of a fused group; its results and operands are in memory (`View`) or in tiles (`Inner`)."""
 
     form: vm.VmForm
     outs: Sequence[vm.View | Inner]
@@ -44,10 +44,10 @@ class Member(NamedTuple):
 
 
 class _Tiles(NamedTuple):
-    """How an iteration space is walked: for each entry of `lead`, `turns` rows of `cols` columns.
+    """The loops over an iteration space: for each entry of `lead`, `turns` rows of `cols` elements.
 
-    An entry of `lead` holds the element offset of each operand. `jumps` are the elements from one turn to the next,
-    `steps` those from one column to the next (0 or 1), both per operand.
+    An entry of `lead` holds the element offset of each operand. `jumps` and `steps` hold the strides of each operand,
+    in elements: from row to row, and from element to element of a row (0 or 1).
     """
 
     lead: list[list[int]]
@@ -58,7 +58,7 @@ class _Tiles(NamedTuple):
 
 
 def f32(code: Code) -> vm.VmForm:
-    """Make the form of one float32 instruction."""
+    """Make the `VmForm` of one elementwise float32 instruction."""
 
     def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         return vm.elementwise(code, outs[0], ins) if vm.all_f32(*outs, *ins) else None
@@ -67,15 +67,15 @@ def f32(code: Code) -> vm.VmForm:
 
 
 def tiles_for(shape: tuple[int, ...], by_row: bool) -> int:
-    """Return the most inner values that can be in use at a time."""
+    """Return how many inner values fit the scratch at a time; if `by_row`, each one is a whole row of `shape`."""
     return TILES // -(-shape[-1] // TILE) if by_row else TILES
 
 
 def layout_of_tiles(shape: tuple[int, ...], views: Sequence[vm.View], by_row: bool = False) -> _Tiles | None:
-    """Return how to walk operands over a space, or None if rows would be too short, strided, or too many to unroll.
+    """Return loops over `shape`, or None if rows are too short, too long or strided, or outer axes too many to unroll.
 
     Args:
-        by_row: each turn computes a whole row, along which the elements of an operand are adjacent or one value.
+        by_row: a tile must be a whole row of `shape`, along which each operand has stride 1 or 0.
     """
     strides = [vm.spread(view, shape) for view in views]
     if by_row:
@@ -126,7 +126,7 @@ def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[vm.R
 
 
 def _together(members: Sequence[Member]) -> list[Member]:
-    """Merge consecutive members that one instruction computes."""
+    """Merge pairs of consecutive members for which `TOGETHER` has one instruction."""
     made: list[Member] = []
     for n, m in enumerate(members):
         code = TOGETHER.get((made[-1].form.code, m.form.code)) if made else None
@@ -140,7 +140,7 @@ def _together(members: Sequence[Member]) -> list[Member]:
 
 
 def _read(tile: Inner, members: Sequence[Member]) -> bool:
-    """Return whether a member reads the tile before a member writes it again."""
+    """Return whether any of the members reads `tile` before one of them writes it again."""
     for m in members:
         if tile in m.ins:
             return True
@@ -150,7 +150,7 @@ def _read(tile: Inner, members: Sequence[Member]) -> bool:
 
 
 def _written_once(members: Sequence[Member], most: int) -> list[Member]:
-    """Redirect writes that a later member overwrites into a free tile, so that memory is written once."""
+    """Redirect each write to memory that a later member overwrites into a free tile, so that memory is written once."""
     last = {v.address: n for n, m in enumerate(members) for v in m.outs if isinstance(v, vm.View)}
     free = set(range(most)).difference(v.tile for m in members for v in m.outs if isinstance(v, Inner))
     held: dict[int, Inner] = {}
@@ -176,8 +176,8 @@ def _written_once(members: Sequence[Member], most: int) -> list[Member]:
 def _in_f32(members: Sequence[Member], most: int) -> list[Member]:
     """Make all members float32, with conversions from and to bfloat16 between them.
 
-    The tile of a bfloat16 value holds rounded float32. Operands are widened into the tiles with numbers from `most` on,
-    and reused from there.
+    The tile of a bfloat16 value holds float32 numbers rounded to bfloat16. Operands in memory are widened into tiles
+    numbered from `most` on, where later members can read them again.
     """
     made: list[Member] = []
     spare, wide = cycle(range(most, 2 * most)), dict[vm.View, Inner]()
@@ -211,7 +211,7 @@ def _in_f32(members: Sequence[Member], most: int) -> list[Member]:
 
 
 def _free(tiles: Iterator[int], wide: dict[vm.View, Inner], busy: set[int]) -> Inner:
-    """Return the next tile that the member does not read, and forget the widened operand in it."""
+    """Return the next of `tiles` that is not in `busy`; remove the operand that was widened into it from `wide`."""
     tile = next(t for t in tiles if t not in busy)
     for v in [v for v, held in wide.items() if held.tile == tile]:
         del wide[v]
@@ -227,10 +227,12 @@ def _looped(body: list[vm.Row], turns: int) -> list[vm.Row]:
 def _body(
     members: Sequence[Member], at: Sequence[int], jumps: Sequence[int], steps: Sequence[int], cols: int, pieces: int
 ) -> list[vm.Row]:
-    """Encode the members for one tile; operand k begins at offset `at[k]` and moves by `jumps[k]` from turn to turn.
+    """Encode the members for one tile of `cols` elements.
+
+    Operand k in memory begins at element offset `at[k]` and advances by `jumps[k]` elements per iteration.
 
     Args:
-        pieces: number of spans of TILE elements that an inner value takes.
+        pieces: size of the tile of an inner value, in units of TILE elements.
     """
     body: list[vm.Row] = []
     k = 0

@@ -50,13 +50,13 @@ Workspace = Callable[[Views, Views, Attrs], list[View]]
 class VmForm:
     """How the VM runs an op: the `vm` field of its definition.
 
-    The planner asks it with layouts alone; when kernels are bound, the operands have addresses.
+    The planner asks with operands that have layouts but no addresses; when kernels are bound, they have addresses.
 
     Attributes:
         encode: (results and workspace, operands, attributes) -> rows of code, or None for dtypes or layouts that only
             another kernel supports.
         work: (results, operands, attributes) -> views of the memory that the code needs besides its scratch.
-        code: the opcode, if the form is one float32 instruction per tile.
+        code: the opcode, if the op is one float32 instruction per tile.
         by_row: each row of the results depends on a whole row of the first operand.
         limit: bytes of operands and results from which on ATen's kernel is faster; None if it never is.
     """
@@ -108,7 +108,7 @@ def all_f32(*views: View) -> bool:
 
 
 def copy_row(target: int, words: int, source: int) -> Row:
-    """Return an instruction that copies adjacent 4-byte elements of any type."""
+    """Return an instruction that copies `words` adjacent 4-byte elements of any type from one address to another."""
     return row_of(Code.COPY, 1, words, target, 0, 1, source, 0, 1)
 
 
@@ -120,7 +120,7 @@ def copied(target: View, source: View) -> list[Row]:
 
 
 def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
-    """Return axes as (size, stride per operand), merged where possible, without axes of size 1."""
+    """Return axes as (size, stride per operand), without size 1; neighbours are merged if all strides allow it."""
     axes: list[tuple[int, tuple[int, ...]]] = []
     for n, *steps in zip(shape, *strides, strict=True):
         if n == 1:
@@ -139,7 +139,7 @@ def spread(view: View, shape: tuple[int, ...]) -> list[int]:
 
 
 def offsets(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[list[int]]:
-    """Return, for every index of some axes, the element offset in each operand."""
+    """Return, for every combination of indices along `axes`, a list of the element offset in each operand."""
     offsets = [[0] * operands]
     for n, steps in axes:
         offsets = [[p + i * s for p, s in zip(place, steps, strict=True)] for place in offsets for i in range(n)]
@@ -147,7 +147,7 @@ def offsets(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[
 
 
 def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> Rows:
-    """Encode an elementwise op: each instruction walks 1 or 2 axes; further axes, preferably short, are unrolled."""
+    """Encode an elementwise op by instructions that loop over 1 or 2 axes each; further axes are unrolled."""
     views = [out, *ins]
     if 0 in out.shape:
         return []
@@ -173,12 +173,12 @@ def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> Rows
 
 
 def along(out: View, step: int) -> int:
-    """Return the step of a result along a row: PAST for results that exceed the caches."""
+    """Return `step`, or PAST (non-temporal stores) for a contiguous float32 result larger than the caches."""
     return PAST if step == 1 and out.dtype is float32 and 4 * out.size > CACHED else step
 
 
 def matrix(view: View) -> tuple[int, int, int] | None:
-    """Return (rows, columns, elements from row to row) of an operand [..., C], or None if it is no such matrix."""
+    """Return (rows, columns, row stride in elements) of an operand [..., C], or None if it is empty or no matrix."""
     if not view.shape or 0 in view.shape or (view.strides[-1] != 1 and view.shape[-1] != 1):
         return None
     lead = merged(view.shape[:-1], [view.strides[:-1]])

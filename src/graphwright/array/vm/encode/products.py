@@ -10,7 +10,7 @@ from graphwright.array.vm.encode import operands as vm
 
 
 def _product(a: vm.View, b: vm.View, out: vm.View, init: int = 0) -> vm.Row:
-    """Encode out[m, n] = init + a[m, k]·b[k, n] for operands of two axes; columns of `out` are adjacent."""
+    """Encode out[m, n] = a[m, k]·b[k, n] + init[n]; `init` is an address, or 0 for no term, and `out` is row-major."""
     (m, k), n = a.shape, b.shape[1]
     steps = [4 * s for view in (a, b) for s in view.strides]
     if b.shape[0] == 1:  # the stride of an axis of size 1 is meaningless
@@ -48,7 +48,7 @@ _MANY_ROWS = {bfloat16: Code.PANELS_BF16}
 
 
 def _few(m: int, w: vm.View) -> bool:
-    """Return whether m rows are so few that reading the weights dominates, and whether they fit the scratch."""
+    """Return whether x has so few rows (m) that reading the weights takes longest, and they fit the scratch."""
     return m <= FEW and m * -(-w.shape[-1] // GROUP) * WORK.get(w.dtype.itemsize, 0) <= STRIPS - ZEROS
 
 

@@ -15,7 +15,7 @@ from graphwright.array.vm.encode import operands as vm
 
 @vm.form()
 def COPY(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    """Encode an elementwise copy, or one of up to four axes; bfloat16 is copied in pairs where layouts allow it."""
+    """Encode a copy between layouts or a broadcast; bfloat16 is copied in pairs where layouts allow it."""
     out, x = outs[0], ins[0]
     if out.dtype is bfloat16 and x.dtype is bfloat16 and _in_pairs(out) and _in_pairs(x):
         out, x = _pairs(out), _pairs(x)
@@ -166,7 +166,7 @@ def _noise(out: vm.View, key: vm.View, attrs: vm.Attrs, kind: int, x: int = 0, *
 
 
 def _drawn(kind: int) -> vm.VmForm:
-    """Make the form of one draw per element; the last operand is the key, an earlier one holds probabilities."""
+    """Make the `VmForm` of a random op; its last operand is the key, an earlier one holds the probabilities."""
 
     def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         fits = vm.all_f32(outs[0], *ins[:-1]) and all(view.packed for view in (outs[0], *ins))

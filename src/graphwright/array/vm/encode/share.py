@@ -27,10 +27,10 @@ _TABLES: dict[int, int] = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2, Code.ATTEND_
 
 
 class _Walk(NamedTuple):
-    """How the addresses of an instruction move when it is split.
+    """The address words of an instruction, and how far addresses advance per row and per column when it is split.
 
-    `rows` are (index of an address word, index of the word with its bytes per row), `fixed` (address word, bytes per
-    row), `columns` (address word, bytes per column).
+    `rows` holds pairs (index of an address word, index of the word with its bytes per row), `fixed` pairs (index of an
+    address word, bytes per row), `columns` pairs (index of an address word, bytes per column).
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -68,7 +68,7 @@ _STEPS = {3: 5, 6: 8, 9: 11, 12: 14}  # index of an address word -> index of the
 
 
 def operand_cells(row: vm.Row) -> tuple[int, ...]:
-    """Return the indices of an instruction's address words, for use in a loop; the word after each is its stride."""
+    """Return the indices of an instruction's address words; the word after each is its stride in a LOOP."""
     walk = _WALKS[row[0]]
     return tuple(cell for cell, _ in walk.columns or walk.rows)
 
@@ -83,7 +83,7 @@ def is_scalar(row: vm.Row) -> bool:
 
 
 def pack_runs(units: Iterable[tuple[int, list[vm.Row]]], scratch: int) -> list[tuple[int, list[vm.Row]]]:
-    """Pack consecutive scalar units into one, under the index of the first."""
+    """Pack each run of scalar units (index of its op, rows of code) into one unit with the index of the first."""
     made: list[tuple[int, list[vm.Row]]] = []
     for single, run in groupby(units, lambda unit: len(unit[1]) == 1 and is_scalar(unit[1][0])):
         parts = list(run)
@@ -94,7 +94,7 @@ def pack_runs(units: Iterable[tuple[int, list[vm.Row]]], scratch: int) -> list[t
 
 
 def _packed(rows: Sequence[vm.Row], scratch: int) -> list[vm.Row]:
-    """Pack scalar instructions into one; `scratch` is the base of addresses below LOCAL."""
+    """Pack scalar instructions into one; addresses below LOCAL become absolute by adding `scratch`."""
     table: list[int] = []
     for row in rows:
         operands = (row[3], row[6], row[9] if row[0] in _BINARY else row[6])
@@ -123,7 +123,7 @@ class Cut:
 
 
 def cut(rows: Sequence[vm.Row]) -> Cut:
-    """Split the code of an op for threads."""
+    """Split the long instructions of an op into tickets, and estimate the run time of the op."""
     timed = [(unit, _nanoseconds(unit)) for unit in units(rows)]
     return Cut([shared(unit, ns) for unit, ns in timed], sum([ns for _, ns in timed]))
 
@@ -166,7 +166,7 @@ def _nanoseconds(unit: list[vm.Row]) -> float:
 
 
 def shared(unit: list[vm.Row], taken: float) -> list[vm.Row]:
-    """Split a unit into tickets if its time in nanoseconds is long."""
+    """Split a unit into tickets if its run time, `taken` nanoseconds, is long; else return it unchanged."""
     parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > SPLIT_FROM else [unit]
     if len(parts) < 2:
         return unit
@@ -194,14 +194,14 @@ def _parts(unit: list[vm.Row], count: int) -> list[list[vm.Row]]:
 
 
 def _turns(unit: list[vm.Row], begin: int, size: int) -> list[vm.Row]:
-    """Return `size` iterations of a loop, from `begin` on."""
+    """Return the code of `size` iterations of a LOOP unit, from iteration `begin` on."""
     head, *body = unit
     moved = [_moved(row, 0, row[0], [(a, begin * row[a + 1]) for a in operand_cells(row)]) for row in body]
     return [_moved(head, 2, size, []), *moved]
 
 
 def _spans(total: int, count: int, grain: int) -> list[tuple[int, int]]:
-    """Return (begin, size) of about `count` equal spans; sizes are multiples of `grain`, but for the last."""
+    """Split `total` into about `count` equal spans (begin, size); all sizes but the last are multiples of `grain`."""
     size = -(-total // (count * grain)) * grain
     return [(begin, min(size, total - begin)) for begin in range(0, total, size)]
 
@@ -239,7 +239,7 @@ def _product(row: vm.Row, count: int) -> list[vm.Row]:
 
 
 def _stored(row: vm.Row, count: int) -> list[list[vm.Row]]:
-    """Split the weight rows of a product into whole panels of 32."""
+    """Split a product with stored weights along the rows of the weights, in whole panels of 32."""
     steps = [(1, STORED[row[0]] * row[3]), (7, 4)]
     steps += ([(4, 4)] if row[4] else []) + ([(10, -(-row[3] // GROUP) * 4)] if row[10] else [])
     return _split(row, 2, steps, count, 32)

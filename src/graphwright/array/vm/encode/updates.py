@@ -13,12 +13,12 @@ def _step(
     code: Code, numbers: Sequence[str], flags: Sequence[str],
     moments: Callable[[vm.Attrs], tuple[bool, ...]] = lambda attrs: (True,),
 ) -> vm.VmForm:  # fmt: skip
-    """Make the form of an optimizer step.
+    """Make the `VmForm` of an optimizer step.
 
     Args:
         numbers: names of the attributes in words 4 and following.
         flags: names of the attributes in the bits of word 9.
-        moments: attributes -> whether each moment of the instruction is present.
+        moments: a function of the attributes that returns for each moment of the instruction whether it is present.
     """
 
     def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
@@ -59,7 +59,7 @@ _muon = _step(Code.MUON, ("momentum", "eps", "weight_decay", "iterations"), ("ma
 
 @vm.form()
 def MUON(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    """Encode a step of Muon, for matrices of which two copies and two square matrices fit the scratch."""
+    """Encode a step of Muon, or return None if two copies of a matrix and two square ones do not fit the scratch."""
     rows = _muon.encode(outs, ins, attrs)
     n = len(outs) // 3
     shapes = [view.shape for view in outs[:n]]

@@ -55,10 +55,11 @@ def _method() -> _Method:
 
 
 def guarded(context: np.ndarray, memory: Any, otherwise: Callable[[], None]) -> Call:
-    """Return a call that runs the code if the number at the address `GUARD` equals `SEEN`, else calls `otherwise`.
+    """Return a call that runs the code of `context` if its guard holds, else calls `otherwise`.
 
-    It also calls `otherwise` after a failed instruction. The call holds the GIL; its check is native code. Where quick
-    calls are impossible, `otherwise` itself is returned.
+    The guard holds if the number at the address in word `GUARD` equals word `SEEN`. `otherwise` is also called
+    after a failed instruction. The call holds the GIL; its check is native code. Where quick calls are impossible,
+    `otherwise` itself is returned.
     """
     context[at.GUARD], context[at.SEEN] = context.ctypes.data, -1  # no segment yet: the guard, the first word, is 0
     context[at.ASK] = ctypes.cast(ctypes.pythonapi.PyObject_CallNoArgs, ctypes.c_void_p).value

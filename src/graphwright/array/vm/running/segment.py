@@ -33,7 +33,7 @@ def new_scratch() -> np.ndarray:
 
 
 def _blocks(ops: Sequence[Cut], scratch: int) -> list[np.ndarray]:
-    """Return the code of each op; a run of ops on single numbers is one instruction, stored with the first of them."""
+    """Return the code of each op; consecutive scalar instructions become one, stored with the first of their ops."""
     blocks = [op.code for op in ops]
     numbered = [(i, op) for i, op in enumerate(ops) if op.parts]
     for scalar, run in groupby(numbered, lambda one: one[1].scalar):
@@ -48,7 +48,7 @@ def _blocks(ops: Sequence[Cut], scratch: int) -> list[np.ndarray]:
 
 
 def _shared_ends(ops: Sequence[Cut], others: Sequence[Cut]) -> tuple[int, int]:
-    """Return how many ops are identical at the start and the end, without splitting a run of ops on single numbers."""
+    """Return the lengths of the common prefix and suffix, shortened so that no run of packed scalar ops is split."""
     head, tail = _first_other(ops, others), _first_other(ops[::-1], others[::-1])
     tail = min(tail, len(ops) - head, len(others) - head)
     while head and (ops[head - 1].scalar or not ops[head - 1].parts):
@@ -68,8 +68,8 @@ class VmSegment:
 
     Args:
         ops: the code of each op in order, as rows or as a `Cut`.
-        scratch: from `new_scratch()`, shared by segments that never run at the same time; by default its own.
-        before: a segment with the same scratch; the code of the ops that both begin or end with is reused.
+        scratch: from `new_scratch()`, shared by segments that never run at the same time; None allocates one.
+        before: a segment with the same scratch; code of identical ops at the start and the end is reused from it.
 
     Attributes:
         run: a function that runs the code and returns None, or another object if an index was out of range.
@@ -105,7 +105,7 @@ class VmSegment:
         self.run: Call = self._shared if self._shares else self._alone
 
     def after(self, lead: Sequence[Row], runs: int) -> VmSegment:
-        """Return the same code, preceded by the instructions of `lead`, as a separate call.
+        """Return a copy of the segment whose code begins with the instructions of `lead`.
 
         Args:
             runs: address of a counter that every call increments.
@@ -120,7 +120,7 @@ class VmSegment:
         return self._alone()
 
     def source_of(self, lead: int) -> Callable[[int], None]:
-        """Return a function that sets the address from which the copy instruction with index `lead` reads."""
+        """Return a function that sets the source address of the instruction with index `lead`, which must be a copy."""
         cells = self._code.reshape(-1)
         return partial(cells.__setitem__, CELLS * lead + 6)
 
