@@ -35,9 +35,9 @@ def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DT
     return None
 
 
-def is_cast(row: Op, place: int, dtype: DType, target: DType | None) -> bool:
-    """Return True if operand number `place`, which has this dtype, is cast when operands are cast to `target`."""
-    if target in (None, dtype) or place in row.traits.fixed:
+def is_cast(row: Op, port: int, dtype: DType, target: DType | None) -> bool:
+    """Return True if operand `port`, which has this dtype, is cast when operands are cast to `target`."""
+    if target in (None, dtype) or port in row.traits.fixed:
         return False
     return dtype.is_float or row.traits.amp in ("promote", "f32")
 

@@ -28,7 +28,7 @@ def insert_node(
 
     Args:
         handle: handle of a removed node to restore; by default a new node.
-        after, before: nodes after or before which to place it in the topological order.
+        after, before: nodes after or before which it is inserted in the topological order.
     """
     number = p._seq if seq is None else seq
     restored = p.tombstones.restore(p.graph, handle)

@@ -149,7 +149,7 @@ def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
 
 
 def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
-    """Return the weight and bias keys of the linear map that computes `value`; [] if there is none.
+    """Return the weight and bias keys of the linear map that computes `value`; [] if it has no weights.
 
     Also return [] if nodes other than `readers` read the value, or if the weights are shared.
     """

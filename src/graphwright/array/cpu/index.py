@@ -210,7 +210,7 @@ def flip(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("roll")
 def roll(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Copy x in blocks: each rolled axis is cut into two parts, which swap places."""
+    """Copy x in blocks: each rolled axis is cut into two parts, which are swapped."""
     x, out = ins[0], outs[0]
     if not x.numel():
         return []

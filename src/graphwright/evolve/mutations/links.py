@@ -108,7 +108,7 @@ def _drop_lone(e: Transaction, base: str) -> None:
 
 
 def _free_value(p: Program, like: NodeId, taken: set[NodeId], rng: np.random.Generator, problem: str) -> NodeId:
-    """Draw an input or op with the spec of `like` that is not in `taken`. Raises: UsageError if there is none."""
+    """Draw an input or op with the spec of `like` outside `taken`. Raises: UsageError if no such value exists."""
     spec = (p.spec(like),)
     values = [n for n in p.order() if p.op(n) not in STORED and p.specs(n)[:1] == spec and n not in taken]
     if not values:

@@ -187,7 +187,7 @@ def _check_free_key(p: Program, key: Any, where: str) -> None:
 class AddNode(Edit):
     """Add an unconnected node with the handle `node`; `variable` is the weight that a param, const or state adds.
 
-    `after` is a node after which to place the new one in the topological order, so that its edges need no reordering.
+    `after` is a node after which the new one is inserted in the topological order, so that edges need no reordering.
     """
 
     packed = {"node": f.NEW_NODE, "op": f.TEXT, "attrs": f.ATTRS, "name": f.PATH, "specs": f.SPECS,
