@@ -17,13 +17,11 @@ OWN = ("ops/", "array/cpu/", "array/vm/")
 ALLOWED = {
     "evolve/pictures.py": (1, "colours of a picture's legend"),
     "evolve/mutations/layers.py": (2, "the menus a mutation draws activations and attributes from"),
-    "models/onnx.py": (1, "a KV cache becomes inputs and outputs of the ONNX graph"),
     "models/export/template_match.py": (2, "patterns of the templates: their norm, and key heads read by a table"),
     "program/editing/gate_edits.py": (1, "softmax alone gives -inf scores the weight 0 that a gated unit needs"),
     "program/gates.py": (2, "patterns that `set_gate` writes, and reshapes that keep an axis whole"),
     "program/editing/unfold.py": (1, "the axes along which each op is split into one op per unit"),
     "surgery/factorise/chain.py": (1, "the pattern that `compress` writes"),
-    "surgery/findings/residuals.py": (1, "the op that makes gate values"),
     "surgery/findings/heads.py": (1, "ops that keep heads apart, for norms only the one over head_dim"),
     "testing/defects.py": (1, "planted defects"),
 }

@@ -185,9 +185,10 @@ def _needed(p: Program) -> list[NodeId]:
     return [n for n in p.order() if n in reached]
 
 
-def _appends(p: Program, node: NodeId) -> bool:
-    """Return whether a node appends entries to a KV cache."""
-    return p.op(node) == "kv_append"
+def _appends(p: Program, caches: Mapping[str, str]) -> dict[NodeId, str]:
+    """Map each node that appends to a KV cache, whose state is assigned its result, to the key of that state."""
+    following = (p.operands(assign) for assign in p.assigns())
+    return {new.node: p.key(state.node) for state, new in following if p.key(state.node) in caches}
 
 
 def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
@@ -197,7 +198,8 @@ def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
         raise ExportError("the program has state, which an ONNX graph cannot carry from run to run", where=held)
     twin = p.fork()
     while True:
-        ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED) and not (caches and _appends(twin, n))]
+        appends = _appends(twin, caches)
+        ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED) and n not in appends]
         bare = [n for n in ops if _row(twin, n, opset) is None]
         _refuse(twin, {n: f": {why}" for n in bare if (why := OPS[twin.op(n)].why.get("onnx")) is not None})
         if not bare:
@@ -222,6 +224,7 @@ class _OnnxGraph:
 
     def __init__(self, p: Program, opset: int, caches: Mapping[str, str]) -> None:
         self.p, self.opset, self.caches = p, opset, caches
+        self._appends = _appends(p, caches)
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: list[TensorProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -269,7 +272,7 @@ class _OnnxGraph:
         self._take_caches()
         refused = [node for node in order if p.op(node) != INPUT and not self._write(node)]
         _refuse(p, {n: f", with the attributes {dict(p.attrs(n))}" for n in refused})
-        grown = {p.key(p.operands(n)[0].node): Value(n) for n in order if _appends(p, n)}
+        grown = {key: Value(node) for node, key in self._appends.items()}
         results = dict(zip(p.output_names(), p.outputs(), strict=True))
         results |= {f"present.{what}": grown[key] for key, what in self.caches.items()}
         for name, value in results.items():
@@ -305,7 +308,7 @@ class _OnnxGraph:
         if self._widened(node):
             self.names[Value(node)] = self._weight(p.key(operands[0].node), p.spec(node).dtype.name)
             return True
-        if _appends(p, node):
+        if node in self._appends:
             past, rows = operands[:2]
             made = self.node("Concat", [self.names[past], self.names[rows]], 1, {"axis": 2})[0]
             self.names[Value(node)] = made

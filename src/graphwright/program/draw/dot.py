@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from graphwright.errors import UsageError
 from graphwright.program.draw.layout import compose
 from graphwright.program.draw.shapes import clean
-from graphwright.program.draw.style import (
-    FAMILIES,
-    MARKS,
-    drawn_targets,
-    overlay_of,
-)
+from graphwright.program.draw.style import FAMILIES, MARKS, drawn_targets, overlay_of
 
 if TYPE_CHECKING:
     from graphwright.program.draw.layout import Box, DrawnEdge, PictureOptions

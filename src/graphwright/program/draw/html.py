@@ -14,14 +14,7 @@ from graphwright.program.draw.groups import ROOT
 from graphwright.program.draw.layout import GAP, PAD, PIN, STEP, TITLE, common, compose
 from graphwright.program.draw.scene import CHANGED, MIXED, statistics
 from graphwright.program.draw.shapes import clean, escaped
-from graphwright.program.draw.style import (
-    FONT,
-    LINE,
-    ColourTarget,
-    drawn_targets,
-    overlay_of,
-    text_width,
-)
+from graphwright.program.draw.style import FONT, LINE, ColourTarget, drawn_targets, overlay_of, text_width
 from graphwright.program.draw.svg import ROUND, legend, render
 
 if TYPE_CHECKING:

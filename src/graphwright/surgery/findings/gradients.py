@@ -18,7 +18,6 @@ from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE
 from graphwright.program.op_graph import Value
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, bypassed, rewired
-from graphwright.surgery.findings.residuals import is_gate
 from graphwright.surgery.findings.wiring import Wiring, template
 from graphwright.surgery.walks import flood, next_reader
 
@@ -84,7 +83,9 @@ def _frozen_zero(p: Program, node: NodeId) -> bool:
 
 def _closed(p: Program, product: NodeId, gate: Value) -> bool:
     """Return whether a product multiplies by a gate that is held at 0."""
-    return is_gate(p, gate.node) and product in (gates := Gates(p)) and set(gates[product].states) == {"closed"}
+    if not traits(p.op(gate.node)).gates or product not in (gates := Gates(p)):
+        return False
+    return set(gates[product].states) == {"closed"}
 
 
 def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:

@@ -23,20 +23,14 @@ if TYPE_CHECKING:
     from graphwright.program.run import Run
 
 
-_GATE = "gate"
 _FAR = 400
 """Largest number of nodes of a branch that is searched for its start."""
-
-
-def is_gate(p: Program, node: NodeId) -> bool:
-    """Return whether a node is the gate op, which computes the values of the program's gates."""
-    return p.op(node) == _GATE
 
 
 def passes_sum(p: Program, node: NodeId) -> bool:
     """Return whether a node's result is the sum of its operands, up to a cast or a scalar factor."""
     row = traits(p.op(node))
-    factors = (v for v in p.operands(node) if p.op(v.node) in (PARAM, CONST) or is_gate(p, v.node))
+    factors = (v for v in p.operands(node) if p.op(v.node) in (PARAM, CONST) or traits(p.op(v.node)).gates)
     scales = (p.specs(v.node)[v.port].size == 1 for v in factors)
     return row.convert or row.sums or row.nary or (row.multiplies and any(scales))
 
@@ -189,7 +183,7 @@ def _starts_at_zero(p: Program, edge: EdgeId) -> bool:
     node = p.graph.source(edge)
     operands = p.operands(node)
     factors = [v.node for v in operands] if traits(p.op(node)).multiplies else []
-    if any(is_gate(p, n) or (p.op(n) == PARAM and p.spec(n).size == 1) for n in factors):
+    if any(traits(p.op(n)).gates or (p.op(n) == PARAM and p.spec(n).size == 1) for n in factors):
         return True
     matrix = traits(p.op(node)).contracts == "out_in" and p.op(operands[1].node) == PARAM
     return matrix and not p.weights.array(p.key(operands[1].node)).to_numpy("float32").any()

@@ -34,7 +34,7 @@ from graphwright.surgery.pruning.allocate import Curve, Goal, allocate, smallest
 from graphwright.surgery.pruning.plan import TOOL, PruneKeywords, PruneOptions, PrunePlan, PruneReport, PruneStep
 from graphwright.surgery.pruning.prunable import PrunableAxis, ResidualBranch
 from graphwright.surgery.pruning.restore import RIDGE, Gram, ProductCut, Restored, restored
-from graphwright.surgery.pruning.scores import CRITERIA, error_scales, grams, importance, removal_order
+from graphwright.surgery.pruning.scores import CRITERIA, error_scales, grams, importance, unit_columns
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -172,9 +172,8 @@ class Pruner:
             if criterion.needs == "moments":
                 moments = grams(p, axis.consumers, stream.advance(axis.start))
                 scales = error_scales(p, axis, moments, weighed if by_loss else None)
-            made = removal_order(
-                p, axis, moments, criterion, scales=scales, weighed=weighed, ridge=o.ridge, seed=o.seed
-            )
+            products = unit_columns(p, axis, moments, scales=scales, weighed=weighed, ridge=o.ridge, seed=o.seed)
+            made = criterion.order(products, axis.size - 1)
             growth = np.concatenate([made.growth, np.full(axis.size - len(made.growth), np.inf)])
             cost = unit_cost(footprint, self.goal.of, axis.name, axis.size)
             curves.append(Curve(axis.name, axis.group.kind, axis.size, growth, cost))
@@ -196,8 +195,9 @@ class Pruner:
             assert axis is not None
             moments: Sequence[Gram] = grams(source, axis.consumers, learn.advance(axis.start))
             most = axis.size - kept[name]
-            made = removal_order(p, axis, moments, criterion, weighed=weighed, most=most, ridge=o.ridge, seed=o.seed)
-            attempt.steps.append(self._cut(p, axis, np.sort(made.order[:most]), moments, held, made.scores))
+            products = unit_columns(p, axis, moments, weighed=weighed, ridge=o.ridge, seed=o.seed)
+            made = criterion.order(products, most)
+            attempt.steps.append(self._cut(p, axis, np.sort(made.order), moments, held, made.scores))
             del moments
 
     def _cut(

@@ -8,7 +8,7 @@ sums of scores are meaningful:
     wanda       tr W_J H_JJ W_Jᵀ, for one column ‖w_j‖² H_jj: mean square of the unit's contribution to the output
     obs         tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ, for one column ‖w_j‖² / (H⁻¹)_jj: error after the others compensate
     taylor      (Σ a_j ∂L/∂a_j)²: change of the loss to first order
-    greedy      obs, one unit after the other; the other weights and H⁻¹ are updated each time
+    greedy      obs, one unit after the other; the other weights and H⁻¹ are updated each time (see `ROUNDS`)
 
 A criterion is a subclass of `Criterion`, entered in `CRITERIA`.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 ROUNDS = 512
-"""Number of rounds in which `greedy` removes the units of a large axis; up to 512 units are removed one by one."""
+"""`greedy` removes N // 512 of N units per refit, so one by one below 1024 units."""
 
 
 def squared(matrix: np.ndarray) -> np.ndarray:
@@ -126,7 +126,7 @@ class RemovalOrder:
 
 
 class Criterion:
-    """A score of units; a subclass is entered in `CRITERIA`.
+    """A score of units; a subclass defines `score`, or `total` if costs do not add up, and is entered in `CRITERIA`.
 
     Attributes:
         needs: what the score is computed from besides the weights: "moments" of the inputs, "gradients" of the loss, or
@@ -149,6 +149,10 @@ class Criterion:
         order = np.argsort(scored, kind="stable")[:most]
         return RemovalOrder(order, scored[order], scored)
 
+    def costs(self, products: Sequence[UnitColumns]) -> np.ndarray:
+        """Return the cost of each unit as `scores` reports it, [units]: by default its `total`."""
+        return self.total(products)
+
 
 class OBS(Criterion):
     """The error that is left after the other units compensate (Hassibi and Stork 1993)."""
@@ -159,7 +163,7 @@ class OBS(Criterion):
 
 
 class Greedy(OBS):
-    """OBS with the remaining weights refitted after each removal."""
+    """OBS with the remaining weights refitted after each removal (of several units on wide axes, see `ROUNDS`)."""
 
     def order(self, products: Sequence[UnitColumns], most: int) -> RemovalOrder:
         """Remove one unit after the other; an axis that several products read is ordered by its OBS scores."""
@@ -168,6 +172,14 @@ class Greedy(OBS):
         (u,) = products
         order, growth, first = greedy(u.matrix, u.columns, u.second, most=most, ridge=u.ridge)
         return RemovalOrder(order, u.weight * growth, u.weight * first)
+
+    def costs(self, products: Sequence[UnitColumns]) -> np.ndarray:
+        """Return what the removal of each unit adds when its turn comes; infinity for the last one, which is kept."""
+        if len(products) > 1:
+            return super().costs(products)
+        made, found = self.order(products, len(products[0].columns) - 1), np.full(len(products[0].columns), np.inf)
+        found[made.order] = made.growth
+        return found
 
 
 class Wanda(Criterion):
@@ -196,8 +208,11 @@ class Taylor(Criterion):
 
     def total(self, products: Sequence[UnitColumns]) -> np.ndarray:
         """(Σ a_j ∂L/∂a_j)² of each unit, [units], with the sum over all products that read the unit."""
-        effects = [u.effect[u.columns].sum(axis=1) for u in products if u.effect is not None]
-        return np.sum(effects, axis=0) ** 2
+        effect = np.zeros(len(products[0].columns))
+        for u in products:
+            assert u.effect is not None
+            effect += u.effect[u.columns].sum(axis=1)
+        return effect**2
 
 
 class Random(Criterion):
@@ -246,8 +261,9 @@ def importance(
             slope = c.result_rows(gradients[p.path(c.node)])
             squares[c.node] += float((slope.astype(np.float64) ** 2).sum())
             if inputs:
-                effect = np.einsum("nk,nk->k", c.rows(p, values[c.x]), slope @ c.matrix(p, slope.dtype.name))
-                effects[c.node] = effects.get(c.node, 0.0) + effect.astype(np.float64)
+                through = slope @ c.matrix(p, slope.dtype.name)
+                effect = np.einsum("nk,nk->k", c.rows(p, values[c.x]), through, dtype=np.float64)
+                effects[c.node] = effects.get(c.node, 0.0) + effect
         count += next(iter(gradients.values()))[..., 0].size
     return Importance({node: square / count for node, square in squares.items()}, effects)
 
@@ -257,18 +273,16 @@ def grams(p: Program, ends: Sequence[Consumer], stream: Stream) -> list[Gram]:
     return [Gram.of(c.rows(p, as_float(values[c.x])) for values in stream.read([c.x])) for c in ends]
 
 
-def removal_order(
-    p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], criterion: Criterion, *,
-    scales: Sequence[float] | None = None, weighed: Importance | None = None, most: int | None = None,
-    ridge: float | None = None, seed: int = 0,
-) -> RemovalOrder:  # fmt: skip
-    """Return the order in which units of an axis are removed.
+def unit_columns(
+    p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], *, scales: Sequence[float] | None = None,
+    weighed: Importance | None = None, ridge: float | None = None, seed: int = 0,
+) -> list[UnitColumns]:  # fmt: skip
+    """Return what a criterion scores an axis by: one entry per product that reads it.
 
     Args:
-        moments: input moments of each product that reads the axis; None if the criterion does not need them.
+        moments: input moments of each product; None if the criterion does not need them.
         scales: weight of the squared error of each product.
         weighed: gradients of the loss, for a criterion that needs them.
-        most: how many units to remove; by default all but one.
     """
     effects: Mapping[NodeId, np.ndarray] = {} if weighed is None else weighed.effect
     products = []
@@ -278,7 +292,7 @@ def removal_order(
             c.matrix(p, "float64" if wide else "float32"), c.columns, gram, effects.get(c.node), c.bias is not None,
             weight, ridge, (seed, *axis.name.encode()),
         ))  # fmt: skip
-    return criterion.order(products, axis.size - 1 if most is None else most)
+    return products
 
 
 def error_scales(
@@ -326,12 +340,7 @@ def scores(
         else:
             moments = calibration.cached((p.hash(), axis.name), lambda: grams(
                 p, found.consumers, Stream(p, calibration.feeds(p)).advance(found.start)))  # fmt: skip
-    made = removal_order(p, found, moments, criterion, weighed=weighed, ridge=ridge, seed=seed)
-    if method != "greedy" or len(found.consumers) > 1:
-        return made.scores
-    result = np.full(found.size, np.inf)
-    result[made.order] = made.growth
-    return result
+    return criterion.costs(unit_columns(p, found, moments, weighed=weighed, ridge=ridge, seed=seed))
 
 
 def need_tokens(p: Program, what: str) -> None:
