@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import inspect
 import json
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -147,6 +149,15 @@ def test_cache_of_several_sequences_is_refused(model: gw.Model) -> None:
 
 
 # -- the record --------------------------------------------------------------------------------------------------------
+def test_generation_keeps_no_model_alive(made: Callable[[str], Made]) -> None:
+    model = gw.open(made("llama").path)
+    model.generate(PROMPT, max_new_tokens=2)
+    program = ref(model.program)
+    del model
+    gc.collect()
+    assert program() is None
+
+
 def test_record(model: gw.Model) -> None:
     done = model.generate(PROMPT, 5, temperature=0.7, seed=3)
     touched = sum(m.bytes for m in model.inspect().tensors) - 96 * 48 * 4  # one row of the embedding

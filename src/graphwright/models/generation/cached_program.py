@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -49,13 +48,13 @@ class Derived:
     states: dict[str, Spec]
 
 
-_derived: WeakKeyDictionary[Program, dict[tuple[int, int, bool], Derived]] = WeakKeyDictionary()
 _MEMO = 8  # derived programs per model: a few capacities, each with and without all logits
 
 
 def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
     """Return `derive(...)`, memoised by version and arguments, so that caches of one size share their plans."""
-    known, key = _derived.setdefault(p, {}), (p.version, capacity, last_only)
+    known: dict[tuple[int, int, bool], Derived] = p.derived.setdefault("cached", {})
+    key = (p.version, capacity, last_only)
     for old in [k for k in known if k[0] != p.version]:
         del known[old]
     known[key] = known.pop(key, None) or derive(p, capacity, last_only)  # the last used one at the end
