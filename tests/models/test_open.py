@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import graphwright as gw
 from graphwright.errors import UsageError
-from graphwright.models import ModelNotFound, TensorMismatch, UnsupportedArchitecture, UnsupportedDType
+from graphwright.models import ConfigError, ModelNotFound, TensorMismatch, UnsupportedArchitecture, UnsupportedDType
 from graphwright.safetensors import HeaderError
 
 IDS = some_ids((1, 9))
@@ -214,6 +215,39 @@ def test_changed_weights_leave_the_file_alone(made: Callable[[str], Made]) -> No
         p.assign(p * 0.5)
     assert not np.array_equal(m.logits(IDS), first)
     assert hashlib.sha256(file.read_bytes()).digest() == before
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("head_dim", 1 << 28),
+        ("head_dim", 1 << 63),
+        ("rope_theta", 0),
+        ("rope_theta", -5),
+        ("rope_parameters", 0),
+        ("sliding_window", 0),
+        ("sliding_window", 1 << 63),
+        ("eos_token_id", -5),
+        ("eos_token_id", 2.5),
+        ("eos_token_id", [1, "2"]),
+        ("bos_token_id", [1]),
+        ("pad_token_id", -2),
+        ("architectures", 0),
+    ],
+)
+def test_invalid_config_field_is_named(field: str, value: object, copy: Callable[[str], Path]) -> None:
+    path = copy("llama")
+    edit_config(path, **{field: value})
+    start = perf_counter()
+    with pytest.raises(ConfigError, match=field):
+        gw.open(path)
+    assert perf_counter() - start < 1  # a head_dim of 2^28 took 17 s for its RoPE frequencies
+
+
+def test_end_ids_outside_the_vocabulary_are_noted(copy: Callable[[str], Path]) -> None:
+    path = copy("llama")
+    edit_config(path, eos_token_id=1 << 20)
+    assert "eos_token_id 1048576 is outside the vocabulary" in " ".join(gw.open(path).notes)
 
 
 def test_auto_map_is_noted_and_not_run(copy: Callable[[str], Path]) -> None:

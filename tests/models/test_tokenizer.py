@@ -285,7 +285,7 @@ def test_missing_extra_names_the_command(trained: Path, tmp_path: Path, monkeypa
         ({"eos_token_id": 5, "bos_token_id": 4}, None, (4, (5,))),
         ({"eos_token_id": 5}, {"eos_token_id": [6, 7]}, (None, (6, 7))),
         ({"eos_token_id": 5}, {"eos_token_id": None, "bos_token_id": 2}, (2, (5,))),
-        ({"eos_token_id": True, "bos_token_id": False}, {}, (None, ())),
+        ({"eos_token_id": [-1, 3], "bos_token_id": -1}, {}, (None, (3,))),
     ],
 )
 def test_special_ids(config: dict, generation: dict | None, expected: tuple, copy: Callable[[str], Path]) -> None:

@@ -20,7 +20,7 @@ from graphwright.models.inspect import Inspection, inspect_files
 from graphwright.models.loading import build, match_keys
 from graphwright.models.metrics import drift
 from graphwright.models.model import Model
-from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, find_tokenizer, need_tokenizer
+from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, find_tokenizer, need_tokenizer, special_ids
 from graphwright.program.builder import Builder
 from graphwright.program.diff import ProgramDiff
 from graphwright.program.files.load import load
@@ -62,6 +62,9 @@ def open(
     notes = ["config.json names modeling code (auto_map); it is not run"] if config.get("auto_map") else []
     if found is not None and not isinstance(found, AutoTokenizer) and found.size < dims.vocab:
         notes.append(f"{dims.vocab - found.size} rows of the embedding have no token: padding")
+    ends = special_ids(directory, config)[1]
+    if ends and min(ends) >= dims.vocab:
+        notes.append(f"eos_token_id {', '.join(map(str, ends))} is outside the vocabulary: no text ends by itself")
     return Model(program, family, dims, config, checkpoint, directory, keys, found, compute, dtype, notes)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from graphwright.errors import MissingExtra, UsageError
 from graphwright.models.architectures.architecture import Config, read_object
@@ -189,21 +189,28 @@ def _check_size(tokens: int, vocab: int, where: Path) -> None:
 
 
 def special_ids(directory: Path, config: Config) -> tuple[int | None, tuple[int, ...]]:
-    """Return (start id, end ids); generation_config.json overrides config.json. Raises: ConfigError."""
-    fields = {**config.fields, **{k: v for k, v in generation_defaults(directory).items() if v is not None}}
-    bos, eos = fields.get("bos_token_id"), fields.get("eos_token_id")
-    ends = eos if isinstance(eos, list) else [eos]
-    return (bos if _is_id(bos) else None), tuple(e for e in ends if _is_id(e))
+    """Return (start id, end ids); generation_config.json overrides config.json; -1 means none. Raises: ConfigError."""
+    given = generation_defaults(directory)
+    found: dict[str, tuple[int, ...]] = {}
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        for path, fields in ((config.path, config.fields), (directory / "generation_config.json", given)):
+            if fields.get(name) is not None:
+                found[name] = _token_ids(name, fields[name], path)
+    return next(iter(found.get("bos_token_id", ())), None), found.get("eos_token_id", ())
+
+
+def _token_ids(name: str, value: Any, where: Path) -> tuple[int, ...]:
+    values = value if isinstance(value, list) and name == "eos_token_id" else [value]
+    if not all(isinstance(v, int) and not isinstance(v, bool) and -1 <= v < 1 << 31 for v in values):
+        expected = "a token id, -1 or null for none" + (", or a list of ids" if name == "eos_token_id" else "")
+        raise ConfigError(f"{name} is not a token id", where=str(where), expected=expected, got=value)
+    return tuple(v for v in values if v >= 0)
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:
     """Return the fields of generation_config.json, an empty dict if it is missing. Raises: ConfigError."""
     path = directory / "generation_config.json"
     return read_object(path, 8 << 20, nesting=16) if path.is_file() else {}
-
-
-def _is_id(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def need_tokenizer(model: Model) -> Tokenizer:

@@ -188,7 +188,7 @@ def architectures() -> Mapping[str, Architecture]:
 def find(config: Config) -> Architecture:
     """Find the family of a config. Raises: UnsupportedArchitecture naming similar classes."""
     known = architectures()
-    classes = config.get("architectures") or []
+    classes = [] if config.get("architectures") is None else config["architectures"]
     if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
         raise config.invalid("architectures", "a list of class names", classes)
     wanted = classes or [str(config.get("model_type"))]

@@ -77,7 +77,9 @@ def read_decoder(
     if heads % groups:
         raise ConfigError("num_attention_heads is not a multiple of num_key_value_heads", where=str(config.path),
                           expected=f"a multiple of {groups}", got=heads)  # fmt: skip
-    dim = config.size("head_dim", hidden // heads if head_dim is None or "head_dim" in config else head_dim)
+    absent = hidden // heads if head_dim is None or "head_dim" in config else head_dim
+    dim = config.size("head_dim", absent, most=1 << 16)  # the frequencies of RoPE are computed from this field alone
+    config.size("sliding_window", 1)  # an invalid value is refused in families without windows too
     return Decoder(
         vocab=config.size("vocab_size", vocab), hidden=hidden, layers=layers, heads=heads, kv_heads=groups,
         head_dim=dim, mlp=config.size("intermediate_size"), eps=config.number("rms_norm_eps", 1e-6),

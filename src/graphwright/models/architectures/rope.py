@@ -54,9 +54,10 @@ def read_rope(config: Config, head_dim: int, longest: int = 2048) -> RopeFrequen
     an unknown kind.
     """
     for name in ("rope_parameters", "rope_scaling"):
-        given = config.get(name) or {}
+        given = {} if config.get(name) is None else config[name]
         if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
             raise config.invalid(name, "one object for all layers, without objects inside", given)
+    config.number("rope_theta", 1.0)  # checked also if the scaling fields override it
     scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = scaling["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
