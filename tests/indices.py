@@ -12,15 +12,15 @@ SIDES = st.lists(st.sampled_from([0, 1, 2, 3, 5]), max_size=4).map(tuple)
 
 @st.composite
 def indices(draw: Any, shape: tuple[int, ...], *, arrays: bool = True) -> tuple[Any, ...]:
-    """An index of numbers, slices of any step, new axes, `...`, index arrays and masks."""
+    """An index of numbers, slices of any step, new axes, `...`, index arrays, masks, True and False."""
     items: list[Any] = []
     axis = 0
     index_shape = draw(st.sampled_from([(), (1,), (2,), (2, 1), (3,), (0,)]))
     while axis < len(shape) and draw(st.integers(0, 9)) > 0:
         n = shape[axis]
-        kind = draw(st.sampled_from(["int", "slice", "slice", "new", *(["array", "mask"] if arrays else [])]))
-        if kind == "new":
-            items.append(None)
+        kind = draw(st.sampled_from(["int", "slice", "slice", "new", *(["array", "mask", "flag"] if arrays else [])]))
+        if kind in ("new", "flag"):
+            items.append(None if kind == "new" else draw(st.booleans()))
             continue
         if kind == "int" and n:
             items.append(draw(st.integers(-n, n - 1)))
@@ -41,7 +41,9 @@ def indices(draw: Any, shape: tuple[int, ...], *, arrays: bool = True) -> tuple[
             start, stop = (draw(st.none() | st.integers(-6, 6)) for _ in range(2))
             items.append(slice(start, stop, draw(st.sampled_from([None, 1, 2, 3, -1, -2]))))
         axis += 1
-    if draw(st.booleans()):
+    if axis == len(shape) and draw(st.booleans()):
+        items.insert(draw(st.integers(0, len(items))), Ellipsis)  # it spans no axis
+    elif draw(st.booleans()):
         items.append(Ellipsis)
         rest = len(shape) - axis
         if rest and draw(st.booleans()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from graphwright.autograd import (
     scatter,
     tensor,
 )
-from graphwright.errors import IndexOutOfRange, ShapeError, UsageError
+from graphwright.errors import DTypeError, IndexOutOfRange, ShapeError, UsageError
 from indices import SIDES, indices
 from values import array_of
 
@@ -180,6 +181,43 @@ def test_cat_and_pad() -> None:
     assert pad(a, [(1, 0), (0, 2)], value=9.0).tolist() == [[9, 9, 9], [1, 9, 9]]
     with pytest.raises(UsageError):
         cat([])
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(
+    "index", [([True, False, True],), ([True, False, True], [3, 0]), (np.eye(3, 4) > 0,), ([2, 0, 2],)], ids=str
+)
+def test_index_put_reads_masks_as_torch(index: tuple[Any, ...], accumulate: bool) -> None:
+    arrays = [np.asarray(i) for i in index]
+    expected = torch.zeros(3, 4).index_put([torch.tensor(a) for a in arrays], torch.tensor(5.0), accumulate)
+    found = index_put(gw.zeros(3, 4), [gw.tensor(a) for a in arrays], 5.0, accumulate)
+    np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
+MASK, HALF, THREE = gw.tensor([True, False, True]), gw.tensor([0.0, 1.0, 0.5]), gw.zeros(3)
+
+
+@pytest.mark.parametrize("index", [MASK, HALF], ids=["mask", "floats"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda i: THREE.gather(0, i),
+        lambda i: THREE.scatter(0, i, 1.0),
+        lambda i: THREE.scatter_add(0, i, THREE),
+        lambda i: THREE.index_select(0, i),
+        lambda i: THREE.index_add(0, i, THREE),
+        lambda i: THREE.repeat_interleave(i),
+    ],
+    ids=["gather", "scatter", "scatter_add", "index_select", "index_add", "repeat_interleave"],
+)
+def test_masks_and_floats_are_no_indices(function: Callable[[Any], object], index: Any) -> None:
+    with pytest.raises(DTypeError, match="integers"):
+        function(index)
+
+
+def test_index_put_refuses_floats() -> None:
+    with pytest.raises(DTypeError):
+        index_put(THREE, [HALF], 1.0)
 
 
 def test_written_numbers_keep_full_precision() -> None:

@@ -58,11 +58,11 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
 
     Args:
         index: ints, slices of any step, `...`, None, arrays or lists of ints (negative ones count from the end),
-            bool masks; or a tuple of them.
+            bool masks, True and False (masks without axes); or a tuple of them.
     Raises: ShapeError for too many indices, a mask of the wrong shape, index arrays that do not broadcast,
         or an int that is out of range; DTypeError for a float array; UsageError for anything else.
     """
-    items = _items(tuple(shape), index if isinstance(index, tuple) else (index,))
+    items, apart = _items(tuple(shape), index if isinstance(index, tuple) else (index,))
     arrays = [i for i, item in enumerate(items) if _is_array(item)]
     if arrays:  # next to index arrays, ints count as index arrays
         items = [np.asarray(i, np.int64) if isinstance(i, int) else i for i in items]
@@ -70,7 +70,7 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
     slices, drop, new, kept = [], [], [], []
     axis = 0
     for item in items:
-        if item is None:
+        if item is None or isinstance(item, _Added):
             new.append(len(kept))
             kept.append(1)
             continue
@@ -86,11 +86,11 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
             slices.append((start if size else 0, size, step))
             kept.append(size)
         axis += 1
-    ids = tuple(items[i] for i in arrays)
+    ids = tuple(items[i].ids if isinstance(items[i], _Added) else items[i] for i in arrays)
     order, first = None, 0
     if ids:
         first = arrays[0]
-        if arrays != list(range(first, first + len(arrays))):
+        if apart or arrays != list(range(first, first + len(arrays))):
             order = (*arrays, *(a for a in range(len(kept)) if a not in arrays))
             kept, first = [kept[a] for a in order], 0
         picked = broadcast_shapes(*(tuple(i.shape) for i in ids))
@@ -98,8 +98,19 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
     return IndexPlan(tuple(slices), tuple(drop), tuple(new), order, first, ids, tuple(kept))
 
 
-def _items(shape: Shape, index: tuple[Any, ...]) -> list[Any]:
-    """Expand `...` and masks: return one int, slice or index array per axis, and None for each new axis."""
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """The index array of a mask without axes: it selects from a new axis of size 1."""
+
+    ids: np.ndarray
+
+
+def _items(shape: Shape, index: tuple[Any, ...]) -> tuple[list[Any], bool]:
+    """Expand `...` and masks.
+
+    Returns: one int, slice or index array per axis, and None or `_Added` for each new axis; and whether a `...` stands
+    between index arrays, so that their result comes first even if the `...` spans no axis.
+    """
     given = [_read(item) for item in index]
     used = sum(map(_axes, given))
     dots = [i for i, item in enumerate(given) if item is Ellipsis]
@@ -108,26 +119,32 @@ def _items(shape: Shape, index: tuple[Any, ...]) -> list[Any]:
     if used > len(shape):
         raise ShapeError("too many indices", expected=f"at most {len(shape)} for shape {shape}", got=used)
     at = dots[0] if dots else len(given)
+    apart = all(any(_is_array(i) or isinstance(i, int) for i in part) for part in (given[:at], given[at:]))
     items: list[Any] = []
     axis = 0
     for item in [*given[:at], *[slice(None)] * (len(shape) - used), *given[at + 1 :]]:
         items += _mask_indices(item, shape[axis : axis + _axes(item)]) if _is_mask(item) else [item]
         axis += _axes(item)
-    return items
+    return items, apart
 
 
 def _read(item: Any) -> Any:
     """Check one item of an index; convert integers to int and lists to arrays. Raises: UsageError, DTypeError."""
+    if isinstance(item, slice) and item.step is not None and not item.step:
+        raise UsageError("the step of a slice is 0", expected="a step other than 0", got=item)
     if item is None or item is Ellipsis or isinstance(item, slice):
         return item
+    if isinstance(item, bool):
+        return np.asarray(item)
     if isinstance(item, int | np.integer):
-        if isinstance(item, bool):
-            raise UsageError("True and False are not valid indices", fix="use an array of bool as a mask")
         return int(item)
     if isinstance(item, list):
-        item = np.asarray(item)
+        try:
+            item = np.asarray(item)
+        except ValueError as error:
+            raise ShapeError("the lists in an index have different lengths", got=item) from error
         item = item if item.size else item.astype(np.int64)
-    if not _is_array(item) or (_is_mask(item) and not item.shape):
+    if not _is_array(item):
         raise UsageError("invalid index", expected="int, slice, ..., None, int array or mask", got=type(item).__name__)
     if not _is_mask(item) and item.dtype.kind not in ("i", "u", "int", "uint"):  # numpy's kinds and ours
         raise DTypeError("an index array is neither integer nor bool", got=item.dtype)
@@ -135,11 +152,11 @@ def _read(item: Any) -> Any:
 
 
 def _is_array(item: Any) -> bool:
-    return hasattr(item, "shape") and hasattr(item, "dtype")
+    return isinstance(item, _Added) or (hasattr(item, "shape") and hasattr(item, "dtype"))
 
 
 def _is_mask(item: Any) -> bool:
-    return _is_array(item) and item.dtype.kind in ("b", "bool")
+    return not isinstance(item, _Added) and _is_array(item) and item.dtype.kind in ("b", "bool")
 
 
 def _axes(item: Any) -> int:
@@ -147,11 +164,12 @@ def _axes(item: Any) -> int:
     return 0 if item is None or item is Ellipsis else len(item.shape) if _is_mask(item) else 1
 
 
-def _mask_indices(mask: Any, shape: Shape) -> tuple[np.ndarray, ...]:
+def _mask_indices(mask: Any, shape: Shape) -> tuple[Any, ...]:
     """Convert a mask to an index array per axis, in row-major order."""
     if tuple(mask.shape) != shape:
         raise ShapeError("the mask does not match the indexed axes", expected=shape, got=tuple(mask.shape))
-    return np.nonzero(mask.to_numpy() if isinstance(mask, NDArray) else np.asarray(mask))
+    host = mask.to_numpy() if isinstance(mask, NDArray) else np.asarray(mask)
+    return np.nonzero(host) if host.shape else (_Added(np.zeros(int(host), np.int64)),)
 
 
 def read(x: NDArray, index: Any) -> NDArray:

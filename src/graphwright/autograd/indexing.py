@@ -16,7 +16,7 @@ from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.functions import cast_like
 from graphwright.autograd.modes import grad_enabled
 from graphwright.autograd.recorder import active_recorder
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import call
 from graphwright.ops.axes import axis_of
 
@@ -80,7 +80,12 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
 
 
 def _int64(index: Any) -> Tensor:
-    return as_tensor(index).to(int64)
+    """Return an index tensor as int64. Raises: DTypeError for masks and floats, as torch."""
+    ids = as_tensor(index)
+    if ids.dtype.kind not in ("int", "uint") and (ids.dtype.kind == "bool" or ids.size):  # [] is float32
+        fix = "index.to('int64')" if ids.dtype.is_float else "use mask.nonzero(), or x[mask]"
+        raise DTypeError("the index is not of integers", expected="an integer dtype", got=ids.spec, fix=fix)
+    return ids.to(int64)
 
 
 # -- gather and scatter ------------------------------------------------------------------------------------------------
@@ -127,12 +132,14 @@ def index_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
 
 
 def index_put(x: Tensor, index: Sequence[Any], values: Any, accumulate: bool = False) -> Tensor:
-    """Return a copy of x with values written, or added, at index arrays, one per leading axis; all broadcast.
+    """Return a copy of x with values written, or added, at x[index]: arrays of ints, or masks, from the first axis on.
 
-    Raises: IndexOutOfRange, ShapeError.
+    Raises: IndexOutOfRange, ShapeError, DTypeError for indices that are not ints or bools; TraceError for a traced
+    mask.
     """
+    ids = index_plan(x.shape, tuple(map(as_tensor, index))).ids
     op = "index_add" if accumulate else "index_put"
-    return call(op, x, cast_like(values, x), *map(_int64, index), axis=0)
+    return call(op, x, cast_like(values, x), *map(_int64, ids), axis=0)
 
 
 def one_hot(ids: Any, classes: int | None = None, *, out: Tensor | None = None) -> Tensor:
