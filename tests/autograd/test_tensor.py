@@ -137,6 +137,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "transpose": lambda x: x.transpose(0, -1),
     "T": lambda x: x.T if isinstance(x, Tensor) else x.permute(2, 1, 0),
     "expand": lambda x: x[:, :1].expand(3, 6, 5),
+    "expand_keeps": lambda x: x[:, :1].expand((3, -1, 6, -1)),
     "contiguous": lambda x: x.transpose(0, 1).contiguous(),
     "clone": lambda x: x.clone(),
     "log": lambda x: x.log(),

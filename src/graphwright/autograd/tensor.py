@@ -326,9 +326,12 @@ class Tensor(TensorBase, OpMethods):
         """A view with the axes in reverse order."""
         return call("permute", self, axes=tuple(reversed(range(self.ndim))))
 
-    def expand(self, *shape: int) -> Tensor:
-        """Broadcast to a shape, sharing memory."""
-        return call("expand", self, shape=tuple(shape))
+    def expand(self, *shape: Any) -> Tensor:
+        """Broadcast to a shape, sharing memory; -1 keeps the size of an axis that the tensor has."""
+        sizes = _ints(shape)
+        lead = len(sizes) - self.ndim
+        return call("expand", self, shape=tuple(self.shape[i - lead] if n == -1 and i >= lead else n
+                                                for i, n in enumerate(sizes)))  # fmt: skip
 
     def squeeze(self, axis: Axes = None) -> Tensor:
         """Remove axes of size 1: all of them, or the given ones; longer axes are kept, as in torch."""

@@ -178,6 +178,8 @@ class Expand(ViewOp):
 
     def infer(x, shape):
         lead = len(shape) - len(x.shape)
+        if any(isinstance(n, int) and not 0 <= n < 1 << 63 for n in shape):
+            raise ShapeError("a size is negative or has more than 63 bits", got=shape)
         if lead < 0 or any(h not in (1, w) for h, w in zip(x.shape, shape[lead:], strict=True)):
             raise ShapeError("the operand does not broadcast to this shape", expected=shape, got=x)
         return Spec(tuple(shape), x.dtype)
