@@ -39,7 +39,7 @@ class Handle(int):
 
     @classmethod
     def from_int(cls, packed: int) -> Self:
-        """Return the handle with this packed integer. Raises ValueError if it is no handle of this kind."""
+        """Return the handle with this packed integer. Raises ValueError if it is not a handle of this class."""
         packed = int(packed)
         if packed & EDGE_BIT != cls.kind_bit:
             raise ValueError(f"{packed} is not a packed {cls.__name__}")

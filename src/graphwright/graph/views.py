@@ -81,7 +81,7 @@ class ColumnView(NDArrayOperatorsMixin):
     """The live rows of one column in slot order, read on access.
 
     It behaves like an array of these rows; comparisons give a `Mask`. `view[...]` reads and writes by a handle, an
-    array of handles, a mask, or `:` for all rows. Writing is an edit: it takes the lock and raises the version.
+    array of handles, a mask, or `:` for all rows. Writing is an edit: it takes the lock and increments the version.
     Because `==` gives a mask, a view is not hashable.
     """
 
