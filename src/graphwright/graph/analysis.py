@@ -132,7 +132,7 @@ def all_paths(g: Graph, a: NodeId, b: NodeId, limit: int = 1000) -> list[tuple[N
     Only nodes that reach `b` are visited. Raises: UsageError if `limit` is not positive.
     """
     if limit < 1:
-        raise UsageError("limit must be at least 1", got=limit)
+        raise UsageError("the limit of paths is less than 1", expected="limit >= 1", got=limit)
     forward, backward = Dense(g.csr()), Dense(g.csc())
     (start,), (goal,) = forward.of(a, g), forward.of(b, g)
     useful = set(_flood(backward.next, [goal]))

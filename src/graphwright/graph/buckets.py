@@ -76,8 +76,7 @@ class Buckets:
             return
         most = MAX_ENTRIES // self.block
         if blocks > most:
-            what = f"too many edges: adjacency lists hold at most {MAX_ENTRIES} entries"
-            raise CapacityError(what, expected=f"<= {most} blocks of {self.block} entries", got=f"{blocks} blocks")
+            raise CapacityError("too many edges for adjacency lists", expected=f"<= {most} blocks", got=blocks)
         self.capacity = min(grown(self.capacity, blocks), most)
         for i, old in enumerate(self._blocks):
             new = aligned(self.capacity * (self.block if i == 0 else 1), np.int32)
@@ -370,7 +369,7 @@ def move_many(tables: Cells, state: Cells, block: int, old: Cells, new: Cells, e
 def unmove_many(
     tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, left: Cells, owner: Cells
 ) -> int:
-    """Move edges back to `nodes` at `positions` (-1: it did not move), and write these nodes to `owner`.
+    """Move edges back to `nodes` at `positions` (-1 if not moved), and write these nodes to `owner`.
 
     Stops at the first edge that `fits` refuses. Returns the number of edges done.
     """

@@ -25,7 +25,6 @@ from .views import Mask, packed, selected
 if TYPE_CHECKING:
     from graphwright.graph.graph import Graph
 
-IN_USE = "a later edit uses the adjacency-list position of one of these edges"
 Handles = HandleArray[Any] | Iterable[int] | Array  # handles in any form: an array of them, a sequence, or packed int64
 
 
@@ -37,7 +36,7 @@ def add_nodes(self: Graph, n: int, /, **columns: Any) -> NodeArray:
     with self._lock:
         table = self._node_table
         if n < 0:
-            raise UsageError("the number of nodes must not be negative", got=n)
+            raise UsageError("the number of nodes is negative", expected="n >= 0", got=n)
         rows = _rows(table, columns, n)
         slots = table.issue_many(n)
         _write(slots, rows)
@@ -122,8 +121,7 @@ def rewire_edges(
             else:
                 rows = packed(given)
                 if rows.ndim and len(rows) != len(slots):
-                    what = "the number of new endpoints differs from the number of edges"
-                    raise UsageError(what, expected=len(slots), got=len(rows))
+                    raise UsageError("new endpoints and edges differ in number", expected=len(slots), got=len(rows))
                 new.append(self._node_table.slots_of(np.broadcast_to(rows, len(slots)), distinct=False))
         sides = (self._out, self._source), (self._in, self._target)
         for (side, _), before, after in zip(sides, old, new, strict=True):
@@ -193,7 +191,7 @@ def restore_rewires(self: Graph, record: RewiredEdges) -> RewiredEdges:
                 _redo(side, owner, before[:done], slots[:done], gone[:done])
                 if left:
                     _redo(self._out, self._source, record.new_sources.index[back], slots, left[0])
-                raise NotUndoable(IN_USE, fix="undo later edits first")
+                raise NotUndoable("a later edit uses the list position of an edge", fix="undo later edits first")
             left.append(gone)
         self.version += 1
         new_ends = (record.new_sources[back], record.new_targets[back])
@@ -237,7 +235,7 @@ def _revive_edges(self: Graph, record: RemovedEdges) -> None:
             self._in.remove_many(t[:entered][::-1], slots[:entered][::-1])
     if not fitted:
         self._out.remove_many(s[:done][::-1], slots[:done][::-1])
-        raise NotUndoable(IN_USE, fix="undo later edits first")
+        raise NotUndoable("a later edit uses the list position of an edge", fix="undo later edits first")
     table.revive_many(slots, handles)
     _write(slots[::-1], rows)
 

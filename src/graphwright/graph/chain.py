@@ -205,7 +205,7 @@ def _check(value: Any) -> None:
             if isinstance(item, dict):
                 fields = cast("dict[Any, Any]", item)
                 if not _TEXT.issuperset(map(type, fields)) and not all(isinstance(key, str) for key in fields):
-                    raise UsageError("keys of a JSON object must be strings", got=list(fields)[:6])
+                    raise UsageError("not all keys of a JSON object are strings", got=list(fields)[:6])
                 below.extend(fields.values())
             elif isinstance(item, list | tuple):
                 below.extend(cast("Iterable[Any]", item))

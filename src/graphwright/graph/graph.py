@@ -194,8 +194,7 @@ class Graph:
             slot = self._edge_table.check_revive(record.edge)
             out_fits = self._out.fits(source, record.out_position, self._src)
             if not (out_fits and self._in.fits(target, record.in_position, self._dst)):
-                what = f"a later edit uses the adjacency-list positions of {record.edge!r}"
-                raise NotUndoable(what, fix="undo later edits first")
+                raise NotUndoable(f"a later edit uses list positions of {record.edge!r}", fix="undo later edits first")
             self._out.room(source)
             self._in.room(target)
             self._edge_table.fill(slot, record.columns)
@@ -258,8 +257,8 @@ class Graph:
         left = side.remove(now, slot)
         if not side.fits(node, position, owner):
             side.restore(now, slot, left)
-            what = f"a later edit uses the adjacency-list position of {as_edge(self._edge_ids[slot])!r}"
-            raise NotUndoable(what, fix="undo later edits first")
+            edge = as_edge(self._edge_ids[slot])
+            raise NotUndoable(f"a later edit uses the list position of {edge!r}", fix="undo later edits first")
         side.restore(node, slot, position)
         owner[slot] = node
         return left

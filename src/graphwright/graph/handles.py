@@ -83,7 +83,7 @@ as_edge = cast("Callable[[int], EdgeId]", partial(int.__new__, EdgeId))
 
 
 class HandleArray(Generic[H]):
-    """A read-only int64 array of handles; an int index or iteration gives handles, a slice an array.
+    """A read-only int64 array of handles; indexing by an int and iteration give handles, a slice gives an array.
 
     `np.asarray` gives the packed integers without copying them. Arrays compare by value and are not hashable.
     """

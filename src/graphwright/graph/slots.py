@@ -179,8 +179,8 @@ class SlotTable:
             on_top = self.free_top and self.free_cells[self.free_top - 1] == slot
             if 0 < ((handle >> INDEX_BITS) & INDEX) < high and (retired or on_top):
                 return slot
-        what = f"cannot restore {self.kind.from_int(handle)}: it was not the last to be removed"
-        raise NotUndoable(what, fix="undo later edits first")
+        lost = self.kind.from_int(handle)
+        raise NotUndoable(f"cannot restore {lost}: it was not the last to be removed", fix="undo later edits first")
 
     def revive(self, slot: int, handle: int) -> None:
         """Make a dead handle that `check_revive` accepted live again; `high` does not change."""
@@ -220,8 +220,8 @@ class SlotTable:
             if np.count_nonzero(seen) != len(slots):
                 _, first, counts = np.unique(slots, return_index=True, return_counts=True)
                 row = int(first[np.argmax(counts > 1)])
-                what = f"{self.kind.from_int(int(handles[row]))} is given more than once"
-                raise UsageError(what, where=f"row {row}", fix="pass unique ids")
+                twice = self.kind.from_int(int(handles[row]))
+                raise UsageError(f"{twice} is given more than once", where=f"row {row}", fix="pass unique ids")
         return slots
 
     def issue_many(self, count: int) -> Array:
@@ -441,8 +441,8 @@ class Column:
             rows = self._numeric(np.asarray(values))
             rows = np.broadcast_to(rows, count) if rows.ndim == 0 else rows
         if (self.dtype != object and np.ndim(rows) != 1) or len(rows) != count:
-            what, wanted = "wrong number of values for the column", f"1 or {count}"
-            raise UsageError(what, where=self.name, expected=wanted, got=np.shape(values))
+            wanted, got = f"1 or {count} values", np.shape(values)
+            raise UsageError("wrong number of values for the column", where=self.name, expected=wanted, got=got)
         return rows
 
     def _numeric(self, given: Array) -> Array:

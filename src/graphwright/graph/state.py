@@ -262,7 +262,8 @@ def _plain(value: Any) -> Any:
 def _ints(values: Any, name: str) -> Ids:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise GraphFileError("not a list of integers", where=name, got=f"{array.dtype} of shape {array.shape}")
+        got = f"{array.dtype} of shape {array.shape}"
+        raise GraphFileError("a field of the saved graph is not a list of integers", where=name, got=got)
     return array.astype(np.int64)
 
 

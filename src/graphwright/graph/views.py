@@ -157,8 +157,7 @@ def selected(table: SlotTable, which: Any) -> Ids:
         return which.ids
     if is_array(which) and which.dtype == bool:
         if which.shape != (table.live,):
-            what = "the mask length differs from the number of live rows"
-            raise UsageError(what, expected=(table.live,), got=which.shape)
+            raise UsageError("the mask does not have one flag per live row", expected=(table.live,), got=which.shape)
         return table.ids[table.live_slots()[which]]
     return np.atleast_1d(packed(which))
 

@@ -116,14 +116,14 @@ def build_header(infos: Iterable[TensorInfo], metadata: Mapping[str, str]) -> by
     payload_bytes = 0
     for info in infos:
         if info.key in entries or info.key == METADATA:
-            raise HeaderError("name" if info.key == METADATA else "duplicate", info.key)
+            raise HeaderError("name" if info.key == METADATA else "duplicate", info.key, expected="a unique name")
         offsets = [info.begin, info.end]
         entries[info.key] = {"dtype": info.tag, "shape": list(info.shape), "data_offsets": offsets}
         payload_bytes = max(payload_bytes, info.end)
     try:
         text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeError as error:
-        raise HeaderError("utf8", got=str(error)) from error
+        raise HeaderError("utf8", expected="names and metadata that UTF-8 can encode", got=str(error)) from error
     text += b" " * (-len(text) % 8)
     start = LENGTH.pack(len(text)) + text
     parse_header(text[: header_length(start, len(start) + payload_bytes)], payload_bytes)

@@ -152,7 +152,7 @@ def write_checkpoint(
     limit = parse_size(max_shard_size)
     for key, count in Counter(item.key for item in items).items():
         if count > 1:
-            raise HeaderError("duplicate", key)
+            raise HeaderError("duplicate", key, expected="one tensor with this key", got=f"{count} tensors")
     shards = plan_shards(items, limit, metadata or {}) if plan is None else plan_like(plan, items, limit, metadata)
     folder = Path(directory)
     known = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
