@@ -136,7 +136,7 @@ def write_checkpoint(
 ) -> tuple[Path, ...]:  # fmt: skip
     """Write a checkpoint into a directory; return the files, the index last if there is one.
 
-    Each file appears complete or not at all; for an atomic directory, write into the one from `atomic_directory`.
+    Each file appears complete or not at all. To make the whole directory atomic, use `atomic_directory`.
 
     Args:
         directory: created if missing; must not hold a checkpoint of this stem, so a source is never overwritten.
