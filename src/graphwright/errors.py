@@ -19,6 +19,7 @@ __all__ = [
     "IndexOutOfRange",
     "MissingExtra",
     "NonFinite",
+    "OutOfMemory",
     "ShapeError",
     "UsageError",
 ]
@@ -88,6 +89,10 @@ class ComputeError(GraphwrightError, RuntimeError):
 
 class IndexOutOfRange(ComputeError, IndexError):
     """An index is outside the axis that it indexes."""
+
+
+class OutOfMemory(ComputeError, MemoryError):
+    """There is too little memory for an array, or the array is too large for any machine."""
 
 
 class NonFinite(ComputeError, ArithmeticError):

@@ -14,7 +14,7 @@ from graphwright import nn
 from graphwright.array import DTYPES, Device, DeviceMismatch
 from graphwright.array import empty as empty_array
 from graphwright.array.storage import poison
-from graphwright.errors import DTypeError, ShapeError
+from graphwright.errors import DTypeError, OutOfMemory, ShapeError, UsageError
 from graphwright.testing.oracle import poisoned
 from values import array_of
 
@@ -216,3 +216,30 @@ def test_sizes_may_be_separate_or_a_tuple() -> None:
 def test_invalid_sizes_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(gw.GraphwrightError):
         make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gw.zeros(1 << 62, 4),
+        lambda: gw.zeros(1 << 63),
+        lambda: gw.empty(1 << 45),
+        lambda: gw.eye(1 << 30),
+        lambda: gw.arange(10**18),
+        lambda: gw.arange(10**30),
+        lambda: gw.linspace(0, 1, 1 << 50),
+        lambda: gw.ones(1).repeat(1 << 62),
+        lambda: gw.zeros(2)[:, None].expand(2, 1 << 45) + 1,
+        lambda: gw.zeros(2)[:, None].expand(2, 1 << 62).sum(),
+        lambda: gw.rand(1 << 45),
+    ],
+)
+def test_a_tensor_too_large_for_memory_raises(make: Callable[[], object]) -> None:
+    with pytest.raises(OutOfMemory):
+        make()
+
+
+@pytest.mark.parametrize("stop", [float("inf"), float("nan")])
+def test_arange_without_an_end_is_refused(stop: float) -> None:
+    with pytest.raises(UsageError, match="arange"):
+        gw.arange(0, stop)

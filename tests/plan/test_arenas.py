@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from graphwright.array import CPU, Device, Storage, backend
 from graphwright.array.backend import use
 from graphwright.errors import UsageError
-from graphwright.plan import Executable, OutOfMemory, StaleBorrow
+from graphwright.plan import Executable, PlanOutOfMemory, StaleBorrow
 from graphwright.plan.running.executable import BoundCall
 from graphwright.plan.running.memory import shared_arena
 from graphwright.program import Builder, Program
@@ -136,7 +136,7 @@ def test_out_of_memory_reports_sizes_and_other_plans_still_run() -> None:
     fits, huge = p.compile(x=(4, 8)), p.compile(x=(1 << 44, 8))
     truth = fits(x=feed(4))["y"].tobytes()
     for space in (huge.executable(), Executable(huge)):
-        with pytest.raises(OutOfMemory, match="arena on cpu") as caught:
+        with pytest.raises(PlanOutOfMemory, match="arena on cpu") as caught:
             space.kernels.refresh()
         assert (
             caught.value.needed == huge.arena_bytes >= caught.value.lower_bound >= caught.value.largest[0][0] > 1 << 48
@@ -147,7 +147,7 @@ def test_out_of_memory_reports_sizes_and_other_plans_still_run() -> None:
     use(Device("sim:3"), small)
     fits, large = (p.compile(x=(n, 8), device="sim:3") for n in (4, 1 << 18))
     assert fits(x=feed(4))["y"].tobytes() == truth
-    with pytest.raises(OutOfMemory, match="sim:3"):
+    with pytest.raises(PlanOutOfMemory, match="sim:3"):
         large.executable().kernels.refresh()
     assert fits(x=feed(4))["y"].tobytes() == truth
 
@@ -156,7 +156,7 @@ def test_out_of_memory_reports_sizes_and_other_plans_still_run() -> None:
 def test_too_large_value_raises_out_of_memory(rows: int) -> None:
     p = net()
     fits = p.compile(x=(4, 8))
-    with pytest.raises(OutOfMemory, match="any machine") as caught:
+    with pytest.raises(PlanOutOfMemory, match="any machine") as caught:
         p.compile(x=(rows, 8))
     error = caught.value
     assert error.needed == error.lower_bound == error.largest[0][0] == rows * 8 * 4

@@ -16,7 +16,7 @@ from graphwright.array.dtype import DType, decode, dtype
 from graphwright.array.layout import Layout, Shape, is_row_major, row_major
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage, poisoned, poisoning
-from graphwright.errors import AliasError, ComputeError, DTypeError, ShapeError, UsageError
+from graphwright.errors import AliasError, ComputeError, DTypeError, OutOfMemory, ShapeError, UsageError
 
 
 class ReadOnlyArray(ComputeError):
@@ -292,8 +292,12 @@ class NDArray:
 
 
 def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray:
-    """Return an uninitialised array; filled with NaN under `storage.poison()`."""
-    made = backend(device).empty(shape, dtype)
+    """Return an uninitialised array; filled with NaN under `storage.poison()`. Raises: OutOfMemory."""
+    try:
+        made = backend(device).empty(shape, dtype)
+    except (MemoryError, RuntimeError, ValueError) as error:
+        raise OutOfMemory("not enough memory for this array", expected="an array that fits in memory",
+                          got=f"{dtype.name} of shape {shape}") from error  # fmt: skip
     if poisoning.get():
         made.copy_from(from_numpy(poisoned(shape, np.dtype(dtype.numpy)), bits=dtype))
     return made

@@ -6,7 +6,9 @@ dtype and device of the result, which default to those of `out`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +20,7 @@ from graphwright.array.layout import Shape
 from graphwright.array.spec import Spec
 from graphwright.autograd.apply import as_tensor, host_array, speaks_dlpack
 from graphwright.autograd.tensor import Tensor
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import OutOfMemory, ShapeError, UsageError
 
 
 def tensor(
@@ -93,6 +95,16 @@ def device_of(x: Tensor) -> Device:
     return x.data.device if isinstance(x.data, NDArray) else CPU
 
 
+@contextmanager
+def _allocating(shape: object) -> Iterator[None]:
+    """Turn numpy's errors for arrays that are too large into OutOfMemory."""
+    try:
+        yield
+    except (MemoryError, OverflowError, ValueError) as error:
+        raise OutOfMemory("not enough memory for this tensor", expected="a tensor that fits in memory",
+                          got=shape) from error  # fmt: skip
+
+
 def _made(
     host: np.ndarray, dtype: object, device: Device | str | None, requires_grad: bool, out: Tensor | None
 ) -> Tensor:
@@ -116,7 +128,8 @@ def full(
         kinds = ((bool | np.bool_, bool_), (int | np.integer, int64))
         dtype = next((kind for types, kind in kinds if isinstance(value, types)), float32)
     kind, _ = target(tuple(shape), dtype, device, out)
-    host = np.full(tuple(shape), value, np.float32 if kind.as_bits else kind.numpy)
+    with _allocating(shape):
+        host = np.full(tuple(shape), value, np.float32 if kind.as_bits else kind.numpy)
     return _made(host, kind, device, requires_grad, out)
 
 
@@ -202,8 +215,11 @@ def eye(
     out: Tensor | None = None,
 ) -> Tensor:
     """Make a matrix with ones on the diagonal and zeros elsewhere; square and float32 by default."""
-    target((rows, rows if columns is None else columns), None, None, None)
-    return _made(np.eye(rows, columns, dtype=np.float32), dtype, device, requires_grad, out)
+    shape = (rows, rows if columns is None else columns)
+    target(shape, None, None, None)
+    with _allocating(shape):
+        host = np.eye(*shape, dtype=np.float32)
+    return _made(host, dtype, device, requires_grad, out)
 
 
 def arange(
@@ -221,11 +237,13 @@ def arange(
     Raises: UsageError for a step of 0 or of the wrong sign.
     """
     low, high = (0, start) if stop is None else (start, stop)
-    if step == 0 or (high - low) / step < 0:
+    if step == 0 or not 0 <= (high - low) / step < math.inf:
         raise UsageError("arange cannot reach stop with this step", where=f"{low} to {high}", got=step)
     if dtype is None and out is None:
         dtype = int64 if all(isinstance(v, int) for v in (low, high, step)) else float32
-    return _made(np.arange(low, high, step), dtype, device, requires_grad, out)
+    with _allocating(f"{low} to {high} by {step}"):
+        host = np.arange(low, high, step)
+    return _made(host, dtype, device, requires_grad, out)
 
 
 def linspace(
@@ -245,4 +263,6 @@ def linspace(
     if not isinstance(count, int) or count < 0:
         raise UsageError("linspace got an invalid number of points", expected="an integer >= 0", got=count)
     kind = float32 if dtype is None and out is None else dtype
-    return _made(np.linspace(start, stop, count), kind, device, requires_grad, out)
+    with _allocating((count,)):
+        host = np.linspace(start, stop, count)
+    return _made(host, kind, device, requires_grad, out)

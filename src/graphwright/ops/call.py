@@ -16,7 +16,15 @@ from graphwright.array.dtype import DType
 from graphwright.array.layout import Layout, row_major, span
 from graphwright.array.ndarray import NDArray, empty
 from graphwright.array.spec import Spec
-from graphwright.errors import AliasError, ComputeError, GraphwrightError, IndexOutOfRange, NonFinite, ShapeError
+from graphwright.errors import (
+    AliasError,
+    ComputeError,
+    GraphwrightError,
+    IndexOutOfRange,
+    NonFinite,
+    OutOfMemory,
+    ShapeError,
+)
 from graphwright.ops import expansion
 from graphwright.ops.registry import OPS, Attrs, Op, get
 
@@ -121,9 +129,9 @@ def compute(
         known = _known.get(known_by := tuple(key))
     except TypeError:  # an attribute that cannot be hashed
         known = known_by = None
-    if known is None:
-        known = _learned(known_by, row, ins, attrs, kernels)
     try:
+        if known is None:
+            known = _learned(known_by, row, ins, attrs, kernels)
         if outs is None:
             if known.fresh is not None:
                 made = known.fresh(*map(_impl, ins), **attrs)
@@ -136,7 +144,7 @@ def compute(
         if row.view is not None:
             return (_copied(row, ins[0], attrs, known.specs[0], outs),)
         return _bound(row, ins, attrs, outs, known, kernels)
-    except (IndexError, RuntimeError) as error:
+    except (IndexError, MemoryError, RuntimeError) as error:
         if isinstance(error, GraphwrightError) and not isinstance(error, NonFinite):
             raise
         raise kernel_error(row.name, ins, error) from error
@@ -284,13 +292,21 @@ def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> b
     return True
 
 
+FULL = ("allocate memory", "out of memory", "Storage size calculation overflowed", "integer multiplication overflow")
+"""Parts of torch's messages when an allocation fails."""
+
+
 def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str | None = None) -> ComputeError:
-    """Return the error for an exception of a kernel, with op and operands; IndexOutOfRange for an index error."""
+    """Return the error for an exception of a kernel, with op and operands; IndexOutOfRange for an index error.
+
+    An allocation that failed gives OutOfMemory.
+    """
     place = op if where is None else f"{where} ({op})"
     if isinstance(error, NonFinite):
         return NonFinite(error.what, where=place, got=error.got)
     bounds = isinstance(error, IndexError) or any(text in str(error) for text in ("out of bounds", "out of range"))
-    kind = IndexOutOfRange if bounds else ComputeError
+    full = isinstance(error, MemoryError) or any(text in str(error) for text in FULL)
+    kind = OutOfMemory if full else IndexOutOfRange if bounds else ComputeError
     said = (str(error) or type(error).__name__).splitlines()[0]
     return kind(f"{op} failed: {said}", where=place, got=", ".join(repr(a.spec) for a in ins))
 

@@ -1,11 +1,11 @@
-"""Plans: a program as tables with static addresses, and the memory they run in."""
+"""Plans: programs compiled to tables of instructions with static memory offsets, and the executables that run them."""
 
 from __future__ import annotations
 
 from graphwright.plan.compile import compile_program, plan_for
 from graphwright.plan.compiled import CompiledFunction, CompiledProgram, compile
 from graphwright.plan.describe import PlanDiff
-from graphwright.plan.errors import DeviceFailed, OutOfMemory, StalePlan, StepTorn
+from graphwright.plan.errors import DeviceFailed, PlanOutOfMemory, StalePlan, StepTorn
 from graphwright.plan.options import CompileOptions
 from graphwright.plan.plan import Plan, make_plan
 from graphwright.plan.planning.hazards import Region
@@ -38,13 +38,13 @@ __all__ = [
     "Executable",
     "Firing",
     "Instr",
-    "OutOfMemory",
     "OverrideFailed",
     "OverrideMismatch",
     "ParallelExecutable",
     "Patched",
     "Plan",
     "PlanDiff",
+    "PlanOutOfMemory",
     "Region",
     "Segment",
     "Slot",
