@@ -2,7 +2,7 @@
 
 `program.axes()` maps names to groups. Each dimension is described by a term: an atom (a size that is not split any
 further), a product of terms (heads × head_dim) or a concatenation of terms (q + k + v). A group is valid for one state
-of the program. `Units` store the name of their group, by which a later edit finds the group of its own state.
+of the program. `Units` store the name of their group, so that a later edit can find the group again.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class AxisGroup:
         return whole if ids is None else whole[ids]
 
     def slices(self, unit: int) -> dict[str, dict[int, np.ndarray]]:
-        """Return a dict from weight key to a dict from dimension to the unit's indices there. Raises: UnitRange."""
+        """Return a dict from weight key to {dimension: indices of the unit along it}. Raises: UnitRange."""
         shape = [int(a.size) for a in self.atoms]
         coordinates = np.unravel_index(numbers(unit, self.size, self.name)[0], shape)
         chosen = dict(zip(self.atoms, coordinates, strict=True))
@@ -336,7 +336,7 @@ def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> Axis
 
 
 def _made(group: AxisGroup) -> list[AxisMember]:
-    """Return the weights that produce the units of an axis, oldest first: some readers of them do not sum over it."""
+    """Return the weights that produce an axis, oldest first: each has a reader that does not sum over the axis."""
     summed = group.axes.summed
     return [m for m in _weights(group) if not any(summed.get((m.value.node, m.dim, a)) for a in group.atoms)]
 

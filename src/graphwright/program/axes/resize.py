@@ -56,7 +56,7 @@ class ResizedAxis(NamedTuple):
 
 
 class ResizedWeight(NamedTuple):
-    """A resized weight: its key, its new array, and in `dims` (dimension, old index or -1 of each new index) pairs."""
+    """A resized weight: key, new array, and in `dims` each changed dimension with its old indices (-1: a new unit)."""
 
     key: str
     array: NDArray
@@ -160,7 +160,7 @@ class ResizeAxis(Edit):
 
     @classmethod
     def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
-        """Return the recorded edit. Arrays are computed from the program's axes; the record has values of new units."""
+        """Return the recorded edit. Arrays are computed from the program; the record only has values of new units."""
         found, brought, old = r.program.axes(), forms.table(record["payloads"]), {}
         for row in forms.array(record["axes"]):
             group = found[row["axis"]]
@@ -344,7 +344,7 @@ def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
 def cut_units(
     e: Transaction, units: Units, *, ragged: bool = False, correct: bool = True, allow_io: bool = False
 ) -> None:
-    """Remove units of axes from every weight along these axes, and remove layers. Remaining entries are not changed.
+    """Remove units of axes from every weight along these axes, and remove layers.
 
     Args:
         units: such as `program.axes()["layers.1.attn.heads"].units([3])` or `program.select("layers.1.attn").heads[3]`.
@@ -511,7 +511,7 @@ class _Growth:
             alone = [(w, dim) for w, dim in weights if self.found.summed[w, dim, self.atom]]
             if not alone and not (weights and self.group.mixed):
                 raise UsageError("cannot add units: this op sums over the axis, and new units would change its sum",
-                                 expected="a weight of the op, summed by all its readers, to set to zero for new units",
+                                 expected="a weight operand to set to zero for new units: all readers sum over it",
                                  where=f"{self.group.name}, {p.path(node)} ({p.op(node)})")  # fmt: skip
             for w, dim in alone:
                 found.setdefault(p.key(w), set()).add(dim)
@@ -534,7 +534,7 @@ class _Growth:
             self._share()
 
     def _zero_out(self, key: str, array: NDArray, indices: Maps) -> np.ndarray:
-        """Return new entries of a weight: random if it produces units, zero if it reads them, or reverse for a norm."""
+        """Return entries for new units: random if a weight produces them, zero if it reads them; reverse for norms."""
         shape = _new_shape(array, indices)
         old = array.to_numpy("float64")
         if len(shape) < 2:
@@ -548,7 +548,7 @@ class _Growth:
         return np.where(kept(shape, zero), self.rng.normal(0.0, old.std() or 1.0, shape), 0.0)
 
     def _changes_zero(self) -> str | None:
-        """Return the path of an elementwise op along the axis that maps zeros to nonzero values; None without one."""
+        """Return the path of an elementwise op along the axis that maps zero to a nonzero value; None if no op does."""
         p, inside = self.e.program, {m.value for m in self.group.members}
         for member in self.group.members:
             node = member.value.node
@@ -567,7 +567,7 @@ class _Growth:
         return remapped(array.to_numpy("float64"), old)
 
     def _share(self) -> None:
-        """Split the weights that read a unit among the unit and its copies, so that their sum does not change."""
+        """Split the weights that read a unit among the unit and its copies; the parts sum to the old weights."""
         count = np.bincount(self.chosen, minlength=self.group.size)
         part = np.ones(self.group.size + self.n)
         for unit in np.flatnonzero(count):

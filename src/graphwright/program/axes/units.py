@@ -222,7 +222,7 @@ def parsed(form: str, limit: int = 1 << 24) -> tuple[int, ...]:
 
 
 def layers(p: Program, nodes: Iterable[NodeId] | None = None) -> dict[str, list[int]]:
-    """Return a dict from module list path to the sorted numbers of its modules; only modules with one of `nodes`."""
+    """Return a dict from module list path to sorted module numbers; given `nodes`, only of modules that contain one."""
     found = _modules(p, p.nodes() if nodes is None else nodes)
     return {prefix: sorted(numbers) for prefix, numbers in sorted(found.items())}
 

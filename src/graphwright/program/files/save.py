@@ -51,7 +51,7 @@ def save(
             without weight values, to read and replay. "none" saves the hash from which a new journal continues.
         overwrite: replace an existing directory atomically.
         max_shard_size: maximum size of a weight file, in bytes or as text like "5GB"; several files get an index.
-        companions: dict from name to bytes of further files to write, for upper layers.
+        companions: dict from file name to bytes of further files to write to the directory.
     Raises: DestinationExists, UnwritableTarget; UsageError while an edit is open; CheckpointChanged if the file of a
         mapped weight changed. An existing directory is then unchanged.
     """
