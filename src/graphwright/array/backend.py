@@ -166,7 +166,7 @@ def use(device: Device, made: Backend | None = None) -> Backend:
         make, home = _MAKERS.get(device.kind), _HOME.get(device.kind)
         if make is None and (home is None or device.index):
             reason = _UNAVAILABLE.get(device.kind, f"the only {device.kind} device has index 0")
-            raise DeviceUnavailable(f"the device is not available: {reason}", got=str(device), fix='device="cpu"')
+            raise DeviceUnavailable(f"the device is not available: {reason}", got=str(device), fix='use device="cpu"')
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read once, when torch loads
         made = make(device) if make is not None else import_module(f"graphwright.array.{home}").make(device)
         assert made is not None

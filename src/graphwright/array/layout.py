@@ -107,7 +107,7 @@ def narrow(layout: Layout, axis: int, start: int, length: int, step: int = 1) ->
 
 
 def squeeze(layout: Layout, axis: int | None = None) -> Layout:
-    """Remove an axis of size 1, or all of them."""
+    """Remove one axis of size 1, or by default every one."""
     drop = [a for a, n in enumerate(layout.shape) if n == 1] if axis is None else [axis]
     keep = tuple(a for a in range(len(layout.shape)) if a not in drop)
     return permute(layout, keep)

@@ -154,7 +154,7 @@ class NDArray:
         found = None if copy else lay.reshape(self.layout, shape)
         if found is None and copy is False:
             allowed = f"a shape that strides {self.strides} of {self.shape} allow"
-            raise ShapeError("reshape with copy=False needs a copy", expected=allowed, got=shape, fix="copy=None")
+            raise ShapeError("reshape with copy=False needs a copy", expected=allowed, got=shape, fix="pass copy=None")
         return self.view(found) if found is not None else NDArray(self.copy().storage, self.dtype, shape)
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class NDArray:
         """
         if self.dtype.as_bits and dtype is None and not bits:
             what = f"numpy has no dtype {self.dtype.name}"
-            raise DTypeError(what, fix="to_numpy(dtype='float32') or to_numpy(bits=True)")
+            raise DTypeError(what, fix="call to_numpy(dtype='float32') or to_numpy(bits=True)")
         host = self._host()
         if self.dtype.as_bits and not bits:
             host = decode(host, self.dtype)
@@ -257,12 +257,12 @@ class NDArray:
             UsageError for copy=False if a copy is needed.
         """
         if self.device != CPU:
-            facts: Any = {"where": "numpy", "expected": CPU, "got": self.device, "fix": "array.to_numpy()"}
+            facts: Any = {"where": "numpy", "expected": CPU, "got": self.device, "fix": "call array.to_numpy()"}
             raise DeviceMismatch("numpy cannot read the memory of this device", **facts)
         host = self.to_numpy(dtype)
         fresh = not np.may_share_memory(host, self.to_numpy(bits=True))
         if copy is False and fresh and host.size:
-            facts = {"where": "numpy", "expected": self.spec, "got": host.dtype, "fix": "copy=None"}
+            facts = {"where": "numpy", "expected": self.spec, "got": host.dtype, "fix": "pass copy=None"}
             raise UsageError("numpy needs a copy of this array, which copy=False forbids", **facts)
         return host.copy() if copy and not fresh else host
 
@@ -317,9 +317,9 @@ def from_numpy(host: np.ndarray | np.generic, *, bits: DType | None = None, copy
     odd = any(s % host.itemsize for s in host.strides) or not host.dtype.isnative
     if odd and copy is False:
         if not host.dtype.isnative:
-            raise ShapeError("cannot share an array in foreign byte order", got=host.dtype, fix="copy=True")
+            raise ShapeError("cannot share an array in foreign byte order", got=host.dtype, fix="pass copy=True")
         what = "cannot share an array whose strides are not multiples of the element size"
-        raise ShapeError(what, expected=host.itemsize, got=host.strides, fix="copy=True")
+        raise ShapeError(what, expected=host.itemsize, got=host.strides, fix="pass copy=True")
     if odd or copy:
         host = np.array(host, dtype=host.dtype.newbyteorder("="), order="C")
     origin = "owned" if odd or copy else "borrowed"

@@ -24,7 +24,7 @@ def stream_of(name: str) -> int:
 
 
 def bits(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """Return n random uint32; the key is the seed, the counter of element i (words of i // 4, stream, step)."""
+    """Return n random uint32. The key is the seed; the counter is (low, high word of index // 4, stream, step)."""
     blocks = np.arange((n + 3) // 4, dtype=np.uint64)
     counter = np.empty((len(blocks), 4), np.uint32)
     counter[:, 0], counter[:, 1] = blocks & LOW, blocks >> _SHIFT
@@ -52,6 +52,6 @@ def integers(low: int, high: int, n: int, *, seed: int, stream: int = 0, step: i
 
 
 def gumbel(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """Return n samples of the standard Gumbel distribution, float32: -ln(-ln u), where u = (k + 1/2)·2⁻²⁴."""
+    """Return n samples of the standard Gumbel distribution, float32: -ln(-ln u), where u is uniform in (0, 1)."""
     u = ((bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24
     return -np.log(-np.log(u)).astype(np.float32)

@@ -71,7 +71,7 @@ class Spec:
 
     @staticmethod
     def from_json(data: list) -> Spec:
-        """Return the spec from the result of `to_json`."""
+        """Return the spec that `to_json` encoded."""
         return Spec(tuple(data[1]), dtype(data[0]))
 
     def __repr__(self) -> str:

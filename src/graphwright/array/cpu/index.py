@@ -162,7 +162,7 @@ def _ranks(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 @kernel("nonzero", _ranks)
 def nonzero(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Scatter the flat index of the k-th nonzero entry to k; a spare last element takes zeros and all k >= size."""
+    """Write the flat index of the k-th nonzero entry to element k; a spare last element takes surplus writes."""
     (x,), (out,), (hit, rank, flat, found, absent), size = ins, outs, work, attrs["size"]
     flat_indices, truths, zero = found[:-1] if size else found[:0], hit.view(x.shape), number(0, x)
     none, one, end = (number(n, rank) for n in (0, 1, size))
@@ -210,7 +210,7 @@ def flip(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("roll")
 def roll(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Copy x in blocks: each rolled axis is split into two parts, which are swapped."""
+    """Roll x by copies of blocks: each rolled axis is split into two parts, which are swapped."""
     x, out = ins[0], outs[0]
     if not x.numel():
         return []
@@ -255,7 +255,7 @@ def _widths(attrs: Attrs, rank: int) -> list[tuple[int, int, int]]:
 
 
 def _sources(size: int, before: int, after: int, mode: str) -> torch.Tensor:
-    """Return for each entry of a padded axis the index in the input that it is copied from."""
+    """Return for each entry of a padded axis the index of the input entry that is copied to it."""
     indices, last = torch.arange(-before, size + after), size - 1
     return indices.clamp(0, last) if mode == "replicate" else last - (last - indices.abs()).abs()
 

@@ -87,10 +87,10 @@ def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> lis
 
 
 def _runs(offsets: torch.Tensor, rows: int) -> list[int]:
-    """Return group offsets as ints. Raises: IndexError if they do not start at 0, descend, or exceed `rows`."""
+    """Return group offsets as ints. Raises: IndexError if they are not sorted, from 0 to at most `rows`."""
     ends: list[int] = offsets.tolist()
     if ends[0] != 0 or ends[-1] > rows or any(a > b for a, b in pairwise(ends)):
-        raise IndexError(f"group offsets must start at 0, ascend and end at {rows} or less, got {ends[:8]}")
+        raise IndexError(f"invalid group offsets: expected a sorted list from 0 to at most {rows}, got {ends[:8]}")
     return ends
 
 

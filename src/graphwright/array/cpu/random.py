@@ -57,7 +57,7 @@ def _pairs(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 @kernel("normal", _pairs)
 def normal(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Apply the Box-Muller transform to pairs of random words, in float64."""
+    """Sample N(0, 1) by the Box-Muller transform of pairs of random words, in float64."""
     out, (drawn, radius, angle, part) = outs[0].view(-1), work
     draw, evens, odds = words(drawn, ins[0], attrs), drawn[0::2], drawn[1::2]
     cell, one, factor, turn = (number(n, radius) for n in (_CELL, 1, -2, 2 * pi))
@@ -107,7 +107,7 @@ def bernoulli(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("dropout", lambda o, i, a: [Spec(o[0].shape, int32), Spec(o[0].shape, bool_)])
 def dropout(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """x / (1 - p) with probability 1 - p, else 0; zeros are selected, so that infinity does not become NaN."""
+    """x / (1 - p) with probability 1 - p, else 0; no product with 0, which would turn infinity into NaN."""
     (x, key), (out, kept_key), (drawn, keep), p = ins, outs, work, attrs["p"]
     draw, zero, least, rest = words(drawn, key, attrs), number(0, x), number(ceil(p * 2**24), drawn), number(1 - p, x)
 
@@ -146,7 +146,7 @@ def _draws(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 @kernel("multinomial", _draws)
 def multinomial(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Search the cumulative weights; without replacement, take the top k of ln w + Gumbel noise (Vieira 2014)."""
+    """Sample by a search in cumulative weights; without replacement, by the top k of ln w + Gumbel (Vieira 2014)."""
     (weights, key), out, drawn = ins, outs[0], work[0]
     draw = words(drawn, key, attrs)
     if not attrs["replacement"]:
