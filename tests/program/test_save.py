@@ -346,5 +346,5 @@ def test_nan_and_inf_attributes_round_trip(tmp_path):
 def test_attributes_of_every_type_round_trip():
     attrs = {"a": None, "b": True, "c": "text", "d": (1, (2.5, "x")), "e": bfloat16, "f": Spec(("B", 3), bfloat16)}
     assert decode_attrs(json.loads(json.dumps(encode_attrs(attrs)))) == attrs
-    with pytest.raises(UsageError, match="unsupported type of an attribute"):
+    with pytest.raises(UsageError, match="the value of an attribute has an unsupported type"):
         encode_attrs({"a": object()})
