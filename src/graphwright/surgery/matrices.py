@@ -224,7 +224,7 @@ def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calib
 
 
 def output_error(w: np.ndarray, new: np.ndarray, gram: np.ndarray) -> float:
-    """Return the relative error of y = x · Wᵀ: √(tr D G Dᵀ / tr W G Wᵀ), D = new - W, G = Gram matrix of the x."""
+    """Return the relative error of y = x · Wᵀ: √(tr D G Dᵀ / tr W G Wᵀ), D = new - W, G = Gram matrix of x."""
     d = new - w
     lost, whole = float(np.vdot(d @ gram, d)), float(np.vdot(w @ gram, w))
     return (max(lost, 0.0) / whole) ** 0.5 if whole > 0 else 0.0 if lost <= 0 else inf
@@ -240,7 +240,7 @@ class MatrixReport(ReportBase):
         options: options of the call, as JSON.
         rows: one report row per matrix (and method); each row has a `path`.
         skipped: matrices that were not changed, with the reason.
-        drift: of the program's first output on the calibration data; None without calibration data.
+        drift: drift of the program's first output on the calibration data; None without calibration data.
         interrupted: whether Ctrl-C or lack of memory ended the edit early; finished matrices stay edited.
     """
 

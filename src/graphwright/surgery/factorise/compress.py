@@ -192,7 +192,7 @@ def allocate(
     spectra: Sequence[np.ndarray], shapes: Sequence[tuple[int, int]], budget: int,
     importance: Sequence[float] | None = None, min_rank: int = 1, max_rank: int | None = None,
 ) -> list[int | None]:  # fmt: skip
-    """Return the rank of each layer that minimises the dropped Σ w σ² within `budget` parameters; None: stays dense.
+    """Return the rank per layer that minimises the dropped Σ w σ² within `budget` parameters, None for a dense layer.
 
     Each unit of rank of an [m, n] layer costs m + n parameters and saves w σ². Units that save most per parameter are
     taken first, in descending order of σ within a layer. A layer whose factors would not be smaller stays dense.

@@ -142,7 +142,7 @@ def reconstruct(factors: Factors) -> np.ndarray:
 
 
 class ContractionStep(NamedTuple):
-    """The product of a value and core number `core`; axis labels that are `kept`, `summed`, or `free` (of the core)."""
+    """A product of a value and core number `core`: labels `kept` of the value, `summed`, and `free` of the core."""
 
     core: int
     kept: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""LoRA: low-rank branches in parallel to linear maps, which train few parameters and can be merged into the maps.
+"""LoRA: low-rank branches in parallel to linear maps, to train few parameters, and their merge into the maps.
 
 Source: Hu et al. 2021, "LoRA: Low-rank adaptation of large language models".
 """

@@ -155,7 +155,7 @@ Divergence = Callable[[Matrix, Factors], float]
 def divergence_of(program: Program, calibration: Calibration) -> Divergence:
     """Return a function that measures KL(program ‖ copy) in nats for a copy with one matrix replaced by factors.
 
-    The function compares the first outputs on the first chunk of windows. The program is the one at this call.
+    The function compares the first outputs on the first chunk of windows; later edits of the program do not affect it.
     """
     before, feeds, name = program.fork(), calibration.feeds(program)[0], program.output_names()[0]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def cycle(d: Diagnosis) -> Iterator[Finding]:
-    """Report the shortest cycle of each strongly connected component."""
+    """Report a shortest cycle of each strongly connected component."""
     p = d.program
     if not p.back_edges:  # no edge goes backwards in the topological order
         return
@@ -72,7 +72,7 @@ def _fixes(d: Diagnosis, edges: tuple[EdgeId, ...]) -> Iterator[Fix]:
 
 
 def components(d: Diagnosis) -> Iterator[Finding]:
-    """Report connected components other than the main one, except integer-only ones (counters) without outputs."""
+    """Report connected components other than the main one, except integer counters that affect no output."""
     p, w = d.program, d.wiring
     parts = [[w.at[n] for n in part] for part in connected_components(p.graph)]
     parts = [sorted(part) for part in parts if any(w.ops[i] not in KINDS for i in part)]
@@ -96,7 +96,7 @@ def components(d: Diagnosis) -> Iterator[Finding]:
 
 
 def unreachable(d: Diagnosis) -> Iterator[Finding]:
-    """Report an output that depends on no input; if all depend on some, report inputs that affect no output."""
+    """Report an output that depends on no input; if all outputs depend on inputs, report inputs without effect."""
     p, w = d.program, d.wiring
     inputs = [i for i, op in enumerate(w.ops) if op == INPUT]
     if not inputs or not w.outputs:

@@ -320,7 +320,7 @@ class Findings(Sequence[Finding]):
         """
         chosen = fix or finding.cheapest()
         if chosen is None:
-            raise UsageError("the finding has no fix", where=f"{finding.kind} at {finding.where}", fix="pass a fix")
+            raise UsageError("the finding has no fix", where=f"{finding.kind} at {finding.where}", fix="pass fix=...")
         self._make([(finding, chosen)], f"fix {finding.kind}: {chosen.what}")
         return self.program.journal[-1]
 

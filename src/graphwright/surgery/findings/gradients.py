@@ -65,7 +65,7 @@ def _open(p: Program, w: Wiring, i: int) -> bool:
 
 
 def _differentiated(p: Program, w: Wiring, i: int) -> list[int]:
-    """Return the floating operands to which a node passes a gradient: not operands that it multiplies by a fixed 0."""
+    """Return the floating operands to which a node passes a gradient; a factor of a fixed 0 gets no gradient."""
     node = w.nodes[i]
     values = p.operands(node)
     shut: set[int] = set()
@@ -212,7 +212,7 @@ _LEAST_ROWS = 8
 
 
 def gain(d: Diagnosis) -> Iterator[Finding]:
-    """Report chains of linear maps with an extreme gain; with a probe also gradients and rank along the `trunk`."""
+    """Report linear chains of extreme gain; with a probe also extreme gradients or rank in the residual stream."""
     if not d.program.valid:
         return
     if d.probe is not None:
@@ -245,7 +245,7 @@ def _gradients(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _collapse(d: Diagnosis) -> Iterator[Finding]:
-    """Report a small stable rank ‖X‖_F² / ‖X‖₂² of the tokens' representations at the last junction of the trunk."""
+    """Report a small stable rank ‖X‖_F² / ‖X‖₂² of tokens' representations at the end of the residual stream."""
     assert d.probe is not None
     p = d.program
     for node in trunk(p)[-1:]:

@@ -79,7 +79,7 @@ def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _median(p: Program, node: NodeId, name: str, groups: int, norms: dict[tuple[NodeId, str], np.ndarray]) -> float:
-    """Return the median head norm of a layer; of all sibling layers together if the layer has under three key heads."""
+    """Return the median head norm of a layer, or of all sibling layers if the layer has fewer than three key heads."""
     own = template(p.path(node))[0]
     among = [r for (n, part), r in norms.items() if part == name and (n == node or template(p.path(n))[0] == own)]
     return float(np.median(np.concatenate(among) if groups < 3 else norms[node, name]))
