@@ -61,7 +61,7 @@ class PaddingBuckets:
         self._checked: set[tuple[int, ...]] = set()
 
     def current(self) -> PaddingBuckets:
-        """Return this object, or after an edit of the program a new one. Raises: the errors of the constructor."""
+        """Return self, or new buckets if the program was edited since. Raises: the errors of the constructor."""
         return self if self._version == self.program.version else PaddingBuckets(self.program, self.sizes, self.mask)
 
     def checked(self, feeds: Mapping[str, Any]) -> tuple[dict[str, NDArray], dict[str, int]]:

@@ -56,7 +56,7 @@ class Arena:
     ends: tuple[int, ...] = ()
 
     def grow(self, ends: tuple[int, ...], chunk: Callable[[int, int], Storage]) -> None:
-        """Add chunks until the arena has these ends; they must start with its current ends.
+        """Add chunks until the chunk ends are `ends`, of which the first must be the current ends.
 
         Args:
             chunk: called as `chunk(i, nbytes)`, allocates the i-th chunk.
@@ -131,7 +131,7 @@ class SharedArena:
         return self._user is space.handle
 
     def chunk(self, space: BoundKernels, i: int, nbytes: int) -> Storage:
-        """Return the i-th chunk with at least `nbytes` bytes; the caller holds the lock and asks for chunks in order.
+        """Return the i-th chunk with at least `nbytes` bytes; callers hold the lock and ask for chunks in order.
 
         If the chunk is replaced by a larger one, the other executables bind again.
         """
@@ -159,7 +159,7 @@ def shared_arena(kernels: Any) -> SharedArena:
 
 
 def fill(storage: Storage, offset: int, nbytes: int) -> None:
-    """Fill bytes of a block with NaN."""
+    """Fill `nbytes` bytes of a memory block with NaN, starting at `offset`."""
     target = NDArray(storage, uint8, (nbytes,), offset=offset)
     made = target.to_numpy() if storage.device == CPU else np.empty(nbytes, np.uint8)
     poison.fill(made)
@@ -264,7 +264,7 @@ def as_array(given: Any) -> NDArray:
 def differences(
     ours: Mapping[str, NDArray], theirs: Mapping[str, NDArray], rtol: float, atol: float, scaled: bool = False
 ) -> list[str]:
-    """Return a line of text per value of `ours` that differs from `theirs` by more than the tolerances.
+    """Return a line of text for each value of `ours` that differs from `theirs` by more than the tolerances.
 
     `scaled` multiplies `atol` by max(1, the largest absolute element of the value in `theirs`).
     """

@@ -95,7 +95,7 @@ class OverrideCall:
         self.apart = [s for s, a in ins.items() if any(_share_memory(a, o) for o in self.outs.values())]
 
     def __call__(self) -> None:
-        """Run the function. Raises: OverrideFailed if it raises."""
+        """Run the function. Raises: OverrideFailed if the function raises."""
         given = {**self.ins, **{s: self.ins[s].copy() for s in self.apart}}
         try:
             self.fn(given, self.outs)
