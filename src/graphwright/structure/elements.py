@@ -137,8 +137,7 @@ class Element:
     Attributes:
         name: unique among the elements of the program.
         gate, index: the gate, and the current index of the element in it.
-        site: the node that multiplies a value by the gate, and whose handle identifies the element; an option has a
-            node of its own.
+        site: a node that multiplies a value by the gate of the element; its handle identifies the element.
         z, offset: the logit, and its offset in the vector of all logits.
         p: decision probability, at temperature 1; p_now: open probability at the current temperature.
         temperature: temperature of the gate's group; cost: cost of the element while it is open.
