@@ -74,7 +74,7 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
     """Load a saved run so that it can continue.
 
     Args:
-        directory: directory written by `Evolution.save`, or by the command line, which writes its subdirectory `state`.
+        directory: directory written by `Evolution.save`, or by the command line (whose subdirectory `state` is read).
         task: the task of the run; may be omitted for tasks that the command line knows by name.
         threads: number of threads of native calls.
     Raises: ResumeMismatch if the task or schema differs or a file is damaged (the error names an older saved state, if

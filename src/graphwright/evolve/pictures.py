@@ -143,7 +143,7 @@ def _weights(program: Program) -> dict[str, float]:
 
 
 def _closed(program: Program) -> dict[str, str]:
-    """Map source paths to target paths of closed links: links of genomes without edge, and links with a closed gate."""
+    """Map sources to targets (paths) of closed links: genome links without edge, and nodes with a closed gate."""
     found: dict[str, str] = {}
     for node in program.nodes():
         link = _LINK.match(program.path(node))

@@ -32,7 +32,7 @@ LEAST, MOST = 0.01, 0.99
 
 
 def decision(kind: str, z: np.ndarray) -> np.ndarray:
-    """Return the probability that decides on cuts: softmax(z) for a choice, min(|z|, 1) for a scale, else σ(z).
+    """Return the decision probability, for cuts: softmax(z) for a choice, min(|z|, 1) for a scale, else σ(z).
 
     Args:
         z: the logits of one gate, float [n].
@@ -167,7 +167,7 @@ class Element:
         return self.gate.over
 
     def to_json(self) -> dict[str, Any]:
-        """Return the element as JSON values, for a table of elements."""
+        """Return the element as a JSON-serialisable dict, for a table of elements."""
         names = ("name", "over", "state", "z", "p", "p_now", "temperature", "cost")
         return {n: getattr(self, n) for n in names} | {"kind": self.gate.kind, "group": self.gate.group}
 

@@ -99,7 +99,7 @@ class DifferentiableGraph:
         return [e.to_json() for e in self.elements()]
 
     def probabilities(self, at: float | str = 1.0) -> dict[str, float]:
-        """Map element names to decision probabilities (at temperature 1), or for `at="T"` to current open ones."""
+        """Map element names to decision probabilities, or for `at="T"` to current open probabilities."""
         if at not in (1.0, "T"):
             raise UsageError("unknown temperature", where="at", expected='1.0 or "T"', got=at)
         return {e.name: e.p if at == 1.0 else e.p_now for e in self.elements()}
@@ -241,7 +241,7 @@ class DifferentiableGraph:
             newton: estimate gains to second order.
         """
         if add_gain is not None and (task is None or batch is None):
-            raise UsageError("add_gain needs a task and a batch", fix="propose(task=..., batch=..., add_gain=...)")
+            raise UsageError("add_gain is set without task or batch", fix="propose(task=..., batch=..., add_gain=...)")
         found = list((policy or Policy(patience=1)).propose(self))
         if task is not None and batch is not None:
             found = self._with_gradients(found, task, batch)

@@ -201,7 +201,7 @@ class budget(Penalty):
         return self.carried["budget.multiplier"]
 
     def climb(self, terms: Terms) -> Tensor:
-        """Return the next multiplier, max(λ₁ + rate·d, 0): gradient ascent, as d is the derivative by λ₁."""
+        """Return the next multiplier, max(λ₁ + rate·d, 0): gradient ascent, as d is the penalty's derivative by λ₁."""
         with no_grad():
             return call("maximum", self.multiplier + self.gap(terms).to(self.multiplier.dtype) * self.rate, 0.0)
 
@@ -260,7 +260,7 @@ def _xlogx(p: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class edge_entropy(Penalty):
-    """weight · mean over target nodes of -Σ π ln π, where π = P/ΣP for the open probabilities P of edges into it."""
+    """weight · mean of -Σ π ln π over target nodes; π = P/ΣP for the open probabilities P of edges into a node."""
 
     weight: Number = 1.0
 
@@ -439,8 +439,8 @@ class NormLimits:
     """Upper limits of weight norms, so that training cannot offset a lower `sigmoid` gate by larger weights before it.
 
     Args:
-        program: the trained program. The limited weights are those of linear maps whose results gates on edges, nodes
-            or layers multiply.
+        program: the trained program. The limits apply to linear maps whose results are multiplied by gates on edges,
+            nodes or layers.
     """
 
     def __init__(self, program: Program) -> None:

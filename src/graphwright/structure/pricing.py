@@ -113,7 +113,7 @@ def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
 
 
 def _shared(p: Program, group: AxisGroup, each: Mapping[NodeId, float]) -> np.ndarray:
-    """Return equal shares per unit, [size], of the costs `each`, summed over ops with this axis in a value."""
+    """Sum the costs `each` of ops with this axis in an operand or result; return equal shares per unit, [size]."""
     mine = set(group.atoms)
     over = {v for v, dims in group.axes.solution.dims.items() if any(mine & set(atoms(d)) for d in dims)}
     total = 0.0

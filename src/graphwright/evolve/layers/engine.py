@@ -110,7 +110,7 @@ class LayerResult(EvolutionResult):
 
 @dataclass(frozen=True, slots=True)
 class LayerGeneration:
-    """One line of the log: best and median metric, parameters of the best, archive size, count of failed candidates."""
+    """A log entry: best and median metric, parameters of the best candidate, archive size, number of failures."""
 
     generation: int
     best: float
@@ -283,7 +283,7 @@ class LayerEvolution(EvolutionRun):
         need(count <= limit, "the program has more operations than max_flops", expected=limit, got=count)
 
     def _number(self, kind: str, site: str, existing: set[str]) -> str:
-        """Return the name of the block that a mutation adds; the k-th at a site has one name in all candidates."""
+        """Return a name for the block of a mutation; its k-th block at a site has the same name in all candidates."""
         for k in range(len(existing) + 1):
             name = self.numbers.get((kind, site, k))
             if name is None:
@@ -469,7 +469,7 @@ class LayerEvolution(EvolutionRun):
         return program
 
     def line(self, number: int) -> list[CandidateBirth]:
-        """Return the births of a candidate and of its line of fitter parents, oldest first. Raises: UsageError."""
+        """Return the births on the line of fitter parents to a candidate. Raises: UsageError for an unknown number."""
         if not 0 <= number < len(self.births):
             raise UsageError("no candidate has this number", got=number, expected=f"0 to {len(self.births) - 1}")
         found = [self.births[number]]

@@ -233,7 +233,7 @@ def _along_time(
     p = e.program
     lead, steps = p.spec(node).shape[:2], int(p.spec(node).shape[1])
     if steps < 2:
-        raise UsageError("a delay link needs a sequence of two or more steps", where=p.path(node),
+        raise UsageError("the sequence is too short for a delay link", where=p.path(node),
                          expected="[batch, steps >= 2, units]", got=p.spec(node))  # fmt: skip
     total, old = output_sum(e, node), weight_of(p, node)
     if source is None:

@@ -136,7 +136,7 @@ class Result(EvolutionResult):
 
 @dataclass(frozen=True, slots=True)
 class NeuronGeneration:
-    """One line of the log: scores and sizes of the champion so far, and the size of each species by its number."""
+    """A log entry: scores and sizes of the champion so far, and the size of each species by its number."""
 
     generation: int
     best: float

@@ -114,7 +114,7 @@ class Episodes:
 class Gymnasium:
     """Instances of a gymnasium environment.
 
-    A discrete action is the index of the largest output; of two actions, the second is taken if one output exceeds 0.5.
+    A discrete action is the index of the largest output. Two actions share one output, above 0.5 for the second.
     """
 
     def __init__(self, name: str) -> None:
@@ -287,6 +287,6 @@ class _Balance(Episodes):
 
 
 def double_pole() -> Episodes:
-    """Create the task of balancing two poles for 100 000 steps, with speeds as inputs; fitness counts 1000 steps."""
+    """Create a task of balancing two poles for 100 000 steps, with speeds as inputs; fitness counts at most 1000."""
     names = ("position", "speed", "angle 1", "spin 1", "angle 2", "spin 2")
     return _Balance(DoublePole(), "double-pole", 1, 1000.0, names)
