@@ -36,7 +36,7 @@ class Births(NamedTuple):
             structure of its fitter parent.
         mutation: int8 [G]; index into `MUTATIONS`.
         site: int32 [G]; innovation number of the mutated gene, or -1.
-        refused: int64 [mutations]; how often each mutation was impossible.
+        refused: int64 [mutations]; number of times that each mutation was impossible.
     """
 
     fitter_parent: np.ndarray

@@ -271,8 +271,8 @@ def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, An
     """Return functions for dot products of one row with x, of four rows with x, and of one row with x and y.
 
     Rows have `k` weights of `size` bytes. `low` and `high` read 32 weights as two vectors; x is stored in their
-    order. The last k % 32 terms are read from `plain`, which is x in memory order. The function
-    for four rows, `far` bytes apart, gives the same bits as that for one row.
+    order. The last k % 32 terms are read from `plain`, which is x in memory order. The function for
+    four rows, `far` bytes apart, gives the same bits as the function for one row.
     """
 
     @native

@@ -150,7 +150,7 @@ def _read(tile: Inner, members: Sequence[Member]) -> bool:
 
 
 def _written_once(members: Sequence[Member], most: int) -> list[Member]:
-    """Write results that a later member overwrites to free tiles instead of memory, so that memory is written once."""
+    """Redirect results in memory that a later member overwrites: they go to free tiles, so memory is written once."""
     last = {v.address: n for n, m in enumerate(members) for v in m.outs if isinstance(v, vm.View)}
     free = set(range(most)).difference(v.tile for m in members for v in m.outs if isinstance(v, Inner))
     held: dict[int, Inner] = {}

@@ -48,7 +48,7 @@ Workspace = Callable[[Views, Views, Attrs], list[View]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VmForm:
-    """The encoder of an op as VM code: the `vm` field of the op's definition.
+    """The translation of an op into VM code: the `vm` field of the op's definition.
 
     The planner passes operands that have layouts but no addresses; when kernels are bound, operands have addresses.
 
