@@ -155,7 +155,7 @@ class GradScaler:
         if not self.enabled:
             return
         if not self._found:
-            raise UsageError("update() was called without a step since the last one", fix="call step(optimizer) first")
+            raise UsageError("no step() was run since the last update()", fix="call step(optimizer) first")
         with no_grad(), scoped("scaler"):
             found = reduce(lambda a, b: call("maximum", a, b), self._found.values())
             bad, good = found > 0.0, self._good + 1.0

@@ -116,7 +116,7 @@ class TokenWindows(Dataset):
                 raise UsageError("the token file ends in a partial id", where=path, expected=expected, got=raw.size)
             if raw.size // kind.itemsize <= window:
                 expected, got = f"more than {window} ids", raw.size // kind.itemsize
-                raise UsageError("the token file is shorter than one window", where=path, expected=expected, got=got)
+                raise UsageError("the token file is too short for one window", where=path, expected=expected, got=got)
             self.files.append(raw.view(kind))
         if not self.files:
             raise UsageError("no token files were given", expected="a path, or a list of paths", got=repr(paths))

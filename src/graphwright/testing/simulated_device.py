@@ -362,7 +362,8 @@ class SimBackend:
 
     def adopt(self, other: Any) -> Never:
         """Raise DeviceUnavailable: other libraries do not know this device."""
-        raise DeviceUnavailable("the simulated device cannot share memory", got=type(other).__name__)
+        what = "the simulated device cannot share memory with another library"
+        raise DeviceUnavailable(what, got=type(other).__name__)
 
     def address(self, array: NDArray) -> Never:
         """Raise DeviceUnavailable: memory of this device has no host address."""

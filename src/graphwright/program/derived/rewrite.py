@@ -35,8 +35,8 @@ def rewrite(
             returns None to copy the node unchanged.
         start: called with the empty program to add inputs and states first; returns replacements, a dict from values or
             edges of the old program to the values of the new program that are read instead.
-        before: called with (new program, old node, old value -> new value) before each node is copied; returns further
-            replacements.
+        before: called with (new program, old node, dict from old to new values) before each node is copied; returns
+            further replacements.
     Returns: the new program, and a dict from old values to new values. Raises: InvalidProgram.
     """
     refuse_broken(p)

@@ -430,8 +430,8 @@ def lanes(
 def _chains(rank: list[int], before: Lists, after: Lists, spine: set[int]) -> Lists:
     """Split the children outside the trunk into chains, each drawn in one lane; sorted by their first child.
 
-    A child is followed by the reader with the longest path below it, if no other source of this reader is in a lower
-    row. Then each child that follows none is appended to its lowest source that is not followed yet, if any.
+    A chain continues with the reader that has the longest path below it, if no other source of this reader is in a
+    lower row. Then a chain is appended to the lowest source of its first child that ends another chain, if any.
     """
     n = len(rank)
     height = [0] * n

@@ -62,7 +62,7 @@ class ModuleGroup:
 
     @property
     def title(self) -> str:
-        """The text on its frame."""
+        """The text on the frame of the group."""
         return short(name_of(self.path)) + (f" × {self.repeat}" if self.repeat > 1 else "")
 
 
@@ -264,7 +264,7 @@ def _within_a_run(tree: GroupTree, edge: SceneEdge, stands_for: dict[int, tuple[
 def bundled(scene: Scene, tree: GroupTree, size: int) -> Scene:
     """Return a scene in which every `size` top-level nodes or groups form a new group.
 
-    They are taken in topological order; nodes in cycles come last.
+    Nodes and groups are taken in topological order; those in cycles come last.
     """
     order = {i: k for k, i in enumerate(kahn_order(data_readers(scene)))}
     top = [ROOT]
@@ -308,7 +308,7 @@ class SceneView:
     closed: tuple[str, ...] = ()
 
     def shown_as(self) -> list[int]:
-        """Return, per group, the outermost closed group among it and the groups around it; -1 if all are open."""
+        """Return, per group, the outermost closed group among the group and its ancestors; -1 if all are open."""
         top = [-1]
         for at, module in enumerate(self.tree.modules[1:], start=1):
             above = top[module.parent]

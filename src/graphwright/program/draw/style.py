@@ -47,7 +47,7 @@ def short(text: str, most: int = _LONGEST) -> str:
 
 
 def name_of(path: str) -> str:
-    """Return the last segment of a path, preceded by the one before if it is only a number or a range."""
+    """Return the last segment of a path; if it is only a number or a range, return the last two segments."""
     head, _, last = path.rpartition(".")
     if head and not any(c.isalpha() for c in last):
         return f"{head.rpartition('.')[2]}.{last}"
