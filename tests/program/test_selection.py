@@ -259,7 +259,7 @@ def test_selections_of_different_programs_do_not_combine():
         with pytest.raises(ForeignNode, match="different programs"):
             mix()
     for i in (3, -4, 99):
-        with pytest.raises(CountMismatch, match="node number out of range"):
+        with pytest.raises(CountMismatch, match="node index out of range"):
             s.nth(i)
     assert s.nth(-1).names() == ["layers.0.act"]
 

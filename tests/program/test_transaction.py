@@ -134,7 +134,7 @@ def test_the_other_errors():
     with pytest.raises(NotUndoable, match="entry 2: barrier"):
         p.undo(2)
     assert fingerprint(p) == before
-    with pytest.raises(UsageError, match="entered by a with-block before"), p.edit("twice") as e, e:
+    with pytest.raises(UsageError, match="already used in a with-block"), p.edit("twice") as e, e:
         pass
     once = p.edit("once")
     with once:

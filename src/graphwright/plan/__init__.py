@@ -1,4 +1,4 @@
-"""Plans: a program as tables with static addresses, and the memory they run in."""
+"""Plans: programs compiled to tables of instructions with static memory offsets, and the executables that run them."""
 
 from __future__ import annotations
 

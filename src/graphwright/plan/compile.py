@@ -28,7 +28,7 @@ CACHED = 32
 def plan_for(
     p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None = None, options: CompileOptions = DEFAULT
 ) -> Plan:
-    """Return the cached plan of a program for input specs, patched if the program was edited since; see `make_plan`."""
+    """Return the cached plan of a program for input specs, updated if the program was edited since; see `make_plan`."""
     plans: OrderedDict[Any, Plan] = p.derived.setdefault("plans", OrderedDict())
     names = None if outputs is None else tuple(outputs)
     key = (tuple(sorted(inputs.items(), key=lambda item: item[0])), names, options)
@@ -58,7 +58,7 @@ def compile_program(
         outputs: names of the outputs to compute; all by default.
         patch: nodes, values or edges whose value the caller feeds: a run takes an additional input `patch.<path>` for
             each, and nodes needed for the replaced value alone do not run.
-        options: how the plan is made.
+        options: see `CompileOptions`.
     Raises: UnboundDim if an input has a dimension without a value; UsageError if `outputs` or `patch` is one string;
         the errors of `make_plan`.
     """
@@ -76,7 +76,7 @@ def compile_program(
             if spec.symbolic:
                 fix = f"compile({name}=(64, 8)), or gw.compile(program), which plans at each call"
                 raise UnboundDim("an input has a dimension without a value", where=f"{p.name}: {name}",
-                                 expected="numbers", got=spec, fix=fix)  # fmt: skip
+                                 expected="a number per dimension", got=spec, fix=fix)  # fmt: skip
             specs[name] = spec
             p.spec(node).match(specs[name].shape, dims)
     for node in p.inputs()[: len(p.inputs()) - own]:  # the inputs of patches come first

@@ -29,8 +29,8 @@ class CompiledProgram:
 
     Args:
         outputs: names of the outputs to compute; all by default.
-        options: how plans are made.
-        buckets: pads the feeds to a few sizes, if given.
+        options: see `CompileOptions`.
+        buckets: if given, pads the feeds to a few sizes.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ def compile(
     mask: str | None = None,
     **options: Unpack[CompileKeywords],
 ) -> CompiledProgram | CompiledFunction:
-    """Compile a program or a function: plan it for each input signature, and run the plan.
+    """Return a callable that plans a program or a function for each new input signature, and runs the plan.
 
     Args:
         target: a Program, or a function of tensors (which may be a whole training step).
@@ -199,7 +199,7 @@ def compile(
         buckets, mask: of a program, see `PaddingBuckets`: `buckets={"T": [16, 128]}`.
         options: executor, device, remat and freeze, see `CompileOptions`. The executor is by default "aten" for
             a program, and "auto" for a function: exp, tanh etc. on the VM are within 2.5 units in the last place.
-    Returns: a callable that takes what the target takes.
+    Returns: a callable with the arguments of the target.
     Raises: UsageError if the target is not callable, or if it is a function and outputs, buckets or mask is given.
     """
     if isinstance(target, Program):
@@ -211,7 +211,7 @@ def compile(
                          fix="gw.compile(program), gw.compile(fn), or @gw.compile above a function")  # fmt: skip
     given = [name for name, value in (("outputs", outputs), ("buckets", buckets), ("mask", mask)) if value is not None]
     if given:
-        raise UsageError("outputs, buckets and mask are options of a program, not of a function",
-                         where=f"gw.compile({repr(target)[:80]})", expected="none of these options",
+        raise UsageError("gw.compile of a function was given options that only a program has",
+                         where=f"gw.compile({repr(target)[:80]})", expected="no outputs, buckets or mask",
                          got=", ".join(given), fix="gw.compile(gw.trace(fn, *examples), ...)")  # fmt: skip
     return CompiledFunction(target, CompileOptions.of(**{"executor": "auto", **options}))

@@ -56,7 +56,7 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
 
 
 def _folded_copy(plan: Plan, slot: int) -> str:
-    """Describe the value of a slot if it is a folded copy, else return ""."""
+    """Describe the value of a slot if it is a constant-folded row-major copy, else return ""."""
     made = plan.folds.get(plan.slots[slot].buffer)
     if made is None or not made.why:
         return ""
@@ -71,7 +71,7 @@ def last_edit(plan: Plan, path: str) -> str:
 
 
 def _by_path(plan: Plan) -> dict[str, tuple[list[Slot], list[int]]]:
-    """Map the path of each node to the slots of its results and the indices of its instructions."""
+    """Map the path of each node to (slots of its results, indices of its instructions)."""
     found: dict[str, tuple[list[Slot], list[int]]] = {}
     for slot in plan.result_slots():
         assert slot.value is not None
@@ -82,7 +82,7 @@ def _by_path(plan: Plan) -> dict[str, tuple[list[Slot], list[int]]]:
 
 
 def nodes(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Map the path of each node to its instructions, its segments, and the slot, buffer and bytes of each result."""
+    """Map the path of each node to a dict: its instructions, segments, results (slot, buffer, bytes) and last edit."""
     segment = [k for k, s in enumerate(plan.segments) for _ in range(s.start, s.stop)]
     found: dict[str, dict[str, Any]] = {}
     for path, (slots, instrs) in _by_path(plan).items():
@@ -97,7 +97,7 @@ def nodes(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def tables(plan: Plan) -> dict[str, Any]:
-    """Return the tables of a plan with slots and buffers numbered by first use, without handles, addresses or times."""
+    """Return a plan's tables as JSON values, slots and buffers numbered by first use, without handles or timings."""
     slots, buffers = plan.slots, plan.buffers
     used = [s for i in plan.instrs for s in (*i.ins, *i.outs, *i.work)]
     used += [*plan.outputs.values(), *plan.watched.values(), *plan.input_slots]
@@ -202,7 +202,7 @@ def _signatures(plan: Plan) -> dict[str, list[Any]]:
 
 
 def _name(plan: Plan, slot: int) -> str:
-    """Name a slot by the value that owns its memory, its spec, strides and offset."""
+    """Return a name for a slot: the value that owns its memory, and the slot's spec, strides and offset."""
     row = plan.slots[slot]
     owner, packed = plan.slots[row.base].value, plan.buffer_layout.builder.tables.folds.get(row.buffer)
     if owner is not None:
@@ -238,11 +238,11 @@ class Profile(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The sum over all instructions; more than `wall` if one call of a whole run executes several of them."""
+        """The sum over all instructions; more than `wall` if a whole run executes several of them in one call."""
         return sum(t.seconds for t in self.timings)
 
     def by_path(self, depth: int = 2) -> dict[str, tuple[float, int, int]]:
-        """Sum (seconds, floating-point operations, bytes) by the first `depth` parts of paths; the slowest first."""
+        """Map the first `depth` parts of paths to summed (seconds, floating-point operations, bytes); slowest first."""
         found: dict[str, tuple[float, int, int]] = {}
         for t in self.timings:
             key = ".".join(t.path.split(".")[:depth])
@@ -273,7 +273,7 @@ def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
     Raises: UsageError if n < 1; the errors of `Executable.run`.
     """
     if n < 1:
-        raise UsageError("a profile needs at least one run", where=plan.program.name, expected="n >= 1", got=n,
+        raise UsageError("cannot profile without any run", where=plan.program.name, expected="n >= 1", got=n,
                          fix="n=5")  # fmt: skip
     space = Executable(plan)
     walls, taken = [], [[0.0] * n for _ in plan.instrs]

@@ -24,8 +24,8 @@ def checked_index(plan: Any, column: str, i: Any, count: int) -> int:
     if isinstance(i, int | np.integer) and not isinstance(i, bool) and 0 <= i < count:
         return int(i)
     raise UsageError(f"index out of range for plan.{column}", where=plan.program.name,
-                     expected=f"0..{count - 1}" if count else "nothing: it is empty", got=repr(i),
-                     fix=f"plan.{column} lists them")  # fmt: skip
+                     expected=f"0..{count - 1}" if count else f"no index: plan.{column} is empty", got=repr(i),
+                     fix=f"choose an entry of plan.{column}")  # fmt: skip
 
 
 class StalePlan(ComputeError):
@@ -48,7 +48,7 @@ class StepTorn(ComputeError):
 
 
 class DeviceFailed(ComputeError):
-    """An instruction failed on the device. It is raised when the host waits: before the commit, or to read a value."""
+    """An instruction failed on the device; raised when the host synchronises: before the commit, or to read a value."""
 
     @classmethod
     def of(cls, program: Program, node: NodeId, path: str, op: str, ins: Sequence[NDArray], error: Exception) -> Self:
@@ -65,7 +65,7 @@ class OutOfMemory(ComputeError):
 
     Attributes:
         needed: bytes of the arena, or of the largest value if nothing was planned.
-        lower_bound: bytes that every layout of the arena needs.
+        lower_bound: minimum bytes of any layout of the arena.
         largest: (bytes, path of the node) for each of the largest buffers.
     """
 

@@ -16,11 +16,11 @@ CHOICES = {"rewrites": ("none", "exact", "fast"), "layout": ("reuse", "naive"), 
 
 
 def refuse_string(option: str, names: object) -> None:
-    """Raises: UsageError if `names` is one string instead of a list of names."""
+    """Raise UsageError if `names` is one string instead of a list of names."""
     if isinstance(names, str):
-        what = f"{option} must be a list or tuple of names, got one string"
-        fix = f"{option}=[{names!r}]"
-        raise UsageError(what, where="compile", expected="a list or tuple of names", got=repr(names), fix=fix)
+        raise UsageError(f"{option} is one string instead of a list of names", where="compile",
+                         expected="a list or tuple of names", got=repr(names),
+                         fix=f"{option}=[{names!r}]")  # fmt: skip
 
 
 class _CommonKeywords(TypedDict, total=False):
@@ -45,11 +45,11 @@ class PlanKeywords(_CommonKeywords, total=False):
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How a plan is made.
+    """Options of planning: rewrites, memory layout, executor, device and memory budget.
 
     Attributes:
-        freeze: weights change rarely: conversions and small values computed from weights alone are computed once per
-            weight version, not in every run.
+        freeze: assume that weights change rarely: conversions and small values computed from weights alone are computed
+            once per weight version, not in every run.
         rewrites: "exact" (only rewrites that keep all bits), "fast" (also rewrites that round differently, each listed
             with its error bound in `plan.rewrites`) or "none" (every node runs).
         layout: "reuse" (dead memory is reused) or "naive" (every buffer has its own memory, for comparison).
@@ -79,7 +79,7 @@ class CompileOptions:
         return cls(device=Device.parse(device), watch=tuple(watch), **given)
 
     def check(self, where: str) -> None:
-        """Raises: UsageError for an unknown value, and for the VM on a device other than the CPU."""
+        """Raise UsageError for an unknown option value, or for the VM executor on a device other than the CPU."""
         for name, known in CHOICES.items():
             given = getattr(self, name)
             if given not in known:
@@ -87,12 +87,12 @@ class CompileOptions:
                 raise UsageError(f"unknown {name} {given!r}", where=where, expected=", ".join(known), got=repr(given),
                                  fix=f"program.compile(..., {name}={near!r})")  # fmt: skip
         if self.executor == VM and self.device != CPU:
-            raise UsageError("the VM runs on the CPU only", where=where, expected=CPU, got=self.device,
-                             fix='executor="auto", or no device')  # fmt: skip
+            raise UsageError("the VM executor cannot run on this device", where=where, expected=CPU, got=self.device,
+                             fix='executor="auto", or leave out device')  # fmt: skip
 
     @property
     def captures(self) -> bool:
-        """True if executables record graphs of the device."""
+        """True if executables capture and replay graphs of the device, such as CUDA graphs."""
         return self.device != CPU and self.executor in ("auto", CAPTURE)
 
 

@@ -1,4 +1,4 @@
-"""Plan: a program as tables for given input shapes. It is immutable and shareable; an `Executable` holds the memory."""
+"""Plan: a program as tables for given input shapes. A plan is immutable; an `Executable` holds the memory of runs."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A program as instructions on memory of fixed offsets; see `graphwright.plan.table` for the tables.
+    """A program as instructions on memory at fixed offsets; see `graphwright.plan.table` for the tables.
 
-    The tables are built when first read. The plan builder numbers slots and buffers, and several plans of a program
-    share it: some slots and buffers may belong to deleted nodes.
+    The tables are built when first read. Successive plans of a program share a plan builder, which numbers slots and
+    buffers, so some of them may belong to deleted nodes.
 
     Attributes:
         program, version: the planned program and its version. The plan runs unchanged after an edit of the program.
-        options: how it was planned.
+        options: see `CompileOptions`.
         inputs: specs of the inputs, all sizes known.
         outputs, watched: name -> slot.
         commits: path of an assign node -> why its value is copied at the end instead of updated in place.
@@ -86,9 +86,9 @@ class Plan:
         return self.executable().run({**(feeds or {}), **named}, borrow=borrow)
 
     def executable(self) -> Executable:
-        """Return the plan's own executable, made at the first call; its arena is shared by plans that run in turn.
+        """Return the plan's own executable, made at the first call; its arena is shared with other plans of the device.
 
-        Make `Executable(plan)` for another thread. A plan patched from this one takes the executable over.
+        Create an `Executable(plan)` for each other thread. A plan patched from this one takes the executable over.
         Raises: StalePlan if the plan was closed.
         """
         if "closed" in self._running:
@@ -129,11 +129,11 @@ class Plan:
             if part.step in (None, 1) and 0 <= start <= stop <= n:
                 return rows.PlanSlice(self, start, stop)
         raise UsageError("invalid slice of a plan", where=self.program.name, expected=f"plan[i:j], 0 <= i <= j <= {n}",
-                         got=repr(part), fix="plan.instrs[i] is one instruction")  # fmt: skip
+                         got=repr(part), fix="plan[i:i + 1] for one instruction")  # fmt: skip
 
     @property
     def overrides(self) -> list[Override]:
-        """The active overrides, the innermost last."""
+        """The active overrides, the innermost last; see `override`."""
         return self._running.setdefault("overrides", [])
 
     override = override
@@ -142,7 +142,7 @@ class Plan:
     # -- validity ----------------------------------------------------------------------------------------------------
     @property
     def latest(self) -> bool:
-        """True for the last plan that its builder made; only from that one can the next plan be patched."""
+        """True if this is the last plan that its builder made: only the last plan can be patched into the next one."""
         return self.buffer_layout.turn == self.buffer_layout.builder.turn
 
     @property
@@ -160,16 +160,16 @@ class Plan:
         )
 
     def check_assumptions(self) -> None:
-        """Raises: StalePlan if a constant whose value a rewrite assumed has changed."""
+        """Raise StalePlan if a constant whose value a rewrite assumed has changed."""
         planned = self.buffer_layout.variables
         known = [(k, planned[k].data, array, v) for k, (array, v) in self.assumptions.items() if k in planned]
         if changed := [k for k, data, array, v in known if data is not array or array.storage.version != v]:
             fix = "program.compile(...) again; gw.compile(program) plans again by itself"
-            raise StalePlan("a constant assumed by this plan has changed", where=self.program.name,
+            raise StalePlan("a constant whose value this plan assumed has changed", where=self.program.name,
                             got=", ".join(changed), fix=fix)  # fmt: skip
 
     def check_variables(self, own: Mapping[str, Variable]) -> None:
-        """Raises: UsageError if a different variable replaces a constant whose value a rewrite used."""
+        """Raise UsageError if a different variable replaces a constant whose value a rewrite used."""
         planned, buffers = self.buffer_layout.variables, self.buffer_layout.tables.buffers
         other = [k for k in self.assumptions if k in own and k in planned and own[k] is not planned[k]]
         if not other:
@@ -181,7 +181,7 @@ class Plan:
             raise UsageError("a different variable replaces a constant whose value a rewrite of this plan used",
                              where=f"{self.program.name}: {', '.join(wrong)}", expected="the program's own variable",
                              got=", ".join(f"a different variable, {own[k].spec}" for k in wrong),
-                             fix='program.compile(..., rewrites="none"), or leave it out of variables')  # fmt: skip
+                             fix='program.compile(..., rewrites="none"), or drop its key from variables')  # fmt: skip
 
     # -- rows --------------------------------------------------------------------------------------------------------
     @cached_property
@@ -196,7 +196,7 @@ class Plan:
 
     @cached_property
     def choices(self) -> tuple[ExecutorChoice, ...]:
-        """Per instruction its executor, and the reason if it is not the VM."""
+        """The executor of each instruction, and the reason if it is not the VM."""
         return tuple(map(self.buffer_layout.tables.choice, self.buffer_layout.order.tolist()))
 
     @cached_property
@@ -222,7 +222,7 @@ class Plan:
 
     @property
     def folds(self) -> Mapping[int, rows.Instr]:
-        """Index of a buffer computed once from frozen weights -> the instruction that computes it."""
+        """Map each buffer computed once from frozen weights, by its index, to the instruction that computes it."""
         return self.buffer_layout.folds
 
     @cached_property
@@ -262,7 +262,7 @@ class Plan:
 
     @cached_property
     def cuts(self) -> Mapping[int, str]:
-        """Index of an instruction -> why it does not continue the fusion group before it; see `FusionRegion.cuts`."""
+        """Map the index of an instruction to why it does not join the group before it; see `FusionRegion.cuts`."""
         at = self.buffer_layout
         return cuts(at.builder, (at.order, at.home, at.first, at.last, at.home == np.arange(len(at.home))))
 
@@ -277,7 +277,7 @@ class Plan:
         return tuple([rows.Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
 
     def regions(self) -> tuple[Region, ...]:
-        """Return all regions in execution order; those that are not captured as a device graph state the reasons."""
+        """Return the regions in execution order: each is captured as one device graph, or has reasons why it is not."""
         return self._regions
 
     @cached_property
@@ -335,7 +335,7 @@ class Plan:
         return self._last_uses[self.slots[checked_index(self, "slots", slot, len(self.slots))].base]
 
     def free_after(self, i: int) -> tuple[int, ...]:
-        """Return the indices of the arena buffers that are needed until instruction `i`, and no longer.
+        """Return the indices of the arena buffers whose last use is instruction `i`.
 
         Raises: UsageError if `i` is out of range.
         """
@@ -382,19 +382,19 @@ class Plan:
         return self.buffer_layout.records[node].path
 
     def of(self, ref: NodeId | Value | str) -> tuple[rows.Instr, ...]:
-        """Return the instructions that run a node: none for a view, an input, a weight, a state or a folded value."""
+        """Return the instructions that run a node; () for a view, an input, a weight, a state or a folded value."""
         node = self.program.node(ref)
         return tuple(i for i in self.instrs if i.node == node)
 
     def result_slots(self) -> list[rows.Slot]:
-        """Return the result slots of all needed nodes, in program order."""
+        """Return the slots with the results of all nodes that are not pruned, in program order."""
         slots, buffers = self.slots, self.buffers
         found = [slots[s] for record in self._records() if record.node in self._needed for s in record.own]
         return [s for s in found if s.value is not None and buffers[s.buffer].kind != rows.UNUSED]
 
     @cached_property
     def hash(self) -> str:
-        """BLAKE2b of the tables in canonical numbering; equal for equal programs, shapes and options."""
+        """BLAKE2b hash of the tables in canonical numbering; equal for equal programs, shapes and options."""
         return blake2b(dumps(tables(self), sort_keys=True).encode(), digest_size=16).hexdigest()
 
     explain = explain
@@ -405,12 +405,12 @@ class Plan:
         return compare(old, self)
 
     def compact(self) -> Plan:
-        """Plan the current program in full, with the same inputs and options."""
+        """Return a full, unpatched plan of the current version of the program, for the same inputs and options."""
         wanted = tuple(name for name in self.outputs if name in self.program.output_names())
         return make_plan(self.program, self.inputs, wanted, self.options)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the tables, and the instructions and results of each node by path, as JSON values."""
+        """Return a JSON-serialisable dict: the tables, and by path the instructions and results of each node."""
         return {"schema": 1, "hash": self.hash, "version": self.version, **tables(self), "nodes": nodes(self)}
 
     def __repr__(self) -> str:
@@ -449,9 +449,9 @@ def make_plan(
     """Plan a program for input specs.
 
     Args:
-        inputs: a spec without named sizes per declared input.
+        inputs: for each declared input a spec without named sizes.
         outputs: names of the outputs to compute; all by default.
-        before: the last plan of the same program, inputs and options, to patch: parts unchanged by edits are reused.
+        before: the last plan of the same program, inputs and options; parts of it that no edit changed are reused.
     Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError; BudgetImpossible;
         OutOfMemory if a value is too large for any machine; DeviceUnavailable.
     """

@@ -34,7 +34,7 @@ class Buffer:
             as in-place results do), unused, or tile (used inside one fusion group only; it gets memory only if the
             group is run instruction by instruction).
         nbytes: size in bytes.
-        key: key of its variable; for a folded result the path of its node, for a folded copy "".
+        key: key of its variable, or path of the input or folded node whose value it holds; else "".
         first, last: first and last instruction that needs its bytes; an input is needed from the start of the run, an
             output to its end.
         offset: offset in the arena; for a tile the index of the tile; -1 for memory of a variable.

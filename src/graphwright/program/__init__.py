@@ -1,4 +1,4 @@
-"""Program: the editable graph of ops and weights; building, tracing, running, editing and drawing it."""
+"""Program: the editable graph of ops and weights, with functions to build, trace, run, edit and draw it."""
 
 from __future__ import annotations
 

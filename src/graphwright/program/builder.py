@@ -1,4 +1,4 @@
-"""Making programs: op by op with a Builder, or by tracing a function on tensors."""
+"""Build programs: op by op with a Builder, or by tracing a function of tensors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from graphwright.program.weights import as_array
 
 
 class _Built(Value):
-    """A value with the program that it belongs to, because different programs may have equal handles."""
+    """A value that also stores its program, because equal handles may occur in different programs."""
 
     program: Program
 
 
 class Builder:
-    """Builds a new `Program`; it has one method per op, with the op's name.
+    """Builder of a new `Program`, with one method per op, named after the op.
 
     >>> b = Builder()
     >>> x = b.input("x", ("B", 2))
@@ -101,7 +101,7 @@ class Builder:
         return inner
 
     def build(self) -> Program:
-        """Return the program and start a new, empty one. Raises: UsageError without an output or assignment."""
+        """Return the program and start a new, empty one. Raises: UsageError if nothing is output or assigned."""
         if not self._program.outputs() and not self._program.assigns():
             raise UsageError("the program has no output and assigns no state", fix="b.output(value, name='y')")
         program, self._root._building = self._program, Program(self._program.name)
@@ -123,7 +123,7 @@ class Builder:
         value = ref if isinstance(ref, Value) else Value(ref)
         foreign = isinstance(ref, _Built) and ref.program is not self._program
         if foreign or not isinstance(value.node, NodeId) or value.node not in self._program.graph:
-            raise ForeignNode("not a node of this builder", got=repr(ref))
+            raise ForeignNode("the operand is not a value of this builder", got=repr(ref))
         return value
 
     def _fixed(self, kind: str, name: str, value: Any) -> Value:
@@ -148,7 +148,7 @@ def trace(fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None 
         examples: tensors, arrays or numbers; only their shapes and dtypes matter.
         names: input names; by default the parameter names of the function, or of a module's `forward`.
     Returns: a Program with the examples as inputs and the outputs `out`, `out_1`, ... or the dict's keys.
-    Raises: TraceError if the code needs the number in a symbol, as `if x > 0` does.
+    Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does.
     """
     return record(fn, tuple(as_tensor(e).spec for e in examples), names)[0]
 

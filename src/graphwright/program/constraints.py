@@ -1,6 +1,7 @@
 """Constraints of a program: conditions that are saved with it; every commit checks the enforced ones.
 
-The kinds of constraint are defined in `graphwright.surgery.constraints`; here any object that lists violations is one.
+The kinds of constraint are defined in `graphwright.surgery.constraints`; this module accepts any object with a method
+`violations(program)`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Constraints:
-    """The constraints of one program, in the order of adding; the journal does not record them."""
+    """The constraints of one program, in the order in which they were added; the journal does not record them."""
 
     def __init__(self) -> None:
         self._held: dict[Constraint, bool] = {}
@@ -26,7 +27,8 @@ class Constraints:
     def add(self, constraint: Constraint, enforce: bool = False) -> None:
         """Attach a constraint; with `enforce`, an edit that violates it is rolled back."""
         if not callable(getattr(constraint, "violations", None)):
-            raise UsageError("not a constraint", got=repr(constraint)[:80], expected="one of graphwright.surgery")
+            expected = "a constraint from graphwright.surgery"
+            raise UsageError("the argument is not a constraint", got=repr(constraint)[:80], expected=expected)
         self._held[constraint] = enforce
 
     def remove(self, constraint: Constraint) -> None:
@@ -36,7 +38,7 @@ class Constraints:
         del self._held[constraint]
 
     def enforced(self, constraint: Constraint) -> bool:
-        """Return True if commits check the constraint."""
+        """Return True if every commit checks the constraint."""
         return self._held.get(constraint, False)
 
     def violations(self, p: Program) -> list[Mismatch]:
@@ -58,7 +60,7 @@ class Constraints:
         return twin
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return all constraints for a saved program."""
+        """Return all constraints as JSON values, to store in a saved program."""
         return [{"constraint": c.to_json(), "enforce": enforce} for c, enforce in self._held.items()]
 
     def __iter__(self) -> Iterator[Constraint]:

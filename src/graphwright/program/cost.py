@@ -1,4 +1,4 @@
-"""The cost of a program: parameters, bytes, and operations of a run by the cost rule of each op.
+"""The cost of a program: its parameters, its bytes, and the FLOPs of one run, which the cost rule of each op gives.
 
 Every weight counts once, however often it is read; an op counts if an output or an assignment needs it.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Parameters, bytes as stored, and floating-point operations of one run."""
+    """Number of parameters, stored bytes, and floating-point operations (`flops`) of one run."""
 
     params: int | float
     bytes: int | float
@@ -36,7 +36,7 @@ def size(p: Program, nodes: Collection[NodeId] | None = None) -> ModelSize:
 
 
 def flops(p: Program, dims: Mapping[str, int]) -> int:
-    """Return the floating-point operations of one run; `dims` has the named dimensions. Dead ops do not count."""
+    """Return the floating-point operations of one run, without dead ops; `dims` maps named dimensions to sizes."""
     return sum(op_flops(p, node, dims) for node in counted(p)[1])
 
 
@@ -46,7 +46,7 @@ def parameters(p: Program) -> int:
 
 
 def counted(p: Program, nodes: Collection[NodeId] | None = None) -> tuple[list[NodeId], list[NodeId]]:
-    """Return the nodes that costs count: one param node per weight, and the ops that a run needs, in order.
+    """Return (one param node per weight, the ops that a run needs in topological order): the nodes that have a cost.
 
     Args:
         nodes: count only these; by default all nodes of the program.
@@ -58,7 +58,7 @@ def counted(p: Program, nodes: Collection[NodeId] | None = None) -> tuple[list[N
 
 
 def ones(p: Program) -> dict[str, int]:
-    """Return {name: 1} for all named dimensions: the sizes for one token, or one sample."""
+    """Map each named dimension to size 1, the sizes for one token or one sample."""
     return dict.fromkeys((d for n in p.nodes() for s in p.specs(n) for d in s.shape if isinstance(d, str)), 1)
 
 

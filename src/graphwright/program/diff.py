@@ -62,7 +62,7 @@ class ProgramDiff:
         renamed: old path -> new path, of nodes with the same handle in both.
         edges_added, edges_removed: `source.port -> target.port`; edges into a junction have `*` for a port.
         outputs: name -> (before, after); None if there is no such output.
-        weights: the changed ones; missing: keys that only `other` has; extra: keys that only `program` has.
+        weights: weights whose bytes differ; missing: keys that only `other` has; extra: keys that only `program` has.
         equal: number of weights with equal bytes.
         resized: axis -> (size before, size after), for axes of both programs.
     """
@@ -112,9 +112,9 @@ class ProgramDiff:
 
 
 def diff(p: Program, other: Program) -> ProgramDiff:
-    """Return the change from `other` to this program. Weights that both share as one array are not read."""
+    """Return the change from `other` to this program. A weight that both store in one shared array is not read."""
     if not isinstance(other, OpGraph):
-        raise UsageError("not a program", got=repr(other)[:80], expected="a program to compare with")
+        raise UsageError("the object to compare with is not a program", got=repr(other)[:80], expected="a Program")
     renamed = renames(p, other)
     here, there = _paths(p, {}), _paths(other, renamed)
     common = [path for path in there if path in here]
@@ -145,7 +145,7 @@ def diff(p: Program, other: Program) -> ProgramDiff:
 
 
 def _resized(p: Program, other: Program) -> dict[str, tuple[int, int]]:
-    """Return axis -> (size before, size after) for axes whose sizes differ; empty if a program is invalid."""
+    """Map each axis whose sizes differ to (size before, size after); empty if a program is invalid."""
     try:
         now, before = p.axes(), other.axes()
     except UsageError:
@@ -155,10 +155,10 @@ def _resized(p: Program, other: Program) -> dict[str, tuple[int, int]]:
 
 
 def renames(p: Program, other: Program) -> dict[str, str]:
-    """Return path in `other` -> path in `p` of nodes that were renamed between two states of one program.
+    """Map the path in `other` to the path in `p` for each node renamed between two states of one program.
 
     Handles identify nodes only within one history. So the result is empty unless most common paths have the same handle
-    in both programs, and a renamed node must have kept its op, and its attributes or specs.
+    in both programs. A node counts as renamed only if its op, and its attributes or specs, are the same in both.
     """
     handles, others = ({q.path(n): n for n in q.nodes()} for q in (p, other))
     common = handles.keys() & others.keys()
@@ -205,7 +205,7 @@ def _facts(p: Program, n: NodeId, other: Program, m: NodeId, renamed: Names) -> 
 
 
 def _edges(p: Program, names: Names) -> Counter[str]:
-    """Count edges as text `source.port -> target.port`; the port of a junction is `*`, as it only orders the sum."""
+    """Count edges by their text `source.port -> target.port`; for a junction the target port is written `*`."""
     return Counter(
         f"{_path(p, v, names)}.{v.port} -> {path}.{'*' if p.is_junction(node) else i}"
         for path, node in _paths(p, names).items()
@@ -226,7 +226,7 @@ def _compare(key: str, p: Program, other: Program) -> WeightChange | None:
 
 
 def _distance(a: NDArray, b: NDArray) -> tuple[float, float, float]:
-    """Return the largest difference, relative L2 distance and cosine, in float64."""
+    """Return (largest absolute difference, relative L2 distance, cosine) of two arrays, computed in float64."""
     wide = ("float32" if v.dtype.name == "bfloat16" else None for v in (a, b))
     x, y = (np.ascontiguousarray(v.to_numpy(kind)).reshape(-1) for v, kind in zip((a, b), wide, strict=True))
     largest = delta = xx = yy = xy = 0.0

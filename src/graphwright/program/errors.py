@@ -25,7 +25,7 @@ class UnknownAxis(UsageError, KeyError):
 
 
 class UnknownGate(UsageError, KeyError):
-    """The node is not a gate, or no gate has this slot."""
+    """The node is not a gate, or no gate has the requested slot or units."""
 
 
 class ForeignNode(UsageError):
@@ -147,7 +147,7 @@ class BoundaryMismatch(UsageError):
 
 
 class NotConvex(UsageError):
-    """A path leaves the selection and comes back."""
+    """The selection is not convex: a path of the graph leaves it and comes back."""
 
 
 class ReplayConflict(UsageError):

@@ -1,7 +1,7 @@
 """Second programs over the same weights: forks, abstract forks without weight values, and past states.
 
-Nodes and edges are copied; arrays are shared until one side writes. A handle names the same node or edge in both
-programs, and both continue to issue handles from the same generations.
+Nodes and edges are copied; arrays are shared until one program writes to them. A handle names the same node or edge in
+both programs. Later handles are numbered independently, so equal new handles may name different nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def fork(p: Program, name: str | None = None) -> Program:
-    """Return an independent copy that shares weights until written; its journal continues the hash chain of `p`.
+    """Return an independent copy whose weights are copied on write; its journal continues the hash chain of `p`.
 
     Raises: UsageError while an edit of `p` is open.
     """
@@ -90,7 +90,7 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
 
 
 def _own(entry: Entry, twins: VariableTwins) -> Entry:
-    """Return a copy of an entry for a fork: its undo uses the variables of the fork and a separate `labels` list."""
+    """Copy a journal entry for a fork: the copy's undo uses the variables of the fork and a separate `labels` list."""
     if entry.undo is None:
         return entry
 

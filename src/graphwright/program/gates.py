@@ -1,8 +1,8 @@
-"""The gates of a program: a view of the node `gates`, its logits and its table, which hold all of their data.
+"""The gates of a program: a view of the node `gates`, its logits and its table, which store all data of the gates.
 
-A gate has a span of the logits and sites, the nodes that multiply by it: one for the gate of an edge, one per sum over
-the axis for a gate of units, one per branch for the gate of a layer. Before a softmax the site is an addition,
-scores + ln g, which multiplies a unit's weight by g before normalization. The node of the first site is the handle.
+A gate has a span of the logits, and sites: the nodes that multiply by the gate. An edge gate has one site, a unit gate
+one per sum over its axis, a layer gate one per branch. Before a softmax the site is an addition, scores + ln g, which
+multiplies a unit's weight by g before normalization. The node of its first site is the handle of a gate.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Gate:
     """One gate of a program.
 
     Attributes:
-        handle: the node of its first site.
-        sites: the nodes that multiply by it, or add its logarithm.
-        port: its slot, the index of its result of the node `gates`.
-        offset, length: the span of its logits in the vector of all logits.
+        handle: the node of the first site.
+        sites: the nodes that multiply a value by the gate, or add the logarithm of the gate.
+        port: the slot of the gate: the number of the result of the node `gates` that has the gate's values.
+        offset, length: the span of the gate's logits in the vector of all logits.
         kind: see `graphwright.array.formulas.gates.KINDS`.
-        group: name of its temperature.
-        owner: what it gates: `source -> junction`, the name of an axis, or the path of a node.
+        group: name of the group of gates that share a temperature.
+        owner: what is gated: `source -> junction`, the name of an axis, or the path of a node.
         over: `edges`, `units`, `nodes`, `layers` or `choice`.
-        rows: its rows of the table, int64 [length, 7].
+        rows: the gate's rows of the table, int64 [length, 7].
     """
 
     handle: NodeId
@@ -69,17 +69,17 @@ class Gate:
 
     @property
     def span(self) -> slice:
-        """The slice of its logits in the vector of all logits."""
+        """The slice of the gate's logits in the vector of all logits."""
         return slice(self.offset, self.offset + self.length)
 
     @property
     def generation(self) -> int:
-        """The number of removed gates that used its slot before."""
+        """The number of earlier gates that used this gate's slot and were removed."""
         return int(self.rows[0, GENERATION])
 
     @property
     def states(self) -> tuple[str, ...]:
-        """`soft`, `open`, `closed` or `frozen`, per element."""
+        """The state of each element: `soft`, `open`, `closed` or `frozen`."""
         return tuple(STATES[i] for i in self.rows[:, STATE])
 
     @property
@@ -93,7 +93,7 @@ class Gate:
 
 
 class Gates(Mapping[NodeId, Gate]):
-    """All gates of one state of a program by handle, in the order of their logits."""
+    """Maps handle to gate for all gates of one version of a program, in the order of their logits."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.version = program, program.version
@@ -140,7 +140,7 @@ class Gates(Mapping[NodeId, Gate]):
         return sum(g.length for g in self.values())
 
     def named(self) -> dict[str, tuple[Gate, int]]:
-        """Return name of an element -> (gate, index in the gate); repeated names get the suffixes ` #2`, ` #3`, ..."""
+        """Map each element's name to (gate, index in the gate); repeated names get the suffixes ` #2`, ` #3`, ..."""
         if self._named is None:
             self._named, last = {}, dict[str, int]()  # the last number: a hub may have many edges of one name
             for found, (i, name) in ((gate, element) for gate in self.values() for element in enumerate(gate.names())):
@@ -151,12 +151,12 @@ class Gates(Mapping[NodeId, Gate]):
         return dict(self._named)
 
     def logits(self) -> np.ndarray:
-        """Return a copy of all logits, those of free slots included."""
+        """Return a copy of all logits, including those of free slots."""
         return self.program.weights[LOGITS].data.to_numpy().copy() if has_gates(self.program) else np.zeros(0)
 
     @property
     def mode(self) -> str:
-        """The mode in which a run computes the gates: `eval`, except inside `using`."""
+        """The mode in which a run computes the gates: `eval`, except inside a `DifferentiableGraph.using` block."""
         run = self.program.weights[RUN].data.to_numpy() if has_gates(self.program) else np.zeros(3, np.int64)
         return MODES[run[2]]
 
@@ -171,7 +171,7 @@ def has_gates(p: Program) -> bool:
 
 
 def gates(p: Program) -> Gates:
-    """Return the gates of the program's present state by handle, changes of an open edit included."""
+    """Return the gates of the program's present state by handle, including the changes of an open edit."""
     if p.history.open is not None:
         return Gates(p)
     known: Any = p.derived.get("gates")
@@ -181,7 +181,7 @@ def gates(p: Program) -> Gates:
 
 
 def _sites(p: Program, reader: NodeId) -> Iterator[NodeId]:
-    """Yield the sites of a gate downstream of a reader, through nodes that reshape or cast the gate."""
+    """Yield the sites that `reader`, a node that reads a gate, reaches through nodes that reshape or cast the gate."""
     if _may_be_site(p, reader):
         yield reader
     elif p.op(reader) not in KINDS_OF_NODES and _passes(p, reader):
@@ -190,7 +190,7 @@ def _sites(p: Program, reader: NodeId) -> Iterator[NodeId]:
 
 
 def _may_be_site(p: Program, node: NodeId) -> bool:
-    """Return True if a node multiplies or adds, as all sites do."""
+    """Return True if the node is a multiplication or an addition; only such nodes can be sites."""
     return traits(p.op(node)).multiplies or traits(p.op(node)).sums
 
 
@@ -211,7 +211,7 @@ def of_site(p: Program, site: NodeId) -> Value | None:
 
 
 def between(p: Program, site: NodeId) -> list[NodeId]:
-    """Return the nodes between the node `gates` and a site, which only the site uses, nearest to it first."""
+    """Return the nodes on the path from the node `gates` to a site, which only this site reads, last node first."""
     found, value = [], p.operands(site)[1]
     while not traits(p.op(value.node)).gates:
         found.append(value.node)
@@ -229,7 +229,7 @@ def refuse_soft(p: Program, what: str) -> None:
 
 
 def junction_edge(p: Program, site: NodeId) -> EdgeId | None:
-    """Return the edge out of a site if it is the only one and enters a junction, else None."""
+    """Return the only edge that leaves a site if it enters a junction; None otherwise."""
     edges = p.out_edges(site)
     return edges[0] if len(edges) == 1 and p.is_junction(p.graph.target(edges[0])) else None
 
@@ -249,7 +249,7 @@ def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tup
 
 
 def axis_of(p: Program, gate: Gate) -> AxisGroup:
-    """Return the axis whose units a gate gates."""
+    """Return the axis whose units a gate multiplies."""
     axes = p.axes()
     mine = tuple(atoms(axes.solution.dims[Value(p.node(NODE), gate.port)][0]))
     found = next((g for g in axes.values() if g.atoms == mine), None)
@@ -262,10 +262,10 @@ _MERGES = frozenset({"reshape", "flatten"})  # an unflatten would split the gate
 
 
 def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
-    """Return site -> linear op, for sites of unit gates that can be multiplied into the weight of the op instead.
+    """Map sites of unit gates to linear ops: the gate can be multiplied into the weight of the op instead.
 
-    The op must be the only reader of the site, directly or through reshapes. Sites whose gated value is in `kept` are
-    left out, because the caller needs that value.
+    The op must be the only reader of the site, directly or through reshapes. A site is left out if its gated value is
+    in `kept`, the values that the caller needs.
     """
     found = {}
     units = [gate for gate in gates(p).values() if gate.over == "units"] if grad_enabled() else []
@@ -305,6 +305,6 @@ def fold(x: tuple[int, ...], g: Tensor, weight: Tensor) -> Tensor:
 
 
 def _lead(shape: tuple[int, ...], columns: int) -> int | None:
-    """Return how many leading dimensions precede those whose sizes multiply to `columns`; None if there are none."""
+    """Return n such that the sizes from dimension n on multiply to `columns`; None if there is no such n."""
     lead = next((n for n in range(len(shape) - 1, -1, -1) if prod(shape[n:]) >= columns), None)
     return lead if lead is not None and prod(shape[lead:]) == columns else None

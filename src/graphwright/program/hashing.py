@@ -1,4 +1,4 @@
-"""Hashes of a program, updated node by node: the cost after an edit depends on the edit, not on the graph."""
+"""Hashes of a program, updated node by node: the time after an edit depends on the edit, not on the graph's size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _encode(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     expected = "a number, string, None, dtype, spec, or tuple"
-    raise UsageError("unsupported type of an attribute", expected=expected, got=repr(value))
+    raise UsageError("the value of an attribute has an unsupported type", expected=expected, got=repr(value))
 
 
 def decode_attrs(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -94,7 +94,7 @@ class StructureHash:
         self._structure = None
 
     def forget(self, node: NodeId) -> None:
-        """Subtract a node that is about to be removed."""
+        """Subtract the digest of a node that is about to be removed."""
         self._sum = (self._sum - self._digests.pop(node, 0)) % _MODULUS
         self._dirty.discard(node)
         self._structure = None
@@ -129,8 +129,8 @@ class StructureHash:
         """Return the sha256 of structure and weights.
 
         Args:
-            mapped_by_reference: hash references in place of the bytes of weights that are still unread in an opened
-                file, and of slices of these, so that no payload is read; the journal identifies states by this hash.
+            mapped_by_reference: a weight that was not yet read from an opened file, or a slice of one, contributes its
+                reference instead of its bytes, so that nothing is read; the journal identifies states by this hash.
         """
         state = sha256(self.structure().encode())
         keys = self._program.weight_keys()

@@ -30,7 +30,7 @@ class IncrementalWalk:
         self.add(nodes)
 
     def add(self, nodes: Iterable[NodeId]) -> None:
-        """Add nodes to visit; a node that waits already is not added again."""
+        """Add nodes to the worklist; a node that is already on it is not added again."""
         for node in nodes:
             if node not in self._waiting:
                 self._waiting.add(node)

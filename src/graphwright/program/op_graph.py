@@ -1,7 +1,7 @@
-"""OpGraph: nodes by name, edges by port and the topological order; the graph that a program adds weights to.
+"""OpGraph: nodes by name, edges by port and the topological order. A program is an OpGraph with weights and history.
 
-Invariant: names are unique, kinds are listed in creation order, and every edge except back edges goes forwards in the
-order.
+Invariant: names are unique, the nodes of each kind are listed in creation order, and every edge except the back edges
+goes forwards in the topological order.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class OpGraph:
     def node(self, ref: Ref) -> NodeId:
         """Return the handle of a node.
 
-        Raises: UnknownNode with the nearest names; StaleHandle for a deleted node; ForeignNode for another type.
+        Raises: UnknownNode listing similar names; StaleHandle for a deleted node; ForeignNode for another type.
         """
         if isinstance(ref, str):
             if (found := self._names.get(ref)) is None:
@@ -144,7 +144,7 @@ class OpGraph:
         return self.graph.node(node, "seq")
 
     def nodes(self) -> tuple[NodeId, ...]:
-        """Return all nodes, in order of their slots in the graph."""
+        """Return all nodes, in order of their handles' indices."""
         return tuple(self.graph.nodes())
 
     def with_prefix(self, text: str) -> list[NodeId]:
@@ -179,7 +179,7 @@ class OpGraph:
         return tuple(sorted(self.of_kind("junction"), key=self.order_labels.key))
 
     def is_junction(self, node: NodeId) -> bool:
-        """Return True for a junction, into which edges may be added and cut."""
+        """Return True if a node is a junction, into which edges can be added and cut."""
         op = OPS.get(self.op(node))
         return op is not None and op.traits.nary
 
@@ -204,7 +204,8 @@ class OpGraph:
     def key(self, node: NodeId) -> str:
         """Return the checkpoint key of a param, const or state node. Raises: UnknownNode for other nodes."""
         if self.op(node) not in STORED:
-            raise UnknownNode("only params, consts and states have a key", where=self.path(node), got=self.op(node))
+            expected = "a param, const or state"
+            raise UnknownNode("the node has no key", where=self.path(node), expected=expected, got=self.op(node))
         return self.attrs(node)["key"]
 
     def readers(self, key: str) -> tuple[NodeId, ...]:

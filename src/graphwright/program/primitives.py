@@ -54,7 +54,7 @@ def delete_node(p: OpGraph, node: NodeId) -> None:
 
 
 def discard(p: OpGraph, nodes: Sequence[NodeId]) -> None:
-    """Remove nodes and all their edges, which cannot be restored; no other node may read them."""
+    """Permanently remove nodes and all their edges; no other node may read the removed nodes."""
     _reorder(p, lambda: p.order_labels.remove(*nodes))
     for node in nodes:
         _unlist(p, node)
@@ -170,7 +170,7 @@ def set_order(p: OpGraph, graph: Graph, labels: Mapping[NodeId, tuple[int, int]]
 
 
 def find_back_edges(p: OpGraph, valid: bool) -> None:
-    """Recompute the back edges after labels were restored; a valid program has none."""
+    """Recompute the back edges after the order labels were restored; a valid program has no back edges."""
     p.back_edges.clear()
     if not valid:
         p.back_edges |= edges_against(p.graph, p.order_labels.key)
@@ -202,7 +202,7 @@ def copy_into(p: OpGraph, twin: OpGraph) -> None:
 
 
 def _reorder(p: OpGraph, change: Callable[[], Relabelled[NodeId]], *, moves: bool = False) -> None:
-    """Apply a change of the order and log it; do nothing in undo, redo and roll-back, which restore the logged order.
+    """Apply and log a change of the topological order; undo, redo and roll-back skip it: they restore the logged order.
 
     Args:
         moves: True if existing nodes may move.
@@ -221,7 +221,7 @@ def _note_moved(p: OpGraph, record: Relabelled[NodeId]) -> None:
 
 
 def touch(p: OpGraph, node: NodeId) -> None:
-    """Record that a node changed: for the structure hash, and for those that follow changes."""
+    """Mark a node as changed, in the structure hash and in the sets that `OpGraph.follow` returned."""
     p._structure.touch(node)
     p._note(node)
 

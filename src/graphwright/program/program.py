@@ -51,7 +51,7 @@ class Program(OpGraph):
     Attributes:
         graph: nodes and edges; read it freely, change it only through `edit`.
         weights: variables by checkpoint key.
-        history_bytes: limit of the arrays that undo keeps in memory; the oldest beyond it go to a temporary file.
+        history_bytes: limit in bytes of the arrays stored in memory for undo; older arrays go to a temporary file.
         version: increases with every committed edit; a plan belongs to one version.
         derived: objects that upper layers cache with the program and can rebuild, such as plans.
         journal: every edit, undo and redo.
@@ -79,7 +79,7 @@ class Program(OpGraph):
         self.graph.describe = self.history.describe
 
     def empty(self, name: str) -> Self:
-        """Return a new program without nodes, for modules that do not import this class."""
+        """Return a new program without nodes, for modules that cannot import this class."""
         return type(self)(name)
 
     @property
@@ -119,12 +119,12 @@ class Program(OpGraph):
         return {key: self.weights.array(key) for key in dict.fromkeys(self.key(n) for n in stored)}
 
     def parameters(self) -> list[Parameter]:
-        """Return the trainable variables for an optimizer, in creation order, each tied one once."""
+        """Return the trainable variables for an optimizer, in creation order; a tied variable occurs once."""
         found = (self.weights[self.key(n)] for n in self.params() if self.attrs(n).get("trainable", True))
         return list(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
 
     def variables(self) -> dict[str, Variable]:
-        """Return the variables of params and states by key, which a saved training contains."""
+        """Map checkpoint key to variable for all params and states, as saved with the state of a training run."""
         nodes = (n for n in self.nodes() if self.op(n) in (PARAM, STATE))
         return {key: self.weights[key] for key in dict.fromkeys(map(self.key, nodes))}
 
@@ -133,7 +133,7 @@ class Program(OpGraph):
         return self._structure.full(self.weights)
 
     def state_hash(self) -> str:
-        """Return a hash like `hash`, but of references instead of bytes for weights still unread in an opened file."""
+        """Return a hash like `hash`; a weight not yet read from its file contributes its reference, not its bytes."""
         return self._structure.full(self.weights, mapped_by_reference=True)
 
     # -- other programs and files ------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class Program(OpGraph):
         return evaluate(self, feeds)
 
     def checkpoint(self, selection: Selection | Sequence[NodeId | str] | None) -> None:
-        """Mark a subgraph whose inner values are recomputed for gradients instead of being kept.
+        """Mark a subgraph for gradient checkpointing: backward recomputes its inner values instead of storing them.
 
         Results and gradients are bit-equal; a step needs less memory and runs each inner op once more. The mark holds
         for `grad`, `run.grad` and steps compiled with `gw.compile`; it is not an edit and is not saved.
@@ -266,7 +266,7 @@ class Program(OpGraph):
         return self.history.rollback(name)
 
     def blame(self, ref: NodeId | Value | EdgeId | str) -> list[Entry]:
-        """Return the journal entries that made or changed a node, edge, path or checkpoint key, also a deleted one."""
+        """Return the journal entries that created or changed a node, edge, path or checkpoint key, even if deleted."""
         if isinstance(ref, str):
             return self.history.blame(self._names.get(ref), ref)
         return self.history.blame(ref.node if isinstance(ref, Value) else ref, None)
@@ -274,8 +274,8 @@ class Program(OpGraph):
     def on_edit(self, listener: Callable[[Entry], object]) -> Callable[[], None]:
         """Call `listener(entry)` after each commit, undo and redo; returns a function that unregisters the listener.
 
-        `entry.edits` lists the primitive edits, `entry.cone` the nodes that inference visited. An exception of the
-        listener does not affect the commit; the logger `graphwright.program` records it.
+        `entry.edits` lists the primitive edits, `entry.cone` the nodes that spec inference visited. An exception in the
+        listener does not affect the commit; it goes to the logger `graphwright.program`.
         """
         self.history.listeners.append(listener)
         return lambda: self.history.listeners.remove(listener)

@@ -92,7 +92,7 @@ class TraceRecorder:
 
     # -- values ------------------------------------------------------------------------------------------------------
     def value_of(self, tensor: Tensor) -> Value:
-        """Return the program's value for a tensor; an array seen for the first time becomes a const."""
+        """Return the value in the program that stands for a tensor; an array not seen before becomes a const."""
         data = tensor.data
         if isinstance(tensor, Variable):
             current = self._current.get(id(tensor))

@@ -163,8 +163,8 @@ class Run:
 
     Attributes:
         program, version: the program and the version of it that ran.
-        values: the arrays that were kept, by value.
-        keep: which values were kept: `all`, `outputs` or `some`.
+        values: value -> array, for the values that were kept.
+        keep: which values are available after the run: `all`, `outputs` or `some`.
         seconds: duration of the run.
         times: seconds by node, of every node that ran.
         patched: True if a value was replaced by a patch.
@@ -189,10 +189,10 @@ class Run:
         return sum(nbytes for block, nbytes in blocks.items() if block not in foreign)
 
     def value(self, ref: Ref) -> NDArray:
-        """Return the array of a node or value. Raises: ValueReleased if it was not kept, or the run is closed."""
+        """Return the array of a node or value. Raises: ValueReleased if the array was freed, or the run is closed."""
         wanted = self.program.value(ref)
         if wanted not in self.values:
-            what, fix = "this value was freed after its last reader", "run(..., keep='all')"
+            what, fix = "this value was freed when its last reader had run", "run(..., keep='all')"
             if self.closed:
                 what, fix = "the run is closed", "read values before close()"
             raise ValueReleased(what, where=self.program.path(wanted), fix=fix)
@@ -208,12 +208,14 @@ class Run:
             wrt: params, inputs or inner values.
             seed: an array per output, of its shape and dtype; ones by default.
         Returns: an array per `wrt`, in order.
-        Raises: StaleRun if the program or a weight changed since; ValueReleased after `close()`; others of `grad`.
+        Raises: StaleRun if the program or a weight changed since; ValueReleased after `close()`; errors of `grad`.
         """
         self._check_fresh()
         roots = [outputs] if isinstance(outputs, Ref) else list(outputs)
         if seed is not None and len(seed) != len(roots):
-            raise UsageError("wrong number of seeds", where=self.program.name, expected=len(roots), got=len(seed))
+            raise UsageError(
+                "outputs and seeds differ in number", where=self.program.name, expected=len(roots), got=len(seed)
+            )
         gradient = self.program.grad(outputs, wrt, self._dims, seeded=seed is not None)
         seeds = dict(zip(gradient.input_names()[len(self._feeds) :], seed or (), strict=True))
         known = {self.program.path(v): (self.program.op(v.node), a) for v, a in self.values.items() if v.port == 0}
@@ -297,7 +299,7 @@ def run_nodes(
     """Run a program as `run` does, or only a part of it.
 
     Args:
-        given: known values. The nodes that compute them do not run, nor do nodes that only such nodes need.
+        given: known values and their arrays. The nodes that compute them, and nodes needed only for these, do not run.
         whole: False runs only what the kept values need, and assigns nothing.
     """
     start = perf_counter()
@@ -363,7 +365,7 @@ def _variable(p: Program, key: str, state: Mapping[str, Variable] | None) -> Var
 
 
 def _patches(p: Program, patch: Mapping[PatchPoint, Any], dims: Mapping[str, int]) -> dict[Value | EdgeId, Any]:
-    """Return the arrays to patch in. Raises: FeedError listing those whose shape or dtype does not match."""
+    """Map each patched value or edge to its array. Raises: FeedError listing arrays of a wrong shape or dtype."""
     found = {patch_point(p, ref): as_tensor(given).data for ref, given in patch.items()}
     specs = {at: p.spec(p.edge_value(at) if isinstance(at, EdgeId) else at).bind(dims) for at in found}
     pairs = [(at, specs[at], array.spec) for at, array in found.items()]

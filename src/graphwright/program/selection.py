@@ -33,8 +33,8 @@ class BadPattern(UsageError):
 def compile_pattern(pattern: str) -> re.Pattern[str]:
     """Return the regular expression of a pattern; it matches a path or a prefix of its segments.
 
-    Per segment: `*` any characters (alone: one segment), `**` any number of segments, `[2-5]` an integer in the range,
-    `{q,k}` alternatives; all other text matches itself.
+    Within a segment, `*` matches any characters, `[2-5]` an integer in the range, and `{q,k}` one of the alternatives;
+    a segment `**` matches any number of segments. All other text matches itself.
     Raises: BadPattern.
     """
     if not pattern:
@@ -73,7 +73,8 @@ def _segment(segment: str, pattern: str) -> str:
         elif token["low"] and 0 <= int(token["high"]) - int(token["low"]) <= _MAX_RANGE:
             out += f"(?:{'|'.join(map(str, range(int(token['low']), int(token['high']) + 1)))})"
         elif token["low"] or token["bad"]:
-            raise BadPattern("malformed range in a pattern", expected="[low-high]", got=pattern)
+            expected = f"[low-high], high from low to low + {_MAX_RANGE}"
+            raise BadPattern("invalid range in a pattern", expected=expected, got=pattern)
         elif token["options"] is not None:
             out += f"(?:{'|'.join(map(re.escape, token['options'].split(',')))})"
         else:
@@ -193,9 +194,9 @@ class Selection:
         return self._made(set(self.program.nodes()) - set(self.nodes))
 
     def nth(self, i: int) -> Selection:
-        """Select only the i-th node; negative counts from the end. Raises: CountMismatch."""
+        """Select only node `i`, counted from 0; a negative `i` counts from the end. Raises: CountMismatch."""
         if not -self.count <= i < self.count:
-            raise CountMismatch("node number out of range", expected=f"0 to {self.count - 1}", got=i)
+            raise CountMismatch("node index out of range", expected=f"0 to {self.count - 1}", got=i)
         return self._made({self.nodes[i]})
 
     def where(self, test: Callable[[NodeId], bool]) -> Selection:

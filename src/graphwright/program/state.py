@@ -21,7 +21,7 @@ class StateSnapshot:
         self._values: dict[str, NDArray] = {key: v.data.copy() for key, v in variables.items()}
 
     def take(self, variables: Mapping[str, Variable]) -> None:
-        """Copy the present values, into the existing memory if spec and device are unchanged."""
+        """Copy the present values of the variables; reuse the memory of earlier copies of equal spec and device."""
         for key, variable in variables.items():
             held = self._values.get(key)
             if held is not None and held.spec == variable.spec and held.device == variable.data.device:
@@ -30,24 +30,24 @@ class StateSnapshot:
                 self._values[key] = variable.data.copy()
 
     def put_back(self, variables: Mapping[str, Variable]) -> None:
-        """Restore the values in place. Raises: UsageError for new or reshaped variables; then nothing changes."""
+        """Restore the values in place. Raises: UsageError if variables were added or reshaped; then nothing changes."""
         wrong = [k for k, v in variables.items() if k not in self._values or self._values[k].spec != v.spec]
         if wrong:
             got = ", ".join(str(variables[k].spec) for k in wrong[:5])
             what = "states were added or reshaped since the snapshot"
-            raise UsageError(what, where=", ".join(wrong[:5]), got=got, fix="make a new State, or undo the edit")
+            raise UsageError(what, where=", ".join(wrong[:5]), got=got, fix="create a new State, or undo the edit")
         for key, variable in variables.items():
             variable.own().copy_from(self._values[key])
 
 
 class State(Mapping[str, Variable]):
-    """The states of a program, and the params that it assigns: key -> variable.
+    """Maps checkpoint key to variable for the states of a program and the params that it assigns.
 
-    Executables and `run(state=...)` take it, so that several independent sequences can run on one program.
+    Pass it to an executable or to `run(state=...)`; so several independent sequences can run on one program.
 
     Args:
         program: the program whose states these are.
-        own: True makes new variables with the present values; False takes the variables of the program.
+        own: True creates new variables with the present values; False uses the variables of the program.
     """
 
     def __init__(self, program: Program, *, own: bool = False) -> None:
@@ -76,7 +76,7 @@ class State(Mapping[str, Variable]):
         mark.put_back(self._variables)
 
     def reset(self, scope: str = "") -> None:
-        """Restore the values from when this object was made.
+        """Restore the values that the variables had when this object was created.
 
         Args:
             scope: path of a state, or a prefix such as "encoder" for `encoder.h`; all states by default.

@@ -1,7 +1,7 @@
 """Records of removed nodes and edges and of rewired edges, so that undo and redo restore the same handles.
 
-Invariant: in mode `edit` nothing is restored. The other modes step strictly backwards, or forwards again, through the
-changes of mode `edit`, as the restore functions of the graph require.
+Invariant: mode `edit` restores nothing. Undo and roll-back revert the changes of mode `edit` in reverse order, and redo
+repeats them in the original order, as the restore functions of the graph require.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Tombstones:
         return alive
 
     def rewire(self, graph: Graph, edge: EdgeId, source: NodeId) -> None:
-        """Change the source of an edge. In mode `edit` it becomes the last out-edge, else its position is restored."""
+        """Change an edge's source. In mode `edit` append it to the out-edges, else restore its position in them."""
         if graph.source(edge) == source:
             return
         if self.mode == "edit":
@@ -75,7 +75,7 @@ class Tombstones:
 
 
 class ForwardNeighbours:
-    """The neighbours in a graph without its back edges; the topological order is defined on these."""
+    """Predecessors and successors in the graph without its back edges, for which the topological order is defined."""
 
     def __init__(self, graph: Graph, back_edges: set[EdgeId]) -> None:
         self._graph, self._back = graph, back_edges

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_ports(p: Program, node: NodeId) -> None:
-    """Raise PortEmpty if a port of an op has no edge; a junction may use any ports."""
+    """Raise PortEmpty if an op has a port without an edge; junctions and sources are not checked."""
     op = p.op(node)
     if op in SOURCES or p.is_junction(node):
         return
@@ -38,7 +38,7 @@ def check_ports(p: Program, node: NodeId) -> None:
 def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]] | None = None) -> tuple[Spec, ...]:
     """Infer the specs of a node from those of its operands (`specs` overrides the stored ones).
 
-    Raises: ShapeError or DTypeError naming the node; ShapeError for an operand that its node no longer produces.
+    Raises: ShapeError or DTypeError naming the node; ShapeError if an operand is a result that no longer exists.
     """
     op = p.op(node)
     if op in SOURCES:
@@ -75,7 +75,7 @@ def _no_result(p: Program, where: str, value: Value, fix: str) -> ShapeError:
 
 
 def check_outputs(p: Program) -> None:
-    """Raise SpecMismatch, listing the outputs whose node no longer has the result, if any."""
+    """Raise SpecMismatch if outputs refer to results that no longer exist; the error lists these outputs."""
     named, fix = zip(p.output_names(), p.outputs(), strict=True), "e.set_outputs(...) in the same edit"
     gone = [_no_result(p, f"output {name}", v, fix) for name, v in named if v.port >= len(p.specs(v.node))]
     if gone:
@@ -266,7 +266,7 @@ def _cycles(p: Program) -> Iterator[Mismatch]:
 
 
 def _cycle(p: Program, component: Sequence[NodeId]) -> list[NodeId]:
-    """Return a shortest cycle of a component, through the target of a back edge, or through its oldest node if none."""
+    """Return a shortest cycle in the component through the target of a back edge, or else through the oldest node."""
     inside = set(component)
     ends = [dst for src, dst in map(p.graph.endpoints, sorted(p.back_edges)) if src in inside and dst in inside]
     start = ends[0] if ends else min(inside, key=p.seq)

@@ -1,4 +1,4 @@
-"""Weights: the variables of a program by their checkpoint key, shared until written, hashed once per value."""
+"""Weights: the variables of a program by checkpoint key; arrays are copied on write, and each value is hashed once."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SOURCE = "source"
 
 
 class Promise(NamedTuple):
-    """Facts about an array in a program's own files (or a slice of one) that are known without reading it.
+    """Facts known about an array without reading it. The array is stored in a file or is a slice of a stored array.
 
     Attributes:
-        digest: its `array_digest` in a saved program, checked when the array is read; None in a checkpoint.
+        digest: the `array_digest` that a saved program states; reading the array checks it. None in a checkpoint.
         reference: text to hash instead of the bytes: `SOURCE` or the name of a slice. If None, the digest is hashed.
-        version: version of the memory of a slice when the promise was made; the promise is void after a write. None
-            for an array in a file.
+        version: version of a slice's memory when the promise was recorded; a write to the memory voids the promise.
+            None for an array in a file.
     """
 
     digest: str | None
@@ -45,10 +45,10 @@ class Promise(NamedTuple):
 
 
 class Promises(WeakKeyDictionary[NDArray, Promise]):
-    """Array -> its promise.
+    """Maps each array to its promise.
 
     Attributes:
-        made: number of promises so far; values cached from promises are valid while it does not change.
+        made: number of promises recorded so far; values derived from promises are valid until this number changes.
     """
 
     def __init__(self) -> None:
@@ -73,10 +73,10 @@ def digest_of(spec: Spec, content: Any) -> str:
 
 
 def payload_json(weights: Weights, array: NDArray) -> dict[str, Any]:
-    """Return the form of an array in the journal: spec and `array_digest`; `history.safetensors` has the bytes.
+    """Return an array as JSON for the journal: spec and `array_digest`; the bytes are stored in `history.safetensors`.
 
-    A small table of integers is written inline. For an array that is unread in an opened file only the spec is
-    written, so that no payload is read.
+    The values of a small integer array are included. For an array not yet read from an opened file, only the spec is
+    included, so that the file is not read.
     """
     source = weights.reference_of(array) == SOURCE
     name: dict[str, Any] = {"source": True} if source else {"blake2b": weights.digest_of(array)}
@@ -86,7 +86,7 @@ def payload_json(weights: Weights, array: NDArray) -> dict[str, Any]:
 
 
 def as_array(value: Any, kind: Any = None) -> NDArray:
-    """Return a contiguous copy as an array, in dtype `kind` if given; Python floats become float32."""
+    """Copy a value into a contiguous array, of dtype `kind` if given; Python floats become float32."""
     if isinstance(value, Tensor):
         value = value.data
     if isinstance(value, NDArray):
@@ -99,7 +99,7 @@ def as_array(value: Any, kind: Any = None) -> NDArray:
 
 
 class Weights(Mapping[str, Variable]):
-    """Mapping from key to Variable. A key is the tensor's name in the checkpoint."""
+    """Maps each key, the name of the tensor in the checkpoint, to its Variable."""
 
     def __init__(self) -> None:
         self._variables: dict[str, Variable] = {}
@@ -127,15 +127,15 @@ class Weights(Mapping[str, Variable]):
         return len(self._variables)
 
     def values(self) -> ValuesView[Variable]:
-        """Return the variables, without a look-up for each."""
+        """Return a view of the variables, which iterates faster than the view of `Mapping`."""
         return self._variables.values()
 
     def items(self) -> ItemsView[str, Variable]:
-        """Return keys and variables, without a look-up for each."""
+        """Return a view of the (key, variable) pairs, which iterates faster than the view of `Mapping`."""
         return self._variables.items()
 
     def add(self, key: str, variable: Variable) -> None:
-        """Add a variable; an array that maps a file is not read."""
+        """Add a variable without reading its array from a memory-mapped file."""
         self._variables[key] = variable
 
     def drop(self, key: str) -> None:
@@ -144,7 +144,7 @@ class Weights(Mapping[str, Variable]):
             known.pop(key, None)
 
     def array(self, key: str) -> NDArray:
-        """Return the value of a key."""
+        """Return the array of a key."""
         return self[key].data
 
     def rekey(self, old: str, new: str) -> None:
@@ -161,11 +161,11 @@ class Weights(Mapping[str, Variable]):
         self._variables = dict(sorted(self._variables.items(), key=lambda item: ranks.get(item[0], -1)))
 
     def reference(self, key: str) -> str:
-        """Return the reference of a weight that is unread in an opened file, or a slice of one; else its digest."""
+        """Return the weight's reference if it is (a slice of) an array not yet read from a file, else its digest."""
         return self.known_reference(key) or self.digest(key)
 
     def references(self, keys: tuple[str, ...]) -> str:
-        """Return a line per key with its `reference`; an unchanged value costs one comparison."""
+        """Return text with a line per key, the key and its `reference`; references of unchanged values are cached."""
         noted, variables = self._references, self._variables
         if self._promised != self.promises.made:
             self._promised = self.promises.made
@@ -188,7 +188,7 @@ class Weights(Mapping[str, Variable]):
         return self.reference_of(self.array(key)) or self._known(key)
 
     def refer(self, array: NDArray) -> None:
-        """Set the reference `SOURCE` for an array in the file from which the program was opened."""
+        """Set the reference of an array to `SOURCE`: it is in the file from which the program was opened."""
         self.promises[array] = Promise(None, SOURCE)
 
     def refer_slice(self, array: NDArray, whole: NDArray, dims: Mapping[int, np.ndarray]) -> None:
@@ -208,7 +208,7 @@ class Weights(Mapping[str, Variable]):
         self.promises[array] = Promise(None, f"slice {name.hexdigest()}", array.storage.version)
 
     def promise_of(self, array: NDArray) -> Promise | None:
-        """Return the promise of an array if it is still valid."""
+        """Return the promise of an array; None if there is no promise, or a write voided it."""
         promise = self.promises.get(array)
         return promise if promise is None or promise.version in (None, array.storage.version) else None
 
@@ -223,7 +223,7 @@ class Weights(Mapping[str, Variable]):
         return array_digest(array) if promise is None or promise.digest is None else promise.digest
 
     def digest(self, key: str) -> str:
-        """Return the BLAKE2b-128 of dtype, shape and bytes, computed once per value."""
+        """Return the `array_digest` of a weight, computed once per value."""
         array = self.array(key)
         if (promise := self.promises.get(array)) is not None and promise.digest is not None:
             assert array.storage.memory is not None  # reading it checks the promise
@@ -233,7 +233,7 @@ class Weights(Mapping[str, Variable]):
         return self._digests[key][2]
 
     def digests(self, keys: tuple[str, ...]) -> str:
-        """Return a line per key with its `digest`."""
+        """Return text with a line per key: the key and its `digest`."""
         self.note_digests(keys)
         return "".join([f"\n{key} {self.digest(key)}" for key in keys])
 
@@ -245,7 +245,7 @@ class Weights(Mapping[str, Variable]):
         side_by_side(self.digest, wanted)
 
     def _known(self, key: str) -> str | None:
-        """Return the digest of a weight if it is known without reading the value, else None."""
+        """Return the digest of a weight if a promise or the cache has it, else None."""
         array = self.array(key)
         if (promise := self.promises.get(array)) is not None and promise.digest is not None:
             return promise.digest
@@ -271,7 +271,7 @@ def shared_variable(variable: Variable, kind: type[Variable], name: str) -> Vari
 
 
 class VariableTwins:
-    """Maps each variable to a new variable over the same array, always the same one, so that tied weights stay tied."""
+    """Maps each variable to one new variable over the same array, so that tied weights stay tied."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Variable, Variable]] = {}
@@ -299,4 +299,4 @@ def is_abstract(array: NDArray) -> bool:
 
 
 def _no_bytes() -> memoryview:
-    raise AssertionError("an abstract array has no bytes")
+    raise AssertionError("cannot read an abstract array: it has a spec, but no bytes")

@@ -1,4 +1,4 @@
-"""Names of activations, losses and mutations, indexed by their codes in compiled loops; parents of a generation.
+"""Names of activations, losses and mutations, indexed by their codes in compiled loops; the record of births.
 
 Plain numpy: importing this module loads no numba.
 """
@@ -29,7 +29,7 @@ LINK_COLUMNS = ("link_id", "link_src", "link_dst", "link_delay", "link_open", "w
 
 
 class Births(NamedTuple):
-    """How each genome of a generation was made; all arrays but `refused` have one entry per genome.
+    """The parents and the mutation of each genome of a generation. Arrays except `refused` have an entry per genome.
 
     Attributes:
         fitter_parent, other_parent: int32 [G]; indices into the previous generation, or -1. A child has the

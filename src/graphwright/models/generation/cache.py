@@ -1,4 +1,4 @@
-"""KV caches: keys and values of tokens, and the state of the model that they were computed with.
+"""KV caches: the keys and values of tokens, with fingerprints of the model state that computed them.
 
 An edit upstream of cached entries makes them stale, other edits do not, and an undo makes them valid again.
 """
@@ -40,12 +40,12 @@ ENDLESS = 1 << 62
 
 
 def independent(p: Program) -> int:
-    """Return the largest length of a text whose cache entries do not depend on it; dynamic RoPE sets a limit."""
+    """Return the text length up to which RoPE, and so a cache entry, does not depend on the length of the text."""
     return min((p.attrs(n)["original"] for op in LENGTH_DEPENDENT for n in p.of_kind(op)), default=ENDLESS)
 
 
 class FingerprintWatch:
-    """Holds the fingerprints of a model's current state; recomputes them after structure or a weight was changed."""
+    """Caches the fingerprints of a model, and recomputes them after its structure or a weight changed."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -53,7 +53,7 @@ class FingerprintWatch:
         self._now: dict[str, str] = {}
 
     def unchanged(self) -> bool:
-        """True if neither structure nor a weight was changed since the fingerprints were computed."""
+        """Return True if neither the structure nor a weight changed since the fingerprints were computed."""
         version, weights = self.mark
         if version != self.program.version:
             return False
@@ -64,7 +64,7 @@ class FingerprintWatch:
         return True
 
     def current(self) -> dict[str, str]:
-        """Return attention path -> fingerprint of its keys and values; if the model changed, replace `mark` too."""
+        """Map each attention path to the fingerprint of its keys and values, recomputing all if the model changed."""
         if not self.unchanged():
             p = self.program
             arrays = [(key, p.weights.array(key)) for key in p.weights]
@@ -77,10 +77,10 @@ class KVCache:
     """Keys and values of `batch` sequences of equal length; base of `StaticCache` and `Sequence`.
 
     Attributes:
-        program: of the model that fills it.
+        program: the program of the model that fills the cache.
         tokens: int64 [batch, length], the ids of the entries.
-        fingerprints: attention path -> fingerprint of the state that computed its entries.
-        stale_runs: attention paths that ran although their entries were stale.
+        fingerprints: dict from attention path to the fingerprint of the model state that computed its entries.
+        stale_runs: paths of attentions that ran although their entries were stale.
         stream: number of the random stream that `Model.decode` draws from.
     """
 
@@ -101,7 +101,7 @@ class KVCache:
     # -- storage, by kind of cache -----------------------------------------------------------------------------------
     @property
     def capacity(self) -> int:
-        """Largest possible length."""
+        """Largest number of entries per sequence."""
         raise NotImplementedError
 
     @property
@@ -114,7 +114,7 @@ class KVCache:
         raise NotImplementedError
 
     def rollback(self, length: int) -> None:
-        """Drop entries from `length` on, and the remains of a failed step."""
+        """Drop the entries from index `length` on, including those of a step that failed halfway."""
         raise NotImplementedError
 
     def _set_length(self, length: int) -> None:
@@ -129,18 +129,18 @@ class KVCache:
         raise NotImplementedError
 
     def snapshot(self) -> Any:
-        """Remember the current state for `restore`; release the snapshot after use."""
+        """Return a snapshot of the current state for `restore`; the caller releases it after use."""
         raise NotImplementedError
 
     def restore(self, mark: Any) -> None:
-        """Return to a snapshot, any number of times. Raises: UsageError."""
+        """Restore the state of a snapshot, which stays usable. Raises: UsageError if it does not fit this cache."""
         raise NotImplementedError
 
     def _start(self) -> None:
-        """Allocate memory for an empty cache, unless it has the shapes that the model's current state needs."""
+        """Allocate memory for an empty cache, unless it already has the shapes that the model's current state needs."""
 
     def _fits(self) -> bool:
-        """True if the entries have the shapes that the model's current state needs."""
+        """Return True if the entries have the shapes that the model's current state needs."""
         raise NotImplementedError
 
     def exclusive(self) -> AbstractContextManager[None]:
@@ -158,7 +158,7 @@ class KVCache:
             ids: tokens to append to each sequence.
             all_logits: return logits of every token instead of the last only.
             allow_stale: run on stale entries; the journal records it.
-            requests: how to sample the next id of every sequence, in the same run of the plan; `sampled` returns them.
+            requests: one sampling request per sequence, served in the same run of the plan; `sampled` returns the ids.
         Raises: StaleCache if an edit changed what the entries depend on; CacheFull, PromptError, NonFinite; UsageError
             if another thread is using a paged sequence. After any error the cache is unchanged.
         """
@@ -179,7 +179,7 @@ class KVCache:
         self, ids: np.ndarray, last: np.ndarray, requests: Requests = (),
         sampled: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """Record the ids of a step, its last logits, and the ids it sampled. Raises: NonFinite."""
+        """Store the input ids, last logits and sampled ids of a step. Raises: NonFinite if a logit is not finite."""
         tokens = np.concatenate([self.tokens, ids], axis=1)
         check_finite(self.program, last, tokens)
         if tokens.shape[1] > independent(self.program):
@@ -189,9 +189,9 @@ class KVCache:
         self._sampled = (tuple(requests), sampled) if requests and sampled is not None else None
 
     def sampled(self, requests: Requests) -> np.ndarray:
-        """Return the ids int64 [batch] that follow the last step, sampled within it or now on the host from its logits.
+        """Return the next ids, int64 [batch], sampled within the last step or now on the host from its logits.
 
-        The host samples if the step was given different requests, and for requests with processors. Raises: NonFinite.
+        The host samples if the step ran with different requests, and for requests with processors. Raises: NonFinite.
         """
         ids = np.full(self.batch, -1)
         if self._sampled is not None and self._sampled[0] == tuple(requests):
@@ -202,7 +202,7 @@ class KVCache:
         return ids
 
     def request(self, step: BoundStep, at: int, ids: np.ndarray, request: SamplingRequest, row: int = 0) -> None:
-        """Make a step sample the id after `ids` [T] of sequence `row` of this cache, row `at` of the step's batch."""
+        """Request the id after `ids` [T] of sequence `row` of this cache, which is row `at` of the step's batch."""
         counts = self._counts.get(row)
         if counts is None or counts.prompt != request.prompt:
             counts = self._counts[row] = TokenCounts(request.prompt)
@@ -212,7 +212,7 @@ class KVCache:
         step.request(at, request, self.length + len(ids), counts.pairs)
 
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """Append ids in chunks; return the last token's logits, float32 [batch, vocab]. An error appends nothing.
+        """Append ids in chunks; return the last token's logits, float32 [batch, vocab]. On an error, append nothing.
 
         With dynamic RoPE a long text runs in one chunk, so that all tokens get the same frequencies.
         """
@@ -232,7 +232,7 @@ class KVCache:
         return self._logits
 
     def refill(self) -> None:
-        """Run the tokens again with the model's current state; the result equals a new prefill, bit for bit.
+        """Recompute all entries with the model's current state; they equal those of a new prefill bit for bit.
 
         If that fails, the cache keeps its tokens and remains stale, so that it can be refilled later.
         """
@@ -252,8 +252,8 @@ class KVCache:
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
         """Return the logits after the last token, float32 [batch, vocab]; recompute them if the model changed since.
 
-        Entries do not change, except that a single entry, if it is stale, is recomputed. Raises: PromptError for
-        an empty cache; StaleCache.
+        The entries do not change, but if the cache has only one, it is recomputed if stale. Raises: PromptError for an
+        empty cache; StaleCache.
         """
         if not self.tokens.shape[1]:
             raise PromptError("the cache is empty", fix="model.prefill(cache, ids) first")
@@ -288,12 +288,12 @@ class KVCache:
         left = self.capacity - self.length
         if ids.shape[1] > left:
             raise CacheFull("the cache has no room for these tokens", expected=f"<= {left}", got=ids.shape[1],
-                            fix="model.new_cache with a larger capacity")  # fmt: skip
+                            fix="call model.new_cache(tokens) with more tokens")  # fmt: skip
         return ids
 
     # -- validity ----------------------------------------------------------------------------------------------------
     def validity(self, program: Program | None = None) -> dict[str, bool]:
-        """Return attention path -> True if its entries equal those that the program would compute now."""
+        """Map each attention path to whether its cached entries equal those that the program would compute now."""
         now = self._watch.current() if program is None else fingerprints(program)
         return {path: self.fingerprints.get(path) == digest for path, digest in now.items()}
 
@@ -363,7 +363,7 @@ class KVCache:
             self.rollback(length)
 
     def _forget(self, length: int) -> None:
-        """Drop ids from `length` on, and all results that depend on them."""
+        """Drop ids from `length` on, and all cached results that depend on them."""
         self.tokens, self._logits, self._sampled = self.tokens[:, :length], None, None
         self._counts.clear()
         if length <= self._long_from:
@@ -373,10 +373,10 @@ class KVCache:
 def check_cache_of(program: Program, cache: object) -> None:
     """Raise UsageError if `cache` is not a cache, and StaleCache if it belongs to a different model."""
     if not isinstance(cache, KVCache):
-        raise UsageError("this is not a KV cache", got=type(cache).__name__,
-                         fix="model.new_cache(tokens).sequence(), or kind='static'")  # fmt: skip
+        fix = "pass model.new_cache(tokens).sequence(), or model.new_cache(tokens, kind='static')"
+        raise UsageError("the argument is not a KV cache", got=type(cache).__name__, fix=fix)
     if cache.program is not program:
-        what, fix = "the cache belongs to a different model", "model.new_cache(tokens)"
+        what, fix = "the cache belongs to a different model", "make a cache of this model: model.new_cache(tokens)"
         raise StaleCache(what, where=cache.program.name, fix=fix)
 
 
@@ -414,8 +414,8 @@ class StaticCache(KVCache):
     """Contiguous keys and values of `batch` sequences of equal length.
 
     Attributes:
-        variables: the cache states by key.
-        device: of the entries and of the steps.
+        variables: dict from key to cache state.
+        device: the device that holds the entries and runs the steps.
         steps: compiled steps.
     """
 
@@ -434,7 +434,7 @@ class StaticCache(KVCache):
 
     @property
     def capacity(self) -> int:
-        """Largest possible length."""
+        """Largest number of entries per sequence."""
         return self._capacity
 
     @property
@@ -470,7 +470,7 @@ class StaticCache(KVCache):
             self.variables = {k: Variable(filled(s, 0.0, self.device), name=k) for k, s in specs.items()}
 
     def rollback(self, length: int) -> None:
-        """As `KVCache.rollback`."""
+        """Overwrite the entries from index `length` on with zeros, and set the length."""
         for entries in self._entries():
             fill(entries[:, :, length:], 0.0)
         self._set_length(length)
@@ -486,18 +486,19 @@ class StaticCache(KVCache):
         self.variables[LENGTH].own().copy_from(from_numpy(np.asarray(length, np.int64)))
 
     def snapshot(self) -> StaticSnapshot:
-        """Remember the current ids; entries are not copied."""
+        """Return a snapshot of the ids and the last logits; entries are not copied."""
         return StaticSnapshot(self.tokens, self._logits, self._watch.mark)
 
     def restore(self, mark: StaticSnapshot) -> None:
-        """Return to a snapshot, any number of times. Raises: UsageError if its entries were overwritten since."""
+        """Truncate to the length of a snapshot. Raises: UsageError if its entries were dropped or overwritten since."""
         if not isinstance(mark, StaticSnapshot):
             raise UsageError("this is not a snapshot of a static cache", got=type(mark).__name__,
                              expected="a result of cache.snapshot()")  # fmt: skip
         length = mark.tokens.shape[1]
         if not np.array_equal(self.tokens[:, :length], mark.tokens):
-            raise UsageError("entries of this snapshot were dropped or overwritten", expected=f"{length} entries",
-                             got=f"{self.length} entries",
+            raise UsageError("entries of this snapshot were dropped or overwritten",
+                             expected=f"the {length} ids of the snapshot",
+                             got=f"{self.length} entries that do not start with these ids",
                              fix="cache.reset(); model.prefill(cache, mark.tokens)")  # fmt: skip
         self.truncate(length)
         self._logits, self._logits_of = mark.logits, mark.model

@@ -39,10 +39,10 @@ CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A program with cache, derived from one version of a model's program.
+    """A program with a KV cache, derived from one version of a model's program.
 
-    Its states are `cache.<attention path>.k` and `.v` and, unless it is paged, `cache.length`. A program that returns
-    only the last logits has the inputs `CHOICE` besides the model's, and an output `ids` [B], sampled from the logits.
+    Its states are `cache.<attention path>.k` and `.v` and, unless the cache is paged, `cache.length`. A program that
+    returns only the last logits also has the inputs named in `CHOICE` and an output `ids` [B], sampled from the logits.
     """
 
     program: Program
@@ -54,7 +54,7 @@ _MEMO = 8  # derived programs per model: a few capacities, each with and without
 
 
 def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
-    """Return `derive(...)`, memoised by version and arguments, so that caches of one size share their plans."""
+    """Return `derive(p, capacity, last_only)`, cached by version and arguments, so that equal caches share plans."""
     known, key = _derived.setdefault(p, {}), (p.version, capacity, last_only)
     for old in [k for k in known if k[0] != p.version]:
         del known[old]
@@ -67,9 +67,9 @@ def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
 def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     """Derive the model's program with a cache of `capacity` entries at every causal attention.
 
-    A capacity that is a dimension name stands for the number of tokens so far. `last_only` returns logits of the last
-    position only, so that the head runs on one row, and ids sampled from them. Raises: UsageError for an attention that
-    sees later keys or has its own mask: its keys cannot be cached.
+    `capacity` may be a named size: the number of cached and new tokens. With `last_only` the program returns only the
+    logits of the last position, so that the head runs on one row, and token ids sampled from them. Raises: UsageError
+    for an attention that is not causal or has a mask, because its keys cannot be cached.
     """
     states = {LENGTH: Spec((), int64)}
 
@@ -96,11 +96,11 @@ TABLE, LENGTHS = "cache.table", "cache.lengths"
 
 
 def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DType | None = None) -> Derived:
-    """As `derive`, but entries are in blocks of a pool; inputs `cache.table` int32 [B, blocks] and `cache.lengths` [B].
+    """Derive the model's program with a paged cache, whose entries are in blocks of a pool.
 
-    Table and lengths are inputs, not states: sequences own them, and each step may batch other sequences. The plan
-    owns their memory, so a captured step reads them at fixed addresses. `kind` is the dtype of the entries, by default
-    that of the activations.
+    The inputs `cache.table` int32 [B, blocks] and `cache.lengths` int32 [B] give the blocks and length of each
+    sequence. They are not states, because each step may batch other sequences. The plan owns their memory, so that a
+    captured step reads them at fixed addresses. `kind` is the dtype of the entries, by default that of the activations.
     """
     states: dict[str, Spec] = {}
 
@@ -129,7 +129,7 @@ def _add_state(new: Program, key: str, spec: Spec) -> Value:
 def _append(
     new: Program, path: str, states: dict[str, Spec], specs: list[Spec], op: str, added: list[Value], *at: Value
 ) -> list[Value]:
-    """Add the states of keys and values of an attention, and the ops that append entries to them."""
+    """Add cache states for the keys and values of an attention, and ops that append to them; return the results."""
     found = []
     for name, spec, value in zip("kv", specs, added, strict=True):
         key = f"cache.{path}.{name}"
@@ -144,18 +144,18 @@ def _cacheable(p: Program, node: NodeId) -> Mapping[str, Any]:
     """Return the attributes of an attention. Raises: UsageError if its keys cannot be cached."""
     attrs = p.attrs(node)
     if not attrs["causal"] or attrs["optional"]:
-        raise UsageError("this attention cannot be cached: it is not plain causal attention", where=p.path(node),
-                         expected="causal=True, optional=()",
+        raise UsageError("this attention cannot be cached: it is not causal, or has extra operands such as a mask",
+                         where=p.path(node), expected="causal=True, optional=()",
                          got=f"causal={attrs['causal']}, optional={attrs['optional']}",
                          fix="use model.logits, which needs no cache")  # fmt: skip
     return attrs
 
 
 def _keep_last(p: Program, most: Dim) -> None:
-    """Make the program return logits of the last position only, and ids sampled from them.
+    """Make the program return only the logits of the last position, and ids sampled from them.
 
-    The slice is inserted before the head if the head is linear, else after it. `most` is the largest number of
-    different ids in a text.
+    The slice is inserted before the LM head if the head is linear, else after it. `most` is the largest number of
+    distinct ids in a text.
     """
     out = p.output("logits")
     head = traits(p.op(out.node)).contracts == "out_in"
@@ -176,10 +176,10 @@ def _keep_last(p: Program, most: Dim) -> None:
 
 
 def fingerprints(p: Program) -> dict[str, str]:
-    """Return attention path -> BLAKE2b-128 of the structure and weights that its keys and values depend on.
+    """Map the path of each attention to a BLAKE2b-128 of the structure and weights that its keys and values depend on.
 
-    An unchanged weight of an opened file is identified by reference, so its payload is not read. Attributes that only
-    queries use (scale, window) are not included: they do not affect the entries of their own layer.
+    An unchanged weight of an opened file is identified by reference, so its payload is not read. The scale and window
+    of an attention are left out, because they do not affect its own keys and values.
     """
     refuse_broken(p)
     known: dict[NodeId, bytes] = {}
@@ -200,7 +200,7 @@ def fingerprints(p: Program) -> dict[str, str]:
 
 
 def with_padding(p: Program) -> Program:
-    """Add an input `mask` that hides keys from every attention where it is false."""
+    """Return a copy of the program with an input `mask` [B, T]; attentions ignore the keys where it is false."""
 
     def start(new: Program) -> None:
         add_source(new, INPUT, "mask", Spec(("B", "T"), bool_), {})
@@ -223,7 +223,7 @@ StepResult = tuple[NDArray, np.ndarray | None]
 
 
 class BoundStep:
-    """An executable with its own input arrays, so that a step allocates nothing.
+    """An executable with preallocated input arrays, so that a step allocates nothing.
 
     `hosts` maps the name of an input to a numpy view of its array; callers write the inputs there before `run`.
     """
@@ -234,27 +234,27 @@ class BoundStep:
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
 
     def request(self, row: int, request: SamplingRequest, position: int, counts: np.ndarray) -> None:
-        """Make this step sample the id at `position` for one row of the batch; `counts` is `TokenCounts.pairs`."""
+        """Request a sample of the id at `position` for one row of the batch; `counts` is `TokenCounts.pairs`."""
         hosts = self.hosts
         hosts[RULES][row], hosts[KEYS][row] = request.rule.numbers(), request.keys(position)
         most = hosts[SEEN].shape[1]
         hosts[SEEN][row, : len(counts)] = counts[:most]  # a full row needs no end mark
 
     def clear_requests(self) -> None:
-        """Make this step sample no ids."""
+        """Clear the requests of all rows, so that the step samples no ids."""
         if KEYS in self.hosts:
             self.hosts[KEYS][:, 2] = -1
 
     def run(self) -> StepResult:
-        """Run the step on the current inputs."""
+        """Run the step on the current inputs; return the logits, and the sampled ids if the program samples."""
         made = self.space.step(self._arrays)
         return made["logits"], made["ids"].to_numpy() if "ids" in made else None
 
 
 class StepPlans:
-    """Compiled steps of a cache, by (last logits only, sequences, tokens); dropped when the model changes.
+    """Compiled steps of a cache, keyed by (last logits only, sequences, tokens); dropped when the model changes.
 
-    `derive` maps the flag "last logits only" to the program with cache.
+    `derive` maps the flag "last logits only" to the program with a cache.
     """
 
     def __init__(self, program: Program, derive: Callable[[bool], Derived], device: Device) -> None:
@@ -264,7 +264,7 @@ class StepPlans:
         self._version = program.version
 
     def derived(self, last_only: bool = True) -> Derived:
-        """Return the program with cache for the model's current version."""
+        """Return the program with a cache for the model's current version."""
         if self._version != self.program.version:
             self._version = self.program.version
             self._derived.clear()
@@ -274,7 +274,7 @@ class StepPlans:
         return self._derived[last_only]
 
     def bound(self, last_only: bool, batch: int, tokens: int, variables: Mapping[str, Variable]) -> BoundStep:
-        """Return the step of this shape over the cache states `variables`; compile it at first use."""
+        """Return the step for these sizes, bound to the cache states `variables`; compile it at first use."""
         p, key = self.derived(last_only).program, (last_only, batch, tokens)
         if key not in self.spaces:
             specs = {p.path(n): p.spec(n).bind({"B": batch, "T": tokens}) for n in p.inputs()}

@@ -1,4 +1,4 @@
-"""Generate text: prefill, then one token at a time through a KV cache; greedy or sampled, streamed, stoppable."""
+"""Generate text: prefill a KV cache, then decode token by token, greedily or by sampling, until a stop condition."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class GenerationOptions(Sampling):
 
     @property
     def sampling(self) -> Sampling:
-        """The options that are sampling rules, as `Sampling`."""
+        """The sampling rules among the options, as a `Sampling`."""
         return Sampling(**{f.name: getattr(self, f.name) for f in fields(Sampling)})
 
 
@@ -88,11 +88,11 @@ class GenerationResult:
         logprobs: log-probability of each token under the model without sampling rules, if requested.
         top: per token the requested number of (id, log-probability), largest first.
         prefill_s, decode_s: seconds for the prompt, and for the tokens.
-        token_s: seconds per token: sampling it, and running it if another follows.
+        token_s: seconds for each token: to sample it, and to run it if another one follows.
         sampling, stream: the rules as applied, and number of the random stream.
         reused_tokens: prompt tokens that a given cache already held.
         cache_tokens, cache_capacity: entries filled at the end, and available.
-        bytes_per_token: weights, and on average KV entries, read for one token; memory bandwidth bounds this.
+        bytes_per_token: bytes of weights and, on average, of KV entries that are read for one token.
         fingerprint: BLAKE2b-128 of the structure and weights that the cached entries were computed with.
         stale_layers: attention nodes that ran on entries of an earlier state of the model, under `allow_stale`.
     """
@@ -117,7 +117,7 @@ class GenerationResult:
 
     @property
     def tokens_per_s(self) -> float:
-        """Decoding speed after the first token."""
+        """Decoded tokens per second, without the first token."""
         return (len(self.ids) - 1) / self.decode_s if self.decode_s > 0 and len(self.ids) > 1 else 0.0
 
     def reached(self, bandwidth: float) -> float:
@@ -125,7 +125,7 @@ class GenerationResult:
         return self.tokens_per_s * self.bytes_per_token / bandwidth
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for `--json`."""
+        """Return a JSON-serialisable dict, as `--json` prints it."""
         facts = {f.name: getattr(self, f.name) for f in fields(self)}
         return {**facts, "sampling": self.sampling.to_json(), "tokens_per_s": self.tokens_per_s}
 
@@ -177,7 +177,7 @@ def decode(cache: KVCache, steps: int, rule: Sampling, stream: int = 0, allow_st
     Closing the iterator leaves the cache with the yielded tokens; a new iterator continues from there.
     """
     if cache.batch != 1:
-        raise PromptError("decode cannot use a cache of several sequences", expected=1, got=cache.batch)
+        raise PromptError("decode cannot use a cache of several sequences", expected="one sequence", got=cache.batch)
     requests = (SamplingRequest(rule, stream, cache.length if rule.penalises else 0),)  # equal in the next call
     for _ in range(steps):
         cache.last_logits(allow_stale=allow_stale)  # recomputed if the model or the cache changed since
@@ -187,7 +187,7 @@ def decode(cache: KVCache, steps: int, rule: Sampling, stream: int = 0, allow_st
 
 
 def _with_model_defaults(model: Model, rule: Sampling) -> Sampling:
-    """Take sampling fields that are at their default from generation_config.json.
+    """Return the rules, replacing fields that have their default value by those of generation_config.json.
 
     Without `do_sample` only the file's repetition penalty is used; with it, a missing temperature means 1.
     """
@@ -200,12 +200,12 @@ def _with_model_defaults(model: Model, rule: Sampling) -> Sampling:
 
 
 def _fill(cache: KVCache, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.ndarray]:
-    """Make the cache hold exactly the prompt; return (number of reused tokens, logits [V] after the prompt)."""
+    """Fill the cache with exactly the prompt; return (number of reused tokens, logits [V] after the prompt)."""
     if cache.batch != 1:
-        raise PromptError("generate cannot use a cache of several sequences", expected=1, got=cache.batch)
+        raise PromptError("generate cannot use a cache of several sequences", expected="one sequence", got=cache.batch)
     if len(ids) > cache.capacity:
-        raise PromptError("the prompt is longer than the cache", expected=f"<= {cache.capacity}", got=len(ids),
-                          fix="model.new_cache(tokens) with a larger capacity")  # fmt: skip
+        raise PromptError("the prompt exceeds the cache's capacity", expected=f"<= {cache.capacity}", got=len(ids),
+                          fix="call model.new_cache(tokens) with more tokens")  # fmt: skip
     if cache.length and not allow_stale:
         cache.check()
     reused = cache.reusable(ids)
@@ -215,7 +215,7 @@ def _fill(cache: KVCache, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.n
 
 @dataclass(slots=True)
 class _Continuation:
-    """One of the `n` samples while it is generated; `made` collects its tokens."""
+    """The state of one sample during generation; `made` collects its tokens."""
 
     model: Model
     cache: KVCache

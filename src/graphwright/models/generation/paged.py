@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 
 class BlockPool:
-    """Blocks 0 to cap - 1 of `nbytes` with a reference count each; the block freed last is taken first.
+    """A pool of `cap` blocks of `nbytes` bytes with reference counts; the block freed last is reused first.
 
-    `freed` is called with a block when its count becomes 0.
+    `freed` is called with the number of a block when its count becomes 0.
     """
 
     def __init__(self, cap: int, nbytes: int = 0, freed: Callable[[int], object] | None = None) -> None:
@@ -64,11 +64,11 @@ class BlockPool:
     def refs(self, block: int) -> int:
         """Reference count of a block. Raises: BlockError if it is outside the pool."""
         if type(block) is not int or not 0 <= block < self.cap:
-            raise BlockError("this block is outside the pool", expected=f"0..{self.cap - 1}", got=block)
+            raise BlockError("this block number is outside the pool", expected=f"0..{self.cap - 1}", got=block)
         return self._refs[block]
 
     def take(self, count: int) -> list[int]:
-        """Take free blocks, all or none; each gets count 1. Raises: CacheFull."""
+        """Take `count` free blocks, each with a reference count of 1. Raises: CacheFull if fewer blocks are free."""
         if count > len(self._free):
             raise CacheFull("too few free blocks", expected=f"{count} blocks", got=f"{len(self._free)} free")
         blocks = [self._free.pop() for _ in range(count)]
@@ -77,18 +77,18 @@ class BlockPool:
         return blocks
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Increment the count of each block. Raises: BlockError for a free block; then no count changes."""
+        """Increment the reference count of each block. Raises: BlockError for a free block; then no count changes."""
         for block in self._used(blocks):
             self._refs[block] += 1
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """Decrement the count of each block, and free it at 0.
+        """Decrement the reference count of each block, and free the blocks whose count becomes 0.
 
-        Raises: BlockError for a free block, or one listed more often than its count; then no count changes.
+        Raises: BlockError, with no count changed, for a free block or one that is listed more often than its count.
         """
         blocks = self._used(blocks)
         if excess := [block for block, count in Counter(blocks).items() if count > self._refs[block]]:
-            raise BlockError("blocks are listed more often than they have references to drop", got=excess)
+            raise BlockError("more references would be dropped than these blocks have", got=f"blocks {excess}")
         for block in blocks:
             self._refs[block] -= 1
             if not self._refs[block]:
@@ -105,7 +105,7 @@ class BlockPool:
 
 
 def chained(before: bytes, tokens: np.ndarray) -> bytes:
-    """Extend the hash of a chain of blocks by a block: BLAKE2b-128(`before`, its ids as int64)."""
+    """Return the hash of a block chain extended by one block: BLAKE2b-128 of `before` and the block's ids as int64."""
     return blake2b(before + np.ascontiguousarray(tokens, "<i8").tobytes(), digest_size=16).digest()
 
 
@@ -123,7 +123,7 @@ class _PrefixEntry:
 class PrefixCache:
     """Blocks cached for prompts that start with the same tokens, found by a hash chain (`digest`) over their ids.
 
-    At most `most` blocks of the pool are cached, of `block` tokens each.
+    At most `most` blocks of the pool, of `block` tokens each, are cached.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class PrefixCache:
 
     @property
     def blocks(self) -> list[int]:
-        """The cached blocks."""
+        """Numbers of the cached blocks."""
         return [e.block for e in self._all()]
 
     def _all(self) -> Iterator[_PrefixEntry]:
@@ -147,7 +147,7 @@ class PrefixCache:
 
     @property
     def evictable(self) -> int:
-        """Number of blocks that can be evicted: no sequence uses the block or a cached block that continues it."""
+        """Number of cached blocks that can be evicted: no sequence uses the block or a cached continuation of it."""
         used: set[_PrefixEntry] = set()
         for entry in self._all():
             at = entry if self.pool.refs(entry.block) > 1 else None
@@ -157,7 +157,7 @@ class PrefixCache:
         return self._size - len(used)
 
     def match(self, root: bytes, ids: np.ndarray) -> list[int]:
-        """Find the longest chain of cached blocks that `ids` [T] starts with, and hold each block for the caller.
+        """Return the longest chain of cached blocks that `ids` [T] starts with, and increment their reference counts.
 
         The chain has at most ⌊(T - 1) / block⌋ blocks, so that at least one token is left to run.
         """
@@ -181,7 +181,7 @@ class PrefixCache:
         return None
 
     def insert(self, root: bytes, ids: np.ndarray, table: Several[int]) -> None:
-        """Cache the full blocks of a sequence, except those of a chain that is already cached."""
+        """Cache the full blocks of a sequence, except those whose prefix is already cached."""
         entry, key = None, root
         for i in range(min(len(ids) // self.block, len(table))):
             tokens = np.array(ids[i * self.block : (i + 1) * self.block], np.int64)
@@ -200,7 +200,7 @@ class PrefixCache:
             entry = known
 
     def evict(self, wanted: int, keep: _PrefixEntry | None = None) -> int:
-        """Free up to `wanted` unused blocks, the least recently used first. Returns: how many were freed."""
+        """Evict up to `wanted` unused blocks, least recently used first; return how many were evicted."""
         gone = 0
         while gone < wanted:
             leaves = [e for e in self._all() if not e.followers and e is not keep and self.pool.refs(e.block) == 1]
@@ -211,7 +211,7 @@ class PrefixCache:
         return gone
 
     def forget(self, block: int) -> bool:
-        """Uncache a block and all that continue it; False if it is not cached."""
+        """Uncache a block and all its cached continuations; return False if the block is not cached."""
         gone = {e for e in self._all() if e.block == block}
         while following := {e for e in self._all() if e.before in gone} - gone:
             gone |= following
@@ -242,22 +242,22 @@ class PagedCache:
     """Blocks of keys and values for sequences of any lengths.
 
     Args:
-        program: of the model.
-        tokens: capacity in tokens: ⌈tokens / block⌉ blocks, and one for each of `sequences`.
+        program: the model's program.
+        tokens: capacity in tokens; ⌈tokens / block⌉ + `sequences` blocks are allocated.
         blocks, nbytes: the capacity in blocks or bytes instead.
         block: entries per block.
         sequences: expected number of sequences, see `tokens`.
-        prefix_bytes: bytes of blocks cached for later prompts; 0 caches none. By default up to the whole pool: cached
-            blocks are evicted when a sequence needs them.
-        dtype: of the entries, "float32", "bfloat16" or "float16"; by default that of the activations.
-        device: of the entries and of the steps.
+        prefix_bytes: largest size of all blocks cached for later prompts; 0 caches none. By default the whole pool:
+            cached blocks are evicted when a sequence needs them.
+        dtype: dtype of the entries, "float32", "bfloat16" or "float16"; by default that of the activations.
+        device: the device that holds the entries and runs the steps.
         poison: fill free blocks with NaN, so that a wrong read shows.
 
     Attributes:
         pool: reference counts of the blocks.
         prefix: blocks cached for later prompts.
-        variables: pools by key, [blocks, kv heads, block, head dim].
-        watch: fingerprints of the model.
+        variables: dict from key to the pool [blocks, kv heads, block, head dim] of an attention's keys or values.
+        watch: current fingerprints of the model.
         steps: compiled steps.
     Raises: UsageError for sizes below 1, or more memory than available.
     """
@@ -269,23 +269,21 @@ class PagedCache:
     ) -> None:  # fmt: skip
         given = {"tokens": tokens, "blocks": blocks, "nbytes": nbytes}
         if sum(v is not None for v in given.values()) != 1:
-            what, expected = (
-                "the capacity is not given, or more than once",
-                "exactly one of tokens, blocks and nbytes",
-            )
-            raise UsageError(what, expected=expected, got={k: v for k, v in given.items() if v is not None})
+            passed = {k: v for k, v in given.items() if v is not None}
+            what = f"the capacity of the cache is {'given more than once' if passed else 'missing'}"
+            raise UsageError(what, expected="exactly one of tokens, blocks and nbytes", got=passed or None)
         for name, value in {**given, "block": block, "sequences": sequences, "prefix_bytes": prefix_bytes}.items():
             if value is not None:
                 check_number(name, value, 0 if name == "prefix_bytes" else 1)
         if dtype not in (None, *KINDS):
-            raise UsageError("entries cannot be stored in this dtype", where="dtype", expected=KINDS, got=dtype)
+            raise UsageError("a cache cannot have this dtype", where="dtype", expected=" or ".join(KINDS), got=dtype)
         self.program, self.block, self.watch, self.lock = program, block, FingerprintWatch(program), RLock()
         self.kind, self.device, self._poison = None if dtype is None else named(dtype), device, poison
         per_block = sum(s.nbytes for s in derive_paged(program, 1, block, True, self.kind).states.values())
         if blocks is None:
             blocks = -(-tokens // block) + sequences if tokens is not None else (nbytes or 0) // max(per_block, 1)
             if blocks < 1:
-                what, expected = "nbytes is less than one block", f">= {per_block}"
+                what, expected = "nbytes is smaller than one block", f">= {per_block}"
                 raise UsageError(what, where="nbytes", expected=expected, got=nbytes)
         self.variables: dict[str, Variable] = {}
         self.steps = StepPlans(program, self._derive, device)
@@ -307,7 +305,7 @@ class PagedCache:
         return self.pool.bytes
 
     def sequence(self) -> Sequence:
-        """Make an empty sequence; release it after use, or use it in `with`."""
+        """Return a new empty sequence. Release it after use, or use it in a `with` statement."""
         made = Sequence(self)
         self._alive.add(made)
         return made
@@ -325,14 +323,15 @@ class PagedCache:
         """Append ids int64 [B, T] to B sequences, each at its own length; return logits [B, 1 or T, vocab].
 
         With one request per sequence the run also samples the next ids; `sequence.sampled([request])` returns them.
-        Sequences may join and leave from step to step. Raises: as `Sequence.step`; after an error none has changed.
+        Raises the errors of `Sequence.step`; after an error no sequence has changed. Each step may have other
+        sequences.
         """
         batch = check_ids(ids, vocabulary(self.program))
         if len(batch) != len(sequences):
             what = "the number of rows of ids is not the number of sequences"
             raise PromptError(what, expected=len(sequences), got=len(batch))
         if len({id(s) for s in sequences}) != len(sequences):
-            raise PromptError("a sequence is given twice for one step", where="sequences")
+            raise PromptError("a sequence occurs twice in one step", where="sequences")
         if any(s.cache is not self for s in sequences):
             raise BlockError("a sequence belongs to a different cache")
         check_one_each(requests, len(sequences))
@@ -355,7 +354,7 @@ class PagedCache:
             return logits
 
     def run(self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
-        """Reserve entries, run and update lengths; return logits and sampled ids. The caller has checked the ids."""
+        """Reserve entries, run a step on checked ids and update the lengths; return the logits and the sampled ids."""
         count = ids.shape[1]
         if len(sequences) > 1 and max(s.length for s in sequences) + count > independent(self.program):
             return self._run_separately(sequences, ids, all_logits, requests)
@@ -381,7 +380,7 @@ class PagedCache:
     def _run_separately(
         self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Requests
     ) -> StepResult:
-        """Run sequences one by one: with dynamic RoPE the longest text of a batch would set the frequencies of all."""
+        """Run sequences one by one, because with dynamic RoPE the longest text of a batch would set all frequencies."""
         made = [self.run([s], ids[i : i + 1], all_logits, requests[i : i + 1]) for i, s in enumerate(sequences)]
         first = made[0][0]
         logits = empty((len(made), *first.shape[1:]), first.dtype, first.device)
@@ -409,15 +408,15 @@ class PagedCache:
         return derive_paged(self.program, self.pool.cap, self.block, last_only, self.kind)
 
     def fits(self) -> bool:
-        """True if the pools have the shapes of the model's current state."""
+        """Return True if the pools have the shapes that the model's current state needs."""
         return {k: v.spec for k, v in self.variables.items()} == self.steps.derived().states
 
     def pools(self) -> list[NDArray]:
-        """Return the writable pools [blocks, kv heads, block, head dim]: keys, then values of each attention."""
+        """Return the writable pools [blocks, kv heads, block, head dim]: keys and values of the attentions in turn."""
         return [variable.own() for variable in self.variables.values()]
 
     def claim(self, count: int) -> list[int]:
-        """Take free blocks, evicting cached ones if there are too few. Raises: CacheFull, with nothing changed."""
+        """Take `count` blocks, evicting cached ones if too few are free. Raises: CacheFull, with nothing changed."""
         missing = count - self.pool.free
         if missing > 0 and missing > self.prefix.evictable:
             raise CacheFull("the cache has no room for these tokens", expected=f"{count} blocks of {self.block} tokens",
@@ -427,7 +426,7 @@ class PagedCache:
         return self.pool.take(count)
 
     def copy_block(self, source: int, target: int, count: int) -> None:
-        """Copy the first entries of a block into another, in all layers."""
+        """Copy the first `count` entries of a block to another block, in all layers."""
         for pool in self.pools():
             pool[target, :, :count].copy_from(pool[source, :, :count])
 

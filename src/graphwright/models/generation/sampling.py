@@ -1,7 +1,7 @@
-"""Sampling: choose the next token from logits reproducibly, by the rules of transformers in their order.
+"""Sampling: draw the next token from logits reproducibly, by the rules of transformers, applied in the same order.
 
-The op `sample_token` applies the rules, within a compiled step or on the host. It samples by Gumbel-max over Philox
-keyed by (seed, stream, position), so a token does not depend on other sequences of the batch or on chunking.
+The op `sample_token` applies the rules, within a compiled step or on the host. It uses the Gumbel-max trick with Philox
+numbers keyed by (seed, stream, position), so a token does not depend on chunking or on other sequences of the batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _END = np.array([[-1, 0]], np.int32)
 
 
 class TokenCounts:
-    """Distinct token ids of a text, and how often each occurs in the output, the tokens after the first `prompt`."""
+    """The distinct token ids of a text, each with its count in the output, i.e. after the first `prompt` tokens."""
 
     def __init__(self, prompt: int) -> None:
         self.prompt, self.length = prompt, 0
@@ -42,7 +42,7 @@ class TokenCounts:
 
     @property
     def pairs(self) -> np.ndarray:
-        """int32 [n + 1, 2]: for each of n distinct ids (id, count in the output), then a last row with id -1."""
+        """Rows (id, count in the output) of the n distinct ids, and an end mark with id -1; int32 [n + 1, 2]."""
         return self._pairs[: len(self._index) + 1]
 
 
@@ -52,7 +52,7 @@ _WORD = (1 << 64) - 1
 
 
 def check_number(name: str, value: Any, least: int | None = None, kind: type = Integral) -> None:
-    """Raise UsageError if the option's value is not a number of this kind, or is less than `least`."""
+    """Raise UsageError if an option's value is not a number of the type `kind`, or is less than `least`."""
     if not isinstance(value, kind):
         article = "an integer" if kind is Integral else "a number"
         raise UsageError(f"{name} is not {article}", where=name, got=value)
@@ -72,20 +72,20 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Rules for sampling a token; the defaults change no logits and take the largest.
+    """Rules for sampling a token; with the defaults, the token with the largest logit is taken.
 
     Rules apply in the order of the attributes: penalties, processors, temperature, top_k, top_p, min_p.
 
     Attributes:
-        repetition_penalty: divide (positive) or multiply (negative) logits of tokens in prompt or output.
-        presence: subtract from logits of tokens in the output.
-        frequency: subtract times the count in the output.
+        repetition_penalty: divisor of positive, factor on negative logits of tokens that occur in prompt or output.
+        presence: number that is subtracted from the logits of tokens that occur in the output.
+        frequency: number that is subtracted from a token's logit once for each occurrence in the output.
         processors: functions of (ids so far [T], logits float32 [V]) that return logits of the same shape and dtype.
         temperature: divisor of the logits; 0 takes the largest logit (lowest id on ties).
         top_k: keep the k largest, lower ids on ties; 0 keeps all.
-        top_p: keep the fewest most probable tokens whose total probability reaches it, at least one.
-        min_p: keep tokens with at least this share of the largest probability.
-        seed: of the random numbers.
+        top_p: keep the smallest set of most probable tokens whose total probability is at least `top_p`.
+        min_p: keep tokens with a probability of at least `min_p` times the largest one.
+        seed: seed of the random numbers.
     """
 
     repetition_penalty: float = 1.0
@@ -150,7 +150,7 @@ class Sampling:
     def _run(
         self, logits: np.ndarray, position: int, stream: int, prompt: np.ndarray | None, output: np.ndarray | None
     ) -> tuple[int, np.ndarray]:
-        """Return the sampled id and filtered logits, by the op `sample_token`; processors run after the penalties."""
+        """Return the sampled id and the filtered logits from `sample_token`; processors run after the penalties."""
         parts = [np.zeros(0, np.int64) if ids is None else np.asarray(ids, np.int64) for ids in (prompt, output)]
         seen = TokenCounts(len(parts[0]))
         for part in parts if self.penalises else ():
@@ -165,16 +165,16 @@ class Sampling:
         return _sample_token(z, [1.0, 0.0, 0.0, *self.numbers()[3:]], keys, seen.pairs)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as plain values; processors by name."""
+        """Return a JSON-serialisable dict of the rules; processors are given by name."""
         return {**asdict(self), "processors": [getattr(p, "__name__", repr(p)) for p in self.processors]}
 
 
 def _check(z: np.ndarray, what: str, position: int) -> None:
-    """Raises: NonFinite if a logit is NaN or the largest is infinite."""
+    """Raise NonFinite if a logit is NaN or the largest logit is infinite."""
     most = z.max()
     if not np.isfinite(most):  # max() returns NaN if there is one
         raise NonFinite(f"{what} are not finite", where=f"position {position}", got=f"max {most}",
-                        fix="model.program.run(...) shows every value; check processors too")  # fmt: skip
+                        fix="inspect the values with model.program.run(...), and check the processors")  # fmt: skip
 
 
 def _sample_token(z: np.ndarray, rules: list[float], keys: tuple[int, ...], seen: np.ndarray) -> tuple[int, np.ndarray]:
@@ -184,7 +184,7 @@ def _sample_token(z: np.ndarray, rules: list[float], keys: tuple[int, ...], seen
 
 
 def _processed(processor: Processor, ids: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Run a processor. Raises: ShapeError if it changes the shape or dtype of the logits."""
+    """Apply a processor to logits. Raises: ShapeError if it changes their shape or dtype."""
     made = np.asarray(processor(ids, z))
     if made.shape != z.shape or made.dtype != z.dtype:
         raise ShapeError("a processor changed the shape or dtype of the logits",
@@ -223,7 +223,7 @@ class SamplingRequest:
     prompt: int = 0
 
     def keys(self, position: int) -> tuple[int, int, int, int]:
-        """Return the operand `keys` of `sample_token`; with processors, position -1: the host samples and runs them."""
+        """Return the operand `keys` of `sample_token`. With processors the position is -1: the host samples instead."""
         return self.rule.keys(self.stream, -1 if self.rule.processors else position)
 
     def sample(self, logits: np.ndarray, ids: np.ndarray) -> int:

@@ -1,4 +1,4 @@
-"""One sequence in a paged cache: a list of blocks and a length. Forks share blocks; the first write copies one.
+"""One sequence in a paged cache: a list of blocks and a length. Forks share blocks, which are copied before a write.
 
 Invariant: a sequence reads only the entries below its own length, even if its last block holds more.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class PagedSnapshot:
-    """A state of a sequence, with its ids [1, length]; keeps its blocks, `table`, until it is released."""
+    """A saved state of a sequence: ids [1, length], and blocks (`table`) that stay allocated until it is released."""
 
     def __init__(self, s: Sequence) -> None:
         self.cache, self.table, self.tokens = s.cache, s.blocks(), s.tokens
@@ -44,7 +44,7 @@ class PagedSnapshot:
         return self.tokens.shape[1]
 
     def release(self) -> None:
-        """Free the blocks; a second call does nothing."""
+        """Give up the blocks; a second call does nothing."""
         with self.cache.lock:
             self.released = True
             _free(self.cache.pool, self.table)
@@ -60,8 +60,8 @@ class Sequence(KVCache):
 
     Attributes:
         cache: the cache that provides the blocks.
-        table: the blocks, in order.
-        reused: entries that the last prefill found in the cache.
+        table: numbers of its blocks, in order.
+        reused: number of entries that the last prefill found in the cache.
         stream: number of the random stream that `Model.decode` draws from: 0, and another number for each fork.
     """
 
@@ -79,14 +79,14 @@ class Sequence(KVCache):
 
     @property
     def capacity(self) -> int:
-        """Largest possible length, if it were the only sequence."""
+        """Largest length that the sequence could reach if it were the only one in the cache."""
         return self.cache.pool.cap * self.cache.block
 
     @property
     def length(self) -> int:
         """Number of entries. Raises: SequenceReleased."""
         if self._released:
-            raise SequenceReleased("this sequence was released", fix="cache.sequence() makes a new one")
+            raise SequenceReleased("this sequence was released", fix="make a new one with cache.sequence()")
         return self._length
 
     @contextmanager
@@ -102,7 +102,7 @@ class Sequence(KVCache):
 
     # -- filling -----------------------------------------------------------------------------------------------------
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """As `KVCache.prefill`; the first `reused` entries are found in blocks cached for the same prefix."""
+        """Prefill as `KVCache.prefill` does, but take the first `reused` entries from blocks cached for that prefix."""
         with self.exclusive():
             self.reused = 0
             if self.length:
@@ -120,19 +120,19 @@ class Sequence(KVCache):
                 raise
 
     def append(self, k: Several[Any], v: Several[Any], ids: Any = None) -> None:
-        """Append entries computed elsewhere: per attention, k and v [kv heads, n, head dim].
+        """Append entries that were computed elsewhere.
 
-        They belong to this sequence and its forks, and are not cached for other prompts.
+        These entries belong to this sequence and its forks, and are not cached for other prompts.
 
         Args:
-            k, v: the entries.
+            k, v: for each attention an array of keys and one of values, [kv heads, n, head dim].
             ids: token ids of these entries, [n]; without ids the entries cannot be recomputed.
-        Raises: ShapeError, DTypeError, PromptError, CacheFull: with nothing changed.
+        Raises: ShapeError, DTypeError, PromptError or CacheFull, with nothing changed.
         """
         with self.exclusive():
             pools, length = self.cache.pools(), self.length
             if 2 * len(k) != len(pools) or len(v) != len(k):
-                raise ShapeError("the number of keys or of values is not the number of attentions",
+                raise ShapeError("the number of key or value arrays is not the number of attentions",
                                  expected=len(pools) // 2, got=(len(k), len(v)))  # fmt: skip
             entries = [a if isinstance(a, NDArray) else from_numpy(a) for pair in zip(k, v, strict=True) for a in pair]
             n = entries[0].shape[1] if entries and len(entries[0].shape) == 3 else 0
@@ -164,7 +164,7 @@ class Sequence(KVCache):
                 pool[page, :, low - start : high - start].copy_from(new[:, low - at : high - at])
 
     def reserve(self, count: int) -> None:
-        """Make room for more entries, and stop sharing the block they start in. Raises: CacheFull, nothing changed."""
+        """Allocate room for `count` more entries; copy the last block if it is shared. On CacheFull nothing changes."""
         check_number("count", count)
         with self.exclusive():
             at, inside = divmod(self.length, self.cache.block)
@@ -192,7 +192,7 @@ class Sequence(KVCache):
     def record(
         self, ids: np.ndarray, last: np.ndarray, requests: Requests = (), sampled: np.ndarray | None = None
     ) -> None:
-        """As `KVCache.record`; also cache a block that was filled, for prompts with the same prefix."""
+        """Record a step as `KVCache.record` does, and cache blocks that it filled for prompts with the same prefix."""
         super().record(ids, last, requests, sampled)
         block = self.cache.block
         filled = self._length // block > (self._length - ids.shape[1]) // block
@@ -201,7 +201,7 @@ class Sequence(KVCache):
             self.cache.prefix.insert(self.cache.root(self.fingerprints), own, self.table)
 
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
-        """As `KVCache.last_logits`; also raises CacheFull if a shared block must be copied and no block is free."""
+        """Return what `KVCache.last_logits` does. Raises also CacheFull if no block is free to copy a shared one."""
         with self.exclusive():
             self.length  # noqa: B018  # raises for a released sequence
             given = self._given
@@ -220,7 +220,7 @@ class Sequence(KVCache):
         self.cache.start()
 
     def rollback(self, length: int) -> None:
-        """As `KVCache.rollback`."""
+        """Give up the blocks after `length`, and set the length."""
         with self.cache.lock:
             self._trim(length)
             self._length = length
@@ -229,7 +229,7 @@ class Sequence(KVCache):
                 self._given = ENDLESS
 
     def _trim(self, length: int) -> None:
-        """Free the blocks after `length`."""
+        """Give up the blocks that hold only entries from index `length` on."""
         keep = -(-length // self.cache.block)
         dropped = self.table[keep:]
         del self.table[keep:]
@@ -249,7 +249,7 @@ class Sequence(KVCache):
 
     # -- inspection --------------------------------------------------------------------------------------------------
     def lookup(self, position: int) -> tuple[int, int]:
-        """Return the block of a position, and the index within it. Raises: BlockError for one outside the length."""
+        """Return (block, index in the block) of a position. Raises: BlockError if it is outside the sequence."""
         check_number("position", position)
         if not 0 <= position < self.length:
             raise BlockError("this position is outside the sequence", where="position",
@@ -273,9 +273,9 @@ class Sequence(KVCache):
         return k, v
 
     def kv(self, layer: int | str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return keys and values of an attention by block, read-only [kv heads, entries, head dim].
+        """Return two lists, of keys and of values of an attention: per block a read-only [kv heads, entries, head dim].
 
-        These are views of the pool, or copies if it is on a device or in a dtype that numpy lacks (then float32).
+        The arrays are views of the pool, but copies if it is on a device, and float32 copies if numpy lacks its dtype.
         """
         paths = [key.removeprefix("cache.").removesuffix(".k") for key in list(self.cache.variables)[::2]]
         if layer not in paths and not (isinstance(layer, int) and 0 <= layer < len(paths)):
@@ -304,7 +304,7 @@ class Sequence(KVCache):
         self._counts.clear()
 
     def fork(self) -> Sequence:
-        """Make another sequence with the same entries; blocks are shared until one of them writes."""
+        """Return a new sequence with the same entries; the two share blocks until one of them writes."""
         with self.cache.lock:
             child, table = self.cache.sequence(), self.blocks()
             self.cache.pool.hold(table)
@@ -313,15 +313,15 @@ class Sequence(KVCache):
             return child
 
     def snapshot(self) -> PagedSnapshot:
-        """Remember the current state; the snapshot keeps its blocks until it is released."""
+        """Return a snapshot of the current state; it keeps its blocks allocated until it is released."""
         with self.cache.lock:
             return PagedSnapshot(self)
 
     def restore(self, mark: PagedSnapshot) -> None:
-        """Return to a snapshot, any number of times. Raises: UsageError; SequenceReleased."""
+        """Restore the state of a snapshot, which stays usable. Raises: UsageError if it is not of this cache."""
         if not isinstance(mark, PagedSnapshot) or mark.cache is not self.cache:
-            raise UsageError("this is not a snapshot of this cache", got=type(mark).__name__,
-                             expected="a result of snapshot()")  # fmt: skip
+            got = type(mark).__name__ + (" of another cache" if isinstance(mark, PagedSnapshot) else "")
+            raise UsageError("this is not a snapshot of this cache", got=got, expected="a result of snapshot()")
         if mark.released:
             raise SequenceReleased("this snapshot was released")
         self.length  # noqa: B018  # raises for a released sequence
@@ -332,7 +332,7 @@ class Sequence(KVCache):
             self.cache.pool.drop(old)
 
     def release(self) -> None:
-        """Free the blocks; `tokens` is kept. A second call does nothing; any other use raises `SequenceReleased`."""
+        """Free the blocks but keep `tokens`. A second call does nothing; any other use raises `SequenceReleased`."""
         with self.cache.lock:
             _free(self.cache.pool, self.table)
             self._released = True

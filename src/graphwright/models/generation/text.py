@@ -36,7 +36,7 @@ def check_ids(ids: Any, vocab: int) -> np.ndarray:
         text = batch.dtype.kind == "U"
         raise PromptError("the prompt is not an array of token ids", expected="integers [B, T] or [T]",
                           got="text" if text else f"{batch.dtype} {list(batch.shape)}",
-                          fix="model.tokenizer.encode(text) gives ids" if text else None)  # fmt: skip
+                          fix="pass model.tokenizer.encode(text)" if text else None)  # fmt: skip
     wrong = (batch < 0) | (batch >= vocab)
     if wrong.any():
         row, at = divmod(int(np.argmax(wrong)), batch.shape[1])
@@ -79,7 +79,7 @@ _UNFINISHED = "\ufffd"
 
 
 class TextStream:
-    """Decodes tokens one by one, and streams complete text; `text` is cut before a stop string."""
+    """Decodes tokens one by one and streams the text once it is complete; `text` is cut before a stop string."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, stop: tuple[str, ...], stream: Callable[[str], object] | None
@@ -91,7 +91,7 @@ class TextStream:
         self._bytes = getincrementaldecoder("utf-8")("replace") if isinstance(tokenizer, ByteTokenizer) else None
 
     def add(self, token: int) -> bool:
-        """Add one token; True if a stop string appeared, and the text was cut before it."""
+        """Add one token; return True if a stop string appeared, before which the text was cut."""
         if self.tokenizer is None:
             return False
         if isinstance(self.tokenizer, ByteTokenizer) and self._bytes is not None:
@@ -109,7 +109,7 @@ class TextStream:
         return False
 
     def close(self) -> bool:
-        """Stream the rest of the text; True if that completed a stop string."""
+        """Stream the rest of the text; return True if the rest completed a stop string."""
         if self._bytes is not None:
             self.text += self._bytes.decode(b"", final=True)
         stopped = self._cut()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StateCommit:
-    """The order of instructions including those that write states.
+    """The final instruction order of a plan: the instructions that write states are inserted, or moved to the end.
 
     Args:
         order: ids of the instructions that the plan needs, in execution order.
@@ -28,8 +28,8 @@ class StateCommit:
         run: the functions of `passes`, compiled or as Python.
 
     Attributes:
-        order: instructions including the commit.
-        outputs, watched: name -> slot; the slot of a copy for the old value of a state that the step overwrites.
+        order: ids of the instructions in execution order, including those that write states.
+        outputs, watched: name -> slot; for the old value of a state that the step overwrites, the slot of a saved copy.
         start: first instruction of the commit segment.
         why: assign node -> the reason its value is copied instead of updated in place.
         early: instruction -> keys of the states that it updates before the commit segment.

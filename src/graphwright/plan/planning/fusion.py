@@ -39,9 +39,9 @@ class FusionRegion:
         tiles: buffer that is used inside one group only -> the index of its tile.
         ends: buffer with bytes whose last use is inside a group -> position of the group's last instruction, until
             which the bytes are needed.
-        cuts: position -> why an instruction does not continue the group before it: not_elementwise, no_form (the VM has
-            none for it), shape, dtype, layout, stateful, alias_hazard (a value would be read at an index other than the
-            one written), registers (the group needs more tiles than there are) or large (ATen is faster).
+        cuts: position -> why an instruction does not continue the group before it: not_elementwise, no_form (the VM
+            lacks the op), shape, dtype, layout, stateful, alias_hazard (a value would be read at an index other than
+            the one written), registers (the group needs more tiles than there are) or large (ATen is faster).
     """
 
     instrs: tuple[int, ...]
@@ -56,14 +56,14 @@ class FusionRegion:
 
 
 class Fusion(NamedTuple):
-    """The fusion regions of a plan; a region that an edit did not change is the same object.
+    """The fusion regions of a plan; a region that an edit does not change is the same object in the next plan.
 
     Attributes:
         starts: position of the first instruction of each region.
         regions: the regions.
         tiles: per buffer the index of its tile, or -1.
-        facts: (start index of each region's integers, the integers of all regions) from `passes.facts`.
-        rows: (start index of each region's rows, the rows of all regions) from `passes.update_lifetimes`.
+        facts: the first two results of `passes.facts`, from which the next plan sees which regions are unchanged.
+        rows: the first two results of `passes.update_lifetimes`, which the next plan reuses for unchanged regions.
     """
 
     starts: np.ndarray
@@ -81,7 +81,7 @@ class Fusion(NamedTuple):
 
 
 def _listed(rows: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Concatenate lists of rows, one list per region; return (start index of each region's rows, all rows)."""
+    """Concatenate lists of rows, one list per region; return (start index of each list, array of all rows)."""
     at = np.array([0, *accumulate(map(len, rows))], np.int64)
     return at, np.array([row for some in rows for row in some], np.int32).reshape(-1, 3)
 
@@ -224,7 +224,7 @@ class _GroupBuilder:
         return ""
 
     def add(self, i: int, instr: Instr) -> None:
-        """Add an instruction for which `refuses` returned ""."""
+        """Add an instruction to the group after `refuses` returned "" for it."""
         rows = self.rows
         out = rows.slots[instr.outs[0]].layout
         self.members.append(i)
@@ -249,7 +249,7 @@ class _GroupBuilder:
             members = members[count:]
 
     def _held(self, members: Sequence[int]) -> int:
-        """Return how many of the first members can be one group without more live inner values than tiles."""
+        """Return how many leading members fit into one group, in which live inner buffers never outnumber the tiles."""
         rows, held, most = self.rows, set(), self._tiles()
         for n, i in enumerate(members):
             b = rows.buffer(rows.instr(i).outs[0])
@@ -286,5 +286,5 @@ class _GroupBuilder:
 
 
 def _plain(layout: Layout, shape: tuple[int, ...]) -> bool:
-    """Return True if the layout is a scalar's, or row-major with exactly this shape."""
+    """Return True if the layout is that of a scalar, or row-major with exactly this shape."""
     return layout.shape == shape and is_row_major(shape, layout.strides) if layout.shape else True

@@ -47,7 +47,7 @@ def dependencies(plan: Plan) -> tuple[Dependency, ...]:
     waits: list[dict[int, str]] = [{} for _ in plan.instrs]
 
     def assign(buffer: int) -> set[int]:
-        """Record a buffer as the user of its bytes of the arena; return the buffers that used any of them before."""
+        """Record a buffer as the user of its arena bytes; return the buffers that used any of these bytes before."""
         start, stop = arena.pop(buffer)
         part = owners[number[start] : number[stop]]
         before = set(part.tolist()) - {-1}
@@ -55,7 +55,7 @@ def dependencies(plan: Plan) -> tuple[Dependency, ...]:
         return before
 
     def last(buffer: int) -> list[int]:
-        """Return the readers of a buffer since its last write, or its writer if there are none."""
+        """Return the instructions that read a buffer since its last write, or its last writer if no instruction did."""
         return readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
 
     for b in [b for b in arena if buffers[b].kind == INPUT]:
@@ -82,7 +82,7 @@ PRE, CAPTURED, GAP, POST, PLAIN = "pre", "capture", "gap", "post", "plain"
 
 
 class Region(NamedTuple):
-    """A span of instructions in execution order, captured as one graph or not at all.
+    """A span of instructions in execution order that is captured as one device graph, or not captured.
 
     Attributes:
         kind: "capture" (one graph), "pre", "gap" or "post" (before, between and after graphs), or "plain" if the plan
@@ -164,7 +164,7 @@ def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> lis
 
 
 def runs(why: Sequence[str]) -> list[tuple[int, int]]:
-    """Return (start, stop) of the spans of "" in `why` that become graphs: the longest, and all of 8 or more."""
+    """Return (start, stop) of the spans to capture: of those whose `why` is "", the longest and all of length >= 8."""
     groups = [list(group) for inside, group in groupby(range(len(why)), lambda i: not why[i]) if inside]
     found = [(group[0], group[-1] + 1) for group in groups]
     longest = max(found, key=lambda run: run[1] - run[0], default=None)

@@ -1,4 +1,4 @@
-"""Lowering: how an op runs on given dtypes and layouts, found once for all nodes with the same signature.
+"""Lowering: how an op runs on given dtypes and layouts, computed once for all nodes with the same signature.
 
 The executor "auto" selects the VM if it has a form for the op and is faster, else ATen. `python -m benchmarks
 executors` measures both.
@@ -81,7 +81,7 @@ def elementwise(instr: Instr) -> bool:
 
 
 def needs(instr: Instr, kernels: Backend, spec: Callable[[int], Spec]) -> Needs:
-    """Return the host requirements of an instruction's kernel; `spec` maps a slot to its spec."""
+    """Return what the kernel of an instruction requires of the host; `spec` maps a slot to its spec."""
     return expansion.needs(get(instr.op), kernels, [*map(spec, instr.outs)], [*map(spec, instr.ins)], instr.attrs)
 
 
@@ -168,16 +168,16 @@ class Lowering(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Signature:
-    """The planning results that node records with equal op, attributes, specs and operand layouts share.
+    """Planning results shared by the records of all nodes with equal op, attributes, specs and operand layouts.
 
     Attributes:
         op: the op.
         content: an id of op, attributes and specs.
         specs: specs of the results, without named sizes.
-        packed: the results as row-major values.
+        packed: a `PackedSpec` per result; empty for a view.
         copied: indices of the operands that must be copied to row-major memory first.
         view_layout: the layout of the view; None if the view needs a copy, or if the op is not a view.
-        lowering: lowering of the instruction on uncopied operands; None until the first such instruction.
+        lowering: lowering of the instruction if no operand is copied; None before the first such instruction.
     """
 
     op: Op

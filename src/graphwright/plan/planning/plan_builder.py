@@ -155,7 +155,7 @@ class PlanBuilder:
         self._walk.add(node for node in nodes if node in graph)
 
     def _update_record(self, node: NodeId, moved: bool) -> None:
-        """Make the record of a node again; if its results changed, schedule its readers for an update."""
+        """Rebuild the record of a node; if the slots of its results changed, schedule its readers for an update."""
         self.visited += 1
         p, old = self.program, self.records.get(node)
         record = NodeRecord(node, p.path(node), p.op(node), p.attrs(node), p.specs(node), p.operands(node))
@@ -180,7 +180,7 @@ class PlanBuilder:
             self._cse.changed(node, record.cse_key)
 
     def _retire(self, record: NodeRecord) -> None:
-        """Remove the record of a deleted node from the order, the copies and the CSE table."""
+        """Remove the record of a deleted node from the instruction order, the shared copies and the CSE table."""
         if record.op in kinds.SOURCES:
             self._sources = None
         if record.cse_key is not None:
@@ -194,7 +194,7 @@ class PlanBuilder:
 
     # -- one record --------------------------------------------------------------------------------------------------
     def _plan(self, record: NodeRecord, old: NodeRecord | None) -> None:
-        """Set slots and instruction of a record whose `reads` are set; `old` is the node's previous record, if any."""
+        """Set the slots and instruction of a record with known `reads`; `old` is the node's previous record, if any."""
         node, kind = record.node, record.op
         if kind in _KIND:
             record.specs = tuple([s.bind(self.dims) for s in record.specs])
@@ -238,7 +238,7 @@ class PlanBuilder:
             self._plan_instruction(record, op, old, frozen)
 
     def _plan_known(self, record: NodeRecord, signature: Signature, frozen: bool) -> None:
-        """Set slots and instruction of a node's first record, using the lowering cached in its signature."""
+        """Set the slots and instruction of a node's first record, using the lowering cached in its signature."""
         node, tables, lowering = record.node, self.tables, signature.lowering
         assert lowering is not None
         results = enumerate(signature.packed)
@@ -334,7 +334,7 @@ class PlanBuilder:
     def constant(self, slot: int) -> float | None:
         """Return the value of a constant with one element, and add the constant to `assumptions`.
 
-        None if the slot holds no such constant, an assign node writes it, or it is in a mapped file not read so far.
+        None if the slot holds no such constant, an assign node writes it, or its memory-mapped file was not read yet.
         """
         record = self.maker(slot)
         if record is None or record.op != kinds.CONST or record.node in self._written:
@@ -396,7 +396,7 @@ class PlanBuilder:
         record.instr = tables.instruction(instr, lowering=lowering)
 
     def contiguous(self, record: NodeRecord, slot: int, rank: int, why: str) -> int:
-        """Return `slot` if it is row-major, else a row-major copy for all readers; small frozen copies are folded."""
+        """Return `slot` if it is row-major, else the slot of a shared row-major copy; fold small frozen copies."""
         tables = self.tables
         layout = tables.slots[slot].layout
         if contiguous(layout):

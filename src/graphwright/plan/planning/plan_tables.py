@@ -147,7 +147,7 @@ class PlanTables:
             self.buffers[buffer], self.codes[buffer] = (HOST, size, key), ELSEWHERE
 
     def fold(self, instr: Instr) -> None:
-        """Register an instruction whose results are folded: computed once, and in no run."""
+        """Register an instruction that is constant-folded: it runs once per weight version, not in every run."""
         for slot in instr.outs:
             self.folds[self.holders[slot]] = instr
 
@@ -172,7 +172,7 @@ class PlanTables:
 
     # -- rows that later plans need again ----------------------------------------------------------------------------
     def saved_copy(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:
-        """Return a slot for a copy of the value in `slot`, and the instruction that copies it."""
+        """Return (slot of a copy of the value in `slot`, id of the instruction that copies the value)."""
 
         def make() -> tuple[int, int]:
             at = self.slots[slot]
@@ -182,12 +182,12 @@ class PlanTables:
         return self._once((slot, node, why), make)
 
     def commit_copy(self, node: NodeId, new: int, target: int) -> int:
-        """Return the instruction that copies the new value in slot `new` to the state in slot `target`."""
+        """Return the id of the instruction that copies the new value in slot `new` to the state in slot `target`."""
         copy = Instr("copy", (new,), (target,), (), {}, node, "commit")
         return self._once((node, new, target), lambda: self.instruction(copy))
 
     def folded_copy(self, slot: int, node: NodeId) -> int:
-        """Return a slot for a row-major copy of a frozen slot; the copy is folded: made once, and in no run."""
+        """Return the slot of a row-major copy of a frozen slot, computed once per weight version, not in every run."""
         at = self.slots[slot]
 
         def make() -> int:
@@ -205,7 +205,7 @@ class PlanTables:
         )
 
     def with_operands(self, q: int, ins: tuple[int, ...]) -> int:
-        """Return a copy of instruction `q` that reads the operands `ins`."""
+        """Return the id of a copy of instruction `q` that reads the operands `ins`."""
         return self._once(("reading", q, ins), lambda: self.instruction(self.instrs[q]._replace(ins=ins)))
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:

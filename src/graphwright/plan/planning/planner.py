@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Patched(NamedTuple):
-    """How a plan was made: `kind` "full" or "patched", why, and how many nodes were visited and buffers placed."""
+    """Origin of a plan: `kind` is "full" or "patched", `why` the reason; counts of visited nodes and placed buffers."""
 
     kind: str
     why: str
@@ -154,13 +154,13 @@ def uncollected() -> Iterator[None]:
 def lay_out(
     p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None, options: CompileOptions, before: Plan | None
 ) -> Planned:
-    """Compute commit and buffers of a plan, patching `before` if possible; arguments and errors as in `make_plan`."""
+    """Compute a plan's commit and buffer layout, patching `before` if possible; arguments and errors: `make_plan`."""
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in options.watch}
     if not wanted and not p.assigns():
         names = ", ".join(p.output_names())
-        fix = "outputs=None plans all" if names else "e.set_outputs(y=node), or b.output(node, 'y')"
+        fix = "outputs=None, to compute all" if names else "e.set_outputs(y=node), or b.output(node, 'y')"
         raise UsageError("nothing to compute: no output was selected, and the program writes no state", where=p.name,
                          expected=names or "an output", got="no outputs", fix=fix)  # fmt: skip
     why = _why_full(before, options.rewrites)
@@ -295,5 +295,5 @@ def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
         raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=p.name,
                         expected=", ".join(f"{name}: {spec}" for name, spec in known.items()) or "no input",
                         got=", ".join(f"{name}: {spec}" for name, spec in inputs.items()) or "no input",
-                        fix="program.compile(x=(64, 8)): for each input a shape, a Spec or an example")  # fmt: skip
+                        fix="pass each input's shape, Spec or example: program.compile(x=(64, 8))")  # fmt: skip
     return dims

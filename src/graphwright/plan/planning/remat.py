@@ -49,7 +49,7 @@ def within(p: Program, budget: int, plan_of: Callable[[Program], Plan]) -> tuple
     """Return a plan whose arena has at most `budget` bytes, and the paths of the recomputed nodes.
 
     Args:
-        plan_of: makes a plan of a program.
+        plan_of: function that plans a program.
     Raises: BudgetImpossible if no such plan is found.
     """
     plan = plan_of(p)
@@ -66,7 +66,7 @@ def within(p: Program, budget: int, plan_of: Callable[[Program], Plan]) -> tuple
         else:
             raise BudgetImpossible("the arena exceeds the budget, and no further value can be recomputed", best=best,
                                    where=p.name, expected=f"{budget:,} bytes", got=f"{best:,} bytes at best",
-                                   fix="a larger budget, or a smaller batch")  # fmt: skip
+                                   fix="pass a larger remat, or a smaller batch")  # fmt: skip
     return plan, recomputed
 
 

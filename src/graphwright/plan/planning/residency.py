@@ -27,7 +27,7 @@ class HomeChanged(Exception):  # no error: the plan is made in full
 
 
 class HostPlacement:
-    """The slots of a plan that are kept in host memory, found from the needed instructions `order`."""
+    """The slots of a plan that are kept in host memory; `order` holds the ids of the plan's instructions."""
 
     def __init__(self, builder: PlanBuilder, order: np.ndarray) -> None:
         self.builder, self.tables = builder, builder.tables

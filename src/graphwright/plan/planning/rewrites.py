@@ -54,7 +54,7 @@ def neutral_operand(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 
 def conversion_chain(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Let a conversion skip an exact widening before it; replace a conversion to the operand's dtype by the operand."""
+    """Make a conversion read the source of a preceding exact widening; replace a conversion of x to x's dtype by x."""
     slots, last = builder.tables.slots, record.specs[0].dtype
     source = slots[record.reads[0]]
     before = builder.maker(source.index)
@@ -111,7 +111,7 @@ def addend_into_product(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slo
 
 
 def _operand_pairs(record: NodeRecord) -> list[tuple[int, int]]:
-    """Return (operand index, slot of the other operand) for both operands of a record; [] if it has not exactly two."""
+    """Return (operand index, slot of the other operand) for both operands; [] if there are not exactly two."""
     return [(0, record.reads[1]), (1, record.reads[0])] if len(record.reads) == 2 else []
 
 

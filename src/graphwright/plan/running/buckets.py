@@ -24,7 +24,7 @@ _TOLERANCE = 1e-4  # relative to the largest value: the order of sums may depend
 
 
 class BucketMismatch(ComputeError):
-    """Padding changed valid results: the program needs a mask, or no buckets."""
+    """Padding changed valid results: the program needs a mask input, or cannot use buckets."""
 
 
 class PaddingBuckets:
@@ -61,7 +61,7 @@ class PaddingBuckets:
         self._checked: set[tuple[int, ...]] = set()
 
     def current(self) -> PaddingBuckets:
-        """Return this object, or after an edit of the program a new one. Raises: the errors of the constructor."""
+        """Return self, or new buckets if the program was edited since. Raises: the errors of the constructor."""
         return self if self._version == self.program.version else PaddingBuckets(self.program, self.sizes, self.mask)
 
     def checked(self, feeds: Mapping[str, Any]) -> tuple[dict[str, NDArray], dict[str, int]]:

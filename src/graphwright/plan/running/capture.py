@@ -1,7 +1,7 @@
 """Executables that capture the regions of a plan as device graphs and replay them, with one launch per region.
 
-Recording a graph executes nothing, so every step advances the state exactly once. If a region fails before its launch,
-it is executed without a graph, and so is the plan until `retry_capture()`.
+Recording a graph executes nothing, so every step advances the state exactly once. If capturing or launching a region
+fails, this region and all later ones are executed without graphs, until `retry_capture()`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CaptureTimeout(ComputeError, TimeoutError):
 
 
 class CaptureState(NamedTuple):
-    """State of a `CaptureExecutable`: cold, warm (`warm` runs were made without graphs), captured or failed."""
+    """State of a `CaptureExecutable`: cold, warm (after `warm` runs without graphs), captured or failed."""
 
     name: str
     warm: int = 0
@@ -97,7 +97,7 @@ class CaptureExecutable(Executable):
         if not self._capturable:
             why = next((w for region in self.regions for w in region.why), "the plan has no instruction")
             if require_capture:
-                raise CaptureRefused(why, where=plan.program.name)
+                raise CaptureRefused(why, where=plan.program.name, fix="require_capture=False, to run without graphs")
             self.state = CaptureState(FAILED, reason=why)
         self._graphs: dict[tuple[int, ...], _Graph] = {}
         self._pins: list[Any] = []
@@ -108,7 +108,7 @@ class CaptureExecutable(Executable):
         return any(region.kind == CAPTURED for region in self.regions)
 
     def adopt(self, plan: Plan) -> bool:
-        """Continue with a plan patched from this one, as `Executable.adopt`; graphs of unchanged regions are kept."""
+        """Switch to a plan patched from the current one, as `Executable.adopt`; keep graphs of unchanged regions."""
         arena, could = self.kernels.arena, self._capturable
         chunks = [] if arena is None else list(arena.chunks)
         if not super().adopt(plan):
@@ -187,7 +187,7 @@ class CaptureExecutable(Executable):
         return True
 
     def _audit(self, region: Region) -> None:
-        """Raises: CaptureRefused if memory of a region is not on the device, or an instruction needs the host."""
+        """Raise CaptureRefused if memory of a region is not on the device, or an instruction needs the host."""
         bound = self.kernels
         for i in region.instrs:
             instr = self.plan.instrs[i]
@@ -239,7 +239,7 @@ class CaptureExecutable(Executable):
 
 
 class _Graph(NamedTuple):
-    """A captured region: the driver's graph `made`, and per instruction the list of `calls` that were recorded."""
+    """A captured region: the handle `made` of its graph, and per instruction the list of `calls` that were recorded."""
 
     made: int
     calls: list[list[Any] | None]

@@ -71,7 +71,7 @@ class Executable:
         ]
 
     def adopt(self, plan: Plan) -> bool:
-        """Continue with a plan patched from this one, keeping memory and the calls that the edit did not touch.
+        """Switch to a plan patched from the current one, keeping memory and the calls that the edit did not touch.
 
         Returns: False, with nothing changed, if the plan has a different builder, or if this executable is pinned or
             running.
@@ -97,8 +97,8 @@ class Executable:
         """Copy the feeds in, run, and return the outputs by name.
 
         Args:
-            feeds: an array or tensor per input, of the plan's specs; or a slice of the plan, `plan[i:j]`, which runs on
-                the current values of slots (`feed` and `set` write them, `value` reads them) and returns {}.
+            feeds: for each input an array or tensor with the planned spec; or a slice of the plan, `plan[i:j]`, which
+                runs on the current values of slots (`feed` and `set` write them, `value` reads them) and returns {}.
             borrow: return views of the arena instead of copies; reading them after the next run raises StaleBorrow.
         Raises: StalePlan or FeedError before anything runs; ComputeError with the path of the node that failed.
         """
@@ -252,7 +252,7 @@ class Executable:
 
     # -- values ------------------------------------------------------------------------------------------------------
     def feed(self, feeds: Mapping[str, Any]) -> None:
-        """Write the inputs, before slices of the plan are run. Raises: the errors of `run`."""
+        """Write the inputs; call this before running slices of the plan. Raises: the errors of `run`."""
         with self._running():
             self._refresh()
             self._feed(self._checked(feeds))
@@ -302,7 +302,7 @@ class Executable:
         return self.value(self.plan.watched[name])
 
     def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return the inputs that are read, and the outputs, as numpy views of the plan's memory; bfloat16 as its bits.
+        """Return dicts of the inputs that are read and of the outputs: numpy views of memory; bfloat16 as uint16 bits.
 
         Raises: UsageError if the device is not the CPU.
         """
@@ -346,7 +346,7 @@ class Executable:
         return [data.copy() if self._in_arena(data) else data for data in ready]
 
     def _check_arena_kept(self) -> None:
-        """Raises: UsageError if the arena does not hold the values of this plan's last run."""
+        """Raise UsageError if the arena does not hold the values of this plan's last run."""
         shared = self.kernels.shared
         if shared is not None and not shared.used_by(self.kernels):
             raise UsageError("this plan has not run, or a different plan has used the shared arena since",
@@ -370,7 +370,7 @@ class Executable:
 
     # -- failures ----------------------------------------------------------------------------------------------------
     def failed_single(self, row: int) -> GraphwrightError:
-        """Return the error of a run that is one VM segment; `row` is the address of the VM row that failed."""
+        """Return the error of a run that consists of one VM segment; `row` is the address of the VM row that failed."""
         return self._failed_native(self.kernels.single, row)
 
     def _failed_native(self, segment: Any, row: int | None = None) -> GraphwrightError:

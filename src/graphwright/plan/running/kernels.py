@@ -49,7 +49,7 @@ class VmCode:
         self._region_of: dict[int, FusionRegion] = {}
 
     def between(self, plan: Plan, start: int, stop: int, at: ViewOf) -> list[Cut]:
-        """Return the VM rows of the instructions `start..stop - 1`, one entry each.
+        """Return the VM rows of the instructions `start..stop - 1`, one entry per instruction.
 
         The rows of a fusion group are in the entry of its first instruction; its other entries are empty.
 
@@ -223,7 +223,7 @@ class BoundKernels:
         self._homes = {tables.buffers[b][2]: CPU for b in tables.on_host}
 
     def adopt(self, plan: Plan) -> None:
-        """Continue with a plan patched from the current one, keeping memory, views and calls that are still valid."""
+        """Switch to a plan patched from the current one, keeping memory, views and calls that are still valid."""
         before, after = self.plan.buffer_layout, plan.buffer_layout
         self._set_plan(plan)
         self.seen, self.override = -1, None
@@ -329,7 +329,7 @@ class BoundKernels:
             array.storage.watched = True
 
     def _forget_variables(self, keys: Set[str]) -> None:
-        """Drop the arrays of variables that the plan no longer reads: a later plan may find other arrays there."""
+        """Drop the arrays of variables that the plan no longer reads; they may change before plans read them again."""
         tables = self.plan.buffer_layout.tables
         for slot in [s for s in self._views if tables.buffers[tables.holders[s]][2] in keys] if keys else ():
             self._forget_view(slot)
@@ -348,7 +348,7 @@ class BoundKernels:
             raise OutOfMemory.of_arena(self.plan, self.device) from error
 
     def _check_arrays(self) -> None:
-        """Raises: StalePlan if the shape or dtype of a variable is not the planned one."""
+        """Raise StalePlan if the shape or dtype of a variable is not the planned one."""
         tables = self.plan.buffer_layout.tables
         for s in (*self.plan.buffer_layout.sources, *folded_from(self.plan)):
             kind, _, key = tables.buffers[tables.holders[s]]
@@ -456,7 +456,7 @@ class BoundKernels:
         self.binds += 1
 
     def _add_calls(self, instructions: int, calls: list[Any]) -> None:
-        """Append the calls of a span of `instructions` instructions, counted as calls of the first one."""
+        """Append the calls of a span of `instructions` instructions; all count as calls of its first instruction."""
         self.calls += calls
         self._sizes.append((len(calls), *repeat(0, instructions - 1)))
 
@@ -480,7 +480,7 @@ class BoundKernels:
         self.calls += chain.from_iterable(lists)
 
     def _wait_before(self, i: int) -> list[Any]:
-        """Return a call that waits for the device if `i` starts the commit: failures then write no state. Else []."""
+        """Return [call that waits for the device] if `i` starts the commit, so failures write no state; else []."""
         waits = self._in_order and i == self.plan.commit_start and self.backend.driver is not None
         return [self.synchronize] if waits else []
 
@@ -546,7 +546,7 @@ class BoundKernels:
         return calls
 
     def _bind_kernel(self, instr: Instr, outs: list[NDArray], ins: list[NDArray], work: list[NDArray]) -> list[Any]:
-        """Return the calls of an instruction's kernel; if one fails in a device queue, the error names the node."""
+        """Return the calls of an instruction's kernel; if a call fails in a device queue, the error names the node."""
         kernels = backend(outs[0].device)
         if kernels.driver is None:
             return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)

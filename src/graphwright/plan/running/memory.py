@@ -39,7 +39,9 @@ class BorrowedStorage(Storage):
     def memory(self) -> Any:
         """The memory of the chunk. Raises: StaleBorrow once the next run has started."""
         if self.closed:
-            raise StaleBorrow("this result was borrowed, and its memory was reused", fix="copy() it, or borrow=False")
+            raise StaleBorrow(
+                "this result was borrowed, and its memory was reused", fix="copy() it in time, or borrow=False"
+            )
         return super().memory
 
 
@@ -56,7 +58,7 @@ class Arena:
     ends: tuple[int, ...] = ()
 
     def grow(self, ends: tuple[int, ...], chunk: Callable[[int, int], Storage]) -> None:
-        """Add chunks until the arena has these ends; they must start with its current ends.
+        """Add chunks until the arena's chunk ends equal `ends`, which must begin with the current ends.
 
         Args:
             chunk: called as `chunk(i, nbytes)`, allocates the i-th chunk.
@@ -67,7 +69,7 @@ class Arena:
             self.ends, begin = (*self.ends, end), end
 
     def fits(self, ends: tuple[int, ...]) -> bool:
-        """Return True if a plan with these chunk ends can use the arena; its surplus chunks are then released."""
+        """Return True if a plan with these chunk ends can use the arena; if so, release the arena's surplus chunks."""
         count = min(len(ends), len(self.ends))
         if self.ends[:count] != ends[:count]:
             return False
@@ -131,7 +133,7 @@ class SharedArena:
         return self._user is space.handle
 
     def chunk(self, space: BoundKernels, i: int, nbytes: int) -> Storage:
-        """Return the i-th chunk with at least `nbytes` bytes; the caller holds the lock and asks for chunks in order.
+        """Return the i-th chunk with at least `nbytes` bytes; callers hold the lock and ask for chunks in order.
 
         If the chunk is replaced by a larger one, the other executables bind again.
         """
@@ -159,7 +161,7 @@ def shared_arena(kernels: Any) -> SharedArena:
 
 
 def fill(storage: Storage, offset: int, nbytes: int) -> None:
-    """Fill bytes of a block with NaN."""
+    """Fill `nbytes` bytes of a memory block with NaN, starting at `offset`."""
     target = NDArray(storage, uint8, (nbytes,), offset=offset)
     made = target.to_numpy() if storage.device == CPU else np.empty(nbytes, np.uint8)
     poison.fill(made)
@@ -264,7 +266,7 @@ def as_array(given: Any) -> NDArray:
 def differences(
     ours: Mapping[str, NDArray], theirs: Mapping[str, NDArray], rtol: float, atol: float, scaled: bool = False
 ) -> list[str]:
-    """Return a line of text per value of `ours` that differs from `theirs` by more than the tolerances.
+    """Return a line of text for each value of `ours` that differs from `theirs` by more than the tolerances.
 
     `scaled` multiplies `atol` by max(1, the largest absolute element of the value in `theirs`).
     """

@@ -39,7 +39,7 @@ class Override(NamedTuple):
 
 
 def override(plan: Plan, fn: Kernel, segment: int | None = None) -> AbstractContextManager[Override]:
-    """Run a function instead of a plan, or of one of `plan.segments`, inside a `with` block; blocks may be nested.
+    """Run a function instead of a whole plan or one of `plan.segments`, inside a `with` block; blocks may be nested.
 
     Args:
         fn: called as `fn(ins, outs)`, which map slots to arrays. `ins` are the values that the replaced instructions
@@ -95,7 +95,7 @@ class OverrideCall:
         self.apart = [s for s, a in ins.items() if any(_share_memory(a, o) for o in self.outs.values())]
 
     def __call__(self) -> None:
-        """Run the function. Raises: OverrideFailed if it raises."""
+        """Run the function. Raises: OverrideFailed if the function raises."""
         given = {**self.ins, **{s: self.ins[s].copy() for s in self.apart}}
         try:
             self.fn(given, self.outs)

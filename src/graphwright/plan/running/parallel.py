@@ -68,7 +68,7 @@ class ParallelExecutable(Executable):
         self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, threads: int = 2, safe: bool = False
     ) -> None:
         if threads < 1:
-            raise UsageError("threads must be at least 1", where=plan.program.name, expected="threads >= 1",
+            raise UsageError("cannot run on fewer than 1 thread", where=plan.program.name, expected="threads >= 1",
                              got=threads, fix="threads=2")  # fmt: skip
         if plan.options.device != CPU:
             raise UsageError("cannot run this plan in parallel: it is not for the CPU", where=plan.program.name,
@@ -101,7 +101,7 @@ class ParallelExecutable(Executable):
         if getattr(_thread, "inside", False):
             raise UsageError("nested parallel run: this thread is running an instruction of a parallel run",
                              where=self.plan.program.name, expected="a thread that runs no parallel plan",
-                             got="one that does", fix="Executable(plan) inside of instructions")  # fmt: skip
+                             got="a thread that runs one", fix="Executable(plan) for the inner run")  # fmt: skip
         self._cancel = cancel
         self._until = None if deadline is None else monotonic() + deadline
         try:
@@ -138,7 +138,7 @@ class ParallelExecutable(Executable):
         return [self.kernels.calls[ends[start] : ends[stop]] for start, stop in self._tasks.bounds]
 
     def close(self) -> None:
-        """End the threads once they are idle; the next run starts others."""
+        """End the threads once they are idle; the next run starts new threads."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None

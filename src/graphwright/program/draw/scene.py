@@ -54,7 +54,7 @@ class SceneEdge(NamedTuple):
 
 @dataclass(slots=True)
 class Scene:
-    """Nodes, the edges between them, and path of a folded group -> number of equal modules that it stands for."""
+    """The nodes and edges of a picture; `repeats` maps a folded group's path to the number of modules it stands for."""
 
     nodes: list[SceneNode]
     edges: list[SceneEdge]
@@ -136,7 +136,7 @@ def _identities(scene: Scene) -> list[tuple[str, int, str, int]]:
 
 
 def inside_readers(scene: Scene) -> Scene:
-    """Return a scene with params and consts listed inside the nodes that read them; unread ones are kept as nodes."""
+    """Return a scene that lists params and consts inside the nodes that read them; those without readers stay nodes."""
     nodes = scene.nodes
     read_by: dict[int, list[SceneEdge]] = {}
     for edge in scene.edges:

@@ -1,4 +1,4 @@
-"""Pictures and charts as plain values: shapes with attributes, and their SVG text.
+"""Pictures and charts as lists of shapes with attributes, and the SVG text of the shapes.
 
 Drawings of programs, pictures of genomes and charts all become shapes; no other module of the package writes SVG.
 """

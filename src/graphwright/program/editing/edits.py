@@ -1,6 +1,6 @@
-"""The primitive edits: frozen values with `check`, `invert` and `apply`. Every change of a program is a list of these.
+"""The primitive edits: immutable objects with `check`, `invert` and `apply`. Every edit of a program is a list of them.
 
-Test property: for any edit that passes `check`, `apply` and then the inverse give the same hash and the same bytes.
+Tested invariant: `apply` and then `apply` of the inverse edit leave the hash and the bytes of a program unchanged.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PRIMITIVES: dict[str, type[Edit]] = {}
 
 
 class Edit:
-    """One change of a program.
+    """A primitive edit: one change of a program.
 
     `invert` and `to_json` are called before `apply`, while the old state still exists; `touches` is called after it.
 
     Attributes:
-        packed: name of a field -> its kind, for all fields that are saved.
-        handles: names of the fields that are handles.
-        issued: the handle that the edit creates, if any.
+        packed: dict from the name of each field that is saved to its `fields.Kind`, which serializes it.
+        handles: names of the fields that hold the handle of a node or edge.
+        issued: handle of the node or edge that the edit adds; None if it adds none.
         written: keys of the weights whose values the edit sets.
         payloads: the arrays that the edit holds, such as the new value of a weight.
     """
@@ -72,7 +72,7 @@ class Edit:
         return ()
 
     def check(self, p: Program) -> None:
-        """Raise an error if the edit is impossible; change nothing."""
+        """Raise an error if the edit cannot be applied to `p`. The program is not changed."""
         raise NotImplementedError
 
     def invert(self, p: Program) -> Edit:
@@ -80,17 +80,17 @@ class Edit:
         raise NotImplementedError
 
     def apply(self, p: Program) -> None:
-        """Make the change."""
+        """Apply the edit to a program without checking it."""
         raise NotImplementedError
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
-        """Return the existing nodes whose operands or attributes the edit changed."""
+        """Return the nodes that still exist and whose operands, attributes or weight the edit changed."""
         graph = p.graph
         handles = [h for name in self.handles if (h := getattr(self, name)) in graph]
         return tuple([h if isinstance(h, NodeId) else graph.target(h) for h in handles])
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        """Return the journal record, which names nodes by path and port, weights by key, and the handles too."""
+        """Return the journal record of the edit: nodes by path and port, weights by key, and all handles."""
         record: dict[str, Any] = {"edit": type(self).__name__}
         for name, kind in self.packed.items():
             value = getattr(self, name)
@@ -99,28 +99,28 @@ class Edit:
 
     @classmethod
     def read(cls, r: RecordReader, record: f.Record) -> Edit:
-        """Return the edit that a journal record describes, for the program of the reader."""
+        """Return the edit that a journal record describes, with its names looked up in the program `r.program`."""
         kinds = cls.packed.items()
         return cls(**{n: k.read(r, record, n) if k.read is not None else k.unpack(None, record[n]) for n, k in kinds})
 
     def replaced(self, p: Program) -> tuple[str, ...]:
-        """Return the keys of the weights whose old values the inverse holds; called before `apply`."""
+        """Return the keys of the weights whose present values the inverse edit will store. Call this before `apply`."""
         return self.written
 
     def with_payloads(self, swaps: Mapping[int, NDArray]) -> Self:
-        """Return the edit with some arrays replaced: `swaps` maps the id of an old array to the new one."""
+        """Return the edit with some arrays replaced: `swaps` maps the `id()` of an old array to the new array."""
         return self
 
 
 @dataclass(slots=True)
 class RecordReader:
-    """Resolves the names in journal records on a program, which may differ from the recorded one.
+    """Reads edits from journal records for a program, which may differ from the program that was recorded.
 
     Attributes:
         program: the program in which paths, ports and keys are looked up.
-        payload: returns the array for a record's `payload`.
-        ports: (path of a junction, recorded port) -> port used instead, if the recorded port was taken.
-        dtype: floating dtype of new weights; as recorded by default.
+        payload: function from the `payload` field of a record to the array that it names.
+        ports: dict from (path of a junction, recorded port) to the port used instead if the recorded port was taken.
+        dtype: dtype of new floating-point weights; None for the recorded dtype.
     """
 
     program: Program
@@ -129,39 +129,39 @@ class RecordReader:
     dtype: DType | None = None
 
     def edit(self, record: f.Record) -> Edit:
-        """Return the edit of a record. Raises: UnknownNode, PortEmpty, ReplayConflict, ProgramFileError."""
+        """Return the edit that a record describes. Raises: UnknownNode, PortEmpty, ReplayConflict, ProgramFileError."""
         if record["edit"] not in PRIMITIVES:
             raise ReplayConflict("unknown kind of edit", got=record["edit"], expected=", ".join(PRIMITIVES))
         return PRIMITIVES[record["edit"]].read(self, record)
 
     def value(self, form: Mapping[str, Any]) -> Value:
-        """Return the value that a record names by path and port."""
+        """Return the value that a record names by the path of its node and the index of the result (`port`)."""
         return Value(self.program.node(forms.text(form["path"])), forms.integer(form["port"]))
 
     def edge(self, record: Mapping[str, Any]) -> EdgeId:
-        """Return the edge that a record names by target and port."""
+        """Return the edge that a record names by the path of its target and the port that it enters."""
         p = self.program
         dst = p.node(forms.text(record["dst"]))
         port = self.ports.get((record["dst"], record["port"]), record["port"])
         found = next((e for e in p.in_edges(dst) if p.edge_port(e) == port), None)
         if found is None:
             taken = ", ".join(f"{p.edge_port(e)} from {p.path(p.edge_value(e))}" for e in p.in_edges(dst))
-            expected = taken or "no ports"
+            expected = f"one of the edges on port {taken}" if taken else "an edge, but the node has none"
             raise PortEmpty("no edge enters this port", where=f"{p.path(dst)}, port {port}", expected=expected)
         return found
 
     def array(self, form: Any, dtype: DType) -> NDArray:
-        """Return a copy, in this dtype, of the array that a record names."""
+        """Return a copy, in dtype `dtype`, of the array that the `payload` field of a record names."""
         array = self.payload(form)
         return array.copy() if array.dtype is dtype else empty(array.shape, dtype).copy_from(array)
 
 
 def _check_value(p: Program, value: Value) -> None:
-    """Raise StaleHandle if the node of a value was removed, ShapeError if the node has no such result."""
+    """Raise StaleHandle if the node of a value was removed, ShapeError if the node has no result with its index."""
     count = len(p.specs(p.node(value)))
     if not 0 <= value.port < count:
-        expected = f"0 to {count - 1}"
-        what = "the node has no result with this number"
+        expected = f"0 to {count - 1}" if count else "a node with a result"
+        what = "the node has no result with this index"
         raise ShapeError(what, where=p.path(value), expected=expected, got=value.port)
 
 
@@ -173,7 +173,7 @@ def _check_attrs(op: str, attrs: Mapping[str, Any], where: str) -> None:
         get(op).complete(attrs, where)
     elif unknown := attrs.keys() - _KIND_ATTRS.get(op, set()):
         expected = ", ".join(sorted(_KIND_ATTRS.get(op, ()))) or "none"
-        raise UsageError(f"unknown attributes of a {op} node", where=where, got=", ".join(unknown), expected=expected)
+        raise UsageError(f"unknown attributes for op {op!r}", where=where, got=", ".join(unknown), expected=expected)
 
 
 def _check_free_key(p: Program, key: Any, where: str) -> None:
@@ -185,9 +185,9 @@ def _check_free_key(p: Program, key: Any, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AddNode(Edit):
-    """Add an unconnected node with the handle `node`; `variable` is the weight that a param, const or state adds.
+    """Add a node without edges. Its handle is `node`; `variable` is the new weight of a param, const or state.
 
-    `after` is a node after which the new one is inserted in the topological order, so that edges need no reordering.
+    The node is inserted after the node `after` in the topological order, so that adding its edges needs no reordering.
     """
 
     packed = {"node": f.NEW_NODE, "op": f.TEXT, "attrs": f.ATTRS, "name": f.PATH, "specs": f.SPECS,
@@ -214,7 +214,8 @@ class AddNode(Edit):
         if self.variable is not None:
             _check_free_key(p, self.attrs.get("key"), self.name)
         elif self.attrs.get("key") not in p.weights:
-            raise UsageError("the new param, const or state has no value", where=self.name, fix="e.param(name, array)")
+            fix = f"add the node by e.{self.op}(name, array)"
+            raise UsageError(f"the new {self.op} has neither a value nor the key of a weight", where=self.name, fix=fix)
 
     def invert(self, p: Program) -> Edit:
         return RemoveNode(self.node)
@@ -238,7 +239,7 @@ class AddNode(Edit):
         return cls(p.graph.next_node(), record["op"], attrs, record["path"], specs, p._seq, variable)
 
     def with_payloads(self, swaps: Mapping[int, NDArray]) -> Self:
-        """Replace the array inside the variable: other edits refer to the same variable object."""
+        """Replace the array inside `variable` in place, because other edits refer to the same Variable object."""
         if self.variable is not None and id(self.variable.data) in swaps:
             self.variable.data, self.variable.shared = swaps[id(self.variable.data)], True
         return self
@@ -246,7 +247,7 @@ class AddNode(Edit):
 
 @dataclass(frozen=True, slots=True)
 class RemoveNode(Edit):
-    """Remove an unconnected node."""
+    """Remove a node that has no edges."""
 
     packed = {"node": f.NODE}
     node: NodeId
@@ -256,10 +257,11 @@ class RemoveNode(Edit):
         if p.graph.in_degree(self.node) or p.graph.out_degree(self.node):
             ends = [p.path(p.edge_value(x)) for x in p.in_edges(self.node)]
             ends += [p.path(p.graph.target(x)) for x in p.out_edges(self.node)]
-            fix, got = "e.remove(node) removes the edges too", f"edges with {', '.join(ends)}"
+            fix, got = "call e.remove(node), which removes its edges too", f"edges with {', '.join(ends)}"
             raise UsageError("the node to remove still has edges", where=path, got=got, fix=fix)
         if any(v.node == self.node for v in p.outputs()):
-            raise UsageError("the node is an output of the program", where=path, fix="e.set_outputs(...) first")
+            fix = "call e.set_outputs(...) without this node first"
+            raise UsageError("cannot remove a node that is an output of the program", where=path, fix=fix)
 
     def invert(self, p: Program) -> Edit:
         n, attrs = self.node, p.attrs(self.node)
@@ -281,7 +283,7 @@ class RemoveNode(Edit):
 
 @dataclass(frozen=True, slots=True)
 class AddEdge(Edit):
-    """Connect a value to a port, by an edge with the handle `edge`."""
+    """Add an edge with the handle `edge` from the value `src` to a port of the node `dst`."""
 
     packed = {"edge": f.NEW_EDGE, "src": f.VALUE, "dst": f.TARGET, "port": f.INTEGER}
     edge: EdgeId
@@ -293,15 +295,15 @@ class AddEdge(Edit):
         _check_value(p, self.src)
         dst = p.node(self.dst)
         if p.op(dst) in SOURCES:
-            raise NotAJunction("an edge cannot enter a source node", where=p.path(dst), got=p.op(dst))
+            raise NotAJunction(f"edges cannot enter {p.op(dst)} nodes: they have no operands", where=p.path(dst))
         if type(self.port) is not int or self.port < 0:
-            raise UsageError("invalid port", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=repr(self.port))
+            raise UsageError("invalid port number", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=repr(self.port))
         if self.port > MAX_PORT:
-            fix = "sum the edges in another junction and connect that"
+            fix = "sum some edges in another junction and connect that junction"
             what = "port number too large: ports have 31 bits, and a junction never reuses them"
             raise CapacityError(what, where=p.path(dst), expected=f"<= {MAX_PORT}", got=self.port, fix=fix)
         if any(p.edge_port(e) == self.port for e in p.graph.in_edges(self.dst)):
-            fix = "e.rewire(edge, new_src) replaces its source"
+            fix = "call e.rewire(edge, new_src) to change the source of that edge"
             raise PortTaken("the port already has an edge", where=f"{p.path(self.dst)}, port {self.port}", fix=fix)
 
     def invert(self, p: Program) -> Edit:
@@ -324,7 +326,7 @@ class AddEdge(Edit):
 
 @dataclass(frozen=True, slots=True)
 class RemoveEdge(Edit):
-    """Remove one edge; the other edges keep their ports."""
+    """Remove an edge. The other edges of its nodes keep their ports."""
 
     packed = {"edge": f.EDGE}
     edge: EdgeId
@@ -341,7 +343,7 @@ class RemoveEdge(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Rewire(Edit):
-    """Change the source of an edge, which keeps its handle and port."""
+    """Change the source of an edge. The edge keeps its handle and port."""
 
     packed = {"edge": f.EDGE, "src": f.VALUE}
     edge: EdgeId
@@ -360,7 +362,7 @@ class Rewire(Edit):
 
 @dataclass(frozen=True, slots=True)
 class SetAttr(Edit):
-    """Replace the attributes of a node by `attrs`, which holds changed and unchanged ones."""
+    """Replace all attributes of a node by `attrs`, which must contain the unchanged attributes too."""
 
     packed = {"node": f.NODE, "attrs": f.ATTRS}
     node: NodeId
@@ -407,9 +409,9 @@ class Rename(Edit):
 
 @dataclass(frozen=True, slots=True)
 class SetWeight(Edit):
-    """Set the array of a weight, for all readers of a tied one; the file that it came from is never written.
+    """Set the array of a weight. All nodes that share a tied weight see the new array. No file is written.
 
-    With `inplace` the values are written into the existing memory, unless that belongs to a file or is shared.
+    With `inplace` the values are copied into the existing memory, unless that memory belongs to a file or is shared.
     """
 
     packed = {"key": f.TEXT, "array": f.ARRAY, "inplace": f.FLAG}
@@ -463,7 +465,7 @@ class SetWeight(Edit):
 
 @dataclass(frozen=True, slots=True)
 class SetOutputs(Edit):
-    """Declare the outputs of the program, by name and in order."""
+    """Replace the outputs of the program by `outputs`, an ordered tuple of (name, value)."""
 
     packed = {"outputs": f.OUTPUTS}
     outputs: tuple[tuple[str, Value], ...]
@@ -481,7 +483,7 @@ class SetOutputs(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Annotation(Edit):
-    """A note in the journal: `facts` about the node, weight or axis called `name`; the program does not change."""
+    """Write a note to the journal: `facts` about the node, weight or axis `name`. The program does not change."""
 
     packed = {"name": f.TEXT, "facts": f.ATTRS}
     name: str
@@ -498,6 +500,6 @@ class Annotation(Edit):
 
 
 def sort_weights(p: Program, edits: Iterable[Edit]) -> None:
-    """Sort the weights into creation order again, if one of the edits adds a param, const or state."""
+    """Sort the weights of a program by creation order if one of the edits adds a param, const or state."""
     if any(getattr(edit, "op", None) in STORED for edit in edits):
         p.weights.sort(p)

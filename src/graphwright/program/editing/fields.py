@@ -1,7 +1,7 @@
-"""Serialization of the fields of primitive edits, by kind of field: for the undo of saved programs and for the journal.
+"""Serialization of the fields of primitive edits, for the journal and for the undo data of saved programs.
 
-Undo is applied to the same program, so it names nodes and edges by handle. The journal may be replayed on a different
-program, so it names them by path and port.
+Undo data is applied to the same program, so it names nodes and edges by handle. The journal may be replayed on a
+different program, so it names them by path and port.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Record = Mapping[str, Any]
 
 
 class Kind(NamedTuple):
-    """A kind of field, as functions that save and load its values.
+    """The type of a field of an edit: the functions that serialize and deserialize its values.
 
     Attributes:
-        pack, unpack: (packer, value) -> JSON for undo; (unpacker, JSON) -> value. Raises: ProgramFileError.
-        record: (program, name of the field, value) -> fields of the journal record; by default the packed value.
-        read: (reader, journal record, name) -> value for the program of the reader; by default `unpack`.
+        pack, unpack: `pack(packer, value)` returns JSON for undo data; `unpack(unpacker, json)` returns the value.
+        record: `record(program, field, value)` returns fields of the journal record; None writes the packed value.
+        read: `read(reader, record, field)` returns the value for the program of the reader; None calls `unpack`.
     """
 
     pack: Callable[[Any, Any], Any]
@@ -41,12 +41,12 @@ class Kind(NamedTuple):
 
 
 def plain(check: Callable[..., Any], *limits: int) -> Kind:
-    """Return the kind of a field whose value is JSON already; `check` validates it when it is loaded."""
+    """Return the Kind of a field whose values are JSON already. `check(value, *limits)` validates a loaded value."""
     return Kind(lambda _, x: x, lambda _, x: check(x, *limits))
 
 
 def row(*kinds: Kind, make: Callable[..., Any] = lambda *values: values) -> Kind:
-    """Return the kind of a fixed-length field with one value of each given kind; loading calls `make` on the values."""
+    """Return the Kind of a tuple with one element of each of these kinds. Loading returns `make(*elements)`."""
     return Kind(
         lambda packer, x: [kind.pack(packer, value) for kind, value in zip(kinds, x, strict=True)],
         lambda unpacker, x: make(
@@ -56,7 +56,7 @@ def row(*kinds: Kind, make: Callable[..., Any] = lambda *values: values) -> Kind
 
 
 def each(kind: Kind) -> Kind:
-    """Return the kind of a tuple of values that all have one kind."""
+    """Return the Kind of a tuple of any length whose elements all have the same kind."""
     return Kind(
         lambda packer, x: [kind.pack(packer, value) for value in x],
         lambda unpacker, x: tuple(kind.unpack(unpacker, value) for value in forms.array(x)),
@@ -64,7 +64,7 @@ def each(kind: Kind) -> Kind:
 
 
 def value_record(p: Program, value: Value) -> dict[str, Any]:
-    """Return the form of a value in the journal: path, port and handle."""
+    """Return the journal form of a value: a dict with the path and handle of its node, and its port."""
     return {"path": p.path(value), "port": value.port, "handle": handle_form(value.node)}
 
 

@@ -1,7 +1,7 @@
-"""Adding and removing gates inside an open edit: ordinary nodes, one vector of logits and one table for all gates.
+"""Adding and removing gates inside an open edit. All gates of a program share one vector of logits and one table.
 
-A new gate adds a product at each of its sites, and a slot: rows of logits and table. The slot of a removed gate keeps
-its rows and is reused with the next generation number, so that the logits and noise of other gates do not move.
+A gate consists of its sites, which are the nodes that multiply a value by it, and of a slot: a span of rows in logits
+and table. The slot of a removed gate is reused with the next generation number, so that other gates keep their rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Cost = str | float | Sequence[float]
 
 
 class GateKeywords(TypedDict, total=False):
-    """Options of `gate`."""
+    """The keyword arguments of `gate` that other functions pass on."""
 
     init: Any
     group: str | None
@@ -57,7 +57,7 @@ _Place = tuple[Value, int, tuple[EdgeId, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """A site of a gate: a value to multiply by the gate, and the edges (`readers`) that then carry the product instead.
+    """A value to multiply by a gate, and the edges (`readers`) that then carry the product instead of the value.
 
     `dim` is the dimension along which the gate has one factor per unit; None if one factor multiplies the whole value.
     If `log` is True, the value holds softmax scores, and the logarithm of the gate is added to them instead.
@@ -75,7 +75,7 @@ class _Site:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One gate to make: its sites, its number of elements, and the default cost of each."""
+    """A gate to create: its sites, its number of elements, and a function that returns the default costs of these."""
 
     sites: tuple[_Site, ...]
     length: int
@@ -90,26 +90,26 @@ def gate(
     """Multiply the values of edges, units, layers or nodes by trained gates.
 
     Args:
-        target: an edge into a junction (its handle, or "a -> b"); a node; all units of an axis; layers; or several
-            edges or nodes, each with its own gate, or for a `choice` with one gate for all.
-        kind: see `graphwright.array.formulas.gates.KINDS`.
-        init: initial logits, one number or one per element; by default that of the kind.
-        group: name of the temperature to share; by default `hard_concrete` (2/3) for that kind, else `default`.
-        cost: of each open element: "params", the number of param entries removed with it; "one"; or integers.
-    Returns: the handle of the gate, which is the node that multiplies; a tuple for units and for several targets.
-    Raises: GateNotAllowed for an edge into an op, NotZeroPreserving if zeroing a unit of the axis does not remove it,
+        target: an edge into a junction (its handle, or "a -> b"); a node; all units of an axis; layers; or a list of
+            edges or nodes, which each get their own gate. For a `choice`, a list of edges, which get one gate together.
+        kind: one of `graphwright.array.formulas.gates.KINDS`.
+        init: initial logits, one number or one per element; by default a constant of the kind, see `INITS`.
+        group: name of the temperature that the gates of a group share; by default `hard_concrete` or `default`.
+        cost: cost of each open element: "params", the number of param entries removed with it; "one"; or integers.
+    Returns: the handle of the gate, which is its first multiplication node; a tuple of them for units or a list.
+    Raises: GateNotAllowed for an edge into an op, NotZeroPreserving if zeroing a unit differs from removing it,
         DeadGate for logits that are not finite, StaleHandle, UnknownEdge.
     """
     if kind not in KINDS:
         raise UsageError("unknown kind of gate", expected=", ".join(KINDS), got=kind)
     requests, several = _requests(e, target, kind)
     if not requests:
-        raise UsageError("nothing to gate", expected="an edge, a node, units, layers, or a list of these", got=target)
+        raise UsageError("nothing to gate: the list of targets is empty", expected="edges or nodes", got=target)
     count = sum(r.length for r in requests)
     logits = np.broadcast_to(np.asarray(INITS[kind] if init is None else init, np.float64), (count,))
     if not np.isfinite(logits).all():
         raise DeadGate("the gate would have no gradient: an initial logit is not finite", got=init,
-                       fix="structure.init_for(p0, kind) with p0 from 0.01 to 0.99")  # fmt: skip
+                       fix="pass init=structure.init_for(p0, kind) with p0 from 0.01 to 0.99")  # fmt: skip
     if kind == "ste" and (logits <= 0).any():
         e.warnings.append("a straight-through gate is closed at first: its operands get no gradient until it opens")
     made = _make(e, requests, kind, logits, group, cost)
@@ -118,13 +118,13 @@ def gate(
 
 # -- sites -------------------------------------------------------------------------------------------------------------
 def _requests(e: Transaction, target: Any, kind: str) -> tuple[list[_Request], bool]:
-    """Return the gates to make, and whether to return a tuple of handles."""
+    """Return (the gates to create, whether `gate` returns a tuple of handles)."""
     p = e.program
     if kind == "choice":
         edges = [p.edge(t) for t in target] if isinstance(target, Sequence) and not isinstance(target, str) else []
         if len(edges) < 2:
             expected = "two or more edges into junctions"
-            raise UsageError("a choice among fewer than two edges", expected=expected, got=target)
+            raise UsageError("a choice gate for fewer than two edges", expected=expected, got=target)
         sites = tuple(_edge_site(p, edge, i) for i, edge in enumerate(edges))
         return [_Request(sites, len(edges), lambda: np.concatenate([_edge_cost(p, [edge]) for edge in edges]))], False
     if isinstance(target, Units):
@@ -154,11 +154,11 @@ def _edge_site(p: Program, edge: EdgeId, element: int | None) -> _Site:
     target = p.graph.target(edge)
     value = p.edge_value(edge)
     if not p.is_junction(target):
-        fix = 'e.insert(edge, "junction") adds a junction; or gate the node or its units'
+        fix = 'insert a junction by e.insert(edge, "junction"), or gate the node or its units'
         what = "cannot gate this edge: its target is not a junction"
         raise GateNotAllowed(what, where=p.path(edge), fix=fix)
     if g.of_site(p, value.node) is not None:
-        raise GateNotAllowed("the edge already has a gate", where=p.path(edge), fix="e.ungate(gate) first")
+        raise GateNotAllowed("the edge already has a gate", where=p.path(edge), fix="e.ungate(gate)")
     source = p.path(value.node).rpartition(".")[2]
     return _Site(value, None, (edge,), False, f"{p.path(target)}.{source}.gate", element)
 
@@ -175,11 +175,11 @@ def _unit_requests(p: Program, name: str, ids: Sequence[int], size: int) -> list
         raise GateNotAllowed("cannot gate the units of a frozen axis", where=name, got=group.frozen[0])
     scores, decided = _scores(p, group)
     if any(node not in decided for node in _mixed(group)):
-        what, fix = "setting a unit of this axis to zero does not remove it", "gate the layer, or an earlier axis"
+        what, fix = "zeroing a unit of this axis differs from removing it", "gate the layer, or an axis upstream"
         raise NotZeroPreserving(what, where=name, got=group.mixed[0], fix=fix)
     if len(ids) != group.size:
-        expected = f"all {group.size}"
-        raise GateNotAllowed("cannot gate only some units of an axis", where=name, expected=expected, got=len(ids))
+        what, expected = "cannot gate only some units of an axis", f"all {group.size} units"
+        raise GateNotAllowed(what, where=name, expected=expected, got=f"{len(ids)} units")
     terms = group.axes.solution.dims
     sites = [
         _Site(value, dim, readers, False, f"{name}.gate", term=terms[value][dim], log=log)
@@ -192,15 +192,15 @@ def _unit_requests(p: Program, name: str, ids: Sequence[int], size: int) -> list
 
 
 def _mixed(group: AxisGroup) -> list[NodeId]:
-    """Return the nodes in which a unit that is all zeros still affects the result, such as norms and softmaxes."""
+    """Return the nodes whose results differ between zeroing and removing a unit, such as norms and softmaxes."""
     notes = group.axes.solution.notes
     return list(dict.fromkeys(node for atom in group.atoms for node, _ in notes.get(atom, AtomNotes()).mixed))
 
 
 def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
-    """Return (scores, dimension, edge) of each softmax over the axis, and the softmax nodes with all descendants.
+    """Return (list of (scores, dimension, edges) of each softmax over the axis, set of softmaxes and descendants).
 
-    A score of -∞ removes a unit there: its softmax weight is 0, and ops that sort or count weights never choose it.
+    A score of -∞ removes a unit: its softmax weight is 0, and ops that sort or count these weights never choose it.
     """
     found = []
     for node in _mixed(group):
@@ -215,9 +215,9 @@ def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
 
 
 def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> list[_Place]:
-    """Return the operands to gate of ops that sum over the axis, as (value, dimension, edges that read the value).
+    """Return the operands to gate, as (value, dimension, edges that read it), of all ops that sum over the axis.
 
-    Ops in `decided` are left out. If possible the dimension has exactly the units of the axis, else it contains them.
+    Ops in `decided` are skipped. The dimension is the axis alone if possible; else it also contains other axes.
     """
     solution = group.axes.solution
     found: dict[tuple[Value, int], dict[EdgeId, None]] = {}
@@ -227,7 +227,7 @@ def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> l
         edges = p.in_edges(node)
         end = next(((port, dim) for port, dim in ends if origin(p, p.edge_value(edges[port])) is None), None)
         if end is None:
-            what = "cannot gate the units of this axis: a sum over it reads only weights"
+            what = "cannot gate the units of this axis: this op sums over it, but its operands are weights"
             raise GateNotAllowed(what, where=f"{group.name}, {p.path(node)}")
         edge, dim = edges[end[0]], end[1]
         value = p.edge_value(edge)
@@ -238,9 +238,9 @@ def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> l
 
 
 def _exact(p: Program, group: AxisGroup, value: Value) -> tuple[Value, int] | None:
-    """Return the nearest value, upstream of `value`, and its dimension that has exactly the units of the axis.
+    """Return (nearest value at or before `value` with a dimension that is the axis alone, that dimension).
 
-    Returns None if a node on the way is not a view, or if another node reads a value on the way.
+    Return None if a node between the two values is not a view, or if a value between them has another reader.
     """
     dims = group.axes.solution.dims
     while True:
@@ -257,12 +257,12 @@ def _exact(p: Program, group: AxisGroup, value: Value) -> tuple[Value, int] | No
 
 # -- costs -------------------------------------------------------------------------------------------------------------
 def unit_costs(p: Program, group: AxisGroup, each: Mapping[str, float]) -> np.ndarray:
-    """Return the cost of the weight entries removed with each unit of an axis, float64 [size].
+    """Return the cost of the weight entries that are removed with each unit of an axis, as float64 [size].
 
-    An entry that n units share, such as a key that several query heads read, counts 1/n for each.
+    Entries that n units share, such as those of a key head with n query heads, count 1/n for each unit.
 
     Args:
-        each: key of a param -> cost of one of its entries.
+        each: dict from the key of a param to the cost of one of its entries.
     """
     cost = 0.0
     for key, dims in group.slices(0).items():  # a unit is one index of each atom: all have as many entries
@@ -275,7 +275,7 @@ def unit_costs(p: Program, group: AxisGroup, each: Mapping[str, float]) -> np.nd
 
 
 def removed_with(p: Program, edges: Iterable[EdgeId]) -> set[NodeId]:
-    """Return the nodes that no output and no assignment needs after these edges are removed."""
+    """Return the nodes before these edges that no output or assign node needs once the edges are removed."""
     needed = {v.node for v in p.outputs()} | set(p.assigns())
     left: dict[NodeId, int] = {}
     stack, gone = list(edges), set()
@@ -294,7 +294,7 @@ def _axis_cost(p: Program, group: AxisGroup) -> np.ndarray:
 
 
 def _edge_cost(p: Program, edges: Iterable[EdgeId]) -> np.ndarray:
-    """Return the number of param entries removed with these edges, at least 1."""
+    """Return the number of param entries that nothing needs once these edges are removed, at least 1, as int64 [1]."""
     total = sum(p.spec(n).size for n in removed_with(p, edges) if p.op(n) == PARAM)
     return np.array([max(total, 1)], np.int64)
 
@@ -302,11 +302,11 @@ def _edge_cost(p: Program, edges: Iterable[EdgeId]) -> np.ndarray:
 def _costs(cost: Cost, requests: Sequence[_Request]) -> np.ndarray:
     if isinstance(cost, str):
         if cost not in ("params", "one"):
-            raise UsageError("unknown kind of cost", expected="params, one, or numbers", got=cost)
+            raise UsageError("unknown cost of gate elements", expected='"params", "one" or integers >= 0', got=cost)
         return np.concatenate([r.cost() if cost == "params" else np.ones(r.length, np.int64) for r in requests])
     given = np.broadcast_to(np.asarray(cost), (sum(r.length for r in requests),))
     if (given < 0).any() or (given != np.round(given)).any():
-        raise UsageError("invalid cost", expected="integers >= 0", got=cost)
+        raise UsageError("the cost of a gate element is invalid", expected="integers >= 0", got=cost)
     return given.astype(np.int64)
 
 
@@ -362,7 +362,7 @@ def _put(e: Transaction, op: str, operands: Sequence[Value], name: str, **attrs:
 
 
 def _add_sites(e: Transaction, request: _Request, part: Value) -> NodeId:
-    """Add the products of one gate; return the first, which is its handle."""
+    """Add the nodes that multiply by a gate, one for each site; return the first of them, the handle of the gate."""
     p, sites = e.program, []
     for at in request.sites:
         value, spec, factor = at.value, p.spec(at.value), part
@@ -384,7 +384,7 @@ def _add_sites(e: Transaction, request: _Request, part: Value) -> NodeId:
 
 
 def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -> Value:
-    """Reshape one factor per unit to broadcast along `at.dim`, repeated over other axes joined in that dimension."""
+    """Reshape the factors, one per unit, to broadcast along `at.dim`; repeat them over other axes in that dimension."""
     p, term = e.program, at.term
     assert term is not None
     assert at.dim is not None
@@ -393,7 +393,8 @@ def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -
         parts = term.factors if isinstance(term, Product) else ()
         start = next((i for i in range(len(made)) if made[i : i + len(group)] == group), None)
         if start is None or len(parts) != len(made):
-            raise GateNotAllowed("cannot gate these units: they are not adjacent in this dimension", where=at.name)
+            what = "cannot gate these units: a dimension interleaves or concatenates them with other axes"
+            raise GateNotAllowed(what, where=at.name, got=f"dimension {at.dim} of {p.path(at.value)}")
         before, after = (prod(map(known, side)) for side in (parts[:start], parts[start + len(group) :]))
         factor = _put(e, "unsqueeze", [factor], f"{at.name}.apart", axes=(0, 2))
         shape = (before, p.spec(factor).shape[1], after)
@@ -407,7 +408,7 @@ def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -
 
 # -- removing ----------------------------------------------------------------------------------------------------------
 def ungate(e: Transaction, handle: NodeId) -> None:
-    """Remove a gate, so that values pass unchanged; its slot can be reused. Raises: StaleHandle, UnknownGate."""
+    """Remove a gate: values pass unchanged, and its slot can be reused. Raises: StaleHandle, UnknownGate."""
     p = e.program
     found = p.gates()[p.node(handle)]
     for site in found.sites:
@@ -416,7 +417,7 @@ def ungate(e: Transaction, handle: NodeId) -> None:
 
 
 def release(e: Transaction, site: NodeId) -> None:
-    """Remove a site that no node reads, and free the slot of its gate if it was the last site."""
+    """Remove a node that multiplies by a gate and has no readers. Free the gate's slot if no such node is left."""
     p = e.program
     part, nodes = g.of_site(p, site), g.between(p, site)
     assert part is not None
@@ -436,7 +437,7 @@ def release(e: Transaction, site: NodeId) -> None:
 
 
 def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -> None:
-    """Fix a gate, or some of its elements: `open` at 1, `closed` at 0, `frozen` at its value; `soft` trains it."""
+    """Fix a gate, or some of its elements, at 1 (`open`), 0 (`closed`) or its value (`frozen`); `soft` trains it."""
     p = e.program
     found = p.gates()[p.node(handle)]
     code = {"soft": g.SOFT, "open": g.OPEN, "closed": g.CLOSED, "frozen": g.FROZEN}.get(state)
@@ -446,6 +447,6 @@ def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -
     rows = table[found.span]
     rows[slice(None) if elements is None else elements, g.STATE] = code
     if found.kind == "choice" and (rows[:, g.STATE] == g.CLOSED).all():
-        raise GateNotAllowed("all options of a choice would be closed", where=found.owner)
+        raise GateNotAllowed("cannot close all options of a choice gate", where=found.owner)
     if not np.array_equal(rows[:, g.STATE], found.rows[:, g.STATE]):
         e.set_weight(g.TABLE, table)

@@ -1,4 +1,4 @@
-"""History: commits, undoes and redoes edits. No other code changes the version of a program."""
+"""The history of a program, which commits, undoes and redoes edits. No other code changes `Program.version`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class History:
     """The undo and redo stacks of a program, and its open edit.
 
     Attributes:
-        undoable, redoable: entries that can be undone and redone, the next one last.
-        marks: name -> seq of the last entry when the mark was set; -1 before the first entry.
-        open: the open edit, if any.
-        listeners: functions called with each entry.
-        spill: moves arrays of undo beyond `program.history_bytes` to a temporary file.
+        undoable, redoable: stacks of the journal entries that can be undone and redone; the next entry is the last.
+        marks: dict from the name of a mark to `seq` of the last undoable entry when it was set, or -1 without entries.
+        open: the open edit; None if no edit is open.
+        listeners: functions called with each new journal entry.
+        spill: moves arrays of undo data to a temporary file when they exceed `program.history_bytes`.
     """
 
     def __init__(self, program: Program) -> None:
@@ -54,7 +54,7 @@ class History:
 
     # -- an edit -----------------------------------------------------------------------------------------------------
     def begin(self, transaction: Transaction) -> None:
-        """Open an edit: save the present state and mark weights copy-on-write, so that training cannot change it.
+        """Open an edit: save the arrays of all weights as copy-on-write, so that training cannot change these arrays.
 
         Raises: UsageError for a read-only program, EditBusy if another thread's edit is open.
         """
@@ -74,14 +74,14 @@ class History:
         share([v for v, _, shared in self._before_edit.values() if not shared], True)
 
     def note(self, variable: Variable) -> None:
-        """Record that an edit, not training, set this variable, so that `collect_trained` ignores the new value."""
+        """Record that the edit, not training, set this variable, so that `collect_trained` ignores the new value."""
         if not variable.shared:
             self._private[id(variable)] = variable.data
         variable.shared = True
         self._expected[id(variable)] = variable.data
 
     def owns(self, variable: Variable) -> bool:
-        """Return True if only the open edit holds a variable's memory, so that it may be overwritten."""
+        """Return True if only the open edit holds a variable's memory, so that this memory may be overwritten."""
         array = variable.data
         if array.storage.readonly or not array.contiguous:
             return False
@@ -93,7 +93,7 @@ class History:
         return before is array and not shared
 
     def collect_trained(self, transaction: Transaction, keys: Iterable[str] | None = None) -> None:
-        """Add a `SetWeight` for each weight (or each of `keys`) that was trained inside the edit."""
+        """Add a `SetWeight` to the edit for each weight (of `keys`, if given) that training changed since it opened."""
         weights, expected = self.program.weights, self._expected
         pairs = weights.items() if keys is None else [(key, weights[key]) for key in keys]
         trained = [(key, v) for key, v in pairs if v.data is not expected.get(id(v), v.data)]
@@ -104,14 +104,14 @@ class History:
                     transaction.do(SetWeight(key, array))
 
     def drop_trained(self) -> None:
-        """Revert training inside the edit to the last values that the edit itself set."""
+        """Revert training inside the open edit: restore the values from before the edit, or the last that it set."""
         for variable in self.program.weights.values():
             expected = self._expected.get(id(variable))
             if expected is not None and variable.data is not expected:
                 variable.data, variable.shared = expected, True
 
     def write(self, t: Transaction) -> Entry | None:
-        """Write the journal entry of a valid edit, if it changed anything. Raises: UsageError if facts are not JSON."""
+        """Append and return the journal entry of a validated edit; None if the edit is empty. Raises: UsageError."""
         p = self.program
         if not t.done:
             return None
@@ -130,7 +130,7 @@ class History:
         return entry
 
     def _append(self, undo: Undo | None, cone: Iterable[NodeId], before: str, edits: list[Any], **facts: Any) -> Entry:
-        """Append a journal entry for the change from the state hash `before` to the present state, as a new version."""
+        """Append a journal entry for the change from the state hash `before` to the present state; count a version."""
         p = self.program
         facts |= {"base_version": p.version, "edits": edits, "before": before, "after": p.state_hash()}
         entry = p.journal.append(undo=undo, cone=tuple(n for n in cone if n in p.graph), **facts)
@@ -138,7 +138,7 @@ class History:
         return entry
 
     def end(self, entry: Entry | None, *, failed: bool = False) -> None:
-        """Close the edit; if it failed, restore the values and flags of the weights."""
+        """Close the open edit. If it failed, restore the arrays of the weights and their copy-on-write flags."""
         self.open = None
         self.program.order_log, self.program.admits_cycles = None, False
         free: list[Variable] = []
@@ -157,7 +157,7 @@ class History:
         self._lock.__exit__(None, None, None)
 
     def notify(self, entry: Entry) -> None:
-        """Call the listeners with an entry."""
+        """Call each listener with a journal entry. Exceptions of listeners are only logged."""
         for listener in list(self.listeners):
             try:
                 listener(entry)
@@ -166,7 +166,7 @@ class History:
 
     # -- undo and redo -----------------------------------------------------------------------------------------------
     def walk(self, n: int, *, back: bool) -> None:
-        """Undo or redo `n` entries, or none of them. Raises: NotUndoable; UsageError for an invalid `n`."""
+        """Undo `n` entries, or redo them if `back` is False. Raises, before any change: NotUndoable, UsageError."""
         _check_writable(self.program)
         if type(n) is not int or n < 0:
             raise UsageError("invalid number of edits", expected="an integer >= 0", got=repr(n))
@@ -184,7 +184,7 @@ class History:
                 self.step(back)
 
     def step(self, back: bool) -> Entry:
-        """Undo or redo one entry; the journal gets an entry for it."""
+        """Undo one entry, or redo it if `back` is False; append a journal entry for this and return it."""
         p = self.program
         _check_writable(p)
         with p.graph.locked():
@@ -223,37 +223,39 @@ class History:
 
     # -- marks -------------------------------------------------------------------------------------------------------
     def mark(self, name: str) -> None:
-        """Name the present state. Raises: UsageError."""
+        """Set a mark with this name at the present state. Raises: UsageError for an invalid name."""
         if not isinstance(name, str) or not name:
             raise UsageError("invalid name of a mark", expected="a non-empty string", got=repr(name))
         self.marks[name] = self.undoable[-1].seq if self.undoable else -1
 
     def marked(self, name: str) -> int:
-        """Return the seq of the entry that was the last when a mark was set. Raises: UsageError listing the marks."""
+        """Return `seq` of the last undoable entry when a mark was set, else -1. Raises: UsageError if it is unknown."""
         if not isinstance(name, str) or name not in self.marks:
-            raise UsageError("unknown mark", where=name, expected=", ".join(self.marks) or "p.mark(name) first")
+            known = ", ".join(self.marks) or None
+            raise UsageError("no mark has this name", where=name, expected=known, fix="set a mark by p.mark(name)")
         return self.marks[name]
 
     def depth(self, seq: int, where: object) -> int:
-        """Return the number of entries to undo to return to the state after entry `seq`. Raises: NotUndoable."""
+        """Return how many entries must be undone to return to the state after entry `seq`. Raises: NotUndoable."""
         if seq == -1:
             return len(self.undoable)
         below = [e.seq for e in reversed(self.undoable)]
         if seq in below:
             return below.index(seq)
         undone = any(e.seq == seq for e in self.redoable)
-        what = "this state was undone" if undone else "this state is not on the current branch of the history"
-        raise NotUndoable(what, where=where, fix="p.redo() to it" if undone else None)
+        why = "it was undone" if undone else "it is not on the current branch of the history"
+        fix = "call p.redo() until it is reached" if undone else None
+        raise NotUndoable(f"cannot undo to this state: {why}", where=where, fix=fix)
 
     def rollback(self, name: str) -> int:
-        """Undo to a mark; returns the number of undone entries."""
+        """Undo all entries after a mark; return the number of undone entries."""
         count = self.depth(self.marked(name), name)
         self.walk(count, back=True)
         return count
 
     # -- blame -------------------------------------------------------------------------------------------------------
     def blame(self, ref: NodeId | EdgeId | None, name: str | None) -> list[Entry]:
-        """Return the entries that made or changed a node (or its operands), edge or weight, given by handle or name."""
+        """Return the entries that created or changed a node (or its operands), edge or weight, by handle or name."""
         p, found = self.program, []
         handle = None if ref is None else [ref.index, ref.generation]
         at = p.path(ref) if isinstance(ref, NodeId) and ref in p.graph else None
@@ -273,7 +275,7 @@ class History:
         return found[::-1]
 
     def describe(self, handle: NodeId | EdgeId) -> tuple[str | None, str | None]:
-        """Return the path of a removed node or edge and the entry that removed it; None if not in the journal."""
+        """Return (path of a removed node or edge, text naming the entry that removed it); (None, None) if not found."""
         here = [] if self.open is None else [("this edit", [d[2] for d in self.open.done])]
         past = ((f"entry {e.seq}: {e.why}", e.edits) for e in reversed(self.program.journal))
         for by, r in ((by, r) for by, records in (*here, *past) for r in reversed(records)):
@@ -287,21 +289,21 @@ class History:
 
 def _check_writable(p: Program) -> None:
     if p.readonly:
-        raise UsageError("a past state cannot be edited", where=p.name, fix="p.fork() returns a program to edit")
+        raise UsageError("a past state cannot be edited", where=p.name, fix="edit a copy: p.fork()")
 
 
 def _check_undo(entry: Entry) -> Undo:
-    """Return the undo of an entry. Raises: NotUndoable if it was not stored or its arrays cannot be read any more."""
+    """Return the undo data of an entry. Raises: NotUndoable if it was not stored or its arrays cannot be read."""
     where = f"entry {entry.seq}: {entry.why}"
     if entry.undo is None:
-        fix = "edit(keep_undo=True), and save(history='full')"
-        raise NotUndoable("no undo was stored for this entry", where=where, fix=fix)
+        fix = "edit with keep_undo=True, and save with history='full'"
+        raise NotUndoable("no undo data was stored for this entry", where=where, fix=fix)
     for array in entry.undo.arrays():
         if array.storage.readonly:
             try:
                 array.storage.check()  # the file must be the one that was read, and unchanged
             except GraphwrightError as error:
                 got = error.what if error.where is None else f"{error.where}: {error.what}"
-                what = "the values needed to undo this entry are gone"
+                what = "cannot read the values needed to undo or redo this entry"
                 raise NotUndoable(what, where=where, got=got, fix="restore the file") from error
     return entry.undo

@@ -1,7 +1,7 @@
-"""Deferred Ctrl-C: half a primitive edit could not be rolled back, so interrupts wait until it is complete.
+"""Deferred Ctrl-C: a half-applied primitive edit cannot be rolled back, so an interrupt waits until it is complete.
 
-In a `defer_interrupts()` block a handler records the signal, which is raised when the outermost block is left. Other
-threads receive no signals. An open edit keeps the handler installed between its blocks, where it raises at once.
+Inside a `defer_interrupts()` block a signal handler records interrupts; KeyboardInterrupt is raised after the outermost
+block. Only the main thread gets signals. While an edit is open, the handler stays installed and raises between blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _pending: list[tuple[int, FrameType | None]] = []
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block: KeyboardInterrupt is raised after the whole block has run."""
+    """Defer Ctrl-C: KeyboardInterrupt is raised after the whole block has run."""
     global _depth
     if not _in_main():
         yield
@@ -47,7 +47,7 @@ def defer_interrupts() -> Iterator[None]:
 def start_listening() -> bool:
     """Keep the signal handler installed after the current `defer_interrupts` block.
 
-    Returns False, and does nothing, outside the main thread; else the caller must call `stop_listening` later.
+    Outside the main thread, do nothing and return False. Else return True; the caller must call `stop_listening` later.
     """
     global _open_edits
     main = _in_main()
@@ -56,7 +56,7 @@ def start_listening() -> bool:
 
 
 def stop_listening() -> None:
-    """Let the current `defer_interrupts` block uninstall the handler at its end."""
+    """Revert `start_listening`: the current `defer_interrupts` block uninstalls the signal handler at its end."""
     global _open_edits
     _open_edits -= 1
 

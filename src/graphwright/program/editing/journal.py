@@ -22,14 +22,14 @@ AUTHORS = ("human", "gate", "evolution", "pass")
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """The data from which undo and redo of an entry are made; `save(history="full")` stores it.
+    """The data needed to undo and redo a journal entry. `save(history="full")` stores it.
 
     Attributes:
-        forward, inverse: primitive edits in the order to apply them.
-        specs: specs that inference changed: node -> (before, after).
-        valid: whether the program was valid before, and after.
-        labels: changes of the topological order, in the order in which the next undo or redo reverts them; it replaces
-            them by the changes that the opposite step will revert.
+        forward, inverse: the primitive edits that redo and undo the entry, each in the order in which they are applied.
+        specs: dict from each node whose specs the edit changed to (specs before, specs after).
+        valid: whether the program was valid (before the edit, after it).
+        labels: changes of the topological order, in the order in which the next undo or redo reverts them. That step
+            replaces them by the changes that the opposite step must revert.
     """
 
     forward: tuple[Edit, ...]
@@ -40,30 +40,30 @@ class Undo:
 
     @property
     def edits(self) -> tuple[Edit, ...]:
-        """The edits of both directions."""
+        """All primitive edits: those of `inverse`, then those of `forward`."""
         return (*self.inverse, *self.forward)
 
     def arrays(self) -> Iterator[NDArray]:
-        """Yield the arrays that the edits hold."""
+        """Yield the arrays that the primitive edits hold."""
         return (array for edit in self.edits for array in edit.payloads)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry, one line of the journal.
+    """A journal entry: one committed edit, undo or redo, and one line of `journal.jsonl`.
 
     Attributes:
         seq: index in the journal.
         time: UTC, ISO 8601.
-        why, author, tool, line: from the caller; line is file:line of the user's code.
-        base_version: version that was edited.
+        why, author, tool, line: the arguments of `Program.edit`, and file:line of the user's code that called it.
+        base_version: version of the program before the edit.
         edits: JSON forms of the primitive edits.
-        before, after: hashes of the program, in which unread weights of an opened file are named by reference.
-        undoes, redoes: seq of the entry that this one undoes or redoes.
-        warnings: legal changes that are probably not intended.
-        prev, hash: the chain: hash = sha256(prev + canonical JSON of the rest).
-        undo: the data to undo it; None if that was not stored.
-        cone: nodes that spec inference visited; in memory only.
+        before, after: hashes of the program before and after. Unread weights of an opened file are hashed by reference.
+        undoes, redoes: `seq` of the entry that this entry undoes or redoes; None if it is an edit.
+        warnings: texts about legal changes that are probably not intended.
+        prev, hash: the hash of the previous entry, and hash = sha256(prev + canonical JSON of the other fields).
+        undo: the data to undo and redo the entry; None if it was not stored.
+        cone: nodes that spec inference visited; not saved.
     """
 
     seq: int
@@ -85,17 +85,17 @@ class Entry:
     cone: tuple[NodeId, ...] = field(default=(), repr=False, compare=False)
 
     def annotations(self, name: str | None = None) -> list[dict[str, Any]]:
-        """Return the notes of the edit, each with its name and facts; only those on `name` if one is given."""
+        """Return the annotations in the entry as dicts with `name` and the facts; only those about `name` if given."""
         found = [record for record in self.edits if record["edit"] == "Annotation"]
         return [{"name": r["name"], **r["facts"]} for r in found if name in (None, r["name"])]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as it is written in `journal.jsonl`."""
+        """Return the entry as a dict, as it is written in `journal.jsonl`."""
         return {name: _as_json(getattr(self, name)) for name in _FIELDS}
 
     @staticmethod
     def from_json(data: dict[str, Any], undo: Undo | None = None, cone: tuple[NodeId, ...] = ()) -> Entry:
-        """Return the entry that `to_json` wrote."""
+        """Return the entry from a dict that `to_json` returned."""
         values = {name: data[name] for name in _FIELDS}
         values["edits"], values["warnings"] = tuple(values["edits"]), tuple(values["warnings"])
         return Entry(**values, undo=undo, cone=cone)
@@ -108,7 +108,7 @@ class Entry:
 
 
 def in_force(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries that are not undone. Raises: ReplayConflict if one undoes an entry not among them."""
+    """Return the edits among `entries` that are not undone. Raises: ReplayConflict for an undo that does not fit."""
     stack: list[Entry] = []
     known = {e.seq: e for e in entries}
     for entry in entries:
@@ -116,7 +116,8 @@ def in_force(entries: Sequence[Entry]) -> list[Entry]:
         if other is None:
             stack.append(entry)
         elif other not in known or (entry.undoes is not None and (not stack or stack[-1].seq != other)):
-            what = "the entry undoes or redoes an entry that is not in the replay"
+            missing = "the entry undoes or redoes an entry that is not in the replay"
+            what = "the entry undoes an entry that is not the last one in force" if other in known else missing
             raise ReplayConflict(what, where=f"entry {entry.seq}", got=f"entry {other}")
         elif entry.undoes is not None:
             stack.pop()
@@ -137,7 +138,7 @@ def _entry(link: Link, undo: Undo | None = None, cone: tuple[NodeId, ...] = ()) 
 
 
 class Journal(Sequence[Entry]):
-    """Entries in order, as a hash chain; `hash` is that of the last entry and identifies the whole history."""
+    """The journal entries of a program in order, as a hash chain. `hash` identifies the whole history."""
 
     def __init__(self, chain: Chain | None = None) -> None:
         self.chain = Chain() if chain is None else chain
@@ -154,15 +155,15 @@ class Journal(Sequence[Entry]):
 
     @property
     def hash(self) -> str:
-        """Hash of the last entry; of an empty journal the hash that it continues from, or 64 zeros."""
+        """Hash of the last entry. An empty journal has the hash of the journal that it continues, or 64 zeros."""
         return self.chain.head
 
     def put(self, entry: Entry) -> None:
-        """Replace an entry by a copy whose undo data differs."""
+        """Replace the entry that has the same `seq` by `entry`, a copy with other undo data."""
         self._entries[entry.seq] = entry
 
     def append(self, *, undo: Undo | None, cone: tuple[NodeId, ...] = (), **facts: Any) -> Entry:
-        """Add an entry with these fields; seq, time, prev and hash are filled in here."""
+        """Append an entry with these fields and return it; this method sets its `seq`, `time`, `prev` and `hash`."""
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         body = {"undoes": None, "redoes": None, **facts, "seq": len(self._entries), "time": time}
         link = self.chain.append({name: _as_json(body[name]) for name in _FIELDS if name in body})

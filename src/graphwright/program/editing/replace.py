@@ -1,4 +1,4 @@
-"""Replacing a subgraph by another program, extracting one, and expanding fused ops into primitive ones."""
+"""Replacing a subgraph by a program, extracting a subgraph as a program, and expanding fused ops into primitive ops."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Value]]:
-    """Return the values that a set of nodes reads from outside, and its results that are read outside.
+    """Return (values that a set of nodes reads from outside the set, its results that are outputs or read outside).
 
-    Both are in topological order, each value once. Raises: NotConvex if a path leaves the set and comes back.
+    Both lists are in topological order of the set. Raises: NotConvex if a path leaves the set and comes back.
     """
     inside = set(nodes)
     order = sorted(inside, key=p.order_labels.key)
@@ -45,7 +45,7 @@ def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Val
         here = stack.pop()
         for m in p.graph.successors(here):
             if m in inside:
-                fix, got = "selection.between(selection) adds the nodes on such paths", p.path(m)
+                fix, got = "add the nodes on such paths: selection.between(selection)", f"an edge to {p.path(m)}"
                 raise NotConvex("a path leaves the selection and comes back", where=p.path(here), got=got, fix=fix)
             if m not in seen:
                 seen.add(m)
@@ -56,7 +56,7 @@ def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Val
 def _pairs(
     inner: Mapping[str, Spec], outer: Sequence[Value], match: Mapping[str, Any] | None, p: Program, side: str
 ) -> dict[str, Value]:
-    """Return name of an input (or output) of a subprogram -> value of `p`, by `match` or in order.
+    """Return a dict from each input (or output) name of a subprogram to a value of `p`, paired by `match` or in order.
 
     Raises: BoundaryMismatch if the numbers of values or their specs differ.
     """
@@ -65,7 +65,7 @@ def _pairs(
     elif len(inner) == len(outer):
         pairs = dict(zip(inner, outer, strict=True))
     else:
-        fix = "match={name: node, ...}"
+        fix = "pass match={name: node, ...}"
         expected = [f"{p.path(v)} {p.spec(v)}" for v in outer]
         what = f"the subprogram has {len(inner)} {side}, the selection {len(outer)}"
         raise BoundaryMismatch(what, expected=expected, got=[f"{n} {s}" for n, s in inner.items()], fix=fix)
@@ -78,19 +78,19 @@ def _pairs(
 def replace(
     e: Transaction, selection: Selection | Sequence[NodeId], subprogram: Program, match: Mapping[str, Ref] | None = None
 ) -> dict[str, NodeId]:
-    """Replace a selection by another program.
+    """Replace a selection of nodes by another program.
 
     The subprogram reads the values that the selection read, and readers of the selection's results read its outputs.
-    Its weights are added as new ones, except weights that `extract` took from this program: these are not duplicated.
+    Its weights are added as new weights, except those that `extract` took from this program: these are shared.
 
     Args:
-        match: name of an input or output -> node or value of this program; in order by default.
-    Returns: path in the subprogram -> new node. Raises: NotConvex; BoundaryMismatch listing both sides.
+        match: dict from each input and output name to a node or value of this program; by default paired in order.
+    Returns: dict from path in the subprogram to new node. Raises: NotConvex; BoundaryMismatch listing both sides.
     """
     p, sub = e.program, subprogram
     nodes = list(dict.fromkeys(p.nodes_of(selection)))
     if not isinstance(sub, OpGraph):
-        raise BoundaryMismatch("the replacement is not a program", got=repr(sub)[:80])
+        raise BoundaryMismatch("the replacement is not a program", expected="a Program", got=repr(sub)[:80])
     enters, leaves = boundary(p, nodes)
     inputs = {sub.path(n): sub.spec(n) for n in sub.inputs()}
     outputs = dict(zip(sub.output_names(), (sub.spec(v) for v in sub.outputs()), strict=True))
@@ -122,11 +122,11 @@ def redirect(
     e: Transaction, moved: Mapping[Value, Value], *, edges: Iterable[EdgeId] | None = None,
     skip: Collection[NodeId] = (), outputs: bool = True,
 ) -> None:  # fmt: skip
-    """Rewire the readers of values to other values; the node of a new value may itself read the old one.
+    """Rewire the readers of values to other values. The node of a new value is not rewired and may read the old value.
 
     Args:
-        moved: old value -> new value.
-        edges: the edges to rewire; by default all that carry an old value.
+        moved: dict from old value to new value.
+        edges: the edges to rewire; by default all edges that carry an old value.
         skip: readers that are not rewired.
         outputs: also replace the values among the program's outputs.
     """
@@ -140,7 +140,7 @@ def redirect(
 
 
 def _same_weight(p: Program, sub: Program, node: NodeId, removed: Collection[NodeId]) -> NodeId | None:
-    """Return the node of `p`, not in `removed`, with the key and array that `node` has in `sub`; None if none has."""
+    """Return a node of `p`, not in `removed`, with the same key and array as `node` of `sub`; None if `p` has none."""
     if sub.op(node) not in STORED or (key := sub.key(node)) not in p.weights:
         return None
     if p.weights.array(key) is not sub.weights.array(key):
@@ -149,7 +149,7 @@ def _same_weight(p: Program, sub: Program, node: NodeId, removed: Collection[Nod
 
 
 def _copy(e: Transaction, sub: Program, node: NodeId, values: Mapping[Value, Value]) -> NodeId:
-    """Copy one node of another program, with its edges, into the open edit."""
+    """Copy a node of another program and its input edges into the open edit; `values` maps old operands to new ones."""
     p, op, attrs = e.program, sub.op(node), dict(sub.attrs(node))
     name = p.free_name(sub.path(node))
     if op in STORED:
@@ -169,7 +169,7 @@ def _second_variable(variable: Variable, op: str, name: str) -> Variable:
 
 
 def take_over(e: Transaction, old: NodeId, new: NodeId) -> None:
-    """Give the readers, outputs and name of an old node to a new one, and remove the old one."""
+    """Replace the node `old` by `new`, which takes over its readers, program outputs and name. Remove `old`."""
     path = e.program.path(old)
     redirect(e, {Value(old): Value(new)})
     e.remove(old)
@@ -177,7 +177,7 @@ def take_over(e: Transaction, old: NodeId, new: NodeId) -> None:
 
 
 def remove_unread(e: Transaction, value: Value) -> None:
-    """Remove the node of a value if nothing reads it, then the same for its first operand, and so on."""
+    """Remove the node of a value if it has no readers, then likewise the node of its first operand, and so on."""
     p = e.program
     while not p.out_edges(value.node) and value not in p.outputs():
         before = p.operands(value.node)
@@ -188,10 +188,10 @@ def remove_unread(e: Transaction, value: Value) -> None:
 
 
 def extract(p: Program, selection: Selection | Sequence[NodeId]) -> Program:
-    """Return a copy of a selection as a program: values that it reads become inputs, results outputs.
+    """Copy a selection into a new program. Values that it reads become inputs; its results with readers become outputs.
 
-    Inputs and outputs are named by the nodes' paths. Params that the selection reads are included; arrays are shared.
-    Raises: NotConvex; InvalidProgram if `p` was left broken.
+    Inputs and outputs are named by node paths. Weights that the selection reads are included; their arrays are shared.
+    Raises: NotConvex; InvalidProgram if an earlier edit left `p` broken.
     """
     nodes = p.nodes_of(selection)
     refuse_broken(p)
@@ -225,12 +225,12 @@ def extract(p: Program, selection: Selection | Sequence[NodeId]) -> Program:
 def expand(p: Program, nodes: Iterable[NodeId], why: str = "expand fused ops") -> list[NodeId]:
     """Replace each fused op among `nodes` by primitive ops, in one edit; other nodes are left as they are.
 
-    The node of the first result gets the old path, the others paths below it: `layers.0.mlp.act.sigmoid`.
-    Returns: the new nodes, consts included. Raises: UsageError if no op among them is fused.
+    The node of the first result gets the path of the fused op, other nodes get paths below it: `layers.0.act.sigmoid`.
+    Returns: the new nodes, including consts. Raises: UsageError if none of `nodes` is a fused op.
     """
     fused = [n for n in nodes if (row := OPS.get(p.op(n))) is not None and row.expand is not None]
     if not fused:
-        raise UsageError("no fused op is among these nodes", fix="an op is fused if gw.ops.OPS[name].expand is set")
+        raise UsageError("no fused op is among these nodes", fix="select nodes whose op has gw.ops.OPS[name].expand")
     with p.edit(why) as e:
         made = [node for old in fused for node in _expand(e, old)]
     return made
@@ -254,7 +254,7 @@ def _expand(e: Transaction, old: NodeId) -> list[NodeId]:
 
 
 class _Expansion:
-    """The nodes that one expansion adds to an open edit, below the path of the fused node."""
+    """Adds the nodes of the expansion of one fused op to an open edit, with paths below the path of the fused op."""
 
     def __init__(self, e: Transaction, path: str) -> None:
         self.e, self.path = e, path
@@ -262,7 +262,7 @@ class _Expansion:
         self._numbers: dict[tuple[str, DType], Value] = {}
 
     def run(self, row: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> list[_Term]:
-        """Apply an op to terms, by its expansion if it is fused, else as a new node; return the results."""
+        """Apply an op to symbolic operands: expand a fused op, else add a node. Return its results as terms."""
         if row.expand is not None:
             results = row.expand(operands, attrs)
             return list(results) if isinstance(results, tuple) else [results]
@@ -274,7 +274,7 @@ class _Expansion:
         return [_Term(self, Value(node, port), spec) for port, spec in enumerate(p.specs(node))]
 
     def number(self, value: float, kind: DType) -> Value:
-        """Return a const that holds a number; equal numbers of one dtype share a node."""
+        """Return the value of a const node that holds a number. Equal numbers of the same dtype share a node."""
         if (repr(value), kind) not in self._numbers:
             name = self.e.program.free_name(f"{self.path}.const")
             self.made.append(self.e.const(name, as_array(np.asarray(value), kind)))
@@ -283,7 +283,7 @@ class _Expansion:
 
 
 class _Term(Arithmetic):
-    """A symbolic operand for the code of an expansion: arithmetic on it adds nodes."""
+    """A symbolic operand for the `expand` function of an op: arithmetic on it adds nodes to the open edit."""
 
     def __init__(self, expansion: _Expansion, value: Value, spec: Spec) -> None:
         self.expansion, self.value, self.spec, self.shape, self.dtype = expansion, value, spec, spec.shape, spec.dtype

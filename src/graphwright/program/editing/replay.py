@@ -1,8 +1,8 @@
 """Replaying a journal on another program: edits find their targets by path, port and checkpoint key, not by handle.
 
-Undone edits are not replayed, unless they were redone. Values of weights come from the undo of the entries, from the
-`history` of a saved program, or from `payloads`; an entry whose values are missing is refused. A replayed entry warns
-if it sets weight values and the program is not the one on which it was recorded.
+Undone edits are not replayed, unless they were redone. Values of weights come from the undo data of the entries, from
+the history file of a saved program, or from `payloads`; missing values are an error. A replayed entry has a warning if
+it sets weight values and the program is not in the state in which it was recorded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of a replay: the new entries, and with `strict=False` the conflicts of the skipped ones."""
+    """Result of a replay: the new entries, and with `strict=False` the conflicts of the skipped entries."""
 
     entries: tuple[Entry, ...]
     conflicts: tuple[ReplayConflict, ...]
@@ -48,15 +48,15 @@ def replay(
     journal: Sequence[Entry] | Program | StrPath, onto: Program, strict: bool = True, *,
     payloads: Mapping[str, NDArray] | None = None, cast: object = None,
 ) -> Replayed:  # fmt: skip
-    """Repeat the edits of a journal on another program, one entry each.
+    """Apply the edits of a journal to another program, which gets one new entry for each replayed entry.
 
     Args:
-        journal: entries, a program, the directory of a saved one, or a `journal.jsonl`.
+        journal: entries, a program, the directory of a saved program, or a `journal.jsonl`.
         onto: the program to edit.
         strict: raise at the first entry that does not fit and leave `onto` unchanged; else skip such entries.
-        payloads: `blake2b` digest in the journal -> array.
-        cast: floating dtype of new weights; an existing weight that is set keeps its dtype.
-    Raises: ReplayConflict with entry, edit, path and the nearest names; JournalCorrupt, ProgramFileError for files.
+        payloads: dict from the `blake2b` digest of an array in the journal to the array.
+        cast: dtype of new floating-point weights; an existing weight that is set keeps its dtype.
+    Raises: ReplayConflict naming the entry and edit that do not fit; JournalCorrupt, ProgramFileError for files.
     """
     entries = in_force(_entries(journal))
     kind = None if cast is None else dtype(cast)
@@ -124,15 +124,15 @@ def _play(
 
 
 def conflict_of(error: Exception, where: str) -> ReplayConflict:
-    """Return a ReplayConflict for an error in an entry or a recipe step."""
+    """Return a ReplayConflict for an error in a journal entry or recipe step; `where` begins with `entry` or `step`."""
     if not isinstance(error, GraphwrightError):
-        return ReplayConflict(f"the entry or step cannot be read: {error}", where=where)
+        return ReplayConflict(f"the {where.partition(' ')[0]} cannot be read: {error}", where=where)
     got = ": ".join(str(fact) for fact in (error.where, error.got) if fact is not None) or None
-    return ReplayConflict(f"the edit does not fit: {error.what}", where=where, got=got, fix=error.fix)
+    return ReplayConflict(f"the edit does not fit this program: {error.what}", where=where, got=got, fix=error.fix)
 
 
 def _own_values(entry: Entry) -> list[str]:
-    """Return the keys of the weights that an entry sets or adds, except small integer tables."""
+    """Return the keys of the weights that an entry sets or adds, except tables with their values in the journal."""
     brought = [r for r in entry.edits if r["edit"] in ("SetWeight", "AddNode") and "payload" in r]
     records = [r for r in brought if "values" not in r["payload"]]
     return [r["key"] if r["edit"] == "SetWeight" else r["attrs"]["key"] for r in records]
@@ -145,14 +145,14 @@ def _label(record: Mapping[str, Any]) -> str:
 
 
 class PayloadFinder:
-    """Finds the arrays that entries set: in their undo, if the digest still matches, else by digest."""
+    """Finds arrays of journal entries: in the entry's undo data, else by digest in `payloads` and other undo data."""
 
     def __init__(self, entries: Sequence[Entry], payloads: Mapping[str, NDArray]) -> None:
         self._entries, self._known = entries, dict(payloads)
         self._searched = False
 
     def find(self, entry: Entry, i: int, named: Mapping[str, Any]) -> NDArray:
-        """Return the array of edit `i` of an entry. Raises: ReplayConflict if it is not found."""
+        """Return the array `named` in the record of edit `i` of an entry. Raises: ReplayConflict if it is not found."""
         if "values" in named:
             return _inline_array(named)
         own, digest = entry.undo.forward[i].payloads if entry.undo is not None else (), named.get("blake2b")
@@ -165,17 +165,18 @@ class PayloadFinder:
                 self._known = {**{array_digest(a): a for a in undo.arrays()}, **self._known}
         if digest not in self._known:
             what = "the values of this weight are not in the history"
-            raise ReplayConflict(what, got=str(dict(named)), fix="save(history='full'), or replay(..., payloads=...)")
+            fix = "save the program with history='full', or pass payloads={digest: array} to replay"
+            raise ReplayConflict(what, got=str(dict(named)), fix=fix)
         return self._known[digest]
 
 
 def _inline_array(named: Mapping[str, Any]) -> NDArray:
-    """Return the array of a journal record that contains its values. Raises: ReplayConflict if the digest differs."""
+    """Return the array whose values a journal record contains. Raises: ReplayConflict if its digest differs."""
     spec = Spec.from_json(named["spec"])
     values = np.asarray(named["values"], np.int64).reshape(spec.sizes)
     array = empty(spec.sizes, spec.dtype).copy_from(from_numpy(values))
     if array_digest(array) != named.get("blake2b"):
-        raise ReplayConflict("the values of this record do not match its digest", got=str(named)[:200])
+        raise ReplayConflict("the values in this journal record do not match its digest", got=str(named)[:200])
     return array
 
 
@@ -185,11 +186,11 @@ _LIMIT = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class RecipeStep:
-    """A step of a recipe, which makes one journal entry.
+    """A step of a recipe. Applying it adds one journal entry.
 
     Attributes:
-        why: for the journal.
-        actions: (name, argument), in order.
+        why: reason for the edit, written to the journal.
+        actions: pairs (name of an action, its argument), in the order in which they run.
         ragged, correct: see `Transaction.cut_units`.
     """
 
@@ -203,7 +204,7 @@ def apply_recipe(path: StrPath, onto: Program) -> Replayed:
     """Apply the edits of a recipe, a `journal.jsonl` or a saved program to another program of the same family.
 
     Args:
-        path: `.yaml` or `.yml` is a recipe; anything else is read as a journal.
+        path: a recipe if it ends in `.yaml` or `.yml`; any other path is read as a journal.
         onto: the program to edit; unchanged if a step does not fit.
     Raises: ReplayConflict naming the first step that does not fit; ProgramFileError for an unreadable file.
     """
@@ -215,7 +216,7 @@ def apply_recipe(path: StrPath, onto: Program) -> Replayed:
 
 
 def read_recipe(path: StrPath) -> list[RecipeStep]:
-    """Return the steps of a YAML file: a list of steps, or a mapping with the list under `steps`.
+    """Return the steps of a recipe: a YAML file with a list of steps, or with a mapping that has the list as `steps`.
 
         - why: a third of the neurons of the upper layers
           cut_units: {"layers.{2,3}.mlp.neurons": 0-99 200, layers.0.attn.kv_groups: 1}
@@ -240,7 +241,7 @@ def read_recipe(path: StrPath) -> list[RecipeStep]:
 
 def _step(form: Any, where: str) -> RecipeStep:
     if not isinstance(form, Mapping):
-        raise ProgramFileError("malformed recipe step", where=where, expected="a mapping", got=repr(form)[:80])
+        raise ProgramFileError("the recipe step is not a mapping", where=where, got=repr(form)[:80])
     known = ("why", "ragged", "correct", *_ACTIONS)
     if unknown := ", ".join(str(k) for k in form if k not in known):
         raise ProgramFileError("unknown fields in a recipe step", where=where, got=unknown, expected=", ".join(known))
@@ -248,8 +249,9 @@ def _step(form: Any, where: str) -> RecipeStep:
     if not actions:
         raise ProgramFileError("the recipe step has no action", where=where, expected=", ".join(_ACTIONS))
     flags = {name: form[name] for name in ("ragged", "correct") if name in form}
-    if any(not isinstance(v, bool) for v in flags.values()):
-        raise ProgramFileError("ragged or correct is not a boolean", where=where, expected="true or false", got=flags)
+    if wrong := {name: v for name, v in flags.items() if not isinstance(v, bool)}:
+        what = f"not a boolean in the recipe step: {', '.join(wrong)}"
+        raise ProgramFileError(what, where=where, expected="true or false", got=wrong)
     why = form.get("why") or "; ".join(f"{name} {value}" for name, value in actions)
     return RecipeStep(str(why), actions, **flags)
 
@@ -272,7 +274,7 @@ def _recipe_play(steps: Sequence[RecipeStep], p: Program) -> list[Entry]:
 
 # -- actions ----------------------------------------------------------------------------------------------------------
 def _cut_units(e: Transaction, form: Any, step: RecipeStep) -> None:
-    """Cut units; `form` maps patterns of axes (or lists of layers) to a number, a list, or a text such as `0-4 9`."""
+    """Cut units. `form` maps patterns of axis names, or paths of layer lists, to an int, a list or a text `0-4 9`."""
     for pattern, units in dict(form).items():
         e.cut_units(_units(e.program, str(pattern), _numbers(units)), ragged=step.ragged, correct=step.correct)
 
@@ -296,7 +298,7 @@ def _numbers(form: Any) -> tuple[int, ...]:
         return tuple(map(int, form))
     found = parsed(str(form))
     if any(i < 0 for i in found):
-        raise ValueError(f"invalid unit numbers: {form!r}")
+        raise ValueError(f"'+n' stands for new units, which cannot be cut: {form!r}")
     return found
 
 

@@ -1,6 +1,6 @@
-"""Transaction: an open edit, `with program.edit("why") as e`, that is one undo step.
+"""Transactions: an edit that is open in `with program.edit("why") as e: ...` and is undone in one step.
 
-Invariant: a method changes the program only through `do`, so that the edit can be rolled back.
+Invariant: methods of a transaction change the program only through `do`, so that the edit can be rolled back.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Transaction:
     """An open edit of a program, made by `Program.edit`. Its methods apply primitive edits.
 
     Attributes:
-        why, author, tool, line: for the journal entry; line is the user's file and line.
-        done: the primitive edits so far, each with its inverse and its JSON form.
-        warnings: legal changes that are probably not intended.
+        why, author, tool, line: fields of the journal entry; line is file:line of the user's code.
+        done: list of (primitive edit, its inverse, its journal record) of the primitive edits so far.
+        warnings: texts about legal changes that are probably not intended.
         cone: nodes that spec inference visited at the end of the edit.
     """
 
     def __init__(self, program: Program, why: str, author: str, tool: str | None, check: bool, keep_undo: bool) -> None:
         if author not in AUTHORS:
-            fix = "tool= takes the name of a program"
+            fix = "pass the name of a program as tool="
             raise UsageError("unknown author", expected=", ".join(AUTHORS), got=author, fix=fix)
         self._program, self.why, self.author, self.tool, self.check = program, why, author, tool, check
         self.keep_undo, self.valid_before = keep_undo, program.valid
@@ -77,15 +77,15 @@ class Transaction:
 
     @property
     def program(self) -> Program:
-        """The edited program; every method of the edit reaches it here. Raises: EditClosed outside the with-block."""
+        """The edited program. Raises: EditClosed outside the with-block, and so do all methods, because they use it."""
         if self._program.history.open is not self:
             what = "this edit is closed" if self._left else "this edit is not open"
-            fix = "with program.edit(...) as e: ..., and use e inside the block"
+            fix = "open an edit by `with program.edit(...) as e:` and use e inside the block"
             raise EditClosed(what, where=f"{self._program.name}, edit {self.why!r}", fix=fix)
         return self._program
 
     def do(self, edit: Edit) -> None:
-        """Apply one primitive edit. Raises: the error of its check; then nothing is changed."""
+        """Apply one primitive edit. If its `check` raises an error, nothing is changed."""
         p = self.program
         edit.check(p)
         if keys := edit.replaced(p):
@@ -116,7 +116,7 @@ class Transaction:
         outer, thread = p.history.open, threading.get_ident()
         if self.owner:
             fix = "open a new edit with program.edit(...)"
-            raise UsageError("this edit was entered by a with-block before", where=self.why, fix=fix)
+            raise UsageError("this edit was already used in a with-block", where=self.why, fix=fix)
         if outer is None or outer.owner != thread:
             p.history.begin(self)
             self.owner, self.valid_before, self.back_edges_before = thread, p.valid, frozenset(p.back_edges)
@@ -178,7 +178,7 @@ class Transaction:
         self._program.history.end(None, failed=True)
 
     def _validate(self) -> None:
-        """Check order and ports, and infer changed specs. Raises: CycleError, PortEmpty, SpecMismatch."""
+        """Check for cycles and empty ports, and infer changed specs. Raises: CycleError, PortEmpty, SpecMismatch."""
         p = self._program
         p.history.collect_trained(self)
         # an earlier edit may have broken any node: then all of them are checked
@@ -206,7 +206,7 @@ class Transaction:
                 self.warnings.append(f"{p.path(node)} has no edges left, so its value is zero")
 
     def _roll_back(self, count: int, labels: int, back_edges: frozenset[EdgeId]) -> None:
-        """Revert all edits but the first `count`, and all topological order changes but the first `labels`."""
+        """Revert all primitive edits after the first `count`, and all reorderings of nodes after the first `labels`."""
         p = self._program
         p.tombstones.mode = "roll back"
         undone = [edit for pair in self.done[count:] for edit in pair[:2]]
@@ -228,18 +228,18 @@ class Transaction:
 
     # -- nodes -------------------------------------------------------------------------------------------------------
     def spec(self, ref: Ref) -> Spec:
-        """Return the spec of a value after the changes of this edit."""
+        """Return the spec of a value, with the changes of this edit so far."""
         p = self.program
         with defer_interrupts():
             infer(p, [n for n in self.touched if n in p.graph], self.specs_before, wanted=p.node(ref))
         return p.spec(ref)
 
     def add(self, op: str, *inputs: Ref, name: str | None = None, **attrs: Any) -> NodeId:
-        """Add an op that reads `inputs` in order; returns its handle, usable at once.
+        """Add an op node that reads `inputs` in order; return its handle, which can be used at once.
 
         Args:
-            op: name of an op; `"junction"` too.
-            inputs: values, or nodes for their first result.
+            op: name of an op, or `"junction"`.
+            inputs: values, or nodes, which stand for their first result.
             name: dotted path; by default the module of the first input followed by the op's name.
             attrs: attributes of the op.
         Raises: UnknownOp, ShapeError, DTypeError, NameTaken, BadName.
@@ -254,7 +254,7 @@ class Transaction:
         return self.add_op(op, operands, attrs, label)
 
     def add_op(self, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str) -> NodeId:
-        """Add an op node with its edges and the path `name`; the specs of its operands must be up to date."""
+        """Add an op node with the path `name` and its input edges. The specs of its operands must be up to date."""
         p, row = self.program, get(op)
         full = row.complete(attrs, name)
         specs = row.specs([p.spec(v) for v in operands], full, name)
@@ -268,32 +268,32 @@ class Transaction:
         self, kind: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...],
         variable: Variable | None = None, after: NodeId | None = None,
     ) -> NodeId:  # fmt: skip
-        """Add an unconnected node; see `AddNode`."""
+        """Add a node without edges; return its handle. See `AddNode` for the arguments."""
         p = self.program
         self.do(edits.AddNode(p.graph.next_node(), kind, attrs, name, specs, p._seq, variable, after))
         return p.node(name)
 
     def add_edge(self, src: Value, dst: NodeId, port: int) -> EdgeId:
-        """Connect a value to a port."""
+        """Add an edge from a value to a port of a node; return its handle."""
         edge = self.program.graph.next_edge()
         self.do(edits.AddEdge(edge, src, dst, port))
         return edge
 
     def input(self, name: str, shape: Sequence[int | str], dtype: object = float32) -> NodeId:
-        """Add an input; a size is a number or a name."""
+        """Add an input of the program. Each size in `shape` is an int, or a str that names a symbolic size."""
         sizes = list(shape) if isinstance(shape, list | tuple) else [None]
         if not all(d >= 0 if type(d) is int else isinstance(d, str) for d in sizes):
-            raise ShapeError("invalid shape", where=name, expected="a tuple of sizes and names", got=repr(shape))
+            raise ShapeError("invalid shape", where=name, expected="a tuple of ints and names", got=repr(shape))
         return self.add_node(INPUT, {}, name, (Spec(tuple(shape), as_dtype(dtype)),))
 
     def param(self, name: str, value: Any, *, key: str | None = None, trainable: bool = True) -> NodeId:
-        """Add a trained tensor with its initial value; `key` names it in a checkpoint, by default the node's name."""
+        """Add a trained tensor with its initial value. `key` is its checkpoint key, by default the node's name."""
         array = as_array(value)
         variable = Parameter(array, trainable and array.dtype.is_float, key or name)
         return self.add_node(PARAM, {"key": key or name, "trainable": trainable}, name, (array.spec,), variable)
 
     def const(self, name: str, value: Any) -> NodeId:
-        """Add a fixed tensor."""
+        """Add a const, a tensor that is not trained."""
         return self._stored(CONST, name, value)
 
     def state(self, name: str, value: Any) -> NodeId:
@@ -311,15 +311,15 @@ class Transaction:
         p = self.program
         target, following = p.value(state), p.value(value)
         if p.assigns(target):
-            fix = "e.rewire the second edge of its assign node"
-            raise PortTaken("the state is assigned already", where=p.path(target), fix=fix)
+            fix = "rewire the second edge of this assign node"
+            raise PortTaken("the state already has an assign node", where=p.path(target), fix=fix)
         node = self.add_node(ASSIGN, {}, p.free_name(f"{p.path(target)}.next"), ())
         self.add_edge(target, node, 0)
         self.add_edge(following, node, 1)
         return node
 
     def remove(self, ref: Ref | Selection | Sequence[Ref]) -> None:
-        """Remove nodes with all their edges; their readers must be rewired or removed in the same edit."""
+        """Remove nodes and all their edges. Ops that read them must be rewired or removed in the same edit."""
         p = self.program
         for node in p.nodes_of(ref):
             for edge in (*p.out_edges(node), *p.in_edges(node)):
@@ -330,13 +330,13 @@ class Transaction:
             self.do(edits.RemoveNode(node))
 
     def set_attr(self, ref: Ref, **attrs: Any) -> None:
-        """Change attributes of a node; equal values make no edit. Raises: UsageError if none is given."""
+        """Change attributes of a node. Equal values are not recorded. Raises: UsageError if no attribute is given."""
         node = self.program.node(ref)
         before = self.program.attrs(node)
         after = {**before, **attrs}
         if not attrs:
             known = ", ".join(f"{name}={value!r}" for name, value in before.items())
-            fix = "e.set_attr(node, name=value)"
+            fix = "pass attributes by keyword: e.set_attr(node, name=value)"
             expected = f"some of {known}" if known else "a node that has attributes"
             raise UsageError("no attribute is given", where=self.program.path(node), expected=expected, fix=fix)
         if repr(encode_attrs(after)) != repr(encode_attrs(before)):
@@ -351,14 +351,14 @@ class Transaction:
             self.do(edits.SetAttr(node, {**self.program.attrs(node), "key": key}))
 
     def set_weight(self, ref: Ref, value: Any | Callable[[np.ndarray], Any], inplace: bool = False) -> None:
-        """Set the value of a param, const or state; all readers of a tied weight see it.
+        """Set the value of a param, const or state. All nodes that share a tied weight see the new value.
 
         Args:
             ref: the node, its name, or its checkpoint key.
-            value: an array, or a function of the present value as float32 (or wider) numpy array. It is stored in the
-                weight's dtype; a different shape changes its spec.
-            inplace: write into the present memory, so that other holders of it see the new values. Memory of a file, a
-                fork or the journal is not written; the weight gets its own. Raises: ShapeError.
+            value: the new array, or a function that computes it from the present value, a numpy array of at least
+                float32. It is cast to the weight's dtype; a different shape changes the weight's spec.
+            inplace: write into the existing memory, so that other references to it see the new values. Memory of a
+                file, a fork or the journal is never written: the weight then gets new memory. Raises: ShapeError.
         """
         p = self.program
         key = ref if isinstance(ref, str) and ref in p.weights else p.key(p.node(ref))
@@ -368,23 +368,23 @@ class Transaction:
         self.do(edits.SetWeight(key, as_array(value, kind), inplace))
 
     def annotate(self, name: str, **facts: Any) -> None:
-        """Add a note to the journal: facts about the node, weight or axis `name`. `blame(name)` finds it."""
+        """Add a note to the journal: facts about the node, weight or axis `name`. `blame(name)` finds the note."""
         self.do(edits.Annotation(name, facts))
 
     def set_outputs(self, **outputs: Ref) -> None:
-        """Declare the outputs of the program."""
+        """Replace the outputs of the program by these values, in the order of the keywords, which name them."""
         self.do(edits.SetOutputs(tuple((name, self.program.value(ref)) for name, ref in outputs.items())))
 
     # -- edges -------------------------------------------------------------------------------------------------------
     def connect(self, src: Ref, dst: Ref, port: int | None = None, *, delay: int = 0) -> EdgeId:
-        """Add an edge into a junction, or into an empty port; returns its handle.
+        """Add an edge into a junction, or into an empty port of an op; return its handle.
 
         Args:
             src: the value that the edge carries.
             dst: the junction (or op) that it enters.
-            port: of an op; a junction uses the next one.
-            delay: number of steps by which the value is delayed, through as many states that start at zero. Only a
-                delayed edge may close a cycle.
+            port: port of `dst`; by default the first empty port of an op, or the next port of a junction.
+            delay: number of steps by which the value is delayed. Each step adds a state with initial value zero. Only
+                a delayed edge may close a cycle.
         Raises: PortTaken, CycleError with the path.
         """
         p = self.program
@@ -403,19 +403,19 @@ class Transaction:
         if port is None and p.is_junction(target):
             port = int(p.graph.node(target, "next_port"))
         elif port is None and p.op(target) in SOURCES:
-            raise NotAJunction("an edge cannot enter a source node", where=p.path(target), got=p.op(target))
+            raise NotAJunction(f"edges cannot enter {p.op(target)} nodes: they have no operands", where=p.path(target))
         elif port is None:
             taken = {p.edge_port(e) for e in p.in_edges(target)}
             port = next(i for i in range(len(taken) + 1) if i not in taken)
             arity = 2 if p.op(target) == ASSIGN else get(p.op(target)).arity
             most = arity if isinstance(arity, int) else arity[1]
             if most is not None and port >= most:
-                fix = "e.rewire(edge, new_src), or e.insert(edge, 'junction') and connect to the junction"
+                fix = "call e.rewire(edge, new_src), or e.insert(edge, 'junction') and connect to the junction"
                 raise PortTaken("every input of this op is already connected", where=p.path(target), fix=fix)
         return self.add_edge(value, target, port)
 
     def cut(self, edge: EdgeId | str) -> None:
-        """Remove an edge, given by handle or as `"a -> b"`; a port of an op needs a new edge in the same edit."""
+        """Remove an edge, given by handle or as `"a -> b"`. A port of an op must get a new edge in the same edit."""
         edge = self.program.edge(edge)
         src, dst = self.program.graph.endpoints(edge)
         self.do(edits.RemoveEdge(edge))
@@ -424,11 +424,11 @@ class Transaction:
             release(self, src)  # a gate is removed with its edge
 
     def rewire(self, edge: EdgeId | str, src: Ref) -> None:
-        """Change the source of an edge, which keeps its handle and port. Raises: CycleError with the path."""
+        """Change the source of an edge. The edge keeps its handle and port. Raises: CycleError with the path."""
         self.do(edits.Rewire(self.program.edge(edge), self.program.value(src)))
 
     def insert(self, edge: EdgeId | str, op: str, *, name: str | None = None, **attrs: Any) -> NodeId:
-        """Insert a one-operand op (or a junction) before the target of an edge, which keeps its handle and port."""
+        """Insert a one-operand op or a junction into an edge, which keeps its handle and now starts at the new node."""
         p = self.program
         edge = p.edge(edge)
         label = name if name is not None else p.free_name(f"{p.path(p.graph.target(edge))}.{op}")
@@ -437,11 +437,11 @@ class Transaction:
         return node
 
     def link(self, src: Ref, junction: Ref, weight: Any, *, name: str | None = None) -> EdgeId:
-        """Connect through a matrix: add param `weight` [out, in], a linear op, and the edge into the junction."""
+        """Connect `src` to a junction through a matrix: add a param with value `weight` [out, in] and a linear op."""
         p = self.program
         target = p.node(junction)
         if not p.is_junction(target):
-            fix = "e.insert(edge, 'junction')"
+            fix = "insert a junction by e.insert(edge, 'junction')"
             raise NotAJunction("the target of a link is not a junction", where=p.path(target), fix=fix)
         base = name if name is not None else p.free_name(f"{p.path(target)}.link")
         matrix = self.param(f"{base}.weight", weight)
@@ -460,7 +460,7 @@ class Transaction:
 
 
 def _caller() -> str | None:
-    """Return file:line of the first frame outside this package and the standard library's contextlib."""
+    """Return file:line of the innermost stack frame that is outside this package and contextlib."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

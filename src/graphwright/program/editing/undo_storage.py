@@ -1,7 +1,7 @@
-"""Storage of the undo of journal entries: as JSON and arrays in saved programs, and in a temporary file.
+"""Storage of the undo data of journal entries: as JSON and arrays in saved programs, and in a temporary file.
 
-Arrays are named by their digest; the JSON does not say where they are stored. A variable is written once and referred
-to by index, because undo and redo restore the same object.
+The JSON names arrays by digest, not by the file that stores them. A Variable is written once and referred to by index,
+because undo and redo must restore the same object.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _REWIRES = each(row(f.NODE, f.NODE, f.NODE, f.NODE, _POSITION, _POSITION))
 
 
 class Packer:
-    """Converts the undo of entries to JSON; `arrays` collects the arrays that it refers to, by digest."""
+    """Converts undo data to JSON. `arrays` is a dict from digest to array of all arrays that the JSON refers to."""
 
     def __init__(self, p: Program) -> None:
         self.arrays: dict[str, NDArray] = {}
@@ -56,7 +56,7 @@ class Packer:
         self._alive: list[Variable] = []  # so that no id is used twice
 
     def pack(self) -> dict[str, Any]:
-        """Return the JSON form of the undo of all entries, the tombstones and the variables."""
+        """Return the JSON form of the undo data of all entries, with the tombstones and the variables."""
         h, tombstones = self._program.history, self._program.tombstones
         undos = {e.seq: e.undo for e in (*h.undoable, *h.redoable) if e.undo is not None}
         needed = {edit.issued for undo in undos.values() for edit in undo.edits}
@@ -69,7 +69,7 @@ class Packer:
         }
 
     def undo(self, undo: Undo) -> dict[str, Any]:
-        """Return the JSON form of the undo of one entry."""
+        """Return the JSON form of the undo data of one entry."""
         return {
             "forward": [self.edit(e) for e in undo.forward],
             "inverse": [self.edit(e) for e in undo.inverse],
@@ -79,11 +79,11 @@ class Packer:
         }
 
     def edit(self, edit: Edit) -> list[Any]:
-        """Return the JSON form of a primitive edit: its name, then its fields in order."""
+        """Return the JSON form of a primitive edit: a list of its name and then its fields in order."""
         return [type(edit).__name__, *(kind.pack(self, getattr(edit, name)) for name, kind in edit.packed.items())]
 
     def array(self, array: NDArray) -> list[Any]:
-        """Add an array to `arrays`; return [digest, reference], see `weights.Promise`."""
+        """Add an array to `arrays`; return [digest, reference], the fields of its `weights.Promise`."""
         weights = self._program.weights
         digest, known = weights.digest_of(array), weights.promise_of(array)
         assert array.storage.memory is not None or not array.size  # read it now: the save may replace its file
@@ -91,7 +91,7 @@ class Packer:
         return [digest, None if known is None else known.reference]
 
     def variable(self, v: Variable | None) -> int | None:
-        """Return the index of a variable in `variables`, to which a new one is added."""
+        """Return the index of a variable in `variables`, adding the variable if it is new; None for None."""
         if v is None:
             return None
         if id(v) not in self._numbers:
@@ -115,7 +115,7 @@ class Packer:
 
 
 class Unpacker:
-    """Reads what a `Packer` wrote. Raises: ProgramFileError."""
+    """Restores undo data from the JSON of a `Packer`. Raises: ProgramFileError."""
 
     def __init__(self, p: Program, data: Mapping[str, Any], fetch: Fetch) -> None:
         self._program, self._fetch = p, fetch
@@ -133,7 +133,7 @@ class Unpacker:
                 ]
 
     def undo(self, data: Any) -> Undo:
-        """Return the undo of one entry from its JSON form."""
+        """Return the undo data of one entry from its JSON form."""
         data = forms.table(data, ("forward", "inverse", "specs", "valid", "labels"))
         forward, inverse = (tuple(self.edit(e) for e in forms.array(data[side])) for side in ("forward", "inverse"))
         specs = {node: (before, after) for node, before, after in _SPECS.unpack(self, data["specs"])}
@@ -145,16 +145,16 @@ class Unpacker:
         """Return a primitive edit from its JSON form."""
         kind = PRIMITIVES.get(forms.text((forms.array(data) or [None])[0]))
         if kind is None or len(data) != len(kind.packed) + 1:
-            raise forms.wrong(expected="a primitive edit", got=data)
+            raise forms.wrong(expected="a primitive edit: [name, *fields]", got=data)
         return kind(**{name: k.unpack(self, d) for (name, k), d in zip(kind.packed.items(), data[1:], strict=True)})
 
     def array(self, data: Any) -> NDArray:
-        """Return an array from its [digest, reference]."""
+        """Return the array that a JSON list [digest, reference] names."""
         digest, reference = forms.array(data, 2)
         return self._fetch(forms.text(digest), forms.optional_text(reference))
 
     def variable(self, data: Any) -> Variable | None:
-        """Return a variable from its index."""
+        """Return the variable with this index; None for null."""
         return None if data is None else self._variables[forms.integer(data, 0, len(self._variables) - 1)]
 
     def _variable(self, data: dict[str, Any]) -> Variable:
@@ -178,10 +178,10 @@ ALIGNMENT = 64
 
 
 class UndoSpill:
-    """Limits the memory of arrays that only undo holds, by moving the oldest to a temporary file.
+    """Limits the memory of arrays that only undo data holds, by moving the oldest arrays to a temporary file.
 
     Attributes:
-        moved: bytes in the file.
+        moved: number of bytes in the file.
     """
 
     def __init__(self, program: Program) -> None:
@@ -192,7 +192,7 @@ class UndoSpill:
         self.moved = 0
 
     def entered(self, undo: Undo | None) -> None:
-        """Count the bytes of undo after an edit, undo or redo; above the limit, move arrays to the file."""
+        """Count the bytes of new undo data; if the total exceeds `program.history_bytes`, move arrays to the file."""
         if undo is not None:
             self._since += sum({id(a): a.nbytes for a in undo.arrays() if not a.storage.readonly}.values())
         if self._counted + self._since > self._program.history_bytes:
@@ -223,7 +223,7 @@ class UndoSpill:
         self._counted, self._since = total, 0
 
     def _move(self, array: NDArray) -> NDArray:
-        """Write an array to the file; return an array that maps the file when it is first used."""
+        """Write an array to the file; return an equal array that memory-maps the file on first use."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="graphwright-undo-")  # noqa: SIM115  # open as long as this is
             weakref.finalize(self, self._file.close)
@@ -254,7 +254,7 @@ class UndoSpill:
         return read
 
     def _replace(self, moved: dict[int, NDArray]) -> None:
-        """Replace moved arrays in all entries; `moved` maps the id of an array to the mapped one."""
+        """Replace arrays in all undo data by their copies in the file: `moved` maps the `id()` of each to its copy."""
         h, journal = self._program.history, self._program.journal
         for entry in journal:
             undo = entry.undo

@@ -1,7 +1,7 @@
 """Unfolding: splitting an op into one op per unit of an axis (a head, a neuron) and a junction, and folding it back.
 
-`o(x) = Σ_h o_h(x_h)`: each unit reads slices of what the op read, so no weight is copied or renamed.
-Units along an axis of the result are padded with zeros by `pad_slice`, so that they are summed too.
+`o(x) = Σ_h o_h(x_h)`: each unit reads slices of the op's operands, so no weight is copied or renamed.
+If the axis is a dimension of the result, `pad_slice` pads the result of each unit with zeros before the sum.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class SplitAxis(NamedTuple):
     """An axis along which an op can be split, as a dimension of each operand and of the result.
 
     Attributes:
-        operands: dimension in each operand; None, or left out, if every unit reads the whole operand.
-        result: dimension in the result; None if the results of the units are summed.
-        bias: index of the operand that is added once, to the sum of the units; None if the op has no bias.
+        operands: the dimension in each operand; None, or left out, if every unit reads the whole operand.
+        result: the dimension in the result; None if the axis is summed over.
+        bias: index of the bias operand if it must be added once, after the sum of the units; else None.
     """
 
     operands: tuple[int | None, ...]
@@ -51,20 +51,20 @@ SPLIT_AXES: Mapping[str, Mapping[str, SplitAxis]] = {
 def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> NodeId:
     """Split an op into one op per unit of an axis, summed by a junction; results and weights do not change.
 
-    Cutting the edge of unit h into the junction leaves that unit out, as a mask would. A bias is added after the sum.
+    Cutting the edge from a unit to the junction ablates this unit. A bias is added after the sum.
 
     Args:
-        axis: of `linear` "in" (an o-projection sums its heads) or "out"; of `matmul` "in", "rows", "columns" or
-            "heads"; of `sdpa` "heads".
-        units: number of units; by default the number that a `flatten` before the op joined or an `unflatten` after it
-            splits off, else one per entry.
+        axis: "in" (which for an o-projection means its heads) or "out" for `linear`; "in", "rows", "columns" or "heads"
+            for `matmul`; "heads" for `sdpa`.
+        units: number of units; by default the leading size of the `flatten` before the op or of the `unflatten` after
+            it, else one unit for each index.
     Returns: the node that now has the op's name and readers. Raises: UsageError if the op has no such axis, ShapeError.
     """
     p = e.program
     node = p.node(ref)
     path, op = p.path(node), p.op(node)
     if not isinstance(axis, str) or axis not in SPLIT_AXES.get(op, ()):
-        known = ", ".join(SPLIT_AXES.get(op, ())) or f"a {', '.join(SPLIT_AXES)}"
+        known = ", ".join(SPLIT_AXES.get(op, ())) or f"an op of {', '.join(SPLIT_AXES)}"
         raise UsageError("the op cannot be split along this axis", where=f"{path} ({op})", expected=known, got=axis)
     out, reads, attrs, dims = e.spec(node), p.operands(node), p.attrs(node), SPLIT_AXES[op][axis]
     where = f"{path}, axis {axis}"
@@ -105,11 +105,11 @@ def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> Nod
 
 
 def fold(e: Transaction, ref: Ref) -> NodeId:
-    """Join an op that `unfold` split; the program then has the hash it had before `unfold`.
+    """Revert `unfold`: join the units into one op. The program then has the hash that it had before `unfold`.
 
     Args:
-        ref: the node that has the op's name.
-    Raises: UsageError if a unit was cut or changed, or if another node reads it.
+        ref: the node that `unfold` returned.
+    Raises: UsageError if a unit was cut or changed, or if a node outside the unfolded op reads it.
     """
     p = e.program
     node = p.node(ref)
@@ -131,7 +131,7 @@ def fold(e: Transaction, ref: Ref) -> NodeId:
 
 
 def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mapping[str, Any], list[NodeId]]]:
-    """Yield each op whose unfolding ends in `node`, as (op, operands, attributes, nodes to remove, last first)."""
+    """Yield each op that `unfold` splits into nodes ending in `node`: (op, operands, attributes, nodes, last first)."""
     gone, bias = [node], []
     if traits(p.op(node)).sums:
         junction, *bias = p.operands(node)
@@ -156,7 +156,7 @@ def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mappin
 
 
 def _whole(p: Program, units: Sequence[NodeId], number: int, axis: SplitAxis) -> Value | None:
-    """Return the value that all units read as operand `number`, whole or in their slices; None if they do not."""
+    """Return the value that all units read as operand `number`, whole or each its slice; None if they read others."""
     reads, dim = [p.operands(u)[number] for u in units], _dim(axis, number)
     if dim is None:
         return reads[0] if len(set(reads)) == 1 else None
@@ -173,23 +173,23 @@ def _dim(axis: SplitAxis, number: int) -> int | None:
 
 
 def _share(spec: Spec, dim: int, units: int, unit: int) -> dict[str, Any]:
-    """Return the attributes of the `slice` by which a unit reads its part of an operand; units may share an entry."""
+    """Return the attributes of the `slice` op that selects a unit's part of an operand; units may share a part."""
     size = spec.shape[dim]
     assert isinstance(size, int)
     return {"axis": dim % len(spec.shape), "start": unit * size // units, "size": max(size // units, 1), "step": 1}
 
 
 def _padding(out: Spec, axis: SplitAxis, units: int, unit: int) -> dict[str, Any]:
-    """Return the attributes of the `pad_slice` that puts a unit's result at its position in the whole result."""
+    """Return the attributes of the `pad_slice` that pads a unit's result with zeros to the whole result."""
     assert axis.result is not None
     share = _share(out, axis.result, units, unit)
     return {"axis": share["axis"], "start": share["start"], "step": 1, "size": out.shape[axis.result]}
 
 
 def _count(p: Program, node: NodeId, axis: SplitAxis) -> int:
-    """Return the default number of units: how many a `flatten` before the op joins or an `unflatten` after it splits.
+    """Return the default number of units: the leading size of a `flatten` before the op or an `unflatten` after it.
 
-    Without such an op, each entry of the axis is a unit.
+    Without such an op, each index of the axis is a unit.
     """
     number, dim = next((i, d) for i, d in enumerate(axis.operands) if d is not None)
     value = p.operands(node)[number]
@@ -211,15 +211,15 @@ def _known(spec: Spec, dim: int) -> int:
 
 
 def _sizes(where: str, ins: Sequence[Spec], axis: SplitAxis) -> list[int | str]:
-    """Return the sizes of the axis in the operands that have it. Raises: ShapeError."""
+    """Return the size of the axis in each operand that has it. Raises: ShapeError if operands lack dimensions."""
     shared = [(spec, dim) for number, spec in enumerate(ins) if (dim := _dim(axis, number)) is not None]
     if any(len(spec.shape) < 2 for spec in ins[:2]) or any(-dim > len(spec.shape) for spec, dim in shared):
-        raise ShapeError("the operands do not have this axis", where=where, got=", ".join(map(repr, ins)))
+        raise ShapeError("the operands have too few dimensions", where=where, got=", ".join(map(repr, ins)))
     return [spec.shape[dim] for spec, dim in shared]
 
 
 def _divide(sizes: Sequence[int | str], units: int) -> bool:
-    """Return True if the operands split evenly; one entry of a shorter operand may serve several units."""
+    """Return True if all sizes split evenly into `units` parts; several units may share an index of a smaller size."""
     known = [size for size in sizes if isinstance(size, int) and size > 0]
     whole = type(units) is int and units > 0 and len(known) == len(sizes) and not max(known) % units
     return whole and all(size % units == 0 or units % size == 0 for size in known)
