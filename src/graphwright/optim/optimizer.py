@@ -156,17 +156,23 @@ class Optimizer:
             known = ", ".join(("params", "lr", *sorted(self._options)))
             raise UsageError(f"unknown option of {type(self).__name__}", expected=known, got=", ".join(sorted(unknown)))
         full = {**options, "lr": lr}
-        for name, expected in self.out_of_range(full).items():
-            what = f"the option {name!r} is out of range"
-            raise UsageError(what, where=type(self).__name__, expected=expected, got=full[name])
+        if not self.in_range(full):  # a subclass may override `in_range` alone
+            name, expected = next(iter(self._out_of_range(full).items()), ("", None))
+            what = f"the option {name!r} is out of range" if name else "an option is out of range"
+            raise UsageError(what, where=type(self).__name__, expected=expected, got=full.get(name, full))
         index = len(self.param_groups)
         group = ParamGroup(params, lr, full, f"{self.name}.lr" if index == 0 else f"{self.name}.lr.{index}")
         group.options["spares_vectors"] = self.decay_matrices_only and fallback
         self.param_groups.append(group)
 
     @staticmethod
-    def out_of_range(options: Mapping[str, Any]) -> dict[str, str]:
-        """Map each invalid option, or lr, to its valid range; subclasses add their own conditions."""
+    def in_range(options: Mapping[str, Any]) -> bool:
+        """Return True if the options, with lr, are valid; subclasses add their own conditions."""
+        return not Optimizer._out_of_range(options)
+
+    @staticmethod
+    def _out_of_range(options: Mapping[str, Any]) -> dict[str, str]:
+        """Map each invalid option, or lr, to its valid range."""
         wrong = {name: ">= 0" for name in _NOT_NEGATIVE if not options.get(name, 0) >= 0}
         betas = tuple(options.get("betas", (0.0, 0.0)))
         if len(betas) != 2 or not all(0 <= b < 1 for b in betas):

@@ -112,9 +112,13 @@ class Muon(Optimizer):
                 raise ShapeError("the parameter is not a matrix", where=p.name or None, got=p.spec, fix=fix)
 
     @staticmethod
-    def out_of_range(options: Mapping[str, Any]) -> dict[str, str]:
-        """Map each invalid option to its valid range; also check that momentum is below 1 and `adjust` is known."""
-        wrong = Optimizer.out_of_range(options) | ({} if options["momentum"] < 1 else {"momentum": "in [0, 1)"})
+    def in_range(options: Mapping[str, Any]) -> bool:
+        """Return True if the options are valid; also check that momentum is below 1 and `adjust` is known."""
+        return not Muon._out_of_range(options)
+
+    @staticmethod
+    def _out_of_range(options: Mapping[str, Any]) -> dict[str, str]:
+        wrong = Optimizer._out_of_range(options) | ({} if options["momentum"] < 1 else {"momentum": "in [0, 1)"})
         return wrong if options["adjust"] in MUON_ADJUST else {**wrong, "adjust": " or ".join(MUON_ADJUST)}
 
 
@@ -169,8 +173,12 @@ class SGD(Optimizer):
         super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
 
     @staticmethod
-    def out_of_range(options: Mapping[str, Any]) -> dict[str, str]:
-        """Map each invalid option to its valid range; also check that `nesterov` has momentum > 0 and dampening 0."""
+    def in_range(options: Mapping[str, Any]) -> bool:
+        """Return True if the options are valid; also check that `nesterov` has momentum > 0 and dampening 0."""
+        return not SGD._out_of_range(options)
+
+    @staticmethod
+    def _out_of_range(options: Mapping[str, Any]) -> dict[str, str]:
         ready = not options["nesterov"] or (options["momentum"] > 0 and options["dampening"] == 0)
         wrong = {} if ready else {"nesterov": "False, or momentum > 0 and dampening 0"}
-        return Optimizer.out_of_range(options) | wrong
+        return Optimizer._out_of_range(options) | wrong
