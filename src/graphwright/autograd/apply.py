@@ -199,7 +199,7 @@ def host_array(value: Any) -> np.ndarray:
 
 @lru_cache(4096)
 def scalar(text: str, dtype: DType) -> Any:
-    """Return a cached constant 0-d tensor of the number with repr `text`; as a key, 0.0 would equal -0.0."""
+    """Return a cached 0-d tensor of a number, given by its repr because 0.0 and -0.0 would be the same cache key."""
     number = {"True": True, "False": False}.get(text)
     number = (float(text) if dtype.is_float else int(text)) if number is None else number
     value = np.asarray(number)

@@ -177,7 +177,7 @@ class _BackwardPass:
         return tuple([edge is not None and _source(edge) in path for edge in node.edges])
 
     def send(self, edge: Any, grad: Tensor) -> None:
-        """Add `grad` to the gradient of the leaf or the result (node, port) that `edge` names; queue that node."""
+        """Add `grad` to the gradient of the leaf or result (node, port) named by `edge`; queue a result's node."""
         if not isinstance(edge, tuple):
             if self.widen and edge.grad_dtype is not grad.data.dtype:
                 grad = grad.to(edge.grad_dtype)

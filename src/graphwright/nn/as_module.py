@@ -46,7 +46,7 @@ def _only(outputs: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
 
 
 class _TorchAdapter:
-    """Runs a module or program for torch; `arrays` maps parameter names to the memory of torch's parameters."""
+    """Adapter that runs a module or program for torch; `arrays` maps names to the arrays of torch's parameters."""
 
     def __init__(
         self, target: Module | Program, variables: Mapping[str, Variable], names: tuple[str, ...], share: bool
@@ -103,7 +103,7 @@ class _TorchAdapter:
                 v.data, v.requires_grad = data, wants
 
     def relink(self, written: Sequence[str]) -> dict[str, NDArray]:
-        """Record torch's writes to parameters; return a dict from names to the arrays that replaced others."""
+        """Record torch's writes to parameters; return a dict from names to arrays, for parameters with a new array."""
         for name in written:
             self.arrays[name].storage.version += 1
         moved = {n: v.own() for n, v in self.variables.items() if v.shared or v.data is not self.arrays[n]}

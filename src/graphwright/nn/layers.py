@@ -71,7 +71,7 @@ class Linear(Module):
         self.bias = Parameter(drawn((out_features,), key and f"{key}bias")) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply x [..., in_features] by the transposed weight and add the bias: [..., out_features]."""
+        """Return x · weightᵀ + bias, [..., out_features], for x [..., in_features]."""
         return functional.linear(x, self.weight, self.bias)
 
 
@@ -250,7 +250,7 @@ class _Conv(_SpatialOp):
         return (outer, inner // groups, *kernel)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve x [N, in_channels, spatial...]; return [N, out_channels, spatial...]."""
+        """Apply the convolution to x [N, in_channels, spatial...]; return [N, out_channels, spatial...]."""
         operands = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
         return call(self.op, *operands, **self.attrs)
 

@@ -171,7 +171,7 @@ class Module:
             return self
         kind = named(to)
         if not kind.is_float:
-            raise DTypeError("Module.to needs a floating dtype", got=kind)
+            raise DTypeError("cannot convert a module to this dtype", expected="a floating dtype", got=kind)
         for _, variable in self._variables(""):
             old = variable.data
             if old.dtype.is_float and old.dtype is not kind:

@@ -229,7 +229,7 @@ def _chain_of_products(whole: Concatenation, split: Product) -> bool:
 
 
 def spread(term: Term, indices: IndexMap) -> np.ndarray:
-    """Return the old index of each new entry of a dimension, -1 for a new unit; other atoms are unchanged."""
+    """Return the old index of each new entry of a dimension (-1: a new unit), from the index arrays of its atoms."""
     if isinstance(term, Atom):
         found = indices.get(term)
         return np.arange(known(term)) if found is None else found
@@ -331,7 +331,7 @@ class AxesUse:
         self.notes.append(AxisFact("mixed", term, why))
 
     def summed(self, term: Term, *ends: tuple[int, int]) -> None:
-        """State that the op sums over a dimension, at (operand, axis) pairs `ends`: its zero units can be removed."""
+        """State that the op sums over a dimension, so zero units can be removed; `ends`: (operand, axis) pairs."""
         ends = tuple((port, dim % len(self.ins[port])) for port, dim in ends)
         self.notes.append(AxisFact("summed", term, "", ends))
 
@@ -389,7 +389,7 @@ def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
 
 
 def resized_last(why: str) -> AxesRule:
-    """Return an `axes` rule for an op that resizes its last dimensions or slides a window over them: freeze them."""
+    """Return an `axes` rule that freezes the last dimensions, for an op that resizes or slides a window over them."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x, rank = u.ins[0], len(u.attrs.get("kernel") or u.attrs.get("sizes") or u.attrs.get("widths") or ())

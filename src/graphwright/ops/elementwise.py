@@ -189,7 +189,7 @@ class Clamp(rules.Unary):
 
     def infer(x, low, high):
         if low is None and high is None:
-            raise UsageError("clamp needs at least one bound", expected="low, high or both")
+            raise UsageError("clamp got no bound", expected="low, high or both")
         if not x.dtype.is_float and any(isinstance(bound, float) for bound in (low, high)):
             raise DTypeError("clamp of integers got a float bound", expected=x.dtype.name, got=f"{low}, {high}")
         return x

@@ -89,7 +89,7 @@ class GateOp(Row):
 
 @op("gate_grad")
 class GateGrad(Backward):
-    """Gradients of `gate` by logits and temperatures, from its operands and the gradients that `given` marks."""
+    """Gradients of `gate` w.r.t. logits and temperatures, from its operands and the gradients marked in `given`."""
 
     arity, vjp, cost = (4, None), None, _cost
     attrs, traits = {"sizes": ..., "given": ...}, replace(_TRAITS, backward_of="gate")

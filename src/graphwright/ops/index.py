@@ -63,7 +63,7 @@ class Embedding(Row):
 
 @op("embedding_backward")
 class EmbeddingBackward(Backward):
-    """Gradient of `embedding` by its table [rows, D]: the sum of the rows of g [..., D] of each id, in order."""
+    """Gradient of `embedding` w.r.t. its table [rows, D]: row k sums the rows of g [..., D] with id k, in order."""
 
     arity, attrs, saves, vm = 2, {"rows": ...}, Saves(inputs=(1,)), forms.EMBEDDING_BACKWARD
     traits = Traits(backward_of="embedding", contiguous=(0, 1))
@@ -143,7 +143,7 @@ class Index(Row):
 
 @op("index_sum")
 class IndexSum(Backward):
-    """Gradient of `index` by x: zeros of `shape`, to which each entry of g is added at its index, in order."""
+    """Gradient of `index` w.r.t. x: zeros of `shape`, to which each entry of g is added at its index, in order."""
 
     arity, attrs, saves = Index.arity, {"axis": 0, "shape": ...}, Index.saves
     traits = Traits(contiguous=(0,), backward_of="index")

@@ -94,7 +94,7 @@ class CrossEntropy(Loss):
 
 @op("cross_entropy_backward")
 class CrossEntropyBackward(Backward):
-    """Gradient of `cross_entropy` by scores, from scores, targets, ln Σ exp, g per row, and optional class weights."""
+    """Gradient g·(softmax(scores)·Σq - q) of `cross_entropy`; operands: scores, targets, ln Σ exp, g (, weights)."""
 
     arity, attrs, saves = (4, 5), CrossEntropy.attrs, Saves(inputs=(0, 1, 2, 3, 4))
     traits, vm = Traits(backward_of="cross_entropy", contiguous=(0, 1, 2, 3)), forms.CROSS_ENTROPY

@@ -239,7 +239,7 @@ class Interpolate(_PoolOp):
 
 @op("interpolate_backward")
 class InterpolateBackward(_PoolOp, Backward):
-    """Gradient of `interpolate`: each entry of g goes to those it was interpolated from; trailing axes have `sizes`."""
+    """Gradient of `interpolate`: spreads each entry of g over its sources in x; the trailing axes have `sizes`."""
 
     attrs, infer, sample = Interpolate.attrs, _interpolated, Interpolate.sample
     traits = Traits(backward_of="interpolate")

@@ -173,7 +173,7 @@ class Op:
         return operand == ins - outs + out if self.traits.carried else (out, operand) in self.traits.inplace
 
     def row_major(self, ins: int) -> Sequence[int]:
-        """Return the indices (negative: from the end) of operands that must be row-major; `ins` is their count."""
+        """Return the indices (negative: from the end) of operands that must be row-major; `ins` counts all operands."""
         return range(ins) if self.traits.carried else self.traits.contiguous
 
     def stops_gradient(self, attrs: Attrs) -> bool:

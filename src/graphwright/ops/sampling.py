@@ -23,7 +23,7 @@ KEYS = ("seed", "stream", "position", "top_k")
 
 @op("sample_token")
 class SampleToken(Row):
-    """argmax(z - ln(-ln u)), the next token id int64 [B], and z [B, V]: the logits, -inf for tokens filtered out.
+    """argmax(z - ln(-ln u)), the next token id int64 [B], and z [B, V], the adjusted logits: -inf where filtered out.
 
     Operands: logits float32 [B, V], rules float32 [B, 6] and keys int64 [B, 4] (see `RULES`, `KEYS`), and the tokens
     seen so far, int32 [B, S, 2]: pairs of an id and its count in the output, each id once, ended by a negative id.
