@@ -101,7 +101,7 @@ def test_sizes_are_numbers_and_names_come_as_lists() -> None:
         with pytest.raises(UnboundDim, match="x: an input has a dimension without a value"):
             p.compile(x=size)
     for option in ("outputs", "watch", "patch"):
-        with pytest.raises(UsageError, match=f"{option} must be a list or tuple of names"):
+        with pytest.raises(UsageError, match=f"{option} is one string instead of a list"):
             p.compile(x=(2, 4), **{option: "y"})
     with pytest.raises(UsageError, match="a Program or a function"):
         gw.compile(3)  # pyright: ignore[reportArgumentType]  # that is what is tested

@@ -51,7 +51,7 @@ class Dense:
 
 
 def topological_sort(g: Graph, key: Callable[[NodeId], Any] | None = None) -> list[NodeId]:
-    """Return every node after its predecessors; ties go to the least `key`, then to the lowest slot.
+    """Return all nodes in topological order; ties go to the least `key`, then to the lowest slot.
 
     O((V + E) log V), Kahn's algorithm with a heap. Raises CycleError with the path of a cycle.
     """
@@ -75,7 +75,7 @@ def topological_sort(g: Graph, key: Callable[[NodeId], Any] | None = None) -> li
 
 
 def levels(g: Graph) -> dict[NodeId, int]:
-    """Return the number of edges on the longest path from a source to each node. O(V + E). Raises CycleError."""
+    """Map each node to the number of edges on the longest path that ends at it. O(V + E). Raises CycleError."""
     forward = Dense(g.csr())
     level = longest_paths(forward.next, forward.of(topological_sort(g), g))
     return dict(zip(forward.nodes, level, strict=True))
@@ -132,7 +132,7 @@ def all_paths(g: Graph, a: NodeId, b: NodeId, limit: int = 1000) -> list[tuple[N
     Only nodes that reach `b` are visited. Raises: UsageError if `limit` is not positive.
     """
     if limit < 1:
-        raise UsageError("limit must be at least 1", got=limit)
+        raise UsageError("the limit of paths is less than 1", expected="limit >= 1", got=limit)
     forward, backward = Dense(g.csr()), Dense(g.csc())
     (start,), (goal,) = forward.of(a, g), forward.of(b, g)
     useful = set(_flood(backward.next, [goal]))
@@ -160,7 +160,7 @@ def all_paths(g: Graph, a: NodeId, b: NodeId, limit: int = 1000) -> list[tuple[N
 
 
 def dominators(g: Graph, roots: NodeId | Iterable[NodeId]) -> dict[NodeId, NodeId | None]:
-    """Return the immediate dominator of each node reachable from `roots`; None if no other node dominates it.
+    """Map each node reachable from `roots` to its immediate dominator, or to None if no other node dominates it.
 
     O(E · depth), nearly linear in practice.
     Source: Cooper, Harvey and Kennedy 2001, "A Simple, Fast Dominance Algorithm".
@@ -169,7 +169,7 @@ def dominators(g: Graph, roots: NodeId | Iterable[NodeId]) -> dict[NodeId, NodeI
 
 
 def post_dominators(g: Graph, exits: NodeId | Iterable[NodeId]) -> dict[NodeId, NodeId | None]:
-    """Return the immediate post-dominator of each node that reaches `exits`."""
+    """Map each node that reaches `exits` to its immediate post-dominator, or to None if it has none."""
     return _dominators(Dense(g.csc()), g, exits)
 
 
@@ -184,7 +184,7 @@ def bridges(g: Graph) -> list[EdgeId]:
 
 
 def critical_path(g: Graph, cost: Callable[[NodeId], float]) -> tuple[float, tuple[NodeId, ...]]:
-    """Return the path with the largest sum of node costs, and that sum. O((V + E) log V). Raises CycleError."""
+    """Return the largest sum of node costs on a path, and the path. O((V + E) log V). Raises CycleError."""
     backward = Dense(g.csc())
     order = backward.of(topological_sort(g), g)
     total: dict[int, float] = {}
@@ -205,7 +205,7 @@ def critical_path(g: Graph, cost: Callable[[NodeId], float]) -> tuple[float, tup
 
 # -- on lists of neighbours ----------------------------------------------------------------------------------------
 def kahn_order(after: Lists) -> list[int]:
-    """Return 0..n-1 in topological order, breadth first, without nodes on a cycle or reachable from one."""
+    """Return the nodes 0..n-1 in topological order, breadth first, without nodes on or reachable from a cycle."""
     waiting = _in_degrees(after)
     order = [i for i, count in enumerate(waiting) if not count]
     for i in order:  # order grows during the loop
@@ -217,7 +217,7 @@ def kahn_order(after: Lists) -> list[int]:
 
 
 def longest_paths(after: Lists, order: Iterable[int]) -> list[int]:
-    """Return the number of edges on the longest path to each node; `order` is topological."""
+    """Return, for each node, the number of edges on the longest path that ends at it; `order` is topological."""
     length = [0] * len(after)
     for i in order:
         for j in after[i]:
@@ -226,7 +226,7 @@ def longest_paths(after: Lists, order: Iterable[int]) -> list[int]:
 
 
 def depth_first(after: Lists, roots: Iterable[int], number: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Walk depth first from each root that was not visited yet; `number`, -1 at first, receives preorder numbers.
+    """Walk depth first from each unvisited root; write preorder numbers to `number`, in which -1 marks unvisited nodes.
 
     Yields (ENTER, parent, node), (SEEN, node, neighbour that was visited before) and (LEAVE, parent, node); the parent
     of a root is -1.

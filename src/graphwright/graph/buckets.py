@@ -34,7 +34,7 @@ class Buckets:
 
     def __init__(self, nodes: SlotTable, edges: SlotTable, block: int, counter: CellCounter | None) -> None:
         if not 1 <= block <= 1 << 16:
-            raise UsageError("block must be 1 to 65536 edges", got=block)
+            raise UsageError("block size out of range", expected="1 to 65536 edges per block", got=block)
         self.block, self._counter = block, counter
         self._head = nodes.attach("head", NONE)
         self._tail = nodes.attach("tail", NONE)
@@ -71,12 +71,12 @@ class Buckets:
         return found
 
     def reserve(self, blocks: int) -> None:
-        """Reserve `blocks` blocks. Raises CapacityError if an index would exceed 31 bits."""
+        """Reserve memory for `blocks` blocks. Raises CapacityError if an index would exceed 31 bits."""
         if blocks <= self.capacity:
             return
         most = MAX_ENTRIES // self.block
         if blocks > most:
-            raise CapacityError("bucket indices are limited to 31 bits", expected=f"<= {most} blocks", got=blocks)
+            raise CapacityError("too many edges for adjacency lists", expected=f"<= {most} blocks", got=blocks)
         self.capacity = min(grown(self.capacity, blocks), most)
         for i, old in enumerate(self._blocks):
             new = aligned(self.capacity * (self.block if i == 0 else 1), np.int32)
@@ -92,7 +92,7 @@ class Buckets:
 
     # -- many -------------------------------------------------------------------------------------------------------
     def room_many(self, nodes: Array) -> None:
-        """Reserve the blocks to append one edge at each of `nodes`."""
+        """Reserve the blocks that are needed to append one edge to the list of each of `nodes`."""
         needed = self._run(blocks_needed, nodes)
         self.reserve(self.state[0] + max(int(needed) - self.state[1], 0))
 
@@ -130,9 +130,9 @@ class Buckets:
         return left, int(self._run(unmove_many, nodes, edges, positions, left=left, owner=owner))
 
     def drain_many(self, into: Buckets, nodes: Array, ends: tuple[Column, Column]) -> Array:
-        """Remove all edges of nodes from these out-lists and the in-lists `into`; `ends`: the columns source, target.
+        """Remove all edges of `nodes` from these out-lists and from the in-lists `into`; `ends` = (sources, targets).
 
-        Returns: edge slots, their indices in the out-lists and in the in-lists, in the order of removal.
+        Returns: rows of edge slots, their out-list indices and their in-list indices, in the order of removal.
         """
         bound = int((self.degrees[nodes] + into.degrees[nodes]).sum())
         rows = np.empty((3, bound), np.int64)
@@ -162,7 +162,7 @@ class Buckets:
         return result
 
     def tables(self) -> tuple[Array, ...]:
-        """Return the buffers: head, tail, degree, position, items, next, prev, free."""
+        """Return the arrays head, tail, degree, position, items, next, prev and free."""
         inner = (self._head.data, self._tail.data, self._degree.data, self._position.data)
         return (*inner, *self._blocks)
 
@@ -301,7 +301,7 @@ def restore(tables: Cells, state: Cells, block: int, node: int, edge: int, posit
 
 
 def fits(tables: Cells, state: Cells, block: int, node: int, position: int, owner: Cells) -> bool:
-    """Return True if an edge can be restored at `position`: the node's next index, or that of an edge of the node."""
+    """Return True if `position` is the node's next free index or the index of one of its edges, as `restore` needs."""
     count = tables[2][node]
     if count % block:
         at = tables[1][node]
@@ -336,13 +336,13 @@ def blocks_needed(tables: Cells, state: Cells, block: int, nodes: Cells) -> int:
 
 
 def append_many(tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells) -> None:
-    """Append each edge to its node's list."""
+    """Append each edge to the list of its node."""
     for i in range(len(edges)):
         append(tables, state, block, nodes[i], edges[i])
 
 
 def remove_many(tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, left: Cells) -> None:
-    """Remove each edge from its node's list."""
+    """Remove each edge from the list of its node."""
     for i in range(len(edges)):
         left[i] = remove(tables, state, block, nodes[i], edges[i])
 
@@ -369,7 +369,7 @@ def move_many(tables: Cells, state: Cells, block: int, old: Cells, new: Cells, e
 def unmove_many(
     tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, left: Cells, owner: Cells
 ) -> int:
-    """Move edges back to `nodes` at `positions` (-1: it did not move), and write these nodes to `owner`.
+    """Move edges back to `nodes` at `positions` (-1 if not moved), and write these nodes to `owner`.
 
     Stops at the first edge that `fits` refuses. Returns the number of edges done.
     """

@@ -1,4 +1,4 @@
-"""Bulk edits; the result equals that of a loop of single edits, down to handles and bucket indices.
+"""Bulk edits; the result equals that of a loop of single edits, down to handles and adjacency-list positions.
 
 Everything is checked before the first write: handles, duplicates, column types and ranges, capacity. The functions are
 methods of `Graph`. Small batches run in plain Python; only large ones load compiled code.
@@ -29,14 +29,14 @@ Handles = HandleArray[Any] | Iterable[int] | Array  # handles in any form: an ar
 
 
 def add_nodes(self: Graph, n: int, /, **columns: Any) -> NodeArray:
-    """Add `n` nodes; a column is one value for all of them or one per node.
+    """Add `n` nodes; each keyword sets a column, to one value for all nodes or to one value per node.
 
     Raises: UsageError for an undeclared column or a wrong length, DTypeError, CapacityError; then nothing is added.
     """
     with self._lock:
         table = self._node_table
         if n < 0:
-            raise UsageError("the number of nodes must not be negative", got=n)
+            raise UsageError("the number of nodes is negative", expected="n >= 0", got=n)
         rows = _rows(table, columns, n)
         slots = table.issue_many(n)
         _write(slots, rows)
@@ -53,7 +53,7 @@ def add_edges(self: Graph, src: Handles | Handle, dst: Handles | Handle, **colum
         table = self._edge_table
         sources, targets = np.atleast_1d(packed(src)), np.atleast_1d(packed(dst))
         if len(sources) != len(targets) and 1 not in (len(sources), len(targets)):
-            raise UsageError("src and dst differ in length", expected=len(sources), got=len(targets))
+            raise UsageError("src and dst differ in length", expected=f"{len(sources)} targets", got=len(targets))
         sources, targets = np.broadcast_arrays(sources, targets)
         s, t = (self._node_table.slots_of(ids, distinct=False) for ids in (sources, targets))
         rows = _rows(table, columns, len(s))
@@ -121,8 +121,7 @@ def rewire_edges(
             else:
                 rows = packed(given)
                 if rows.ndim and len(rows) != len(slots):
-                    what = "the number of new endpoints differs from the number of edges"
-                    raise UsageError(what, expected=len(slots), got=len(rows))
+                    raise UsageError("new endpoints and edges differ in number", expected=len(slots), got=len(rows))
                 new.append(self._node_table.slots_of(np.broadcast_to(rows, len(slots)), distinct=False))
         sides = (self._out, self._source), (self._in, self._target)
         for (side, _), before, after in zip(sides, old, new, strict=True):
@@ -138,7 +137,7 @@ def rewire_edges(
 
 
 def restore_edges(self: Graph, record: RemovedEdges) -> EdgeArray:
-    """Undo a bulk removal, or redo a bulk insertion, restoring handles, columns and bucket indices.
+    """Undo a bulk removal, or redo a bulk insertion, restoring handles, columns and adjacency-list positions.
 
     Raises: NotUndoable if later edits were not undone first, StaleHandle if an endpoint is gone; then nothing changes.
     """
@@ -167,7 +166,7 @@ def restore_nodes(self: Graph, record: RemovedNodes) -> NodeArray:
 
 
 def restore_rewires(self: Graph, record: RewiredEdges) -> RewiredEdges:
-    """Undo a bulk rewire, bucket indices included; return a record with which this function redoes it.
+    """Undo a bulk rewire, also of adjacency-list positions; return a record with which this function redoes it.
 
     Raises: NotUndoable if later edits were not undone first; then nothing changes.
     """
@@ -182,7 +181,7 @@ def restore_rewires(self: Graph, record: RewiredEdges) -> RewiredEdges:
         )
         for _, owner, _, new, _ in sides:
             if not np.array_equal(self._node_table.ids[owner.data[slots]], new.ids[back]):
-                raise NotUndoable("an edge was rewired by a later edit")
+                raise NotUndoable("a later edit rewired one of these edges", fix="undo later edits first")
         for side, owner, old, _, positions in sides:
             nodes = self._node_table.slots_of(old.ids[back], distinct=False)
             side.room_many(nodes[positions[back] != NONE])
@@ -192,7 +191,7 @@ def restore_rewires(self: Graph, record: RewiredEdges) -> RewiredEdges:
                 _redo(side, owner, before[:done], slots[:done], gone[:done])
                 if left:
                     _redo(self._out, self._source, record.new_sources.index[back], slots, left[0])
-                raise NotUndoable("a later edit uses this bucket index")
+                raise NotUndoable("a later edit uses the list position of an edge", fix="undo later edits first")
             left.append(gone)
         self.version += 1
         new_ends = (record.new_sources[back], record.new_targets[back])
@@ -236,7 +235,7 @@ def _revive_edges(self: Graph, record: RemovedEdges) -> None:
             self._in.remove_many(t[:entered][::-1], slots[:entered][::-1])
     if not fitted:
         self._out.remove_many(s[:done][::-1], slots[:done][::-1])
-        raise NotUndoable("a later edit uses this bucket index")
+        raise NotUndoable("a later edit uses the list position of an edge", fix="undo later edits first")
     table.revive_many(slots, handles)
     _write(slots[::-1], rows)
 

@@ -61,7 +61,7 @@ class Chain:
         return self.links[-1].hash if self.links else self.base
 
     def append(self, entry: Any) -> Link:
-        """Add an entry. Raises: UsageError if it is not a plain JSON value or too large for a line."""
+        """Add an entry. Raises: UsageError if it is not a JSON value or is too large for a line."""
         prev, text = self.head, canonical_json(entry)
         link = Link(entry, prev, _hash(prev, text))
         if (size := len(_line(text, link.hash, prev))) >= MAX_LINE:
@@ -85,7 +85,7 @@ class Chain:
 
 
 def canonical_json(value: Any) -> str:
-    """Return the canonical text of a JSON value: sorted keys, no spaces, ASCII, shortest floats, tuples as lists.
+    """Return the canonical JSON text of a value: sorted keys, no spaces, ASCII, shortest floats, tuples as lists.
 
     Raises: UsageError for NaN and infinities, keys that are not strings, other types, nesting beyond 64.
     """
@@ -102,7 +102,7 @@ def _line(text: str, own: str, prev: str) -> str:
 
 
 def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str = GENESIS) -> list[Link]:
-    """Parse lines and check every hash, from `base` (before the first line) to `head` (of the last, if given).
+    """Parse lines and check every hash; `base` is the hash before the first line, `head` the expected last hash.
 
     Raises: JournalCorrupt with the first bad line, counted from 1.
     """
@@ -205,7 +205,7 @@ def _check(value: Any) -> None:
             if isinstance(item, dict):
                 fields = cast("dict[Any, Any]", item)
                 if not _TEXT.issuperset(map(type, fields)) and not all(isinstance(key, str) for key in fields):
-                    raise UsageError("keys of a JSON object must be strings", got=list(fields)[:6])
+                    raise UsageError("not all keys of a JSON object are strings", got=list(fields)[:6])
                 below.extend(fields.values())
             elif isinstance(item, list | tuple):
                 below.extend(cast("Iterable[Any]", item))

@@ -1,4 +1,4 @@
-"""Errors of the container; each derives from the package's root errors and carries its facts as fields."""
+"""Errors of the graph container; each derives from a root error of the package and has its details as attributes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StaleHandle(UsageError, KeyError):
 
 
 class CapacityError(UsageError):
-    """More slots, bucket entries or ports than 31 bits can index."""
+    """More nodes, edges, adjacency-list entries or ports than 31 bits can index."""
 
 
 class EditBusy(ComputeError):

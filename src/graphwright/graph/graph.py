@@ -1,6 +1,6 @@
 """The editable graph: a directed multigraph with stable handles and exactly undoable edits.
 
-Two slot tables with typed columns, and per node an out-list and an in-list of edge slots in buckets; no tensors.
+A graph has two slot tables with typed columns, and per node an out-list and an in-list of edge slots; no tensors.
 Invariants: every live edge is once in its source's out-list and once in its target's in-list; a handle names one
 element forever; an edit that raises leaves the graph unchanged.
 """
@@ -35,7 +35,7 @@ class Graph:
     Args:
         node_columns: name -> dtype, (dtype, default) or ColumnSpec, one value per node.
         edge_columns: the same per edge.
-        block: edges in one bucket block.
+        block: number of edges per memory block of an adjacency list.
         max_generation: a slot is retired after it has issued `max_generation - 1` handles.
         debug_counters: count the array elements that single edits read or write, in `cells_touched`; slow.
         timeout: seconds an edit waits for another thread's edit before `EditBusy`.
@@ -139,7 +139,7 @@ class Graph:
     def rewire_edge(self, e: EdgeId, src: NodeId | None = None, dst: NodeId | None = None) -> RewiredEdge:
         """Change the source, target or both of an edge; it moves to the end of a changed endpoint's list. O(1).
 
-        The edge keeps its handle and columns; an unchanged endpoint keeps its bucket index.
+        The edge keeps its handle, its columns, and its position in the list of an unchanged endpoint.
         Raises: StaleHandle, CapacityError.
         """
         with self._lock:
@@ -183,9 +183,9 @@ class Graph:
 
     # -- restores ----------------------------------------------------------------------------------------------------
     def restore_edge(self, record: RemovedEdge) -> EdgeId:
-        """Undo a removal, or redo an insertion with the record that undoing it returned. O(1).
+        """Undo the removal of an edge, or redo its insertion with the record that undoing the insertion returned. O(1).
 
-        The edge gets back its handle, columns and both bucket indices. Columns declared since then get their default.
+        The edge gets back its handle, columns and positions in both lists. Columns declared since get their default.
         Raises: NotUndoable if later edits were not undone first; StaleHandle if an endpoint is gone.
         """
         check_record(record, RemovedEdge)
@@ -194,7 +194,7 @@ class Graph:
             slot = self._edge_table.check_revive(record.edge)
             out_fits = self._out.fits(source, record.out_position, self._src)
             if not (out_fits and self._in.fits(target, record.in_position, self._dst)):
-                raise NotUndoable(f"a later edit uses the bucket indices of {record.edge!r}")
+                raise NotUndoable(f"a later edit uses list positions of {record.edge!r}", fix="undo later edits first")
             self._out.room(source)
             self._in.room(target)
             self._edge_table.fill(slot, record.columns)
@@ -206,7 +206,7 @@ class Graph:
             return as_edge(record.edge)
 
     def restore_node(self, record: RemovedNode) -> NodeId:
-        """Undo a removal, or redo an insertion: the node, then its edges in their old state. O(degree).
+        """Undo the removal of a node, or redo its insertion; then restore its edges in their old state. O(degree).
 
         Raises: NotUndoable if later edits were not undone first.
         """
@@ -229,7 +229,7 @@ class Graph:
             return as_node(record.node)
 
     def restore_rewire(self, record: RewiredEdge) -> RewiredEdge:
-        """Undo a rewire, bucket indices included; return a record with which this method redoes it. O(1).
+        """Undo a rewire, also of adjacency-list positions; return a record with which this method redoes it. O(1).
 
         Raises: NotUndoable if later edits were not undone first; StaleHandle.
         """
@@ -239,7 +239,7 @@ class Graph:
             source, target = self._node_table.slot(record.source), self._node_table.slot(record.target)
             now = self._handles(self._src[slot], self._dst[slot])
             if now != (record.new_source, record.new_target):
-                raise NotUndoable(f"{record.edge!r} was rewired by a later edit")
+                raise NotUndoable(f"a later edit rewired {record.edge!r}", fix="undo later edits first")
             out_position = self._put_back(self._out, self._src, slot, source, record.out_position)
             try:
                 in_position = self._put_back(self._in, self._dst, slot, target, record.in_position)
@@ -257,7 +257,8 @@ class Graph:
         left = side.remove(now, slot)
         if not side.fits(node, position, owner):
             side.restore(now, slot, left)
-            raise NotUndoable(f"a later edit uses the bucket index of {as_edge(self._edge_ids[slot])!r}")
+            edge = as_edge(self._edge_ids[slot])
+            raise NotUndoable(f"a later edit uses the list position of {edge!r}", fix="undo later edits first")
         side.restore(node, slot, position)
         owner[slot] = node
         return left
@@ -276,12 +277,12 @@ class Graph:
     # -- columns -----------------------------------------------------------------------------------------------------
     @property
     def nodes(self) -> TableView[NodeArray]:
-        """The nodes: call it to iterate over handles, index it for a column of the live rows."""
+        """The table of nodes: `nodes()` returns all handles, `nodes[name]` is the column of this name."""
         return TableView(self, self._node_table, NodeArray)
 
     @property
     def edges(self) -> TableView[EdgeArray]:
-        """The edges: call it to iterate over handles, index it for a column of the live rows."""
+        """The table of edges: `edges()` returns all handles, `edges[name]` is the column of this name."""
         return TableView(self, self._edge_table, EdgeArray)
 
     def node(self, n: NodeId, name: str) -> Any:
@@ -344,26 +345,26 @@ class Graph:
         return as_node(self._node_ids[self._dst[self._edge_table.slot(e)]])
 
     def out_edges(self, n: NodeId) -> tuple[EdgeId, ...]:
-        """Return a copy of the out-edges of a node, in bucket order. O(degree). Raises StaleHandle."""
+        """Return a copy of the out-edges of a node, in adjacency-list order. O(degree). Raises StaleHandle."""
         return self._edges_at(self._out, n)
 
     def in_edges(self, n: NodeId) -> tuple[EdgeId, ...]:
-        """Return a copy of the in-edges of a node, in bucket order. O(degree). Raises StaleHandle.
+        """Return a copy of the in-edges of a node, in adjacency-list order. O(degree). Raises StaleHandle.
 
-        Removing an edge changes the bucket order; store an explicit order in a column.
+        Removing an edge changes this order; to keep an order of edges, store it in a column.
         """
         return self._edges_at(self._in, n)
 
     def successors(self, n: NodeId) -> tuple[NodeId, ...]:
-        """Return the distinct targets of a node's out-edges, in bucket order. O(degree). Raises StaleHandle."""
+        """Return the distinct targets of a node's out-edges, in the edges' order. O(degree). Raises StaleHandle."""
         return self._nodes_at(self._out.edges(self._node_table.slot(n)), self._dst)
 
     def predecessors(self, n: NodeId) -> tuple[NodeId, ...]:
-        """Return the distinct sources of a node's in-edges, in bucket order. O(degree). Raises StaleHandle."""
+        """Return the distinct sources of a node's in-edges, in the edges' order. O(degree). Raises StaleHandle."""
         return self._nodes_at(self._in.edges(self._node_table.slot(n)), self._src)
 
     def neighbors(self, n: NodeId) -> tuple[NodeId, ...]:
-        """Return the successors, then the other predecessors. O(degree). Raises StaleHandle."""
+        """Return the successors, then the predecessors that are not successors. O(degree). Raises StaleHandle."""
         return tuple(dict.fromkeys(self.successors(n) + self.predecessors(n)))
 
     def out_degree(self, n: NodeId) -> int:
@@ -416,7 +417,7 @@ class Graph:
     from_coo = classmethod(state.from_coo)
 
     def reserve(self, nodes: int = 0, edges: int = 0) -> None:
-        """Reserve this many nodes and edges in total, so that adding them moves no buffer. Raises CapacityError."""
+        """Reserve memory for this many nodes and edges in total. Raises CapacityError."""
         with self._lock:
             self._node_table.reserve(nodes)
             self._edge_table.reserve(edges)
@@ -425,12 +426,12 @@ class Graph:
     def cells_touched(self) -> int:
         """Number of array elements that single edits and queries have read or written. Needs `debug_counters=True`."""
         if self._counter is None:
-            raise UsageError("cells_touched is not counted without debug counters", fix="Graph(debug_counters=True)")
+            raise UsageError("cells_touched was not counted: debug counters are off", fix="Graph(debug_counters=True)")
         return self._counter[0]
 
     @property
     def describe(self) -> Callable[[Any], tuple[str | None, str | None]] | None:
-        """A callback: stale handle -> (`was`, `removed_by`), the fields of the `StaleHandle` to raise."""
+        """A callback that maps a stale handle to (`was`, `removed_by`), attributes of the `StaleHandle` to raise."""
         return self._node_table.describe
 
     @describe.setter

@@ -39,7 +39,7 @@ class Handle(int):
 
     @classmethod
     def from_int(cls, packed: int) -> Self:
-        """Return the handle with this packed integer. Raises ValueError if it is no handle of this kind."""
+        """Return the handle with this packed integer. Raises ValueError if it is not a handle of this class."""
         packed = int(packed)
         if packed & EDGE_BIT != cls.kind_bit:
             raise ValueError(f"{packed} is not a packed {cls.__name__}")
@@ -83,7 +83,7 @@ as_edge = cast("Callable[[int], EdgeId]", partial(int.__new__, EdgeId))
 
 
 class HandleArray(Generic[H]):
-    """A read-only int64 array of handles; an int index or iteration gives handles, a slice an array.
+    """A read-only int64 array of handles; indexing by an int and iteration give handles, a slice gives an array.
 
     `np.asarray` gives the packed integers without copying them. Arrays compare by value and are not hashable.
     """

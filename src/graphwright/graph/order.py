@@ -50,13 +50,13 @@ class OnlineOrder(Generic[N]):
     """A topological order of the nodes of a graph; reads edges through `graph` and never changes them.
 
     Args:
-        graph: successors and predecessors of a node; may or may not contain a new edge already.
+        graph: gives the successors and predecessors of a node; a new edge may or may not be in it already.
         gap: distance between the labels of nodes inserted at the end.
     """
 
     def __init__(self, graph: Neighbours[N], gap: int = GAP) -> None:
         if gap < 2:
-            raise UsageError("gap must be at least 2", got=gap)
+            raise UsageError("the gap between labels is too small", expected="gap >= 2", got=gap)
         self._graph, self._gap = graph, gap
         self._labels: dict[N, int] = {}
         self._created: dict[N, int] = {}
@@ -70,7 +70,7 @@ class OnlineOrder(Generic[N]):
         order = cls(graph, gap)
         for node, (label, created) in labels.items():
             if not -LIMIT <= label <= LIMIT:
-                raise UsageError("a saved label is out of range", where=node, got=label)
+                raise UsageError("a saved label is out of range", where=node, expected=f"±{LIMIT} at most", got=label)
             order._put(node, label, created, listed=False)
         order._sort()
         for node in labels:
@@ -82,11 +82,11 @@ class OnlineOrder(Generic[N]):
     def insert(
         self, node: N, after: N | None = None, before: N | None = None, created: int | None = None
     ) -> Relabelled[N]:
-        """Give a new node a label: between two nodes, next to one, or at the end; O(log n) labels move, amortised.
+        """Give a new node a label: between two nodes, next to a node, or at the end; amortised, O(log n) labels move.
 
         `after` and `before` are hints for where the node will end up when its edges arrive; if they contradict each
-        other, the node is put after `after`. `created` is its creation number if the caller keeps them.
-        Raises: UsageError if the node is in the order already, KeyError if a hint is not.
+        other, the node is put after `after`. `created` is its creation number, by default the next free number.
+        Raises: UsageError if the node is in the order already, KeyError if `after` or `before` is not.
         """
         if node in self._labels:
             raise UsageError("the node already has a label", where=repr(node))
@@ -104,7 +104,7 @@ class OnlineOrder(Generic[N]):
         return Relabelled((*moved, (node, None, created)))
 
     def add_edge(self, u: N, v: N) -> Relabelled[N]:
-        """Reorder for an edge u -> v; return the labels that changed, none if the edge goes forwards.
+        """Reorder nodes for a new edge u -> v; return an undo record, which is empty if the edge goes forwards.
 
         Raises: CycleError whose `path` runs from `v` to `u`; then no label has changed. KeyError for unknown nodes.
         """
@@ -135,7 +135,7 @@ class OnlineOrder(Generic[N]):
         return Relabelled(tuple(entry for entry in record if self._labels[entry[0]] != entry[1]))
 
     def remove(self, *nodes: N) -> Relabelled[N]:
-        """Remove nodes from the order. O(removed · log n). Raises KeyError; then none is removed."""
+        """Remove nodes from the order. O(removed · log n). Raises KeyError for unknown nodes; then none is removed."""
         record = Relabelled(tuple((n, self._labels[n], self._created[n]) for n in nodes))
         many = len(nodes) * _ONCE > len(self)
         for node in nodes:
@@ -145,7 +145,7 @@ class OnlineOrder(Generic[N]):
         return record
 
     def restore(self, record: Relabelled[N]) -> Relabelled[N]:
-        """Undo a change, after all later ones; return the record that redoes it. O(changed · log n)."""
+        """Undo a change after all later changes were undone; return the record that redoes it. O(changed · log n)."""
         inverse = [(n, self._labels.get(n), self._created.get(n, created)) for n, _, created in record.before]
         many = len(inverse) * _ONCE > len(self)
         for node, label, created in record.before:
@@ -170,7 +170,7 @@ class OnlineOrder(Generic[N]):
         return sorted(nodes, key=self.key)
 
     def labels(self) -> dict[N, tuple[int, int]]:
-        """Return all keys, for `from_labels`."""
+        """Map each node to its key, for `from_labels`."""
         return {node: (label, self._created[node]) for node, label in self._labels.items()}
 
     def __contains__(self, node: object) -> bool:
@@ -184,7 +184,7 @@ class OnlineOrder(Generic[N]):
 
     # -- labels ------------------------------------------------------------------------------------------------------
     def _position(self, after: N | None, before: N | None) -> tuple[int, int | None]:
-        """Return the index of a new node in the order, and a label for it, or None if no label is free there."""
+        """Return (index of a new node in the order, its label); the label is None if no label is free there."""
         if after is not None and before is not None and self._labels[after] < self._labels[before]:
             label = (self._labels[after] + self._labels[before]) // 2
             at = bisect_left(self._sorted, label, key=self._labels.__getitem__)
@@ -262,7 +262,7 @@ class OnlineOrder(Generic[N]):
     def _reach(
         self, start: N, neighbours: Callable[[N], Iterable[N]], low: tuple[int, int], high: tuple[int, int]
     ) -> dict[N, N | None]:
-        """Search from `start` through nodes with keys in (low, high]; return each node reached -> its search parent."""
+        """Search from `start` through nodes with keys in (low, high]; map each node reached to its search parent."""
         parent: dict[N, N | None] = {start: None}
         pending = [start]
         while pending:

@@ -1,7 +1,7 @@
-"""Undo records of edits: handles, column values and bucket indices.
+"""Undo records of edits: handles, column values and adjacency-list positions.
 
-A record holds handles and plain values and no reference to a graph, so it survives saving and loading. Records must be
-restored in the reverse order of the edits; anything else raises `NotUndoable`.
+A record does not refer to a graph, so it stays valid when the graph is saved and loaded. Records must be restored in
+the reverse order of the edits; a different order raises `NotUndoable`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RemovedNode(NamedTuple):
 
 
 class RewiredEdge(NamedTuple):
-    """Old and new endpoints of an edge and its old bucket indices; an index is -1 if that endpoint did not change."""
+    """Old and new endpoints of an edge, and its old positions in adjacency lists (-1 for an unchanged endpoint)."""
 
     edge: EdgeId
     source: NodeId
@@ -90,6 +90,6 @@ class RewiredEdges:
 
 
 def check_record(record: object, kind: type) -> None:
-    """Raise UsageError if `record` is not a record of this kind."""
+    """Raise UsageError if `record` is not an instance of `kind`."""
     if not isinstance(record, kind):
-        raise UsageError(f"not the {kind.__name__} that the edit returned", got=repr(record)[:80])
+        raise UsageError("not an undo record of this kind of edit", expected=kind.__name__, got=repr(record)[:80])

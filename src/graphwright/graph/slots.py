@@ -60,7 +60,7 @@ class SlotTable:
             expected = f"an identifier other than {', '.join(sorted(RESERVED))}"
             raise UsageError("invalid column name", got=name, expected=expected)
         if name in self.columns:
-            raise UsageError("another column has this name", got=name)
+            raise UsageError("a column of this name exists already", got=name)
         column = Column(name, declared, self._counter)
         column.grow(self.capacity)
         self.columns[name] = column
@@ -74,7 +74,7 @@ class SlotTable:
         return column
 
     def column(self, name: str) -> Column:
-        """Return the column called `name`. Raises: UsageError listing the columns."""
+        """Return the column called `name`. Raises: UsageError that lists the columns."""
         try:
             return self.columns[name]
         except KeyError:
@@ -179,7 +179,8 @@ class SlotTable:
             on_top = self.free_top and self.free_cells[self.free_top - 1] == slot
             if 0 < ((handle >> INDEX_BITS) & INDEX) < high and (retired or on_top):
                 return slot
-        raise NotUndoable(f"cannot restore {self.kind.from_int(handle)}: it was not the last to be removed")
+        lost = self.kind.from_int(handle)
+        raise NotUndoable(f"cannot restore {lost}: it was not the last to be removed", fix="undo later edits first")
 
     def revive(self, slot: int, handle: int) -> None:
         """Make a dead handle that `check_revive` accepted live again; `high` does not change."""
@@ -189,7 +190,7 @@ class SlotTable:
             self.free_top -= 1
 
     def stale(self, handle: object, where: object = None) -> UsageError:
-        """Return the error for a stale handle, with what it named and what removed it."""
+        """Return the error for a stale handle; it says what the handle named and which edit removed that."""
         if isinstance(handle, np.integer):
             handle = int(cast("int", handle))
         index = generation = 0
@@ -219,8 +220,8 @@ class SlotTable:
             if np.count_nonzero(seen) != len(slots):
                 _, first, counts = np.unique(slots, return_index=True, return_counts=True)
                 row = int(first[np.argmax(counts > 1)])
-                what = f"{self.kind.from_int(int(handles[row]))} is given more than once"
-                raise UsageError(what, where=f"row {row}", fix="pass unique ids")
+                twice = self.kind.from_int(int(handles[row]))
+                raise UsageError(f"{twice} is given more than once", where=f"row {row}", fix="pass unique ids")
         return slots
 
     def issue_many(self, count: int) -> Array:
@@ -280,7 +281,7 @@ class SlotTable:
         if capacity <= self.capacity:
             return
         if capacity > MAX_SLOTS:
-            raise CapacityError("slot indices are limited to 31 bits", expected=f"<= {MAX_SLOTS}", got=capacity)
+            raise CapacityError(f"too many {self.kind.__name__}s", expected=f"<= {MAX_SLOTS} slots", got=capacity)
         self.capacity = min(grown(self.capacity, capacity), MAX_SLOTS)
         for column in (*self._inner, *self.columns.values()):
             column.grow(self.capacity)
@@ -440,8 +441,8 @@ class Column:
             rows = self._numeric(np.asarray(values))
             rows = np.broadcast_to(rows, count) if rows.ndim == 0 else rows
         if (self.dtype != object and np.ndim(rows) != 1) or len(rows) != count:
-            what, wanted = "wrong number of column values", f"1 or {count}"
-            raise UsageError(what, where=self.name, expected=wanted, got=np.shape(values))
+            wanted, got = f"1 or {count} values", np.shape(values)
+            raise UsageError("wrong number of values for the column", where=self.name, expected=wanted, got=got)
         return rows
 
     def _numeric(self, given: Array) -> Array:
@@ -452,7 +453,7 @@ class Column:
             fits = cast == given  # numpy compares integers of different types by value
             if not fits.all():
                 bad = given if given.ndim == 0 else given[~fits][0]
-                raise DTypeError("value out of range", where=self.name, expected=self.dtype, got=bad)
+                raise DTypeError("a value does not fit the column", where=self.name, expected=self.dtype, got=bad)
             return cast
         if self.dtype.kind == "f" and given.dtype.kind in "iubf":
             with np.errstate(over="ignore"):  # through float64, as a single write does
@@ -477,7 +478,7 @@ def is_array(value: object) -> TypeGuard[Array]:
 
 
 def cells_of(data: Any, counter: CellCounter | None = None) -> Any:
-    """Return a view of a buffer with fast access to single elements, which it counts if a counter is given."""
+    """Return a view of a buffer with fast access to single elements; `counter`, if given, counts the accesses."""
     cells: Any = data
     if is_array(data) and data.dtype != np.float16:  # memoryview does not support half floats before Python 3.12
         cells = memoryview(cast(Any, data))

@@ -1,6 +1,6 @@
 """Functions of a whole graph: hash, saved form, copy, snapshot, sparse matrices. They are methods of `Graph`.
 
-The saved form carries slots, generations, free lists and bucket indices, so that a loaded graph continues with the same
+The saved form has slots, generations, free lists and list positions, so that a loaded graph continues with the same
 handles and undo records. It is plain JSON, or numpy arrays with `arrays=True`.
 """
 
@@ -55,7 +55,7 @@ def snapshot(self: Graph) -> Snapshot:
 
 
 def structure_hash(self: Graph, positions: bool = False) -> str:
-    """Return the sha256 over live handles, endpoints and columns; with `positions` also over bucket indices.
+    """Return the sha256 of live handles, endpoints and columns, and with `positions` of adjacency-list positions.
 
     Generations of free slots, free lists and the version are left out, so an edit and its inverse give the same hash.
     Values of object columns, encoded if the column has `encode`, are hashed as JSON, or if they are not JSON by
@@ -84,7 +84,7 @@ def structure_hash(self: Graph, positions: bool = False) -> str:
 
 
 def copy(self: Graph) -> Graph:
-    """Return an independent graph with equal handles, bucket indices and future handles; object values are shared."""
+    """Return an independent copy that will issue the same future handles; object values in columns are shared."""
     with self._lock:
         nodes, edges = self._node_table, self._edge_table
         of_nodes, of_edges = ({name: c.spec for name, c in table.columns.items()} for table in (nodes, edges))
@@ -98,7 +98,7 @@ def copy(self: Graph) -> Graph:
 
 
 def memory(self: Graph) -> dict[str, float]:
-    """Return the bytes of memory, unused capacity included: total, per node, and per edge with bucket blocks."""
+    """Return bytes of memory, unused capacity included, as a dict: total, per_node, per_edge (with edge lists)."""
     nodes, edges = self._node_table.nbytes, self._edge_table.nbytes + self._out.nbytes + self._in.nbytes
     per_node, per_edge = nodes / max(self.node_count, 1), edges / max(self.edge_count, 1)
     return {"total": nodes + edges, "per_node": per_node, "per_edge": per_edge}
@@ -107,7 +107,7 @@ def memory(self: Graph) -> dict[str, float]:
 def to_dict(self: Graph, *, arrays: bool = False) -> dict[str, Any]:
     """Return the saved form: JSON values, or numpy arrays for the large parts with `arrays=True`.
 
-    Values of object columns are saved as `ColumnSpec.encode` returns them; without `encode`, unchanged.
+    Values of object columns are saved as `ColumnSpec.encode` returns them, or unchanged if there is no `encode`.
     """
     with self._lock:
         nodes, edges = self._node_table, self._edge_table
@@ -262,7 +262,8 @@ def _plain(value: Any) -> Any:
 def _ints(values: Any, name: str) -> Ids:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise GraphFileError("not a list of integers", where=name, got=f"{array.dtype} of shape {array.shape}")
+        got = f"{array.dtype} of shape {array.shape}"
+        raise GraphFileError("a field of the saved graph is not a list of integers", where=name, got=got)
     return array.astype(np.int64)
 
 
@@ -346,7 +347,7 @@ def from_coo(
     count = least if nodes is None else nodes
     if any(end.ndim != 1 or (end.size and end.dtype.kind not in "iu") for end in ends):
         got = " and ".join(f"{end.dtype} of shape {end.shape}" for end in ends)
-        raise UsageError("rows and columns must be lists of integers", got=got)
+        raise UsageError("rows or columns is not a list of integers", got=got)
     if len(ends[0]) != len(ends[1]):
         raise UsageError("rows and columns differ in length", got=f"{len(ends[0])} and {len(ends[1])}")
     lowest = min((int(end.min()) for end in ends if end.size), default=0)

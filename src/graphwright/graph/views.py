@@ -81,7 +81,7 @@ class ColumnView(NDArrayOperatorsMixin):
     """The live rows of one column in slot order, read on access.
 
     It behaves like an array of these rows; comparisons give a `Mask`. `view[...]` reads and writes by a handle, an
-    array of handles, a mask, or `:` for all rows. Writing is an edit: it takes the lock and raises the version.
+    array of handles, a mask, or `:` for all rows. Writing is an edit: it takes the lock and increments the version.
     Because `==` gives a mask, a view is not hashable.
     """
 
@@ -157,8 +157,7 @@ def selected(table: SlotTable, which: Any) -> Ids:
         return which.ids
     if is_array(which) and which.dtype == bool:
         if which.shape != (table.live,):
-            what = "the mask length differs from the number of live rows"
-            raise UsageError(what, expected=(table.live,), got=which.shape)
+            raise UsageError("the mask does not have one flag per live row", expected=(table.live,), got=which.shape)
         return table.ids[table.live_slots()[which]]
     return np.atleast_1d(packed(which))
 

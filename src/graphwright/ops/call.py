@@ -93,7 +93,7 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
 
 
 def as_dtype(x: Any, dtype: DType) -> Any:
-    """Cast an operand of any kind, unless it has the dtype already."""
+    """Cast an array, tensor or node to a dtype, unless it has the dtype already."""
     return x if x.dtype is dtype else call("cast", x, dtype=dtype)
 
 
@@ -168,7 +168,7 @@ def _bound(
 def _copied(row: Op, operand: NDArray, attrs: Attrs, spec: Spec, outs: Sequence[NDArray] | None) -> NDArray:
     """Run a view op as a copy: if strides cannot express the view, or if it is to be written into the given output."""
     if outs is not None and not writable_over(row, outs, [operand]):
-        raise AliasError("out shares memory with the operand", where=row.name, fix="pass a copy")
+        raise AliasError("out shares memory with the operand", where=row.name, fix="pass a copy of the operand")
     source = contiguous(operand)
     layout = row.view(source.layout, attrs) if row.view is not None else None
     assert layout is not None, f"{row.name}: no view of a contiguous array"
@@ -285,7 +285,7 @@ def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> b
 
 
 def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str | None = None) -> ComputeError:
-    """Return the error for an exception of a kernel, with op and operands; IndexOutOfRange for an index error."""
+    """Wrap an exception of a kernel in an error that names op and operands: IndexOutOfRange for an index error."""
     place = op if where is None else f"{where} ({op})"
     if isinstance(error, NonFinite):
         return NonFinite(error.what, where=place, got=error.got)

@@ -18,9 +18,9 @@ CHOICES = {"rewrites": ("none", "exact", "fast"), "layout": ("reuse", "naive"), 
 def refuse_string(option: str, names: object) -> None:
     """Raise UsageError if `names` is one string instead of a list of names."""
     if isinstance(names, str):
-        what = f"{option} must be a list or tuple of names, got one string"
-        fix = f"{option}=[{names!r}]"
-        raise UsageError(what, where="compile", expected="a list or tuple of names", got=repr(names), fix=fix)
+        raise UsageError(f"{option} is one string instead of a list of names", where="compile",
+                         expected="a list or tuple of names", got=repr(names),
+                         fix=f"{option}=[{names!r}]")  # fmt: skip
 
 
 class _CommonKeywords(TypedDict, total=False):

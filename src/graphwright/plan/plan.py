@@ -165,7 +165,7 @@ class Plan:
         known = [(k, planned[k].data, array, v) for k, (array, v) in self.assumptions.items() if k in planned]
         if changed := [k for k, data, array, v in known if data is not array or array.storage.version != v]:
             fix = "program.compile(...) again; gw.compile(program) plans again by itself"
-            raise StalePlan("a constant assumed by this plan has changed", where=self.program.name,
+            raise StalePlan("a constant whose value this plan assumed has changed", where=self.program.name,
                             got=", ".join(changed), fix=fix)  # fmt: skip
 
     def check_variables(self, own: Mapping[str, Variable]) -> None:

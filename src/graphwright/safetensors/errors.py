@@ -1,4 +1,4 @@
-"""Errors of checkpoints, all derived from `CheckpointError`, and the rules that files must keep, as data."""
+"""Errors of checkpoints, all derived from `CheckpointError`, and tables of the rules that headers and indexes obey."""
 
 from __future__ import annotations
 

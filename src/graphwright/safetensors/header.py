@@ -45,7 +45,7 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Size in the file."""
+        """Size in the file, in bytes."""
         return self.end - self.begin
 
     @property
@@ -61,10 +61,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A validated header: tensors in the order of their bytes, `__metadata__`, and the offset of the payload.
-
-    `payload_offset` is in bytes from the start of the file.
-    """
+    """A validated header: tensors in the order of their bytes, `__metadata__`, and the payload's offset in the file."""
 
     infos: tuple[TensorInfo, ...]
     metadata: dict[str, str]
@@ -72,28 +69,28 @@ class Header:
 
 
 def header_length(prefix: bytes, file_bytes: int, where: object = None) -> int:
-    """Return N from the first 8 bytes of a file of `file_bytes` bytes. Raises: HeaderError("length")."""
+    """Return the header length N, given the first 8 bytes of a file and its size. Raises: HeaderError("length")."""
     fix = "the file is truncated or not a safetensors file: copy it again"
     if len(prefix) < LENGTH.size:
         raise HeaderError("length", where=where, expected="8 bytes or more", got=f"{len(prefix)} bytes", fix=fix)
     (length,) = LENGTH.unpack_from(prefix)
     limit = min(MAX_HEADER, file_bytes - LENGTH.size)
     if length > limit:
-        raise HeaderError("length", where=where, expected=f"at most {limit}", got=length, fix=fix)
+        raise HeaderError("length", where=where, expected=f"at most {limit} bytes", got=f"{length} bytes", fix=fix)
     return length
 
 
 def parse_header(text: bytes, payload_bytes: int, where: object = None) -> Header:
-    """Parse and validate the N bytes of JSON before a payload of `payload_bytes` bytes.
+    """Parse and validate the JSON header of a file.
 
     Args:
         text: the JSON, padded with spaces at its end.
-        payload_bytes: size of the payload after it.
+        payload_bytes: size of the payload that follows the header.
         where: file named in errors.
     Raises: HeaderError(rule, key) with a rule of `HEADER_RULES`.
     """
     if text[:1] != b"{":
-        raise HeaderError("start", where=where, expected="{", got=repr(text[:1]))
+        raise HeaderError("start", where=where, expected="{ as the first byte", got=repr(text[:1]))
     try:
         entries = parse_json(text, containers=3 * MAX_TENSORS + 2, where=where)
     except JsonError as error:
@@ -101,7 +98,7 @@ def parse_header(text: bytes, payload_bytes: int, where: object = None) -> Heade
         raise HeaderError(rule, error.key, where=where, expected=error.expected, got=error.got) from error
     metadata = entries.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise HeaderError("metadata", where=where, expected="an object of strings")
+        raise HeaderError("metadata", where=where, expected="a JSON object with string values")
     if len(entries) > MAX_TENSORS:
         raise HeaderError("count", where=where, expected=f"at most {MAX_TENSORS} tensors", got=len(entries))
     infos = sorted((_entry(key, fields, where) for key, fields in entries.items()), key=lambda i: (i.begin, i.end))
@@ -110,7 +107,7 @@ def parse_header(text: bytes, payload_bytes: int, where: object = None) -> Heade
 
 
 def build_header(infos: Iterable[TensorInfo], metadata: Mapping[str, str]) -> bytes:
-    """Return the start of a file: length and JSON, padded so that the payload starts at a multiple of 8.
+    """Return the first bytes of a file: length and JSON, padded so that the payload starts at a multiple of 8.
 
     The result is parsed again before it is returned, so that every written header passes the reader's checks.
     Raises: HeaderError(rule, key).
@@ -119,14 +116,14 @@ def build_header(infos: Iterable[TensorInfo], metadata: Mapping[str, str]) -> by
     payload_bytes = 0
     for info in infos:
         if info.key in entries or info.key == METADATA:
-            raise HeaderError("name" if info.key == METADATA else "duplicate", info.key)
+            raise HeaderError("name" if info.key == METADATA else "duplicate", info.key, expected="a unique name")
         offsets = [info.begin, info.end]
         entries[info.key] = {"dtype": info.tag, "shape": list(info.shape), "data_offsets": offsets}
         payload_bytes = max(payload_bytes, info.end)
     try:
         text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeError as error:
-        raise HeaderError("utf8", got=str(error)) from error
+        raise HeaderError("utf8", expected="names and metadata that UTF-8 can encode", got=str(error)) from error
     text += b" " * (-len(text) % 8)
     start = LENGTH.pack(len(text)) + text
     parse_header(text[: header_length(start, len(start) + payload_bytes)], payload_bytes)
@@ -178,7 +175,7 @@ def _check_tiling(infos: list[TensorInfo], payload_bytes: int, where: object) ->
     reached = 0
     for info in infos:
         if info.begin != reached:
-            raise HeaderError("tiling", info.key, where=where, expected=f"begin {reached}", got=info.begin)
+            raise HeaderError("tiling", info.key, where=where, expected=f"begin = {reached}", got=info.begin)
         reached = info.end
     if reached != payload_bytes:
         fix = "the file is truncated or has trailing bytes: copy it again"

@@ -92,7 +92,7 @@ def _identity(file: Path | int) -> FileIdentity:
 
 
 class _KeyedFile:
-    """Base of readers: `key in reader` tests for a tensor, and a `with` block closes the files at its end."""
+    """Base class of readers: `key in reader` tests for a tensor, and a `with` block closes the files at its end."""
 
     _by_key: Mapping[str, Any]
 
@@ -106,11 +106,11 @@ class _KeyedFile:
         self.close()
 
     def close(self) -> None:
-        raise NotImplementedError("a subclass closes its files")
+        raise NotImplementedError("the subclass does not implement close()")
 
 
 class TensorFile(_KeyedFile):
-    """A safetensors file of which only the header was read. Holds no open file until bytes are requested.
+    """A safetensors file. Only the header is read at first, and no file is open until bytes are requested.
 
     >>> TensorFile("model.safetensors").info("lm_head.weight").shape
     (32000, 2048)
@@ -175,7 +175,7 @@ class TensorFile(_KeyedFile):
             raise self._changed(now)
 
     def check_mapped(self) -> None:
-        """Check that the mapped file was not written to; its path may name another file. Raises: CheckpointChanged."""
+        """Check that the mapped file was not written to; it may have been replaced. Raises: CheckpointChanged."""
         try:
             now = _identity(self.path)
         except OSError:
@@ -237,8 +237,8 @@ def unknown_key(key: str, known: Iterable[str], where: object) -> UnknownKey:
     import difflib  # late: only errors need it
 
     near = difflib.get_close_matches(key, list(known)[:5000], n=3)
-    fix = f"nearest keys: {', '.join(near)}" if near else None
-    return UnknownKey("no such tensor", where=where, got=key, fix=fix)
+    fix = f"use one of the nearest keys: {', '.join(near)}" if near else None
+    return UnknownKey("the checkpoint has no tensor with this key", where=where, got=key, fix=fix)
 
 
 def _read_header(path: Path) -> tuple[Header, FileIdentity]:
@@ -257,7 +257,7 @@ def _read_header(path: Path) -> tuple[Header, FileIdentity]:
         while len(text) < length and (part := _read_at(fd, LENGTH.size + len(text), length - len(text))):
             text += part
         if len(text) < length:
-            raise HeaderError("length", where=path, expected=length, got=len(text))
+            raise HeaderError("length", where=path, expected=f"{length} bytes", got=f"{len(text)} bytes")
         return parse_header(text, identity.size - LENGTH.size - length, path), identity
     except OSError as error:
         raise CheckpointError("cannot read this file", where=path, got=error.strerror) from error
@@ -324,7 +324,7 @@ class Checkpoint(_KeyedFile):
             raise unknown_key(key, self._by_key, self.path) from None
 
     def info(self, key: str) -> TensorInfo:
-        """Return dtype tag, shape and byte range of a tensor. Raises: UnknownKey."""
+        """Return the header entry of a tensor: dtype tag, shape and byte range. Raises: UnknownKey."""
         return self.file_of(key).info(key)
 
     def bytes(self, key: str) -> memoryview:
@@ -368,14 +368,14 @@ def _open_shards(index: Path) -> tuple[TensorFile, ...]:
                 both = f"{holder[info.key]} and {name}"
                 raise IndexFileError("twice", info.key, where=index, expected="one shard with this key", got=both)
             if info.key not in weight_map:
-                raise IndexFileError(
-                    "unlisted", info.key, where=index, expected="a key of weight_map", got=f"a key of {name}"
-                )
+                got = f"a key of {name} only"
+                raise IndexFileError("unlisted", info.key, where=index, expected="a key of weight_map", got=got)
             holder[info.key] = name
         files.append(file)
     for key, name in weight_map.items():
         if holder.get(key) != name:
-            raise IndexFileError("absent", key, where=index, expected=name, got=holder.get(key, "no shard"))
+            got = holder.get(key, "no shard")
+            raise IndexFileError("absent", key, where=index, expected=f"the tensor in {name}", got=f"it in {got}")
     return tuple(files)
 
 

@@ -25,7 +25,7 @@ from graphwright.safetensors.reader import INDEX_SUFFIX, Checkpoint, TensorFile
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Bytes of a tensor stored in a file under `key`."""
+    """A reference to the bytes of the tensor `key` in a file."""
 
     file: TensorFile
     key: str
@@ -47,14 +47,14 @@ class TensorData:
 
     @classmethod
     def stored(cls, source: Checkpoint | TensorFile, key: str, name: str | None = None) -> TensorData:
-        """Return a tensor of a checkpoint, to be written under `name` (default: its key). Raises: UnknownKey."""
+        """Return data that copies a tensor of a checkpoint, under `name` (default: its key). Raises: UnknownKey."""
         file = source.file_of(key) if isinstance(source, Checkpoint) else source
         info = file.info(key)
         return cls(key if name is None else name, info.tag, info.shape, Stored(file, key), info.nbytes)
 
     @property
     def size(self) -> int:
-        """Size of the tensor in the file in bytes. Raises: UsageError if it cannot be determined."""
+        """Size of the tensor in the file, in bytes. Raises: UsageError if the size cannot be determined."""
         if self.nbytes is not None:
             return self.nbytes
         if (bits := BITS.get(self.tag)) is not None:
@@ -62,20 +62,18 @@ class TensorData:
         if isinstance(self.data, Stored):
             return self.data.file.info(self.data.key).nbytes
         if callable(self.data):
-            raise UsageError(
-                "the tensor's dtype tag has no known size", where=self.key, got=self.tag, fix="pass nbytes"
-            )
+            raise UsageError("the size of this dtype is unknown", where=self.key, got=self.tag, fix="pass nbytes")
         return flat_bytes(self.data).nbytes
 
     def is_untouched(self, file: TensorFile) -> bool:
-        """Return True if this is the unchanged tensor of `file` under the same key."""
+        """Return True if this copies the tensor of `file` with the same key, dtype tag and shape."""
         if not isinstance(self.data, Stored) or self.data != Stored(file, self.key):
             return False
         info = file.info(self.key)
         return (self.tag, self.shape) == (info.tag, info.shape)
 
     def chunks(self) -> Iterator[Buffer]:
-        """Yield the bytes in order."""
+        """Yield the bytes of the tensor in order, as one or more buffers."""
         if isinstance(self.data, Stored):
             yield from self.data.file.chunks(self.data.key)
         else:
@@ -104,7 +102,7 @@ def write_tensors(path: StrPath, items: Iterable[TensorData], metadata: Mapping[
 
 
 def with_format(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return `metadata` with `format: pt` unless it names a format."""
+    """Return a copy of `metadata`, with `format: pt` added if it names no format."""
     return {**metadata} if "format" in metadata else {**metadata, "format": "pt"}
 
 
@@ -128,7 +126,7 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        """Size of the payload."""
+        """Size of the payload in bytes."""
         return sum(item.size for item in self.items)
 
 
@@ -138,7 +136,7 @@ def write_checkpoint(
 ) -> tuple[Path, ...]:  # fmt: skip
     """Write a checkpoint into a directory; return the files, the index last if there is one.
 
-    Each file appears complete or not at all; to make the directory atomic, write into that of `atomic_directory`.
+    Each file appears complete or not at all. To make the whole directory atomic, use `atomic_directory`.
 
     Args:
         directory: created if missing; must not hold a checkpoint of this stem, so a source is never overwritten.
@@ -154,7 +152,7 @@ def write_checkpoint(
     limit = parse_size(max_shard_size)
     for key, count in Counter(item.key for item in items).items():
         if count > 1:
-            raise HeaderError("duplicate", key)
+            raise HeaderError("duplicate", key, expected="one tensor with this key", got=f"{count} tensors")
     shards = plan_shards(items, limit, metadata or {}) if plan is None else plan_like(plan, items, limit, metadata)
     folder = Path(directory)
     known = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
@@ -212,7 +210,7 @@ def plan_like(
 
 
 def parse_size(size: int | str) -> int:
-    """Parse "300MB" (10^6), "2GiB" (2^30) or a number into bytes. Raises: UsageError."""
+    """Return a size in bytes, given as a number or as text: "300MB" (10^6), "2GiB" (2^30). Raises: UsageError."""
     if isinstance(size, int):
         found = size
     else:
@@ -220,7 +218,7 @@ def parse_size(size: int | str) -> int:
         base = 1024 if match and match[3] else 1000
         found = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " ")) if match else 0
     if found <= 0:
-        raise UsageError("invalid shard size", expected='bytes, or "5GB"', got=size)
+        raise UsageError("invalid shard size", expected='a positive number of bytes, or "5GB"', got=size)
     return found
 
 

@@ -154,7 +154,7 @@ def uncollected() -> Iterator[None]:
 def lay_out(
     p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None, options: CompileOptions, before: Plan | None
 ) -> Planned:
-    """Compute commit and layout of a plan, patching `before` if possible; arguments and errors as in `make_plan`."""
+    """Compute a plan's commit and buffer layout, patching `before` if possible; arguments and errors: `make_plan`."""
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in options.watch}

@@ -24,7 +24,7 @@ _TOLERANCE = 1e-4  # relative to the largest value: the order of sums may depend
 
 
 class BucketMismatch(ComputeError):
-    """Padding changed valid results: the program needs a mask, or no buckets."""
+    """Padding changed valid results: the program needs a mask input, or cannot use buckets."""
 
 
 class PaddingBuckets:

@@ -49,7 +49,7 @@ class VmCode:
         self._region_of: dict[int, FusionRegion] = {}
 
     def between(self, plan: Plan, start: int, stop: int, at: ViewOf) -> list[Cut]:
-        """Return the VM rows of the instructions `start..stop - 1`, one entry each.
+        """Return the VM rows of the instructions `start..stop - 1`, one entry per instruction.
 
         The rows of a fusion group are in the entry of its first instruction; its other entries are empty.
 

@@ -39,7 +39,9 @@ class BorrowedStorage(Storage):
     def memory(self) -> Any:
         """The memory of the chunk. Raises: StaleBorrow once the next run has started."""
         if self.closed:
-            raise StaleBorrow("this result was borrowed, and its memory was reused", fix="copy() it, or borrow=False")
+            raise StaleBorrow(
+                "this result was borrowed, and its memory was reused", fix="copy() it in time, or borrow=False"
+            )
         return super().memory
 
 
@@ -56,7 +58,7 @@ class Arena:
     ends: tuple[int, ...] = ()
 
     def grow(self, ends: tuple[int, ...], chunk: Callable[[int, int], Storage]) -> None:
-        """Add chunks until the chunk ends are `ends`, of which the first must be the current ends.
+        """Add chunks until the arena's chunk ends equal `ends`, which must begin with the current ends.
 
         Args:
             chunk: called as `chunk(i, nbytes)`, allocates the i-th chunk.
@@ -67,7 +69,7 @@ class Arena:
             self.ends, begin = (*self.ends, end), end
 
     def fits(self, ends: tuple[int, ...]) -> bool:
-        """Return True if a plan with these chunk ends can use the arena; its surplus chunks are then released."""
+        """Return True if a plan with these chunk ends can use the arena; if so, release the arena's surplus chunks."""
         count = min(len(ends), len(self.ends))
         if self.ends[:count] != ends[:count]:
             return False

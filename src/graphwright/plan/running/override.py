@@ -39,7 +39,7 @@ class Override(NamedTuple):
 
 
 def override(plan: Plan, fn: Kernel, segment: int | None = None) -> AbstractContextManager[Override]:
-    """Run a function instead of a plan, or of one of `plan.segments`, inside a `with` block; blocks may be nested.
+    """Run a function instead of a whole plan or one of `plan.segments`, inside a `with` block; blocks may be nested.
 
     Args:
         fn: called as `fn(ins, outs)`, which map slots to arrays. `ins` are the values that the replaced instructions

@@ -68,7 +68,7 @@ class ParallelExecutable(Executable):
         self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, threads: int = 2, safe: bool = False
     ) -> None:
         if threads < 1:
-            raise UsageError("threads must be at least 1", where=plan.program.name, expected="threads >= 1",
+            raise UsageError("cannot run on fewer than 1 thread", where=plan.program.name, expected="threads >= 1",
                              got=threads, fix="threads=2")  # fmt: skip
         if plan.options.device != CPU:
             raise UsageError("cannot run this plan in parallel: it is not for the CPU", where=plan.program.name,
