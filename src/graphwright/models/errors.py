@@ -31,7 +31,7 @@ class TensorMismatch(CheckpointError, ValueError):
 
 
 class UnsupportedDType(CheckpointError, TypeError):
-    """A weight is stored in a dtype that is not floating."""
+    """A weight is stored in a dtype that is not a floating-point type."""
 
 
 class TokenizerMismatch(CheckpointError):

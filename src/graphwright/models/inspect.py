@@ -97,7 +97,7 @@ def inspect_program(p: Program, family: str, config: Config, dims: Any) -> Inspe
 
 
 def inspect_files(checkpoint: Checkpoint, config: Config, family: str) -> Inspection:
-    """Report what headers tell without an architecture; layers and costs are unknown, and reported as 0."""
+    """Report what the headers tell, without an architecture: layers and costs are unknown and reported as 0."""
     names = {tag: dtype.name for tag, dtype in BY_TAG.items()}
     rows = (TensorRow(i.key, i.key, names.get(i.tag, i.tag), tuple(i.shape), i.nbytes) for i in checkpoint.infos())
     return _inspection(family, config, tuple(rows))

@@ -106,8 +106,8 @@ def drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, 
 def check_finite(p: Program, result: np.ndarray, ids: np.ndarray | None = None) -> None:
     """Raise NonFinite if a result has NaN or infinity.
 
-    The error names the first weight with such a value, its count and index. If all weights are finite and the `ids` [B,
-    T] of the run are given, the error names the first node whose value is not finite.
+    The error names the first weight with such a value, with count and index. If all weights are finite and `ids` [B, T]
+    are given, the error names the first node whose value is not finite.
     """
     if np.isfinite(result.max(initial=0)) and np.isfinite(result.min(initial=0)):
         return

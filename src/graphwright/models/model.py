@@ -235,7 +235,7 @@ class Model:
 
         Args:
             tokens: capacity; a paged cache accepts `blocks` or `nbytes` instead.
-            batch: number of sequences; for a paged cache an estimate: it gets one more block per sequence.
+            batch: number of sequences; a paged cache only uses it to add one block per sequence.
             kind: `paged` for sequences of any lengths, which can be forked: `cache.sequence()` makes one; `static` for
                 `batch` sequences of equal length in contiguous memory.
             device: the device that holds the entries and runs the steps.
@@ -302,7 +302,7 @@ class Model:
         return iter(self.program.parameters())
 
     def variables(self) -> dict[str, Variable]:
-        """Return the params and states as a dict by key."""
+        """Return the params and states as a dict from key to variable."""
         return self.program.variables()
 
     def structure_hash(self) -> str:

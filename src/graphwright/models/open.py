@@ -98,7 +98,7 @@ def resolve(path: str | os.PathLike[str]) -> Path:
     Raises: ModelNotFound if the path does not exist or is a .json file; UsageError if the argument is not a path.
     """
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
-        raise UsageError("this is not a path to a model", expected="a directory, or 'bundled'", got=path)
+        raise UsageError("the argument is not a path to a model", expected="a directory, or 'bundled'", got=path)
     if os.fspath(path) == "bundled":
         from graphwright.models.bundled import bundled
 

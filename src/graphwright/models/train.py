@@ -34,10 +34,10 @@ class TrainOptions:
         steps: optimizer steps in all.
         batch, window: windows per step, and predicted tokens per window.
         lr: peak learning rate; linear warm-up over `warmup` steps, then cosine decay to `floor` · lr.
-        betas, eps, weight_decay: of AdamW; only matrices decay.
+        betas, eps, weight_decay: options of AdamW; weight decay applies only to matrices.
         clip: limit on the gradient norm; 0 sets no limit.
         autocast: `bfloat16` to run matrix products in 16 bits, or "" to keep their dtype.
-        seed: of the random choice of windows.
+        seed: seed of the random choice of windows.
     """
 
     steps: int = 100
@@ -82,7 +82,7 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 class Trainer:
     """Trains a model on a text: holds the model, the optimizer and the number of steps done.
 
-    Inside `with model.program.edit("train"):` a run is one journal entry, which undo reverts. `step` is forward,
+    Inside `with model.program.edit("train"):` a run is one journal entry, which undo reverts. `step` runs forward,
     backward, clipping and AdamW as one plan, which is recompiled after edits of the model. Raises: UsageError if the
     text is shorter than a window.
     """

@@ -103,7 +103,7 @@ def layer_types(config: Config, layers: int, window: int | None, rule: Callable[
     if window is None and "sliding_attention" in types:
         raise ConfigError("config field 'layer_types' has sliding layers, but the config sets no window",
                           where=str(config.path), expected="use_sliding_window true and sliding_window a number",
-                          got=f"sliding_window {config.get('sliding_window')}")  # fmt: skip
+                          got={k: config.get(k) for k in ("use_sliding_window", "sliding_window")})  # fmt: skip
     return tuple(known[t] for t in types)
 
 

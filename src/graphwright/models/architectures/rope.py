@@ -137,7 +137,7 @@ class _RopeFields:
     def _dynamic(self) -> RopeFrequencies:
         if self.dim == 2:
             what = "dynamic RoPE with only two rotated entries divides by zero"
-            raise ConfigError(what, where=str(self.config.path), got=self.dim)
+            raise ConfigError(what, where=str(self.config.path), expected="at least 4 entries", got=self.dim)
         return self._made(self._base(), original=self.longest, factor=self._number("factor"))
 
     def _llama3(self) -> RopeFrequencies:

@@ -72,7 +72,7 @@ def _over_channels(match: TemplateMatch, norm: str) -> bool:
 
 # -- from units of the template to the program's ----------------------------------------------------------------------
 def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
-    """Map each dimension to an array: for each unit of a template of sizes `dims` the program's unit, or -1.
+    """Map each dimension to an array: for each unit of a template of sizes `dims` the program's unit, or -1 for none.
 
     If the units of the program's branch do not fit into `dims`, return the reason as a string.
     """

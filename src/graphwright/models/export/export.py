@@ -63,7 +63,7 @@ class ExportOptions:
         level: `auto` takes the lowest export level that is exact; a number or name requests one.
         prefer: `original`, or `size`, which skips levels that store zeros for removed units.
         dtype: `keep` stores each weight in the dtype of its file; a dtype name rounds to nearest even.
-        check: `auto` checks with transformers if it is installed, and warns if not; `required` raises without it;
+        check: `auto` checks with transformers if it is installed, and warns if not; `required` raises if it is not;
             `none` skips the check.
         prompts: texts or ids to compare on; by default built-in ones.
         max_shard_size: bytes of weights per file, or "5GB"; by default the files of the source, or "5GB".

@@ -247,7 +247,7 @@ class ResizedConfig(_TemplateLevel):
         return [n for n, parts in sorted(present.items()) if any(parts)], reasons
 
     def _sizes(self) -> tuple[dict[str, int], list[Reason]]:
-        """Return a dict from dimension to size, and a reason for each branch that lacks the most frequent size."""
+        """Return a dict from dimension to size, and reasons for the branches whose size is not the most frequent."""
         match = self.case.match
         found: dict[str, dict[int, int]] = {}
         reasons: list[Reason] = []

@@ -1,6 +1,6 @@
 """Check an export: in a clean process, a loader must compute from the files what the program computes.
 
-`compare` checks an export while it is written; `verify` checks files, headers and the stored probe by the receipt.
+`compare` checks an export while it is written; `verify` checks files, headers and probe against the receipt.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def write_model(
     model: Model, directory: Path, *, dtype: str = "keep", max_shard_size: int | str | None = None,
     config: bytes | None = None, only: Container[str] | None = None,
 ) -> None:  # fmt: skip
-    """Write config (by default the bytes that were read), weights, tokenizer and companions into an existing directory.
+    """Write config (by default the bytes that were read), weights, tokenizer and other files into a directory.
 
     `only` names the keys of the tensors to write; see `export` for `dtype` and `max_shard_size`.
     """
