@@ -49,7 +49,7 @@ class GraphwrightError(Exception):
         super().__init__(what)
 
     def to_json(self) -> dict[str, str]:
-        """Return the facts of the error, as `--json` prints them."""
+        """Return the fields of the error as a JSON-serialisable dict, as `--json` prints them."""
         facts = {"error": type(self).__name__, "what": self.what}
         for name in ("where", "expected", "got", "fix"):
             if (value := getattr(self, name)) is not None:
@@ -76,7 +76,7 @@ class UsageError(GraphwrightError, ValueError):
 
 
 class BudgetUnreachable(UsageError):
-    """No result meets the budget `asked`; `best` is the closest value that can be reached."""
+    """No result meets the budget `asked`; `best` is the reachable value closest to it."""
 
     def __init__(self, what: str, *, asked: float, best: float, where: object = None, fix: str | None = None) -> None:
         super().__init__(what, where=where, expected=f"{asked:g}", got=f"{best:g} at best", fix=fix)

@@ -1,8 +1,8 @@
 """numba's decorators, and where compiled code is cached. Modules import `njit` from here; this module loads numba.
 
-numba caches code beside the sources, or in the user's cache where it may not write there. Without `Seeded`, an
-installation that its owner has compiled would be compiled again by every other user, and a user without a home
-directory could not cache it.
+numba caches code beside the sources, or in the user's cache if the source folder is read-only. Without `Seeded`, every
+user of a read-only installation would compile all code again, even if its owner has compiled it, and a user without a
+home directory could not cache it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class Progress:
         what: name of the task.
         done, total: steps done so far, and steps in all.
         facts: numbers to show, such as the loss or tokens per second.
-        table: row -> column -> number, if several parts of the task run at once.
+        table: number by row and column, a dict of dicts, if several parts of the task run at once.
     """
 
     what: str

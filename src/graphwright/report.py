@@ -21,7 +21,7 @@ class ReportBase:
     HIDDEN: ClassVar[tuple[str, ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields and figures as plain values."""
+        """Return the fields and figures as a JSON-serialisable dict."""
         names = [f.name for f in fields(cast(Any, self)) if f.name not in self.HIDDEN]
         return {name: plain(getattr(self, name)) for name in (*names, *self.FIGURES)}
 
@@ -36,7 +36,7 @@ class ReportBase:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to what JSON stores: dataclasses and named tuples to objects, sequences to lists."""
+    """Convert a value to JSON-serialisable values: dataclasses and named tuples to dicts, sequences to lists."""
     if isinstance(value, ReportBase):
         return value.to_json()
     if is_dataclass(value) and not isinstance(value, type):

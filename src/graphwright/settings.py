@@ -22,9 +22,9 @@ class Range:
     whole: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Check an argument, which must be an integer if `whole`. Raises: UsageError if it is out of range."""
+        """Check an argument. Raises: UsageError if it is out of range, or not an integer although `whole` is set."""
         if value not in self or (self.whole and not isinstance(value, Integral)):
-            raise UsageError("an argument is out of range", where=name, expected=self, got=repr(value))
+            raise UsageError("the argument is out of range", where=name, expected=self, got=repr(value))
 
     def __contains__(self, value: Any) -> bool:
         x = float(value) if isinstance(value, Real) else nan

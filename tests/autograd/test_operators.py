@@ -56,9 +56,9 @@ def test_logical_operators_need_bools() -> None:
     assert (~p).tolist() == [False, False, True, True]
     assert (True & q).tolist() == (q | False).tolist() == (False ^ q).tolist() == q.tolist()
     for apply in (operator.and_, operator.or_, operator.xor):
-        with pytest.raises(DTypeError, match="bools"):
+        with pytest.raises(DTypeError, match="not bool"):
             apply(tensor([1, 2]), q)
-    with pytest.raises(DTypeError, match="bools"):
+    with pytest.raises(DTypeError, match="not bool"):
         operator.invert(tensor([1, 2]))
 
 
@@ -179,7 +179,7 @@ def test_outer_lerp_and_other_functions() -> None:
     assert_bits(where(tensor(a) > 0.0, 1.0, tensor(a)), torch.where(s > 0, 1.0, s))
     gradcheck(lambda x, y: outer(x, y), [a, b])
     gradcheck(lambda x, y, w: lerp(x, y, w), [a, a[::-1].copy(), np.array(0.3)])
-    with pytest.raises(ShapeError, match="vectors"):
+    with pytest.raises(ShapeError, match="not a vector"):
         outer(tensor(A), tensor(b))
 
 

@@ -182,7 +182,7 @@ def test_token_files_without_a_window_are_refused(tmp_path):
     empty: Any = tmp_path / "empty.bin"
     empty.write_bytes(b"")
     for path in (short, odd):
-        with pytest.raises(UsageError, match=r"shorter than one window|partial id"):
+        with pytest.raises(UsageError, match=r"too short for one window|partial id"):
             TokenWindows(path, 5)
     for path in (empty, tmp_path / "absent.bin"):
         with pytest.raises(UnreadableFile):

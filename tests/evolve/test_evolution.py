@@ -196,7 +196,7 @@ def test_failure_names_genome_mutation_and_line():
     said = "; ".join(run.failures)
     assert "(split link at " in said
     for got in ("None", "'many'", "array([0., 0.])"):
-        assert f"fitness must return a number, got {got}" in said
+        assert f"the fitness function returned {got}, not a number" in said
 
 
 def test_a_fitness_may_be_an_array_of_one_number():

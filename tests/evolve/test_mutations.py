@@ -318,7 +318,7 @@ def test_toggle_twice_is_identity_and_delay_link_has_memory():
 
 def test_link_ends_at_a_junction_and_makes_no_cycle():
     p = prepared("mlp")
-    with pytest.raises(UsageError, match="a link cannot end here"), p.edit("no") as e:
+    with pytest.raises(UsageError, match="a link cannot end at this node"), p.edit("no") as e:
         m.add_link(e, m.linears(p)[0], rng)
     total, before = junctions(p)[0], len(links(p))
 

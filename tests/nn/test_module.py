@@ -147,7 +147,7 @@ def test_a_mismatched_state_changes_nothing_and_lists_all_problems():
 
 
 def test_a_module_without_forward_raises():
-    with pytest.raises(NotImplementedError, match="Module has no forward"):
+    with pytest.raises(NotImplementedError, match="Module does not define forward"):
         nn.Module()(X)
 
 

@@ -152,7 +152,7 @@ def test_handles_of_another_kind_raise():
     one, many = ("edge", "node", "rewire"), ("edges", "nodes", "rewires")
     for restore in [getattr(g, f"restore_{name}") for name in (*one, *many)]:
         for wrong in (3, None, g.edges()[0]):
-            with pytest.raises(UsageError, match="that the edit returned"):
+            with pytest.raises(UsageError, match="not an undo record of this kind of edit"):
                 restore(wrong)
     assert [type(pickle.loads(pickle.dumps(h))) for h in (g.nodes()[0], g.edges()[0])] == [NodeId, EdgeId]
 

@@ -84,7 +84,7 @@ def _draw(rng, count):
         ({"seed": -1}, ">= 0"),
         ({"params": -0.1}, ">= 0"),
         ({"gates": float("nan")}, "a finite number > 0"),
-        ({"units": ("heads",), "target": 0.01, "held_out": TEXT[:200]}, "protection keeps more"),
+        ({"units": ("heads",), "target": 0.01, "held_out": TEXT[:200]}, "protected elements alone exceed"),
     ],
 )
 def test_invalid_requests_are_refused_and_change_nothing(change, message):

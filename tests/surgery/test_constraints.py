@@ -239,7 +239,7 @@ def test_constraints_survive_a_fork_and_a_save(tmp_path):
         e.cut("x -> blocks.0.out")
     p.constraints.add(surgery.Custom(lambda p: []))
     assert len(p.fork().constraints) == 6
-    with pytest.raises(gw.GraphwrightError, match="unregistered function"):
+    with pytest.raises(gw.GraphwrightError, match="holds a callable"):
         p.save(tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
     with pytest.raises(gw.GraphwrightError, match="registered"):

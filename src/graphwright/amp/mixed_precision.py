@@ -95,7 +95,7 @@ class GradScaler:
     ) -> None:  # fmt: skip
         if not (init_scale > 0 and growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval >= 1):
             expected = "init_scale > 0, growth_factor > 1, backoff_factor in (0, 1), growth_interval >= 1"
-            got = f"{init_scale}, {growth_factor}, {backoff_factor}, {growth_interval}"
+            got = f"{init_scale}, {growth_factor}, {backoff_factor}, {growth_interval} (in the same order)"
             raise UsageError("an argument is out of range", where="GradScaler", expected=expected, got=got)
         self.enabled = enabled
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
@@ -151,11 +151,11 @@ class GradScaler:
         optimizer.step(found_inf=found if waiting is None else call("maximum", found, waiting))
 
     def update(self, *, waiting: Tensor | None = None) -> None:
-        """Lower the scale if a gradient was not finite, or raise it if due (see the class); neither while `waiting`."""
+        """Lower the scale if a gradient was not finite, or raise it if due (see the class); skip this if `waiting`."""
         if not self.enabled:
             return
         if not self._found:
-            raise UsageError("update() was called without a step since the last one", fix="call step(optimizer) first")
+            raise UsageError("no step() was run since the last update()", fix="call step(optimizer) first")
         with no_grad(), scoped("scaler"):
             found = reduce(lambda a, b: call("maximum", a, b), self._found.values())
             bad, good = found > 0.0, self._good + 1.0
@@ -171,5 +171,5 @@ class GradScaler:
         self._found.clear()
 
     def variables(self) -> dict[str, Variable]:
-        """Return everything that a resumed run needs, by name."""
+        """Return the variables that a checkpoint must contain to resume a run, by name."""
         return {v.name: v for v in (self._scale, self._good)}

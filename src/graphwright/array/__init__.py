@@ -1,4 +1,4 @@
-"""Arrays with no library in their interface: DType, Device, Layout, Spec, Storage, NDArray, Backend."""
+"""Arrays, independent of array libraries: DType, Device, Layout, Spec, Storage, NDArray, Backend."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class MissingKernel(ComputeError):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Requirements of one kernel launch on the host. If there are none, a device graph can capture the kernel.
+    """Host requirements of one kernel launch. A kernel without any can be captured in a device graph (CUDA graph).
 
     Attributes:
         reads: indices of the operands whose values the host must know when the kernel is launched.
@@ -55,7 +55,7 @@ class Needs:
 
     @property
     def why(self) -> str:
-        """The reason why the kernel cannot be captured, whatever operands the host reads, or an empty string."""
+        """The reason other than `reads` why the kernel cannot be captured; an empty string if there is no other."""
         other = "the host reads its result" if self.answers else "it allocates memory" if self.allocates else ""
         return self.fallback or other
 
@@ -64,7 +64,7 @@ class Backend(Protocol):
     """Memory and kernels of a device.
 
     A kernel is looked up by the op's name and bound to its operands once; the bound call takes no arguments, allocates
-    nothing and can run any number of times. Eager code binds and runs at once, a plan keeps the bound calls.
+    nothing and can run any number of times. Eager code binds and runs at once; a plan stores the bound calls.
     """
 
     device: Device
@@ -87,17 +87,17 @@ class Backend(Protocol):
         ...
 
     def wrap(self, array: NDArray) -> Any:
-        """Return the backend's handle on the memory of an array without negative strides."""
+        """Return the backend's handle of an array (a torch tensor on the CPU); the strides must not be negative."""
 
     def copy(self, target: NDArray, source: NDArray) -> None:
-        """Write `source` into `target`: same shape, any dtype or layout."""
+        """Copy `source` into `target`, an array of the same shape; dtypes and layouts may differ."""
 
     def to_host(self, array: NDArray) -> np.ndarray:
-        """Return the elements as numpy, shared if possible (as bits if numpy lacks the dtype), after queued writes."""
+        """Wait for queued writes; return the elements as numpy (as bits if it lacks the dtype), shared if possible."""
         ...
 
     def adopt(self, other: Any) -> NDArray:
-        """Return an array over the memory of an object that supports DLPack."""
+        """Return an array that shares the memory of an object that supports DLPack."""
         ...
 
     def address(self, array: NDArray) -> int:
@@ -109,19 +109,19 @@ class Backend(Protocol):
         ...
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-        """Return what one launch of a kernel requires of the host."""
+        """Return the host requirements of one launch of a kernel."""
         ...
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
     ) -> list[Call]:
-        """Return the calls that compute `outs` from `ins`. Raises: MissingKernel."""
+        """Return the calls that compute `outs` from `ins`, with scratch `work`. Raises: MissingKernel."""
         ...
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
-        """Return a function that allocates and computes the result for such operands, bit-identical to `bind`.
+        """Return a function that allocates and computes the result for operands like `ins`, bit-identical to `bind`.
 
-        Return None if separate allocation is as fast, or if there are several results.
+        Return None if this is not faster than `empty` and `bind`, or if the op has several results.
         """
 
     def has_kernel(self, name: str) -> bool:
@@ -149,7 +149,7 @@ _backends: dict[Device, Backend] = {}
 
 
 def backend(device: Device) -> Backend:
-    """Return the backend of a device; imported at first use, so that inspecting a model imports no torch.
+    """Return the backend of a device. Its module is imported at first use, so that inspecting a model imports no torch.
 
     Raises: DeviceUnavailable with the reason.
     """
@@ -158,15 +158,15 @@ def backend(device: Device) -> Backend:
 
 
 def use(device: Device, made: Backend | None = None) -> Backend:
-    """Install and return the backend of a device: `made`, by default a new one of the registered kind.
+    """Install and return `made` as the backend of a device; by default create the backend registered for its kind.
 
     Raises: DeviceUnavailable with the reason.
     """
     if made is None:
         make, home = _MAKERS.get(device.kind), _HOME.get(device.kind)
         if make is None and (home is None or device.index):
-            reason = _UNAVAILABLE.get(device.kind, "the only index of its kind is 0")
-            raise DeviceUnavailable(f"the device is not available: {reason}", got=str(device), fix='device="cpu"')
+            reason = _UNAVAILABLE.get(device.kind, f"the only {device.kind} device has index 0")
+            raise DeviceUnavailable(f"the device is not available: {reason}", got=str(device), fix='use device="cpu"')
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read once, when torch loads
         made = make(device) if make is not None else import_module(f"graphwright.array.{home}").make(device)
         assert made is not None
@@ -175,5 +175,5 @@ def use(device: Device, made: Backend | None = None) -> Backend:
 
 
 def register_backend(kind: str, make: Callable[[Device], Backend]) -> None:
-    """Use `make` to create the backends of a device kind."""
+    """Register `make` as the function that creates the backends of a device kind."""
     _MAKERS[kind] = make

@@ -1,4 +1,4 @@
-"""Device: where an array is stored. Naming a device is always possible; using an unavailable one raises."""
+"""Device: where an array is stored. Any device can be named; using an unavailable one raises DeviceUnavailable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeviceMismatch(UsageError):
 class Device:
     """A kind of device and its index; `Device("cuda") is Device("cuda:0") is Device("cuda", 0)`.
 
-    Raises: UsageError for an unknown name.
+    Raises: UsageError for an unknown kind or an invalid index.
     """
 
     kind: str
@@ -33,7 +33,8 @@ class Device:
         """Return the single object of this kind and index."""
         name, _, number = kind.partition(":")
         if name not in KINDS or not (number or "0").isdecimal() or (number and index) or index < 0:
-            raise UsageError("unknown device", expected=f"{', '.join(KINDS)}, or kind:index", got=repr(kind))
+            got = f"{kind!r}, index {index}" if index else repr(kind)
+            raise UsageError("unknown device", expected=f"{', '.join(KINDS)}, or kind:index", got=got)
         key = name, int(number or index)
         if key not in _DEVICES:
             made = object.__new__(cls)
@@ -58,7 +59,7 @@ _DEVICES: dict[tuple[str, int], Device] = {}
 
 
 def names_device(value: object) -> TypeGuard[Device | str]:
-    """Return True for a device or the name of one, as opposed to a dtype."""
+    """Return whether the value is a Device or the name of a device; False for a dtype."""
     return isinstance(value, Device) or (isinstance(value, str) and value.partition(":")[0] in KINDS)
 
 

@@ -22,8 +22,8 @@ class DType:
         name: the name in torch and numpy (`float32`); numpy has no `bfloat16`.
         itemsize: bytes per element.
         kind: `float`, `int`, `uint`, `bool`, or `float8`, which is only stored and cast.
-        rank: position in the promotion lattice within the kind, narrow to wide.
-        numpy: dtype of the host view; for floats that numpy lacks, unsigned integers holding their bits.
+        rank: order of promotion within the kind; wider dtypes have a higher rank.
+        numpy: dtype of host arrays; for floats that numpy lacks, the unsigned integer that holds their bits.
         safetensors: tag in a checkpoint header.
         dlpack: (type code, bits) of the DLPack header.
         triton: name in `triton.language`.
@@ -127,11 +127,12 @@ def dtype(value: Any) -> DType:
 
 
 def promote(a: DType, b: DType) -> DType:
-    """Return the dtype of `a + b` if neither is 0-d, as in torch. Raises: DTypeError if only one is a float8."""
+    """Return torch's dtype of `a + b` for arrays that are not 0-d. Raises: DTypeError for float8 and another dtype."""
     if a is b:
         return a
     if "float8" in (a.kind, b.kind):
-        raise DTypeError("8-bit floats do not support arithmetic", got=f"{a!r}, {b!r}", fix="cast them first")
+        what = "8-bit floats cannot be combined with other dtypes"
+        raise DTypeError(what, got=f"{a!r}, {b!r}", fix="cast the 8-bit floats first")
     if a.kind == b.kind:
         if a.rank == b.rank:  # bfloat16 with float16
             return float32
@@ -144,12 +145,12 @@ def promote(a: DType, b: DType) -> DType:
 
 
 def result_type(operands: list[tuple[DType, str]]) -> DType:
-    """Return the dtype that operands are cast to, as in torch.
+    """Return the dtype to which an op casts its operands, as in torch.
 
     Args:
         operands: (dtype, category) pairs; category is, from high to low, `array`, `scalar0d` or `python`. A lower
             category changes the result only if its kind is higher than that of every operand in a higher category.
-    Raises: DTypeError for an 8-bit float beside a different dtype, or without operands.
+    Raises: DTypeError for an 8-bit float with a different dtype, or for an empty list of operands.
     """
     kinds = {"bool": 0, "uint": 1, "int": 1, "float": 2, "float8": 2}
     result: DType | None = None
@@ -165,5 +166,5 @@ def result_type(operands: list[tuple[DType, str]]) -> DType:
         elif kinds[level.kind] > kinds[result.kind]:
             result = promote(result, float32 if category == "python" and level is float64 else level)
     if result is None:
-        raise DTypeError("result_type got no operands")
+        raise DTypeError("result_type needs at least one operand, but the list is empty")
     return result

@@ -1,6 +1,6 @@
 """Indexing `x[...]` by numpy's rules: a view for slices and ints, a gather for index arrays.
 
-An `IndexPlan` depends on shape and index alone; arrays execute it here, tensors in `autograd/indexing.py`.
+An `IndexPlan` depends only on shape and index. This file executes it for arrays, `autograd/indexing.py` for tensors.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from graphwright.errors import DTypeError, IndexOutOfRange, ShapeError, UsageErr
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """The steps of an indexing, applied in this order: slice, drop axes, insert axes, permute, gather.
+    """The steps of computing `x[index]`, in this order: slice, drop axes, insert axes, permute, gather.
 
     Attributes:
         slices: start, size and step along each axis of the array.
         drop: axes of the array that are indexed by an int.
-        new: positions of new axes of size 1 among the remaining ones.
-        order: permutation of the axes that are left, those with index arrays first; None for no permutation.
+        new: indices at which axes of size 1 are inserted, once the axes in `drop` are removed.
+        order: permutation that moves the axes with index arrays to the front; None if these are adjacent already.
         axis: first axis with an index array.
-        ids: the index arrays of consecutive axes; empty for a view.
+        ids: the index arrays, one per axis from `axis` on; empty if the result is a view.
         shape: shape of the result.
     """
 
@@ -43,7 +43,7 @@ class IndexPlan:
     shape: Shape
 
     def view(self, layout: Layout) -> Layout:
-        """Return the layout of the view that the index arrays gather from; without index arrays, of the result."""
+        """Return the layout of the view from which the index arrays gather; without them, the view is the result."""
         for axis, (start, size, step) in enumerate(self.slices):
             layout = lay.narrow(layout, axis, start, size, step)
         kept = [(n, s) for a, (n, s) in enumerate(zip(layout.shape, layout.strides, strict=True)) if a not in self.drop]
@@ -54,7 +54,7 @@ class IndexPlan:
 
 
 def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
-    """Return the plan of `x[index]` for an array of a shape.
+    """Return the plan of `x[index]` for an array x of this shape.
 
     Args:
         index: ints, slices of any step, `...`, None, arrays or lists of ints (negative ones count from the end),
@@ -160,14 +160,14 @@ def _is_mask(item: Any) -> bool:
 
 
 def _axes(item: Any) -> int:
-    """Return the number of array axes that an item indexes."""
+    """Return how many axes of the array one item of an index consumes."""
     return 0 if item is None or item is Ellipsis else len(item.shape) if _is_mask(item) else 1
 
 
 def _mask_indices(mask: Any, shape: Shape) -> tuple[Any, ...]:
-    """Convert a mask to an index array per axis, in row-major order."""
+    """Return the indices of the true entries of a mask in row-major order, as one array per axis."""
     if tuple(mask.shape) != shape:
-        raise ShapeError("the mask does not match the indexed axes", expected=shape, got=tuple(mask.shape))
+        raise ShapeError("the mask does not have the shape of the indexed axes", expected=shape, got=tuple(mask.shape))
     host = mask.to_numpy() if isinstance(mask, NDArray) else np.asarray(mask)
     return np.nonzero(host) if host.shape else (_Added(np.zeros(int(host), np.int64)),)
 
@@ -184,9 +184,10 @@ def read(x: NDArray, index: Any) -> NDArray:
 
 
 def write(x: NDArray, index: Any, value: Any) -> None:
-    """Assign `x[index] = value`, with the value broadcast and cast to the dtype of x; duplicates are written in order.
+    """Assign `x[index] = value`; the value is broadcast and cast. Where an index occurs twice, the last value remains.
 
-    Raises: the errors of `index_plan`; ShapeError if the value does not broadcast; ReadOnlyArray; all before any write.
+    Raises: the errors of `index_plan`; ShapeError if the value does not broadcast; ReadOnlyArray; IndexOutOfRange. All
+        are raised before anything is written.
     """
     plan = index_plan(x.shape, index)
     target = x.view(plan.view(x.layout))
@@ -214,7 +215,8 @@ def _run(kernel: str, out: NDArray, ins: Sequence[NDArray], plan: IndexPlan) -> 
             call()
     except IndexError as error:
         sizes = ins[0].shape[plan.axis : plan.axis + len(plan.ids)]
-        raise IndexOutOfRange("index out of range", expected=f"indices into axes of {sizes}", got=str(error)) from error
+        limits = f"indices into axes of sizes {sizes}"
+        raise IndexOutOfRange("an index array is out of range", expected=limits, got=str(error)) from error
 
 
 def _int64(ids: Any) -> NDArray:

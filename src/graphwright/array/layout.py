@@ -1,6 +1,6 @@
-"""Layout: shape, strides and offset of a view, in elements; arithmetic shared by eager views and the planner.
+"""Layout: shape, strides and offset of a view, in elements, and functions that compute the layouts of views.
 
-Invariant: a layout touches no memory; the same functions serve arrays and slots of a plan.
+Invariant: these functions access no memory. Arrays and the slots of a plan share them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def reshape(layout: Layout, shape: Shape) -> Layout | None:
 
 
 def permute(layout: Layout, axes: tuple[int, ...]) -> Layout:
-    """Permute the axes."""
+    """Return the layout with its axes permuted."""
     return Layout(tuple(layout.shape[a] for a in axes), tuple(layout.strides[a] for a in axes), layout.offset)
 
 
@@ -107,7 +107,7 @@ def narrow(layout: Layout, axis: int, start: int, length: int, step: int = 1) ->
 
 
 def squeeze(layout: Layout, axis: int | None = None) -> Layout:
-    """Remove an axis of size 1, or all of them."""
+    """Remove one axis of size 1, or by default every one."""
     drop = [a for a, n in enumerate(layout.shape) if n == 1] if axis is None else [axis]
     keep = tuple(a for a in range(len(layout.shape)) if a not in drop)
     return permute(layout, keep)
@@ -125,12 +125,12 @@ def diagonal_size(rows: int, columns: int, offset: int) -> int:
 
 
 def diagonal_entries(columns: int, offset: int) -> tuple[int, int]:
-    """Return the offset of a diagonal's first entry and the step to the next, in a row-major matrix."""
+    """Return (offset of the first entry, step to the next entry) of a diagonal of a row-major matrix."""
     return (offset if offset >= 0 else -offset * columns), columns + 1
 
 
 def diagonal(layout: Layout, a: int, b: int, offset: int) -> Layout:
-    """Replace axes a and b by a last axis of the entries (i, i + offset)."""
+    """Replace axes a and b by one last axis, which runs along the diagonal (i, i + offset)."""
     rest = [axis for axis in range(len(layout.shape)) if axis not in (a, b)]
     size = diagonal_size(layout.shape[a], layout.shape[b], offset)
     start = max(-offset, 0) * layout.strides[a] + max(offset, 0) * layout.strides[b]
@@ -146,7 +146,7 @@ def split(layout: Layout, axis: int, sizes: Sequence[int]) -> list[Layout]:
 
 
 def span(layout: Layout) -> tuple[int, int]:
-    """Return the first element and one past the last element that a layout reaches; (offset, offset) if empty."""
+    """Return the range (first, end) of buffer elements that a layout reaches; (offset, offset) if it is empty."""
     if prod(layout.shape) == 0:
         return layout.offset, layout.offset
     reach = [(n - 1) * s for n, s in zip(layout.shape, layout.strides, strict=True)]
@@ -154,10 +154,10 @@ def span(layout: Layout) -> tuple[int, int]:
 
 
 def per_axis(value: int | Sequence[int], rank: int, name: str) -> Sizes:
-    """Return one value per axis as a tuple, an int repeated. Raises: ShapeError for a sequence of the wrong length."""
+    """Return a tuple of one value per axis; an int is repeated. Raises: ShapeError for a tuple of the wrong length."""
     sizes = (value,) * rank if isinstance(value, int) else tuple(value)
     if len(sizes) != rank:
-        raise ShapeError("wrong number of spatial values", where=name, expected=f"an int or {rank} ints", got=value)
+        raise ShapeError("wrong number of values", where=name, expected=f"an int, or {rank} for the axes", got=value)
     return sizes
 
 
@@ -168,7 +168,7 @@ def trailing(shape: Sequence[Any], rank: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A sliding window: `kernel` entries `dilation` apart, moved by `stride`; `padding` on both sides of an axis."""
+    """A sliding window: `kernel` entries `dilation` apart, moved by `stride`, with `padding` at both ends of axes."""
 
     kernel: Sizes
     stride: Sizes
@@ -177,7 +177,7 @@ class Window:
 
     @staticmethod
     def of(kernel: Sequence[int], attrs: Mapping[str, Any]) -> Window:
-        """Make a window from the attributes of an op; a `stride` of None is the kernel size. Raises: ShapeError."""
+        """Return the window of an op with such attributes; stride None is the kernel size. Raises: ShapeError."""
         kernel, rank = tuple(kernel), len(kernel)
         stride, padding, dilation = (
             per_axis(kernel if attrs.get(name, default) is None else attrs.get(name, default), rank, name)
@@ -201,34 +201,35 @@ class Window:
 
     @property
     def plain(self) -> bool:
-        """True if every window is a single entry at every position."""
+        """True if there is one window of one entry at each position: kernel 1, stride 1, no padding."""
         return self.entries == 1 and set(self.stride) == {1} and not any(self.padding)
 
     def padded(self, sizes: Sizes) -> Sizes:
-        """Return the sizes with the padding of both sides."""
+        """Return the sizes including the padding at both ends of each axis."""
         return tuple(n + 2 * p for n, p in zip(sizes, self.padding, strict=True))
 
     def counts(self, sizes: Sequence[Any]) -> Sizes:
         """Return the number of windows along each axis. Raises: ShapeError if none fits, or a size is symbolic."""
         if len(sizes) != len(self.kernel):
-            raise ShapeError("wrong number of spatial axes", expected=len(self.kernel), got=sizes)
+            raise ShapeError("wrong number of spatial axes", expected=f"{len(self.kernel)} sizes", got=sizes)
         if any(isinstance(n, str) for n in sizes):
             raise ShapeError("a spatial axis has a named size", expected="ints", got=sizes)
         room = [n - e for n, e in zip(self.padded(tuple(sizes)), self.extent, strict=True)]
         if min(room) < 0:
-            raise ShapeError("the window is larger than the padded axes", expected=self.padded(tuple(sizes)), got=self)
+            most = f"at most {self.padded(tuple(sizes))}"
+            raise ShapeError("the window is larger than the padded axes", expected=most, got=self.extent)
         return tuple(r // s + 1 for r, s in zip(room, self.stride, strict=True))
 
     def spread(self, counts: Sequence[Any], rest: Sizes) -> Sizes:
-        """Return the input sizes for `counts` windows and `rest` entries (fewer than the stride) after the last one.
+        """Return the sizes of axes with `counts` windows and `rest` entries (fewer than the stride) after the last.
 
         Raises: ShapeError.
         """
         if len(counts) != len(self.kernel) or any(isinstance(n, str) for n in counts) or min(counts) < 1:
             expected = f"{len(self.kernel)} ints of at least 1"
-            raise ShapeError("invalid window counts", expected=expected, got=counts)
+            raise ShapeError("invalid number of windows along an axis", expected=expected, got=counts)
         if any(not 0 <= r < s for r, s in zip(rest, self.stride, strict=True)):
-            raise ShapeError("output_padding must be >= 0 and below the stride", expected=self.stride, got=rest)
+            raise ShapeError("invalid output_padding", expected=f"0 <= output_padding < stride {self.stride}", got=rest)
         sizes = tuple(
             (n - 1) * s + e - 2 * p + r
             for n, s, e, p, r in zip(counts, self.stride, self.extent, self.padding, rest, strict=True)
@@ -238,6 +239,6 @@ class Window:
         return sizes
 
     def rest(self, sizes: Sizes) -> Sizes:
-        """Return how many entries no window reaches at the end of each axis: the transpose's `output_padding`."""
+        """Return the number of entries after the last window of each axis: `output_padding` of the transposed op."""
         room = zip(self.padded(sizes), self.extent, self.stride, strict=True)
         return tuple((n - e) % s for n, e, s in room)

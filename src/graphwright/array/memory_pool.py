@@ -1,11 +1,11 @@
-"""MemoryPool: a caching allocator for device memory, so that a step makes no driver calls.
+"""MemoryPool: a caching allocator for device memory, so that steps make no allocation calls to the driver.
 
 Sizes are rounded up to one of eight classes per power of two, so less than an eighth is wasted. A block is cut from the
-smallest free piece that holds it, and a freed piece is merged with free neighbours. Blocks up to 1 MiB are cut from
-segments of their own; each block above 1 GiB has a segment to itself. A freed piece keeps one event per stream that
-used it, and the stream of the next owner waits for them.
+smallest free piece that holds it, and a freed piece is merged with free neighbours. Blocks up to 1 MiB share
+no segment with larger ones; a block above 1 GiB fills a segment. A freed piece stores one event per stream that used
+it, and the stream for which the piece is allocated next waits for these events.
 
-Invariant: the pieces of a segment tile it, and no two neighbours are free.
+Invariant: the pieces of a segment cover it without gaps, and no two neighbouring pieces are both free.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Place = int | np.ndarray
 
 
 class DriverError(ComputeError):
-    """A driver call failed, or broke a rule of the device."""
+    """A driver call failed, or violated a rule of the device."""
 
 
 class DeviceFull(DriverError):
-    """The device has not enough free memory."""
+    """The device does not have enough free memory."""
 
 
 class OutOfDeviceMemory(ComputeError):
@@ -55,22 +55,22 @@ class OutOfDeviceMemory(ComputeError):
 
 
 class Driver(Protocol):
-    """Memory, streams and events of one device. Work on a stream runs in order, asynchronously.
+    """The interface to memory, streams and events of one device. Work on a stream runs in order, asynchronously.
 
-    All calls raise DriverError; a failed call has no effect.
+    Every method can raise DriverError; a failed call has no effect.
     """
 
     device: Device
 
     def alloc(self, nbytes: int) -> int:
-        """Allocate and return an address. Raises: DeviceFull."""
+        """Allocate memory and return its address. Raises: DeviceFull."""
         ...
 
     def free(self, address: int) -> None:
-        """Free memory that no queued work uses."""
+        """Free the memory at an address; no queued work may use it."""
 
     def copy(self, target: Place, source: Place, nbytes: int, stream: int = 0) -> None:
-        """Queue a copy; host bytes must stay alive and unchanged until it has run."""
+        """Queue a copy; host bytes must stay alive and unchanged until the copy has run."""
 
     def fill(self, address: int, value: int, nbytes: int, stream: int = 0) -> None:
         """Queue a fill with one byte value."""
@@ -109,11 +109,11 @@ class Driver(Protocol):
 
     @property
     def capturing(self) -> bool:
-        """True while a stream captures."""
+        """True while work on a stream is being captured."""
         ...
 
     def mem_info(self) -> tuple[int, int]:
-        """Return (free, total) bytes."""
+        """Return (free, total) bytes of device memory."""
         ...
 
 
@@ -142,7 +142,7 @@ class Stats(NamedTuple):
         cached: free bytes held by the pool; reserved = live + waste + cached.
         reserved: bytes taken from the driver.
         allocs, frees: number of blocks allocated and freed.
-        stale: number of ignored frees: of blocks freed before, or allocated before the pool was reset.
+        stale: number of ignored frees of blocks that were freed already, or allocated before the pool was reset.
         failed: number of finalizers that raised.
     """
 
@@ -159,7 +159,7 @@ class Stats(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """A part of a segment, linked to its neighbours."""
+    """A contiguous part of a segment, linked to its neighbours."""
 
     address: int
     size: int
@@ -172,7 +172,7 @@ class _Piece:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Memory in use.
+    """A block of device memory that is in use.
 
     Attributes:
         streams: streams that used it; freeing records an event on each.
@@ -189,12 +189,12 @@ class Block:
 
 
 class MemoryPool:
-    """A caching allocator; see the module docstring.
+    """A caching allocator of device memory; the module docstring describes it.
 
     Args:
         driver: the source of memory.
-        limit: maximum bytes to take from it, or a fraction of the device memory; by default GRAPHWRIGHT_CUDA_LIMIT
-            if it is set, else all.
+        limit: maximum bytes to take from the driver, or a fraction of the device memory; by default
+            GRAPHWRIGHT_CUDA_LIMIT if it is set, else all.
     Raises: UsageError for an invalid limit.
     """
 
@@ -237,9 +237,9 @@ class MemoryPool:
         return block
 
     def free(self, block: Block) -> None:
-        """Free a block; one that no longer belongs to this pool is counted and ignored.
+        """Free a block. A block that was freed before, or allocated before a `reset`, is ignored and counted as stale.
 
-        Raises: UsageError for a block that a captured graph holds.
+        Raises: UsageError if a captured graph uses the block.
         """
         piece = block.piece
         if block.pins:
@@ -261,7 +261,7 @@ class MemoryPool:
         self._list(piece)
 
     def empty_cache(self) -> int:
-        """Return free segments to the driver once the work that used them is done; return their bytes."""
+        """Wait for the work that used free segments, return these to the driver, and return their total bytes."""
         whole = [p for pieces in self._free.values() for _, _, p in pieces if p.before is None and p.after is None]
         if any(not self.driver.done(e) for p in whole for e in p.events.values()):
             self.driver.synchronize()
@@ -272,19 +272,19 @@ class MemoryPool:
         return sum(p.size for p in whole)
 
     def set_limit(self, limit: float) -> None:
-        """Set the maximum to take from the driver, in bytes or as a float fraction. Raises: UsageError if negative."""
+        """Limit the memory taken from the driver, in bytes or as a float fraction. Raises: UsageError if negative."""
         if not limit >= 0:
             raise _wrong_limit(limit)
         self.limit = int(limit * self.driver.mem_info()[1]) if isinstance(limit, float) and limit <= 1 else int(limit)
 
     def reset_peak(self) -> None:
-        """Reset the peak to the present live bytes."""
+        """Reset the peak to the current live bytes."""
         self._peak = self._live
 
     def reset(self) -> None:
-        """Forget all memory, for example after the device was lost; later frees of the old blocks are ignored.
+        """Forget all blocks and segments, for example after the device was lost; later frees of the blocks are ignored.
 
-        Raises: UsageError while a captured graph holds a block.
+        Raises: UsageError while a captured graph uses a block.
         """
         for block in self._blocks.values():
             if block.pins:
@@ -293,7 +293,7 @@ class MemoryPool:
         self._clear()
 
     def stats(self) -> Stats:
-        """Return the totals."""
+        """Return the current totals of the pool."""
         waste, cached = self._taken - self._live, self._reserved - self._taken
         counts = (self._allocs, self._frees, self._stale, self.failed)
         return Stats(self._live, self._peak, waste, cached, self._reserved, *counts)
@@ -303,7 +303,7 @@ class MemoryPool:
         return "\n".join(f"{name:<9}{value:>16,}" for name, value in self.stats()._asdict().items())
 
     def pieces(self) -> Iterable[tuple[int, int, bool]]:
-        """Return (address, size, free) of every piece, by address."""
+        """Return (address, size, free) of every piece, sorted by address."""
         live = ((b.address, b.piece.size, False) for b in self._blocks.values() if b.piece is not None)
         return sorted([*live, *((a, s, True) for pieces in self._free.values() for s, a, _ in pieces)])
 
@@ -316,7 +316,7 @@ class MemoryPool:
         return pieces[at][2]
 
     def _segment(self, size: int) -> _Piece | None:
-        """Allocate a segment as one free piece; return None if the device is full."""
+        """Allocate a segment as one free piece; return None if the device is full or the limit is reached."""
         nbytes = SLAB if size <= SMALL else size if size > DIRECT else -(-size // SLAB) * SLAB
         if self.limit is not None and self._reserved + nbytes > self.limit:
             return None
@@ -354,7 +354,7 @@ class MemoryPool:
             "out of device memory", asked=nbytes, live=live, reserved=reserved, largest_free=largest,
             owners=tuple(owners), where=str(self.driver.device), expected=f"{nbytes:,} bytes",
             got=f"{live:,} live, {reserved:,} reserved, {largest:,} in the largest free piece; {top}",
-            fix="smaller batches, or free what is not needed",
+            fix="use smaller batches, or free arrays that are no longer needed",
         )  # fmt: skip
 
 
@@ -370,17 +370,17 @@ def _environment_limit() -> float | None:
 
 
 def _wrong_limit(got: object, where: str | None = None) -> UsageError:
-    return UsageError("invalid memory limit", where=where, expected="bytes, or a fraction of all memory", got=got)
+    return UsageError("invalid memory limit", where=where, expected="bytes >= 0, or a fraction of all memory", got=got)
 
 
 def _pinned(block: Block) -> UsageError:
     where, size = block.owner or None, f"{block.nbytes:,} bytes"
-    what = "cannot free memory that a captured graph holds"
-    return UsageError(what, where=where, got=size, fix="release() the graph")
+    what = "cannot free memory that a captured graph uses"
+    return UsageError(what, where=where, got=size, fix="release() the graph first")
 
 
 def _merged(first: _Piece, second: _Piece) -> _Piece:
-    """Merge two free neighbours; of two events of a stream the later one is kept."""
+    """Merge two neighbouring free pieces; of two events of one stream, keep the later one."""
     events = {s: max(first.events.get(s, -1), second.events.get(s, -1)) for s in {*first.events, *second.events}}
     first.size, first.after, first.events = first.size + second.size, second.after, events
     if second.after is not None:
@@ -394,7 +394,7 @@ _ALIGN = 64  # bytes, the alignment of single arrays
 
 
 def chunks(sizes: Sequence[int]) -> Iterator[range]:
-    """Yield consecutive ranges of at most 4096 arrays and 64 MiB; a larger array is a range of its own.
+    """Yield consecutive ranges of indices of at most 4096 arrays and 64 MiB; a larger array gets a range to itself.
 
     Args:
         sizes: bytes of each array.
@@ -413,7 +413,7 @@ def chunks(sizes: Sequence[int]) -> Iterator[range]:
 def upload(arrays: Sequence[NDArray], device: Device) -> list[NDArray]:
     """Copy arrays to a device with one copy per chunk; arrays already there are returned unchanged.
 
-    Arrays of one chunk share a block, which lives as long as one of them. Raises: DeviceUnavailable.
+    Arrays of one chunk share a block, which is freed with the last of them. Raises: DeviceUnavailable.
     """
     moving = [index for index, array in enumerate(arrays) if array.device != device]
     result = list(arrays)

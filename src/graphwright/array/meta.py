@@ -43,10 +43,10 @@ class MetaBackend:
             self.to_host(source)
 
     def to_host(self, array: NDArray) -> Never:
-        raise NoBytes("an array on the meta device has no data", got=array.spec, fix="pass real arrays")
+        raise NoBytes("an array on the meta device has no data", got=array.spec, fix="use an array on the CPU")
 
     def adopt(self, other: Any) -> Never:
-        raise NoBytes("the meta device has no memory to share", got=type(other).__name__)
+        raise NoBytes("cannot adopt an array on the meta device, which has no memory", got=type(other).__name__)
 
     def address(self, array: NDArray) -> Never:
         self.to_host(array)

@@ -20,7 +20,7 @@ from graphwright.errors import AliasError, ComputeError, DTypeError, OutOfMemory
 
 
 class ReadOnlyArray(ComputeError):
-    """A write to an array over a mapped file or borrowed read-only memory."""
+    """A write was attempted to an array over a mapped file or over borrowed read-only memory."""
 
 
 _new = object.__new__
@@ -113,7 +113,7 @@ class NDArray:
         return NDArray(self.storage, self.dtype, layout.shape, layout.strides, layout.offset)
 
     def permute(self, *axes: int) -> NDArray:
-        """Permute the axes."""
+        """Return a view with its axes permuted."""
         return self.view(lay.permute(self.layout, axes))
 
     def expand(self, *shape: int) -> NDArray:
@@ -121,24 +121,25 @@ class NDArray:
         return self.view(lay.expand(self.layout, shape))
 
     def squeeze(self, axis: int | None = None) -> NDArray:
-        """Remove an axis of size 1, or all of them. Raises: ShapeError for a longer axis."""
+        """Remove one axis of size 1, or by default every one. Raises: ShapeError if `axis` has another size."""
         if axis is not None and self.shape[axis] != 1:
             size = self.shape[axis]
             raise ShapeError("cannot squeeze an axis whose size is not 1", where=f"axis {axis}", expected=1, got=size)
         return self.view(lay.squeeze(self.layout, None if axis is None else axis % len(self.shape)))
 
     def unsqueeze(self, axis: int) -> NDArray:
-        """Insert an axis of size 1 before `axis` (negative: counted in the result)."""
+        """Insert an axis of size 1; `axis`, which may be negative, is its index in the result."""
         return self.view(lay.unsqueeze(self.layout, axis % (len(self.shape) + 1)))
 
     def diagonal(self, first: int = 0, second: int = 1, shift: int = 0) -> NDArray:
-        """Replace two axes by a last axis of the elements (i, i + shift)."""
+        """Replace two axes by one last axis, which runs along the diagonal (i, i + shift)."""
         return self.view(lay.diagonal(self.layout, first, second, shift))
 
     def split(self, sizes: Sequence[int], axis: int = 0) -> list[NDArray]:
-        """Split an axis into pieces of these sizes. Raises: ShapeError unless they add up to it."""
+        """Split an axis into pieces of these sizes. Raises: ShapeError if their sum is not the size of the axis."""
         if sum(sizes) != self.shape[axis] or min(sizes, default=0) < 0:
-            raise ShapeError("the sizes do not add up to that of the axis", expected=self.shape[axis], got=tuple(sizes))
+            limits = f"sizes >= 0 with sum {self.shape[axis]}"
+            raise ShapeError("cannot split the axis into these sizes", expected=limits, got=tuple(sizes))
         return [self.view(piece) for piece in lay.split(self.layout, axis, sizes)]
 
     def reshape(self, *shape: int, copy: bool | None = None) -> NDArray:
@@ -153,18 +154,19 @@ class NDArray:
         found = None if copy else lay.reshape(self.layout, shape)
         if found is None and copy is False:
             allowed = f"a shape that strides {self.strides} of {self.shape} allow"
-            raise ShapeError("reshape with copy=False needs a copy", expected=allowed, got=shape, fix="copy=None")
+            raise ShapeError("reshape with copy=False needs a copy", expected=allowed, got=shape, fix="pass copy=None")
         return self.view(found) if found is not None else NDArray(self.copy().storage, self.dtype, shape)
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def writable(self) -> None:
-        """Check that the array may be written; count a write. Raises: ReadOnlyArray; AliasError if elements overlap."""
+        """Record a write of the memory. Raises: ReadOnlyArray; AliasError if elements overlap."""
         storage = self.storage
         if storage.readonly:
             block = f"{self.spec} of a mapped or borrowed block"
-            raise ReadOnlyArray("this array is read-only", got=block, fix="copy() it")
+            raise ReadOnlyArray("cannot write to a read-only array", got=block, fix="write to a copy()")
         if 0 in self.strides and any(s == 0 and n > 1 for s, n in zip(self.strides, self.shape, strict=True)):
-            raise AliasError("elements of an expanded array share memory", got=self.layout, fix="copy() it")
+            what = "cannot write to an expanded array, whose elements share memory"
+            raise AliasError(what, got=self.layout, fix="write to a copy()")
         storage.written()
 
     def __getitem__(self, index: Any) -> NDArray:
@@ -174,7 +176,7 @@ class NDArray:
         return read(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Assign a value, broadcast, at an index. Raises: ReadOnlyArray, ShapeError, IndexOutOfRange."""
+        """Assign a value, which is broadcast, at an index. Raises: ReadOnlyArray, ShapeError, IndexOutOfRange."""
         from graphwright.array.indexing import write
 
         write(self, index, value)
@@ -203,7 +205,7 @@ class NDArray:
         self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None, copy: bool | None = None,
     ) -> Any:  # fmt: skip
-        """Export the memory by DLPack, shared unless `copy`. Raises: BufferError if it cannot be exported."""
+        """Export the array by DLPack, sharing its memory unless `copy`. Raises: BufferError if this is impossible."""
         if copy:
             return self.copy().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
         if self.storage.readonly or min(self.strides, default=0) < 0 or self.device != CPU:
@@ -221,12 +223,12 @@ class NDArray:
 
         Args:
             dtype: numpy dtype to convert to; needed for bfloat16 and 8-bit floats, which numpy does not have.
-            bits: return such dtypes as their bit patterns.
-        Raises: DTypeError for such a dtype if neither argument is given.
+            bits: return these dtypes as their bit patterns.
+        Raises: DTypeError for one of these dtypes if neither argument is given.
         """
         if self.dtype.as_bits and dtype is None and not bits:
             what = f"numpy has no dtype {self.dtype.name}"
-            raise DTypeError(what, fix="to_numpy(dtype='float32') or to_numpy(bits=True)")
+            raise DTypeError(what, fix="call to_numpy(dtype='float32') or to_numpy(bits=True)")
         host = self._host()
         if self.dtype.as_bits and not bits:
             host = decode(host, self.dtype)
@@ -255,12 +257,12 @@ class NDArray:
             UsageError for copy=False if a copy is needed.
         """
         if self.device != CPU:
-            facts: Any = {"where": "numpy", "expected": CPU, "got": self.device, "fix": "array.to_numpy()"}
-            raise DeviceMismatch("numpy cannot read the memory of a device", **facts)
+            facts: Any = {"where": "numpy", "expected": CPU, "got": self.device, "fix": "call array.to_numpy()"}
+            raise DeviceMismatch("numpy cannot read the memory of this device", **facts)
         host = self.to_numpy(dtype)
         fresh = not np.may_share_memory(host, self.to_numpy(bits=True))
         if copy is False and fresh and host.size:
-            facts = {"where": "numpy", "expected": self.spec, "got": host.dtype, "fix": "copy=None"}
+            facts = {"where": "numpy", "expected": self.spec, "got": host.dtype, "fix": "pass copy=None"}
             raise UsageError("numpy needs a copy of this array, which copy=False forbids", **facts)
         return host.copy() if copy and not fresh else host
 
@@ -273,7 +275,7 @@ class NDArray:
         return self.to_numpy("float32" if self.dtype.as_bits else None).item()
 
     def text(self, prefix: str = "") -> str | None:
-        """Return the first and last elements as numpy prints them; None for a mapped array that was not read yet.
+        """Return the first and last elements as numpy prints them; None for a mapped file that was not read yet.
 
         Args:
             prefix: text that will precede it on the first line; the other lines are indented by its length.
@@ -292,7 +294,7 @@ class NDArray:
 
 
 def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray:
-    """Return an uninitialised array; filled with NaN under `storage.poison()`. Raises: OutOfMemory."""
+    """Return an uninitialised array; inside `storage.poison()` it is filled with NaN. Raises: OutOfMemory."""
     try:
         made = backend(device).empty(shape, dtype)
     except (MemoryError, RuntimeError, ValueError) as error:
@@ -319,8 +321,9 @@ def from_numpy(host: np.ndarray | np.generic, *, bits: DType | None = None, copy
     odd = any(s % host.itemsize for s in host.strides) or not host.dtype.isnative
     if odd and copy is False:
         if not host.dtype.isnative:
-            raise ShapeError("the byte order is not that of this machine", got=host.dtype, fix="copy=True")
-        raise ShapeError("strides are not multiples of the element size", got=host.strides, fix="copy=True")
+            raise ShapeError("cannot share an array in foreign byte order", got=host.dtype, fix="pass copy=True")
+        what = "cannot share an array whose strides are not multiples of the element size"
+        raise ShapeError(what, expected=host.itemsize, got=host.strides, fix="pass copy=True")
     if odd or copy:
         host = np.array(host, dtype=host.dtype.newbyteorder("="), order="C")
     origin = "owned" if odd or copy else "borrowed"
@@ -343,8 +346,8 @@ def from_dlpack(other: Any, *, copy: bool | None = None) -> NDArray:
     """Return an array that shares the memory of an array of torch, numpy or jax, by DLPack, and keeps it alive.
 
     Args:
-        copy: True to own the memory.
-    Raises: DeviceUnavailable for memory that is not on the CPU; the other library's errors, as for read-only memory.
+        copy: True copies the elements instead.
+    Raises: DeviceUnavailable for memory that is not on the CPU; errors of the exporting library (read-only memory).
     """
     where = other.__dlpack_device__()
     if where[0] != 1:

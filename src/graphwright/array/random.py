@@ -1,4 +1,4 @@
-"""Random numbers by Philox 4x32-10, keyed by (seed, stream, step): the same on every machine and in every order."""
+"""Random numbers by Philox 4x32-10, keyed by (seed, stream, step): equal on all machines, in any order of calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHIFT = np.uint64(32)
 
 
 def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    """Apply the ten rounds to counters uint32 [n, 4] with a key of two 32-bit words; return uint32 [n, 4]."""
+    """Apply the ten Philox rounds to counters uint32 [n, 4] with a key of two 32-bit words; return uint32 [n, 4]."""
     words = _rounds(*(counter[:, i].astype(np.uint64) for i in range(4)), *map(np.uint64, key))
     return np.stack(words, axis=1).astype(np.uint32)
 
@@ -24,7 +24,7 @@ def stream_of(name: str) -> int:
 
 
 def bits(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """Return n random uint32. The counter is (low and high word of element // 4, stream, step), the key the seed."""
+    """Return n random uint32. The key is the seed; the counter is (low, high word of index // 4, stream, step)."""
     blocks = np.arange((n + 3) // 4, dtype=np.uint64)
     counter = np.empty((len(blocks), 4), np.uint32)
     counter[:, 0], counter[:, 1] = blocks & LOW, blocks >> _SHIFT
@@ -33,7 +33,7 @@ def bits(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
 
 
 def uniform(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """Return n float32 in [0, 1), multiples of 2⁻²⁴."""
+    """Return n uniform float32 in [0, 1), multiples of 2⁻²⁴."""
     return (bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
@@ -46,12 +46,12 @@ def normal(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
 
 
 def integers(low: int, high: int, n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """Return n int64 in [low, high), from the high half of a 64-bit product (bias below 2⁻³²·(high - low))."""
+    """Return n uniform int64 in [low, high), from the high half of a 64-bit product (bias below 2⁻³²·(high - low))."""
     words = bits(n, seed=seed, stream=stream, step=step).astype(np.uint64)
     return low + ((words * np.uint64(high - low)) >> _SHIFT).astype(np.int64)
 
 
 def gumbel(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """Return n samples of the standard Gumbel distribution, float32: -ln(-ln u) with u = (k + 1/2)·2⁻²⁴."""
+    """Return n samples of the standard Gumbel distribution, float32: -ln(-ln u), where u is uniform in (0, 1)."""
     u = ((bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24
     return -np.log(-np.log(u)).astype(np.float32)

@@ -37,7 +37,7 @@ class Spec:
     def sizes(self) -> tuple[int, ...]:
         """The shape as ints. Raises: UnboundDim if a dimension is a name."""
         if self.symbolic:
-            raise UnboundDim("a named dimension has no size", got=repr(self), fix="run or compile with concrete inputs")
+            raise UnboundDim("a named dimension has no size yet", got=repr(self), fix="run or compile with real inputs")
         return cast("tuple[int, ...]", self.shape)
 
     @property
@@ -57,7 +57,7 @@ class Spec:
         return Spec(tuple(dims.get(d, d) if isinstance(d, str) else d for d in self.shape), self.dtype)
 
     def match(self, shape: tuple[int, ...], dims: dict[str, int]) -> bool:
-        """Return True if `shape` matches, and add the sizes of new names to `dims`."""
+        """Return whether `shape` matches; add the sizes of names that are not in `dims` to it."""
         if len(shape) != len(self.shape):
             return False
         return all(
@@ -71,7 +71,7 @@ class Spec:
 
     @staticmethod
     def from_json(data: list) -> Spec:
-        """Invert `to_json`."""
+        """Return the spec that `to_json` encoded."""
         return Spec(tuple(data[1]), dtype(data[0]))
 
     def __repr__(self) -> str:

@@ -39,7 +39,7 @@ class Changes:
         self.address = self._cell.buffer_info()[0]
 
     def rise(self) -> None:
-        """Increment the count."""
+        """Increment the process-wide change count, by which executables see that their plan is stale."""
         self.count += 1
         self._cell[0] = self.count
 
@@ -48,7 +48,7 @@ changes = Changes()
 
 
 class WriteCount:
-    """The number of runs of a plan, which is part of the version of every block that the plan writes.
+    """A counter of the runs of a plan; it is added to the version of every block that the plan writes.
 
     Attributes:
         address: where native code increments it.
@@ -63,15 +63,15 @@ class WriteCount:
 
     @property
     def count(self) -> int:
-        """Runs so far."""
+        """Number of runs of the plan so far."""
         return self._cell[0]
 
     def rise(self) -> None:
-        """Increment the count."""
+        """Count one run of the plan."""
         self._cell[0] += 1
 
     def retire(self) -> None:
-        """Mark the count as final."""
+        """Mark the count as final: the plan runs no more."""
         self.retired = True
 
 
@@ -85,7 +85,7 @@ class Storage:
             `mapped`: the bytes of a file, never written.
         readonly: True if writes are refused (a mapped file, a borrowed read-only buffer).
         version: increases with every write, so that values computed from the block can be cached.
-        watched: True if a write must raise `changes`, because a plan relies on the content.
+        watched: True if a write must increment `changes`, because a plan relies on the content.
         views: typed flat views that a backend made of the block, by DType.
         closed: True once the memory was freed.
     """
@@ -116,13 +116,13 @@ class Storage:
             changes.rise()
 
     def written(self) -> None:
-        """Record a write: increase `version`, and raise `changes` if the block is watched."""
+        """Record a write: increment `version`, and also `changes` if the block is watched."""
         self._version += 1
         if self.watched:
             changes.rise()
 
     def counted_by(self, count: WriteCount) -> None:
-        """Let each later run counted by `count` also raise `version`: a plan that writes this block calls this."""
+        """Add the later runs in `count` to `version`; a plan that writes this block calls this."""
         if count not in self._counts:
             kept = tuple(c for c in self._counts if not c.retired)
             self._version += sum(c.count for c in self._counts if c.retired) - count.count
@@ -139,9 +139,9 @@ class Storage:
     def mapped(
         cls, touch: Callable[[], memoryview], nbytes: int, device: Device, check: Callable[[], None] | None = None
     ) -> Storage:
-        """Return a read-only block that is mapped on first use: `touch()` maps it or raises.
+        """Return a read-only block of a file; `touch()` maps the bytes on first use, or raises.
 
-        `check()` raises if the mapped file has changed since.
+        `check()` raises if the file has changed since it was opened.
         """
         storage = cls(None, nbytes, device, readonly=True, kind="mapped")
         storage._open, storage._check = touch, check
@@ -170,7 +170,7 @@ class Storage:
         return self._open is None
 
     def close(self) -> None:
-        """Free the memory now, even if arrays still use it; idempotent. The owner of borrowed memory keeps it."""
+        """Free the memory now, even if arrays still use it; idempotent. Borrowed memory stays with its owner."""
         self._memory = self._open = None
         self.views, self.closed = {}, True
 
@@ -183,7 +183,7 @@ poisoning: ContextVar[bool] = ContextVar("graphwright_poisoning", default=False)
 
 @contextmanager
 def poison() -> Iterator[None]:
-    """Context manager: fill the arrays that `empty` returns with NaN (integers: 7FF8 repeated; bools: True)."""
+    """While active, fill the arrays that `empty` returns with NaN (integers: bytes 7FF8 repeated; bools: True)."""
     token = poisoning.set(True)
     try:
         yield
@@ -198,7 +198,7 @@ def fill(memory: Any) -> None:
 
 
 def poisoned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Return an array of NaN, or of its bits for a dtype that numpy lacks."""
+    """Return an array filled as by `poison`; dtypes that numpy lacks are given as bits."""
     if kind.itemsize == 1:
         return np.full(shape, 1 if kind.kind == "b" else _POISON >> 8, kind)  # 7F is NaN in both 8-bit floats
     made = np.empty(shape, kind)

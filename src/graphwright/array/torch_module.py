@@ -1,4 +1,4 @@
-"""A function of arrays, supplied by the caller, as a `torch.nn.Module` that torch can differentiate."""
+"""TorchModule: a `torch.nn.Module` that runs a function of arrays, with gradients for torch's autograd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = Callable[[Mapping[str, NDArray], Arrays, Sequence[bool]], tuple[Arrays, Ba
 
 
 class _Bridge(torch.autograd.Function):
-    """One call of the function, as a node of torch's autograd."""
+    """The function of a TorchModule, as a function of torch's autograd."""
 
     @staticmethod
     def forward(ctx: Any, run: Run, names: Sequence[str], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -36,24 +36,24 @@ class _Bridge(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's decorator is untyped
         ctx: Any, *grad_outputs: Any
     ) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of the parameters and inputs."""
+        """Return the gradients of the parameters and inputs, given those of the outputs."""
         given = [None if g is None else from_dlpack(g.detach().contiguous()) for g in grad_outputs]
         found = ctx.back(given)
         return (None, None, *(None if g is None else torch.from_dlpack(g) for g in found))
 
 
 class TorchModule(torch.nn.Module):
-    """A module around a function; `forward` takes and returns torch tensors.
+    """A torch module that runs a function of arrays; `forward` takes and returns torch tensors.
 
     Args:
         run: the function; see `Run`.
-        parameters: dotted names -> arrays; the module's parameters share their memory. Dots become attributes of
-            submodules, as in torch.
+        parameters: dict from dotted names to arrays, whose memory the module's parameters share. Dots separate names
+            of submodules, as in torch.
         shape: converts the sequence of outputs to the value that the module returns.
         names: names of the inputs, for keyword arguments.
         before: called before each run with the names of parameters that torch has written since the last run; returns
-            by name the arrays that replace those of parameters.
-        trained: which parameters need a gradient; by default all floating ones.
+            a dict from names to the arrays that replace parameters.
+        trained: dict from names to whether a parameter needs a gradient; by default all floating ones do.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TorchModule(torch.nn.Module):
         return self._shape(made)
 
     def written(self) -> None:
-        """Report the parameters that torch has written to `before`, and adopt the arrays that it returns.
+        """Pass the names of parameters that torch has changed to `before`, and adopt the arrays that `before` returns.
 
         `forward` calls this. Call it after a step of a torch optimizer if the arrays are next used without this module.
         """

@@ -27,7 +27,7 @@ NO_HOOKS: list[Hook] = []
 
 
 def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequence[Tensor] | None = None) -> Any:
-    """Run or record an op on tensors and numbers; return one tensor, or a tuple of them.
+    """Run or record an op on tensors and numbers; return a tensor, or a tuple of tensors for several results.
 
     Args:
         outs: tensors to write the results into, under the rules of `autograd.inplace`.
@@ -74,7 +74,7 @@ class TensorBase:
         requires_grad: whether gradients with respect to it are computed; floating dtypes only.
         grad: gradient of a leaf after `backward`, or None.
         hooks: functions that `backward` calls with the full gradient of a leaf.
-        node, port: the tape node that made the value, None for a leaf, and the index among the results of that node.
+        node, port: the tape node that computed the value (None for a leaf), and the index of the value in its results.
         name: dotted path of a parameter, else "".
     """
 
@@ -85,7 +85,7 @@ class TensorBase:
 
     def __init__(self, data: NDArray | Symbol, requires_grad: bool = False, name: str = "") -> None:
         if requires_grad and not data.dtype.is_float:
-            raise DTypeError("only floating tensors can require gradients", got=data.spec)
+            raise DTypeError("a tensor that is not floating cannot require a gradient", got=data.spec)
         self.data, self.requires_grad, self.name = data, requires_grad, name
         self.grad: Tensor | None = None
         self.hooks: list[Hook] = NO_HOOKS
@@ -124,7 +124,7 @@ class TensorBase:
 
     @property
     def is_leaf(self) -> bool:
-        """True if no taped operation made it."""
+        """True if no taped operation computed this tensor."""
         return self.node is None
 
     @property
@@ -138,7 +138,7 @@ class TensorBase:
         return self.data.dtype
 
     def own(self) -> NDArray:
-        """Return the array, to be written in place. Raises: TraceError for a traced value."""
+        """Return the array for a write in place. Raises: TraceError for a traced value."""
         return self.concrete("a write")
 
     def concrete(self, wanted: str) -> NDArray:
@@ -182,12 +182,12 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def speaks_dlpack(value: Any) -> bool:
-    """Return True for an object with DLPack except numpy arrays, which may be read-only and are read directly."""
+    """Return True if an object supports DLPack, except numpy arrays: they are read directly, as some are read-only."""
     return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
 
 
 def host_array(value: Any) -> np.ndarray:
-    """Convert numbers or nested lists to a numpy array. Raises: UsageError if they are not an array of numbers."""
+    """Convert numbers or nested lists to a numpy array. Raises: UsageError for any other value."""
     try:
         host = np.asarray(value)
     except ValueError:  # lists of different lengths
@@ -199,7 +199,7 @@ def host_array(value: Any) -> np.ndarray:
 
 @lru_cache(4096)
 def scalar(text: str, dtype: DType) -> Any:
-    """Return a cached constant 0-d tensor of the number with repr `text`: a key by value would merge 0.0 and -0.0."""
+    """Return a cached 0-d tensor of a number, given by its repr because 0.0 and -0.0 would be the same cache key."""
     number = {"True": True, "False": False}.get(text)
     number = (float(text) if dtype.is_float else int(text)) if number is None else number
     value = np.asarray(number)
@@ -229,7 +229,7 @@ def _plain(operands: Sequence[Any]) -> bool:
 
 
 def _cast_operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
-    """Return the operands as tensors of the dtypes that the op needs; each cast is an operation of its own."""
+    """Return the operands as tensors of the dtypes that the op needs; each cast is a separate taped operation."""
     given: list[Any] = []
     kinds: list[OperandKind] = []
     for o in operands:
@@ -260,7 +260,7 @@ def _number_dtype(value: Any) -> DType | None:
 
 @lru_cache(4096)
 def _casts(row: Op, kinds: tuple[OperandKind, ...], low: DType | None) -> tuple[DType | None, ...]:
-    """Return for each operand the dtype that it must be cast to, None for no cast; Python numbers always get one."""
+    """Return for each operand the dtype to cast it to, or None for no cast; Python numbers always get a dtype."""
     target = target_dtype(row, kinds, low)
     result: list[DType | None] = []
     for i, (kind, how) in enumerate(kinds):

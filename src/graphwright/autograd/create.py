@@ -26,13 +26,13 @@ from graphwright.errors import OutOfMemory, ShapeError, UsageError
 def tensor(
     value: Any, dtype: object = None, requires_grad: bool = False, *, device: Device | str | None = None
 ) -> Tensor:
-    """Make a tensor with its own memory.
+    """Make a tensor from a copy of the value.
 
     Args:
         value: number, nested lists, numpy array, NDArray, Tensor, or an array of another library that supports DLPack.
             Python floats become float32, ints int64, bools bool; arrays keep their dtype.
         dtype: a DType or its name, to convert to.
-        device: target device; by default the device of a tensor, else the CPU.
+        device: target device; by default that of `value` if it is a tensor, else the CPU.
         requires_grad: whether `backward` fills `.grad`; floating dtypes only.
     Raises: DTypeError, UsageError if the value is not an array of numbers.
 
@@ -72,7 +72,7 @@ def target(shape: Shape, dtype: object, device: Device | str | None, out: Tensor
     Raises: ShapeError for invalid sizes; ShapeError or DeviceMismatch if `out` is not the requested tensor.
     """
     if any(not isinstance(n, int | np.integer) or n < 0 for n in shape):
-        raise ShapeError("sizes must be integers >= 0", got=shape)
+        raise ShapeError("invalid sizes of a tensor", expected="integers >= 0", got=shape)
     if out is None:
         return named(float32 if dtype is None else dtype), CPU if device is None else Device.parse(device)
     kind = out.dtype if dtype is None else named(dtype)
@@ -108,7 +108,7 @@ def _allocating(shape: object) -> Iterator[None]:
 def _made(
     host: np.ndarray, dtype: object, device: Device | str | None, requires_grad: bool, out: Tensor | None
 ) -> Tensor:
-    """Return a numpy array as a tensor; its dtype is the given one, else as in `out`, else as in the array."""
+    """Convert a numpy array to a tensor of the given dtype; without one to that of `out`, else of the array."""
     kind, there = target(host.shape, dtype if out is not None or dtype is not None else host.dtype, device, out)
     made = Tensor(_converted(from_numpy(host), kind).to(there), requires_grad and out is None)
     return made if out is None else out.copy_(made)

@@ -31,7 +31,7 @@ def backward(
     Args:
         grad: gradient with respect to the root, with its spec; required unless the root has one element.
         retain_graph: keep saved values for a further backward.
-        inputs: fill `grad` of these tensors only, leaves or inner ones.
+        inputs: fill `grad` of these tensors only; they may be leaves or inner tensors.
     Raises: GradShapeRequired, GraphFreed, NoTape, ModifiedSinceForward; UsageError if `inputs` is empty.
     """
     if inputs is not None and not inputs:
@@ -90,7 +90,7 @@ def grad(
                 "the outputs do not depend on this input",
                 where=tensor.name or None,
                 got=tensor.spec,
-                fix="allow_unused=True returns None for it",
+                fix="pass allow_unused=True to get None for this input",
             )
     return tuple(found)
 
@@ -170,14 +170,14 @@ class _BackwardPass:
         self.path: Container[TapeNode | int] | None = None if wanted is None else _dependents(roots, wanted)
 
     def needs(self, node: TapeNode) -> tuple[bool, ...]:
-        """Return for each operand of the node True if its gradient is needed."""
+        """Return for each operand of the node whether its gradient is needed."""
         path = self.path
         if path is None:
             return tuple([edge is not None for edge in node.edges])
         return tuple([edge is not None and _source(edge) in path for edge in node.edges])
 
     def send(self, edge: Any, grad: Tensor) -> None:
-        """Add `grad` to the gradient of what `edge` names: a leaf, or a result (node, port); a node is then queued."""
+        """Add `grad` to the gradient of the leaf or result (node, port) named by `edge`; queue a result's node."""
         if not isinstance(edge, tuple):
             if self.widen and edge.grad_dtype is not grad.data.dtype:
                 grad = grad.to(edge.grad_dtype)
@@ -239,7 +239,7 @@ def _dependents(roots: Sequence[Tensor], wanted: Sequence[Tensor]) -> set[TapeNo
 
 
 def _run_hooks(hooks: Sequence[Hook], grad: Tensor, spec: Spec) -> Tensor:
-    """Return the gradient after all hooks. Raises: ShapeError, UsageError if a hook returns an invalid one."""
+    """Return the gradient after all hooks. Raises: ShapeError, UsageError if a hook returns an invalid gradient."""
     for hook in list(hooks):
         given: Any = hook.call(grad)
         if given is None:
@@ -331,11 +331,8 @@ def pull_back(
 def _unpack(node: TapeNode, create_graph: bool) -> tuple[list[Tensor | Spec], list[Tensor | Spec]]:
     """Return operands and results: saved ones as tensors (on the tape if backward is taped), the others as specs."""
     if node.saved is None:
-        raise GraphFreed(
-            "an earlier backward freed the saved values of this tape",
-            where=node.op.name,
-            fix="call the first backward with retain_graph=True",
-        )
+        fix = "call the first backward with retain_graph=True"
+        raise GraphFreed("an earlier backward freed the saved values of this tape", where=node.op.name, fix=fix)
     ins: list[Tensor | Spec] = [*node.in_specs]
     outs: list[Tensor | Spec] = [*node.out_specs]
     for index, data, version in node.saved:
@@ -356,7 +353,7 @@ def _refuse_modified(node: TapeNode, index: int, data: NDArray) -> Never:
     name = f" ({edge.name})" if isinstance(edge, TensorBase) and edge.name else ""
     value = f"operand {index}{name}" if index < operands else f"result {index - operands}"
     raise ModifiedSinceForward(
-        f"{value} was overwritten after the forward pass, and backward reads it",
+        f"{value} is read by backward, but was overwritten after the forward pass",
         op=node.op.name,
         value=value,
         line=node.line,
@@ -375,7 +372,7 @@ def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
 
 
 def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
-    """Add `g` to `leaf.grad`. A first gradient is copied if it is strided or its storage is in `given`."""
+    """Add `g` to `leaf.grad`. A first gradient is copied if strided, or if another `grad` has its storage (`given`)."""
     recorder = active_recorder.get()
     if recorder is not None:
         recorder.before_grad(leaf)

@@ -35,8 +35,8 @@ class ModifiedSinceForward(ComputeError):
     """A value that backward needs was overwritten after the forward pass.
 
     Attributes:
-        op: the operation that saved it.
-        value: which of its operands or results it is.
+        op: the operation that saved the value.
+        value: which operand or result of that operation it is.
         line: `file:line` at which the operation ran.
     """
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """Passes values from a forward to its vjp: tensors by `save`, anything else as attributes.
+    """Container that passes values from a forward to its vjp: tensors by `save`, other values as attributes.
 
     Attributes:
         saved: inside the vjp, the tensors given to `save`, in their order.
@@ -40,7 +40,7 @@ class Context:
 
 
 class Function:
-    """An operation with its own gradient; subclass it and call `apply`.
+    """An operation with a user-defined gradient: subclass it and call `apply`.
 
     >>> class Scaled(Function):
     ...     @staticmethod
@@ -78,7 +78,7 @@ class Function:
             made = cls.forward(ctx, *args)
         results = made if isinstance(made, tuple) else (made,)
         if not results or not all(isinstance(r, TensorBase) for r in results):
-            raise UsageError("forward did not return a tensor or tensors", where=cls.__name__, got=type(made))
+            raise UsageError("forward returned no tensor or tuple of tensors", where=cls.__name__, got=type(made))
         outputs = [as_tensor(_data(r)) for r in results]  # new tensors, as forward may return its arguments
         saved, ctx._pending = ctx._pending, ()  # a result held by the context would be a cycle
         if grad_enabled() and any(isinstance(a, TensorBase) and a.requires_grad for a in args):
@@ -94,7 +94,7 @@ def _data(t: TensorBase) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FunctionRule:
-    """Takes the role of the op in the tape node of a Function call; its `vjp` calls the user's `vjp`.
+    """Stand-in for an op in the tape node of a Function call; its `vjp` calls the user's `vjp`.
 
     Attributes:
         operands: indices of the tensors among the `count` arguments. They are the node's first operands; the saved
@@ -116,16 +116,16 @@ class FunctionRule:
 
     @property
     def why(self) -> Mapping[str, str]:
-        """Reasons why rules are missing; empty, because the vjp exists."""
+        """Reasons for missing rules, as in `Op.why`; empty, because the vjp exists."""
         return {}
 
     def vjp(
         self, g: Any, ins: Sequence[Any], outs: Sequence[Any], attrs: object, needs: tuple[bool, ...]
     ) -> tuple[Any, ...]:
-        """Return one gradient per operand."""
+        """Call the user's vjp; return one gradient per operand."""
         if grad_enabled() and any(is_operand and at >= len(self.operands) for is_operand, at in self.saved):
             raise NotDifferentiable(
-                "no second derivative: the vjp saved an intermediate value, which has no tape",
+                "cannot take a second derivative, because the vjp saved an intermediate value, which has no tape",
                 where=self.name,
                 fix="save operands and results only, and recompute the value in the vjp",
             )
@@ -144,7 +144,7 @@ class FunctionRule:
             )
         for x in given:
             if not (x is None or isinstance(x, TensorBase)):
-                raise ComputeError("a gradient of the vjp is no tensor", where=self.name, got=type(x).__name__)
+                raise ComputeError("the vjp returned a non-tensor gradient", where=self.name, got=type(x).__name__)
         return (*(given[i] for i in self.operands), *[None] * (len(needs) - len(self.operands)))
 
 

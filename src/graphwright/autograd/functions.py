@@ -31,12 +31,12 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
 
 
 def maximum(a: Any, b: Any) -> Tensor:
-    """Return the larger of two, elementwise; on a tie each gets half of the gradient."""
+    """Return the larger of two operands, elementwise; on a tie each operand gets half of the gradient."""
     return call("maximum", as_tensor(a), b)
 
 
 def minimum(a: Any, b: Any) -> Tensor:
-    """Return the smaller of two, elementwise; on a tie each gets half of the gradient."""
+    """Return the smaller of two operands, elementwise; on a tie each operand gets half of the gradient."""
     return call("minimum", as_tensor(a), b)
 
 
@@ -51,7 +51,7 @@ def matmul(a: Any, b: Any) -> Tensor:
 def outer(a: Tensor, b: Tensor) -> Tensor:
     """a[i]·b[j]: [m] and [n] to [m, n]. Raises: ShapeError unless both are vectors."""
     if a.ndim != 1 or b.ndim != 1:
-        raise ShapeError("outer needs two vectors", got=f"{a.spec}, {b.spec}")
+        raise ShapeError("an operand of outer is not a vector", expected="[m] and [n]", got=f"{a.spec}, {b.spec}")
     return a.reshape(-1, 1) * b
 
 

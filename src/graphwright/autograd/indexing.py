@@ -100,7 +100,7 @@ def gather(x: Tensor, axis: int, index: Any) -> Tensor:
 
 
 def scatter(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
-    """Return a copy y of x with y[index[i, j], j] = src[i, j] for axis 0; the last of repeated indices counts.
+    """Return a copy y of x with y[index[i, j], j] = src[i, j] for axis 0; for a repeated index the last value wins.
 
     Args:
         src: a tensor of the shape of the index, or a number.
@@ -154,7 +154,7 @@ def one_hot(ids: Any, classes: int | None = None, *, out: Tensor | None = None) 
 
 
 def bincount(ids: Any, length: int | None = None) -> Tensor:
-    """Count each of 0 .. length - 1 among the ids; int64.
+    """Count how often each of 0 .. length - 1 occurs among the ids; int64.
 
     Args:
         length: the largest id + 1 by default, required in a trace.
@@ -199,12 +199,12 @@ def repeat_interleave(x: Any, repeats: Any, axis: int | None = None, *, total: i
         return call("repeat_interleave", x, repeats=repeats, axis=axis)
     counts, n = _int64(repeats), x.shape[axis]
     if counts.shape not in ((n,), (1,)):
-        raise ShapeError("repeats must have one count per entry", where=f"axis {axis}", expected=(n,), got=counts.spec)
+        raise ShapeError("repeats has a wrong length", where=f"axis {axis}", expected=(n,), got=counts.spec)
     counts = counts.expand(n)
     if total is None or not counts.symbolic:
         host = counts.numpy()
         if (host < 0).any():
-            raise ShapeError("repeats has a negative count", expected="counts >= 0", got=int(host.min()))
+            raise ShapeError("repeats has a negative count", expected=">= 0", got=int(host.min()))
         if total not in (None, int(host.sum())):
             raise UsageError("total is not the sum of repeats", expected=int(host.sum()), got=total)
         return index_select(x, axis, np.repeat(np.arange(n), host))

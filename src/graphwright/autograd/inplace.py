@@ -53,9 +53,9 @@ def write_over(
 
 
 def rebind(outs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Make tensors refer to new values: in a trace, an in-place write changes no memory.
+    """Make tensors refer to new values, because an in-place write in a trace changes no memory.
 
-    Raises: LeafModified; TraceMutation if a view of the old value exists, which would not change with it; ShapeError.
+    Raises: LeafModified; ShapeError; TraceMutation if the old value has a view, which would keep the old entries.
     """
     for out, value in zip(outs, values, strict=True):
         _refuse_leaf(out)
@@ -66,14 +66,11 @@ def rebind(outs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
             raise ShapeError("an in-place write would change the spec of the tensor", expected=out.spec, got=value.spec)
         symbol = out.data
         if not isinstance(symbol, Symbol):
-            raise TraceMutation(
-                "in-place write to a tensor from outside the trace",
-                got=out.spec,
-                fix="make it a Variable, whose value is kept from step to step",
-            )
+            fix = "make the tensor a Variable, whose value is stored from step to step"
+            raise TraceMutation("in-place write to a tensor from outside the trace", got=out.spec, fix=fix)
         if any(other is not None and other is not symbol for other in (r() for r in symbol.aliases)):
             raise TraceMutation(
-                "in-place write to a value that has a view: in a trace the view would not change with it",
+                "in-place write to a value that has a view, which would not change in a trace",
                 got=out.spec,
                 fix="write to a clone(), or make the view after the write",
             )
@@ -82,12 +79,8 @@ def rebind(outs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 def _refuse_leaf(out: Tensor) -> None:
     if grad_enabled() and out.requires_grad and out.node is None:
-        raise LeafModified(
-            "in-place write to a leaf that requires a gradient",
-            where=out.name or None,
-            got=out.spec,
-            fix="with gw.no_grad(): ...",
-        )
+        what, fix = "in-place write to a leaf that requires a gradient", "write inside `with gw.no_grad():`"
+        raise LeafModified(what, where=out.name or None, got=out.spec, fix=fix)
 
 
 _ALONE = 2

@@ -97,15 +97,15 @@ class Generator:
         return traced.following
 
     def state_dict(self) -> dict[str, int]:
-        """Return seed, step and next stream, as JSON values."""
+        """Return a dict of seed, step and next stream, as JSON values."""
         return {"seed": self.seed, "step": self.step, "stream": self._stream}
 
     def load_state_dict(self, state: Mapping[str, int]) -> Generator:
-        """Restore what `state_dict` returned; return the generator itself. Raises: UsageError for an invalid one."""
+        """Restore a result of `state_dict`; return the generator itself. Raises: UsageError for an invalid state."""
         try:
             seed, step, stream = (int(state[name]) for name in ("seed", "step", "stream"))
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError("not the state of a generator", expected="seed, step, stream", got=state) from error
+            raise UsageError("invalid state of a generator", expected="seed, step, stream", got=state) from error
         if not (0 <= seed < 2**64 and 0 <= step < 2**32 and 0 <= stream < 2**32):
             expected = "seed in 0..2^64-1, step and stream in 0..2^32-1"
             raise UsageError("a value of the generator state is out of range", expected=expected, got=dict(state))
@@ -127,7 +127,7 @@ def manual_seed(seed: int) -> Generator:
 
 @contextmanager
 def fork_rng(seed: int | None = None) -> Iterator[Generator]:
-    """Context manager: reseed the default generator if `seed` is given, and restore its state afterwards."""
+    """Context manager: restore the state of the default generator on exit; with a `seed`, reseed it first."""
     state = rng.state_dict()
     try:
         yield rng if seed is None else rng.manual_seed(seed)
@@ -136,7 +136,7 @@ def fork_rng(seed: int | None = None) -> Iterator[Generator]:
 
 
 def _drawn(generator: Generator | None, device: Device) -> tuple[Tensor, int]:
-    """Return (key, copied to the device that samples, stream) for the next random op."""
+    """Return the key, copied to the sampling device, and the stream of the next random op."""
     key, stream = (generator or rng).draw()
     return (key if device == CPU else key.to(device)), stream
 

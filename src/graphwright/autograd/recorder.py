@@ -36,14 +36,14 @@ class Symbol:
         return self.spec.dtype
 
     def alias(self) -> Symbol:
-        """Return another symbol for the same value, for a tensor that shares its memory; see `mark_alias`."""
+        """Return a new symbol of the same value, for a tensor that shares memory with this one; see `mark_alias`."""
         other = Symbol(self.spec, self.handle, self.recorder)
         mark_alias(other, self)
         return other
 
 
 def mark_alias(view: Symbol, base: Symbol) -> None:
-    """Add both symbols to one list of symbols that share memory."""
+    """Put both symbols on the same list of symbols that share memory."""
     if not base.aliases:
         base.aliases.append(ref(base))
     object.__setattr__(view, "aliases", base.aliases)
@@ -58,7 +58,7 @@ class Recorder(Protocol):
         ...
 
     def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
-        """Record one operation."""
+        """Record an operation; return a symbol for each result."""
         ...
 
     def assign(self, variable: Variable, value: Tensor) -> None:

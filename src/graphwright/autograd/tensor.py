@@ -51,7 +51,8 @@ def _logical(op: str):
         for operand in (self, *others):
             kind = operand.dtype.name if isinstance(operand, TensorBase) else type(operand).__name__
             if kind != "bool":
-                raise DTypeError("&, |, ^ and ~ need bools", got=kind, fix="compare first: (a > 0) & (b > 0)")
+                fix = "compare first: (a > 0) & (b > 0)"
+                raise DTypeError("&, |, ^ or ~ of a tensor that is not bool", expected="bool", got=kind, fix=fix)
         return call(op, self, *others)
 
     return combine
@@ -96,8 +97,8 @@ class Tensor(TensorBase, OpMethods):
     def register_hook(self, call: Callable[[Tensor], Tensor | None]) -> Hook:
         """Call a function with the full gradient of this tensor, once in each backward; it may return a replacement.
 
-        Hooks run in the order of registration; those of a leaf after all its gradients have been summed. In a trace
-        their operations are recorded. Returns: a Hook, whose `remove()` unregisters the function.
+        Hooks run in the order of registration. Hooks of a leaf run after all its gradients have been summed. In a trace
+        the operations of hooks are recorded. Returns: a Hook, whose `remove()` unregisters the function.
         Raises: UsageError for a tensor that requires no gradient.
         """
         if not self.requires_grad:
@@ -116,7 +117,7 @@ class Tensor(TensorBase, OpMethods):
         Raises: UsageError for a tensor that requires no gradient.
         """
         if not self.requires_grad:
-            raise UsageError("cannot retain the gradient: the tensor requires none", got=self.spec)
+            raise UsageError("cannot retain the gradient of a tensor that requires no gradient", got=self.spec)
         if self.node is not None and all(r() is not self for r in self.node.retained or ()):
             self.node.retained = [*(self.node.retained or ()), ref(self)]
 
@@ -132,16 +133,16 @@ class Tensor(TensorBase, OpMethods):
     def __dlpack__(self, **options: Any) -> Any:
         """Export the memory by DLPack. Raises: BufferError if the tensor requires a gradient."""
         if self.requires_grad:
-            raise BufferError("DLPack cannot export a tensor that requires a gradient: detach() it first")
+            raise BufferError("DLPack cannot export a tensor that requires a gradient; call detach() first")
         return self.concrete("DLPack").__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.concrete("DLPack").__dlpack_device__()
 
     def item(self) -> Any:
-        """Return the only element as a Python number. Raises: ShapeError for more than one."""
+        """Return the only element as a Python number. Raises: ShapeError unless there is one element."""
         if self.size != 1:
-            raise ShapeError("item() needs a tensor of one element", got=self.spec)
+            raise ShapeError("item() of a tensor that does not have one element", expected="one element", got=self.spec)
         return self.concrete("item()").item()
 
     def tolist(self) -> Any:
@@ -159,7 +160,7 @@ class Tensor(TensorBase, OpMethods):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise UsageError("a 0-d tensor has no length")
+            raise UsageError("cannot take the length of a 0-d tensor")
         return self.shape[0]
 
     def __repr__(self) -> str:
@@ -206,8 +207,8 @@ class Tensor(TensorBase, OpMethods):
 
     def __pow__(self, other: Any) -> Tensor:
         if isinstance(other, int) and other < 0 and not self.dtype.is_float:
-            what = "an integer tensor cannot be raised to a negative power"
-            raise UsageError(what, got=f"{self.spec} ** {other}", fix="float() first")
+            what = "cannot raise an integer tensor to a negative power"
+            raise UsageError(what, got=f"{self.spec} ** {other}", fix="call float() on the tensor first")
         return call("pow", self, other)
 
     def __abs__(self) -> Tensor:
@@ -246,7 +247,7 @@ class Tensor(TensorBase, OpMethods):
     @overload
     def max(self, axis: int, keepdims: bool = False) -> tuple[Tensor, Tensor]: ...
     def max(self, axis: int | None = None, keepdims: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the largest entry; with an axis (values, indices): the first on ties, which gets the gradient."""
+        """Return the largest entry; with an axis (values, indices) of the first maxima, which get the gradient."""
         return self.amax(None, keepdims) if axis is None else self._extremum("argmax", axis, keepdims)
 
     @overload
@@ -254,7 +255,7 @@ class Tensor(TensorBase, OpMethods):
     @overload
     def min(self, axis: int, keepdims: bool = False) -> tuple[Tensor, Tensor]: ...
     def min(self, axis: int | None = None, keepdims: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the smallest entry; with an axis (values, indices): the first on ties, which gets the gradient."""
+        """Return the smallest entry; with an axis (values, indices) of the first minima, which get the gradient."""
         return self.amin(None, keepdims) if axis is None else self._extremum("argmin", axis, keepdims)
 
     def _extremum(self, op: str, axis: int, keepdims: bool) -> tuple[Tensor, Tensor]:
@@ -355,25 +356,25 @@ class Tensor(TensorBase, OpMethods):
         return call("slice", self, axis=axis, start=start, size=length)
 
     def split(self, size: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
-        """Return views along an axis: of `size` entries each, fewer in the last if need be, or of the given sizes.
+        """Return views along an axis with `size` entries each (the last may have fewer), or with the given sizes.
 
         Raises: ShapeError unless the given sizes sum to the size of the axis.
         """
         total = self.shape[axis_of(axis, self.ndim)]
         if isinstance(size, int):
             if size < 1:
-                raise ShapeError("split size must be at least 1", got=size)
+                raise ShapeError("the split size is not positive", expected=">= 1", got=size)
             sizes = [min(size, total - at) for at in range(0, total, size)] or [0]
         else:
             sizes = list(size)
         if sum(sizes) != total or min(sizes, default=0) < 0:
-            raise ShapeError("split sizes do not sum to the size of the axis", expected=total, got=tuple(sizes))
+            raise ShapeError("the split sizes do not sum to the size of the axis", expected=total, got=tuple(sizes))
         return tuple(self.narrow(axis, sum(sizes[:i]), n) for i, n in enumerate(sizes))
 
     def chunk(self, count: int, axis: int = 0) -> tuple[Tensor, ...]:
         """Return at most `count` views of equal size along an axis; the last may be smaller."""
         if count < 1:
-            raise ShapeError("chunk count must be at least 1", got=count)
+            raise ShapeError("the number of chunks is not positive", expected=">= 1", got=count)
         return self.split(max(-(-self.shape[axis_of(axis, self.ndim)] // count), 1), axis)
 
     # -- copies ------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Variable(Tensor):
 
     Attributes:
         shared: True if another object uses the array too.
-        lineage: the last change of its shape by an edit, if any.
+        lineage: the last change of its shape by an edit, or None.
     """
 
     __slots__ = ("lineage", "shared")
@@ -87,9 +87,9 @@ class Variable(Tensor):
 
 
 class HostVariable(Variable):
-    """A variable that is kept on the host, where eager code reads it: the key of a generator.
+    """A variable that is stored on the host, where eager code reads it, such as the key of a generator.
 
-    A plan on another device copies its value there in each step.
+    A plan on another device copies the value to that device in each step.
     """
 
     __slots__ = ()
@@ -105,12 +105,12 @@ class Parameter(Variable):
 
     @property
     def grad_dtype(self) -> DType:
-        """Dtype of the summed gradient: float32 for 16-bit parameters, because bfloat16 sums 300 ones to 256."""
+        """Dtype of the summed gradient: float32 for 16-bit parameters, as the sum of 300 ones in bfloat16 is 256."""
         return float32 if self.data.dtype.is_low else self.data.dtype
 
 
 def share(variables: Iterable[Variable], shared: bool) -> None:
-    """Set `shared` of many variables, and count one change in `changes`."""
+    """Set the flag `shared` of many variables; increment the process-wide change count only once."""
     for variable in variables:
         object.__setattr__(variable, "shared", shared)
     changes.rise()
@@ -121,7 +121,7 @@ def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: A
 
     Args:
         targets: one variable per result of the op, in order.
-        name: of the op. If its `inplace` trait pairs a result with an operand, the result overwrites the operand.
+        name: name of the op. If its `inplace` trait pairs a result with an operand, the result overwrites the operand.
     """
     row = get(name)
     full = row.complete(attrs)
@@ -150,11 +150,11 @@ class ShapeChange:
     index_maps: dict[int, np.ndarray]  # axis -> old index of each new entry, -1 for a new one; other axes are unchanged
 
     def forward(self) -> Remap:
-        """Return (old sizes, index maps), which remap arrays of the old shape to the new shape."""
+        """Return (old sizes, index maps), by which arrays of the old shape are remapped to the new shape."""
         return self.sizes, self.index_maps
 
     def backward(self) -> Remap:
-        """Return (new sizes, inverse index maps), which remap back; removed entries have index -1."""
+        """Return (new sizes, inverse index maps), by which arrays are remapped back; removed entries have index -1."""
         after = tuple(len(self.index_maps[i]) if i in self.index_maps else n for i, n in enumerate(self.sizes))
         return after, {axis: inverse(old, self.sizes[axis]) for axis, old in self.index_maps.items()}
 

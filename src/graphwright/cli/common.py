@@ -24,7 +24,7 @@ DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class Output(NamedTuple):
-    """The result of a command: the JSON document, the same as text, and the exit code."""
+    """The result of a command: a JSON document, the same content as text, and the exit code."""
 
     facts: Mapping[str, Any]
     text: str = ""
@@ -194,7 +194,7 @@ def names_of(text: str) -> tuple[str, ...]:
 
 @contextmanager
 def bar() -> Iterator[Report | None]:
-    """Show a progress bar on stderr, and below it the last event's table; yield None if silent or not on a terminal."""
+    """Show a progress bar and the last event's table on stderr; yield None if silent or if stderr is not a terminal."""
     if silent() or not colours(sys.stderr):
         yield None
         return

@@ -38,7 +38,7 @@ def evolve(
     """Evolve a network for a task by NEAT.
 
     --hybrid also trains genomes by gradients. With --out the run is saved and may be killed at any time; --resume
-    continues it with identical results. --seeds reports how often the search succeeds, and its costs.
+    continues it with identical results. --seeds reports how often the search succeeds, and how much it costs.
     """
     from graphwright import evolve as ev
 

@@ -64,9 +64,9 @@ def verify(
 ) -> Output:
     """Check an export against its receipt, or compare two models.
 
-    Checks checksums, headers, a load in a separate process and the stored logits. The exit code is 0 if all checks
-    pass, 1 if one fails, and 3 if one could not be made. With a second model, compares logits and greedy tokens on the
-    bundled text, and weights by name; the exit code is 1 if anything differs.
+    Verifies checksums, headers, loading in a separate process and the stored logits. The exit code is 0 if all checks
+    pass, 1 if a check fails, and 3 if a check could not run. With a second model, compares logits and greedy tokens on
+    the bundled text, and weights by name; the exit code is 1 if anything differs.
     """
     from graphwright.models import open, resolve
     from graphwright.models.export.verify import verify as check

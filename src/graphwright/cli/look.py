@@ -56,7 +56,7 @@ def run(
     text: Annotated[str, option("TEXT", "Input text.")],
     watch: Annotated[list[str] | None, option("NODE", "Summarise the values of this node; may be repeated.")] = None,
 ) -> Output:
-    """Print the most likely next tokens, and watched values."""
+    """Print the most likely next tokens, and statistics of the nodes given with --watch."""
     import numpy as np
 
     from graphwright.models import open
@@ -96,8 +96,8 @@ def diagnose(
 ) -> Output:
     """Report defects of a model, with evidence and repairs.
 
-    Models that cannot run are opened too. Exit code: 0 without findings (with --fix: none is left), 1 with findings, 2
-    for an error.
+    Models that cannot run are accepted too. The exit code is 0 if there are no findings (with --fix, if none remain),
+    1 if there are findings, and 2 for an error.
     """
     from graphwright.files import check_free
     from graphwright.models import Model

@@ -76,7 +76,7 @@ def prune(
     save: Annotated[bool, flag("--save", "Save a model with its journal for further edits; do not export.")] = False,
     **options: Any,
 ) -> Output:
-    """Remove the units that matter least, and export.
+    """Remove the least important units of a model, and export it.
 
     Units are scored on calibration text; the layers that read them are refitted by least squares. The report compares
     both models on held-out text.
@@ -122,7 +122,7 @@ def orthogonalize(
 ) -> Output:
     """Make the columns or rows of matrices orthonormal.
 
-    With --fold the other factor of each matrix is kept, so that the model computes the same function.
+    With --fold insert or absorb, the model keeps the second factor of each matrix and so computes the same function.
     """
     from graphwright.surgery import orthogonalize as run
 
@@ -230,7 +230,7 @@ def search(
 
     Each unit gets a gate, and units whose gate closes are removed. The gates are trained by distillation from the model
     itself, under a budget that falls to --target. With --heal the remaining weights are then trained in the same way.
-    Writes the checkpoint with its receipt to OUT, and a picture of the probabilities over training to OUT.gates.svg.
+    Writes the checkpoint with its receipt to OUT, and a chart of the gates' probabilities by step to OUT.gates.svg.
     """
     from graphwright.files import check_free
     from graphwright.models import open

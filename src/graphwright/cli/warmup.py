@@ -15,8 +15,8 @@ _VM = "from graphwright.array.vm.machine import build; build()"
 def warmup() -> Output:
     """Compile the native code, once per installation.
 
-    That is bulk edits, the loops of the planner, the VM, sampling of tokens, gates and populations. The result is
-    cached on disk, so a second call is quick.
+    Compiles the native code of bulk edits, the planner, the VM, token sampling, gates and populations, and caches it on
+    disk, so that a second call is quick.
     """
     started = perf_counter()
     from graphwright.array.cpu.loops import warmup as gates

@@ -33,7 +33,7 @@ def read_idx(path: StrPath, *, most: int = MOST_BYTES) -> np.ndarray:
     """Read the array in an IDX file; gzip is recognised by the first bytes.
 
     Args:
-        most: maximum size of the array in bytes.
+        most: maximum size of the array in bytes, to refuse larger files.
     Returns: uint8, int8, int16, int32, float32 or float64 in the host's byte order, with any number of axes.
     Raises: UnreadableFile; CorruptIdx if the file is not an IDX file, or has missing, damaged or extra bytes.
     """
@@ -83,7 +83,7 @@ _KINDS = "/".join(f"{code:02x}" for code in DTYPES)
 
 
 class TokenWindows(Dataset):
-    """Windows of token ids: item i is a pair of int64 [window], the ids, and as targets the ids one position later.
+    """A dataset of windows of token ids: item i is the pair (ids, the ids one position later), each int64 [window].
 
     A window starts every `stride` ids and never spans two files.
 
@@ -101,7 +101,8 @@ class TokenWindows(Dataset):
         self.window, self.stride = window, window if stride is None else stride
         if window < 1 or self.stride < 1 or dtype not in ("uint16", "uint32", "int32", "int64"):
             expected = "window and stride >= 1, dtype uint16, uint32, int32 or int64"
-            raise UsageError("invalid window, stride or dtype", expected=expected, got=(window, stride, dtype))
+            got = f"window {window}, stride {self.stride}, dtype {dtype}"
+            raise UsageError("invalid window, stride or dtype", where="TokenWindows", expected=expected, got=got)
         kind = np.dtype(dtype).newbyteorder("<")
         self.files: list[np.ndarray] = []
         for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
@@ -115,10 +116,10 @@ class TokenWindows(Dataset):
                 raise UsageError("the token file ends in a partial id", where=path, expected=expected, got=raw.size)
             if raw.size // kind.itemsize <= window:
                 expected, got = f"more than {window} ids", raw.size // kind.itemsize
-                raise UsageError("the token file is shorter than one window", where=path, expected=expected, got=got)
+                raise UsageError("the token file is too short for one window", where=path, expected=expected, got=got)
             self.files.append(raw.view(kind))
         if not self.files:
-            raise UsageError("no token files", expected="a path, or a list of paths", got=repr(paths))
+            raise UsageError("no token files were given", expected="a path, or a list of paths", got=repr(paths))
         counts = [(len(ids) - window - 1) // self.stride + 1 for ids in self.files]
         self._ends = np.cumsum(counts)
 

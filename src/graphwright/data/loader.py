@@ -18,7 +18,7 @@ from graphwright.errors import ShapeError, UsageError
 
 
 class Dataset:
-    """Items by index; subclasses define `__len__` and `__getitem__`, and may override `batch` with a faster one."""
+    """A dataset of indexed items: subclasses define `__len__` and `__getitem__`, and may override `batch` for speed."""
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -49,7 +49,7 @@ class TensorDataset(Dataset):
 
     def __init__(self, *arrays: Any) -> None:
         if not arrays:
-            raise UsageError("TensorDataset got no arrays")
+            raise UsageError("no arrays were given", where="TensorDataset", expected="at least one array")
         self.arrays = [as_tensor(a).numpy() for a in arrays]
         lengths = {a.shape[:1] for a in self.arrays}
         if len(lengths) > 1 or () in lengths:
@@ -97,7 +97,7 @@ class DataLoader:
         shuffle: whether each epoch has its own random order.
         seed: seed of the orders.
         drop_last: drop an incomplete last batch; all ranks then have the same number of batches.
-        collate: makes a batch of a list of items; stacks them to tensors by default.
+        collate: function from a list of items to a batch; by default it stacks the items to tensors.
         rank, ranks: this loader reads every `ranks`-th item of the order, starting at item `rank`.
 
     Attributes:
@@ -111,7 +111,8 @@ class DataLoader:
     ) -> None:  # fmt: skip
         if batch_size < 1 or not 0 <= rank < ranks:
             expected, got = "batch_size >= 1, 0 <= rank < ranks", f"batch_size {batch_size}, rank {rank} of {ranks}"
-            raise UsageError("batch_size or rank is out of range", where="DataLoader", expected=expected, got=got)
+            what = f"{'batch_size' if batch_size < 1 else 'rank'} is out of range"
+            raise UsageError(what, where="DataLoader", expected=expected, got=got)
         if shuffle and isinstance(dataset, IterableDataset):
             raise UsageError("an iterable dataset cannot be shuffled", fix="pass shuffle=False, or a Dataset")
         self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
@@ -174,7 +175,8 @@ class DataLoader:
         mine = self.state_dict()
         wrong = state.keys() != mine.keys() or any(type(v) is not int for v in state.values())
         if wrong or state["epoch"] < 0 or state["done"] < 0:
-            raise UsageError("invalid state of a DataLoader", expected=", ".join(mine), got=dict(state))
+            expected = f"{', '.join(mine)}: integers, epoch and done >= 0"
+            raise UsageError("the state of the DataLoader is invalid", expected=expected, got=dict(state))
         if any(state[name] != mine[name] for name in ("seed", "batch_size")):
             raise UsageError("the state was saved with a different seed or batch size",
                              where="DataLoader", expected=mine, got=dict(state))  # fmt: skip

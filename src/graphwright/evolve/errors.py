@@ -9,11 +9,11 @@ from graphwright.errors import ComputeError, Facts, UsageError
 
 
 class TaskError(UsageError):
-    """An invalid task: ragged or empty data, an unknown name, a missing column."""
+    """A task is invalid (such as empty data or a missing column), or a program or genome does not fit its task."""
 
 
 def need(holds: object, problem: str, **facts: Unpack[Facts]) -> None:
-    """Raises: TaskError with `problem` unless `holds` is true."""
+    """Raise TaskError with the message `problem` unless `holds` is true."""
     if not holds:
         raise TaskError(problem, **facts)
 
@@ -23,7 +23,7 @@ class EvaluationFailed(ComputeError):
 
 
 class ResumeMismatch(UsageError):
-    """A saved run is damaged, or its task or schema is a different one. Nothing was overwritten."""
+    """A saved run is damaged, or its task or schema does not match. No file was overwritten."""
 
 
 class RegistryConflict(UsageError):
@@ -31,7 +31,7 @@ class RegistryConflict(UsageError):
 
 
 class LimitTooSmall(UsageError):
-    """The initial genome or program exceeds the limits."""
+    """The initial genome or program exceeds the limits in the settings."""
 
 
 class NoisyFitness(UserWarning):

@@ -18,12 +18,12 @@ from graphwright.program import Program, load
 
 
 class scalar(NamedTuple):
-    """A start of evolution: neurons and links, at first only links from inputs and bias to the outputs."""
+    """The start for evolving neurons and links: genomes that only link inputs and bias to the outputs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class blocks:
-    """A start of evolution: the layers of a program with one input [batch, ...] and one output [batch, outputs].
+    """The start for evolving layers: a program with one input [batch, ...] and one output [batch, outputs].
 
     For classification the output must be logits.
     """
@@ -44,7 +44,7 @@ class Evolution:
         start: `evolve.scalar()` (the default) or `evolve.blocks(program)`.
         settings: `NEAT(...)` or `Hybrid(...)` for neurons, `Layers(...)` for layers.
         seed: seed of all random numbers.
-        threads: number of threads of native calls; it changes no result.
+        threads: number of threads of native calls; results do not depend on it.
     Raises: LimitTooSmall if the start exceeds the limits of the settings; TaskError if the task does not fit the start;
         UsageError for wrong settings.
     """
@@ -65,7 +65,7 @@ class Evolution:
         if isinstance(start, blocks):
             return LayerEvolution(task, start.program, settings, seed=seed, threads=threads)
         if start is not None and not isinstance(start, scalar):
-            raise UsageError("invalid start of evolution", got=repr(start)[:80],
+            raise UsageError("the start is neither neurons nor blocks", got=repr(start)[:80],
                              expected="evolve.scalar() or evolve.blocks(program)")  # fmt: skip
         return NeuronEvolution(task, settings, seed=seed, threads=threads)
 
@@ -74,7 +74,7 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
     """Load a saved run so that it can continue.
 
     Args:
-        directory: directory written by `Evolution.save`, or by the command line, which saves the run in `state`.
+        directory: directory written by `Evolution.save`, or by the command line (whose subdirectory `state` is read).
         task: the task of the run; may be omitted for tasks that the command line knows by name.
         threads: number of threads of native calls.
     Raises: ResumeMismatch if the task or schema differs or a file is damaged (the error names an older saved state, if
@@ -99,7 +99,7 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
 def _resumed(folder: Path, content: Mapping[str, Any], task: Any, threads: int) -> NeuronEvolution | LayerEvolution:
     if task is None:
         if content["task"] not in tasks.TASKS:
-            raise ResumeMismatch("the task of the saved run is not built in and was not given", where=folder,
+            raise ResumeMismatch("no task was given, and the task of the saved run is not built in", where=folder,
                                  got=content["task"],
                                  fix="resume(directory, task); on the command line add FILE.csv --target COLUMN, or "
                                      "--task FILE.py, to --resume DIR")  # fmt: skip

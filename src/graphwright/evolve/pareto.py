@@ -30,7 +30,7 @@ def fronts(objectives: np.ndarray) -> np.ndarray:
 
 
 def crowding(objectives: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Compute the crowding distance of each member in its front, float64 [N]; inf if it is the best or worst there."""
+    """Compute crowding distances within fronts, float64 [N]; inf for the best and worst of a front in an objective."""
     room = np.zeros(len(objectives))
     for front in range(int(rank.max(initial=-1)) + 1):
         rows = np.flatnonzero(rank == front)

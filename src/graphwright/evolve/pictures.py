@@ -129,7 +129,7 @@ def _kind(made: Composition, i: int) -> str:
 
 
 def _weights(program: Program) -> dict[str, float]:
-    """Map the path of a product to the weight drawn on its edges: its scalar param, or its `scale` gate."""
+    """Map paths of `mul` nodes and gated nodes to the weights drawn on their edges: scalar params or `scale` gates."""
     found: dict[str, float] = {}
     for node in program.of_kind("mul"):
         scalars = [v.node for v in program.operands(node) if program.op(v.node) == PARAM and program.spec(v).size == 1]
@@ -143,7 +143,7 @@ def _weights(program: Program) -> dict[str, float]:
 
 
 def _closed(program: Program) -> dict[str, str]:
-    """Map source path to target path of closed links: genome links without an edge, and products with a closed gate."""
+    """Map sources to targets (paths) of closed links: genome links without edge, and nodes with a closed gate."""
     found: dict[str, str] = {}
     for node in program.nodes():
         link = _LINK.match(program.path(node))
@@ -246,7 +246,7 @@ def species(log: Sequence[NeuronGeneration]) -> str:
 
 
 def front(result: LayerResult) -> str:
-    """Draw the metric of all candidates over their parameters (log scale) as SVG, with the Pareto front as a line."""
+    """Draw the metric of all candidates over parameter counts (log scale) as SVG, with the Pareto front as a line."""
     scored = [(b, log10(max(b.params, 1)), b.metric) for b in result.births if b.metric is not None]
     sizes, metrics = [size for _, size, _ in scored], [metric for _, _, metric in scored]
     area = draw.PlotArea((min(sizes), max(sizes)), (min(metrics), max(metrics)))

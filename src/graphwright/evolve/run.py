@@ -1,4 +1,4 @@
-"""The base class of runs, which makes generations until a target or a limit is reached, and the report on a run.
+"""The base class of runs, which breed generations until a target or a limit is reached, and the report on a run.
 
 Random numbers depend only on seed, purpose, generation and child, so a run gives the same result for any number of
 threads, and no matter how often it was interrupted and resumed.
@@ -28,9 +28,9 @@ class Counters:
     """The costs of a run.
 
     Attributes:
-        evaluations: number of scored candidates; forward: number of cases run forwards; backward: number of cases in
-            gradient steps.
-        failed: number of candidates without fitness; refused: mutation -> number of times it was impossible.
+        evaluations: number of scored candidates; forward: number of cases in forward passes; backward: number of cases
+            in gradient steps.
+        failed: number of candidates without fitness; refused: dict from mutations to counts of impossible attempts.
         seconds: time for scoring and reproduction; environment: the part of `seconds` that environments took.
     """
 
@@ -91,12 +91,12 @@ class EvolutionRun(ABC):
         limits, aim = (max_generations, max_evaluations, max_seconds), self.task.target if target is None else target
         if all(limit is None for limit in (*limits, aim)):
             raise UsageError("the run has neither a limit nor a target", fix="run(max_generations=...)")
-        for value in (*limits, aim):
+        names = ("max_generations", "max_evaluations", "max_seconds", "target")
+        for name, value in zip(names, (*limits, aim), strict=True):
             if value is not None and (not isinstance(value, Real) or value != value):
-                raise UsageError("a limit or the target is not a number", got=repr(value)[:80])
-        for name, limit in zip(("max_generations", "max_evaluations", "max_seconds"), limits, strict=True):
-            if limit is not None and limit < 0:
-                raise UsageError("a limit is negative", where=name, expected=">= 0", got=limit)
+                raise UsageError("a limit or the target is not a number", where=name, got=repr(value)[:80])
+            if value is not None and value < 0 and name != "target":
+                raise UsageError("a limit is negative", where=name, expected=">= 0", got=value)
         Range(1, whole=True).check("save_every", save_every)
         Range(1, whole=True).check("keep", keep)
         began = perf_counter() - self.counters.seconds
@@ -124,7 +124,7 @@ class EvolutionRun(ABC):
     def save(self, directory: StrPath) -> None:
         """Write the whole run atomically; `evolve.resume` loads it.
 
-        Raises: FileError if it cannot be written; the previous files are then unchanged.
+        Raises: FileError if the run cannot be written; the previous files are then unchanged.
         """
         with atomic_directory(directory, overwrite=True) as folder:
             write_run(folder, self, self._content(folder))
@@ -144,7 +144,7 @@ class EvolutionRun(ABC):
         return self._stuck()
 
     def _check_failures(self, born: int, failures: Sequence[str], missing: str) -> None:
-        """Raises: EvaluationFailed if more than half of a generation failed."""
+        """Raise EvaluationFailed if more than half of a generation failed."""
         if 2 * len(failures) > born:
             raise EvaluationFailed(f"more than half of the generation has no {missing}",
                                    where=f"{self.task.name}, generation {self.generation}",
@@ -192,7 +192,7 @@ class EvolutionResult(ABC):
 
     @abstractmethod
     def _champion_facts(self) -> dict[str, Any]:
-        """Return the entries of the report about the champion."""
+        """Return a dict of facts about the champion for the report."""
 
     @abstractmethod
     def _champion_lines(self, report: dict[str, Any]) -> list[str]:
@@ -203,7 +203,7 @@ class EvolutionResult(ABC):
         return UsageError("the run has no champion yet", where=name, fix="run(max_generations=1) or more")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values; before the first generation it has no champion."""
+        """Return the report as a JSON-serialisable dict; before the first generation it has no champion."""
         run, c, task = self.evolution, self.evolution.counters, self.evolution.task
         facts = {
             "task": task.name, "split": task.split if isinstance(task.split, str) else "train/valid/test",
@@ -234,7 +234,7 @@ def same_cases(report: dict[str, Any]) -> str:
 
 
 def cost(report: dict[str, Any]) -> str:
-    """Summarise the costs in a report: passes, share of time in environments, number of impossible mutations."""
+    """Return a text about the costs in a report: passes, share of time in environments, impossible mutations."""
     share, refused = report["environment_seconds"] / max(report["seconds"], 1e-9), sum(report["refused"].values())
     parts = [f"{report['forward_passes']:,} passes forward, {report['backward_passes']:,} with gradients"]
     parts += [f"{100 * share:.0f} % of the time in environments"] if share else []

@@ -49,7 +49,7 @@ def write_arrays(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> d
 
 
 def read_arrays(folder: Path, stem: str, digests: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Read arrays and verify their checksums. Raises: ResumeMismatch if a checksum is wrong; CheckpointError."""
+    """Return arrays by name after checking their checksums. Raises: ResumeMismatch if one is wrong; CheckpointError."""
     arrays: dict[str, np.ndarray] = {}
     with Checkpoint(folder, stem=stem) as checkpoint:
         for name, digest in digests.items():
@@ -89,7 +89,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def read_run(folder: Path, run: Any, content: Mapping[str, Any]) -> None:
-    """Restore the values that all runs have, except the log."""
+    """Restore the values that runs on neurons and runs on layers share, except the log."""
     run.generation, run.gained, run.failures = content["generation"], content["gained"], content["failures"]
     run.counters = type(run.counters)(**content["counters"])
     run.task.test_reads = max(run.task.test_reads, content.get("test_reads", 0))
@@ -235,7 +235,7 @@ def _without_times(program: Program, start: Program) -> Program:
 
 
 def restore_layers(run: LayerEvolution, folder: Path, content: Mapping[str, Any]) -> None:
-    """Load the saved state of a run on layers into `run`, a new run. Raises: ResumeMismatch, CheckpointError."""
+    """Load the saved state of a run on layers into the new run `run`. Raises: ResumeMismatch, CheckpointError."""
     run.births = [_birth(b) for b in content["births"]]
     found = {
         int(n): _candidate(folder / "candidates" / n, run.births[int(n)], d) for n, d in content["tensors"].items()
@@ -243,7 +243,7 @@ def restore_layers(run: LayerEvolution, folder: Path, content: Mapping[str, Any]
     try:
         run.members, run.archive = ([found[n] for n in content[name]] for name in ("members", "archive"))
     except KeyError as error:
-        raise ResumeMismatch("a candidate of the saved run is missing", where=folder, got=str(error)) from None
+        raise ResumeMismatch("a candidate of the saved run is missing", where=f"{folder}, candidate {error}") from None
     run.numbers = {(kind, site, k): name for kind, site, k, name in content["numbers"]}
     run.steady = content["steady"]
     run.restore_log(content["log"])

@@ -53,7 +53,7 @@ class Seeds:
 
     @property
     def success(self) -> tuple[float, float, float]:
-        """The fraction of runs that reached the target, and the two ends of its Wilson 95 % interval."""
+        """The fraction of runs that reached the target, and the lower and upper end of its Wilson 95 % interval."""
         return len(self.solved) / len(self.reports), *wilson(len(self.solved), len(self.reports))
 
     def quartiles(self, name: str) -> tuple[float, float, float]:
@@ -116,7 +116,7 @@ def over_seeds(
     Args:
         task: the task, or a function that makes the task for a given seed.
         start, settings, threads: arguments of `Evolution`.
-        seeds: the seeds, or their number n for 0 to n - 1.
+        seeds: the seeds, or a number n for the seeds 0 to n - 1.
         test: also compute the metric of each champion on the test cases.
         report: called with the progress after every run.
         max_generations, max_evaluations, max_seconds, target: arguments of `Evolution.run`.

@@ -40,12 +40,12 @@ class SavedSettings(Settings):
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return all settings by name, as JSON values."""
+        """Return a JSON-serialisable dict of all settings by name."""
         return {"kind": type(self).__name__, **asdict(cast(Any, self))}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Any:
-        """Make settings from the result of `to_json`."""
+        """Create settings from the result of `to_json`."""
         values = dict(data)
         if "activation" in values and len(names := tuple(values["activation"])):
             values["activation"] = names[0] if len(names) == 1 else names
@@ -159,11 +159,11 @@ class NEAT(SavedSettings):
 
     @classmethod
     def paper2002(cls) -> NEAT:
-        """Make settings as in the paper of 2002 where the defaults differ: `fine=0`, `stagnation=15`."""
+        """Return the settings of the 2002 paper, which differ from the defaults in `fine=0` and `stagnation=15`."""
         return cls(fine=0.0, stagnation=15)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all settings by name, as JSON values."""
+        """Return a JSON-serialisable dict of all settings by name."""
         return {"kind": type(self).__name__, **asdict(self), "activation": list(self.hidden)}
 
 
@@ -219,7 +219,7 @@ class Layers(SavedSettings):
         lr, optimizer: learning rate and optimizer of the first candidate; mutations change them later.
         pareto: survivors are selected by these objectives; None for the metric, then by fewer parameters.
         crossover: fraction of children with two parents.
-        rates: mutation -> weight with which it is drawn, instead of both weights in `MUTATIONS`; 0 disables it. Each
+        rates: dict from mutations to weights that replace both weights in `MUTATIONS`; 0 disables a mutation. Each
             child gets one possible mutation; `learning_rate`, `optimizer` and `loss` are mutations, too.
         explore: fraction of `max_generations` or `max_evaluations`, whichever is reached first, in which mutations are
             drawn by their weight `explore`; later they are drawn by their weight `refine`.

@@ -358,7 +358,7 @@ def check_free(target: StrPath, overwrite: bool = False) -> None:
 
 
 def _concerns(error: OSError, folder: Path) -> bool:
-    """Return True if an OSError names a path in `folder`, or no path, as errors of open files do."""
+    """Return True if an OSError names a path in `folder`, or names no path, which is so for errors of open files."""
     names = [n for n in (error.filename, error.filename2) if isinstance(n, str | bytes | os.PathLike)]
     return not names or any(os.fsdecode(n).startswith(str(folder)) for n in names)
 
@@ -413,7 +413,7 @@ def _put_in_two_steps(temp: Path, path: Path) -> None:
 
 
 def _recover(path: Path) -> None:
-    """If `path` is missing, rename the old directory that a crash in `_put_in_two_steps` left aside back to it."""
+    """If `path` is missing, rename the old directory, which a crash in `_put_in_two_steps` left aside, to `path`."""
     if not os.path.lexists(path):
         for aside in _staged(path, "old")[:1]:
             os.rename(aside, path)

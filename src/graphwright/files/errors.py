@@ -1,4 +1,4 @@
-"""Errors of files: unreadable, unwritable, already existing, or JSON that breaks a rule."""
+"""Errors of files: unreadable, unwritable or existing files, and JSON that violates a rule."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DestinationExists(FileError, FileExistsError):
 
 
 class RuleError(GraphwrightError, ValueError):
-    """A file breaks `rule`, one of the `RULES` of its `FORMAT`; `key` is the key or tensor concerned, if any."""
+    """A file violates `rule`, one of the `RULES` of its `FORMAT`; `key` is the key or tensor at fault, if any."""
 
     FORMAT: ClassVar[str]
     RULES: ClassVar[dict[str, str]]
@@ -52,7 +52,7 @@ JSON_RULES = {
 
 
 class JsonError(RuleError):
-    """A JSON text breaks one of the `JSON_RULES`."""
+    """A JSON text violates one of the `JSON_RULES`."""
 
     FORMAT, RULES = "JSON", JSON_RULES
 

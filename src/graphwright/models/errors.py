@@ -21,7 +21,7 @@ class UnsupportedArchitecture(CheckpointError):
 
 
 class TensorMismatch(CheckpointError, ValueError):
-    """Tensors are missing, unexpected or not of the shape that the config implies; the error lists all of them."""
+    """Tensors are missing, unexpected, or differ in shape from the config; the error lists all of them."""
 
     def __init__(
         self, what: str, *, missing: list[str], unexpected: list[str], misshapen: list[str], **facts: Unpack[Facts]
@@ -31,7 +31,7 @@ class TensorMismatch(CheckpointError, ValueError):
 
 
 class UnsupportedDType(CheckpointError, TypeError):
-    """A weight has a dtype that is not floating."""
+    """A weight is stored in a dtype that is not a floating-point type."""
 
 
 class TokenizerMismatch(CheckpointError):
@@ -49,13 +49,13 @@ class StaleCache(UsageError):
 
 
 class CacheFull(UsageError):
-    """A cache has no room for the next token; `partial` is the text so far."""
+    """A cache has no room for the next token; `partial` is the text generated so far."""
 
     partial: str = ""
 
 
 class BlockError(UsageError):
-    """A block is free or outside its pool, a position outside its sequence, or a sequence of a different cache."""
+    """A block is free or outside its pool, a position is outside its sequence, or a sequence is in another cache."""
 
 
 class SequenceReleased(UsageError):
@@ -67,8 +67,8 @@ class ExportError(GraphwrightError):
 
 
 class ExportLevelImpossible(ExportError):
-    """The requested export level cannot carry the program's structure."""
+    """The files of the requested export level cannot represent the program."""
 
 
 class VerificationFailed(ExportError):
-    """The exported files cannot be run, or do not compute the program's function; the target is unchanged."""
+    """The exported files cannot be run, or do not compute the program's function; the target directory is unchanged."""

@@ -37,12 +37,12 @@ class Inspection(ReportBase):
 
     Attributes:
         family, model: architecture and directory name.
-        parameters, nbytes: of all weights; tied weights count once.
-        dtypes: dtype -> bytes.
+        parameters, nbytes: numbers of entries and of bytes of all weights; tied weights count once.
+        dtypes: dict from dtype to bytes of weights.
         flops_per_token: multiplications and additions for the first token; attention over a context adds to them.
         kv_bytes_per_token: cache bytes per token and sequence.
         tied: whether head and embedding are one weight.
-        nodes, edges, layers: of the program, and layers of the config.
+        nodes, edges, layers: number of nodes and edges of the program, and of layers in the config.
     """
 
     family: str
@@ -89,7 +89,7 @@ class Inspection(ReportBase):
 
 
 def inspect_program(p: Program, family: str, config: Config, dims: Any) -> Inspection:
-    """Inspect a program in its current state, with its edits."""
+    """Report size and cost of a program in its current state, i.e. with its edits."""
     rows = (TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).sizes, p.spec(n).nbytes) for n in p.params())
     facts = {"tied": bool(getattr(dims, "tied", False)), "layers": getattr(dims, "layers", 0)}
     facts |= {"flops_per_token": flops(p, {"B": 1, "T": 1}), "kv_bytes_per_token": kv_bytes_per_token(p)}
@@ -97,7 +97,7 @@ def inspect_program(p: Program, family: str, config: Config, dims: Any) -> Inspe
 
 
 def inspect_files(checkpoint: Checkpoint, config: Config, family: str) -> Inspection:
-    """Inspect headers alone, without an architecture: layers and costs are unknown, and reported as 0."""
+    """Report what the headers tell, without an architecture: layers and costs are unknown and reported as 0."""
     names = {tag: dtype.name for tag, dtype in BY_TAG.items()}
     rows = (TensorRow(i.key, i.key, names.get(i.tag, i.tag), tuple(i.shape), i.nbytes) for i in checkpoint.infos())
     return _inspection(family, config, tuple(rows))

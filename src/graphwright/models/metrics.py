@@ -91,7 +91,7 @@ def _nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 def drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, Any]:
     """Compare logits [T, V] of each prompt: largest difference, mean KL in nats, share of equal top tokens.
 
-    Returns an empty dict if the shapes differ.
+    Returns a dict of these figures, which is empty if the shapes differ.
     """
     a, b = np.concatenate(source).astype(np.float64), np.concatenate(now).astype(np.float64)
     if a.shape != b.shape:
@@ -106,8 +106,8 @@ def drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, 
 def check_finite(p: Program, result: np.ndarray, ids: np.ndarray | None = None) -> None:
     """Raise NonFinite if a result has NaN or infinity.
 
-    The error names the first weight that has one, with count and index; if all weights are finite and the `ids` [B, T]
-    of the run are given, the first node whose value is not finite.
+    The error names the first weight with such a value, with count and index. If all weights are finite and `ids` [B, T]
+    are given, the error names the first node whose value is not finite.
     """
     if np.isfinite(result.max(initial=0)) and np.isfinite(result.min(initial=0)):
         return
@@ -118,7 +118,7 @@ def check_finite(p: Program, result: np.ndarray, ids: np.ndarray | None = None) 
     where = None if ids is None else first_bad_node(p, ids)
     raise NonFinite("the logits are not finite, but all weights are", where=where,
                     got=f"max {result.max()}, min {result.min()}",
-                    fix="an edit or an activation overflows: program.run(...).value(path) shows it")  # fmt: skip
+                    fix="find the overflow with program.run(...).value(path), and undo its edit")  # fmt: skip
 
 
 def non_finite(p: Program) -> list[tuple[str, int, tuple[int, ...]]]:
@@ -132,7 +132,7 @@ def non_finite(p: Program) -> list[tuple[str, int, tuple[int, ...]]]:
 
 
 def first_bad_node(p: Program, ids: np.ndarray) -> str | None:
-    """Run ids, and return the path of the first node whose value is not finite."""
+    """Run the program on ids, and return the path of the first node whose value is not finite."""
     feeds = {"ids": ids, "positions": np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()}
     run = p.run({p.path(n): feeds[p.path(n)] for n in p.inputs() if p.path(n) in feeds})
     bad = {value.node for value, array in run.values.items() if array.dtype.is_float and _bad(array).any()}
@@ -152,10 +152,10 @@ def validate(model: Model) -> AssemblyReport:
 
 
 def _tied_mismatch(model: Model) -> list[Mismatch]:
-    """Return a report if the file has a head that differs from the embedding, although the config ties them.
+    """Return a mismatch if the file has a head that differs from the embedding, although the config ties them.
 
-    Graphwright uses the embedding. transformers 5 does not tie them then (`PreTrainedModel.tie_weights`), so that its
-    logits differ.
+    Graphwright then uses the embedding, but transformers 5 leaves the two untied (`PreTrainedModel.tie_weights`), so
+    its logits differ.
     """
     source, embedding = model.checkpoint, model.keys.get(EMBEDDING)
     if source is None or embedding is None or not getattr(model.dims, "tied", False):

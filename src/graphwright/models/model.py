@@ -77,13 +77,13 @@ class PagedOptions(TypedDict, total=False):
 
 @dataclass(eq=False, repr=False)
 class Model:
-    """An opened model.
+    """A model: its program, config, tokenizer and files.
 
     Attributes:
         program: the graph; the model runs as edited by `program.edit(...)`.
         arch, dims, config: family, dimensions read from the config, and its fields.
         checkpoint, directory: the files that weights are mapped from; never written.
-        keys: param path -> checkpoint key.
+        keys: dict from param path to checkpoint key.
         eos_ids: tokens that end a text, from generation_config.json or the config.
         compute: dtype of activations.
         stored: dtype to which weights were converted when opened; `keep` if they were not.
@@ -110,7 +110,7 @@ class Model:
 
     @property
     def original(self) -> Program:
-        """The program as opened, over the bytes of the file; rebuilt from the headers at the first call."""
+        """The program as it was opened, over the bytes of the file; rebuilt from the headers at the first access."""
         if self._original is None:
             if self.checkpoint is None:
                 raise UsageError("the model was not opened from a checkpoint", where=self.directory.name,
@@ -197,7 +197,7 @@ class Model:
         Args:
             prompt: text, or ids.
             max_new_tokens: limit; 0 generates none.
-            cache: a cache to continue: the prompt's tokens that it holds do not run again, the others are appended.
+            cache: a cache to continue; tokens of the prompt that it holds are not run again, the others are appended.
             stream: called with each piece of text once it is complete UTF-8 and cannot start a stop string.
             cancel: called before each token, e.g. `threading.Event().is_set`; true ends with the reason `cancelled`.
             options: fields of `GenerationOptions`: temperature, top_k, top_p, min_p, seed, stop, logprobs, ...
@@ -213,7 +213,7 @@ class Model:
     ) -> list[GenerationResult]:  # fmt: skip
         """Sample `n` continuations of one prompt, which is prefilled once; a sample does not depend on the others.
 
-        Args and errors: as `generate`.
+        Arguments and errors are those of `generate`.
         """
         given = GenerationOptions(**options)
         return generate(self, prompt, max_new_tokens, n, given, cache=cache, stream=stream, cancel=cancel)
@@ -235,11 +235,11 @@ class Model:
 
         Args:
             tokens: capacity; a paged cache accepts `blocks` or `nbytes` instead.
-            batch: number of sequences; for a paged cache the expected number: it gets one more block for each.
+            batch: number of sequences; a paged cache only uses it to add one block per sequence.
             kind: `paged` for sequences of any lengths, which can be forked: `cache.sequence()` makes one; `static` for
                 `batch` sequences of equal length in contiguous memory.
-            device: of the entries and of the steps.
-            options: of a paged cache: `blocks`, `nbytes`, `block`, `prefix_bytes`, `poison`, and `dtype` of the
+            device: the device that holds the entries and runs the steps.
+            options: options of a paged cache: `blocks`, `nbytes`, `block`, `prefix_bytes`, `poison`, and `dtype` of the
                 entries, "float32", "bfloat16" or "float16", by default that of activations; see `PagedCache`.
         Raises: UsageError for an unknown kind, options with kind `static`, or a size below 1.
         """
@@ -254,7 +254,7 @@ class Model:
         return StaticCache(self.program, batch, 0 if tokens is None else tokens, place)
 
     def prefill(self, cache: KVCache, ids: Any, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """Append ids [B, T] (or [T]); return the logits after the last, float32 [B, V]. See `KVCache.prefill`."""
+        """Append ids [B, T] (or [T]); return the logits after the last id, float32 [B, V]. See `KVCache.prefill`."""
         check_cache_of(self.program, cache)
         return cache.prefill(self.check_ids(ids), chunk=chunk, allow_stale=allow_stale)
 
@@ -302,11 +302,11 @@ class Model:
         return iter(self.program.parameters())
 
     def variables(self) -> dict[str, Variable]:
-        """Return params and states by key."""
+        """Return the params and states as a dict from key to variable."""
         return self.program.variables()
 
     def structure_hash(self) -> str:
-        """Return the structure hash of the program."""
+        """Return the sha256 of the program's structure, without the values of weights."""
         return self.program.structure_hash()
 
     # -- editing -----------------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ class Model:
         limits: Limits | Mapping[str, Any] | None = None, *, report: Report | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> Findings:  # fmt: skip
-        """Find defects of the program and its weights, and contradictions to the config.
+        """Find defects of the program and its weights, and contradictions with the config.
 
         Args:
             text: input on which the program is run; the loss is the cross-entropy of the next token.

@@ -70,13 +70,13 @@ def save_onnx(p: Program, path: StrPath, *, overwrite: bool = False, opset: int 
 
 
 def run_onnx(path: StrPath, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    """Run a file with onnxruntime on the CPU; return the outputs by name for each feed. Raises: MissingExtra."""
+    """Run a file with onnxruntime on the CPU; return for each feed a dict of outputs by name. Raises: MissingExtra."""
     session = _session(path)
     return [_run(session, feed) for feed in feeds]
 
 
 def run_cached(path: StrPath, ids: np.ndarray, cuts: Sequence[int]) -> np.ndarray:
-    """Run a file with cache on ids [B, T], in chunks that end at `cuts`; return the logits [B, T, V]."""
+    """Run a file with a KV cache on ids [B, T], in chunks that end at `cuts`; return the logits [B, T, V]."""
     session = _session(path)
     held = [i for i in session.get_inputs() if i.name.startswith("past_key_values.")]
     kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
@@ -116,8 +116,8 @@ def compare_onnx(
 ) -> dict[str, Any]:
     """Compare logits [T, V] of a file with those of the program, for prompts of ids [T].
 
-    For a file with cache, give also the program's `greedy` tokens after each prompt: the file's logit of each must be
-    within 2 · TOLERANCE, relative to the largest logit, of the file's best. Raises: VerificationFailed if a difference
+    For a file with a KV cache, pass also the program's `greedy` tokens after each prompt: in the file's logits, each
+    must be within 2 · TOLERANCE of the best, relative to the largest logit. Raises: VerificationFailed if a difference
     exceeds the tolerance.
     """
     if greedy is None:
@@ -156,7 +156,7 @@ def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: 
 
     Args:
         p: the program.
-        name: of the graph; the program's by default.
+        name: name of the graph, by default that of the program.
         opset: 20, or 23, which has one node for each norm, RoPE and attention.
         cache: add inputs `past_key_values.<n>.key` and `.value` [B, G, past, D] of the n-th attention, and outputs
             `present.<n>` [B, G, past + T, D].
@@ -186,13 +186,13 @@ def _needed(p: Program) -> list[NodeId]:
 
 
 def _appends(p: Program, caches: Mapping[str, str]) -> dict[NodeId, str]:
-    """Map each node that appends to a KV cache, whose state is assigned its result, to the key of that state."""
+    """Map each node that appends to a KV cache to the key of the cache state to which its result is assigned."""
     following = (p.operands(assign) for assign in p.assigns())
     return {new.node: p.key(state.node) for state, new in following if p.key(state.node) in caches}
 
 
 def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
-    """Return a copy with ops that ONNX lacks expanded. Raises: ExportError for state, and if that is impossible."""
+    """Return a copy with the ops that ONNX lacks expanded. Raises: ExportError for states and for unsupported ops."""
     if (p.states() or p.assigns()) and not caches:
         held = ", ".join(p.path(n) for n in (*p.states(), *p.assigns())[:3])
         raise ExportError("the program has state, which an ONNX graph cannot carry from run to run", where=held)
@@ -208,7 +208,7 @@ def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
 
 
 def _refuse(p: Program, nodes: Mapping[NodeId, str]) -> None:
-    """Raises: ExportError if there are nodes, naming each with the reason."""
+    """Raise ExportError if `nodes` is not empty; the error names each node with the reason."""
     if nodes:
         lines = [f"{p.path(n)} ({p.op(n)}){why}" for n, why in nodes.items()]
         raise ExportError(f"ONNX cannot express {len(nodes)} nodes:\n  " + "\n  ".join(lines),
@@ -253,7 +253,7 @@ class _OnnxGraph:
         return self._constants[key]
 
     def size(self, dim: str) -> str:
-        """Return the name of a dynamic size, read from the shape of a value that has it."""
+        """Return the name of a tensor with a dynamic size, read from the shape of a value that has this size."""
         if dim not in self._sizes:
             name, axis = self._where[dim]
             self._sizes[dim] = self.node("Shape", [name], 1, {"start": axis, "end": axis + 1})[0]
@@ -280,7 +280,7 @@ class _OnnxGraph:
             self.outputs.append(_info(name, p.spec(value)))
 
     def _take_caches(self) -> None:
-        """Add an input for each cache; the number of cached entries is read from the shape of the first."""
+        """Add an input for each cache state; the number of cached entries is read from the shape of the first."""
         p, self._at = self.p, LENGTH
         nodes = {p.key(n): n for n in p.states()}
         for key, what in self.caches.items():
@@ -294,7 +294,7 @@ class _OnnxGraph:
             self.names[Value(nodes[LENGTH])] = self.node("Squeeze", [size, zero], 1, {})[0]
 
     def _write(self, node: NodeId) -> bool:
-        """Write one node; return False if ONNX lacks the op with these attributes, or lacks an output that is read."""
+        """Write a node; return False if ONNX cannot express the op with these attributes or an output that is read."""
         p, op, self._at = self.p, self.p.op(node), self.p.path(node)
         if op == STATE:
             return True  # a cache
@@ -328,7 +328,7 @@ class _OnnxGraph:
         return True
 
     def _widened(self, node: NodeId) -> bool:
-        """True for a cast of a 16-bit weight to float32 or wider; the file stores the wide weight, without a cast."""
+        """Return True for a cast of a 16-bit weight to float32 or wider, for which the file stores the wide weight."""
         p = self.p
         if not traits(p.op(node)).casts or not p.spec(node).dtype.is_float or p.spec(node).dtype.is_low:
             return False
@@ -336,7 +336,7 @@ class _OnnxGraph:
         return p.op(source) in STORED and p.spec(source).dtype.is_low
 
     def _weight(self, key: str, wide: str | None = None) -> str:
-        """Return the name of a weight's tensor, in its own dtype or in `wide`; add the tensor if it is new."""
+        """Return the name of a weight's tensor in its stored dtype or in `wide`; add the tensor if it is new."""
         array = self.p.weights.array(key)
         name = key if wide is None or self._only_widened(key) else f"{key}.{wide}"
         if name not in self._weights:

@@ -73,12 +73,12 @@ FACTS = "model.json"
 
 
 def is_saved(directory: Path) -> bool:
-    """True for a directory that `Model.save` wrote."""
+    """Return True for a directory that `Model.save` wrote."""
     return (directory / "program.json").is_file()
 
 
 def _open_saved(directory: Path, tokenizer: bool, check: bool) -> Model:
-    """Open what `Model.save` wrote. Raises: ProgramFileError, ConfigError, InvalidProgram if `check`."""
+    """Open a directory that `Model.save` wrote. Raises: ProgramFileError, ConfigError, InvalidProgram if `check`."""
     config = Config.read(directory)
     facts, path = read_object(directory / FACTS, 64 << 20, nesting=8), str(directory / FACTS)
     keys, compute, known = facts.get("keys"), facts.get("compute"), ("float32", "float64", "bfloat16", "float16")
@@ -96,12 +96,12 @@ def _open_saved(directory: Path, tokenizer: bool, check: bool) -> Model:
 
 
 def resolve(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a model; `bundled` is inside the package.
+    """Return the path of a model; the name `bundled` stands for the model inside the package.
 
-    Raises: ModelNotFound if it does not exist or is a .json file; UsageError if the argument is not a path.
+    Raises: ModelNotFound if the path does not exist or is a .json file; UsageError if the argument is not a path.
     """
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
-        raise UsageError("this is not a path to a model", expected="a directory, or 'bundled'", got=path)
+        raise UsageError("the argument is not a path to a model", expected="a directory, or 'bundled'", got=path)
     if os.fspath(path) == "bundled":
         from graphwright.models.bundled import bundled
 
@@ -118,7 +118,7 @@ def create(config: Config, *, seed: int = 0, compute: str = "float32") -> Model:
     """Create a model of a config's family with random float32 weights.
 
     Matrices are N(0, `initializer_range`²), norms 1 and biases 0. Each weight draws from the Philox stream of its name.
-    A vocabulary of 256 gets the byte tokenizer. Raises: ConfigError, UnsupportedArchitecture.
+    A model of 256 tokens gets the byte tokenizer. Raises: ConfigError, UnsupportedArchitecture.
     """
     family = find(config)
     dims = family.read(config)
@@ -143,7 +143,7 @@ def _initial(path: str, shape: tuple[int, ...], std: float, seed: int) -> NDArra
 
 
 def config_from(fields: dict, path: str | Path = "config.json") -> Config:
-    """Make a config from fields instead of a file."""
+    """Return a config with the given fields instead of those of a file."""
     return Config(fields, (json.dumps(fields, indent=2) + "\n").encode(), Path(path))
 
 
@@ -175,7 +175,7 @@ class ModelDiff:
         return not self.config and self.program.identical
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return a JSON-serialisable dict."""
         facts = {"config": self.config, "program": self.program.to_json(), "logits": self.logits}
         return {"identical": self.identical, **facts}
 

@@ -29,8 +29,8 @@ KINDS = ("int8",)
 def quantize(model: Model, kind: str = "int8", where: str = "**") -> Entry:
     """Store the matrices of linear ops as int8, with a float32 scale per 64 entries of a row.
 
-    This is one edit, which `program.undo()` reverts; the original weights stay in the journal, mapped and unread. An
-    embedding table is not quantised, even if a head is tied to it.
+    This is one edit, which `program.undo()` reverts; the journal retains the original weights. An embedding table is
+    not quantised, even if a head is tied to it.
 
     Args:
         kind: `int8`, symmetric: w = q · scale, scale = max |w| / 127 of the group.
@@ -68,7 +68,7 @@ def _stored(p: Program, node: NodeId) -> NodeId | None:
 
 
 def quantised(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quantise w, float32 [out, in]: return int8 [out, in] and float32 scales [out, groups]."""
+    """Quantise a matrix w, float32 [out, in]; return int8 [out, in] and float32 scales [out, groups]."""
     rows, columns = w.shape
     groups = -(-columns // GROUP)
     padded = np.zeros((rows, groups * GROUP), np.float32)

@@ -44,7 +44,7 @@ class ByteTokenizer:
 
 
 class _LazyTokenizer:
-    """Base of tokenizers that a library reads; it is imported at first use. Code of a checkpoint is never run."""
+    """Base of tokenizers that a library reads; the library is imported at first use. Checkpoint code is never run."""
 
     LIBRARY: ClassVar[tuple[str, str]]
 
@@ -208,7 +208,7 @@ def _token_ids(name: str, value: Any, where: Path) -> tuple[int, ...]:
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:
-    """Return the fields of generation_config.json, an empty dict if it is missing. Raises: ConfigError."""
+    """Return the fields of generation_config.json, or an empty dict without this file. Raises: ConfigError."""
     path = directory / "generation_config.json"
     return read_object(path, 8 << 20, nesting=16) if path.is_file() else {}
 

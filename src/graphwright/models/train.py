@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """Options of a training.
+    """Options of a training run.
 
     Attributes:
         steps: optimizer steps in all.
-        batch, window: windows per step, and tokens that each predicts.
+        batch, window: windows per step, and predicted tokens per window.
         lr: peak learning rate; linear warm-up over `warmup` steps, then cosine decay to `floor` · lr.
-        betas, eps, weight_decay: of AdamW; only matrices decay.
-        clip: largest gradient norm; 0 does not clip.
-        autocast: `bfloat16` to run matrix products in 16 bits, or "".
-        seed: of the random choice of windows.
+        betas, eps, weight_decay: options of AdamW; weight decay applies only to matrices.
+        clip: limit on the gradient norm; 0 sets no limit.
+        autocast: `bfloat16` to run matrix products in 16 bits, or "" to keep their dtype.
+        seed: seed of the random choice of windows.
     """
 
     steps: int = 100
@@ -71,7 +71,7 @@ class Training:
 
     @property
     def tokens_per_s(self) -> float:
-        """Mean speed of the run, including the first step."""
+        """Tokens per second over the whole run, including the first step."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
@@ -82,7 +82,7 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 class Trainer:
     """Trains a model on a text: holds the model, the optimizer and the number of steps done.
 
-    Inside `with model.program.edit("train"):` a run is one journal entry, which undo reverts. `step` is forward,
+    Inside `with model.program.edit("train"):` a run is one journal entry, which undo reverts. `step` runs forward,
     backward, clipping and AdamW as one plan, which is recompiled after edits of the model. Raises: UsageError if the
     text is shorter than a window.
     """
@@ -134,7 +134,7 @@ class Trainer:
 
     # -- resuming ------------------------------------------------------------------------------------------------------
     def _identity(self) -> dict[str, Any]:
-        """Return the facts that a saved state must match so that it can be resumed: options and hash of the text."""
+        """Return the properties that a saved state must share to be resumed: the options and a hash of the text."""
         options = json.loads(json.dumps(asdict(self.options)))
         return {"options": options, "text": sha256(self.ids.tobytes()).hexdigest()}
 
@@ -143,7 +143,7 @@ class Trainer:
         save_state(directory, self.model, self.optimizer, step=self.done, compiled=self.step, facts=self._identity())
 
     def load(self, directory: str | Path) -> None:
-        """Continue from a saved state; everything is checked before anything changes.
+        """Restore a saved state and continue from it; everything is checked before anything changes.
 
         Raises: UsageError if options or text differ; CheckpointError for damaged files or a different structure.
         """

@@ -36,17 +36,17 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
         target.name_children()
         variables, names = dict(target.named_parameters()), ()
     else:
-        raise UsageError("as_module can wrap only a module or a program", got=type(target).__name__)
+        raise UsageError("cannot wrap this object", expected="a module or a program", got=type(target).__name__)
     return _TorchAdapter(target, variables, names, share).torch()
 
 
 def _only(outputs: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    """Return a program's output, or a dict by name if there are several."""
+    """Return the only output of a program, or else the dict from names to outputs."""
     return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 
 class _TorchAdapter:
-    """Runs a target for torch; `arrays` are the memory of torch's parameters."""
+    """Adapter that runs a module or program for torch; `arrays` maps names to the arrays of torch's parameters."""
 
     def __init__(
         self, target: Module | Program, variables: Mapping[str, Variable], names: tuple[str, ...], share: bool
@@ -61,7 +61,7 @@ class _TorchAdapter:
         self.keys: list[Any] | None = None
 
     def torch(self) -> Any:
-        """Build the torch module."""
+        """Build the torch module that calls this adapter."""
         before, trained = self.relink if self.share else None, {n: v.requires_grad for n, v in self.variables.items()}
         make = import_module("graphwright.array.torch_module").TorchModule
         return make(self.run, self.arrays, self.shaped, self.names, before=before, trained=trained)
@@ -91,7 +91,7 @@ class _TorchAdapter:
 
     @contextmanager
     def _torch_values(self, parameters: Mapping[str, NDArray], needs: Sequence[bool]) -> Iterator[None]:
-        """Context manager: set `requires_grad` of the variables as torch needs it, and torch's values if not shared."""
+        """Context manager: set `requires_grad` of the variables from `needs`, and torch's values unless shared."""
         before = [(v, v.data, v.requires_grad) for v in self.variables.values()]
         try:
             for (name, v), need in zip(self.variables.items(), needs, strict=False):
@@ -103,7 +103,7 @@ class _TorchAdapter:
                 v.data, v.requires_grad = data, wants
 
     def relink(self, written: Sequence[str]) -> dict[str, NDArray]:
-        """Record torch's writes to parameters; return name -> array of variables with a replaced or shared array."""
+        """Record torch's writes to parameters; return a dict from names to arrays, for parameters with a new array."""
         for name in written:
             self.arrays[name].storage.version += 1
         moved = {n: v.own() for n, v in self.variables.items() if v.shared or v.data is not self.arrays[n]}

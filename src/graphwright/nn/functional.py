@@ -101,11 +101,9 @@ def batch_norm(
 ) -> Tensor | Moments:  # fmt: skip
     """Normalise x [N, C, ...] per channel (Ioffe and Szegedy 2015).
 
-    In training, by the statistics of the batch, and the result is (y, new running mean, new running variance), for the
-    caller to store: the old ones moved by `momentum` towards those of the batch (its variance divides by n - 1). In
-    evaluation, by the running statistics, and the result is y.
-
-    Raises: ShapeError when training on one value per channel.
+    Training uses the statistics of the batch and returns (y, new running mean, new running variance), for the caller to
+    store: the old statistics, moved by the fraction `momentum` to those of the batch (its variance divides by n - 1).
+    Evaluation uses the running statistics and returns y. Raises: ShapeError when training on one value per channel.
     """
     operands = (x, running_mean, running_var, *_scale(weight, bias))
     if not training:
@@ -126,7 +124,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Look up rows of a table [num, dim]: [...] to [..., dim]; row `padding_idx` gets no gradient.
+    """Look up rows of a table [num, dim]: ids [...] to rows [..., dim]; row `padding_idx` gets no gradient.
 
     Raises: IndexOutOfRange.
     """
@@ -138,7 +136,7 @@ def embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None) -> Te
 
 
 def dropout(x: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
-    """In training x / (1 - p) with probability 1 - p, else 0; in evaluation x. `gw.mode` overrides `train`."""
+    """If `train`, x / (1 - p) with probability 1 - p, else 0; if not, x. `gw.mode` overrides `train`."""
     return drop(x, p) if p and training(train) else x
 
 
@@ -205,14 +203,13 @@ def _scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return q kᵀ [B, H, Tq, Tk]; each key head serves a group of query heads."""
     if any(t.ndim != 4 for t in (q, k, v)):
         got = f"{q.spec}, {k.spec}, {v.spec}"
-        raise ShapeError("q, k and v need four axes", expected="[B, H, Tq, D], [B, G, Tk, D], [B, G, Tk, Dv]", got=got)
+        raise ShapeError("q, k or v is not 4-d", expected="[B, H, Tq, D], [B, G, Tk, D], [B, G, Tk, Dv]", got=got)
     for at, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
         equal_dim(k.shape[at], v.shape[at], f"{name} of v")
     groups = k.shape[1]
     if not groups or q.shape[1] % groups:
-        raise ShapeError(
-            "query heads must be a multiple of key heads", expected=f"a multiple of {groups}", got=q.shape[1]
-        )
+        expected = f"a multiple of {groups} heads"
+        raise ShapeError("cannot divide the query heads evenly among the key heads", expected=expected, got=q.shape[1])
     split = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
     scores = call("flatten", split @ k.unsqueeze(2).transpose(3, 4), start=1, end=2)
     return scores.to(float32) if scores.dtype.is_low else scores
@@ -252,7 +249,7 @@ class _Spatial:
         rank = self.rank + 2
         if weight.ndim != rank:
             where = f"{op}{self.rank}d"
-            raise ShapeError("wrong number of weight axes", where=where, expected=rank, got=weight.spec)
+            raise ShapeError("the weight has a wrong number of axes", where=where, expected=rank, got=weight.spec)
         sizes = {k: v if isinstance(v, int) else tuple(v) for k, v in slide.items()}
         return call(op, x, weight, *(() if bias is None else (bias,)), groups=groups, **sizes)
 
@@ -381,7 +378,7 @@ def huber_loss(x: Tensor, target: Any, *, delta: float = 1.0, reduction: str = "
 
 
 def smooth_l1_loss(x: Tensor, target: Any, *, beta: float = 1.0, reduction: str = "mean") -> Tensor:
-    """Huber's loss with delta = beta, divided by beta; the absolute difference for beta 0."""
+    """Huber's loss with delta = beta, divided by beta; at beta 0 it is the absolute difference."""
     if beta == 0:
         return l1_loss(x, target, reduction=reduction)
     return huber_loss(x, target, delta=beta, reduction=reduction) * (1.0 / beta)
@@ -395,7 +392,7 @@ def binary_cross_entropy(p: Tensor, target: Any, *, reduction: str = "mean") -> 
 def binary_cross_entropy_with_logits(
     x: Tensor, target: Any, *, pos_weight: Any = None, reduction: str = "mean"
 ) -> Tensor:
-    """`binary_cross_entropy` of p = σ(x), stable for large |x|.
+    """`binary_cross_entropy` of p = σ(x) for logits x, stable for large |x|.
 
     Args:
         pos_weight: factor of the terms with y = 1; broadcasts to x.
@@ -427,8 +424,8 @@ def _wide(x: Any) -> Tensor:
 def _difference(x: Any, target: Any) -> Tensor:
     x, target = _wide(x), _wide(target)
     if x.shape != target.shape:
-        what = "target and input have different shapes"
-        raise ShapeError(what, expected=x.spec, got=target.spec, fix="reshape or expand one")
+        what = "the target and the input have different shapes"
+        raise ShapeError(what, expected=x.spec, got=target.spec, fix="reshape or expand the target")
     return x - target
 
 

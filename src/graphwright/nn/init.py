@@ -15,7 +15,7 @@ from graphwright.errors import ShapeError, UsageError
 
 
 def source(name: str = "", seed: int | None = None) -> dict[str, int]:
-    """Return seed and stream of a named parameter, else seed, step and next stream of the default generator."""
+    """Return a dict: seed and stream of a named parameter, else seed, step and next stream of the default generator."""
     if name:
         return {"seed": 0 if seed is None else seed, "stream": random.stream_of(name)}
     state = rng.state_dict()
@@ -59,7 +59,7 @@ def orthogonal(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, see
     Raises: ShapeError for fewer than two axes.
     """
     if len(shape) < 2:
-        raise ShapeError("orthogonal initialisation needs two axes or more", got=shape)
+        raise ShapeError("cannot make this shape orthogonal", expected="two axes or more", got=shape)
     rows, columns = shape[0], prod(shape[1:])
     flat = random.normal(rows * columns, **source(name, seed)).astype(np.float64)
     q, r = np.linalg.qr(flat.reshape(max(rows, columns), min(rows, columns)))

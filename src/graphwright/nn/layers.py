@@ -54,7 +54,7 @@ class Dropout(Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [...] to the same shape."""
+        """Apply dropout; the shape of x is kept."""
         return dropout(x, self.p) if self.trains and self.p else x
 
 
@@ -71,7 +71,7 @@ class Linear(Module):
         self.bias = Parameter(drawn((out_features,), key and f"{key}bias")) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [..., in_features] to [..., out_features]."""
+        """Return x · weightᵀ + bias, [..., out_features], for x [..., in_features]."""
         return functional.linear(x, self.weight, self.bias)
 
 
@@ -92,7 +92,7 @@ class Embedding(Module):
         self.weight = Parameter(table)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Map [...] to [..., dim]."""
+        """Look up the rows of ids [...]; return [..., dim]."""
         return functional.embedding(ids, self.weight, self.padding_idx)
 
 
@@ -105,7 +105,7 @@ class RMSNorm(Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [..., dim] to the same shape."""
+        """Normalise x [..., dim] over its last axis; the shape is kept."""
         return call("rms_norm", x, self.weight, eps=self.eps)
 
 
@@ -128,10 +128,11 @@ class _Scaled(Module):
 
     def _check_rank(self, x: Tensor) -> None:
         if self.ranks and x.ndim not in self.ranks:
-            raise ShapeError("wrong rank for this norm", expected=" or ".join(map(str, self.ranks)), got=x.spec)
+            expected, where = f"rank {' or '.join(map(str, self.ranks))}", type(self).__name__
+            raise ShapeError("the operand has a wrong number of axes", where=where, expected=expected, got=x.spec)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [...] to the same shape. Raises: ShapeError for a wrong number of axes."""
+        """Normalise x; the shape is kept. Raises: ShapeError for a wrong number of axes."""
         self._check_rank(x)
         return call(self.op, x, *self._scale(), **self.attrs)
 
@@ -183,7 +184,7 @@ class _BatchNorm(_Scaled):
         self.num_batches_tracked = Buffer(from_numpy(np.zeros((), np.int64)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [N, C, ...] to the same shape.
+        """Normalise x [N, C, ...]; the shape is kept.
 
         Raises: ShapeError for a wrong number of axes, or when training on one value per channel.
         """
@@ -209,7 +210,7 @@ class BatchNorm2d(_BatchNorm, ranks=(4,)):
 
 # -- convolutions and pools --------------------------------------------------------------------------------------------
 class _SpatialOp(Module):
-    """Base of modules that are one op over `rank` spatial axes with fixed attributes."""
+    """Base of modules that apply one op with fixed attributes to `rank` spatial axes."""
 
     op = ""
     rank: ClassVar[int] = 0
@@ -221,7 +222,7 @@ class _SpatialOp(Module):
         self.attrs = attrs
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [..., spatial...] to [..., spatial...]."""
+        """Apply the op to x [..., spatial...]; only the spatial axes change."""
         found = call(self.op, x, **self.attrs)
         return found[0] if isinstance(found, tuple) else found
 
@@ -249,7 +250,7 @@ class _Conv(_SpatialOp):
         return (outer, inner // groups, *kernel)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [N, in_channels, spatial...] to [N, out_channels, spatial...]."""
+        """Apply the convolution to x [N, in_channels, spatial...]; return [N, out_channels, spatial...]."""
         operands = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
         return call(self.op, *operands, **self.attrs)
 
@@ -340,7 +341,7 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool, rank=2):
 
 # -- containers --------------------------------------------------------------------------------------------------------
 class ModuleList(Module):
-    """A list of modules; a plain list as an attribute works as well."""
+    """A list of modules; an ordinary list as an attribute works as well."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         self.items = list(modules)
@@ -363,7 +364,7 @@ class ModuleList(Module):
 
 
 class ModuleDict(Module):
-    """A dict of modules; a plain dict as an attribute works as well."""
+    """A dict of modules; an ordinary dict as an attribute works as well."""
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
         self.items = dict(modules or {})
@@ -404,7 +405,7 @@ class Residual(Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [...] to the same shape."""
+        """Return x + inner(x)."""
         return call("junction", x, self.inner(x))
 
 
@@ -415,5 +416,5 @@ class Flatten(Module):
         self.start, self.end = start, end
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, ...] to [B, product]."""
+        """Return x with axes `start` to `end` merged into one."""
         return call("flatten", x, start=self.start % x.ndim, end=self.end % x.ndim)

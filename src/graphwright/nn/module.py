@@ -41,7 +41,7 @@ class Module:
 
     @property
     def training(self) -> bool:
-        """Flag of this module; see the class."""
+        """Whether layers in this module train; see the class."""
         return self.__dict__.get("_training", True)
 
     @training.setter
@@ -60,7 +60,7 @@ class Module:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the result; defined by subclasses."""
-        raise NotImplementedError(f"{type(self).__name__} has no forward")
+        raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     # -- contents ----------------------------------------------------------------------------------------------------
     def children(self) -> Iterator[tuple[str, Module]]:
@@ -95,7 +95,7 @@ class Module:
         deque(self._variables("", naming=True), maxlen=0)
 
     def _variables(self, prefix: str, naming: bool = False) -> Iterator[tuple[str, Parameter | Buffer]]:
-        """Yield (dotted name, parameter or buffer), a tied one once per name; `naming` sets missing names."""
+        """Yield (dotted name, parameter or buffer), a tied variable once per name; `naming` sets missing names."""
         children: list[tuple[str, Module]] = []
         for name, value in self._members():
             if isinstance(value, Module):
@@ -123,7 +123,7 @@ class Module:
         return iter(found.values())
 
     def variables(self) -> dict[str, Variable]:
-        """Return all that is saved: parameters and persistent buffers by name, a tied one under each of its names."""
+        """Return a dict of all saved variables: parameters and persistent buffers, tied ones under each name."""
         return {n: v for n, v in self._variables("") if isinstance(v, Parameter) or v.persistent}
 
     def structure_hash(self) -> str:
@@ -146,7 +146,7 @@ class Module:
 
     @property
     def trains(self) -> bool:
-        """True if the layer trains now, by `gw.mode` or else its flag, which a trace records as an assumption."""
+        """True if the layer trains now, by `gw.mode` or else by its flag; a trace assumes the flag as it is."""
         recorder = active_recorder.get()
         if recorder is not None:
             recorder.assume(lambda: self.training)
@@ -171,7 +171,7 @@ class Module:
             return self
         kind = named(to)
         if not kind.is_float:
-            raise DTypeError("Module.to needs a floating dtype", got=kind)
+            raise DTypeError("cannot convert a module to this dtype", expected="a floating dtype", got=kind)
         for _, variable in self._variables(""):
             old = variable.data
             if old.dtype.is_float and old.dtype is not kind:
@@ -183,7 +183,7 @@ class Module:
 
     # -- state -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of parameters and persistent buffers by name, each once."""
+        """Return a dict from names to copies of parameters and persistent buffers, each under its first name."""
         return {name: v.detach().clone() for name, v in _once(self.variables().items())}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:

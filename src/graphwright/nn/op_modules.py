@@ -18,7 +18,7 @@ class Activation(Module):
         self.attrs = attrs
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [...] to the same shape."""
+        """Apply the op to x; the shape is kept."""
         return call(self.op, x, **self.attrs)
 
 

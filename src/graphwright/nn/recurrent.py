@@ -50,7 +50,7 @@ class Cell(Module):
 
 
 class RNNCell(Cell):
-    """h' = tanh(W x + b + U h + c), or with relu (Elman 1990)."""
+    """h' = tanh(W x + b + U h + c), or relu instead of tanh (Elman 1990)."""
 
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh", *,
@@ -108,11 +108,11 @@ class Recurrent(Module):
         self.cells: list[Any] = list(cells)
 
     def forward(self, x: Tensor, states: Sequence[Any] | None = None, *extra: Tensor) -> tuple[Tensor, list[Any]]:
-        """Run all steps.
+        """Run all cells over all time steps.
 
         Args:
             x: [B, T, I], T >= 1.
-            states: one per cell; zeros by default.
+            states: a list with the initial state of each cell; by default zeros.
             extra: [B, T] each, passed to the cells step by step as [B, 1]; for CfC the elapsed times.
         Returns: outputs of the last cell [B, T, H], and the states after the last step.
         Raises: ShapeError unless x has three axes and T >= 1.
@@ -130,14 +130,14 @@ class Recurrent(Module):
 
 
 def _stacked(cell: Callable[..., Module], sizes: tuple[int, int, int], name: str, **options: Any) -> list[Module]:
-    """Return cells for (input size, hidden size, number of layers), each named by its index."""
+    """Return a list of cells for sizes (input size, hidden size, number of layers); cell k is named `{name}{k}.`."""
     first, hidden, layers = sizes
     inner = [first] + [hidden] * (layers - 1)
     return [cell(size, hidden, name=name and f"{name}{k}.", **options) for k, size in enumerate(inner)]
 
 
 class RNN(Recurrent):
-    """Layers of RNNCell; x [B, T, I], batch first."""
+    """A stack of RNNCell layers over x [B, T, I], batch first."""
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, *,
@@ -158,13 +158,13 @@ class _Gated(Recurrent):
 
 
 class GRU(_Gated):
-    """Layers of GRUCell; x [B, T, I], batch first."""
+    """A stack of GRUCell layers over x [B, T, I], batch first."""
 
     cell = GRUCell
 
 
 class LSTM(_Gated):
-    """Layers of LSTMCell; x [B, T, I], batch first; a state is (h, c)."""
+    """A stack of LSTMCell layers over x [B, T, I], batch first; a state is (h, c)."""
 
     cell = LSTMCell
 
@@ -234,7 +234,7 @@ class CfCCell(Module):
 
 
 class CfC(Recurrent):
-    """Layers of CfCCell: `cfc(x, states, dt)` with x [B, T, I] and elapsed times dt [B, T]."""
+    """A stack of CfCCell layers: `cfc(x, states, dt)` with x [B, T, I] and elapsed times dt [B, T]."""
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, backbone_units: int = 128,

@@ -56,7 +56,7 @@ class SinusoidalEmbedding(Module):
         self.frequencies = Buffer(from_numpy(frequencies.astype(np.float32)), persistent=False)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Map positions int64 [...] to [..., dim]."""
+        """Return the embedding [..., dim] of positions int64 [...]."""
         shape = positions.shape
         angle = positions.to(self.frequencies.dtype).reshape(*shape, 1) * self.frequencies
         half = len(self.frequencies)
@@ -92,7 +92,7 @@ class MultiHeadAttention(Module):
         if head_dim is None and dim % heads:
             raise UsageError("dim is not a multiple of heads", expected=f"a multiple of {heads}, or head_dim", got=dim)
         if window is not None and not causal:
-            raise UsageError("window was given without causal=True", got=window)
+            raise UsageError("window was given without causal=True", expected="window None", got=window)
         self.causal, self.window, self.softcap = causal, window, softcap
         wide, narrow = heads * self.head_dim, self.kv_heads * self.head_dim
 
@@ -145,7 +145,7 @@ class SwiGLU(Module):
         self.down = linear(hidden, dim, "down")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [..., dim] to the same shape."""
+        """Apply the feed-forward network to x [..., dim]; the shape is kept."""
         return self.down(call("swiglu", self.gate(x), self.up(x)))
 
 
@@ -163,7 +163,7 @@ class TransformerBlock(Module):
         self.feed_forward_norm, self.feed_forward = RMSNorm(dim, eps), feed_forward
 
     def forward(self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
-        """Map [B, T, dim] to the same shape; for positions and key_mask see `MultiHeadAttention`."""
+        """Apply the block to x [B, T, dim]; the shape is kept. For positions and key_mask see `MultiHeadAttention`."""
         x = call("junction", x, self.attention(self.attention_norm(x), positions=positions, key_mask=key_mask))
         return call("junction", x, self.feed_forward(self.feed_forward_norm(x)))
 
@@ -204,7 +204,7 @@ class MoE(Module):
         if not 1 <= k <= experts:
             raise UsageError("invalid number of experts per token", expected=f"1 <= k <= {experts}", got=k)
         if score not in ("softmax", "sigmoid"):
-            raise UsageError("unknown score of experts", expected="softmax or sigmoid", got=score)
+            raise UsageError("unknown score function of experts", expected="softmax or sigmoid", got=score)
         self.experts, self.k, self.normalize, self.score = experts, k, normalize, score
         self.router = Linear(dim, experts, bias=False, name=name and f"{name}router.", seed=seed)
 
@@ -227,11 +227,11 @@ class MoE(Module):
         return Routing(logits, scores, ids, weights, counts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [..., dim] to the same shape."""
+        """Route x [..., dim] and return the weighted results of the experts; the shape is kept."""
         return self.mix(x, self.route(x.reshape(-1, x.shape[-1])))
 
     def mix(self, x: Tensor, routing: Routing) -> Tensor:
-        """Run each token [..., dim] through its experts."""
+        """Return the weighted sum of the results of its experts for each token of x [..., dim]."""
         tokens = x.reshape(-1, x.shape[-1])
         order = routing.ids.reshape(-1).argsort()  # stable: tokens of an expert keep their order
         rows = order // self.k
@@ -245,7 +245,7 @@ class MoE(Module):
 
 
 def balance_loss(routing: Routing) -> Tensor:
-    """E · Σ f_e · P_e: 1 if experts are used equally, E if one gets all tokens (Fedus, Zoph and Shazeer 2022, eq. 4).
+    """E · Σ f_e · P_e: 1 for equal use of experts, E if one gets all tokens (Fedus, Zoph and Shazeer 2022, eq. 4).
 
     f_e is the fraction of all assignments to expert e, a constant; P_e is the mean of its scores.
     """

@@ -42,7 +42,8 @@ class Roll(Row):
 
     def infer(x, shifts, axes):
         if len(axes_of(axes, len(x.shape))) != len(shifts) or len(axes) != len(shifts):
-            raise ShapeError("roll needs one shift for each axis, without repeated axes", expected=axes, got=shifts)
+            expected = "distinct axes, and one shift for each of them"
+            raise ShapeError("invalid shifts or axes of roll", expected=expected, got=f"shifts {shifts}, axes {axes}")
         return x
 
     def vjp(g, ins, outs, attrs, needs):
@@ -73,9 +74,8 @@ class Tile(Row):
 
     def infer(x, repeats):
         if len(repeats) < len(x.shape) or min(repeats, default=1) < 0:
-            raise ShapeError(
-                "tile needs a count >= 0 for each axis", expected=f"{len(x.shape)} counts or more", got=repeats
-            )
+            expected = f"at least {len(x.shape)} counts, each >= 0"
+            raise ShapeError("invalid repeats of tile", expected=expected, got=repeats)
         shape = (*(1,) * (len(repeats) - len(x.shape)), *x.shape)
         if any(isinstance(n, str) and r != 1 for n, r in zip(shape, repeats, strict=True)):
             raise ShapeError("cannot tile along an axis of symbolic size", got=f"{x}, repeats {repeats}")
@@ -116,7 +116,7 @@ class RepeatInterleave(Row):
         if isinstance(x.shape[at], str):
             raise ShapeError("cannot repeat entries along an axis of symbolic size", where=f"axis {at}", got=x)
         if repeats < 0:
-            raise ShapeError("repeats is negative", expected="a count of at least 0", got=repeats)
+            raise ShapeError("repeats is negative", expected=">= 0", got=repeats)
         return Spec(spliced(x.shape, at, x.shape[at] * repeats), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -147,12 +147,12 @@ def _padded(x: Spec, widths: tuple[tuple[int, int], ...], mode: str) -> Spec:
     if mode not in MODES:
         raise ShapeError("unknown padding mode", expected=", ".join(MODES), got=mode)
     if lead < 0 or any(len(pair) != 2 or min(pair) < 0 for pair in widths):
-        expected = f"at most {len(x.shape)} pairs"
-        raise ShapeError("padding widths must be pairs (before, after) of numbers >= 0", expected=expected, got=widths)
+        expected = f"at most {len(x.shape)} pairs (before, after) of numbers >= 0"
+        raise ShapeError("invalid padding widths", expected=expected, got=widths)
     for n, pair in zip(x.shape[lead:], widths, strict=True):
         least = {"constant": 0, "reflect": max(pair) + 1 if any(pair) else 0, "replicate": 1}[mode]
         if any(pair) and (isinstance(n, str) or n < least):
-            raise ShapeError(f"the axis is too small for padding mode {mode}", expected=f"at least {least}", got=x)
+            raise ShapeError(f"an axis is too small for padding mode {mode}", expected=f"size >= {least}", got=x)
     sizes = (n + sum(p) if isinstance(n, int) else n for n, p in zip(x.shape[lead:], widths, strict=True))
     return Spec((*x.shape[:lead], *sizes), x.dtype)
 
@@ -189,7 +189,7 @@ class Pad(Row):
 
 @op("pad_backward")
 class PadBackward(Backward):
-    """padᵀ g: g without its padding; each padding entry is added to the entry of x that it was copied from."""
+    """Gradient of `pad`: g without its padding entries; each of them is added to the entry that it was copied from."""
 
     arity, attrs, traits = 1, {"widths": ..., "mode": "constant"}, Traits(backward_of="pad")
     vjp = lambda g, ins, outs, attrs, needs: (call("pad", g, **attrs),)
@@ -218,7 +218,7 @@ class _Triangle(Row):
 
     def infer(x, diagonal):
         if len(x.shape) < 2:
-            raise ShapeError("cannot take a triangle of fewer than two axes", got=x)
+            raise ShapeError("cannot take a triangle of an operand with fewer than two axes", got=x)
         return x
 
 

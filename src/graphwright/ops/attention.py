@@ -22,9 +22,9 @@ from graphwright.ops.rules import Backward, Update, equal_dim, one_dtype
 
 
 def _heads(u: AxesUse) -> None:
-    """State how axes of q, k and v are tied: query heads are key heads × repeats, q and k share their head size.
+    """Tie the axes of q, k and v: the query heads split into key heads × repeats, and q and k share their head size.
 
-    Keys and values, contiguous or paged, share their axes 0, 1 and 2.
+    k and v, contiguous or paged, share their axes 0, 1 and 2.
     """
     q, k, v = u.ins[:3]
     heads, groups = size(q[1]), size(k[1])
@@ -70,9 +70,8 @@ class RopeTable(Row):
 def _frequencies(positions: Spec, *tables: Spec) -> Spec:
     one_dtype(*tables)
     if positions.dtype is not int64 or any(t.dtype not in (float32, float64) or len(t.shape) != 1 for t in tables):
-        raise DTypeError(
-            "rotary tables need int64 positions and float32 or float64 frequencies [d/2]", got=f"{positions}, {tables}"
-        )
+        expected = "int64 positions, float32 or float64 frequencies [d/2]"
+        raise DTypeError("invalid operands of a rotary op", expected=expected, got=f"{positions}, {tables}")
     return tables[0]
 
 
@@ -168,7 +167,7 @@ class Rope(Row):
             raise ShapeError("invalid operands of rope", expected=expected, got=f"{x}, {cos}, {sin}")
         if len(cos.shape) != 3 or cos.shape[1] != x.shape[2] or cos.shape[0] not in (1, x.shape[0]):
             want = (x.shape[0], x.shape[2])
-            raise ShapeError("cos and sin do not match batch and length of x", expected=want, got=cos)
+            raise ShapeError("cos and sin do not match the batch size and length of x", expected=want, got=cos)
         return x
 
     def expand(ins, attrs):
@@ -217,16 +216,17 @@ def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[s
         expected = "q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]"
         raise ShapeError("invalid operands of attention", expected=expected, got=f"{q}, {k}, {v}")
     if window is not None and window < 1:
-        raise ShapeError("window must be None or >= 1", expected="None or >= 1", got=window)
+        raise ShapeError("the window is empty", expected="None or >= 1", got=window)
     equal_dim(q.shape[0], k.shape[0], "batch of k")
     equal_dim(q.shape[3], k.shape[3], "head_dim of k")
     for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
         equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
     heads, groups = q.shape[1], k.shape[1]
     if heads != groups and (isinstance(heads, str) or isinstance(groups, str) or groups == 0 or heads % groups):
-        raise ShapeError("query heads must be a multiple of key heads", expected=f"k·{groups}", got=heads)
+        expected = f"a multiple of {groups} heads"
+        raise ShapeError("cannot divide the query heads evenly among the key heads", expected=expected, got=heads)
     if len(extra) != len(optional):
-        raise ShapeError("the operands after v do not match the names in `optional`", expected=optional, got=extra)
+        raise ShapeError("the operands after v do not match `optional`", expected=optional, got=extra)
     for name, spec in zip(optional, extra, strict=True):
         want = {"key_mask": Spec((k.shape[0], k.shape[2]), bool_), "q_start": Spec((), int64)}[name]
         if spec != want:
@@ -340,7 +340,7 @@ def _visible(ins, attrs):
 
 @op("sdpa_backward")
 class SdpaBackward(Backward):
-    """dq, dk and dv of `sdpa`, from its operands, its result and the gradient of it; probabilities are recomputed."""
+    """Gradients dq, dk, dv of `sdpa` from its operands, its result and g; the probabilities are recomputed."""
 
     arity, attrs, traits = (5, 7), _ATTRS, Traits(backward_of="sdpa", contiguous=(0, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second derivatives are those of its expansion, which replaces it where they are needed"}
@@ -351,9 +351,7 @@ class SdpaBackward(Backward):
         _check(q, k, v, tuple(extra), optional, window)
         want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
         if out != want or grad != want:
-            raise ShapeError(
-                "result or gradient does not match the spec of sdpa's result", expected=want, got=f"{out}, {grad}"
-            )
+            raise ShapeError("the result or its gradient has the wrong spec", expected=want, got=f"{out}, {grad}")
         return q, k, v
 
     def expand(ins, attrs):
@@ -380,16 +378,16 @@ class SdpaBackward(Backward):
 
 def _paged_check(batch: object, table: Spec, lengths: Spec) -> None:
     if table.dtype is not int32 or lengths.dtype is not int32 or len(table.shape) != 2:
-        raise DTypeError("the block table must be int32 [B, blocks] and lengths int32 [B]", got=f"{table}, {lengths}")
+        expected = "int32 [B, blocks] and int32 [B]"
+        raise DTypeError("invalid block table or lengths", expected=expected, got=f"{table}, {lengths}")
     if lengths.shape != table.shape[:1] or table.shape[0] != batch:
-        raise ShapeError(
-            "the block table and lengths need one entry per sequence", expected=batch, got=f"{table}, {lengths}"
-        )
+        expected = f"{batch} rows, one per sequence"
+        raise ShapeError("block table or lengths do not fit the batch", expected=expected, got=f"{table}, {lengths}")
 
 
 def _floats(*ins: Spec) -> None:
     if not all(i.dtype.is_float for i in ins):
-        raise DTypeError("KV entries must be floating", expected="floating dtypes", got=", ".join(map(repr, ins)))
+        raise DTypeError("the KV entries are not floating", expected="floating dtypes", got=", ".join(map(repr, ins)))
 
 
 def _draw(rng):
@@ -416,12 +414,11 @@ class KvAppendPaged(_KvAppend):
     def infer(pool, rows, table, lengths):
         _floats(pool, rows)
         if len(pool.shape) != 4 or len(rows.shape) != 4:
-            raise ShapeError(
-                "the operands must be a pool [N, G, block, D] and entries [B, G, T, D]", got=f"{pool}, {rows}"
-            )
+            expected = "a pool [N, G, block, D] and entries [B, G, T, D]"
+            raise ShapeError("invalid operands of kv_append_paged", expected=expected, got=f"{pool}, {rows}")
         _paged_check(rows.shape[0], table, lengths)
         if (pool.shape[1], pool.shape[3]) != (rows.shape[1], rows.shape[3]):
-            raise ShapeError("pool and entries differ in their number of heads or head size", expected=pool, got=rows)
+            raise ShapeError("pool and entries differ in number of heads or head size", expected=pool, got=rows)
         return pool
 
     def axes(u: AxesUse):
@@ -439,8 +436,8 @@ class KvAppendPaged(_KvAppend):
 class SdpaPaged(Row):
     """softmax(scale·q kᵀ over visible keys) v for q [B, H, T, D] and paged k and v, each a pool [N, G, block, D].
 
-    Query t of sequence b has position lengths[b] + t; the key and value of this position are already in the pools. It
-    attends to the entries up to its position, with a window w to the last w of them. Query head h reads key head
+    Query t of sequence b has position lengths[b] + t; the key and value of this position are already in the pools. A
+    query attends to the entries up to its position, with a window w to the last w of them. Query head h reads key head
     h // (H / G). Batch rows without a sequence give 0. With a softcap c, scores s become c·tanh(s / c).
     """
 
@@ -463,11 +460,12 @@ class SdpaPaged(Row):
         for axis, name in ((0, "blocks"), (1, "kv heads"), (2, "block")):
             equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
         if q.shape[1] % k.shape[1]:
-            raise ShapeError("query heads must be a multiple of key heads", expected=f"k·{k.shape[1]}", got=q.shape[1])
+            expected = f"a multiple of {k.shape[1]} heads"
+            raise ShapeError("cannot divide the query heads among the key heads", expected=expected, got=q.shape[1])
         if window is not None and window < 1:
-            raise ShapeError("window must be None or >= 1", expected="None or >= 1", got=window)
+            raise ShapeError("the window is empty", expected="None or >= 1", got=window)
         if softcap is not None and not softcap > 0:
-            raise UsageError("softcap must be positive", where="softcap", expected="> 0", got=softcap)
+            raise UsageError("softcap is not positive", expected="None or > 0", got=softcap)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
     def cost(ins, outs, attrs):
@@ -502,9 +500,9 @@ class KvAppend(_KvAppend):
         if cache.dtype is not rows.dtype:
             raise DTypeError("cache and entries have different dtypes", expected=cache.dtype.name, got=rows)
         if start != Spec((), int64):
-            raise DTypeError("start must be an int64 scalar", got=start)
+            raise DTypeError("start is not an int64 scalar", expected="0-d int64", got=start)
         if (*cache.shape[:2], cache.shape[3]) != (*rows.shape[:2], rows.shape[3]):
-            raise ShapeError("cache and entries differ in batch size, heads or head size", expected=cache, got=rows)
+            raise ShapeError("cache and entries differ in batch, heads or head size", expected=cache, got=rows)
         return cache
 
     def axes(u: AxesUse):

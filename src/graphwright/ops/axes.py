@@ -1,8 +1,8 @@
 """Axis equations: how the dimensions of an op's operands and results are tied together.
 
 The `axes` field of an op's definition is a function that takes one `AxesUse` and returns the dimensions of the results
-as terms. It also joins terms, which makes them one dimension, and states which attributes are sizes. It marks a
-dimension as `summed` if removing zero units changes no result, `mixed` if it does, `frozen` if the size cannot change.
+as terms. The function also joins terms, which makes them one dimension, names the attributes that are sizes, and marks
+dimensions: `summed` if removing zero units changes no result, `mixed` if it changes one, `frozen` if the size is fixed.
 Dimensions are tied by these rules alone, never because their sizes or names are equal.
 
 A term is an atom, a product of terms (major first: a reshape) or a chain of terms (a concatenation). Atoms are joined
@@ -187,7 +187,7 @@ def _chains(left: list[Term], right: list[Term]) -> bool:
 def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
     """Split a term into the parts before and after an index.
 
-    None if the term is a product and the index is not a multiple of the size of its minor factors.
+    Return None if the term is a product and the index is not a multiple of the size of its minor factors.
     """
     if isinstance(term, Atom):
         head, tail = Atom(at), Atom(known(term) - at)
@@ -229,7 +229,7 @@ def _chain_of_products(whole: Concatenation, split: Product) -> bool:
 
 
 def spread(term: Term, indices: IndexMap) -> np.ndarray:
-    """Return the old index of each new entry of a dimension, -1 for a new unit; atoms not in `indices` keep theirs."""
+    """Return the old index of each new entry of a dimension (-1: a new unit), from the index arrays of its atoms."""
     if isinstance(term, Atom):
         found = indices.get(term)
         return np.arange(known(term)) if found is None else found
@@ -249,7 +249,7 @@ def spread(term: Term, indices: IndexMap) -> np.ndarray:
 
 
 def resized(term: Term, indices: IndexMap) -> Dim:
-    """Return the size of a dimension after its atoms are resized to the lengths of their arrays in `indices`."""
+    """Return the size of a dimension after each atom in `indices` was resized to the length of its index array."""
     n = size(term)
     if isinstance(n, str):
         return n
@@ -327,11 +327,11 @@ class AxesUse:
         self.notes.append(AxisFact("frozen", term, why))
 
     def mixed(self, term: Term, why: str) -> None:
-        """State that removing a unit of a dimension differs from setting it to zero; `why` as for `frozen`."""
+        """State that removing a unit of a dimension is not the same as setting it to zero; `why` as for `frozen`."""
         self.notes.append(AxisFact("mixed", term, why))
 
     def summed(self, term: Term, *ends: tuple[int, int]) -> None:
-        """State that the op sums over a dimension, so zero units can be removed; `ends`: its (operand, axis) pairs."""
+        """State that the op sums over a dimension, so zero units can be removed; `ends`: (operand, axis) pairs."""
         ends = tuple((port, dim % len(self.ins[port])) for port, dim in ends)
         self.notes.append(AxisFact("summed", term, "", ends))
 
@@ -368,15 +368,15 @@ def broadcast_dims(u: AxesUse, operands: Sequence[Dims], shape: Sequence[Dim]) -
 
 
 def identity(u: AxesUse) -> Sequence[Dims]:
-    """Return the operand's dimensions; if the operand's integers index an axis, the result's index the same one."""
+    """Return the operand's dimensions; integers of the result index the same axis as those of the operand."""
     u.result_ranges[0] = u.ranges[0]
     return [u.ins[0]]
 
 
 def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
-    """Return an `axes` rule: results have the operand's dimensions, and some of these are frozen.
+    """Return an `axes` rule for an op whose results have the operand's dimensions, some of them frozen.
 
-    Frozen are the last `last` dimensions; if `last` is 0, the dimensions that the attribute `attr` names.
+    The last `last` dimensions are frozen, or if `last` is 0, the dimensions that the attribute `attr` names.
     """
 
     def rule(u: AxesUse) -> Sequence[Dims]:
@@ -389,7 +389,7 @@ def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
 
 
 def resized_last(why: str) -> AxesRule:
-    """Return an `axes` rule that freezes the last dimensions, which the op resizes or slides a window over."""
+    """Return an `axes` rule that freezes the last dimensions, for an op that resizes or slides a window over them."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x, rank = u.ins[0], len(u.attrs.get("kernel") or u.attrs.get("sizes") or u.attrs.get("widths") or ())
@@ -404,7 +404,7 @@ def resized_last(why: str) -> AxesRule:
 
 
 def along_axis(why: str) -> AxesRule:
-    """Return an `axes` rule: the result has the operand's dimensions and depends on all entries along `axis`."""
+    """Return an `axes` rule for an op that keeps the operand's dimensions and mixes all entries along `axis`."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x = u.ins[0]
@@ -431,19 +431,19 @@ def indexed(u: AxesUse, axis: Term, port: int) -> None:
 def axis_of(axis: int, rank: int) -> int:
     """Normalise an axis to 0..rank-1. Raises: ShapeError if it is out of range."""
     if not -rank <= axis < rank:
-        raise ShapeError("axis out of range", expected=f"-{rank}..{rank - 1}", got=axis)
+        raise ShapeError("the axis is out of range", expected=f"-{rank}..{rank - 1}", got=axis)
     return axis % rank
 
 
 def axes_of(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
-    """Normalise reduction axes to sorted indices 0..rank-1; None means all. Raises: ShapeError for an invalid one."""
+    """Normalise reduction axes to sorted indices 0..rank-1; None means all. Raises: ShapeError for an invalid axis."""
     if axes is None:
         return tuple(range(rank))
     return tuple(sorted({axis_of(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)}))
 
 
 def others(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
-    """Return the axes that `axes` does not name. Raises: ShapeError if one is out of range."""
+    """Return the axes that `axes` does not name, in order. Raises: ShapeError if an axis is out of range."""
     named = axes_of(axes, rank)
     return tuple(a for a in range(rank) if a not in named)
 

@@ -101,7 +101,7 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
 
 
 def as_dtype(x: Any, dtype: DType) -> Any:
-    """Cast an operand of any kind, unless it has the dtype already."""
+    """Cast an array, tensor or node to a dtype, unless it has the dtype already."""
     return x if x.dtype is dtype else call("cast", x, dtype=dtype)
 
 
@@ -176,7 +176,7 @@ def _bound(
 def _copied(row: Op, operand: NDArray, attrs: Attrs, spec: Spec, outs: Sequence[NDArray] | None) -> NDArray:
     """Run a view op as a copy: if strides cannot express the view, or if it is to be written into the given output."""
     if outs is not None and not writable_over(row, outs, [operand]):
-        raise AliasError("out shares memory with the operand", where=row.name, fix="pass a copy")
+        raise AliasError("out shares memory with the operand", where=row.name, fix="pass a copy of the operand")
     source = contiguous(operand)
     layout = row.view(source.layout, attrs) if row.view is not None else None
     assert layout is not None, f"{row.name}: no view of a contiguous array"
@@ -297,9 +297,9 @@ FULL = ("allocate memory", "out of memory", "Storage size calculation overflowed
 
 
 def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str | None = None) -> ComputeError:
-    """Return the error for an exception of a kernel, with op and operands; IndexOutOfRange for an index error.
+    """Wrap an exception of a kernel in an error that names op and operands.
 
-    An allocation that failed gives OutOfMemory.
+    An index error gives IndexOutOfRange, an allocation that failed OutOfMemory.
     """
     place = op if where is None else f"{where} ({op})"
     if isinstance(error, NonFinite):

@@ -17,7 +17,7 @@ def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DT
     """Return the dtype that the operands are cast to, or None to leave them.
 
     Args:
-        kinds: (dtype, form) of each operand, including operands that are never cast.
+        kinds: `OperandKind` of each operand, including operands that are never cast.
         low: the 16-bit dtype of autocast, or None outside autocast.
     """
     free = [kind for i, kind in enumerate(kinds) if i not in row.traits.fixed]

@@ -32,14 +32,16 @@ def _only(names: Mapping[str, Any], attrs: Attrs) -> dict[str, Any]:
 def _operands(x: Spec, w: Spec, b: Spec | None, channels: tuple[Any, ...]) -> None:
     floating(one_dtype(x, w, b))
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
-        raise ShapeError("x [N, C, spatial...] and w must have the same rank, at least 3", got=f"{x}, {w}")
+        expected = "x [N, C, spatial...] and a weight of the same rank, at least 3"
+        raise ShapeError("invalid operands of a convolution", expected=expected, got=f"{x}, {w}")
     if b is not None and b.shape != channels:
-        raise ShapeError("the bias must have one entry per output channel", where="axis out", expected=channels, got=b)
+        raise ShapeError("the bias does not have one entry per output channel", expected=channels, got=b)
 
 
 def _divides(groups: int, *channels: Any) -> None:
     if groups < 1 or any(isinstance(c, str) or c % groups for c in channels):
-        raise ShapeError("groups must divide both channel counts", expected=f"a divisor of {channels}", got=groups)
+        expected = f"a common divisor of {channels}"
+        raise ShapeError("groups does not divide the numbers of channels", expected=expected, got=groups)
 
 
 def _bias(g: Any) -> Any:
@@ -98,7 +100,7 @@ def _convolved(u: AxesUse, groups: Atom, read: Term, made: Term, at: int) -> Seq
 
 
 def grouped_channels(u: AxesUse, groups: Atom, *channels: Term) -> None:
-    """State that `groups` is an axis of channel groups, sized by the attribute `groups`, and `channels` of channels."""
+    """Mark the axis `groups`, whose size is the attribute `groups`, as channel groups, and `channels` as channels."""
     u.sizes["groups"] = groups
     u.kind(groups, "channel_groups")
     for term in channels:
@@ -191,7 +193,7 @@ class ConvTranspose(_Convolution):
 
 @op("conv_weight")
 class ConvWeight(Backward):
-    """Gradient of `conv` by w: x [N, C, spatial...], g [N, O, positions...] -> [O, C/groups, kernel...].
+    """Gradient of `conv` with respect to w: x [N, C, spatial...], g [N, O, positions...] -> [O, C/groups, kernel...].
 
     dw[o, c, k] = Σ over n and positions i of g[n, o, i] · x[n, c, stride·i + dilation·k - padding].
     """
@@ -206,7 +208,7 @@ class ConvWeight(Backward):
         equal_dim(g.shape[0], x.shape[0], "N")
         positions = Window.of(kernel, window).counts(x.shape[2:])
         if g.shape[2:] != positions:
-            raise ShapeError("the gradient must have one entry per window position", expected=positions, got=g)
+            raise ShapeError("the gradient does not have one entry per window position", expected=positions, got=g)
         return Spec((g.shape[1], x.shape[1] // groups, *kernel), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -239,7 +241,7 @@ class Unfold(_Columns):
 
     def infer(x, kernel, **window):
         if len(x.shape) < 3 or isinstance(x.shape[1], str):
-            raise ShapeError("x must be [N, C, spatial...] with a known number of channels", got=x)
+            raise ShapeError("invalid operand of unfold", expected="[N, C, spatial...] with a static C", got=x)
         rule = Window.of(kernel, window)
         return Spec((x.shape[0], x.shape[1] * rule.entries, prod(rule.counts(x.shape[2:]))), x.dtype)
 
@@ -256,7 +258,7 @@ class Unfold(_Columns):
 
 @op("fold")
 class Fold(_Columns):
-    """unfoldᵀ x: each column added to its window, [N, C · kernel entries, positions] -> [N, C, sizes...]."""
+    """Transpose of `unfold`: adds each column to its window, [N, C · kernel entries, positions] -> [N, C, sizes...]."""
 
     attrs = {**_WINDOW, "kernel": ..., "sizes": ...}
     vjp = lambda g, ins, outs, attrs, needs: (call("unfold", g, **_only(Unfold.attrs, attrs)),)

@@ -189,7 +189,7 @@ class Clamp(rules.Unary):
 
     def infer(x, low, high):
         if low is None and high is None:
-            raise UsageError("clamp needs at least one bound", expected="low, high or both")
+            raise UsageError("clamp got no bound", expected="low, high or both")
         if not x.dtype.is_float and any(isinstance(bound, float) for bound in (low, high)):
             raise DTypeError("clamp of integers got a float bound", expected=x.dtype.name, got=f"{low}, {high}")
         return x
@@ -354,17 +354,15 @@ class Junction(Row):
 
     def infer(*ins, **attrs):
         if not ins:
-            raise ShapeError("cannot infer the spec of a junction without edges", fix="e.add(..., like=node)")
+            raise ShapeError("cannot infer the spec of a junction without edges", fix="pass like=node to e.add")
         rules.one_dtype(*ins)
         for port, other in enumerate(ins):
             if other.shape != ins[0].shape:
-                raise ShapeError(
-                    "edges into a junction must have equal shapes",
-                    where=f"port {port}",
-                    expected=ins[0],
-                    got=other,
-                    fix="put a linear or a reshape on the edge",
+                what, fix = (
+                    "the edges into a junction have different shapes",
+                    "insert a linear or reshape op on this edge",
                 )
+                raise ShapeError(what, where=f"port {port}", expected=ins[0], got=other, fix=fix)
         return ins[0]
 
     def axes(u: AxesUse) -> list[Dims]:
@@ -497,7 +495,7 @@ class Where(Row):
 
     def infer(c, a, b):
         if c.dtype.kind != "bool":
-            raise DTypeError("the condition must be bool", got=c)
+            raise DTypeError("the condition is not bool", expected="bool", got=c)
         rules.one_dtype(a, b)
         return Spec(broadcast_shapes(c.shape, a.shape, b.shape), a.dtype)
 

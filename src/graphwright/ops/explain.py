@@ -20,8 +20,8 @@ def explain(op: str, *shapes: tuple[int, ...] | Spec, **attrs: Any) -> str:
     """Describe an op: formula, gradient, expansion and kernel; with shapes, also floating-point operations and bytes.
 
     Args:
-        shapes: shapes of float32 operands, or specs. If only the first are given, the op's sample determines the others
-            where it can: `explain("rms_norm", (4, 16, 64))`.
+        shapes: shapes of float32 operands, or specs. If only those of the first operands are given, the op's sample
+            determines the others where it can: `explain("rms_norm", (4, 16, 64))`.
         attrs: attributes; missing ones without a default get the sample's values.
     Raises: UnknownOp; ShapeError, DTypeError, UsageError if the operands do not fit.
     """
@@ -85,7 +85,7 @@ def _needed(row: Op, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _completed(row: Op, first: Sequence[Spec], attrs: dict[str, Any]) -> tuple[list[Spec], dict[str, Any]] | None:
-    """Add operands from a test sample, resized to match those in `first`; None if no sample matches."""
+    """Add operands from a test sample, resized to match those in `first`; return None if no sample matches."""
     for seed in range(20):
         arrays, sampled = row.sample(np.random.default_rng(seed))
         shapes = [np.shape(a) for a in arrays]

@@ -1,4 +1,4 @@
-"""Gates: factors computed from trained logits, which multiply edges and units. A program has one node of `gate`.
+"""Gates: factors computed from trained logits, which multiply edges and units. A program has one `gate` node.
 
 The table, int64 [N, 7] with the columns of `COLUMNS`, maps each element to its gate; the run operand, int64 [3], holds
 seed, step and mode. Both are operands: closing a gate, changing a temperature or the mode needs no new plan.
@@ -29,13 +29,13 @@ def _checked(logits: Spec, table: Spec, temperature: Spec, run: Spec, sizes: tup
     if len(logits.shape) != 1 or sum(sizes) != logits.shape[0]:
         raise ShapeError("the sizes do not add up to the number of logits", expected=f"[{sum(sizes)}]", got=logits)
     if table != Spec((logits.shape[0], len(COLUMNS)), int64):
-        raise ShapeError(
-            "the table must have one row per logit", expected=Spec((logits.shape[0], len(COLUMNS)), int64), got=table
-        )
+        expected = Spec((logits.shape[0], len(COLUMNS)), int64)
+        raise ShapeError("the table does not have one row per logit", expected=expected, got=table)
     if len(floating(temperature).shape) != 1:
-        raise ShapeError("temperatures must be a vector", got=temperature)
+        raise ShapeError("the temperatures are not a vector", expected="[G]", got=temperature)
     if run != _RUN:
-        raise DTypeError("the run operand must be int64 [3]: seed, step and mode", expected=_RUN, got=run)
+        expected = "int64 [3]: seed, step and mode"
+        raise DTypeError("the run operand has the wrong spec", expected=expected, got=run)
 
 
 def _cost(ins, outs, attrs):
@@ -89,7 +89,7 @@ class GateOp(Row):
 
 @op("gate_grad")
 class GateGrad(Backward):
-    """Gradients of logits and temperatures, from `gate`'s operands and the gradients of results marked in `given`."""
+    """Gradients of `gate` w.r.t. logits and temperatures, from its operands and the gradients marked in `given`."""
 
     arity, vjp, cost = (4, None), None, _cost
     attrs, traits = {"sizes": ..., "given": ...}, replace(_TRAITS, backward_of="gate")

@@ -21,10 +21,10 @@ from graphwright.ops.rules import Backward, one_dtype
 
 def _ids(ids: Spec, **counts: int) -> None:
     if ids.dtype.kind != "int":
-        raise DTypeError("ids must be integers", expected="int64", got=ids)
+        raise DTypeError("the ids are not integers", expected="int64", got=ids)
     for name, count in counts.items():
         if count < 0:
-            raise ShapeError(f"{name} must be >= 0", expected="at least 0", got=count)
+            raise ShapeError(f"{name} is negative", expected=">= 0", got=count)
 
 
 def _counted(u: AxesUse, attr: str) -> Term:
@@ -49,7 +49,7 @@ class Embedding(Row):
     def infer(table, ids):
         _ids(ids)
         if len(table.shape) != 2:
-            raise ShapeError("the table must be [V, D]", got=table)
+            raise ShapeError("the table is not a matrix", expected="[V, D]", got=table)
         return Spec((*ids.shape, table.shape[1]), table.dtype)
 
     def axes(u: AxesUse):
@@ -63,7 +63,7 @@ class Embedding(Row):
 
 @op("embedding_backward")
 class EmbeddingBackward(Backward):
-    """embeddingᵀ g: for each of `rows` ids the sum of its gradient rows, [..., D] -> [rows, D], in index order."""
+    """Gradient of `embedding` w.r.t. its table [rows, D]: row k sums the rows of g [..., D] with id k, in order."""
 
     arity, attrs, saves, vm = 2, {"rows": ...}, Saves(inputs=(1,)), forms.EMBEDDING_BACKWARD
     traits = Traits(backward_of="embedding", contiguous=(0, 1))
@@ -84,11 +84,13 @@ def _picked(shape: Sequence[Any], ids: Sequence[Spec], axis: int) -> tuple[Any, 
     start = axis_of(axis, len(shape))
     end = start + len(ids)
     if end > len(shape):
-        raise ShapeError("there are more index arrays than axes", where=f"from axis {axis}", got=tuple(shape))
+        expected = f"at most {len(shape) - start} from axis {axis} of {tuple(shape)}"
+        raise ShapeError("there are more index arrays than axes", expected=expected, got=len(ids))
     if any(isinstance(n, str) for n in shape[start:end]):
         raise ShapeError("cannot index an axis of symbolic size", where=f"from axis {axis}", got=tuple(shape))
     if any(i.dtype is not int64 for i in ids):
-        raise DTypeError("index arrays must be int64", got=", ".join(map(repr, ids)), fix='index.to("int64")')
+        got = ", ".join(map(repr, ids))
+        raise DTypeError("an index array is not int64", expected="int64", got=got, fix='index.to("int64")')
     return (*shape[:start], *broadcast_shapes(*(i.shape for i in ids)), *shape[end:])
 
 
@@ -141,7 +143,7 @@ class Index(Row):
 
 @op("index_sum")
 class IndexSum(Backward):
-    """indexᵀ g: zeros of `shape`, to which each entry of g is added at its index, in order."""
+    """Gradient of `index` w.r.t. x: zeros of `shape`, to which each entry of g is added at its index, in order."""
 
     arity, attrs, saves = Index.arity, {"axis": 0, "shape": ...}, Index.saves
     traits = Traits(contiguous=(0,), backward_of="index")
@@ -150,7 +152,7 @@ class IndexSum(Backward):
     def infer(g, *ids, axis, shape):
         picked = _picked(shape, ids, axis)
         if g.shape != picked:
-            raise ShapeError("the gradient must have one entry per index", expected=picked, got=g)
+            raise ShapeError("the gradient does not have one entry per index", expected=picked, got=g)
         return Spec(tuple(shape), g.dtype)
 
     def sample(rng):
@@ -187,7 +189,7 @@ def _joined(ids: Sequence[Dims]) -> list[Dim]:
 
 
 class _IndexUpdate(_IndexWrite):
-    """An op on x, values and one index array for each axis from `axis` on; values broadcast to the selected entries."""
+    """An op whose operands are x, values, which broadcast, and one index array for each axis from `axis` on."""
 
     arity, attrs, saves = (3, 2 + AXES), {"axis": 0}, Saves(inputs=tuple(range(2, 2 + AXES)))
     traits = Traits(contiguous=(0, 1), inplace=((0, 0),), fixed=tuple(range(2, 2 + AXES)), amp="promote")
@@ -196,7 +198,7 @@ class _IndexUpdate(_IndexWrite):
         one_dtype(x, values)
         picked = _picked(x.shape, ids, axis)
         if broadcast_shapes(picked, values.shape) != picked:
-            raise ShapeError("values must broadcast to the indexed shape", expected=picked, got=values)
+            raise ShapeError("the values do not broadcast to the indexed shape", expected=picked, got=values)
         return x
 
 
@@ -302,9 +304,9 @@ class Nonzero(Row):
 
     def infer(x, size, fill):
         if size < 0:
-            raise ShapeError("the size of the result is negative", expected="size at least 0", got=size)
+            raise ShapeError("the size of the result is negative", expected=">= 0", got=size)
         if any(isinstance(n, str) for n in x.shape):
-            raise ShapeError("nonzero needs an operand without symbolic sizes", got=x)
+            raise ShapeError("the operand of nonzero has a symbolic size", expected="static sizes", got=x)
         return Spec((size, len(x.shape)), int64)
 
     def sample(rng):
@@ -319,16 +321,14 @@ def _along(x: Spec, index: Spec, axis: int) -> None:
     """
     at = axis_of(axis, len(x.shape))
     if index.dtype is not int64:
-        raise DTypeError("index arrays must be int64", got=index, fix='index.to("int64")')
+        raise DTypeError("the index is not int64", expected="int64", got=index, fix='index.to("int64")')
     if len(index.shape) != len(x.shape):
         raise ShapeError("index and operand have different ranks", expected=len(x.shape), got=index)
     if not all(
         a == at or i == n or (isinstance(i, int) and isinstance(n, int) and i <= n)
         for a, (i, n) in enumerate(zip(index.shape, x.shape, strict=True))
     ):
-        raise ShapeError(
-            f"the index is longer than the operand on an axis other than {at}", expected=x.shape, got=index
-        )
+        raise ShapeError(f"the index exceeds the operand on an axis other than {at}", expected=x.shape, got=index)
 
 
 @op("gather")
@@ -371,7 +371,7 @@ class Gather(Row):
 
 @op("scatter_sum")
 class ScatterSum(Backward):
-    """gatherᵀ x: zeros of `shape`, to which each entry of x is added at its index along an axis, in order."""
+    """Transpose of `gather`: zeros of `shape`, to which entries of x are added at indices along an axis, in order."""
 
     arity, attrs, saves = 2, {"axis": ..., "shape": ...}, Saves(inputs=(1,))
     traits = Traits(backward_of="gather", contiguous=(0, 1))
@@ -379,7 +379,7 @@ class ScatterSum(Backward):
 
     def infer(x, index, axis, shape):
         if x.shape != index.shape:
-            raise ShapeError("operand and index must have equal shapes", expected=x, got=index)
+            raise ShapeError("operand and index have different shapes", expected=x.shape, got=index)
         _along(Spec(tuple(shape), x.dtype), index, axis)
         return Spec(tuple(shape), x.dtype)
 
@@ -389,7 +389,7 @@ class ScatterSum(Backward):
 
 
 class _Scatter(Row):
-    """An op on x, index and values that changes the entries of x selected by index along an axis, in order."""
+    """An op with operands x, index and values; it changes entries of x, selected by index along an axis, in order."""
 
     arity, attrs, saves = 3, {"axis": ...}, Saves(inputs=(1,))
     traits = Traits(contiguous=(0, 1, 2), inplace=((0, 0),), fixed=(1,), amp="promote")
@@ -398,7 +398,7 @@ class _Scatter(Row):
         one_dtype(x, values)
         _along(x, index, axis)
         if values.shape != index.shape:
-            raise ShapeError("values and index must have equal shapes", expected=index, got=values)
+            raise ShapeError("values and index have different shapes", expected=index.shape, got=values)
         return x
 
     def axes(u: AxesUse) -> Sequence[Dims]:

@@ -110,7 +110,7 @@ class Linear(_Product):
             raise ShapeError("invalid operands of linear", expected="x [..., in] and w [out, in]", got=f"{x}, {w}")
         equal_dim(w.shape[1], x.shape[-1], "in")
         if b is not None and b.shape != w.shape[:1]:
-            raise ShapeError("the bias must have one entry per output", where="axis out", expected=w.shape[:1], got=b)
+            raise ShapeError("the bias does not have one entry per output", expected=w.shape[:1], got=b)
         return Spec((*x.shape[:-1], w.shape[0]), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -168,17 +168,16 @@ class LinearInt8(_Product):
     def infer(x, q, scales, b=None, *, group):
         floating(one_dtype(x, scales, b))
         if q.dtype is not int8:
-            raise DTypeError("quantised weights must be int8", got=q)
+            raise DTypeError("the quantised weights are not int8", expected="int8", got=q)
         if not x.shape or len(q.shape) != 2 or group < 1:
-            raise ShapeError(
-                "the operands must be x [..., in] and q [out, in], and group >= 1", got=f"{x}, {q}, {group}"
-            )
+            expected = "x [..., in], q [out, in] and group >= 1"
+            raise ShapeError("invalid operands of linear_int8", expected=expected, got=f"{x}, {q}, group {group}")
         equal_dim(q.shape[1], x.shape[-1], "in")
         want = (q.shape[0], -(-q.shape[1] // group))
         if scales.shape != want:
-            raise ShapeError("scales must have one entry per row and group", expected=want, got=scales)
+            raise ShapeError("the scales do not have one entry per row and group", expected=want, got=scales)
         if b is not None and b.shape != q.shape[:1]:
-            raise ShapeError("the bias must have one entry per output", where="axis out", expected=q.shape[:1], got=b)
+            raise ShapeError("the bias does not have one entry per output", expected=q.shape[:1], got=b)
         return Spec((*x.shape[:-1], q.shape[0]), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -214,7 +213,8 @@ class LinearInt8(_Product):
 def _check(x: Spec, other: Spec, offsets: Spec) -> None:
     floating(one_dtype(x, other))
     if len(x.shape) != 2 or offsets.dtype is not int64 or len(offsets.shape) != 1:
-        raise ShapeError("the operands must be x [N, d] and int64 offsets [E + 1]", got=f"{x}, {offsets}")
+        expected = "x [N, d] and int64 offsets [E + 1]"
+        raise ShapeError("invalid operands of a grouped product", expected=expected, got=f"{x}, {offsets}")
 
 
 def _draw(rng):
@@ -237,7 +237,8 @@ class GroupedMatmul(_Product):
     def infer(x, w, offsets):
         _check(x, w, offsets)
         if len(w.shape) != 3 or offsets.shape != (w.shape[0] + 1,):
-            raise ShapeError("the operands must be w [E, d, f] and offsets [E + 1]", got=f"{w}, {offsets}")
+            expected = "w [E, d, f] and offsets [E + 1]"
+            raise ShapeError("invalid operands of grouped_matmul", expected=expected, got=f"{w}, {offsets}")
         equal_dim(w.shape[1], x.shape[1], "d")
         return Spec((x.shape[0], w.shape[2]), x.dtype)
 
@@ -270,7 +271,7 @@ class GroupedOuter(Backward):
     def infer(x, y, offsets):
         _check(x, y, offsets)
         if len(y.shape) != 2:
-            raise ShapeError("the operand y must be [N, f]", got=y)
+            raise ShapeError("the operand y is not a matrix", expected="[N, f]", got=y)
         equal_dim(y.shape[0], x.shape[0], "N")
         return Spec((offsets.sizes[0] - 1, x.shape[1], y.shape[1]), x.dtype)
 

@@ -33,13 +33,15 @@ class CrossEntropy(Loss):
     def infer(scores, targets, *weight, ignore_index, smoothing):
         floating(scores)
         if targets.dtype.name != "int64":
-            raise DTypeError("targets must be int64 class ids", expected="int64", got=targets)
+            raise DTypeError("the targets are not int64 class ids", expected="int64", got=targets)
         if not scores.shape or scores.shape[-1] == 0:
-            raise ShapeError("scores must have at least one class on the last axis", got=scores)
+            raise ShapeError("the scores have no class on the last axis", expected="[..., K], K >= 1", got=scores)
         if targets.shape != scores.shape[:-1]:
-            raise ShapeError("targets must have one entry per row of scores", expected=scores.shape[:-1], got=targets)
+            expected = scores.shape[:-1]
+            raise ShapeError("the targets do not have one entry per row of scores", expected=expected, got=targets)
         if weight and (weight[0].shape != scores.shape[-1:] or not weight[0].dtype.is_float):
-            raise ShapeError("class weights must be floating, one per class", expected=scores.shape[-1:], got=weight[0])
+            expected = f"floating {scores.shape[-1:]}"
+            raise ShapeError("the class weights have the wrong shape or dtype", expected=expected, got=weight[0])
         row = Spec(targets.shape, float32 if scores.dtype.is_low else scores.dtype)
         return row, row
 
@@ -92,7 +94,7 @@ class CrossEntropy(Loss):
 
 @op("cross_entropy_backward")
 class CrossEntropyBackward(Backward):
-    """g·(softmax(scores)·Σq - q) from scores, targets, ln Σ exp, the gradient per row, and optional class weights."""
+    """Gradient g·(softmax(scores)·Σq - q) of `cross_entropy`; operands: scores, targets, ln Σ exp, g (, weights)."""
 
     arity, attrs, saves = (4, 5), CrossEntropy.attrs, Saves(inputs=(0, 1, 2, 3, 4))
     traits, vm = Traits(backward_of="cross_entropy", contiguous=(0, 1, 2, 3)), forms.CROSS_ENTROPY
@@ -130,7 +132,7 @@ class CrossEntropyBackward(Backward):
 
 
 class _ClassIds:
-    """The target class of each row; methods mask ignored rows, gather by class and sum by class."""
+    """The target class of each row, with methods that mask ignored rows, gather by class and sum by class."""
 
     def __init__(self, targets, attrs):
         self.ignored, self.smoothing = call("eq", targets, attrs["ignore_index"]), attrs["smoothing"]
@@ -145,7 +147,7 @@ class _ClassIds:
         return call("reshape", call("gather", x, _column(self.place), axis=-1), shape=self.place.shape)
 
     def spread(self, row, weight):
-        """Return [K]: for each class, the sum of `row` over the rows with this target, times (1 - `smoothing`)."""
+        """Return for each of K classes the sum of `row` over the rows with this target, times (1 - `smoothing`)."""
         flat, place = (call("reshape", t, shape=(prod(t.shape),)) for t in (row, self.place))
         return call("scatter_sum", flat, place, axis=0, shape=weight.shape) * (1.0 - self.smoothing)
 
@@ -200,7 +202,7 @@ def _log(p):
 
 @op("bce_with_logits")
 class BinaryCrossEntropyWithLogits(_Binary):
-    """max(x, 0) - x·y + log1p(e^-|x|): `bce` of p = σ(x), for scores x; gradients g·(σ(x) - y) and -g·x."""
+    """max(x, 0) - x·y + log1p(e^-|x|): `bce` of p = σ(x), for logits x; gradients g·(σ(x) - y) and -g·x."""
 
     traits = Traits(applies="sigmoid")
     sample = lambda rng: ([rng.uniform(-4, 4, (3, 1, 4)), rng.uniform(0, 1, (5, 4))], {})

@@ -74,7 +74,7 @@ def _affine(unit, scale):
 def _check_scale(x: Spec, shape: tuple, scale: tuple[Spec, ...]) -> Spec:
     for spec in scale:
         if spec.shape != shape:
-            raise ShapeError("weight and bias must have the shape of the normalised axes", expected=shape, got=spec)
+            raise ShapeError("weight or bias does not have the shape of the normalised axes", expected=shape, got=spec)
     return floating(one_dtype(x, *scale))
 
 
@@ -109,7 +109,7 @@ class RmsNorm(_Norm):
     def infer(x, w, eps, unit_offset, cast_before_scale):
         floating(one_dtype(x, w))
         if w.shape != x.shape[-1:]:
-            raise ShapeError("the weight must have the size of the last axis", expected=x.shape[-1:], got=w)
+            raise ShapeError("the weight does not have the size of the last axis", expected=x.shape[-1:], got=w)
         return x
 
     def vjp(g, ins, outs, attrs, needs):
@@ -166,7 +166,7 @@ class LayerNorm(_Norm):
 
     def infer(x, *scale, rank, eps):
         if not 1 <= rank <= len(x.shape):
-            raise ShapeError("rank must be between 1 and the number of axes", expected=f"1 to {len(x.shape)}", got=rank)
+            raise ShapeError("the number of normalised axes is out of range", expected=f"1 to {len(x.shape)}", got=rank)
         return _check_scale(x, x.shape[-rank:], scale)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -221,8 +221,8 @@ class GroupNorm(_Norm):
 
     def infer(x, *scale, groups, eps):
         if len(x.shape) < 2 or not isinstance(x.shape[1], int) or groups < 1 or x.shape[1] % groups:
-            expected = f"a multiple of {groups} channels"
-            raise ShapeError("groups must divide the channels of x [N, C, ...]", expected=expected, got=x)
+            expected = f"[N, C, ...] with C a multiple of {groups} >= 1"
+            raise ShapeError("the channels cannot be divided into groups", expected=expected, got=x)
         return _check_scale(x, x.shape[1:2], scale)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -279,13 +279,13 @@ class _ChannelNorm(_Norm):
 
 def _channels(x: Spec, statistics: tuple[Spec, Spec], scale: tuple[Spec, ...]) -> None:
     if len(x.shape) < 2:
-        raise ShapeError("the operand must be [N, C, ...]", got=x)
+        raise ShapeError("the operand of a batch norm has fewer than two axes", expected="[N, C, ...]", got=x)
     _check_scale(x, x.shape[1:2], scale)
     for spec in statistics:
         if spec.shape != x.shape[1:2]:
-            raise ShapeError("mean and variance must have one entry per channel", expected=x.shape[1:2], got=spec)
+            raise ShapeError("mean or variance does not have one entry per channel", expected=x.shape[1:2], got=spec)
         if not spec.dtype.is_float or spec.dtype is not statistics[0].dtype:
-            raise DTypeError("mean and variance must share a floating dtype", got=spec)
+            raise DTypeError("mean and variance do not share a floating dtype", got=", ".join(map(repr, statistics)))
 
 
 def _normed_sample(rng: np.random.Generator) -> list:
@@ -351,7 +351,7 @@ class BatchNormTrain(_ChannelNorm):
     def infer(x, mean, var, *scale, momentum, eps):
         _channels(x, (mean, var), scale)
         if not x.symbolic and x.size <= x.sizes[1]:
-            raise ShapeError("the variance of a batch needs more than one value per channel", got=x)
+            raise ShapeError("cannot take the variance of one value per channel", expected="more than one value", got=x)
         return x, mean, var
 
     def vjp(g, ins, outs, attrs, needs):
@@ -417,9 +417,9 @@ class Softmax(_AlongAxis):
     def infer(x, mask=None, *, axis):
         axis_of(axis, len(x.shape))
         if mask is not None and mask.dtype is not bool_:
-            raise DTypeError("the mask must be bool", got=mask)
+            raise DTypeError("the mask is not bool", expected="bool", got=mask)
         if mask is not None and broadcast_shapes(x.shape, mask.shape) != x.shape:
-            raise ShapeError("the mask must broadcast to the operand", expected=x, got=mask)
+            raise ShapeError("the mask does not broadcast to the operand", expected=x.shape, got=mask)
         return floating(x)
 
     def vjp(g, ins, outs, attrs, needs):

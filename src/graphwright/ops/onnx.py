@@ -1,4 +1,4 @@
-"""The `onnx` field of an op's definition: the op as nodes of ONNX opset 20, as plain data without the onnx library.
+"""The `onnx` field of an op's definition: the op as nodes of ONNX opset 20, built without the onnx library.
 
 The field is the type of a node that takes the same operands ("Relu"), or a function. The function takes one `OnnxUse`,
 u, adds nodes with `u(type, *names, **attributes)` and returns the names of the results, or None if ONNX cannot express

@@ -30,9 +30,7 @@ def columns(ins, width: int, first: int = 2):
     """
     members, rest = divmod(len(ins) - first, width)
     if rest or not members:
-        raise ShapeError(
-            f"the operands do not split into {width} columns of equal length", got=f"{len(ins) - first} operands"
-        )
+        raise ShapeError(f"cannot split the operands into {width} equal columns", got=f"{len(ins) - first} operands")
     return [tuple(ins[first + c * members : first + (c + 1) * members]) for c in range(width)]
 
 
@@ -53,18 +51,18 @@ class _Step(Update):
     @classmethod
     def infer(cls, lr, found, *members, **attrs):
         if lr != Spec((), float64) or found != _COUNT:
-            raise DTypeError("lr must be a float64 scalar and found_inf a float32 scalar", got=f"{lr}, {found}")
+            expected = "0-d float64 and 0-d float32"
+            raise DTypeError("lr or found_inf has the wrong shape or dtype", expected=expected, got=f"{lr}, {found}")
         grads, params, *moments, steps = columns(members, 3 + cls.moments(attrs), 0)
         for i, spec in enumerate(params):
             if spec.dtype is not params[0].dtype or not spec.dtype.is_float or spec.dtype.is_low:
-                raise DTypeError(
-                    "parameters of one step must all be float32 or all be float64", got=f"{params[0]}, {spec}"
-                )
+                expected, got = "all float32 or all float64", f"{params[0]}, {spec}"
+                raise DTypeError("the parameters have mixed or unsupported dtypes", expected=expected, got=got)
             for name, other in (("gradient", grads[i]), *(("moment", m[i]) for m in moments)):
                 if other != spec:
                     raise ShapeError(f"a {name} does not match its parameter's spec", expected=spec, got=other)
             if steps[i] != _COUNT:
-                raise ShapeError("a step count must be a float32 scalar", got=steps[i])
+                raise ShapeError("a step count is not a float32 scalar", expected=_COUNT, got=steps[i])
         return members[len(grads) :]
 
     def cost(ins, outs, attrs):
@@ -93,7 +91,7 @@ class _Adam(_Step):
 
 @op("adam_step")
 class AdamStep(_Adam):
-    """m ← β1·m + (1-β1)g; v ← β2·v + (1-β2)g²; θ ← θ - lr·(m/(1-β1ᵗ)) / (√(v/(1-β2ᵗ)) + eps), with g + λ·θ for g.
+    """m ← β1·m + (1-β1)g; v ← β2·v + (1-β2)g²; θ ← θ - lr·(m/(1-β1ᵗ)) / (√(v/(1-β2ᵗ)) + eps); g + λ·θ replaces g.
 
     λ is `weight_decay`. Columns of moments: m, v and, with `amsgrad`, the largest v so far, which then replaces v in
     the root. `maximize` negates g. Kingma and Ba 2015, algorithm 1; Reddi, Kale and Kumar 2018, algorithm 2.
@@ -191,13 +189,13 @@ class EmaStep(Update):
 
     def infer(tau, *members):
         if tau != Spec((), float64):
-            raise DTypeError("tau must be a float64 scalar", got=tau)
+            raise DTypeError("tau is not a float64 scalar", expected=Spec((), float64), got=tau)
         sources, targets = columns(members, 2, 0)
         for source, target in zip(sources, targets, strict=True):
             if source != target:
                 raise ShapeError("a source does not match its target's spec", expected=target, got=source)
             if not target.dtype.is_float:
-                raise DTypeError("only floating values can be averaged", got=target)
+                raise DTypeError("cannot average values that are not floating", expected="a floating dtype", got=target)
         return targets
 
     def sample(rng):
@@ -216,9 +214,9 @@ class UnscaleCheck(Update):
 
     def infer(inverse, found, *grads):
         if inverse != _COUNT or found != _COUNT:
-            raise DTypeError("inverse scale and found must be float32 scalars", got=f"{inverse}, {found}")
+            raise DTypeError("inverse or found is not a float32 scalar", expected=_COUNT, got=f"{inverse}, {found}")
         if any(g.dtype is not grads[0].dtype or not g.dtype.is_float for g in grads):
-            raise DTypeError("gradients of one call must share a floating dtype", got=", ".join(map(repr, grads)))
+            raise DTypeError("the gradients do not share a floating dtype", got=", ".join(map(repr, grads)))
         return found, *grads
 
     def sample(rng):

@@ -31,25 +31,28 @@ class _PoolOp(Row):
 def _windows(x: Spec, kernel: Any, attrs: Any) -> Spec:
     """Check that x can be pooled with this kernel; return the spec of the result, which has one entry per window."""
     rule, rank = Window.of(kernel, attrs), len(kernel)
-    if rank > 2 or len(floating(x).shape) < rank:
-        raise ShapeError("cannot pool this number of axes", expected=f"one or two trailing axes, here {rank}", got=x)
+    if rank > 2:
+        raise ShapeError("the pooling kernel has too many axes", expected="1 or 2", got=rank)
+    if len(floating(x).shape) < rank:
+        raise ShapeError("the operand has fewer axes than the pooling kernel", expected=f"{rank} or more", got=x)
     if any(2 * p > e for p, e in zip(rule.padding, rule.extent, strict=True)):
-        raise ShapeError("padding must be at most half of the window", expected=rule.extent, got=rule.padding)
+        expected = f"at most half of {rule.extent}"
+        raise ShapeError("the padding exceeds half of the window", expected=expected, got=rule.padding)
     at = len(x.shape) - rank
     return Spec((*x.shape[:at], *rule.counts(x.shape[at:])), x.dtype)
 
 
 def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
-    """Return the spec of x with its trailing axes resized to `sizes`."""
+    """Return the spec of x with its trailing axes resized. Raises: ShapeError if an axis or size is invalid."""
     at = len(floating(x).shape) - len(sizes)
     if not 1 <= len(sizes) <= 2 or at < 0 or any(isinstance(n, str) or n < 1 for n in (*sizes, *x.shape[at:])):
         expected = "one or two trailing axes of size >= 1, and sizes >= 1"
-        raise ShapeError("cannot resize these axes", expected=expected, got=f"{x} to sizes {sizes}")
+        raise ShapeError("cannot resize the trailing axes", expected=expected, got=f"{x} to sizes {sizes}")
     return Spec((*x.shape[:at], *sizes), x.dtype)
 
 
 def _back(op: str, g: Any, ins: Any, attrs: Mapping[str, Any]) -> tuple:
-    """Return the operand's gradient: `op`, the transposed op, applied to g with the operand's trailing sizes."""
+    """Return the gradient of the operand: apply the transposed op `op` to g, with the operand's trailing sizes."""
     return (call(op, g, **{**attrs, "sizes": trailing(ins[0].shape, len(attrs["sizes"]))}),)
 
 
@@ -148,7 +151,7 @@ class AvgPool(_PoolOp):
 
 @op("avg_pool_backward")
 class AvgPoolBackward(_PoolOp, Backward):
-    """avg_poolᵀ g: each entry is spread evenly over its window; the result's trailing axes have `sizes`."""
+    """Gradient of `avg_pool`: each entry of g is spread evenly over its window; trailing axes have `sizes`."""
 
     attrs, traits = {**AvgPool.attrs, "sizes": ...}, Traits(backward_of="avg_pool")
     vjp = lambda g, ins, outs, attrs, needs: (call("avg_pool", g, **{name: attrs[name] for name in AvgPool.attrs}),)
@@ -156,7 +159,7 @@ class AvgPoolBackward(_PoolOp, Backward):
     def infer(g, sizes, kernel, count_include_pad, **window):
         x = Spec((*g.shape[: len(g.shape) - len(kernel)], *sizes), g.dtype)
         if len(x.shape) != len(g.shape) or _windows(x, kernel, window) != g:
-            raise ShapeError("the gradient must have one entry per window", expected=f"windows over {sizes}", got=g)
+            raise ShapeError("the gradient does not have one entry per window", expected=f"windows over {sizes}", got=g)
         return x
 
     def sample(rng):
@@ -189,7 +192,7 @@ class AdaptiveAvgPool(_PoolOp):
 
 @op("adaptive_avg_pool_backward")
 class AdaptiveAvgPoolBackward(_PoolOp, Backward):
-    """adaptive_avg_poolᵀ g: each entry is spread evenly over its window; the result's trailing axes have `sizes`."""
+    """Gradient of `adaptive_avg_pool`: each entry of g is spread evenly over its window; trailing axes have `sizes`."""
 
     attrs, traits, sample = {"sizes": ...}, Traits(backward_of="adaptive_avg_pool"), AdaptiveAvgPool.sample
     vjp = lambda g, ins, outs, attrs, needs: _back("adaptive_avg_pool", g, ins, attrs)
@@ -200,7 +203,7 @@ def _interpolated(x: Spec, sizes: tuple[int, ...], mode: str, align_corners: boo
     if mode not in ("nearest", "linear"):
         raise ShapeError("unknown interpolation mode", expected="nearest or linear", got=mode)
     if align_corners and mode == "nearest":
-        raise ShapeError("align_corners needs linear interpolation", expected="mode linear", got=mode)
+        raise ShapeError("align_corners was given without linear interpolation", expected="mode linear", got=mode)
     return _resized(x, sizes)
 
 
@@ -236,7 +239,7 @@ class Interpolate(_PoolOp):
 
 @op("interpolate_backward")
 class InterpolateBackward(_PoolOp, Backward):
-    """interpolateᵀ g: each entry is spread over those it was interpolated from; the trailing axes have `sizes`."""
+    """Gradient of `interpolate`: spreads each entry of g over its sources in x; the trailing axes have `sizes`."""
 
     attrs, infer, sample = Interpolate.attrs, _interpolated, Interpolate.sample
     traits = Traits(backward_of="interpolate")

@@ -22,9 +22,9 @@ KEY = Spec((2,), int64)
 
 def _keyed(key: Spec, stream: int) -> None:
     if key != KEY:
-        raise DTypeError("the key must be int64 [2]: seed and step", expected=KEY, got=key)
+        raise DTypeError("the key has the wrong spec", expected="int64 [2]: seed and step", got=key)
     if not 0 <= stream < 2**32:
-        raise UsageError("the stream must fit 32 bits", expected="0..2³²-1", got=stream)
+        raise UsageError("the stream is out of range", expected="0 to 2**32 - 1", got=stream)
 
 
 def key_sample(rng: np.random.Generator) -> np.ndarray:
@@ -33,7 +33,7 @@ def key_sample(rng: np.random.Generator) -> np.ndarray:
 
 
 def _redraws(u: AxesUse, key: Dims, over: Dims) -> None:
-    """Freeze the key's dimension, and mark dimensions `over` as mixed: a different shape draws different numbers."""
+    """Freeze the key's dimension; mark the dimensions `over` as mixed, as each shape draws different numbers."""
     u.frozen(key[0], "is keyed by a seed and a step")
     for term in over:
         u.mixed(term, "draws different numbers for a different shape")
@@ -100,7 +100,8 @@ class Randint(_Shaped):
     def infer(key, stream, shape, low, high):
         _keyed(key, stream)
         if not 0 < high - low <= 2**31:
-            raise UsageError("the range must hold 1 to 2³¹ integers", expected="low < high", got=f"{low}..{high}")
+            expected, got = "low < high <= low + 2**31", f"low {low}, high {high}"
+            raise UsageError("the range of random integers is empty or too large", expected=expected, got=got)
         return Spec(tuple(shape), int64)
 
     def sample(rng):
@@ -132,7 +133,7 @@ class Dropout(_Masked):
     def infer(x, key, p, stream):
         _keyed(key, stream)
         if not 0 <= p <= 1:
-            raise UsageError("p must be a probability", expected="0..1", got=p)
+            raise UsageError("p is not a probability", expected="0 to 1", got=p)
         return floating(x), key
 
     def sample(rng):
@@ -153,7 +154,7 @@ class StochasticRound(Random):
     def infer(x, key, stream):
         _keyed(key, stream)
         if x.dtype is not float32:
-            raise DTypeError("stochastic_round needs a float32 operand", expected="float32", got=x)
+            raise DTypeError("the operand of stochastic_round is not float32", expected="float32", got=x)
         return Spec(x.shape, bfloat16)
 
     def sample(rng):
@@ -174,7 +175,7 @@ class Multinomial(Random):
         _keyed(key, stream)
         count = floating(weights).shape[-1] if weights.shape else 0
         if isinstance(count, str):
-            raise ShapeError("the number of weights must not be symbolic", got=weights)
+            raise ShapeError("the number of weights is symbolic", expected="[..., K] with a static K", got=weights)
         if not samples >= 0 or (samples > count and not (replacement and count)):
             most = "" if replacement and count else f" and at most {count}"
             raise ShapeError("invalid number of samples", expected=f"at least 0{most}", got=samples)

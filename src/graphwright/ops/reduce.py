@@ -35,7 +35,7 @@ def _restore(g, x, attrs):
 
 
 def _ends(why: str = "") -> AxesRule:
-    """Return the `axes` rule of a reduction: reduced axes are `mixed` for the reason `why`, or `summed` if it is ""."""
+    """Return the `axes` rule of a reduction: reduced axes are `mixed` if a reason `why` is given, else `summed`."""
 
     def rule(u: AxesUse) -> list[Dims]:
         for axis in axes_of(u.attrs["axes"], len(u.ins[0])):

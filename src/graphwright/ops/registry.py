@@ -173,7 +173,7 @@ class Op:
         return operand == ins - outs + out if self.traits.carried else (out, operand) in self.traits.inplace
 
     def row_major(self, ins: int) -> Sequence[int]:
-        """Return the indices, negative ones from the end, of the operands that must be row-major if there are `ins`."""
+        """Return the indices (negative: from the end) of operands that must be row-major; `ins` counts all operands."""
         return range(ins) if self.traits.carried else self.traits.contiguous
 
     def stops_gradient(self, attrs: Attrs) -> bool:
@@ -182,7 +182,7 @@ class Op:
         return factor is not None and (attrs[factor] if isinstance(factor, str) else factor) == 0
 
     def onnx_row(self, ins: Sequence[Spec], attrs: Attrs, opset: int) -> OnnxRow | None:
-        """Return the function that writes this use of the op in an opset; None if its expansion is written instead."""
+        """Return the function that writes this use of the op in an opset, or None to write its expansion instead."""
         whole = self.onnx_23 if opset >= 23 else None
         return whole.row if whole is not None and whole.same(ins, attrs) else self.onnx
 

@@ -22,12 +22,12 @@ def same(x: Spec, **attrs: Any) -> Spec:
 def floating(x: Spec, **attrs: Any) -> Spec:
     """Return the spec of the operand. Raises: DTypeError if it is not floating."""
     if not x.dtype.is_float:
-        raise DTypeError("the operand must be floating", expected="a floating dtype", got=x)
+        raise DTypeError("the operand is not floating", expected="a floating dtype", got=x)
     return x
 
 
 def broadcast(*ins: Spec, **attrs: Any) -> Spec:
-    """Return the spec of operands broadcast together. Raises: DTypeError if their dtypes differ; ShapeError."""
+    """Return the spec of operands broadcast together. Raises: DTypeError, ShapeError if they do not match."""
     one_dtype(*ins)
     return Spec(broadcast_shapes(*(i.shape for i in ins)), ins[0].dtype)
 
@@ -47,7 +47,7 @@ def equal_dim(a: Dim, b: Dim, axis: str) -> None:
 
 
 def wanted(needs: Sequence[bool], *gradients: Callable[[], Any]) -> tuple[Any, ...]:
-    """Call the gradient functions of the operands that need one; return their results, None for the other operands."""
+    """Call the gradient function of each operand whose gradient is needed; return the results, None for the others."""
     return tuple(gradient() if need else None for gradient, need in zip(gradients, needs, strict=False))
 
 

@@ -23,7 +23,7 @@ KEYS = ("seed", "stream", "position", "top_k")
 
 @op("sample_token")
 class SampleToken(Row):
-    """argmax(z - ln(-ln u)) over the kept logits z: the next token id int64 [B]; and z [B, V], -inf if not kept.
+    """argmax(z - ln(-ln u)), the next token id int64 [B], and z [B, V], the adjusted logits: -inf where filtered out.
 
     Operands: logits float32 [B, V], rules float32 [B, 6] and keys int64 [B, 4] (see `RULES`, `KEYS`), and the tokens
     seen so far, int32 [B, S, 2]: pairs of an id and its count in the output, each id once, ended by a negative id.
@@ -53,10 +53,12 @@ class SampleToken(Row):
 
     def infer(logits, rules, keys, seen):
         if [t.dtype for t in (logits, rules, keys, seen)] != [float32, float32, int64, int32]:
-            raise DTypeError("the operands must be float32 logits and rules, int64 keys and int32 seen tokens")
+            expected = "float32 logits and rules, int64 keys, int32 seen tokens"
+            raise DTypeError("an operand of sample_token has the wrong dtype", expected=expected)
         shapes = [t.shape for t in (logits, rules, keys, seen)]
         if [len(s) for s in shapes] != [2, 2, 2, 3] or (rules.shape[1], keys.shape[1], seen.shape[2]) != (6, 4, 2):
-            raise ShapeError("the operands must be logits [B, V], rules [B, 6], keys [B, 4] and seen [B, S, 2]")
+            expected = "logits [B, V], rules [B, 6], keys [B, 4], seen [B, S, 2]"
+            raise ShapeError("an operand of sample_token has the wrong shape", expected=expected)
         if logits.shape[1] == 0:
             raise ShapeError("the vocabulary is empty", where="axis 1", expected=">= 1", got=0)
         for name, shape in zip(("rules", "keys", "seen"), shapes[1:], strict=True):

@@ -97,9 +97,8 @@ class Unflatten(ViewOp):
     def infer(x, axis, sizes):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] != prod(sizes):
-            raise ShapeError(
-                "the product of sizes is not the size of the axis", where=f"axis {at}", expected=x.shape[at], got=sizes
-            )
+            where, expected = f"axis {at}", f"product {x.shape[at]}"
+            raise ShapeError("the sizes do not multiply to that of the axis", where=where, expected=expected, got=sizes)
         return Spec(spliced(x.shape, at, *sizes), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -130,7 +129,7 @@ class Flatten(ViewOp):
         joined = x.shape[a : b + 1]
         named, sizes = [d for d in joined if isinstance(d, str)], [d for d in joined if isinstance(d, int)]
         if a > b or (named and prod(sizes) != 1) or len(named) > 1:
-            raise ShapeError("cannot join these axes into one", expected="start <= end, sizes known", got=x)
+            raise ShapeError("cannot join these axes into one", expected="start <= end, static sizes", got=x)
         return Spec((*x.shape[:a], named[0] if named else prod(sizes), *x.shape[b + 1 :]), x.dtype)
 
     def view(layout, attrs):
@@ -159,7 +158,7 @@ class Permute(ViewOp):
 
     def infer(x, axes):
         if sorted(axes) != list(range(len(x.shape))):
-            raise ShapeError("axes must be a permutation", expected=f"each of 0..{len(x.shape) - 1} once", got=axes)
+            raise ShapeError("the axes are not a permutation", expected=f"each of 0..{len(x.shape) - 1} once", got=axes)
         return Spec(tuple(x.shape[a] for a in axes), x.dtype)
 
     def axes(u: AxesUse):
@@ -251,7 +250,7 @@ class Last(ViewOp):
     def infer(x, axis):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] == 0:
-            raise ShapeError("an empty axis has no last entry", where=f"axis {at}", got=x)
+            raise ShapeError("cannot take the last entry of an empty axis", where=f"axis {at}", got=x)
         return Spec(spliced(x.shape, at, 1), x.dtype)
 
     def view(layout, attrs):
@@ -298,7 +297,7 @@ class Squeeze(ViewOp):
 
     def infer(x, axes):
         if any(x.shape[a] != 1 for a in axes_of(axes, len(x.shape))):
-            raise ShapeError("only axes of size 1 can be removed", expected=1, got=f"{x}, axes {axes}")
+            raise ShapeError("cannot squeeze an axis whose size is not 1", expected="size 1", got=f"{x}, axes {axes}")
         return Spec(tuple(x.shape[a] for a in others(axes, len(x.shape))), x.dtype)
 
     def axes(u: AxesUse):
@@ -317,7 +316,7 @@ class Unsqueeze(ViewOp):
     def infer(x, axes):
         at = axes_of(axes, len(x.shape) + len(axes))
         if len(at) != len(axes):
-            raise ShapeError("an axis is named twice", expected=at, got=axes)
+            raise ShapeError("an axis is named twice", expected="distinct axes", got=axes)
         return Spec(_with(x.shape, axes, 1), x.dtype)
 
     def view(layout, attrs):
@@ -350,9 +349,8 @@ class Diagonal(ViewOp):
     def infer(x, offset, axes):
         a, b = (axis_of(axis, len(x.shape)) for axis in axes)
         if a == b or isinstance(x.shape[a], str) or isinstance(x.shape[b], str):
-            raise ShapeError(
-                "a diagonal needs two axes of known size", expected="two different axes", got=f"{x}, {axes}"
-            )
+            expected = "two different axes of static size"
+            raise ShapeError("cannot take a diagonal of these axes", expected=expected, got=f"{x}, axes {axes}")
         rest = (x.shape[axis] for axis in others(axes, len(x.shape)))
         return Spec((*rest, lay.diagonal_size(x.shape[a], x.shape[b], offset)), x.dtype)
 
@@ -385,7 +383,7 @@ class Diagonal(ViewOp):
 
 @op("pad_slice")
 class PadSlice(Backward):
-    """sliceᵀ x: an array of `size` entries along an axis, x at start, start + step, ... and 0 elsewhere."""
+    """Transpose of `slice`: an array with `size` entries along an axis: x at start, start + step, ..., 0 elsewhere."""
 
     arity, attrs = 1, {"axis": ..., "start": ..., "step": 1, "size": ...}
     traits = Traits(pads=True, backward_of="slice")

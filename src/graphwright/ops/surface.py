@@ -1,6 +1,6 @@
 """Generated functions of the public surface: Tensor methods, `nn.functional` functions and activation modules.
 
-They are made for each op whose definition sets the field `method`, `functional` or `module`. The op's operands,
+One is generated for each op whose definition sets the field `method`, `functional` or `module`. The op's operands,
 attributes and defaults give the signature; the first paragraph of its docstring is the documentation.
 `scripts/write_stubs.py` writes the same signatures as `.pyi` files for type checkers.
 """

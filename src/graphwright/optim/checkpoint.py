@@ -43,7 +43,7 @@ class HasVariables(Protocol):
     """A model, optimizer or scaler, whose state is tensors."""
 
     def variables(self) -> Mapping[str, Variable]:
-        """Return the variables by name; a tied variable may have several names."""
+        """Return a dict from names to variables; a tied variable may have several names."""
         ...
 
 
@@ -63,7 +63,7 @@ class HasState(Protocol):
         ...
 
     def load_state_dict(self, state: Any) -> Any:
-        """Restore the state, or raise and change nothing."""
+        """Restore the state, or raise an error and change nothing."""
         ...
 
 
@@ -96,7 +96,7 @@ def save_state(
     try:
         text = json.dumps({**content, "checksum": _checksum(content)}, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UsageError("a state contains values that are not JSON", where=str(directory), got=str(error)) from error
+        raise UsageError("a state cannot be saved as JSON", where=str(directory), got=str(error)) from error
     items = [TensorData(n, v.dtype.safetensors, v.shape, lambda v=v: _bits(v)) for n, v in tensors.items()]
     with atomic_directory(directory, overwrite=True) as folder:
         write_checkpoint(folder, items, stem="state")
@@ -209,7 +209,7 @@ class SavedState:
             raise StateError(f"the saved state does not match:\n  {lines}", where=self.directory)
 
     def _arrays(self, scope: Sequence[str], own: Mapping[str, Variable], wrong: list[str]) -> dict[str, NDArray]:
-        """Read the saved tensors of the parts in `scope`, such as `model`, and verify their checksums.
+        """Return a dict of the saved tensors of the parts in `scope`, such as `model`; verify their checksums.
 
         Mismatches with `own` are added to `wrong`. Raises: StateError for a wrong checksum or anything in `wrong`.
         """
@@ -232,7 +232,7 @@ class SavedState:
 def remap_state(
     saved: SavedState, arrays: Mapping[str, NDArray], program: Program, journal: Journal, optimizer: Optimizer | None
 ) -> dict[str, NDArray]:
-    """Apply the edits made since a training was saved to the saved tensors; return them under their present names.
+    """Apply the edits since a training was saved to the saved tensors; return a dict of them by their new names.
 
     Args:
         arrays: saved tensors by name, with the prefix `model.` or `optimizer.`.
@@ -247,11 +247,11 @@ def remap_state(
     at = heads[saved.journal]
     past = (program.at(at) if len(journal) else program).fork()
     if past.structure_hash() != saved.structure:
-        raise StateError("the structure of the saved state differs from that of the program after this journal entry",
+        raise StateError("the saved structure differs from that of the program after this journal entry",
                          where=f"{program.name}, entry {at}")  # fmt: skip
     for key, variable in past.variables().items():
         if f"model.{key}" not in arrays:
-            raise StateError("the weight is missing in the saved state", where=key)
+            raise StateError("a weight is missing in the saved state", where=key)
         variable.assign(Tensor(arrays[f"model.{key}"]))
     then = {key: (variable.spec, variable.lineage) for key, variable in past.variables().items()}
     replay(journal[at + 1 :], onto=past)
@@ -286,7 +286,7 @@ def program_of(model: object) -> Program | None:
 
 
 def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str]:
-    """List, as text, the tensors that are missing on one side or have different specs."""
+    """Return one line of text for each tensor that is missing, unexpected or has a different spec."""
     wrong = sorted(f"{name}: missing in the saved state" for name in own.keys() - saved.keys())
     wrong += sorted(f"{name}: unexpected in the saved state" for name in saved.keys() - own.keys())
     both = [(name, variable.spec, saved[name]) for name, variable in own.items() if name in saved]
@@ -296,7 +296,7 @@ def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str
 def _gathered(
     *holders: HasVariables | None,
 ) -> tuple[dict[str, Variable], dict[str, str]]:
-    """Return name -> variable for all holders, each variable once, and other name -> first name for tied variables."""
+    """Return a dict from names to variables of all holders, and one from other names of tied variables to the first."""
     first: dict[int, str] = {}
     tensors: dict[str, Variable] = {}
     aliases: dict[str, str] = {}

@@ -109,7 +109,7 @@ def accumulate(loss: Callable[..., Tensor], batches: Iterable[Any]) -> Tensor:
     """
     given = list(batches)
     if not given:
-        raise UsageError("accumulate got no batches")
+        raise UsageError("accumulate got no batches", expected="at least one batch")
     total: Tensor | None = None
     for batch in given:
         part = (loss(*batch) if isinstance(batch, tuple | list) else loss(batch)) / float(len(given))

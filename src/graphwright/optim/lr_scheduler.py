@@ -22,7 +22,8 @@ def warmup_cosine(step: int, *, peak: float, warmup: int, total: int, floor: flo
     >>> tuple(round(warmup_cosine(s, peak=1.0, warmup=2, total=6), 3) for s in range(7))
     (0.5, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0)
     """
-    _check(total >= 1 and warmup >= 0 and 0 <= floor <= 1, "total >= 1, warmup >= 0, floor in [0, 1]")
+    fine, expected = total >= 1 and warmup >= 0 and 0 <= floor <= 1, "total >= 1, warmup >= 0, floor in [0, 1]"
+    _check(fine, expected, total, warmup, floor)
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = min((step - warmup) / max(total - warmup, 1), 1.0)
@@ -59,7 +60,7 @@ class LRScheduler:
         return {"last_step": self.last_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume at a step and set its rates. Raises: UsageError if the state is invalid."""
+        """Resume at the saved step and set its rates. Raises: UsageError if the state is invalid."""
         step = state.get("last_step")
         if type(step) is not int or step < 0 or len(state) != 1:
             raise UsageError("invalid state of a scheduler", expected="{'last_step': step}", got=state)
@@ -75,7 +76,7 @@ class ConstantLR(LRScheduler):
     """base · factor for `total_iters` steps, then base."""
 
     def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5) -> None:
-        _check(0 <= factor <= 1 and total_iters >= 0, "factor in [0, 1], total_iters >= 0")
+        _check(0 <= factor <= 1 and total_iters >= 0, "factor in [0, 1], total_iters >= 0", factor, total_iters)
         super().__init__(optimizer, lambda base, step, _: base * (factor if step < total_iters else 1.0))
 
 
@@ -83,7 +84,7 @@ class StepLR(LRScheduler):
     """base · gamma^⌊step / step_size⌋."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
-        _check(step_size >= 1 and gamma >= 0, "step_size >= 1, gamma >= 0")
+        _check(step_size >= 1 and gamma >= 0, "step_size >= 1, gamma >= 0", step_size, gamma)
         super().__init__(optimizer, lambda base, step, _: base * gamma ** (step // step_size))
 
 
@@ -95,7 +96,7 @@ class LambdaLR(LRScheduler):
     ) -> None:
         groups = len(optimizer.param_groups)
         functions = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
-        _check(len(functions) == groups, f"one function, or {groups}")
+        _check(len(functions) == groups, f"one function, or {groups}", f"{len(functions)} functions")
         super().__init__(optimizer, lambda base, step, group: base * functions[group](step))
 
 
@@ -106,7 +107,8 @@ class LinearLR(LRScheduler):
         self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
     ) -> None:
         fine = 0 < start_factor <= 1 and 0 <= end_factor <= 1 and total_iters >= 1
-        _check(fine, "factors in [0, 1], total_iters >= 1")
+        expected = "start_factor in (0, 1], end_factor in [0, 1], total_iters >= 1"
+        _check(fine, expected, start_factor, end_factor, total_iters)
         rise = end_factor - start_factor
         super().__init__(
             optimizer, lambda base, step, _: base * (start_factor + rise * (min(step, total_iters) / total_iters))
@@ -117,7 +119,7 @@ class CosineAnnealingLR(LRScheduler):
     """eta_min + (base - eta_min)·(1 + cos(π·step / T_max)) / 2; it rises again after T_max, as in torch."""
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
-        _check(T_max >= 1 and eta_min >= 0, "T_max >= 1, eta_min >= 0")
+        _check(T_max >= 1 and eta_min >= 0, "T_max >= 1, eta_min >= 0", T_max, eta_min)
         super().__init__(optimizer, lambda base, step, _: eta_min + (base - eta_min) * (1 + cos(pi * step / T_max)) / 2)
 
 
@@ -131,12 +133,16 @@ class WarmupCosineLR(LRScheduler):
 
 
 class WSDLR(LRScheduler):
-    """Warm-up, stable, decay: up linearly over `warmup` steps, base for `stable`, then linearly to floor · base over
-    `decay` steps (Hu et al. 2024, "MiniCPM", section 4).
+    """Warm-up, stable, decay: up linearly over `warmup` steps, base for `stable` steps, then linearly to floor · base
+    over `decay` steps (Hu et al. 2024, "MiniCPM", section 4).
     """
 
     def __init__(self, optimizer: Optimizer, warmup: int, stable: int, decay: int, floor: float = 0.0) -> None:
-        _check(min(warmup, stable, decay) >= 0 and 0 <= floor <= 1, "lengths >= 0, floor in [0, 1]")
+        fine, expected = (
+            min(warmup, stable, decay) >= 0 and 0 <= floor <= 1,
+            "warmup, stable, decay >= 0, floor in [0, 1]",
+        )
+        _check(fine, expected, warmup, stable, decay, floor)
 
         def rate(base: float, step: int, _: int) -> float:
             into = step - warmup - stable
@@ -147,6 +153,6 @@ class WSDLR(LRScheduler):
         super().__init__(optimizer, rate)
 
 
-def _check(fine: bool, expected: str) -> None:
+def _check(fine: bool, expected: str, *got: object) -> None:
     if not fine:
-        raise UsageError("schedule parameter out of range", expected=expected)
+        raise UsageError("a parameter of the schedule is out of range", expected=expected, got=", ".join(map(str, got)))

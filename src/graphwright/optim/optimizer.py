@@ -37,12 +37,12 @@ Params = HasParameters | Iterable[Any]
 
 
 class ParamGroup:
-    """Parameters that share a learning rate and options; those of a module or program are listed again at every step.
+    """Parameters that share a learning rate and options; the list is read from a module or program at every step.
 
     Attributes:
-        lr: learning rate of the next step; a compiled step need not be planned again when it changes.
+        lr: learning rate of the next step; changing it does not require a compiled step to be planned again.
         initial_lr: learning rate at construction, which schedules scale.
-        options: all other options, fixed.
+        options: all other options; they do not change.
     """
 
     def __init__(self, params: Params, lr: float, options: Mapping[str, Any], name: str) -> None:
@@ -52,7 +52,7 @@ class ParamGroup:
         self.rate = Variable(_scalar(lr, "float64"), name=name)
 
     def parameters(self) -> list[Parameter]:
-        """Return the parameters that the group has now."""
+        """Return the list of parameters currently in the group."""
         return list(self.owner.parameters() if isinstance(self.owner, HasParameters) else self.owner)
 
     @property
@@ -85,12 +85,12 @@ class ParamState:
     master: Variable | None
 
     def variables(self) -> list[Variable]:
-        """Return all variables."""
+        """Return a list of all variables of the state: step count, moments and master weights."""
         return [self.steps, *self.moments.values(), *([] if self.master is None else [self.master])]
 
 
 class Optimizer:
-    """Base of the optimizers: subclasses define their op, its options and its moments.
+    """Base of the optimizers. A subclass defines its op and the options and moments of the op.
 
     Args:
         params: parameters, groups `{"params": ..., "lr": ..., **options}`, both mixed, or a module, program or model,
@@ -118,7 +118,7 @@ class Optimizer:
         self, params: Params, lr: float, options: Mapping[str, Any], *, decay_matrices_only: bool = False, low: str
     ) -> None:
         if low not in LOW:
-            raise UsageError("unknown value of low", expected=", ".join(LOW), got=low)
+            raise UsageError("unknown value of the option 'low'", expected=", ".join(LOW), got=low)
         self.low = low
         self.name = type(self).__name__.lower()
         self.decay_matrices_only = decay_matrices_only
@@ -136,7 +136,7 @@ class Optimizer:
         for group in (g for g in given if isinstance(g, Mapping)):
             own = {k: v for k, v in group.items() if k not in ("params", "lr")}
             if "params" not in group:
-                raise UsageError("a parameter group lacks 'params'", got=", ".join(group))
+                raise UsageError("a parameter group lacks the key 'params'", got=", ".join(group))
             members = [group["params"]] if isinstance(group["params"], Parameter) else group["params"]
             rate = float(group.get("lr", lr))
             if rate and not lr:
@@ -156,8 +156,10 @@ class Optimizer:
             known = ", ".join(("params", "lr", *sorted(self._options)))
             raise UsageError(f"unknown option of {type(self).__name__}", expected=known, got=", ".join(sorted(unknown)))
         full = {**options, "lr": lr}
-        if not self.in_range(full):
-            raise UsageError("an option is out of range", where=type(self).__name__, got=full)
+        if not self.in_range(full):  # a subclass may override `in_range` alone
+            name, expected = next(iter(self._out_of_range(full).items()), ("", None))
+            what = f"the option {name!r} is out of range" if name else "an option is out of range"
+            raise UsageError(what, where=type(self).__name__, expected=expected, got=full.get(name, full))
         index = len(self.param_groups)
         group = ParamGroup(params, lr, full, f"{self.name}.lr" if index == 0 else f"{self.name}.lr.{index}")
         group.options["spares_vectors"] = self.decay_matrices_only and fallback
@@ -166,9 +168,16 @@ class Optimizer:
     @staticmethod
     def in_range(options: Mapping[str, Any]) -> bool:
         """Return True if the options, with lr, are valid; subclasses add their own conditions."""
+        return not Optimizer._out_of_range(options)
+
+    @staticmethod
+    def _out_of_range(options: Mapping[str, Any]) -> dict[str, str]:
+        """Map each invalid option, or lr, to its valid range."""
+        wrong = {name: ">= 0" for name in _NOT_NEGATIVE if not options.get(name, 0) >= 0}
         betas = tuple(options.get("betas", (0.0, 0.0)))
-        fine = len(betas) == 2 and all(0 <= b < 1 for b in (*betas, options.get("alpha", 0.0)))
-        return fine and all(options.get(name, 0) >= 0 for name in _NOT_NEGATIVE)
+        if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
+            wrong["betas"] = "two numbers in [0, 1)"
+        return wrong if 0 <= options.get("alpha", 0.0) < 1 else {**wrong, "alpha": "a number in [0, 1)"}
 
     def attrs(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes of the op for a group's options."""
@@ -248,16 +257,16 @@ class Optimizer:
             variable.assign(value)
 
     def _state_of_members(self, group: ParamGroup, members: list[Parameter]) -> tuple[list[ParamState], list[Variable]]:
-        """Return the states of some parameters, and their moments and step counts in the order of the op's operands."""
+        """Return the states of the parameters, and their moments and step counts in the order of the op's operands."""
         names = self.moments(group.options)
         states = [self.state_of(p, names) for p in members]
         return states, [s.moments[name] for name in names for s in states] + [s.steps for s in states]
 
     # -- state -------------------------------------------------------------------------------------------------------
     def state_of(self, p: Parameter, names: Sequence[str] | None = None) -> ParamState:
-        """Return the state of a parameter: zeros at first, remapped after an edit of its axes.
+        """Return the state of a parameter: zeros at first, remapped after an edit of the parameter's axes.
 
-        Entries that an edit keeps have the same moments, bit for bit; moments of new entries are 0, also of entries
+        Entries that an edit preserves have the same moments, bit for bit; moments of new entries are 0, also of entries
         that an undo restores. After any other change of shape, as by setting the weight, all moments are 0 again.
         """
         found = self.state.get(p)
@@ -296,7 +305,7 @@ class Optimizer:
         return self.state[p]
 
     def variables(self) -> dict[str, Variable]:
-        """Return everything that a resumed run needs, by name."""
+        """Return a dict from names to all variables that a resumed run needs."""
         result = {group.rate.name: group.rate for group in self.param_groups}
         for group in self.param_groups:
             names = self.moments(group.options)

@@ -1,4 +1,4 @@
-"""Adam, AdamW, Lion, Muon, RMSprop and SGD; their formulas are ops in `ops/optimize.py`. Defaults are as in torch."""
+"""Adam, AdamW, Lion, Muon, RMSprop and SGD; their formulas are ops of `ops/optimize.py`. The defaults are torch's."""
 
 from __future__ import annotations
 
@@ -114,7 +114,12 @@ class Muon(Optimizer):
     @staticmethod
     def in_range(options: Mapping[str, Any]) -> bool:
         """Return True if the options are valid; also check that momentum is below 1 and `adjust` is known."""
-        return options["momentum"] < 1 and options["adjust"] in MUON_ADJUST and Optimizer.in_range(options)
+        return not Muon._out_of_range(options)
+
+    @staticmethod
+    def _out_of_range(options: Mapping[str, Any]) -> dict[str, str]:
+        wrong = Optimizer._out_of_range(options) | ({} if options["momentum"] < 1 else {"momentum": "in [0, 1)"})
+        return wrong if options["adjust"] in MUON_ADJUST else {**wrong, "adjust": " or ".join(MUON_ADJUST)}
 
 
 class RMSprop(Optimizer):
@@ -170,5 +175,10 @@ class SGD(Optimizer):
     @staticmethod
     def in_range(options: Mapping[str, Any]) -> bool:
         """Return True if the options are valid; also check that `nesterov` has momentum > 0 and dampening 0."""
+        return not SGD._out_of_range(options)
+
+    @staticmethod
+    def _out_of_range(options: Mapping[str, Any]) -> dict[str, str]:
         ready = not options["nesterov"] or (options["momentum"] > 0 and options["dampening"] == 0)
-        return ready and Optimizer.in_range(options)
+        wrong = {} if ready else {"nesterov": "False, or momentum > 0 and dampening 0"}
+        return Optimizer._out_of_range(options) | wrong

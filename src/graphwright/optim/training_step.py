@@ -50,9 +50,10 @@ class StepOptions:
     remat: int | None = None
 
     def __post_init__(self) -> None:
-        if self.accumulate < 1 or (self.clip is not None and not (self.clip > 0 and isfinite(self.clip))):
-            got = f"accumulate {self.accumulate}, clip {self.clip}"
-            raise UsageError("accumulate or clip out of range", expected="accumulate >= 1, clip > 0 or None", got=got)
+        if self.accumulate < 1:
+            raise UsageError("accumulate is out of range", expected=">= 1", got=self.accumulate)
+        if self.clip is not None and not (self.clip > 0 and isfinite(self.clip)):
+            raise UsageError("clip is out of range", expected="None, or finite and > 0", got=self.clip)
 
 
 class CompiledStep:
@@ -85,7 +86,7 @@ class CompiledStep:
         self._seen = (-1, None)
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Tensor:
-        """Run one batch: a whole step, or with `accumulate=k` one of its k batches. Raises: FeedError."""
+        """Run one batch: a whole step, or with `accumulate=k` one of the k batches of a step. Raises: FeedError."""
         return Tensor(self.plan.executable().run({**feeds, **named} if feeds else named)["loss"])
 
     def bind(self) -> BoundCall:
@@ -211,7 +212,7 @@ def compile_step(
 
 
 def _read_by(program: Program, loss: Loss) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the program's outputs that the loss reads, and of all values that it reads."""
+    """Return the names of the program's outputs that the loss reads, and the names of all values that it reads."""
     outputs = program.output_names()
     if isinstance(loss, str):
         program.output(loss)
@@ -225,7 +226,7 @@ def _read_by(program: Program, loss: Loss) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def _specs(program: Program, inputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Spec]:
-    """Return the specs of all inputs of a step. Raises: FeedError listing all problems."""
+    """Return a dict from names to specs of all inputs of a step. Raises: FeedError listing all problems."""
     declared = {program.path(n): program.spec(n) for n in program.inputs()}
     wanted = [*declared, *(n for n in names if n not in declared and n not in program.output_names())]
     wrong = [f"{name}: no such input of the program or the loss" for name in inputs if name not in wanted]

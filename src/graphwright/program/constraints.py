@@ -54,7 +54,7 @@ class Constraints:
             raise ConstraintViolated(what, where=p.name, findings=found, fix=fix)
 
     def copy(self) -> Constraints:
-        """Return the constraints for a fork."""
+        """Return a copy of the constraints, for a fork."""
         twin = Constraints()
         twin._held = dict(self._held)
         return twin

@@ -25,7 +25,7 @@ class UnknownAxis(UsageError, KeyError):
 
 
 class UnknownGate(UsageError, KeyError):
-    """The node is not a gate, or no gate has the requested slot or units."""
+    """The node is not a gate, no gate uses the slot, or no axis has exactly the units of the gate."""
 
 
 class ForeignNode(UsageError):

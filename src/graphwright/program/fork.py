@@ -32,7 +32,7 @@ def fork(p: Program, name: str | None = None) -> Program:
 
 
 def abstract_fork(p: Program) -> Program:
-    """Return a fork for trying edits: its params have specs but no values; consts and states keep theirs."""
+    """Return a fork for trying edits: its params have specs but no values; consts and states keep their values."""
     flags = [(v, v.shared) for v in p.weights.values()]
     twin = fork(p)
     for variable, shared in flags:  # the fork writes no array

@@ -195,7 +195,7 @@ def _may_be_site(p: Program, node: NodeId) -> bool:
 
 
 def _passes(p: Program, node: NodeId) -> bool:
-    """Return True if a node may be between a gate and its site: a view, a cast, or an op of the logarithm of a gate."""
+    """Return True if a node may be between a gate and its site: a view, a cast, or an op that computes ln g."""
     row = get(p.op(node))
     return row.view is not None or row.traits.convert or p.op(node) in LOGARITHM
 
@@ -225,7 +225,7 @@ def refuse_soft(p: Program, what: str) -> None:
     if names:
         fix = 'DifferentiableGraph(program).discretize(), or discretize(0, to="fold") to fold them into weights'
         got = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise SoftGates(f"{what} needs a program without gates", where=p.name, got=got, fix=fix)
+        raise SoftGates(f"{what} does not support gates", where=p.name, got=got, fix=fix)
 
 
 def junction_edge(p: Program, site: NodeId) -> EdgeId | None:

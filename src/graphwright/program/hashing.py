@@ -64,7 +64,7 @@ def _decode(value: Any) -> Any:
 
 
 class StructureHash:
-    """Sum modulo 2²⁵⁶ of one digest per node; a changed node is subtracted and added again.
+    """Sum modulo 2²⁵⁶ of one digest per node; after a change, a node's old digest is subtracted and its new one added.
 
     A node's digest covers its name, op, attributes, specs and, in port order, its operands by name and result number.
     Handles, port numbers and creation numbers are left out, so programs of the same structure and names hash equal.

@@ -205,7 +205,8 @@ class OpGraph:
         """Return the checkpoint key of a param, const or state node. Raises: UnknownNode for other nodes."""
         if self.op(node) not in STORED:
             expected = "a param, const or state"
-            raise UnknownNode("the node has no key", where=self.path(node), expected=expected, got=self.op(node))
+            what = "the node has no checkpoint key"
+            raise UnknownNode(what, where=self.path(node), expected=expected, got=self.op(node))
         return self.attrs(node)["key"]
 
     def readers(self, key: str) -> tuple[NodeId, ...]:
@@ -301,7 +302,7 @@ class OpGraph:
 
     # -- names -------------------------------------------------------------------------------------------------------
     def free_name(self, wanted: str) -> str:
-        """Return `wanted`, or if it is taken the first free one of `wanted_2`, `wanted_3`, ..."""
+        """Return `wanted`, or if this name is taken, the first free name among `wanted_2`, `wanted_3`, ..."""
         if wanted not in self._names:
             return wanted
         taken, free = 1, 2

@@ -202,7 +202,7 @@ def copy_into(p: OpGraph, twin: OpGraph) -> None:
 
 
 def _reorder(p: OpGraph, change: Callable[[], Relabelled[NodeId]], *, moves: bool = False) -> None:
-    """Apply and log a change of the topological order; undo, redo and roll-back skip it: they restore the logged order.
+    """Apply and log a change of the topological order, except in undo, redo and roll-back, which restore logged orders.
 
     Args:
         moves: True if existing nodes may move.

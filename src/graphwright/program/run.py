@@ -274,9 +274,9 @@ def run(
 ) -> Run:  # fmt: skip
     """Run node by node on arrays; states and params are assigned together at the end.
 
-    A value that is not kept is freed after its last reader; memory that views share is freed with the last of them. The
-    run is on the device of the inputs: a variable on another device, such as a state that a plan moved, is copied
-    to be read, and assigned on its own device.
+    A value that is not kept is freed after its last reader; memory that views share is freed with the last view. The
+    run is on the device of the inputs. A variable on another device, such as a state that a plan moved, is copied to
+    that device when it is read, and stays on its own device when it is assigned.
 
     Args:
         feeds, named: arrays or tensors by input name.

@@ -101,7 +101,7 @@ class Filters(TypedDict, total=False):
         kind: `op` for all ops, `source` for inputs, params, consts, states and assigns.
         dtype: dtype of the first result.
         where: predicate on handles.
-        regex: searched in the path.
+        regex: regular expression to search for in the path.
     """
 
     op: str | None

@@ -23,7 +23,7 @@ class Tombstones:
     Attributes:
         mode: whether the program makes new changes or steps through old ones.
         removed: handle -> the record that restores it.
-        back, forth: edge -> rewires to revert and to repeat, the latest last.
+        back, forth: edge -> the rewires that undo reverts, and those that redo repeats, the latest last.
     """
 
     def __init__(self) -> None:

@@ -130,11 +130,11 @@ class Mismatch:
     """One defect of a program.
 
     Attributes:
-        kind: `spec`, `weight`, `port`, `cycle`, `order`, `name`, `op` or `output`; of a model also `tied_mismatch`.
+        kind: `spec`, `weight`, `port`, `cycle`, `order`, `name`, `op` or `output`; for a model also `tied_mismatch`.
         where: path of the node, name of the output, or key in the file.
-        what: one sentence.
+        what: a description of the defect.
         axis: the first dimension that differs, for a shape mismatch.
-        expected, got: as text.
+        expected, got: the valid and the actual value, as text.
     """
 
     kind: str

@@ -154,7 +154,7 @@ class Weights(Mapping[str, Variable]):
             known.pop(old, None)
 
     def sort(self, p: Program) -> None:
-        """Sort the keys by the creation number of the first node that reads each."""
+        """Sort the keys by the creation number of the first node that reads each key."""
         ranks: dict[str, int] = {}
         for node in (n for kind in STORED for n in p.of_kind(kind)):
             ranks[p.key(node)] = min(ranks.get(p.key(node), p.seq(node)), p.seq(node))

@@ -32,7 +32,7 @@ LEAST, MOST = 0.01, 0.99
 
 
 def decision(kind: str, z: np.ndarray) -> np.ndarray:
-    """Return the decision probability, by which gates are cut: σ(z); softmax for a choice; min(|z|, 1) for a scale.
+    """Return the decision probability, for cuts: softmax(z) for a choice, min(|z|, 1) for a scale, else σ(z).
 
     Args:
         z: the logits of one gate, float [n].
@@ -47,7 +47,7 @@ def decision(kind: str, z: np.ndarray) -> np.ndarray:
 
 
 def open_probability(kind: str, z: np.ndarray, temperature: float | np.ndarray) -> np.ndarray:
-    """Return the probability that a gate is not 0, for penalties; |z| for a scale."""
+    """Return the probability that a gate is not 0, which penalties use; |z| for a scale."""
     z = np.asarray(z, np.float64)
     if kind == "scale":
         return np.abs(z)
@@ -65,7 +65,7 @@ def init_for(p0: float, kind: str, temperature: float = 1.0) -> float:
     if kind not in KINDS or kind == "choice":
         raise UsageError("unknown kind of gate", expected=", ".join(k for k in KINDS if k != "choice"), got=kind)
     if p0 in (0, 1):
-        raise DeadGate("a gate that starts at 0 or 1 has no gradient", got=p0, fix="p0 from 0.01 to 0.99")
+        raise DeadGate("a gate that starts at 0 or 1 has no gradient", got=p0, fix="choose p0 from 0.01 to 0.99")
     Range(0, 1).check("p0", p0)
     Range(0, above=True).check("temperature", temperature)
     if not LEAST <= p0 <= MOST:
@@ -107,7 +107,7 @@ def probabilities(p: Program, among: list[Element]) -> Tensor:
 
 
 def _with_choices(found: Tensor, z: Tensor, among: list[Element], starts: list[int]) -> Tensor:
-    """Replace in `found` the probabilities of options by a softmax over the options of a choice that are not closed.
+    """Set the entries of `found` for options to the softmax over the options of their choice; closed options get 0.
 
     `starts` are the indices in `among` of the first option of each choice.
     """
@@ -137,8 +137,7 @@ class Element:
     Attributes:
         name: unique among the elements of the program.
         gate, index: the gate, and the current index of the element in it.
-        site: the node that multiplies a value by the gate and identifies the element: an option's own product, else the
-            gate's handle.
+        site: a node that multiplies a value by the gate of the element; its handle identifies the element.
         z, offset: the logit, and its offset in the vector of all logits.
         p: decision probability, at temperature 1; p_now: open probability at the current temperature.
         temperature: temperature of the gate's group; cost: cost of the element while it is open.
@@ -159,7 +158,7 @@ class Element:
 
     @property
     def key(self) -> Key:
-        """The identity of the element, which edits do not change; see `Key`."""
+        """The permanent identity of the element: handle of its product node (index, generation) and element number."""
         return self.site.index, self.site.generation, int(self.gate.rows[self.index, g.ELEMENT])
 
     @property
@@ -168,7 +167,7 @@ class Element:
         return self.gate.over
 
     def to_json(self) -> dict[str, Any]:
-        """Return the element as JSON values, for a table of elements."""
+        """Return the element as a JSON-serialisable dict, for a table of elements."""
         names = ("name", "over", "state", "z", "p", "p_now", "temperature", "cost")
         return {n: getattr(self, n) for n in names} | {"kind": self.gate.kind, "group": self.gate.group}
 
@@ -195,7 +194,7 @@ def elements(p: Program) -> list[Element]:
 
 
 def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return five arrays indexed by logit offset: gate table, logits, decision and open probabilities, temperatures.
+    """Return 5 arrays by logit offset: gate table, logits, decision probabilities, open probabilities, temperatures.
 
     Unused logits have probability 0.
     """
@@ -225,13 +224,13 @@ def edge_of(p: Program, element: Element) -> EdgeId | None:
 
 
 def sites_of(p: Program, element: Element) -> list[NodeId]:
-    """Return the existing nodes that multiply a value by the element's gate; for an option only its own product."""
+    """Return the nodes that multiply a value by the element's gate and still exist; for an option only its own node."""
     there = [site for site in element.gate.sites if site in p.graph]
     return [site for site in there if element.over != "choice" or _option(p, site) == element.index]
 
 
 def _option(p: Program, site: NodeId) -> int:
-    """Return the index of the option to which a product belongs."""
+    """Return the index of the option by whose gate the node `site` multiplies."""
     node = p.operands(site)[1].node
     while not traits(p.op(node)).slices:
         node = p.operands(node)[0].node

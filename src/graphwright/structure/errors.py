@@ -22,11 +22,11 @@ class Diverged(ComputeError):
 
 
 class NoTaskTerm(UserWarning):
-    """The objective has penalties only: its optimum is to cut everything."""
+    """The objective consists of penalties only, so its optimum is to cut everything."""
 
 
 class GatesCannotClose(UserWarning):
-    """Steps or learning rate are too small for any gate to close."""
+    """The number of steps or the learning rate is too small for any gate to close."""
 
 
 class ClippedStart(UserWarning):

@@ -1,4 +1,4 @@
-"""DifferentiableGraph: a view of a program's gates that stores no graph and no logits; and temperature schedules."""
+"""A differentiable view of a program's gates, which copies neither graph nor logits; and temperature schedules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from graphwright.structure.report import Discretized, ungated
 
 @dataclass(frozen=True, slots=True)
 class TemperatureSchedule(Settings):
-    """A temperature that falls monotonically from `start` to `end`; with 0 steps it is always `start`.
+    """A temperature that falls monotonically from `start` to `end`; with `steps=0` it stays at `start`.
 
     Attributes:
         start, end: temperatures > 0, end <= start.
@@ -48,7 +48,7 @@ class TemperatureSchedule(Settings):
             raise self.out_of_range("end", f"at most the start, {self.start}")
 
     def at(self, step: int) -> float:
-        """Return the temperature of a step; the first step is 0."""
+        """Return the temperature at step number `step`, counted from 0."""
         if not self.steps:
             return self.start
         x = min(max(step, 0) / self.steps, 1.0)
@@ -70,10 +70,10 @@ class DifferentiableGraph:
     """A view of the gates of a program, for training and cutting its structure.
 
     Args:
-        program: owns the gates; every edit of it is visible here.
+        program: the program with the gates; the view shows its later edits, too.
         seed: seed of the noise of gates in training.
-        schedule: temperature schedule of all groups of gates except `hard_concrete`, or group name -> schedule; None
-            leaves temperatures unchanged.
+        schedule: temperature schedule of all groups of gates except `hard_concrete`, or a dict from group names to
+            schedules; None leaves temperatures unchanged.
 
     Attributes:
         step: number of training steps so far, which is also part of the random key of the noise.
@@ -95,17 +95,17 @@ class DifferentiableGraph:
         return elements(self.program)
 
     def table(self) -> list[dict[str, Any]]:
-        """Return one dict of plain values per element."""
+        """Return a list with one JSON-serialisable dict per element."""
         return [e.to_json() for e in self.elements()]
 
     def probabilities(self, at: float | str = 1.0) -> dict[str, float]:
-        """Return name -> decision probability (at temperature 1), or with `at="T"` the current open probability."""
+        """Map element names to decision probabilities, or for `at="T"` to current open probabilities."""
         if at not in (1.0, "T"):
             raise UsageError("unknown temperature", where="at", expected='1.0 or "T"', got=at)
         return {e.name: e.p if at == 1.0 else e.p_now for e in self.elements()}
 
     def matrix(self) -> dict[tuple[str, str], list[float]]:
-        """Return (source, target) -> decision probabilities of the gated edges between them, one per parallel edge."""
+        """Map each pair (source, target) to the decision probabilities of the gated edges between the two nodes."""
         found: dict[tuple[str, str], list[float]] = {}
         for e in self.elements():
             if e.over == "edges":
@@ -114,11 +114,11 @@ class DifferentiableGraph:
         return found
 
     def adjacency(self, threshold: float = 0.5) -> dict[tuple[str, str], int]:
-        """Return (source, target) -> number of gated edges between them with a probability of at least `threshold`."""
+        """Map each pair (source, target) to its number of gated edges with a decision probability >= `threshold`."""
         return {ends: sum(p >= threshold for p in ps) for ends, ps in self.matrix().items()}
 
     def overlay(self) -> dict[str, float]:
-        """Return path -> mean decision probability for nodes that multiply by a gate, for `to_svg(overlay=...)`."""
+        """Map paths of nodes that multiply by a gate to mean decision probabilities, for `to_svg(overlay=...)`."""
         found: dict[str, list[float]] = {}
         for e in self.elements():
             for site in e.gate.sites:
@@ -140,7 +140,7 @@ class DifferentiableGraph:
 
     @contextmanager
     def using(self, mode: str) -> Iterator[None]:
-        """Run gates in a mode inside the with-block: `train`, `eval`, `soft`, `hard` or `open`."""
+        """Set the mode of all gates inside a `with` block: `train`, `eval`, `soft`, `hard` or `open`."""
         if mode not in MODES:
             raise UsageError("unknown mode of gates", expected=", ".join(MODES), got=mode)
         if not self.program.gates():
@@ -155,12 +155,12 @@ class DifferentiableGraph:
                 self.program.weights[RUN].assign(as_tensor(before))
 
     def run(self, feeds: Mapping[str, Any] | None = None, *, gates: str = "eval", **named: Any) -> dict[str, Tensor]:
-        """Run the program with its gates in a mode; return its outputs as tensors."""
+        """Run the program with its gates in mode `gates` (see `using`); return a dict from output names to tensors."""
         with self.using(gates):
             return self.program(**{**(feeds or {}), **named})
 
     def anneal(self, step: int | None = None) -> dict[str, float]:
-        """Set the temperatures to the schedule's values at a step, by default the current one; return them by group."""
+        """Set temperatures to the schedule's values at `step` (default: the current step); return them by group."""
         step = self.step if step is None else step
         if self.schedule is not None and self.program.gates():
             now, given = self.temperatures, self.schedule
@@ -177,14 +177,14 @@ class DifferentiableGraph:
         self, feeds: Mapping[str, Any], task: Task | None, penalties: Sequence[Any] = (), step: Any = None,
         keep: Sequence[Value] = (), trained: bool = False,
     ) -> tuple[Tensor, list[Tensor], Terms]:  # fmt: skip
-        """Return the task's loss (0 without a task), each penalty, and their `Terms`, in the current mode of gates.
+        """Return the task's loss (0 without a task), the list of penalty values, and the `Terms` passed to penalties.
 
-        Without gates a penalty is 0, unless it captures nodes or is an objective.
+        Gates run in their current mode. If the program has no gates, penalties are 0, except those that capture nodes
+        or are objectives.
 
         Args:
             step: number of the step as a tensor; by default `self.step`.
-            keep: additional values for `Terms.values`.
-            trained: whether gradients with respect to weights are needed.
+            keep: further values to store in `Terms.values`; trained: whether gradients of weights are needed.
         Raises: NotScalar if the loss or a penalty is not a scalar; UsageError for an invalid task.
         """
         p = self.program
@@ -233,15 +233,15 @@ class DifferentiableGraph:
         self, policy: Proposes | None = None, *, task: Task | None = None, batch: Mapping[str, Any] | None = None,
         add_gain: float | None = None, newton: bool = False,
     ) -> list[Proposal]:  # fmt: skip
-        """Return the cuts that a policy proposes and, with `add_gain`, missing edges that would help; change nothing.
+        """Return the cuts that a policy proposes and, with `add_gain`, missing edges that would lower the loss.
 
         Args:
-            task, batch: to add gradients to the proposals; required for additions.
-            add_gain: propose missing edges whose gain, in units of the loss, is above this; see `additions`.
+            task, batch: if given, proposals get gradients of the task on this batch; required with `add_gain`.
+            add_gain: propose missing edges with a gain above this number, in units of the loss (see `gains`).
             newton: estimate gains to second order.
         """
         if add_gain is not None and (task is None or batch is None):
-            raise UsageError("add_gain also needs a task and a batch", fix="propose(task=..., batch=..., add_gain=...)")
+            raise UsageError("add_gain is set without task or batch", fix="propose(task=..., batch=..., add_gain=...)")
         found = list((policy or Policy(patience=1)).propose(self))
         if task is not None and batch is not None:
             found = self._with_gradients(found, task, batch)
@@ -256,7 +256,7 @@ class DifferentiableGraph:
     def apply(self, proposals: Sequence[Proposal], why: str = "a policy of gates") -> list[str]:
         """Apply proposals as one edit of author `gate`; added edges get a `sigmoid` gate. Return the names of the cuts.
 
-        The journal entry stores step, probability, gradient and reason of each (see `program.blame(name)`).
+        The journal entry stores step, probability, gradient and reason of each proposal (see `program.blame(name)`).
         """
         cuts = [q for q in proposals if q.action == "cut" and q.element is not None]
         adds = [q for q in proposals if q.action == "add"]
@@ -274,13 +274,13 @@ class DifferentiableGraph:
         self, by: float | Proposes = 0.5, *, to: str = "auto", probe: Mapping[str, Any] | None = None,
         task: Task | None = None, copy: bool = False, protection: str = "keep",
     ) -> Discretized:  # fmt: skip
-        """Cut closed elements and remove all gates in one edit; the journal stores each cut as in `apply`.
+        """Cut elements with closed gates, and remove all gates, in one edit; the journal stores each cut as in `apply`.
 
         Args:
-            by: a threshold of the decision probability, or a policy.
-            to: replacement of open gates: `one`; `fold` (multiply adjacent weights by the gate; if there are none, the
-                gate is frozen at its value); `auto` (fold `sigmoid` and `scale` gates, replace other kinds by 1).
-            probe: inputs (and data of the task) for the loss before and after, and for gradients in the journal.
+            by: decision probability below which elements are cut, or a policy.
+            to: what replaces open gates: `one` (the number 1); `fold` (multiply adjacent weights by the gate; gates
+                without such weights are frozen); `auto` (fold `sigmoid` and `scale` gates, replace other kinds by 1).
+            probe: batch for measuring the loss before and after, and for computing gradients for the journal.
             task: as in `JointOptimizer`; by default the first scalar output.
             copy: harden a fork; leave the program unchanged.
             protection: if a cut would remove a protected element, `keep` skips the cut and `strict` raises.
@@ -312,9 +312,9 @@ class DifferentiableGraph:
         return Discretized(p, among, done, kept, shape, ungated(p), before, after, p.journal[-1])
 
     def _values(self, before: Sequence[Element] = (), values: np.ndarray | None = None) -> np.ndarray:
-        """Return the gate value of each element in evaluation mode, by logit offset.
+        """Return the values of all gates in evaluation mode, as an array indexed by logit offset.
 
-        If `values` are given, at the offsets that elements had `before` an edit, return them at the present offsets.
+        If `values` is such an array for the elements `before` an edit, return it reordered to the current offsets.
         """
         if values is None:
             p = self.program
@@ -339,10 +339,10 @@ class DifferentiableGraph:
 
 
 def task_of(p: Program, task: Task | None, caller: str) -> Task:
-    """Return the task, by default the first scalar output. Raises: NotScalar if there is no scalar output."""
+    """Return the task; if it is None, the first scalar output. Raises: NotScalar if there is no scalar output."""
     scalars = (n for n, v in zip(p.output_names(), p.outputs(), strict=True) if not p.spec(v).shape)
     if (found := task or next(scalars, None)) is None:
-        raise NotScalar("the program has no scalar output", where=p.name, fix=f"{caller}(..., task=...)")
+        raise NotScalar("no task is given and no output is a scalar", where=p.name, fix=f"{caller}(..., task=...)")
     return found
 
 
@@ -353,10 +353,10 @@ def check_task(p: Program, task: Task | None) -> None:
         if task not in outputs:
             raise UsageError("the program has no such output", where=p.name, expected=", ".join(outputs), got=task)
         if p.spec(outputs[task]).shape != ():
-            raise NotScalar("the loss is not a scalar", where=task, got=p.spec(outputs[task]))
+            raise NotScalar("the output used as the loss is not a scalar", where=task, got=p.spec(outputs[task]))
     elif task is not None and not callable(task):
-        raise UsageError("invalid task", expected="a scalar output by name, or a function of (outputs, batch)",
-                         got=repr(task))  # fmt: skip
+        raise UsageError("the task is neither an output name nor a function", got=repr(task),
+                         expected="a scalar output by name, or a function of (outputs, batch)")  # fmt: skip
 
 
 def _scalar(value: Tensor, what: Any) -> Tensor:

@@ -1,7 +1,7 @@
 """Hardening: elements with closed gates are cut, open gates become 1 or are folded into weights.
 
-Large elements are cut before small ones: layers and nodes, then edges and options, then units. Nodes that are no longer
-needed are removed after each. The caller opens the edit, so that everything is one journal entry.
+Large elements are cut before small ones: layers, nodes, edges, options, units. After each of these kinds, nodes that
+are no longer needed are removed. The caller opens the edit, so that everything is one journal entry.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _cut_units(e: Transaction, elements: Sequence[Element]) -> list[str]:
 
 
 def remove_dead(e: Transaction) -> list[str]:
-    """Remove nodes that no output and no state write needs, except inputs, with their gates; return their names."""
+    """Remove nodes (except inputs) on which no output or state update depends, and their gates; return their names."""
     p = e.program
     needed = p.reachable([*p.outputs(), *p.assigns()])
     names = []
@@ -119,11 +119,11 @@ def remove_dead(e: Transaction) -> list[str]:
 
 # -- open gates --------------------------------------------------------------------------------------------------------
 def remove_gates(e: Transaction, gates: Iterable[Gate], to: str, values: np.ndarray) -> None:
-    """Remove open gates: replace them by 1, or fold their values into adjacent weights; else freeze them.
+    """Replace open gates by 1, or fold their values into adjacent weights; freeze gates that cannot be folded.
 
     Args:
-        to: `auto` (by kind), `one` or `fold`.
-        values: gate values in evaluation mode by offset of the logit, float64.
+        to: `one`, `fold`, or `auto` to choose by kind of gate.
+        values: gate values in evaluation mode, indexed by logit offset, float64.
     """
     for gate in gates:
         one = to == "one" or (to == "auto" and gate.kind in ONE)
@@ -134,7 +134,7 @@ def remove_gates(e: Transaction, gates: Iterable[Gate], to: str, values: np.ndar
 
 
 def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
-    """Multiply the weights adjacent to a gate by its values; return False and change nothing if there are none."""
+    """Fold the values of a gate into adjacent weights and return True; return False if there are no such weights."""
     if (values == 1).all():
         return True
     p = e.program
@@ -166,7 +166,7 @@ def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
 
 
 def _alone(p: Program, weight: NodeId | None) -> bool:
-    """Return True if a param has exactly one reader; a chain of casts counts as its final reader."""
+    """Return True if a param has exactly one reader; a cast is skipped: the reader of its result is counted."""
     while weight is not None and p.graph.out_degree(weight) == 1:
         reader = p.consumers(weight)[0]
         if p.op(reader) in KINDS or not get(p.op(reader)).traits.convert:
@@ -176,7 +176,7 @@ def _alone(p: Program, weight: NodeId | None) -> bool:
 
 
 def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
-    """Multiply the weight columns that read gated units by the gate values; return False if that is impossible."""
+    """Multiply the weight columns that act on gated units by the gate values; return False if that is impossible."""
     p, group = e.program, axis_of(e.program, gate)
     if any(traits(p.op(site)).sums for site in gate.sites):
         return False  # the gate's logarithm is added to scores: no weight column can absorb it

@@ -39,11 +39,11 @@ class Learned(ReportBase):
 
     Attributes:
         units, target: kinds of units, and the share of their parameters to keep.
-        history: every few steps {step, loss, distill, open, cost}.
+        history: a dict of `step`, `loss`, `distill`, `open` and `cost` for every fifth step, and for the last one.
         probabilities, names: decision probabilities of all elements at those steps, float32 [steps, elements], and the
             names of the elements.
         hardened: report on the cuts, with the hardening gap.
-        before, after: {parameters, bits_per_byte} on held-out text.
+        before, after: dicts of `parameters`, and `bits_per_byte` on held-out text.
     """
 
     units: tuple[str, ...]
@@ -72,15 +72,15 @@ def learn(
     """Learn which units a model needs, and cut the others.
 
     Args:
-        model: with a tokenizer; edited in place.
-        units: kinds of units with gates: heads, kv_groups, neurons, experts, layers.
+        model: the model, which needs a tokenizer; it is edited in place.
+        units: kinds of units that get gates: heads, kv_groups, neurons, experts, layers.
         target: share of the gated parameters to keep, 0 < target < 1.
-        text: training text; by default the bundled one.
+        text: training text; by default the bundled text.
         held_out: text for the measurements; by default the held-out part of the bundled text, or the last tenth of
             `text`.
         steps, batch, window: number of steps, windows per step, tokens per window.
         gates, params: learning rates of the logits, and of the weights (0: weights are not trained).
-        round_to: axes with more units than this keep a multiple of it, for efficient vector code.
+        round_to: an axis with more units than this keeps a multiple of this number, for efficient vector code.
         seed: seed of text windows and gate noise.
         report: called with `Progress`; its table has the gate probabilities of each axis.
     Raises: UsageError for invalid kinds, targets or texts; BudgetUnreachable; Diverged. After any error the model is

@@ -1,7 +1,7 @@
 """Penalties on the probabilities of gates, which are added to the task's loss, and distillation.
 
-A penalty is any function of `Terms` that returns a scalar tensor; the ones here are frozen dataclasses. In formulas P
-is the open probability of an element.
+A penalty is any function of `Terms` that returns a scalar tensor; the penalties in this module are frozen dataclasses.
+In formulas P is the open probability of an element.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ TINY = 1e-12
 
 @dataclass(eq=False)
 class Terms:
-    """The argument of a penalty: program, elements and values inside one training step.
+    """The argument of a penalty: the program, its elements, and values inside one training step.
 
     Attributes:
         program: the program with the gates.
-        elements: the elements of its gates, in order.
+        elements: the elements of its gates, in order of their logits.
         values: values in this step of all outputs, and of the nodes that penalties capture.
         feeds: the inputs by name.
         step: number of steps since the warm-up, 0-d float.
@@ -49,7 +49,7 @@ class Terms:
 
     @cached_property
     def open(self) -> Tensor:
-        """Open probability of each element, floating [n]; a single 0 without gates."""
+        """The open probability of each element, float [n]; [0.0] if there are no gates."""
         return probabilities(self.program, self.elements) if self.elements else as_tensor(np.zeros(1))
 
     def constant(self, values: Any) -> Tensor:
@@ -62,7 +62,7 @@ class Terms:
         return np.array([e.cost for e in self.elements], np.float64)
 
     def value(self, name: str) -> Tensor:
-        """Return the result of a captured node, or an output of the program, by name."""
+        """Return the value of a captured node or of an output of the program, given its name."""
         p = self.program
         outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
         return self.values[outputs[name] if name in outputs else p.value(name)]
@@ -70,26 +70,26 @@ class Terms:
 
 @dataclass(frozen=True)
 class Penalty(Settings):
-    """A term of the objective. Any function of `Terms` can be used, and may have the same optional attributes.
+    """A term of the objective. Any other function of `Terms` is a penalty, too. All attributes are optional.
 
     Attributes:
         name: name in reports; by default that of the class.
-        captures: names of the nodes whose values it reads.
-        carried: its state, variables by name.
-        climb: function of `Terms` that returns the next value of its state, called in each step that trains gates.
+        captures: names of the nodes whose values the penalty reads.
+        carried: dict from names to the variables that hold the state of the penalty.
+        climb: function of `Terms` that returns the next value of the state, called in each step that trains gates.
     """
 
     name: str = field(default="", kw_only=True)
 
     def __call__(self, terms: Terms) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__(terms)")
 
 
 class Objective:
-    """Base of penalties that can replace the task, because cutting everything does not minimise them."""
+    """Base class of penalties that can replace the task, because cutting everything does not minimise them."""
 
     def __call__(self, terms: Terms) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__(terms)")
 
 
 def captures(penalty: Any) -> tuple[str, ...]:
@@ -114,8 +114,8 @@ class sparsity(Penalty):
     A gate closes if closing it increases the task's loss by less than λ·c/Σc.
 
     Attributes:
-        lam: λ, in units of the loss; with `relative` in units of the gain of all gates, which is the task's loss with
-            all gates closed minus the loss with all open, on the first batch that trains gates.
+        lam: λ, in units of the loss; with `relative` in units of the gain of all gates: the task's loss with all gates
+            closed minus the loss with all gates open, on the first batch that trains gates.
         weighted: False sets every c to 1.
     """
 
@@ -142,7 +142,7 @@ def expected_l0(lam: float, relative: bool = False) -> sparsity:
 
 @dataclass(frozen=True)
 class density(Penalty):
-    """weight · (mean P - ρ)², where P is the open probability of an element: pulls the mean to ρ."""
+    """weight · (mean P - ρ)², where P is the open probability of an element; it pulls the mean to ρ."""
 
     rho: Share
     weight: NotNegative = 10.0
@@ -154,16 +154,16 @@ class density(Penalty):
 
 @dataclass(frozen=True)
 class budget(Penalty):
-    """λ₁·d + 10·d² with d = E[cost]/total - target: keeps the cost of open elements below a target.
+    """λ₁·d + 10·d², where d = E[cost]/total - target; it drives the expected cost of open elements down to a target.
 
-    The multiplier λ₁ changes by rate·d after each step and is at least 0.
+    The multiplier λ₁ starts at 0; each step adds rate·d to it and clips it to be at least 0.
 
     Attributes:
-        target: share of the cost that may be open, in [0, 1], or a number of elements above 1.
-        of: `count`, or a cost as in `cost`.
-        steps: steps of the run; after the warm-up the target falls from 1 to `target` over 30 % of them; with 0 it is
-            constant.
-        rate: learning rate of λ₁. λ₁ grows while the target falls: at rate 0.5 also useful gates are closed
+        target: share of the total cost to keep, in [0, 1]; a number above 1 is divided by the number of elements.
+        of: `count` for the number of elements, or a cost as in the penalty `cost`.
+        steps: number of steps of the run; after the warm-up the target falls from 1 to `target` over 30 % of them. With
+            `steps=0` the target is constant.
+        rate: learning rate of λ₁, which grows while the target falls: at rate 0.5 useful gates are closed, too
             (`tests/structure/test_losses.py`).
     """
 
@@ -179,7 +179,7 @@ class budget(Penalty):
         check_cost(self.of, counted=True)
 
     def gap(self, terms: Terms) -> Tensor:
-        """Return E[cost] / total minus the target of this step."""
+        """Return d = E[cost]/total - target, with the target of this step."""
         if isinstance(self.of, str) and self.of == "count":
             share = terms.open.mean()
         else:
@@ -201,13 +201,13 @@ class budget(Penalty):
         return self.carried["budget.multiplier"]
 
     def climb(self, terms: Terms) -> Tensor:
-        """Return the multiplier after this step; the gap is the penalty's derivative with respect to the multiplier."""
+        """Return the next multiplier, max(λ₁ + rate·d, 0): gradient ascent, as d is the penalty's derivative by λ₁."""
         with no_grad():
             return call("maximum", self.multiplier + self.gap(terms).to(self.multiplier.dtype) * self.rate, 0.0)
 
 
 def _expected(terms: Terms, p: Tensor, of: Cost) -> Tensor:
-    """Σ c · Π P over elements: c is an element's own cost; Π P runs over it and all elements in which it is nested."""
+    """Σ c·ΠP over elements, where c is the cost of the element alone and ΠP is over it and all that contain it."""
     own = element_costs(terms.program, terms.elements, of)
     parents = above(terms.program, terms.elements)
     whole = p
@@ -224,8 +224,8 @@ class cost(Penalty):
     """λ · E[cost], where gates may be nested: a head in a gated layer costs P_layer · P_head · c.
 
     Attributes:
-        of: `params`, `bytes` or `flops`; `table` for the costs given to `e.gate`; or node path -> cost, such as the
-            nanoseconds that `latency` measures.
+        of: `params`, `bytes` or `flops`; `table` for the costs given to `e.gate`; or a dict from node paths to
+            costs, such as the nanoseconds that `latency` measures.
         relative: divide by the total cost.
     """
 
@@ -244,7 +244,7 @@ class cost(Penalty):
 
 @dataclass(frozen=True)
 class gate_entropy(Penalty):
-    """weight · mean of -P ln P - (1-P) ln(1-P), P the open probability of an element; pushes gates to 0 or 1."""
+    """weight · mean of -P ln P - (1-P) ln(1-P), where P is the open probability; it pushes gates to 0 or 1."""
 
     weight: Number = 1.0
 
@@ -260,7 +260,7 @@ def _xlogx(p: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class edge_entropy(Penalty):
-    """weight · mean over targets of -Σ π ln π; π = P/ΣP over gated edges into one target, P is the open probability."""
+    """weight · mean of -Σ π ln π over target nodes; π = P/ΣP for the open probabilities P of edges into a node."""
 
     weight: Number = 1.0
 
@@ -276,9 +276,9 @@ class edge_entropy(Penalty):
 
 
 def _ends(terms: Terms) -> tuple[tuple[np.ndarray, int], tuple[np.ndarray, int]]:
-    """Number the sources of gated edges, and their targets; return a pair (numbers, count) for each.
+    """Number the source nodes of gated edges, and likewise the target nodes; return a pair (numbers, count) for each.
 
-    `numbers` has the number of the node per element, or -1 if the element is no edge.
+    `numbers[i]` is the number of the node at element i, or -1 if element i is not an edge.
     """
     p, graph = terms.program, terms.program.graph
     ends: list[tuple[dict[Any, int], list[int]]] = [({}, []), ({}, [])]
@@ -336,7 +336,7 @@ class attention_entropy(Penalty):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.nodes, str) or not self.nodes:
-            raise UsageError("`nodes` is not a tuple of node names", where="attention_entropy", got=self.nodes)
+            raise UsageError("`nodes` is empty or not a tuple of node names", where="attention_entropy", got=self.nodes)
 
     @property
     def captures(self) -> tuple[str, ...]:
@@ -354,10 +354,10 @@ class attention_entropy(Penalty):
 
 @dataclass(frozen=True)
 class reachability(Penalty):
-    """-weight · Σ over outputs of ln r, where r estimates the probability that open edges connect it to an input.
+    """-weight · Σ over outputs of ln r, where r estimates the probability that open edges link the output to an input.
 
-    r is 1 for an input and the minimum of r over the operands for an op. For a junction it is 1 - Π (1 - P_e·r_u) over
-    its edges e, where P_e is the open probability of e and u its source.
+    An input has r = 1, an op the minimum of r over its operands, and a junction r = 1 - Π (1 - P_e·r_u) over its
+    incoming edges e, where P_e is the open probability of e and u the source of e.
     """
 
     weight: NotNegative = 1.0
@@ -388,8 +388,8 @@ class distill(Penalty, Objective):
     """KL(teacher ‖ student)·τ² over the last axis of an output, averaged over the other axes.
 
     Attributes:
-        teacher: a program with the student's inputs; run without gradient.
-        tau: softmax temperature τ of both.
+        teacher: a program with the same inputs as the student; it runs without gradient.
+        tau: softmax temperature τ of both programs.
         hidden: weight of the mean squared difference between teacher and student at the nodes `match`.
         match: names of nodes of both programs, such as hidden states.
         output: name of the output with the logits; by default the first output.
@@ -436,11 +436,11 @@ KIND = "sigmoid"
 
 
 class NormLimits:
-    """Upper limits of weight norms: training cannot lower a `sigmoid` gate and enlarge the weights before it instead.
+    """Upper limits of weight norms, so that training cannot offset a lower `sigmoid` gate by larger weights before it.
 
     Args:
-        program: the trained program. The linear maps that compute the values multiplied by gates on edges, nodes and
-            layers are limited.
+        program: the trained program. The limits apply to linear maps whose results are multiplied by gates on edges,
+            nodes or layers.
     """
 
     def __init__(self, program: Program) -> None:
@@ -450,7 +450,7 @@ class NormLimits:
         self.sync()
 
     def sync(self) -> None:
-        """Collect the weights to limit again after edits; newly found weights get the limit infinity."""
+        """After edits, collect the weights to limit again; new weights get the limit infinity."""
         p = self.program
         if self._seen == p.version:
             return
@@ -462,7 +462,7 @@ class NormLimits:
                       for key, held in there.items()}  # fmt: skip
 
     def begin(self) -> None:
-        """Limit norms to their current values, except for zero weights and weights added later."""
+        """Set the limits to the current norms; weights that are zero or added later stay unlimited."""
         for keys, most in self._most.items():
             now = np.sqrt(sum(float((self.program.weights[k].numpy("float64") ** 2).sum()) for k in keys))
             most.assign(as_tensor(np.asarray(now or np.inf)))

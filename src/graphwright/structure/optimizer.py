@@ -1,8 +1,8 @@
-"""JointOptimizer: one step trains weights and gates as a single plan; optimizer state follows edits between steps.
+"""Joint training of weights and gates: a step is a single plan, and optimizer state follows edits between steps.
 
 Order of a step: set the temperature, draw noise, forward, backward with respect to weights and logits, clip gradients,
-Adam on both, clip logits; every `prune_every` steps the policy may then cut elements. Moments of weights belong to the
-parameter (`optim`), moments of logits to the element of a gate, by a key that is never reused.
+Adam on both, clip logits; every `prune_every` steps the policy may then cut elements. Moments of a weight belong to
+its parameter (see `optim`); moments of a logit belong to the element of its gate, whose key is never reused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LogitMoments:
     """Adam (Kingma and Ba 2015) for the vector of logits of a program.
 
     Args:
-        rates: one learning rate for all, or one per kind of element; elements that are not soft have rate 0.
+        rates: a learning rate, or a dict from kinds of elements to rates; elements that are not soft have rate 0.
 
     Attributes:
         count: number of steps of the run so far, 0-d float64.
@@ -92,7 +92,7 @@ class LogitMoments:
                       for name, x in zip(("m", "v", "t", "rate"), rows, strict=True)}  # fmt: skip
 
     def step(self, g: Tensor, bad: Tensor, limit: float) -> None:
-        """Update logits of rate > 0 by Adam with gradient `g` and clip them to ±limit; do nothing if `bad` is 1."""
+        """Update logits with rate > 0 by Adam with gradient `g` and clip them to ±limit; do nothing if `bad` is 1."""
         z = self.program.weights[LOGITS]
         m, v, t, rate = (self._held[n] for n in ("m", "v", "t", "rate"))
         moves = call("logical_and", rate > 0.0, (bad * 1.0 < 0.5).reshape(1))
@@ -115,7 +115,7 @@ class LogitMoments:
         return m / (1 - BETA1**t) if t else 0.0
 
     def of(self, key: Key) -> tuple[float, float, float]:
-        """Return first moment, second moment and number of steps of an element."""
+        """Return a tuple (first moment, second moment, number of steps) of the logit of an element."""
         offset = self._keys[key]
         m, v, t = (float(self._held[n].data.to_numpy()[offset]) for n in ("m", "v", "t"))
         return m, v, t
@@ -129,7 +129,7 @@ _PATIENCE = 5
 
 @dataclass(frozen=True)
 class _Weights:
-    """The trained parameters that a program has now, except its logits."""
+    """The current trainable parameters of a program, except the logits of gates."""
 
     view: DifferentiableGraph
 
@@ -142,22 +142,23 @@ class JointOptimizer:
     """Trains the weights and the gates of a program together.
 
     Args:
-        view: the gates; it also holds seed, step and temperature schedule.
+        view: the view of the gates; it also holds seed, step and temperature schedule.
         task: name of a scalar output, a function of (outputs, batch) that returns a scalar, or `distill(teacher)`.
         penalties: functions of `Terms`, added to the task's loss.
         params: learning rate of Adam on the weights, or a function that makes an optimizer of an object with
             `parameters()`.
-        gates: learning rate of Adam on the logits; or per kind of element: {"edges": 0.02, "units": 0.01}, others 0.
-        mode: `joint` trains weights and gates on the same batch; `bilevel` weights on `batch` and gates on `valid`,
-            both from the same state (first order); `alternate` by `turns`; `gates` and `params` train one alone.
+        gates: learning rate of Adam on the logits; or a dict by kind of element, {"edges": 0.02, "units": 0.01},
+            where missing kinds have rate 0.
+        mode: `joint` trains weights and gates on one batch; `bilevel` trains weights on `batch` and gates on `valid`;
+            `alternate` trains them in `turns`; `gates` and `params` train only gates or only weights.
         turns: for `alternate`: number of steps on weights, then number of steps on gates.
-        warmup: number of first steps, which train weights alone, since gates on untrained weights close. By default, if
-            both are trained and `steps` is given, until the task's loss has levelled off (see `WarmUp`): at most half
-            of the steps, and few enough that gates can close afterwards; else 0.
+        warmup: number of initial steps that train only weights, because gates on untrained weights close. The default
+            ends when the loss has levelled off (see `WarmUp`), at most after half of `steps` and in time for gates to
+            close; it is 0 if `steps` is not given, or if weights and gates are not both trained.
         policy: cuts elements during training; by default `Policy()`.
-        prune_every: number of steps between two checks of the policy; 0 for none.
-        clip: maximum norm of all gradients of weights together.
-        steps: number of steps of the run, if known: for the warm-up, and to warn if gates cannot close.
+        prune_every: number of steps between two checks of the policy; 0 for no checks.
+        clip: maximum norm of the gradient of all weights together.
+        steps: number of steps of the run, if known; used for the warm-up, and to warn if gates cannot close.
         logit_limit: largest absolute value of logits.
         executor, device: executor and device of the plan; see `gw.compile`.
         noise: if False, gates are not sampled; their values are functions of the logits.
@@ -174,7 +175,7 @@ class JointOptimizer:
             raise UsageError("`view` is not a DifferentiableGraph", expected="DifferentiableGraph(program)",
                              got=repr(view))  # fmt: skip
         if mode not in MODES:
-            raise UsageError("unknown mode", expected=", ".join(MODES), got=mode)
+            raise UsageError("unknown training mode", expected=", ".join(MODES), got=mode)
         for name, number in {"warmup": warmup or 0, "prune_every": prune_every, "steps": steps}.items():
             Range(0, whole=True).check(name, number)
         if len(turns) != 2:
@@ -221,23 +222,23 @@ class JointOptimizer:
                  f"{reach / 2:.3g} need steps · lr of {reach:.3g} to close", GatesCannotClose, 3)  # fmt: skip
 
     def _reach(self) -> tuple[float, float]:
-        """Return the largest learning rate of gates (0 if none are trained), and twice the largest trained |logit|."""
+        """Return the largest learning rate of gates (0 if not trained), and twice the largest trained |logit|."""
         rate = max(self.logits.rates.values(), default=0.0) if self.mode != "params" else 0.0
         return rate, 2 * max((abs(e.z) for e in self.view.elements() if e.state == "soft"), default=0.0)
 
     @property
     def warmup(self) -> int:
-        """The number of first steps that train weights alone; it decreases when the loss levels off."""
+        """The number of initial steps that train only weights; it decreases when the loss levels off."""
         return self._warmup.until
 
     # -- one step ------------------------------------------------------------------------------------------------------
     @property
     def steps(self) -> int:
-        """The number of steps so far."""
+        """The number of training steps so far."""
         return self.view.step
 
     def _turn(self) -> tuple[bool, bool, bool]:
-        """Return whether this step trains weights, whether it trains gates, and whether gates use a second batch."""
+        """Return three bools: the step trains weights; the step trains gates; gates use a second batch."""
         if self.steps < self.warmup or self.mode == "params":
             return True, False, False
         if self.mode == "alternate":
@@ -246,7 +247,7 @@ class JointOptimizer:
         return self.mode != "gates", True, self.mode == "bilevel"
 
     def step(self, batch: BATCH, valid: BATCH | None = None) -> StepReport:
-        """Make one step on a batch: arrays by name, for the program's inputs and other data that the task reads.
+        """Run one training step on a dict of arrays by name: the program's inputs, and other data that the task reads.
 
         Raises: Diverged after five consecutive steps whose loss or gradients are not finite; GatesUnused if the loss
             depends on no gate; UsageError for invalid batches. If the policy raises, no element is cut.
@@ -282,7 +283,7 @@ class JointOptimizer:
         return self._report(number, first, warm, edits, False)
 
     def _begin(self, batch: BATCH) -> None:
-        """At the first step that trains gates, measure the limits of weight norms and the gain of all gates."""
+        """Before the first step that trains gates, set the limits of weight norms and measure the gain of all gates."""
         self._begun = True
         if self._limits is not None:
             self._limits.begin()
@@ -349,7 +350,7 @@ class JointOptimizer:
     def _traced(
         self, names: Sequence[str], theirs: Sequence[str], by_weights: bool, by_gates: bool
     ) -> Callable[..., Tensor]:
-        """Return the whole step as a function of the tensors of both batches, to be compiled; edits re-trace it."""
+        """Return the whole step as a function of the tensors of both batches, for `compile`; edits re-trace it."""
 
         def step(*values: Tensor) -> Tensor:
             p = self.view.program
@@ -393,7 +394,7 @@ class JointOptimizer:
         return step
 
     def _objective(self, feeds: Mapping[str, Tensor], trained: bool) -> tuple[Tensor, Tensor, list[Tensor], Terms]:
-        """Return the total loss, the task's loss, each penalty, and their `Terms`."""
+        """Return the total loss, the task's loss, the list of penalty values, and the `Terms` passed to penalties."""
         number = call("maximum", self.logits.count - float(self.warmup), 0.0)
         task, extra, terms = self.view.evaluate(feeds, self.task, self.penalties, number, trained=trained)
         loss = task
@@ -410,7 +411,7 @@ class JointOptimizer:
         if not self._depends:
             where = self.task if isinstance(self.task, str) else getattr(self.task, "__name__", "task")
             gates = ", ".join(g.owner for g in list(self.view.program.gates().values())[:4])
-            raise GatesUnused("the loss does not depend on any gate", where=where, got=gates,
+            raise GatesUnused("the loss does not depend on any gate", where=where, got=f"gates on {gates}",
                               fix="gate nodes that the loss reads, or use a loss that reads gated nodes")  # fmt: skip
 
     @staticmethod
@@ -424,7 +425,7 @@ class JointOptimizer:
 
     # -- saving ------------------------------------------------------------------------------------------------------
     def variables(self) -> dict[str, Variable]:
-        """Return moments of weights and logits, state of penalties, norm limits and the step count, by name."""
+        """Map names to variables: moments of weights and logits, state of penalties, norm limits and step count."""
         self.logits.sync()
         held = dict(self.weights.variables()) if self.weights is not None else {}
         for name, penalty in zip(self._names, self.penalties, strict=True):
@@ -439,7 +440,7 @@ class JointOptimizer:
         save_state(directory, self.view.program, self, step=self.view.step, facts=facts)
 
     def load(self, directory: Any) -> None:
-        """Restore a saved run on a program of the same structure, bit for bit. Raises: StateError, CheckpointError."""
+        """Restore what `save` wrote, bit for bit, into the same structure. Raises: StateError, CheckpointError."""
         saved = SavedState.read(directory)
         saved.restore(self.view.program, self)
         self.view.step = saved.step
@@ -466,12 +467,12 @@ LEVEL = 0.05
 
 
 class WarmUp:
-    """The first steps of a run, which train weights alone.
+    """The initial steps of a run, which train only weights.
 
     Args:
         most: largest number of warm-up steps.
-        levels: whether the warm-up ends as soon as the loss has levelled off: its mean over a window of steps is hardly
-            below that of the window before.
+        levels: whether the warm-up ends as soon as the loss has levelled off: the mean over a window of steps is less
+            than 5 % below the mean over the window before.
         steps: number of steps of the run; a window is a fifteenth of them, clipped to 10 to 50.
 
     Attributes:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProtectedElement:
-    """An element whose proposed cut was not made: its name, and the reason why it is needed."""
+    """An element whose proposed cut was rejected: its name, and the reason why it is needed."""
 
     name: str
     reason: str
@@ -47,11 +47,11 @@ def protect(
 ) -> tuple[list[Element], list[ProtectedElement]]:  # fmt: skip
     """Divide proposed cuts into allowed cuts and protected elements; return both.
 
-    If the cuts would disconnect an output from all inputs, the elements of one path to it are protected: the path whose
-    least probable element has the largest p, and of equal paths the first in the order of edges.
+    If the cuts would disconnect an output from all inputs, the elements of one path from an input to it are protected:
+    the path on which the lowest decision probability is highest; among equal paths, the first in the order of edges.
 
     Args:
-        min_in: smallest number of units per gated axis, and of options per choice.
+        min_in: number of units per gated axis, and of options per choice, that must remain.
         keep: names of elements to protect, and of nodes that must keep a path from an input.
         strict: raise if an element would be protected.
     Raises: WouldDisconnect if `strict`.
@@ -73,12 +73,12 @@ def protect(
                 going.pop(name, None)
     if back and strict:
         names = ", ".join(back)
-        raise WouldDisconnect("cannot cut protected elements", where=p.name, got=names, fix='protection="keep"')
+        raise WouldDisconnect("protected elements would be cut", where=p.name, got=names, fix='pass protection="keep"')
     return list(going.values()), [ProtectedElement(name, reason) for name, reason in back.items()]
 
 
 def _closed(p: Program, going: Iterable[Element]) -> dict[EdgeId | NodeId, Element]:
-    """Return the edges and the product nodes that the cuts would set to zero, each with its element."""
+    """Map each edge, and each node that multiplies by a gate, to the gated element whose cut sets it to zero."""
     found: dict[EdgeId | NodeId, Element] = {}
     for e in going:
         if e.over in ("edges", "choice"):
@@ -92,7 +92,7 @@ def _closed(p: Program, going: Iterable[Element]) -> dict[EdgeId | NodeId, Eleme
 def widest(p: Program, target: NodeId, closed: dict[EdgeId | NodeId, Element]) -> list[str] | None:
     """Return the names of the closed elements on the widest path from an input to `target`.
 
-    The width of a path is the smallest p of its closed elements; it is infinite without any. Returns None if the widest
+    The width of a path is the smallest p of its closed elements, or infinity if it has none. Returns None if the widest
     path has no closed element, or if there is no path. One sweep in topological order stores (width, previous edge) per
     node; ties prefer the more probable edge, then the first.
     """
@@ -142,23 +142,23 @@ class Proposal:
 
 
 class Proposes(Protocol):
-    """The protocol of policies."""
+    """Protocol of a policy, which proposes edits of a program."""
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Return proposed edits; the program is not changed."""
+        """Return the proposed edits; the program is not changed."""
         ...
 
 
 @dataclass(slots=True)
 class Policy(Settings):
-    """Cut elements during training: after `patience` checks with a decision probability below `remove_below`.
+    """A policy that cuts an element during training after `patience` checks with a probability below `remove_below`.
 
-    A check with a probability above `keep_above` resets the element's count; one in between leaves it.
+    A check with a probability above `keep_above` resets the element's count; a check in between does not change it.
 
     Attributes:
         min_in, protect: `min_in` and `keep` of the function `protect`.
-        max_fraction: largest share of all elements that one check may cut, though always at least one element.
-        counts: key of an element -> number of checks below `remove_below`, updated by each call.
+        max_fraction: largest share of all elements that one check may cut; a single cut is always allowed.
+        counts: dict from element keys to numbers of checks below `remove_below`, updated by `propose`.
     """
 
     keep_above: Share = 0.5
@@ -170,7 +170,7 @@ class Policy(Settings):
     counts: dict[Key, int] = field(default_factory=dict)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Count one check and propose the cuts that are due, the least probable first."""
+        """Check all elements, and propose to cut each that reached `patience`, the lowest probability first."""
         among = view.elements()
         alive = {e.key for e in among}
         self.counts = {k: n for k, n in self.counts.items() if k in alive}
@@ -188,14 +188,14 @@ class Policy(Settings):
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPolicy(Settings):
-    """Cut, at the end of training, all elements with a decision probability below a threshold."""
+    """A policy that cuts, at the end of training, all elements with a decision probability below a threshold."""
 
     threshold: Share = 0.5
     min_in: Count = 1
     protect: Collection[str] = ()
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Propose cuts in order of the logits; of a choice all options but the most probable one."""
+        """Propose cuts in order of the logits; of each choice, propose all options except the most probable one."""
         among = view.elements()
         best: dict[int, Element] = {}
         for e in among:
@@ -207,14 +207,14 @@ class ThresholdPolicy(Settings):
 
 @dataclass(frozen=True, slots=True)
 class TopPolicy(Settings):
-    """Cut, at the end of training, the least probable unprotected elements until the target is met.
+    """A policy that cuts, at the end of training, the least probable unprotected elements until the target is met.
 
     Attributes:
-        target: number of elements, or cost, to keep if above 1; else the share to keep.
-        of: `count` for a number of elements, or a cost as in `cost`.
+        target: number of elements or cost to keep, if above 1; else the share to keep.
+        of: `count` for a number of elements, or a cost as in the penalty `cost`.
         min_in, protect: `min_in` and `keep` of the function `protect`.
-        round_to: axes with more units than this keep a multiple of it. Units are cut in blocks, the one with the lowest
-            mean probability first, so the result may be below the target by up to one block.
+        round_to: an axis with more units than this keeps a multiple of this number. Units are cut in blocks, the block
+            with the lowest mean probability first, so the result may be below the target by up to one block.
     """
 
     target: NotNegative
@@ -228,7 +228,7 @@ class TopPolicy(Settings):
         check_cost(self.of, counted=True)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Propose cuts. Raises: BudgetUnreachable if the protected elements exceed the target."""
+        """Propose cuts that meet the target. Raises: BudgetUnreachable if the protected elements alone exceed it."""
         among = view.elements()
         counting = isinstance(self.of, str) and self.of == "count"
         price = np.ones(len(among)) if counting else element_costs(view.program, among, self.of)
@@ -253,7 +253,7 @@ class TopPolicy(Settings):
                 break
             cuts, _ = protect(view.program, cuts, among, min_in=self.min_in, keep=self.protect)
         if left > target and len(cuts) < len(among):
-            raise BudgetUnreachable("protection keeps more than the target", asked=target, best=left)
+            raise BudgetUnreachable("the protected elements alone exceed the target", asked=target, best=left)
         what = self.of if isinstance(self.of, str) else "the measured cost"
         return [Proposal("cut", e.name, e.p, f"among the lowest beyond {self.target:g} of {what}", e) for e in cuts]
 
@@ -279,9 +279,9 @@ _STEP = 1e-2
 
 
 def absent(p: Program) -> list[tuple[Value, Value]]:
-    """Return the (source, junction) pairs that an edge could connect: equal spec, no edge yet, and no cycle with it.
+    """Return all unconnected pairs (source, junction) of equal spec that an edge can connect without a cycle.
 
-    Sources are inputs and results of ops, except products with gates.
+    Sources are inputs and results of ops, except results of nodes that multiply by a gate.
     """
     order = {node: i for i, node in enumerate(p.order())}
     there = {(p.edge_value(e), p.graph.target(e)) for j in p.junctions() for e in p.in_edges(j)}
@@ -301,12 +301,12 @@ def absent(p: Program) -> list[tuple[Value, Value]]:
 def gains(
     view: DifferentiableGraph, task: Task, batch: Mapping[str, Any], *, newton: bool = False
 ) -> list[tuple[str, float]]:
-    """Return (edge, gain) of all missing edges, the largest gain first.
+    """Return a pair (edge, gain) for each missing edge, the largest gain first.
 
-    The gain of an edge u -> v is the estimated decrease of the loss L if it is added: -n with n = Σ ⟨dL/dy_v, y_u⟩.
+    The gain of an edge u -> v is the estimated decrease of the loss L if the edge is added: -Σ ⟨dL/dy_v, y_u⟩.
 
     Args:
-        newton: estimate to second order: n²/(2d) if n < 0 < d, with d the second difference of the loss.
+        newton: estimate to second order: gain²/(2d) if gain and d, the second difference of the loss, are positive.
     """
     p = view.program
     pairs = absent(p)

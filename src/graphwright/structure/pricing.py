@@ -22,13 +22,13 @@ from graphwright.structure.elements import Element, sites_of
 
 OF = ("params", "bytes", "flops", "table")
 Cost = str | Mapping[str, float]
-"""The counted quantity: one of `OF`, or node path -> cost, as `latency` measures."""
+"""The counted quantity: one of `OF`, or a dict from node paths to costs, such as `latency` measures."""
 
 
 def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, float]:
-    """Measure node path -> nanoseconds in a compiled run on these inputs, for `cost` and `budget`.
+    """Map node paths to nanoseconds measured in a compiled run on these inputs, as costs for `cost` and `budget`.
 
-    The time of an instruction that runs several fused nodes is assigned to the node after which it is named.
+    The time of an instruction that runs several fused nodes is assigned to the node that gives it its name.
     Raises: the errors of `Plan.profile`.
     """
     shapes = {name: np.shape(value) for name, value in feeds.items()}
@@ -39,13 +39,13 @@ def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, fl
 
 
 def _carried(p: Program, element: Element) -> set[NodeId]:
-    """Return the nodes that are removed with an element; none for a unit, since its ops are kept for other units."""
+    """Return the nodes that are removed with an element; none for a unit, whose ops also compute the other units."""
     sites = sites_of(p, element) if element.over != "units" else ()
     return removed_with(p, [edge for site in sites for edge in p.out_edges(site)])
 
 
 def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
-    """Return, per element, the indices of the other elements whose removal also removes it."""
+    """Return, for each element, the indices of the other elements whose removal also removes this element."""
     taken, known = [_carried(p, e) for e in among], dict[int, tuple[int, ...]]()
     keys = [id(e.gate) if e.over == "units" else -1 - i for i, e in enumerate(among)]  # equal for all units of a gate
     for key, e in zip(keys, among, strict=True):
@@ -97,13 +97,13 @@ def element_costs(p: Program, among: Sequence[Element], of: Cost = "params") -> 
 
 
 def _stored(p: Program, of: Cost) -> dict[NodeId, float]:
-    """Return param -> cost of a single entry: 1, or its size in bytes."""
+    """Map each param to the cost of one of its entries: 1, or the size in bytes."""
     trained = (n for n in p.params() if p.key(n) not in RESERVED)
     return {n: float(p.spec(n).dtype.itemsize if of == "bytes" else 1) for n in trained}
 
 
 def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
-    """Return op -> cost of one run: its flops, or its entry in the mapping `of`; ops of gates are omitted."""
+    """Map each op to the cost of one run: its flops, or its entry in the mapping `of`; ops of gates are omitted."""
     own = {n for g in p.gates().values() for site in g.sites for n in (site, *between(p, site))}
     ops = [n for n in p.nodes() if p.op(n) not in KINDS and not traits(p.op(n)).gates and n not in own]
     if isinstance(of, str):
@@ -113,7 +113,7 @@ def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
 
 
 def _shared(p: Program, group: AxisGroup, each: Mapping[NodeId, float]) -> np.ndarray:
-    """Sum the costs `each` of ops with this axis in an operand or result; return equal shares of units, [size]."""
+    """Sum the costs `each` of ops with this axis in an operand or result; return equal shares per unit, [size]."""
     mine = set(group.atoms)
     over = {v for v, dims in group.axes.solution.dims.items() if any(mine & set(atoms(d)) for d in dims)}
     total = 0.0

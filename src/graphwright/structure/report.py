@@ -21,14 +21,14 @@ from graphwright.structure.policy import ProtectedElement
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StepReport(ReportBase):
-    """One step of training.
+    """Report on one training step.
 
     Attributes:
         step: index of the step, from 0.
-        loss: task plus penalties; task: loss of the task; penalties: value by name.
-        temperature: by group of gates, in this step.
+        loss: task plus penalties; task: loss of the task; penalties: dict from names to values.
+        temperature: dict from groups of gates to their temperatures in this step.
         open: number of elements with a decision probability >= 1/2, after the step.
-        expected_cost: Σ cost · probability / Σ cost, after the step.
+        expected_cost: Σ cost · open probability / Σ cost, after the step.
         edits: names of the elements that the policy cut after the step.
         skipped: True if loss or gradients were not finite, so that nothing changed.
     """
@@ -58,7 +58,7 @@ class Discretized(ReportBase):
         program, entry: the hardened program, and its journal entry of the hardening.
         elements: all elements before hardening.
         cut: names of the elements that were cut; elements removed together with a larger one are not listed.
-        kept_back: proposed cuts that were not made, with the reason.
+        kept_back: proposed cuts that were rejected, with the reason.
         before, after: sizes of the program without gates, before and after.
         loss_before: loss with gates in evaluation mode; loss_after: loss of the hardened program; None without a probe.
     """
@@ -85,7 +85,7 @@ class Discretized(ReportBase):
         return sum(e.name in gone and e.over in ("edges", "choice") for e in self.elements)
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Return kind of element -> number of elements before and after; only direct cuts are counted."""
+        """Map each kind of element to the number before and after hardening; only direct cuts are counted."""
         gone, found = set(self.cut), {}
         for e in self.elements:
             there, stay = found.get(e.over, (0, 0))
@@ -93,7 +93,7 @@ class Discretized(ReportBase):
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
+        """Return the report as a JSON-serialisable dict."""
         before, after = self.before, self.after
         return {
             "cut": self.cut,
@@ -119,9 +119,9 @@ _FEW = 64  # gates with a line each
 
 
 def probabilities(values: np.ndarray, names: Sequence[str], kept: Sequence[bool], last: int) -> str:
-    """Draw probabilities over training as SVG: a line per element, blue if kept, red if cut.
+    """Draw probabilities over training as SVG: a line per element, blue if it was kept, red if it was cut.
 
-    With more than 64 elements it has one line per axis instead, of the mean probability.
+    With more than 64 elements the chart has one line per axis instead, which shows the mean probability.
 
     Args:
         values: probabilities, float [steps, elements].

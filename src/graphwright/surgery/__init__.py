@@ -1,4 +1,4 @@
-"""Surgery: finding defects of a model, making it smaller, and measuring what that costs."""
+"""Surgery: find the defects of a model, make the model smaller, and measure the loss of quality."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ COUNTED: tuple[Counted, ...] = ("params", "flops", "bytes")
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Remove at least this share: `Ratio(0.3)` leaves 70 %.
+    """A budget that removes at least a given share: `Ratio(0.3)` leaves at most 70 %.
 
     Attributes:
-        share: 0 <= share < 1 of the size before; removing 0.75 is also called "4x".
-        of: quantity that is counted: `params`, `flops` (of one token or sample) or `bytes` (as stored).
+        share: part of the original size to remove, 0 <= share < 1; 0.75 is also called "4x" compression.
+        of: quantity that measures the size: `params`, `flops` (of one token or sample) or `bytes` (as stored).
     """
 
     share: float
@@ -45,21 +45,21 @@ class AtMost:
 
 
 class Params(AtMost):
-    """Leave at most `most` parameters."""
+    """A budget of at most `most` remaining parameters."""
 
     __slots__ = ()
     of: ClassVar[Counted] = "params"
 
 
 class Flops(AtMost):
-    """Leave at most `most` floating point operations per token (or sample)."""
+    """A budget of at most `most` remaining floating point operations per token (or sample)."""
 
     __slots__ = ()
     of: ClassVar[Counted] = "flops"
 
 
 class Bytes(AtMost):
-    """Leave at most `most` bytes of weights, as stored."""
+    """A budget of at most `most` remaining bytes of weights, in their stored dtypes."""
 
     __slots__ = ()
     of: ClassVar[Counted] = "bytes"
@@ -67,7 +67,7 @@ class Bytes(AtMost):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Leave at most `ms` milliseconds per token, measured on this machine."""
+    """A budget of at most `ms` milliseconds per token (or run), measured on this machine."""
 
     ms: float
 
@@ -77,7 +77,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Allow a relative Frobenius error of at most `most` >= 0: of the outputs for `asvd`, else of the weights."""
+    """A limit `most` >= 0 of the relative Frobenius error: of layer outputs for `asvd`, of weights otherwise."""
 
     most: float
 
@@ -87,7 +87,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Keep at least this share of the sum of squared singular values, 0 < `share` <= 1."""
+    """A budget that retains at least `share` of the sum of squared singular values, 0 < `share` <= 1."""
 
     share: float = 0.99
 

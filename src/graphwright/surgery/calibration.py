@@ -1,7 +1,7 @@
 """Calibration data: windows of inputs on which a program runs to score, fit and measure it.
 
-Scores and fits use the learning windows, measurements the held-out windows. Hashes ensure that no held-out window is
-also a learning window.
+Scores and fits use the learning windows; measurements use the held-out windows. Hashes ensure that no held-out window
+is also a learning window.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Calibration:
     Args:
         source: token ids [N], which are cut into windows; windows [n, T]; a text, which needs a `tokenizer`; or, for
             programs with other inputs, arrays by input name whose first dimension counts samples.
-        max_tokens: largest number of tokens (or of samples of a mapping) to learn from.
-        context: tokens per window, for ids that are not windows yet.
-        seed: of the random choice of windows, without replacement.
+        max_tokens: largest number of tokens to learn from (of samples, if `source` is arrays by input name).
+        context: tokens per window, where `source` is a text or ids [N].
+        seed: seed of the random choice of windows, which draws without replacement.
         held_out: source of the windows to measure on; by default a quarter of the windows of `source`, at most half of
             `max_tokens`.
         tokenizer: converts text to ids.
 
     Attributes:
-        windows, held: arrays by input name to learn from, and to measure on; the first dimension counts windows.
+        windows, held: arrays by input name of the learning and of the held-out windows; dimension 0 counts windows.
         tokens: number of tokens (or samples) to learn from.
     Raises: UsageError for an empty source; CalibrationLeak if a window of `held_out` is also a learning window.
     """
@@ -64,8 +64,9 @@ class Calibration:
         self, source: Any, max_tokens: int = 8192, context: int = 512, seed: int = 0, *, held_out: Any = None,
         tokenizer: Any = None,
     ) -> None:  # fmt: skip
-        if max_tokens < 1 or context < 1:
-            raise UsageError("max_tokens and context must be >= 1", got=(max_tokens, context))
+        for name, given in (("max_tokens", max_tokens), ("context", context)):
+            if given < 1:
+                raise UsageError(f"{name} is too small", where=name, expected=">= 1", got=given)
         found, width = _windows(source, context, tokenizer)
         order = np.random.default_rng(seed).permutation(_count(found))
         most = max(max_tokens // width, 1)
@@ -90,7 +91,7 @@ class Calibration:
         model: Model, text: str | None = None, max_tokens: int = 8192, context: int = 512, seed: int = 0, *,
         held_out: Any = None,
     ) -> Calibration:  # fmt: skip
-        """Make calibration data from a text; by default from the bundled text, whose second half is held out.
+        """Build calibration data from a text; by default from the bundled text, whose second half is held out.
 
         Raises: UsageError for a model without a tokenizer.
         """
@@ -109,40 +110,41 @@ class Calibration:
         return _count(self.windows) * self.width
 
     def check_held_out(self, windows: Mapping[str, np.ndarray]) -> None:
-        """Check that none of the windows is also a learning window. Raises: CalibrationLeak if one is."""
+        """Check that no given window is also a learning window. Raises: CalibrationLeak if a window is."""
         if leaked := self._leaked(windows):
             raise CalibrationLeak(
-                "some windows are both held out and learned from", fix="Calibration(..., held_out=other_tokens)",
-                got=f"{len(leaked)} of {_count(windows)}, first {leaked[0]}", expected="windows of other data",
+                "some held-out windows are also learning windows", fix="pass other data as held_out=...",
+                got=f"{len(leaked)} of {_count(windows)}, first index {leaked[0]}", expected="no common window",
             )  # fmt: skip
 
     def _leaked(self, windows: Mapping[str, np.ndarray]) -> list[int]:
-        """Return the indices of windows that are also learning windows."""
+        """Return the indices of the given windows that are also learning windows."""
         seen = set(digests(self.windows))
         return [i for i, d in enumerate(digests(windows)) if d in seen]
 
     def feeds(self, p: Program, held: bool = False) -> list[dict[str, np.ndarray]]:
-        """Return the learning (or `held`-out) windows in chunks of about 2048 tokens, with `positions` if the program
-        takes them.
+        """Return the learning windows, or with `held` the held-out ones, in chunks of about 2048 tokens.
 
-        Raises: PromptError for a token outside the vocabulary; UsageError if `held` and no window is held out.
+        Token positions are added if the program has an input `positions`.
+        Raises: PromptError for a token outside the vocabulary; UsageError if `held` is True and no window is held out.
         """
         windows = self.held if held else self.windows
         if not _count(windows):
-            raise UsageError("there are no held-out windows", expected="at least four windows, or held_out=...")
+            raise UsageError("the calibration data have no held-out windows", expected="at least four windows",
+                             got=f"{_count(self.windows)} learning windows", fix="pass held_out=...")  # fmt: skip
         if "ids" in windows:
             windows = {**windows, "ids": check_ids(windows["ids"], vocabulary(p))}
         return chunked(p, windows, max(ROWS // self.width, 1))
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the cached value of a key, or call `make` and cache its result. Only the latest key is cached."""
+        """Return the cached value of a key, or call `make` and cache its result; only the latest key stays cached."""
         if self._cached is None or self._cached[0] != key:
             self._cached = None  # free the old value before the new one is made
             self._cached = key, make()
         return self._cached[1]
 
     def to_json(self) -> dict[str, Any]:
-        """Return sizes, seed and the hashes of the learning and the held-out windows, for reports."""
+        """Return a JSON-serialisable dict of sizes, seed, and hashes of the learning and the held-out windows."""
         return {
             "tokens": self.tokens, "context": self.width, "seed": self.seed, "windows": _hash(self.windows),
             "held_out_tokens": _count(self.held) * self.width, "held_out": _hash(self.held),
@@ -155,8 +157,8 @@ class Calibration:
 class Stream:
     """A run of a program on calibration data, node by node; only values that later nodes read stay in memory.
 
-    Nodes after the stream's position may be edited. So each layer can be pruned on the outputs of the layers before it,
-    which are pruned already.
+    Nodes after the stream's position may be edited while it advances. Each layer can thus be pruned with the outputs of
+    the earlier, already pruned layers as its inputs.
     """
 
     def __init__(self, p: Program, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
@@ -164,11 +166,11 @@ class Stream:
         self.live: list[dict[Value, NDArray]] = [{} for _ in feeds]
 
     def advance(self, node: NodeId) -> Stream:
-        """Compute the nodes before a node in topological order, and retain the values that later nodes read."""
+        """Compute all nodes before `node` in topological order; retain the values that `node` and later nodes read."""
         p, moving = self.p, input_dependent(self.p)
         order = [n for n in p.order() if n in moving]
         if node not in moving:
-            raise UsageError("the node does not depend on any input", where=p.path(node))
+            raise UsageError("the node does not depend on any input of the program", where=p.path(node))
         before = set(order[: order.index(node)])
         needed = p.reachable(p.outputs())
         wanted = list(dict.fromkeys(
@@ -180,18 +182,18 @@ class Stream:
         return self
 
     def read(self, values: Sequence[Value]) -> Iterator[dict[Value, NDArray]]:
-        """Yield, for each chunk of data, the requested values, computed from the stream's position."""
+        """Yield a dict of the requested values for each chunk of data, computed from the stream's position onward."""
         for feeds, live in zip(self.feeds, self.live, strict=True):
             yield run_nodes(self.p, feeds, keep=list(values), given=live, whole=False).values if values else {}
 
     def outputs(self, name: str | None = None) -> Iterator[np.ndarray]:
-        """Yield one output (by default the first) for each chunk of data, converted by `as_float`."""
+        """Yield one output of the program (by default the first) for each chunk of data, converted by `as_float`."""
         value = self.p.output(name or self.p.output_names()[0])
         return (as_float(chunk[value]) for chunk in self.read([value]))
 
 
 def chunked(p: Program, rows: Mapping[str, np.ndarray], per: int) -> list[dict[str, np.ndarray]]:
-    """Split the inputs of a program into chunks of `per` samples; add `positions` if the program takes them."""
+    """Split inputs into chunks of `per` samples; add token positions if the program has an input `positions`."""
     if "ids" in rows and "positions" in p.input_names() and "positions" not in rows:
         rows = {**rows, "positions": np.broadcast_to(np.arange(rows["ids"].shape[1]), rows["ids"].shape)}
     return [{name: np.ascontiguousarray(a[i : i + per]) for name, a in rows.items()}
@@ -214,31 +216,31 @@ def input_dependent(p: Program) -> set[NodeId]:
 
 
 def digests(windows: Mapping[str, np.ndarray]) -> list[str]:
-    """Return the SHA-256 of each window."""
+    """Return the SHA-256 of each window, as hexadecimal text."""
     columns = [np.ascontiguousarray(windows[name]) for name in sorted(windows)]
     return [sha256(b"".join(c[i].tobytes() for c in columns)).hexdigest() for i in range(_count(windows))]
 
 
 def _windows(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.ndarray], int]:
-    """Cut a source into windows. Returns: arrays by input name, and the tokens per window (1 for a mapping)."""
+    """Cut a source into windows. Returns: a dict of arrays by input name; tokens per window (1 for a mapping)."""
     if isinstance(source, Mapping):
         found = {str(name): np.asarray(a) for name, a in source.items()}
         shapes = {n: a.shape for n, a in found.items()}
         if len({len(a) for a in found.values()}) > 1:
-            raise UsageError("the inputs have different numbers of samples", got=shapes)
+            raise UsageError("the inputs have different numbers of samples", expected="equal first sizes", got=shapes)
         if not found or not _count(found):
             raise UsageError("the calibration data are empty", expected="at least one sample per input", got=shapes)
         return found, 1
     if isinstance(source, str):
         if tokenizer is None:
-            raise UsageError("a text was given without a tokenizer", fix="Calibration.of(model, text)")
+            raise UsageError("a text was given without a tokenizer", fix="call Calibration.of(model, text)")
         source = tokenizer.encode(source)
     ids = np.asarray(source)
     if ids.ndim == 1 and len(ids):
         width = min(context, len(ids))
         ids = ids[: len(ids) // width * width].reshape(-1, width)
     if ids.ndim != 2 or not ids.size or ids.dtype.kind not in "iu":
-        raise UsageError("calibration data are not token ids", expected="integers [N], or windows [n, T]",
+        raise UsageError("the calibration data are not token ids", expected="integers [N] or [windows, tokens]",
                          got=f"{ids.dtype} {ids.shape}")  # fmt: skip
     return {"ids": np.ascontiguousarray(ids, np.int64)}, ids.shape[1]
 

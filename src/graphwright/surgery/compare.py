@@ -26,14 +26,14 @@ GREEDY, PROMPT = 16, 8
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ComparisonReport(ReportBase):
-    """Differences of two programs a and b.
+    """Differences between two programs a and b.
 
     Attributes:
         outputs: differences of the first output over all inputs: `max_abs`, `relative` (‖b - a‖ / ‖a‖). Programs that
             score tokens also have `kl_mean`, `kl_max` (nats, of a against b), `top1` (share of equal most likely
             tokens), `greedy` (share of equal tokens in greedy continuations), `prompts` and `perplexity` [a, b].
-        weights: key -> {equal, max_abs, relative, cosine} for keys that both have with the same shape.
-        missing, extra, reshaped: keys that b lacks; keys that a lacks; keys whose shapes differ.
+        weights: dict from key to {equal, max_abs, relative, cosine}, for keys that have equal shapes in a and b.
+        missing, extra, reshaped: keys of weights that b lacks, that a lacks, and whose shapes differ.
     """
 
     outputs: dict[str, Any]
@@ -45,7 +45,7 @@ class ComparisonReport(ReportBase):
 
     @property
     def equal(self) -> bool:
-        """True if there are weights, all of them are equal, and the outputs do not differ."""
+        """True if both have the same weights (at least one), with equal values, and the outputs do not differ."""
         same = bool(self.weights) and all(w["equal"] for w in self.weights.values())
         return same and not (self.missing or self.extra or self.reshaped) and self.outputs["max_abs"] == 0
 
@@ -73,7 +73,7 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
 
     Args:
         a, b: programs or models with the same inputs and outputs.
-        inputs: windows of token ids [n, T], feeds by input name, or a `Calibration`, whose held-out windows are used.
+        inputs: windows of token ids [n, T], arrays by input name, or a `Calibration`, whose held-out windows are used.
         prompts: number of windows whose first 8 tokens both programs continue greedily.
     Raises: ShapeError if the outputs have different shapes; UsageError if there are no inputs.
     """
@@ -96,7 +96,7 @@ def _feeds(p: Program, inputs: Any) -> list[dict[str, np.ndarray]]:
     else:
         rows = {"ids": np.atleast_2d(np.asarray(inputs))} if np.size(inputs) else {}
     if not rows:
-        raise UsageError("there are no inputs to compare on", expected="windows of ids [n, T], or feeds by name")
+        raise UsageError("no inputs were given for the comparison", expected="ids [n, T], or arrays by name")
     return chunked(p, rows, 4)
 
 
@@ -105,7 +105,7 @@ def _outputs(p: Program, q: Program, feeds: Sequence[Mapping[str, np.ndarray]], 
     losses, tokens = np.zeros(2), 0
     for f, x, y in zip(feeds, Stream(p, feeds).outputs(), Stream(q, feeds).outputs(), strict=True):
         if x.shape != y.shape:
-            raise ShapeError("the outputs have different shapes", expected=x.shape, got=y.shape)
+            raise ShapeError("the outputs of the programs have different shapes", expected=x.shape, got=y.shape)
         drift.add(x, y)
         if drift.scores:
             losses += [float(next_token_nats(z, f["ids"]).sum()) for z in (x, y)]
@@ -122,7 +122,7 @@ def _outputs(p: Program, q: Program, feeds: Sequence[Mapping[str, np.ndarray]], 
 
 
 def _greedy(p: Program, ids: np.ndarray) -> list[int]:
-    """Return the 16 tokens with which a program continues a prompt greedily."""
+    """Return the 16 tokens that greedy decoding appends to a prompt."""
     for _ in range(GREEDY):
         feeds = _feeds(p, ids[None])
         ids = np.append(ids, int(next(Stream(p, feeds).outputs("logits"))[0, -1].argmax()))
@@ -172,7 +172,7 @@ class Moments:
         return sqrt(self.squares / self.count) if self.count else 0.0
 
     def __or__(self, other: Moments) -> Moments:
-        """Return the moments of the numbers of both operands together (Chan, Golub and LeVeque 1979)."""
+        """Merge the moments of two sets of numbers into those of their union (Chan, Golub and LeVeque 1979)."""
         if not self.count or not other.count:
             return self if self.count else other
         count, step = self.count + other.count, other.mean - self.mean
@@ -181,26 +181,26 @@ class Moments:
         return Moments(count, mean, squares, min(self.least, other.least), max(self.most, other.most))
 
     def to_json(self) -> dict[str, float | None]:
-        """Return plain values; `min` and `max` are None if there are no numbers."""
+        """Return a JSON-serialisable dict; `min` and `max` are None if there are no numbers."""
         ends = (self.least, self.most) if self.count else (None, None)
         return {"count": self.count, "mean": self.mean, "std": self.std, "min": ends[0], "max": ends[1]}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ErrorReport(ReportBase):
-    """Statistics of the errors of each layer, and other facts about the layer.
+    """Statistics of the errors of each layer, with further figures of the layer.
 
     Attributes:
-        layers: name -> moments of the errors of the layer.
-        facts: name -> other facts of the layer: `drift` (of its output, relative), `ratio` (parameters before / after),
-            `seconds`.
+        layers: dict from layer name to the moments of the layer's errors.
+        facts: dict from layer name to further figures: `drift` (relative, of the layer's output), `ratio` (parameters
+            before / after), `seconds`.
     """
 
     layers: dict[str, Moments] = field(default_factory=dict)
     facts: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add(self, name: str, errors: Any, **facts: float) -> None:
-        """Add errors of a layer (numbers or `Moments`) to the recorded ones, and update its facts."""
+        """Add errors (numbers or `Moments`) to the recorded errors of a layer, and update its `facts`."""
         found = errors if isinstance(errors, Moments) else Moments.of(errors)
         self.layers[name] = self.layers.get(name, Moments()) | found
         if facts:
@@ -215,7 +215,7 @@ class ErrorReport(ReportBase):
         return total
 
     def __or__(self, other: ErrorReport) -> ErrorReport:
-        """Return a report on the errors of both operands."""
+        """Merge two reports: the errors of layers that both have are pooled."""
         made = ErrorReport()
         for report in (self, other):
             for name, found in report.layers.items():
@@ -223,11 +223,11 @@ class ErrorReport(ReportBase):
         return made
 
     def worst(self) -> list[str]:
-        """Return the layer names by descending largest error."""
+        """Return the layer names, sorted by the largest error of each layer, in descending order."""
         return sorted(self.layers, key=lambda name: (-self.layers[name].most, name))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values of all layers, the one with the largest error first."""
+        """Return a JSON-serialisable dict; its `layers` are in the order of `worst`."""
         rows = [{"layer": n, **self.layers[n].to_json(), **self.facts.get(n, {})} for n in self.worst()]
         return {"global": self.whole.to_json(), "layers": rows}
 

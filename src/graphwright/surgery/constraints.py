@@ -45,32 +45,32 @@ class Constraint:
             CONSTRAINTS[cls.name] = cls
 
     def violations(self, p: Program) -> list[Finding]:
-        """Return the violations by a program, with repairs as fixes; an empty list if the constraint holds."""
+        """Return a finding with repairs for each violation in a program; an empty list if the constraint holds."""
         return list(self._violations(p))
 
     def _violations(self, p: Program) -> Iterable[Finding]:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """Return the constraint's name and fields."""
+        """Return a JSON-serialisable dict of the constraint's name and fields."""
         return {"constraint": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
     def broken(
         self, p: Program, what: str, *nodes: NodeId, where: str, severity: Severity = Severity.ERROR, **facts: Any
     ) -> Finding:
-        """Make a finding that reports a violation of this constraint; see `Finding.of`."""
+        """Return a finding that reports a violation of this constraint; see `Finding.of` for the arguments."""
         return Finding.of(p, self.name, severity, what, *nodes, where=where, **facts)
 
 
 def from_json(form: Mapping[str, Any]) -> Constraint:
-    """Restore the constraint that `to_json` wrote. Raises: UsageError for an unknown name, or wrong fields."""
+    """Restore a constraint from the dict of `to_json`. Raises: UsageError for an unknown name or other fields."""
     kind = CONSTRAINTS.get(form.get("constraint", "")) if isinstance(form, Mapping) else None
     given = {k: v for k, v in form.items() if k != "constraint"} if kind is not None else {}
     if kind is None:
         raise UsageError("unknown constraint", got=repr(form)[:120], expected=", ".join(CONSTRAINTS))
     if given.keys() != (known := {f.name for f in fields(kind)}):
-        raise UsageError("the fields of the constraint are wrong", where=kind.name, expected=", ".join(sorted(known)),
-                         got=", ".join(map(str, given)))  # fmt: skip
+        raise UsageError("the constraint has missing or unknown fields", where=kind.name,
+                         expected=", ".join(sorted(known)), got=", ".join(map(str, given)))  # fmt: skip
     return kind(**given)
 
 
@@ -79,7 +79,7 @@ _conditions: dict[str, Condition] = {}
 
 
 def constraint(name: str) -> Callable[[Condition], Condition]:
-    """Register the decorated function for `Custom(name)`. It returns findings, or sentences that describe violations.
+    """Register a function for `Custom(name)`, as a decorator. The function returns findings, or violations as text.
 
     Raises: UsageError if a different function is already registered under the name.
     """
@@ -94,14 +94,14 @@ def constraint(name: str) -> Callable[[Condition], Condition]:
 
 @dataclass(frozen=True)
 class Custom(Constraint):
-    """A condition given by a registered function's name, or by any callable, which cannot be saved."""
+    """A condition given by the name of a registered function, or by a callable. A callable cannot be saved."""
 
     rule: str | Condition
     name: ClassVar[str] = "custom"
 
     def __post_init__(self) -> None:
         if isinstance(self.rule, str) and self.rule not in _conditions:
-            fix = 'import the module that has @graphwright.surgery.constraint("name") first'
+            fix = 'first import the module that registers it by @graphwright.surgery.constraint("name")'
             raise UsageError("no function is registered under this name", got=self.rule, fix=fix,
                              expected=", ".join(_conditions))  # fmt: skip
 
@@ -112,10 +112,10 @@ class Custom(Constraint):
             yield each if isinstance(each, Finding) else self.broken(p, each, where=f"{label} {at}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the name of the registered function. Raises: UsageError if the function is not registered."""
+        """Return a dict with the registered function's name. Raises: UsageError if `rule` is a callable."""
         if not isinstance(self.rule, str):
-            fix = 'register it: @graphwright.surgery.constraint("name"), and use Custom("name")'
-            raise UsageError("the constraint is an unregistered function, which cannot be saved", fix=fix,
+            fix = 'decorate it with @graphwright.surgery.constraint("name"), and use Custom("name")'
+            raise UsageError("the constraint holds a callable, which cannot be saved", fix=fix,
                              got=getattr(self.rule, "__qualname__", repr(self.rule)))  # fmt: skip
         return super().to_json()
 
@@ -143,13 +143,13 @@ class _Pair(Constraint):
                 for what, severity, fixes in self.between(p, source, target)]  # fmt: skip
 
     def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
-        """Return the violations of the condition on the paths between the two nodes."""
+        """Return the violations of the condition on the paths from `source` to `target`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ResidualPath(_Pair):
-    """A path leads from node `a` to node `b` through sums, casts and scalar gates only.
+    """A constraint: some path from node `a` to node `b` has only sums, casts and scalar gates.
 
     If `b` is not a junction, the path may end at any junction that reads `b`. If the shapes or dtypes of `a` and the
     junction differ, the path may start with one linear map.
@@ -168,7 +168,7 @@ class ResidualPath(_Pair):
 
 @dataclass(frozen=True)
 class Reachable(_Pair):
-    """A path exists from node `a` to node `b`."""
+    """A constraint: a path exists from node `a` to node `b`."""
 
     name: ClassVar[str] = "reachable"
 
@@ -181,7 +181,7 @@ class Reachable(_Pair):
 
 @dataclass(frozen=True)
 class NoPath(_Pair):
-    """No path exists from node `a` to node `b`. The constraint also holds if either node does not exist."""
+    """A constraint: no path exists from node `a` to node `b`. It also holds if either node does not exist."""
 
     name: ClassVar[str] = "no_path"
     optional: ClassVar[bool] = True
@@ -196,10 +196,10 @@ class NoPath(_Pair):
 
 
 def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
-    """Return a fix that adds an edge from `source` to `target`; an empty tuple if no edge is possible.
+    """Return a tuple of one fix, which connects `source` to `target`; empty if no connection is possible.
 
-    If `target` is not a junction, the edge enters a new junction after it. The edge passes through a gate or a matrix
-    that is zero until it is trained.
+    If `target` is not a junction, a new junction after it adds both values. The connection passes through a gate or a
+    matrix that is zero until it is trained.
     """
     if source in p.dependents([target]):
         return ()
@@ -224,7 +224,7 @@ def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
 
 
 def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
-    """Return whether a linear map and then a residual path lead to a junction with another shape or dtype."""
+    """Return whether `source` reaches a junction of another spec by a trained linear map and then a residual path."""
     if p.specs(source)[0] == p.spec(junction):
         return False
     maps = [n for n in p.consumers(source) if traits(p.op(n)).contracts == "out_in" and p.operands(n)[0].node == source]
@@ -236,7 +236,7 @@ def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
 def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:
     """Return edges into junctions whose removal leaves no path; None if a path has no edge into a junction.
 
-    As long as a path remains, its last edge into a junction is added.
+    The search is greedy: while a path remains, its last edge into a junction joins the result.
     """
     gone: set[EdgeId] = set()
     while (path := shortest_path(p, source, target, lambda e: e not in gone)) is not None:
@@ -250,12 +250,12 @@ def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:
 # -- sizes, gradients and heads ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Budget(Constraint):
-    """Upper limits of a program's size, None for no limit. Each exceeded limit is one violation, without a repair.
+    """A constraint: upper limits of a program's size; None is no limit. An exceeded limit has no repair.
 
     Attributes:
-        parameters: limit for all weights.
-        flops: limit for the operations of one run in which every named size is 1.
-        bytes: limit for all weights, as stored.
+        parameters: limit of the number of parameters.
+        flops: limit of the floating point operations of one run in which every named dimension is 1.
+        bytes: limit of the bytes of all weights, in their stored dtypes.
     """
 
     parameters: int | None = None
@@ -274,7 +274,7 @@ class Budget(Constraint):
 
 @dataclass(frozen=True)
 class EqualSizes(Constraint):
-    """All axes that match a pattern have the same size. The repair adds units that change no result."""
+    """A constraint: all axes that match a pattern have the same size. Repairs add units that change no result."""
 
     axis: str
     name: ClassVar[str] = "uniform"
@@ -290,7 +290,7 @@ class EqualSizes(Constraint):
 
 @dataclass(frozen=True)
 class MultipleOf(Constraint):
-    """Sizes of all axes that match a pattern are multiples of `k`. The repair adds units that change no result."""
+    """A constraint: axes that match a pattern have sizes divisible by `k`. Repairs add units that change no result."""
 
     axis: str
     k: int
@@ -305,7 +305,7 @@ class MultipleOf(Constraint):
 
 @dataclass(frozen=True)
 class MaxDepth(Constraint):
-    """No path through the program has more than `n` ops, not counting views. Violations have no repair."""
+    """A constraint: no path has more than `n` ops, not counting views. Violations have no repair."""
 
     n: int
     name: ClassVar[str] = "max_depth"
@@ -323,7 +323,7 @@ class MaxDepth(Constraint):
 
 @dataclass(frozen=True)
 class GradientFlow(Constraint):
-    """Trained weights have a path to the loss through differentiable ops and open gates.
+    """A constraint: trained weights have a path to the loss through differentiable ops and open gates.
 
     Attributes:
         params: path pattern of the weights.
@@ -342,9 +342,9 @@ class GradientFlow(Constraint):
 
 @dataclass(frozen=True)
 class HeadBalance(Constraint):
-    """The norm of each head is between 1 / `ratio` and `ratio` times the median of its layer.
+    """A constraint: each attention head's norm is within a factor `ratio` of the median norm of its layer.
 
-    Repairs multiply q (or o) of a head by a constant and divide k (or v) by it, or cut dead heads.
+    Repairs multiply the weights q (or o) of a head by a constant and divide k (or v) by it, or cut dead heads.
     """
 
     ratio: float = 8.0

@@ -9,7 +9,7 @@ from graphwright.errors import UsageError
 
 
 class StaleStep(UsageError):
-    """A planned step cannot be applied: its weights changed after the plan was made, or its module is gone."""
+    """A planned step cannot be applied: its weights changed after planning, or its module no longer exists."""
 
 
 class NothingToPrune(UsageError):
@@ -34,7 +34,7 @@ class NotFactorable(UsageError):
     def __init__(self, shape: tuple[int, ...], order: int, where: object = None) -> None:
         sizes = "x".join(map(str, shape))
         super().__init__(f"the size is not a product of {order} factors above 1", where=where, got=sizes,
-                         expected=f"a size with {order} factors", fix="pad=True pads with zeros")  # fmt: skip
+                         expected=f"a product of {order} integers > 1", fix="pad with zeros by pad=True")  # fmt: skip
         self.shape, self.order = shape, order
 
 
@@ -42,14 +42,14 @@ class CompressionWouldGrow(UsageError):
     """The factors that meet the budget have at least as many parameters as the matrix."""
 
     def __init__(self, ratio: float, where: object = None) -> None:
-        super().__init__("factors within this budget are not smaller than the matrix", where=where,
-                         expected="parameters before / after > 1", got=f"{ratio:.4g}",
+        super().__init__("the factors within this budget are not smaller than the matrix", where=where,
+                         expected="matrix / factor parameters > 1", got=f"{ratio:.4g}",
                          fix="allow a larger error, or leave the matrix dense")  # fmt: skip
         self.ratio = ratio
 
 
 def check_choices(given: Mapping[str, Any], known: Mapping[str, Collection[str]]) -> None:
-    """Check that each option has one of its known values. Raises: UsageError for the first option that does not."""
+    """Check that each option has one of its known values. Raises: UsageError for the first unknown value."""
     for name, values in known.items():
         if given[name] not in values:
             raise UsageError(f"unknown value of {name}", where=name, expected=", ".join(values), got=given[name])

@@ -1,4 +1,4 @@
-"""Selection of stored weight matrices: those that a pattern selects, the nodes that read them, and the skipped params.
+"""Selection of stored weight matrices by a pattern, with the nodes that read them, and the edit of matrices one by one.
 
 Invariant: each param that the pattern selects is listed exactly once, either as a matrix or as skipped with a reason.
 """
@@ -40,23 +40,23 @@ class NonFiniteWeight(UsageError, ArithmeticError):
 
     def __init__(self, key: str, index: tuple[int, ...], value: float) -> None:
         super().__init__("the weight is not finite", where=f"{key}[{', '.join(map(str, index))}]", got=value,
-                         fix="gw.surgery.diagnose(program)")  # fmt: skip
+                         fix="find all such weights by gw.surgery.diagnose(program)")  # fmt: skip
         self.key, self.index = key, index
 
 
 class DtypeUnsupported(DTypeError):
-    """An operation on floating weights got an integer weight."""
+    """An operation that needs floating-point weights got an integer weight."""
 
 
 class Reader(NamedTuple):
-    """A node that reads a matrix, and its op."""
+    """A node that reads a matrix, and the name of its op."""
 
     node: NodeId
     op: str
 
 
 class Skipped(NamedTuple):
-    """A selected param that was not changed."""
+    """A selected param that was not changed, and the reason."""
 
     path: str
     reason: str
@@ -64,14 +64,14 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A param of shape [out, in].
+    """A weight matrix: a param of shape [out, in].
 
     Attributes:
-        param: its node.
-        path, key: names in the program and in the checkpoint.
+        param: handle of the param node.
+        path, key: the param's name in the program, and in the checkpoint.
         shape: (out, in).
-        dtype: dtype in which it is stored.
-        readers: nodes that read it, directly or through casts; several if it is tied.
+        dtype: the stored dtype.
+        readers: nodes that read the matrix, directly or through casts; several if the weight is tied.
     """
 
     param: NodeId
@@ -83,7 +83,7 @@ class Matrix:
 
     @property
     def name(self) -> str:
-        """Path of its linear map: the path of the param without `.weight`."""
+        """Path of the linear map: the path of the param without `.weight`."""
         return self.path.removesuffix(".weight")
 
     @property
@@ -96,11 +96,11 @@ def find_matrices(program: Program, where: str | Selection) -> tuple[list[Matrix
     """Return the selected matrices in topological order, and the selected params that are skipped.
 
     A matrix is selected by its param or by a linear map that reads it. A pattern that begins with a wildcard skips
-    embedding tables and output heads: they must be named.
+    embedding tables and output heads; other patterns, such as their paths, select them.
 
     Raises:
         EmptySelection: if no matrix is selected.
-        DtypeUnsupported: for an integer matrix.
+        DtypeUnsupported: if a selected matrix holds integers.
     """
     selection = selection_of(program, where)
     chosen = dict.fromkeys(_param(program, node) for node in selection)
@@ -113,13 +113,13 @@ def find_matrices(program: Program, where: str | Selection) -> tuple[list[Matrix
         raise EmptySelection(
             "the selection contains no matrix of a linear map", where=where if isinstance(where, str) else repr(where),
             got=f"{selection.count} nodes{reason}",
-            fix='program.select("**", op="linear").show() lists the linear maps',
+            fix='list the linear maps by program.select("**", op="linear").show()',
         )  # fmt: skip
     return found, skipped
 
 
 def _param(p: Program, node: NodeId) -> NodeId | None:
-    """Return a selected param itself, or the param that a selected node reads as its matrix, if any."""
+    """Return the node if it is a param, else the param that the node reads as its matrix, or None."""
     if p.op(node) == PARAM:
         return node
     if p.op(node) not in MATRIX_PORT:
@@ -149,7 +149,7 @@ def _matrix(p: Program, node: NodeId, named: bool) -> Matrix | Skipped:
 
 
 def _readers(p: Program, value: Value) -> list[Reader]:
-    """Return the readers of a value, through casts. If it is not the matrix of a reader, the op is "<op> operand"."""
+    """Return the readers of a value, through casts. Readers that do not use it as a matrix have op "<op> operand"."""
     found = []
     for edge in p.out_edges(value.node):
         reader = p.graph.target(edge)
@@ -162,12 +162,12 @@ def _readers(p: Program, value: Value) -> list[Reader]:
 
 
 def selection_of(p: Program, where: str | Selection) -> Selection:
-    """Select the nodes of a pattern; return a selection unchanged."""
+    """Return the selection of a pattern; a selection is returned unchanged."""
     return p.select(where) if isinstance(where, str) else where
 
 
 def named(p: Program, *endings: str) -> list[str]:
-    """Return the paths of params that end with one of `endings`, with the ending removed, in order of creation."""
+    """Return the paths of params that end in one of `endings`, without that ending, in order of creation."""
     paths = [p.path(n) for n in p.of_kind(PARAM)]
     return [path.removesuffix(end) for path in paths for end in endings if path.endswith(end)]
 
@@ -197,9 +197,9 @@ def rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calibration) -> dict[str, np.ndarray]:
-    """Return matrix path -> Gram matrix G = Σ x xᵀ / N of the inputs x of its linear maps, float64 [in, in].
+    """Map each matrix path to the Gram matrix G = Σ x xᵀ / N of the inputs x of its linear maps, float64 [in, in].
 
-    Maps that read the same value share its statistics. A matrix that no linear map reads has no entry.
+    Maps that read the same value share its statistics. Matrices that no linear map reads are left out.
     """
     sources: dict[str, list[Value]] = {}
     for m in matrices:
@@ -213,7 +213,7 @@ def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calib
             x = run.value(value).to_numpy("float64")
             x = x.reshape(-1, x.shape[-1])
             if not np.isfinite(x).all():
-                raise UsageError("the inputs of a layer are not finite", where=program.path(value))
+                raise UsageError("the inputs of a linear map contain NaN or infinity", where=program.path(value))
             sums[value] = sums.get(value, 0.0) + x.T @ x
             counts[value] = counts.get(value, 0) + len(x)
     return {
@@ -224,7 +224,7 @@ def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calib
 
 
 def output_error(w: np.ndarray, new: np.ndarray, gram: np.ndarray) -> float:
-    """Return the relative error of y = x · Wᵀ: √(tr D G Dᵀ / tr W G Wᵀ), D = new - W, G = `gram` of the x."""
+    """Return the relative error of y = x · Wᵀ: √(tr D G Dᵀ / tr W G Wᵀ), D = new - W, G = Gram matrix of x."""
     d = new - w
     lost, whole = float(np.vdot(d @ gram, d)), float(np.vdot(w @ gram, w))
     return (max(lost, 0.0) / whole) ** 0.5 if whole > 0 else 0.0 if lost <= 0 else inf
@@ -233,15 +233,15 @@ def output_error(w: np.ndarray, new: np.ndarray, gram: np.ndarray) -> float:
 # -- editing matrix by matrix ------------------------------------------------------------------------------------------
 @dataclass(slots=True, kw_only=True, repr=False)
 class MatrixReport(ReportBase):
-    """Base of reports on an edit of several matrices.
+    """Base class of reports on an edit of several matrices.
 
     Attributes:
-        dry_run: the program was not changed.
+        dry_run: whether the edit ran on a copy only.
         options: options of the call, as JSON.
-        rows: one per matrix (and method); each has a `path`.
+        rows: one report row per matrix (and method); each row has a `path`.
         skipped: matrices that were not changed, with the reason.
-        drift: of the program's first output on the calibration data; None without calibration data.
-        interrupted: Ctrl-C or lack of memory ended the edit early; finished matrices stay edited.
+        drift: drift of the program's first output on the calibration data; None without calibration data.
+        interrupted: whether Ctrl-C or lack of memory ended the edit early; finished matrices stay edited.
     """
 
     dry_run: bool
@@ -252,7 +252,7 @@ class MatrixReport(ReportBase):
     interrupted: bool = False
 
     def text(self, title: str, *lines: str) -> str:
-        """Format a title, some lines, and what all such reports have: skipped matrices, drift and interruption."""
+        """Format a title and some lines, followed by the skipped matrices, the drift and a note on interruption."""
         ends = [f"skipped {s.path}: {s.reason}" for s in self.skipped]
         ends += [f"logits {self.drift}"] if self.drift is not None else []
         ends += ["interrupted: finished matrices are kept"] if self.interrupted else []
@@ -260,7 +260,7 @@ class MatrixReport(ReportBase):
 
 
 def program_of(program: Program | Model) -> Program:
-    """Return the program of a model, or the program itself."""
+    """Return the program of a model; a program is returned unchanged."""
     return program if isinstance(program, OpGraph) else program.program
 
 
@@ -273,13 +273,13 @@ def edit_matrices(
 
     Args:
         program: edited in place, or on a fork if `found.dry_run`.
-        edit: edits one matrix, appends its rows to `found`, and returns numbers for the progress.
-        found: report to complete: sets `drift`, and after Ctrl-C or lack of memory `interrupted` and `skipped`.
-        name: of the operation, for the journal and the progress.
+        edit: function that edits one matrix, appends rows to `found`, and returns figures for `Progress`.
+        found: report in which `drift`, and after an interruption `interrupted` and `skipped`, are filled in.
+        name: name of the operation, for the journal and for `Progress`.
         calibration: data on which drift is measured.
-        keep_partial: after an interruption keep the finished matrices; otherwise nothing changes.
+        keep_partial: on Ctrl-C or lack of memory keep the finished matrices; otherwise nothing changes.
         layers: also measure the drift of each matrix's linear map.
-    Returns: matrix path -> drift of its linear map; empty unless `layers`.
+    Returns: dict from matrix path to the drift of its linear map; empty unless `layers` is True.
     """
     before = None if calibration is None else program.fork()  # a fork holds the arrays, which prevents edits in place
     target = program.fork() if found.dry_run else program

@@ -1,4 +1,4 @@
-"""Measurements of a program: loss on windows, sizes, operations, time, and drift from another program."""
+"""Measurements of a program: loss on calibration windows, size, time, and drift from another program."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def log_softmax(z: np.ndarray) -> np.ndarray:
 
 
 def kl(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """KL(softmax a ‖ softmax b) of each row of scores, nats."""
+    """KL(softmax a ‖ softmax b) of each row of logits, in nats."""
     la, lb = log_softmax(a), log_softmax(b)
     return (np.exp(la) * (la - lb)).sum(-1)
 
 
 def next_token_nats(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """-ln p of each token but the first: float64 [B, T-1] for logits [B, T, V] and ids [B, T]."""
+    """-ln p of each token except the first: float64 [B, T-1] for logits [B, T, V] and ids [B, T]."""
     z = logits[:, :-1].astype(np.float64)
     z -= z.max(axis=-1, keepdims=True)
     wanted = np.take_along_axis(z, ids[:, 1:, None], axis=-1)[..., 0]
@@ -50,7 +50,7 @@ def next_token_nats(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def nats(stream: Stream) -> float:
-    """Return the mean -ln p of next tokens over the windows of a stream; infinity if it is not finite."""
+    """Return the mean -ln p of next tokens over the windows of a stream; infinity if the sum is not finite."""
     total, count = 0.0, 0
     for feeds, logits in zip(stream.feeds, stream.outputs("logits"), strict=True):
         found = next_token_nats(logits, feeds["ids"])
@@ -68,17 +68,17 @@ def squared_drift(stream: Stream, reference: Sequence[np.ndarray]) -> float:
 
 
 def loss(stream: Stream, reference: Sequence[np.ndarray] | None = None) -> float:
-    """Return the nats per token if the program scores tokens, else its squared drift from a reference."""
+    """Return nats per token if the program scores tokens, else the squared drift from the outputs `reference`."""
     return nats(stream) if scores_tokens(stream.p) else squared_drift(stream, reference or ())
 
 
 def quality(
     p: Program, calibration: Calibration, reference: Program | None = None, tokenizer: Any = None
 ) -> dict[str, float]:
-    """Measure {nats, perplexity, bits_per_byte} on the held-out windows, or {drift} if the program scores no tokens.
+    """Return a dict of nats, perplexity and bits_per_byte on the held-out windows; of drift if no tokens are scored.
 
     `bits_per_byte` needs a tokenizer, to count the bytes of the scored tokens.
-    Raises: CalibrationLeak if a window was learned from; UsageError if no window is held out.
+    Raises: CalibrationLeak if a held-out window is also a learning window; UsageError if no window is held out.
     """
     calibration.check_held_out(calibration.held)
     stream = Stream(p, calibration.feeds(p, held=True))
@@ -97,14 +97,14 @@ def quality(
 def figures(
     p: Program, calibration: Calibration, reference: Program | None = None, tokenizer: Any = None
 ) -> dict[str, float]:
-    """Return {parameters, bytes, flops}, with the flops of one token or sample, and the figures of `quality`."""
+    """Return a dict of parameters, bytes, flops (of one token or sample) and the figures of `quality`."""
     taken = size(p)
     found = {"parameters": taken.params, "bytes": taken.bytes, "flops": taken.flops}
     return found | quality(p, calibration, reference, tokenizer)
 
 
 def activation_memory(program: Program, inputs: Mapping[str, Any]) -> int:
-    """Return the bytes of the arena that a run with these inputs (arrays by input name) needs for activations.
+    """Return the bytes of memory that a run with these inputs (arrays by input name) needs for activations.
 
     Raises: the errors of `Program.compile`.
     """
@@ -112,7 +112,7 @@ def activation_memory(program: Program, inputs: Mapping[str, Any]) -> int:
 
 
 def speed(p: Program, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Measure {ms_per_token, tokens_per_s} of decoding after 128 tokens; {ms_per_run} if there are no token scores."""
+    """Return a dict of ms_per_token, tokens_per_s of decoding after 128 tokens; of ms_per_run without token scores."""
     if not scores_tokens(p):
         plan = p.compile(feeds, freeze=True)
         return {"ms_per_run": _median_ms(lambda: plan(feeds))}
@@ -138,7 +138,7 @@ def _median_ms(call: Callable[[], object]) -> float:
 def loss_gradients(
     p: Program, feeds: Sequence[Mapping[str, np.ndarray]], wrt: Sequence[str], keep: Sequence[Value] = ()
 ) -> Iterator[tuple[dict[Value, np.ndarray], dict[str, np.ndarray]]]:
-    """Yield for each chunk the values `keep`, and path (of `wrt`) -> gradient of the summed -ln p of next tokens."""
+    """Yield two dicts per chunk: the values `keep`, and gradients of the summed next-token -ln p by path in `wrt`."""
     for given in (part for f in feeds for part in chunked(p, f, max(1024 // f["ids"].shape[1], 1))):
         batch, length = given["ids"].shape
         with p.run(given, keep=[*keep]) as run:
@@ -157,13 +157,13 @@ def loss_gradients(
 
 
 class Drift(ReportBase):
-    """Difference of one value [.., n] between two programs, summed over all calibration rows.
+    """Difference of one value [.., n] between an old and a new program, over all calibration rows.
 
     Attributes:
         relative: ‖new - old‖ / ‖old‖, Frobenius.
-        max_abs: largest difference of an entry.
-        kl, kl_max: for `scores` of tokens, mean and largest KL(old ‖ new) of their softmax, nats; else None.
-        same_top: for scores, share of rows whose largest entry (the greedy token) is the same; else None.
+        max_abs: largest absolute difference of an entry.
+        kl, kl_max: for values that are logits, mean and largest KL(old ‖ new) of the softmax, nats; else None and 0.
+        same_top: for logits, share of rows whose largest entry (the greedy token) has the same index; else None.
         rows: number of rows.
     """
 
@@ -173,7 +173,7 @@ class Drift(ReportBase):
         self._same = 0
 
     def add(self, old: np.ndarray, new: np.ndarray) -> None:
-        """Add the values of both programs for one chunk of rows."""
+        """Add the differences of one chunk of rows, given the values in both programs."""
         a, b = (x.reshape(-1, x.shape[-1]).astype(np.float64) for x in (old, new))
         difference = b - a
         self._squared += float(np.vdot(difference, difference))
@@ -193,16 +193,16 @@ class Drift(ReportBase):
 
     @property
     def kl(self) -> float | None:
-        """Mean KL(old ‖ new), nats; None unless rows are scores."""
+        """Mean KL(old ‖ new) in nats; None if the rows are not logits."""
         return max(self._kl / self.rows, 0.0) if self.scores else None
 
     @property
     def same_top(self) -> float | None:
-        """Share of rows whose largest entry is the same; None unless rows are scores."""
+        """Share of rows whose largest entry has the same index; None if the rows are not logits."""
         return self._same / self.rows if self.scores else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures as plain values."""
+        """Return a JSON-serialisable dict of the figures."""
         return {name: getattr(self, name) for name in ("relative", "max_abs", "kl", "same_top", "rows")}
 
     def __str__(self) -> str:
@@ -215,12 +215,13 @@ class Drift(ReportBase):
 def measure_drift(
     before: Program, after: Program, calibration: Calibration, layers: Sequence[str] = ()
 ) -> tuple[Drift, dict[str, Drift]]:
-    """Measure the drift between two programs of the first output, and of nodes by path, on the calibration windows.
+    """Measure how far the first output, and the nodes `layers`, of two programs differ on calibration data.
 
     Args:
-        before, after: both take the calibration's inputs.
+        before, after: programs with the inputs of the calibration data.
         calibration: its learning windows are used, not the held-out ones: drift does not measure quality.
-        layers: paths that both programs have.
+        layers: paths of nodes that both programs have.
+    Returns: the drift of the output, and a dict from path to drift.
     """
     name, end, inner = before.output_names()[0], Drift(scores=True), {path: Drift() for path in layers}
     for feeds in calibration.feeds(before):

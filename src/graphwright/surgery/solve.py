@@ -1,6 +1,6 @@
-"""Solving constraints: repairs are tried on forks, in a fixed order.
+"""Constraint solver: repairs are tried on forks, in a fixed order.
 
-Only a sequence that satisfies all constraints is applied to the program, as one edit.
+A sequence of repairs is applied to the program, as one edit, only if it satisfies all constraints.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOOL = "graphwright solve"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Unsatisfied(ReportBase):
-    """A remaining violation, and why each of its repairs was rejected."""
+    """A remaining violation, and pairs (repair, reason for which it was rejected)."""
 
     violation: Finding
     tried: tuple[tuple[str, str], ...]
@@ -34,11 +34,11 @@ class Unsatisfied(ReportBase):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ConstraintSolution(ReportBase):
-    """The result of solving.
+    """The result of `solve`.
 
     Attributes:
         satisfied: whether all constraints hold.
-        made: descriptions of the applied repairs, in order; empty if some constraint could not be satisfied.
+        made: descriptions of the applied repairs, in order; empty unless all constraints hold.
         unsatisfied: remaining violations, with the rejected repairs.
         entry: the journal entry of the repairs; None if there was no edit.
     """
@@ -59,8 +59,7 @@ class ConstraintSolution(ReportBase):
 
 
 def solve(program: Program, constraints: Sequence[Constraint] | None = None, max_edits: int = 64) -> ConstraintSolution:
-    """Apply repairs until all constraints hold; deterministic. Repairs that cause new findings or violations are
-    rejected.
+    """Apply repairs until all constraints hold. Repairs that cause new findings or violations are rejected.
 
     Args:
         program: changed by one edit if all constraints can be satisfied, otherwise unchanged bit for bit.
@@ -70,7 +69,7 @@ def solve(program: Program, constraints: Sequence[Constraint] | None = None, max
     """
     wanted = list(program.constraints if constraints is None else constraints)
     if program.history.open is not None:
-        raise UsageError("the program has an open edit", where=program.name, fix="leave the with-block first")
+        raise UsageError("the program has an open edit", where=program.name, fix="leave its with-block first")
     trial, made = program.fork(), list[Fix]()
     for constraint in list(trial.constraints):
         trial.constraints.remove(constraint)  # an intermediate violation may be repaired by a later step
@@ -98,7 +97,7 @@ def _step(
     trial: Program, wanted: Sequence[Constraint], left: list[Finding], known: set[tuple[str, str]],
     tried: dict[tuple[str, str], dict[str, str]],
 ) -> tuple[Program, list[Finding], Fix] | None:  # fmt: skip
-    """Find the first repair, by cost, kind and location, that leaves fewer violations and adds no finding.
+    """Find the first repair, by cost, kind and location, that leaves fewer violations and causes no new finding.
 
     Returns: the repaired fork, its violations and the repair; None if there is no such repair.
     """
@@ -136,6 +135,6 @@ def _structural(p: Program) -> set[tuple[str, str]]:
 
 
 def _weight(left: Sequence[Finding]) -> tuple[int, ...]:
-    """Return the number of violations per severity, the worst first, for lexicographic comparison."""
+    """Return the number of violations per severity, highest severity first, for lexicographic comparison."""
     count = Counter(v.severity for v in left)
     return tuple(count[s] for s in sorted(Severity, reverse=True))

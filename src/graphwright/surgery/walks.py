@@ -1,4 +1,4 @@
-"""Walks over a program: breadth first, along shortest paths, and along values with a single reader."""
+"""Graph walks over a program: breadth first, along shortest paths, and along chains of single readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def flood(start: Iterable[T], after: Callable[[T], Iterable[T]]) -> list[T]:
-    """Return the start items and all items reachable through `after`, each once, breadth first."""
+    """Return the start items and all items reachable through `after`, without repetition, breadth first."""
     order = list(dict.fromkeys(start))
     seen = set(order)
     for item in order:  # grows during iteration
@@ -27,7 +27,7 @@ def flood(start: Iterable[T], after: Callable[[T], Iterable[T]]) -> list[T]:
 
 
 def shortest_path(p: Program, source: NodeId, target: NodeId, usable: Callable[[EdgeId], bool]) -> list[EdgeId] | None:
-    """Return the edges of a shortest path of usable edges, the last edge first; None if there is no path."""
+    """Return a shortest path of usable edges, from its last edge to its first; None if there is no path."""
     came: dict[NodeId, EdgeId | None] = {source: None}
 
     def after(node: NodeId) -> Iterable[NodeId]:
@@ -47,12 +47,12 @@ def shortest_path(p: Program, source: NodeId, target: NodeId, usable: Callable[[
 
 
 def next_reader(p: Program, node: NodeId, passes: Callable[[NodeId, int], bool]) -> tuple[NodeId, int | None]:
-    """Follow single readers from a node. Return the first one that `passes` rejects, and the port at which it reads.
+    """Follow a chain of single readers to the first reader that `passes` rejects; return the reader and its port.
 
-    If a value on the way does not have exactly one reader, return its node and None.
+    If a node of the chain does not have exactly one reader, return that node and None.
 
     Args:
-        passes: given a reader and the port at which it reads, True to continue the walk at the reader.
+        passes: given a reader and the port at which it reads, returns True to continue the walk at the reader.
     """
     while len(edges := p.out_edges(node)) == 1:
         node, port = p.graph.target(edges[0]), p.edge_port(edges[0])

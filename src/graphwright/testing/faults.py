@@ -423,7 +423,7 @@ def check_atomic(
         save: changes that directory to the new state; may be called again, and reaches files through `os` or `open`.
         kinds: faults to inject at each operation in turn.
         seeds: random crash states besides the extremes, per operation.
-    Raises: NotAtomic at the first fault that is not survived; UsageError if the save changes nothing.
+    Raises: NotAtomic at the first fault that leaves neither the old nor the new state; UsageError if nothing changes.
     """
     trial = _Trial(Path(work), before, save)
     faults = sum(trial.inject_everywhere(kind) for kind in kinds)

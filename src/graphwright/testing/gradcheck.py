@@ -97,10 +97,10 @@ def check_masks(
     row: Op, inputs: Sequence[Any], attrs: Mapping[str, Any], reference: Function, *, rtol: float = 1e-9,
     atol: float = 1e-11, seed: int = 0,
 ) -> int:  # fmt: skip
-    """Compare an op's gradients with those of a reference, for every mask of wanted gradients; return how many masks.
+    """Compare an op's gradients with a reference, for every mask of wanted gradients; return the number of masks.
 
     `attrs` has a value for each attribute. `reference` maps (inputs, seeds, mask) to one numpy gradient per operand,
-    None where the mask is False. Raises: GradientMismatch; UsageError if no result is differentiable.
+    or None where the mask is False. Raises: GradientMismatch; UsageError if no result is differentiable.
     """
     arrays = [np.array(x) for x in inputs]
     floats = [i for i, x in enumerate(arrays) if x.dtype.kind == "f"]
@@ -118,7 +118,8 @@ def check_masks(
         for index, mine, other in zip([i for i, want in enumerate(mask) if want], ours, theirs, strict=True):
             if (mine is None) != (other is None):
                 where = f"{row.name}, operand {index}"
-                raise GradientMismatch("op or reference has no gradient here", where=where, got=mine, expected=other)
+                what = f"the {'op' if mine is None else 'reference'} has no gradient for this operand"
+                raise GradientMismatch(what, where=where, got=mine, expected=other)
             if mine is not None:
                 _compare(mine.numpy(), other, index, rtol, atol, f"{row.name}, mask {mask}, ")
         masks += 1

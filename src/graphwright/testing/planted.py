@@ -1,4 +1,4 @@
-"""Problems with a planted solution: the edges that carry signal, or the skips of a teacher, are known."""
+"""Search problems with a known ("planted") solution: the edges that carry signal, or the skips of a teacher."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Edges:
         return {"x": x.astype(self.kind), "y": y.astype(self.kind)}
 
     def found(self, open_names: set[str]) -> tuple[float, float]:
-        """Return (share of planted edges that are open, share of the other edges that are cut)."""
+        """Return (share of planted edges in `open_names`, share of the other edges that are not in it)."""
         others = 56 - PLANTED
         return len(open_names & self.planted) / PLANTED, 1 - len(open_names - self.planted) / others
 

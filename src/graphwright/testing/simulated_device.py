@@ -278,7 +278,7 @@ def _meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
 
 
 class SimStorage(Storage):
-    """A pool's block, and the stream that last wrote it; freed once, by `close()` or with the last array."""
+    """A block of a memory pool, and the stream that last wrote it; freed by `close()` or with the last array."""
 
     __slots__ = ("block", "pool", "written_on")
 
@@ -362,14 +362,15 @@ class SimBackend:
 
     def adopt(self, other: Any) -> Never:
         """Raise DeviceUnavailable: other libraries do not know this device."""
-        raise DeviceUnavailable("the simulated device cannot share memory", got=type(other).__name__)
+        what = "the simulated device cannot share memory with another library"
+        raise DeviceUnavailable(what, got=type(other).__name__)
 
     def address(self, array: NDArray) -> Never:
         """Raise DeviceUnavailable: memory of this device has no host address."""
         raise DeviceUnavailable("memory of the simulated device has no host address", got=array.spec)
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-        """Return the host requirements of the CPU's kernel, or the reason why it runs on the host."""
+        """Return what the CPU's kernel requires of the host, or the reason why the op runs on the host."""
         missing = {s.dtype for s in (*outs, *ins)} & self.without.get(name, frozenset())
         if missing:
             return Needs(fallback=f"no kernel for {', '.join(sorted(d.name for d in missing))} on {self.device}")
@@ -402,7 +403,7 @@ class SimBackend:
         return [launch if waits or seen else partial(self._launch, calls, [*outs, *work], there)]
 
     def _here(self, name: str, array: NDArray) -> NDArray:
-        """Return the CPU array over the memory of this device's array. Raises: DeviceMismatch for another device."""
+        """Return a CPU array over the memory of an array on this device. Raises: DeviceMismatch for other arrays."""
         if array.device != self.device:
             raise DeviceMismatch("an operand is on a different device", where=name, expected=self.device,
                                  got=f"{array.spec} on {array.device}")  # fmt: skip
@@ -434,7 +435,7 @@ def _guarded(calls: Sequence[Call], failure: Callable[[Exception], Exception]) -
 
 
 def _failure(name: str, ins: Sequence[Spec], error: Exception) -> Exception:
-    """Return the error for an exception in a kernel that was not bound by a plan."""
+    """Convert an exception of a kernel that runs outside of a plan to the error to raise."""
     if isinstance(error, GraphwrightError):
         return error
     return DriverError(f"{name} failed on the device: {error}", where=name, got=", ".join(map(repr, ins)))

@@ -34,7 +34,7 @@ _HUGEPAGE = 14  # MADV_HUGEPAGE
 
 @cache
 def _advise() -> Any:
-    """Return madvise, or None if the system has none."""
+    """Return the C function madvise, or None if the system is not Linux."""
     if not sys.platform.startswith("linux"):
         return None
     call = ctypes.CDLL(None).madvise
@@ -69,11 +69,11 @@ class CpuBackend:
         return NDArray.owning(tensor, Spec(shape, dtype), strides)
 
     def wrap(self, array: NDArray) -> torch.Tensor:
-        """Return a torch view of the array's memory; torch has no negative strides."""
+        """Return a torch view of the array; its strides must not be negative, because torch has no negative strides."""
         return torch.as_strided(self._typed(array), array.shape, array.strides, array.offset)
 
     def _typed(self, array: NDArray) -> torch.Tensor:
-        """Return a tensor over the block in the array's dtype; only its memory matters."""
+        """Return a tensor of any shape over the memory block of the array, in its dtype."""
         storage, kind = array.storage, array.dtype
         memory = storage.memory
         if isinstance(memory, torch.Tensor) and memory.dtype is TORCH_DTYPE[kind]:
@@ -85,7 +85,7 @@ class CpuBackend:
         return storage.views[kind]
 
     def copy(self, target: NDArray, source: NDArray) -> None:
-        """Copy `source` into `target`, converting the dtype (round to nearest even)."""
+        """Copy `source` into `target`, with conversion to its dtype (round to nearest even)."""
         if _backwards(target) or _backwards(source):
             if source.dtype is not target.dtype:
                 source = self.empty(source.shape, target.dtype).copy_from(source.copy())
@@ -136,7 +136,7 @@ class CpuBackend:
         return calls if isinstance(calls, list) else [calls]
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
-        """Return the ATen call that allocates and computes at once: half the time of two calls for small results."""
+        """Return the ATen call that allocates and computes at once, which takes half the time for small results."""
         row = kernel_of(name)
         return None if row is None or row.fresh is None else row.fresh([i.impl for i in ins], attrs)
 
@@ -152,7 +152,7 @@ def _backwards(array: NDArray) -> bool:
 
 
 def _of_host(storage: Storage, kind: DType) -> torch.Tensor:
-    """Return a tensor of bytes over a host buffer, or over a copy if the buffer is not aligned for `kind`."""
+    """Return a uint8 tensor over a host buffer, or over a copy if the buffer is not aligned for `kind`."""
     memory = storage.memory
     if storage.nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
@@ -165,9 +165,9 @@ def _of_host(storage: Storage, kind: DType) -> torch.Tensor:
 
 
 class _WritableAlias:
-    """numpy's array interface over the address of a read-only buffer, which it keeps alive.
+    """A writable numpy array interface to a read-only buffer, which it keeps alive, so that torch accepts the buffer.
 
-    torch has no read-only tensors; `Storage.readonly` refuses writes.
+    torch has no read-only tensors; writes are refused by `Storage.readonly` instead.
     """
 
     def __init__(self, host: np.ndarray) -> None:
@@ -176,12 +176,12 @@ class _WritableAlias:
 
 
 def make(device: Device) -> CpuBackend:
-    """Return a backend of the CPU."""
+    """Return a new CPU backend."""
     return CpuBackend()
 
 
 def kernel_place(name: str) -> str:
-    """Return file and line of a kernel, or the torch function that it calls. Raises: MissingKernel."""
+    """Return the file and line that define a kernel, or the name of its torch function. Raises: MissingKernel."""
     row = kernel_of(name)
     if row is None:
         raise MissingKernel("the CPU backend has no kernel of this name", where=name)
@@ -193,7 +193,7 @@ set_num_threads = torch.set_num_threads
 
 
 def tensor_allocations(run: Call) -> list[int]:
-    """Return the size of each CPU tensor allocation that `run()` makes, in order, to check allocation-free steps."""
+    """Call `run` and return the bytes of each CPU tensor that torch allocates meanwhile, to test for allocations."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:

@@ -1,6 +1,6 @@
 """Rotary embedding and scaled dot-product attention, forward and backward, one batch element at a time.
 
-The score matrix of a batch element stays in cache; grouped query heads read their key head by strides, not copies.
+The score matrix of a batch element stays in cache. Query heads that share a key head read it without a copy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
 
 @kernel("rope_dynamic")
 def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Compute frequencies for the largest position, which the host reads; each run allocates a few scalars."""
+    """Compute the frequencies of dynamic RoPE from the largest position, which the host reads."""
     positions, base = ins
     dim, theta, factor, original = 2 * base.shape[0], attrs["theta"], attrs["factor"], attrs["original"]
     exponent = torch.arange(0, dim, 2, dtype=base.dtype) / dim
@@ -52,7 +52,7 @@ def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Ca
 
 @kernel("rope_longer")
 def rope_longer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Copy `long` if the largest position, which the host reads, is at least `original`, else `short`."""
+    """Copy the frequencies `long` if the largest position is at least `original`, else `short`; the host reads it."""
     positions, short, long = ins
     return lambda: outs[0].copy_(long if int(positions.max()) + 1 > attrs["original"] else short)
 
@@ -79,7 +79,7 @@ def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 class _Attention:
     """Attention probabilities, computed in scratch for one batch element at a time.
 
-    Query i sees key j iff the key is not padding, with `causal` j <= start + i, with a window w also j > start + i - w.
+    Query i sees key j if j is not padding, if j <= start + i (with `causal`) and j > start + i - w (with a window w).
     """
 
     def __init__(self, ins: Tensors, attrs: Attrs, work: Tensors) -> None:
@@ -115,13 +115,13 @@ class _Attention:
             self._bounded(self.base)
 
     def _bounded(self, mask: torch.Tensor) -> None:
-        """Write the upper bounds of the scores, -inf where `mask` is true, else inf, and mark queries without a key."""
+        """Write upper bounds of the scores: -inf where `mask` is true, else inf. Mark the queries that see no key."""
         self.bound.fill_(inf).masked_fill_(mask, -inf)
         if self.some_blind:
             torch.all(mask, 1, True, out=self.blind)
 
     def probabilities(self, batch: int, q: torch.Tensor, k: torch.Tensor) -> None:
-        """Write softmax(scale · q kᵀ) of a batch element into `p`; NaN for a query without a key."""
+        """Write softmax(scale · q kᵀ) of a batch element into `p`; NaN for a query that sees no key."""
         if self.padding:
             torch.logical_not(self.padding[batch], out=self.padded)
             self._bounded(torch.logical_or(self.base, self.padded, out=self.mask))
@@ -135,7 +135,7 @@ class _Attention:
             self.low.copy_(self.wide)
 
     def clear(self, rows: torch.Tensor) -> None:
-        """Write zeros into [H, Tq, .] at each query without a visible key."""
+        """Set the rows of queries that see no key to zero in a tensor [H, Tq, .]."""
         if self.some_blind:
             rows.masked_fill_(self.blind, 0.0)
 
@@ -150,7 +150,7 @@ def _score_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list
 
 
 def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:
-    """View [H, T, D] as [groups, H / groups · T, D]: query heads that share a key head become one longer head."""
+    """View [H, T, D] as [groups, H / groups · T, D]: the query heads that share a key head become one head."""
     return t.view(groups, -1, t.shape[-1])
 
 
@@ -181,7 +181,7 @@ def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> l
 
 @kernel("sdpa_backward", work=_backward_work)
 def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Compute dq, dk, dv from q, k, v, optional operands, the output and its gradient; recompute the probabilities.
+    """Compute dq, dk, dv from q, k, v, optional operands, the output and its gradient; P is computed again.
 
     Dm = rowsum(dO ⊙ O); dV = Pᵀ dO; dS = P ⊙ (dO Vᵀ - Dm); dQ = scale · dS K; dK = scale · dSᵀ Q.
     """
@@ -214,7 +214,7 @@ def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> C
 
 @kernel("kv_append", work=lambda o, i, a: [Spec((i[1].shape[2],), int64)] * 2)
 def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Write entries [B, G, T, D] into the cache [B, G, M, D] from `start` on. Raises: IndexError past the end."""
+    """Write entries [B, G, T, D] to a cache [B, G, M, D] from `start` on. Raises: IndexError if they do not fit."""
     cache, rows, start = ins
     positions, room = torch.arange(rows.shape[2]), torch.arange(cache.shape[2])
     return [
@@ -229,9 +229,9 @@ _TILE = 256  # keys per tile, rounded down to whole blocks
 
 
 def _pages(table: torch.Tensor, first: int, stop: int, block: int, blocks: int) -> torch.Tensor:
-    """Return the block ids for positions first..stop - 1 of one sequence. Raises: IndexError if one is missing."""
+    """Return the blocks of positions first..stop - 1 of one sequence. Raises: IndexError if a block is missing."""
     if stop > first and (stop - 1) // block >= len(table):
-        raise IndexError(f"position {stop - 1} is past the end of the block table")
+        raise IndexError(f"position {stop - 1} is past the {len(table)} blocks of the block table")
     pages = table[first // block : -(-stop // block)]
     if len(pages) and (int(pages.min()) < 0 or int(pages.max()) >= blocks):
         raise IndexError(f"the block table has no block for a position in {first}..{stop - 1}")
@@ -240,7 +240,7 @@ def _pages(table: torch.Tensor, first: int, stop: int, block: int, blocks: int) 
 
 @kernel("kv_append_paged")
 def kv_append_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Write new entries into the blocks of each sequence. Raises: IndexError for a missing block, before any write."""
+    """Write new entries to the blocks of each sequence. If a block is missing, raise IndexError and write nothing."""
     pool, rows, table, lengths = ins
     out, count, block = outs[0], rows.shape[2], pool.shape[2]
 
@@ -279,7 +279,7 @@ def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
 
 @kernel("sdpa_paged", work=_scratch)
 def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Compute attention with an online softmax: one sequence after the other, over tiles of its keys in order."""
+    """Compute attention over a paged KV cache with an online softmax, one tile of keys of one sequence at a time."""
     q, k, v, table, lengths = ins
     held_k, held_v, tile_k, tile_v, asked, products, best, top, kept, whole, part, mixed, more, hidden, far = work
     out, window, softcap = outs[0], attrs["window"], attrs["softcap"]

@@ -1,8 +1,8 @@
-"""Convolution as unfold, matrix product and fold in planned scratch: ATen's own overloads allocate despite `out=`.
+"""Convolution as unfold, matrix product and fold in planned scratch, because ATen's kernels allocate despite `out=`.
 
-Samples are processed in chunks whose columns stay in cache. With one group and short rows of positions, a chunk is one
-matrix product; else there is one product per sample and group, in batches. 16-bit operands are widened to float32 once,
-and the result is rounded once.
+Columns are the windows of the input (im2col). Samples are processed in chunks whose columns stay in cache. With one
+group and short rows of positions, a chunk needs one matrix product; else there is one per sample and group. 16-bit
+operands are widened to float32 once, and the result is rounded once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMN_BYTES = 1 << 20
 
 
 class Columns:
-    """The windows of x [N, C, sizes...] as columns [n, C · entries, positions], a chunk of n samples at a time.
+    """The windows of x [N, C, sizes...] as columns [n, C · entries, positions], for n samples at a time.
 
     Args:
         x: shape of the input.
@@ -42,11 +42,11 @@ class Columns:
         self.chunk = max(1, min(self.samples, COLUMN_BYTES // max(nbytes, 1)))
 
     def chunks(self) -> Iterator[slice]:
-        """Return the slices of samples that form the chunks."""
+        """Return the slices of the samples that are processed at a time."""
         return (slice(at, min(at + self.chunk, self.samples)) for at in range(0, self.samples, self.chunk))
 
     def inner(self, block: torch.Tensor) -> torch.Tensor:
-        """Return the samples inside a padded block."""
+        """Return a view of padded samples without the padding."""
         pads = zip(self.window.padding, self.sizes, strict=True)
         return block[(..., *(slice(p, p + n) for p, n in pads))]
 
@@ -60,7 +60,7 @@ class Columns:
         return samples.as_strided(shape, (*lead, *steps), samples.storage_offset())
 
     def unfold(self, x: torch.Tensor, columns: torch.Tensor, block: Tensors) -> list[Call]:
-        """Return calls that write the columns of samples x; `block` has zeros for padded samples, if there are any."""
+        """Return calls that write the columns of samples x; `block` holds zeros for padded samples if needed."""
         calls: list[Call] = []
         for padded in block:
             calls.append(partial(self.inner(padded[: len(x)]).copy_, x))
@@ -69,14 +69,14 @@ class Columns:
         return [*calls, partial(columns.view(views.shape).copy_, views)]
 
     def of_samples(self, x: torch.Tensor, work: Tensors) -> tuple[list[Call], torch.Tensor]:
-        """Return (calls that write the columns of samples x into scratch, the columns [n, C · entries, positions])."""
+        """Return (calls that write the columns of samples x to scratch, the columns [n, C · entries, positions])."""
         if not work:
             return [], x.flatten(2)
         columns = work[0][: len(x)]
         return self.unfold(x, columns, work[1:]), columns
 
     def fold(self, columns: torch.Tensor, out: torch.Tensor, block: Tensors) -> list[Call]:
-        """Return calls for the transpose of `unfold`: sum columns into the entries of `out` that they stem from."""
+        """Return calls for the transpose of `unfold`: add each column entry to its source entry in `out`."""
         target = block[0][: len(out)] if block else out
         views = self.windows(target)
         parts = columns.view(views.shape)
@@ -85,7 +85,7 @@ class Columns:
         return [target.zero_, *added, *(partial(out.copy_, self.inner(b[: len(out)])) for b in block)]
 
     def scratch(self, dtype: DType) -> list[Spec]:
-        """Return specs of scratch for a chunk's columns and padded samples; none if the columns are the samples."""
+        """Return specs of the scratch: a chunk's columns and padded samples; empty if the columns are the samples."""
         if self.window.plain:
             return []
         columns = Spec((self.chunk, self.rows, prod(self.positions)), dtype)
@@ -101,7 +101,7 @@ class MatrixView(NamedTuple):
 
 
 class Gathered(Columns):
-    """Columns of a whole chunk as one matrix, for products with `filters` channels of results or gradients."""
+    """The columns of a whole chunk as one matrix, to multiply it by `filters` rows of weights or gradients."""
 
     def __init__(self, window: Window, x: Sequence[int], itemsize: int, filters: int) -> None:
         super().__init__(window, x, itemsize)
@@ -109,14 +109,14 @@ class Gathered(Columns):
         self.last = window.kernel[-1] * self.channels >= self.positions[-1]  # channels innermost: longer copies
 
     def scratch(self, dtype: DType) -> list[Spec]:
-        """Return specs of scratch: columns, product, weights, and samples if these must be padded or permuted."""
+        """Return specs of the scratch: columns, product, weights, and samples if these must be padded or permuted."""
         columns, blocks = self.chunk * prod(self.positions), self.last or any(self.window.padding)
         sizes = [self.rows * columns, self.filters * columns, self.filters * self.rows]
         sizes += [self.chunk * self.channels * prod(self.padded)] if blocks else []
         return [Spec((n,), dtype) for n in sizes]
 
     def _view(self, flat: torch.Tensor, n: int, channels: int, kernel: tuple[int, ...]) -> MatrixView:
-        """View scratch as [channels · entries, n · positions] and as [n, channels, kernel..., positions...]."""
+        """Return scratch viewed as [channels · entries, n · positions] and [n, channels, kernel..., positions...]."""
         rank, rows, columns = len(self.positions), channels * prod(kernel), n * prod(self.positions)
         flat, k = flat[: rows * columns], len(kernel)
         if self.last:
@@ -128,22 +128,22 @@ class Gathered(Columns):
         return MatrixView(flat.view(rows, columns), shaped.permute(order))
 
     def product(self, work: Tensors, n: int) -> MatrixView:
-        """View the scratch of products as [filters, n · positions] and as [n, filters, positions...]."""
+        """Return the scratch of the product viewed as [filters, n · positions] and as [n, filters, positions...]."""
         return self._view(work[1], n, self.filters, ())
 
     def weights(self, work: Tensors) -> MatrixView:
-        """View the scratch of weights as [filters, C · entries] and as [filters, C, kernel...]."""
+        """Return the scratch of the weights viewed as [filters, C · entries] and as [filters, C, kernel...]."""
         kernel, matrix = self.window.kernel, work[2].view(self.filters, self.rows)
         if not self.last:
             return MatrixView(matrix, matrix.view(self.filters, self.channels, *kernel))
         return MatrixView(matrix, matrix.view(self.filters, *kernel, self.channels).movedim(-1, 1))
 
     def start(self, work: Tensors) -> list[Call]:
-        """Return the call that zeroes the block of padded samples, if there is padding."""
+        """Return the call that zeroes the scratch of padded samples; empty without padding."""
         return [work[3].zero_] if any(self.window.padding) else []
 
     def gather(self, x: torch.Tensor, work: Tensors) -> tuple[list[Call], torch.Tensor]:
-        """Return (calls that write the columns of samples x, the matrix [C · entries, n · positions] of columns)."""
+        """Return (calls that write the columns of samples x to scratch, their matrix [C · entries, n · positions])."""
         calls: list[Call] = []
         n = len(x)
         for block in work[3:4]:
@@ -168,7 +168,7 @@ class Gathered(Columns):
         return calls
 
     def weight_gradient(self, x: torch.Tensor, upstream: torch.Tensor, out: torch.Tensor, work: Tensors) -> list[Call]:
-        """Return calls that sum upstream gradients [n, filters, positions...] times windows of x over all samples."""
+        """Return calls that compute the weight gradient from upstream gradients [N, filters, positions...] and x."""
         if not self.samples:
             return [out.zero_]
         total = self.weights(work)
@@ -188,7 +188,7 @@ def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list[Call]:
-    """Return calls for out[n, group] = a[group] @ b[n, group]: one if there is one group, else one per sample."""
+    """Return calls for out[n, group] = a[group] @ b[n, group]: one call if there is one group, else one per sample."""
     if len(a) == 1:
         return [partial(torch.bmm, a.expand(len(b), *a.shape[1:]), b[:, 0], out=out[:, 0])]
     return [partial(torch.bmm, a, b[n], out=out[n]) for n in range(len(b))]
@@ -209,10 +209,10 @@ SHORT = 16
 def _gathered(
     kernel: Sequence[int], x: Spec | torch.Tensor, filters: int, attrs: Attrs, *, transposed: bool = False
 ) -> Gathered | None:
-    """Return the columns for one product per chunk, or None unless there is one group and rows of positions are short.
+    """Return columns for one product per chunk; None if there are several groups or rows of positions are long.
 
-    With `transposed`, they serve a transposed convolution as a convolution with the flipped kernel. Return None then
-    also if the stride is not 1, or if x has more than twice as many channels as the result.
+    With `transposed`, the columns are for a convolution with the flipped kernel that computes a transposed convolution.
+    Then return None also if the stride is not 1, or if x has more than twice as many channels as the result.
     """
     window = Window.of(kernel, attrs)
     if attrs["groups"] > 1 or window.plain:

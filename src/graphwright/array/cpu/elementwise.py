@@ -1,4 +1,4 @@
-"""Elementwise kernels with attributes or several torch calls; other ops name their torch function in `aten`."""
+"""Elementwise kernels with attributes or several torch calls; other ops name a torch function in their field `aten`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _linear_from(x: torch.Tensor) -> float:
-    """Return an x above which softplus(x) rounds to x, with eˣ finite; ATen's default 20 costs float64 seven digits."""
+    """Return an x from which softplus(x) rounds to x; ATen's default, 20, costs float64 seven digits of precision."""
     return 700.0 if x.dtype == torch.float64 else 80.0
 
 
@@ -46,7 +46,7 @@ kernel("full_like", fresh=row_major(lambda x, value: torch.full_like(x, value)))
 
 @kernel("swiglu")
 def swiglu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """silu(a)·b; the first factor is written to the output."""
+    """silu(a)·b; silu(a) is computed in the output's memory."""
     a, b = ins
     return [partial(aten.silu.out, a.expand(outs[0].shape), out=outs[0]), partial(outs[0].mul_, b)]
 
@@ -104,7 +104,7 @@ def _chosen(ins: Tensors, attrs: Attrs) -> Fresh | None:
 
 @kernel("where", _bits, fresh=_chosen)
 def where(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """a where c, else b; for many elements b ^ ((a ^ b) · c) on the bits, which does not branch."""
+    """a where c, else b; large arrays use b ^ ((a ^ b) · c) on the bits, which has no branch."""
     if not work:
         return partial(torch.where, *ins, out=outs[0])
     mask = work[0]
@@ -136,7 +136,7 @@ _against_infinity("isfinite", torch.lt, True)
     "assert_finite", work=lambda o, i, a: [i[0], Spec(i[0].shape, bool_), Spec((), bool_)], needs=Needs(answers=True)
 )
 def assert_finite(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Copy x after the host checked that all values are finite. Raises: NonFinite if not."""
+    """Check on the host that all values are finite, then copy x. Raises: NonFinite."""
     size, fine, whole = work
     answer, limit = whole.numpy(), number(inf, size)
 

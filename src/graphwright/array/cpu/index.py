@@ -1,4 +1,4 @@
-"""Gathers and scatters by index arrays; copies that pad, permute, repeat or mirror entries, and their transposes."""
+"""Kernels that gather and scatter by index arrays, or that pad, permute, repeat or mirror entries, and gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def embedding(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("embedding_backward")
 def embedding_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Sum the gradient rows of each id in the order in which the id occurs, so that results are reproducible."""
+    """Sum the gradient rows of each id in order of occurrence, so that results are reproducible."""
     grad, ids = ins
     rows = grad.view(ids.numel(), grad.shape[-1])
     return [outs[0].zero_, partial(outs[0].index_add_, 0, ids.view(-1), rows)]
@@ -32,7 +32,7 @@ def embedding_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors)
 
 @kernel("pad_slice")
 def pad_slice(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Write zeros, with the input at `start::step` of one axis: the transpose of a slice."""
+    """Write the input to `start::step` of one axis and zeros elsewhere: the gradient of a slice."""
     axis, start, step = attrs["axis"] % ins[0].dim(), attrs["start"], attrs["step"]
     stop = start + step * ins[0].shape[axis]
     window = outs[0][(slice(None),) * axis + (slice(start, stop, step),)]
@@ -50,7 +50,7 @@ kernel("size")(lambda o, i, a, w: partial(o[0].fill_, i[0].shape[a["axis"]]))
 
 
 class FlatIndices:
-    """Index arrays for consecutive axes of sizes n, m.., as one flat index into the middle of [lead, n·m.., rest].
+    """Index arrays for adjacent axes of sizes n, m.., combined to flat indices into axis 1 of [lead, n·m.., rest].
 
     Per axis, one look-up in a table of 2n entries checks the bounds, wraps negative indices and applies the stride.
     """
@@ -74,17 +74,17 @@ class FlatIndices:
 
     @staticmethod
     def scratch(ids: Sequence[Spec]) -> list[Spec]:
-        """Return specs of scratch: flat indices, and the indices of one axis before and after the look-up."""
+        """Return specs of the scratch: flat indices, and the indices of one axis before and after the look-up."""
         shape = broadcast_shapes(*(i.shape for i in ids))
         return [Spec(shape, int64)] * (2 if len(ids) == 1 else 3)
 
     def array(self, t: torch.Tensor) -> torch.Tensor:
-        """View the array as [lead, n·m.., rest]; as [n·m..] if lead and rest are 1."""
+        """Return the array viewed as [lead, n·m.., rest], or as [n·m..] if lead and rest are 1."""
         lead, middle, rest = self.block
         return t.view(middle) if lead == rest == 1 else t.view(lead, middle, rest)
 
     def entries(self, t: torch.Tensor) -> torch.Tensor:
-        """View values, one per flat index, as [lead, indices, rest]; as [indices] if lead and rest are 1."""
+        """Return values at the flat indices viewed as [lead, indices, rest], or as [indices] if lead and rest are 1."""
         lead, _, rest = self.block
         return t.view(-1) if lead == rest == 1 else t.view(lead, len(self.flat), rest)
 
@@ -107,7 +107,7 @@ def index_sum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
 
 
 def _update_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return specs of scratch: indices, and a copy of the values if they must be broadcast."""
+    """Return specs of the scratch: indices, and a copy of the values if they must be broadcast."""
     x, values, *ids = ins
     work, start = FlatIndices.scratch(ids), attrs["axis"] % len(x.shape)
     full = (*x.shape[:start], *work[0].shape, *x.shape[start + len(ids) :])
@@ -115,7 +115,7 @@ def _update_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> lis
 
 
 def _update(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> tuple[FlatIndices, torch.Tensor, list[Call]]:
-    """Return (indices, one value per index, calls before the write, which raise for an index out of range)."""
+    """Return (indices, one value per index, calls to run before the write, which raise if an index is out of range)."""
     x, values, *ids = ins
     at, full = FlatIndices(x.shape, ids, attrs["axis"], work), work[2 if len(ids) == 1 else 3 :]
     spread: list[Call] = [partial(wide.copy_, values) for wide in full]
@@ -124,7 +124,7 @@ def _update(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> tuple[F
 
 @kernel("index_put", _update_work)
 def index_put(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Write values at flat indices in order: the order of duplicates in ATen's index_copy is undefined."""
+    """Write values at flat indices in order; with ATen's index_copy, the order of duplicates would be undefined."""
     at, values, calls = _update(outs, ins, attrs, work)
     return [*calls, _write(outs[0], at, host(values))]
 
@@ -162,7 +162,7 @@ def _ranks(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 @kernel("nonzero", _ranks)
 def nonzero(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Scatter the flat index of the k-th nonzero entry to k; a spare last element takes others, and k >= size."""
+    """Write the flat index of the k-th nonzero entry to element k; a spare last element takes surplus writes."""
     (x,), (out,), (hit, rank, flat, found, absent), size = ins, outs, work, attrs["size"]
     flat_indices, truths, zero = found[:-1] if size else found[:0], hit.view(x.shape), number(0, x)
     none, one, end = (number(n, rank) for n in (0, 1, size))
@@ -187,7 +187,7 @@ out_kernel("gather", lambda i, a: partial(torch.gather, i[0], a["axis"], i[1]))
 
 
 def _before(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Return calls to run before a scatter: one checks the indices, one copies the array unless it is in place."""
+    """Return the calls before a scatter: check the indices, then copy the array unless the op works in place."""
     return [partial(torch.gather, ins[0], attrs["axis"], ins[1], out=work[0]), *carry(outs, ins[:1])]
 
 
@@ -210,7 +210,7 @@ def flip(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("roll")
 def roll(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Copy x in blocks: each rolled axis is cut into two parts, which are swapped."""
+    """Roll x by copies of blocks: each rolled axis is split into two parts, which are swapped."""
     x, out = ins[0], outs[0]
     if not x.numel():
         return []
@@ -230,7 +230,7 @@ def roll(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 @kernel("tile")
 def tile(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Copy once from a view in which repeats are axes of stride 0."""
+    """Tile by one copy from a view in which the repeats are axes of stride 0."""
     if not outs[0].numel():
         return []
     x, repeats = ins[0], attrs["repeats"]
@@ -242,7 +242,7 @@ def tile(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 @kernel("repeat_interleave")
 def repeat_interleave(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Copy once from a view in which the repeats are an axis of stride 0."""
+    """Repeat entries by one copy from a view in which the repeats are an axis of stride 0."""
     axis, repeats = attrs["axis"] % ins[0].dim(), attrs["repeats"]
     pairs = outs[0].unflatten(axis, (ins[0].shape[axis], repeats))
     return [partial(pairs.copy_, ins[0].unsqueeze(axis + 1).expand(pairs.shape))]
@@ -255,7 +255,7 @@ def _widths(attrs: Attrs, rank: int) -> list[tuple[int, int, int]]:
 
 
 def _sources(size: int, before: int, after: int, mode: str) -> torch.Tensor:
-    """Return the source index of each entry of a padded axis."""
+    """Return for each entry of a padded axis the index of the input entry that is copied to it."""
     indices, last = torch.arange(-before, size + after), size - 1
     return indices.clamp(0, last) if mode == "replicate" else last - (last - indices.abs()).abs()
 
@@ -267,7 +267,7 @@ def _inner(t: torch.Tensor, widths: Sequence[tuple[int, int, int]]) -> torch.Ten
 
 
 def _between(start: Spec, end: Spec, attrs: Attrs) -> list[Spec]:
-    """Return specs of the intermediate results of padding axis by axis; mode `constant` has none."""
+    """Return specs of the intermediate results of padding axis by axis; empty in mode `constant`."""
     if attrs["mode"] == "constant":
         return []
     shape, made = list(start.sizes), []
@@ -279,7 +279,7 @@ def _between(start: Spec, end: Spec, attrs: Attrs) -> list[Spec]:
 
 @kernel("pad", lambda o, i, a: _between(i[0], o[0], a))
 def pad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """In mode `constant`, fill and copy x into the middle; in other modes gather axis by axis, by `_sources`."""
+    """Pad x: in mode `constant`, fill the result and copy x into its middle; else gather entries axis by axis."""
     x, widths = ins[0], _widths(attrs, ins[0].dim())
     if attrs["mode"] == "constant":
         return [partial(outs[0].fill_, attrs["value"]), partial(_inner(outs[0], widths).copy_, x)]
@@ -295,7 +295,7 @@ def pad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
 
 @kernel("pad_backward", lambda o, i, a: _between(i[0], o[0], a), widen=True)
 def pad_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """In mode `constant`, copy the gradient of the middle; in other modes add each entry's gradient to its source's."""
+    """Copy the middle of the gradient; except in mode `constant`, add the gradients of the padding to its sources."""
     g, widths = ins[0], _widths(attrs, ins[0].dim())
     if attrs["mode"] == "constant" or not widths:
         return [partial(outs[0].copy_, _inner(g, widths))]

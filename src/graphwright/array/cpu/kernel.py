@@ -1,4 +1,4 @@
-"""The table of kernels: by name, a function that binds operands to calls, and the specs of its scratch.
+"""The table of CPU kernels. A kernel binds operands to calls, and names the specs of its scratch.
 
 Invariant: the calls of `bind` touch only the bound tensors and allocate no tensor memory.
 """
@@ -29,12 +29,12 @@ class Kernel(NamedTuple):
     """One kernel of the table.
 
     Attributes:
-        bind: (outs, ins, attrs, work) -> calls.
+        bind: (outs, ins, attrs, work) -> calls that compute the results.
         work: (out specs, in specs, attrs) -> specs of the scratch.
-        where: file and line.
+        where: the file and line that define the kernel.
         fresh: (ins, attrs) -> a call that allocates the single result itself, or None; see `Backend.fresh`. It may
-            depend on shapes, strides and dtypes, but not on the tensors.
-        needs: (in specs, attrs) -> what the kernel requires of the host when its operands are on another device.
+            depend on the shapes, strides and dtypes of the operands, but not on their values.
+        needs: (in specs, attrs) -> the host requirements of a launch whose operands are on another device.
     """
 
     bind: Bind
@@ -52,7 +52,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def statistic(dtype: DType) -> DType:
-    """Return the dtype in which to sum over an axis: float32 for 16-bit floats, else the dtype itself."""
+    """Return the dtype in which to compute sums: float32 for 16-bit floats, else the dtype itself."""
     return float32 if dtype.is_low else dtype
 
 
@@ -62,12 +62,12 @@ def _constant(value: float, dtype: torch.dtype) -> torch.Tensor:
 
 
 def number(value: float, like: torch.Tensor) -> torch.Tensor:
-    """Return a shared constant in the dtype of `like`; for a Python number ATen would allocate a tensor per call."""
+    """Return a cached 0-d tensor in the dtype of `like`; for a Python number, ATen would allocate one per call."""
     return _constant(value, like.dtype)
 
 
 def carry(outs: Tensors, ins: Tensors) -> list[Call]:
-    """Return calls that copy each operand to its output, unless both are the same memory."""
+    """Return calls that copy each operand to its output; none where both share memory."""
     return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
 
 
@@ -80,11 +80,11 @@ def kernel(
     name: str, work: Work | None = None, *, widen: bool = False, fresh: Choose | None = None,
     needs: Needs | Asks = _NONE,
 ) -> Callable[[Bind], Bind]:  # fmt: skip
-    """Register a kernel.
+    """Return a decorator that registers the `bind` function of a kernel.
 
     Args:
         work, fresh: see `Kernel`.
-        needs: the requirements of the host, or a function that returns those of one launch.
+        needs: the host requirements, or a function that returns those of one launch.
         widen: 16-bit operands are converted to float32, and 16-bit results are computed in float32 and rounded once.
     """
 
@@ -101,7 +101,7 @@ def kernel(
 
 
 def out_kernel(name: str, call: Callable[[Tensors, Attrs], partial[Any]], fresh: Choose | None = None) -> None:
-    """Register a kernel of a single torch call: `call(ins, attrs)` returns it as a partial that still lacks `out=`."""
+    """Register a kernel that is one torch call: `call(ins, attrs)` returns it as a partial without `out=`."""
 
     @wraps(call)
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
@@ -111,12 +111,12 @@ def out_kernel(name: str, call: Callable[[Tensors, Attrs], partial[Any]], fresh:
 
 
 def row_major(call: Fresh) -> Choose:
-    """Return a function for `Kernel.fresh`; it returns `call` if all operands are row-major, else None."""
+    """Return a value for `Kernel.fresh`: a function that returns `call` if all operands are row-major, else None."""
     return lambda ins, attrs: call if all(t.is_contiguous() for t in ins) else None
 
 
 def kernel_of(name: str) -> Kernel | None:
-    """Return the kernel of an op or None; a kernel that is one torch function is created on first use."""
+    """Return the kernel of an op, or None; the kernel of an op with a field `aten` is created on first use."""
     found = KERNELS.get(name)
     if found is None and (function := torch_functions.get(name)) is not None:
         call = getattr(torch, function)

@@ -1,4 +1,4 @@
-"""Matrix products; operands are viewed as matrices or strided batches once, when they are bound."""
+"""Kernels of matrix products. Operands are viewed as matrices or strided batches once, when they are bound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphwright.array.spec import Spec
 
 
 def _rows(t: torch.Tensor) -> torch.Tensor | None:
-    """View [..., K] as [N, K] without a copy, or return None."""
+    """Return a view of [..., K] as [N, K]; None if this needs a copy."""
     try:
         return t.view(-1, t.shape[-1])
     except RuntimeError:
@@ -24,7 +24,7 @@ def _rows(t: torch.Tensor) -> torch.Tensor | None:
 def bmm_calls(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list[Call]:
     """Return calls for out[i...] = a[i...] @ b[i...] with equal leading axes and any strides, without copies.
 
-    The last leading axis is one batched GEMM; the axes before it are unrolled.
+    A batched GEMM covers the last of the leading axes; there is one for each index of the others.
     """
     if a.dim() == 2:
         return [partial(torch.mm, a, b, out=out)]
@@ -87,10 +87,10 @@ def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> lis
 
 
 def _runs(offsets: torch.Tensor, rows: int) -> list[int]:
-    """Return group offsets as ints. Raises: IndexError unless they start at 0, ascend and end at most at `rows`."""
+    """Return group offsets as ints. Raises: IndexError if they are not sorted, from 0 to at most `rows`."""
     ends: list[int] = offsets.tolist()
     if ends[0] != 0 or ends[-1] > rows or any(a > b for a, b in pairwise(ends)):
-        raise IndexError(f"group offsets are not sorted from 0 to at most {rows}: {ends[:8]}")
+        raise IndexError(f"invalid group offsets: expected a sorted list from 0 to at most {rows}, got {ends[:8]}")
     return ends
 
 

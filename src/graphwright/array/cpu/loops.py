@@ -1,4 +1,4 @@
-"""Native loops of the CPU backend: random words, gates and their gradients. Importing this module loads numba."""
+"""Compiled loops of the CPU backend: random words, gates and their gradients. Importing this module loads numba."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MARGIN = 1e-6
 
 @_compiled
 def fill_words(out: np.ndarray, key: np.ndarray, stream: int, shift: int) -> None:
-    """Fill `out` with the random words of a key and a stream, shifted right: four words per counter, in order.
+    """Fill `out` with the Philox words of a key and a stream, each shifted right by `shift` bits.
 
     Args:
         out: int32 or int64 [n]; a shift of 0 needs int64.
@@ -55,7 +55,7 @@ def fill_words(out: np.ndarray, key: np.ndarray, stream: int, shift: int) -> Non
 
 @_inlined
 def _noise(run: Any, table: Any, i: Any) -> Any:
-    """Return the uniform noise of one gate element in one step: (k + 1/2)·2⁻²⁴ for 24 random bits k, clipped."""
+    """Return the uniform noise of a gate element in one step: (k + 1/2)·2⁻²⁴ for 24 random bits k, clipped."""
     seed, element, slot = np.uint64(run[0]), np.uint64(table[i, ELEMENT]), np.uint64(table[i, SLOT])
     generation, step = np.uint64(table[i, GENERATION]) & LOW, np.uint64(run[1]) & LOW
     word = _philox(
@@ -66,7 +66,7 @@ def _noise(run: Any, table: Any, i: Any) -> Any:
 
 @_inlined
 def _gate(kind: Any, mode: Any, z: Any, t: Any, u: Any) -> Any:
-    """Return value g, slope dg/dz and temperature factor (dg/dT)/(dg/dz) of a gate; pass u = 1/2 for no noise.
+    """Return (value g, slope dg/dz, factor (dg/dT)/(dg/dz)) of a gate with temperature T; u = 1/2 means no noise.
 
     A hard gate has the slope of the soft gate that it thresholds.
     """
@@ -93,9 +93,9 @@ def _gate(kind: Any, mode: Any, z: Any, t: Any, u: Any) -> Any:
 def _choice(
     values: Any, slope: Any, factor: Any, logits: Any, table: Any, t: Any, run: Any, start: Any, end: Any
 ) -> None:
-    """Write the softmax over a choice's options, except closed ones, into `values` and `slope`.
+    """Write the softmax over the options of a choice that are not closed to `values` and `slope`.
 
-    In hard mode the value of the largest option is 1, and those of the others are 0.
+    In mode `hard`, the value of the option with the largest logit is 1 instead, and that of the others 0.
     """
     mode = run[2]
     train = mode == TRAIN
@@ -126,18 +126,18 @@ def fill_gates(
     values: np.ndarray, slope: np.ndarray, factor: np.ndarray, logits: np.ndarray, table: np.ndarray,
     temperature: np.ndarray, run: np.ndarray, ends: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write the value, slope dg/dz and temperature factor (dg/dT)/(dg/dz) of every gate.
+    """Write the value g, the slope dg/dz and the factor (dg/dT)/(dg/dz) of every gate, where T is its temperature.
 
-    The value of an option of a choice depends on all its logits: `slope` is then the softmax, from which `pull_back`
-    computes the gradient.
+    The value of an option depends on the logits of all options of its choice. For options, `slope` is therefore the
+    softmax, from which `pull_back` computes the gradient.
 
     Args:
         values, slope, factor: floating [N], written.
         logits: floating [N].
         table: int64 [N, 7], with the columns `formulas.gates.COLUMNS`.
-        temperature: floating [G], one per group.
+        temperature: floating [G], one per group of gates.
         run: int64 [3]: seed, step, mode.
-        ends: int64; index one past the last gate of each part.
+        ends: int64; for each part (all options of a choice, or other gates) the index one past its last gate.
     """
     mode = run[2]
     start = 0
@@ -168,9 +168,9 @@ def pull_back(
     out: np.ndarray, out_temperature: np.ndarray, slope: np.ndarray, factor: np.ndarray, grads: np.ndarray,
     table: np.ndarray, temperature: np.ndarray, run: np.ndarray, ends: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write dL/dz from `grads` dL/dg, and dL/dT = Σ dL/dz·factor per group, with the results of `fill_gates`.
+    """Compute dL/dz, and dL/dT = Σ dL/dz·factor per group, from `grads` dL/dg and the results of `fill_gates`.
 
-    dL/dz = slope · dL/dg; for a choice with softmax y, which is its slope, dL/dz = y·(dL/dg - Σ y·dL/dg)/T.
+    dL/dz = slope · dL/dg; for the options of a choice, with softmax y in `slope`, dL/dz = y·(dL/dg - Σ y·dL/dg)/T.
     """
     out_temperature[:] = 0.0
     start = 0
@@ -191,7 +191,7 @@ def pull_back(
 
 
 def warmup() -> None:
-    """Compile each loop for the dtypes that plans and eager ops call it with; numba caches them on disk."""
+    """Compile each loop for the dtypes that plans and eager ops pass; numba caches the loops on disk."""
     table, run, ends = np.zeros((1, 7), np.int64), np.zeros(3, np.int64), np.ones(1, np.int64)
     for kind in (np.float32, np.float64):
         values, slope, factor, logits, temperature = (np.ones(1, kind) for _ in range(5))

@@ -1,4 +1,4 @@
-"""Losses: cross entropy from logits with statistics in at least float32 and no probability tensor; binary losses."""
+"""Losses: binary losses, and cross entropy from logits, in float32 or wider and without storing probabilities."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def _work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]
 
 
 class _Targets:
-    """Scratch for the targets of [N, K] scores: class of each row, which rows are ignored, class weights w, mean(w).
+    """Scratch for the targets of scores [N, K]: class per row, mask of ignored rows, class weights w, mean(w).
 
-    With smoothing s, the weighted target distribution of a row sums to (1 - s)·w[target] + s·mean(w).
+    With label smoothing s, the weights of a row's target distribution sum to (1 - s)·w[target] + s·mean(w).
     """
 
     def __init__(self, targets: torch.Tensor, weight: Tensors, attrs: Attrs, work: Tensors) -> None:
@@ -46,7 +46,7 @@ class _Targets:
             self.mean.fill_(1.0)
 
     def times_own(self, row: torch.Tensor, spare: torch.Tensor) -> None:
-        """Multiply `row` [N] in place by (1 - s)·w[target], the weight of each row's own class."""
+        """Multiply each entry of `row` [N] in place by (1 - s)·w[target], the weight of its target class."""
         if self.given:
             row.mul_(torch.index_select(self.weight, 0, self.index, out=spare))
         if self.smoothing:
@@ -108,7 +108,7 @@ def cross_entropy_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tens
 
 @kernel("bce", work=lambda o, i, a: [o[0]], widen=True)
 def bce(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """-(y·ln p + (1 - y)·ln(1 - p)), logarithms clamped at -100, as (y - 1)·ln(1 - p) - y·ln p."""
+    """-(y·ln p + (1 - y)·ln(1 - p)), where logarithms are at least -100."""
     (p, y), out, term = (t.expand(outs[0].shape) for t in ins), outs[0], work[0]
     one, lowest = number(1, out), number(-100, out)
 
@@ -121,7 +121,7 @@ def bce(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("bce_with_logits", work=lambda o, i, a: [o[0]], widen=True)
 def bce_with_logits(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """max(x, 0) - x·y + log1p(e^-|x|), in this order: the first two terms cancel exactly."""
+    """max(x, 0) - x·y + log1p(e^-|x|), in this order, because the first two terms can cancel exactly."""
     (x, y), out, term = (t.expand(outs[0].shape) for t in ins), outs[0], work[0]
 
     def run() -> None:

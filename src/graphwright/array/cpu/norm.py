@@ -1,4 +1,4 @@
-"""Normalisations in planned scratch; ATen's fused forms allocate."""
+"""Normalisations in planned scratch, because ATen's fused kernels allocate."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rms_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 
 def _affine(out: torch.Tensor, scale: Tensors) -> Call:
-    """Return a call that scales and shifts `out` in place; `scale` is (weight, bias), (weight,) or empty."""
+    """Return a call that computes out·weight + bias in place; `scale` is (weight, bias), (weight,) or empty."""
     changes = list(zip((out.mul_, out.add_), scale, strict=False))
 
     def run() -> None:
@@ -62,7 +62,7 @@ def _affine(out: torch.Tensor, scale: Tensors) -> Call:
 
 
 def _standard(x: torch.Tensor, axes: list[int], eps: float, out: torch.Tensor, work: Tensors) -> Call:
-    """Return a call that writes (x - mean) / √(var + eps); `work` is scratch for squares, mean and 1 / √(var + eps)."""
+    """Return a call that writes (x - mean) / √(var + eps); `work` holds squares, mean and 1 / √(var + eps)."""
     square, mean, root = work
     count, least = number(prod(x.shape[a] for a in axes), x), number(eps, x)
 
@@ -102,7 +102,7 @@ def group_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
 
 
 def by_channel(vectors: Tensors, x: torch.Tensor) -> list[torch.Tensor]:
-    """View each [C] as [C, 1, ...], aligned with axis 1 of x."""
+    """Return views of vectors [C] as [C, 1, ...], which broadcast along axis 1 of x."""
     return [v.view(-1, *(1,) * (x.dim() - 2)) for v in vectors]
 
 

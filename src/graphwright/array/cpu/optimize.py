@@ -1,7 +1,7 @@
-"""Kernels of optimizer steps: one call for all parameters, in place where results share memory with operands.
+"""Kernels of optimizer steps. A kernel updates all parameters, in place where results share memory with operands.
 
-Where ATen has a fused kernel (Adam, AdamW, SGD) it is called; the others are sequences of ATen calls in scratch. A step
-whose `found_inf` is true changes nothing.
+Adam, AdamW and SGD call the fused kernel of ATen; the others are sequences of ATen calls in scratch. A step changes
+nothing if its operand `found_inf` is true.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FOUND = Needs(reads=(1,))
 
 
 def _first_steps(ins: Sequence[Spec], attrs: Attrs) -> Needs:
-    """Return the host's needs: it reads `found_inf` and the step counts; a count of 0 is a parameter's first step."""
+    """Return the host requirements of SGD: the host reads `found_inf` and the step counts, to detect first steps."""
     count = (len(ins) - 2) // (4 if attrs["momentum"] else 3)
     return Needs(reads=(1, *range(len(ins) - count, len(ins))))
 
@@ -32,12 +32,12 @@ def _columns(tensors: Tensors, width: int) -> list[list[torch.Tensor]]:
 
 
 def _carried(outs: Tensors, ins: Tensors) -> list[Call]:
-    """Return calls that copy each updated operand to its result, unless the update is in place."""
+    """Return calls that copy each operand to be updated to its result, unless the update is in place."""
     return carry(outs, ins[len(ins) - len(outs) :])
 
 
 def _unless(found: torch.Tensor, *calls: Call) -> Call:
-    """Return a call that runs `calls`, or nothing if `found` is true when it runs."""
+    """Return a call that runs `calls` unless `found` is true at that time."""
 
     def run() -> None:
         if not found.item():
@@ -52,19 +52,19 @@ def _counted(steps: Sequence[torch.Tensor]) -> list[Call]:
 
 
 def _each(outs: Tensors, ins: Tensors, width: int, step: Callable[..., None]) -> list[Call]:
-    """Return calls of `step(parameter, gradient, *moments)` for each parameter, then calls that count the step."""
+    """Return calls that run `step(parameter, gradient, *moments)` for each parameter, then increment step counts."""
     params, *moments, steps = _columns(outs, width)
     calls = [partial(step, *member) for member in zip(params, ins[2 : 2 + len(params)], *moments, strict=True)]
     return [*_carried(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
 
 
 def _signed(grad: torch.Tensor, attrs: Attrs, out: torch.Tensor) -> None:
-    """Write `grad` into `out`, negated if `attrs` says `maximize`, so that the step can always descend."""
+    """Write `grad` to `out`, negated if the attribute `maximize` is set, so that the step can always descend."""
     torch.neg(grad, out=out) if attrs["maximize"] else out.copy_(grad)
 
 
 def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tensors], list[Call]]:
-    """Return a `bind` function for a fused kernel of ATen, which updates all parameters in one call."""
+    """Return the `bind` function for a fused Adam kernel of ATen, which updates all parameters in one call."""
 
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
         params, m, v, *largest, steps = _columns(outs, 5 if attrs["amsgrad"] else 4)
@@ -82,7 +82,7 @@ kernel("adamw_step", needs=_FOUND)(_adam(torch._fused_adamw_))  # pyright: ignor
 
 @kernel("sgd_step", needs=_first_steps)
 def sgd_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Update by gradient descent; the first step of a parameter sets its momentum to the gradient."""
+    """Update parameters by SGD; the first step of a parameter sets its momentum buffer to the gradient."""
     params, *momentum, steps = _columns(outs, 3 if attrs["momentum"] else 2)
     grads = list(ins[2 : 2 + len(params)])
     numbers = {name: attrs[name] for name in ("weight_decay", "momentum", "dampening", "nesterov", "maximize")}
@@ -104,7 +104,7 @@ def _two_of_the_largest(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs)
 
 @kernel("rmsprop_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
 def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Update one parameter after the other, in scratch of the size of the largest."""
+    """Update parameters by RMSprop, one after the other, in scratch of the size of the largest."""
     lr, decay = ins[0], attrs["weight_decay"]
     alpha, momentum, eps = (number(attrs[name], outs[0]) for name in ("alpha", "momentum", "eps"))
 
@@ -150,7 +150,7 @@ def _matrices(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[S
 
 @kernel("muon_step", work=_matrices, needs=Needs(reads=(0, 1)))
 def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Update one matrix after the other, in shared scratch; those with more rows than columns as transposes."""
+    """Update matrices by Muon, one after the other; transpose those with more rows than columns."""
     lr, momentum, eps = ins[0], attrs["momentum"], number(attrs["eps"], outs[0])
     a, b, c = QUINTIC
 

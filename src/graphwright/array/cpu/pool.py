@@ -1,4 +1,4 @@
-"""Pooling by ATen's plane kernels, and resampling axis by axis as weighted sums of a few entries, the taps."""
+"""Pooling by ATen's 2-d kernels, and resampling axis by axis. Taps: the entries, with weights, that a result sums."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ aten = torch.ops.aten
 
 
 def _planes(t: torch.Tensor, rank: int) -> torch.Tensor:
-    """View [..., H, W] as [N, H, W]; a line is a plane of one row."""
+    """Return a view of [..., H, W] as planes [N, H, W], or of [..., W] as planes of one row."""
     lead = t.dim() - rank
     return t.view(prod(t.shape[:lead]), *(1,) * (2 - rank), *t.shape[lead:])
 
 
 def _pairs(attrs: Attrs) -> list[list[int]]:
-    """Return kernel, stride, padding and dilation as pairs, for planes."""
+    """Return kernel, stride, padding and dilation as pairs of ints, for planes."""
     w = Window.of(attrs["kernel"], attrs)
     facts = ((1, w.kernel), (1, w.stride), (0, w.padding), (1, w.dilation))
     return [[alone] * (2 - len(sizes)) + list(sizes) for alone, sizes in facts]
@@ -45,7 +45,7 @@ def _blocks(planes: int, size: int) -> Iterator[tuple[slice, int]]:
 
 
 def _max_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return specs of scratch: for the operand and each result, the interleaved planes of one slice."""
+    """Return specs of the scratch: the interleaved planes of one slice, for the operand and for each result."""
     arrays, rank = [ins[0], *outs], len(attrs["kernel"])
     if not outs[0].size:
         return []
@@ -56,7 +56,7 @@ def _max_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[S
 
 @kernel("max_pool", _max_work)
 def max_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Compute the maximum of each window and its index in the plane, on interleaved planes: single ones are slow."""
+    """Compute the maximum of each window and its index in the plane; planes are interleaved, which is faster."""
     if not outs[0].numel():
         return []
     x, best, place = (_planes(t, len(attrs["kernel"])) for t in (ins[0], *outs))
@@ -74,7 +74,7 @@ def max_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
 
 
 def _average(attrs: Attrs) -> tuple[Any, ...]:
-    """Return ATen's kernel, stride, padding, ceil_mode, count_include_pad and divisor_override."""
+    """Return ATen's arguments kernel, stride, padding, ceil_mode, count_include_pad and divisor_override."""
     return (*_pairs(attrs)[:3], False, attrs["count_include_pad"], None)
 
 
@@ -86,16 +86,16 @@ def avg_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
 
 @kernel("avg_pool_backward", widen=True)
 def avg_pool_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Spread each gradient evenly over its window; the second operand of ATen's kernel gives only sizes."""
+    """Spread each gradient evenly over its window; ATen reads only the sizes of its second operand."""
     g, out = (_planes(t, len(attrs["kernel"])) for t in (ins[0], outs[0]))
     backward: Any = aten.avg_pool2d_backward.grad_input
     return [partial(backward, g, out, *_average(attrs), grad_input=out)] if out.numel() else []
 
 
 def _means(n: int, m: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the taps [t, i], as (indices, weights), of means over entries floor(i·n/m) to ceil((i+1)·n/m) - 1.
+    """Return taps (indices, weights), both [t, i]: result i is the mean of entries floor(i·n/m) to ceil((i+1)·n/m) - 1.
 
-    All windows have equally many taps: a shorter one repeats its last entry and splits its weight.
+    All results have equally many taps: a shorter window repeats its last entry and divides that entry's weight.
     """
     i = np.arange(m)
     start, end = i * n // m, -(-(i + 1) * n // m)
@@ -114,9 +114,9 @@ def _between(n: int, m: int, align_corners: bool) -> tuple[np.ndarray, np.ndarra
 
 
 def _taps(n: int, m: int, attrs: Attrs, like: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the taps that resample an axis from n to m entries: entry i is Σ over t of weight[t, i] · x[index[t, i]].
+    """Return the taps (index, weight) that resample an axis from n to m entries.
 
-    There is one pair (index, weight) per tap t; weights are shaped to broadcast along the axis.
+    Result i is the sum of weight[i] · x[index[i]] over the taps. Weights are shaped to broadcast along the axis.
     """
     mode = attrs.get("mode", "mean")
     if mode == "nearest":
@@ -138,13 +138,13 @@ def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[i
 
 
 def _forward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return specs of scratch: for each axis the entries of one tap, then the intermediate results."""
+    """Return specs of the scratch: the entries of one tap per axis, then the intermediate results."""
     stages = _stages(ins[0].sizes, outs[0].sizes, len(attrs["sizes"]))
     return [Spec(s, outs[0].dtype) for _, s in (*stages, *stages[:-1])]
 
 
 def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return specs of scratch: for each axis the gradients of one tap, then the intermediate results."""
+    """Return specs of the scratch: the gradients of one tap per axis, then the intermediate results."""
     stages = _stages(ins[0].sizes, outs[0].sizes, len(attrs["sizes"]))
     return [Spec(s, outs[0].dtype) for s in (ins[0].shape, *(s for _, s in stages[:-1]), *(s for _, s in stages[:-1]))]
 
@@ -152,7 +152,7 @@ def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> l
 @kernel("adaptive_avg_pool", _forward_work, widen=True)
 @kernel("interpolate", _forward_work, widen=True)
 def resample(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Sum the taps of each entry in order, axis by axis."""
+    """Resample axis by axis: compute each entry as the weighted sum of its taps, in order."""
     calls: list[Call] = []
     stages, x = _stages(ins[0].shape, outs[0].shape, len(attrs["sizes"])), ins[0]
     for (axis, shape), part, target in zip(stages, work, [*work[len(stages) :], outs[0]], strict=False):
@@ -167,7 +167,7 @@ def resample(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
 @kernel("adaptive_avg_pool_backward", _backward_work, widen=True)
 @kernel("interpolate_backward", _backward_work, widen=True)
 def resample_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Add each gradient to its taps in order, axis by axis."""
+    """Compute the gradient of `resample` axis by axis: add each gradient, weighted, to the taps of its entry."""
     calls: list[Call] = []
     stages, g = _stages(ins[0].shape, outs[0].shape, len(attrs["sizes"])), ins[0]
     for (axis, shape), part, target in zip(stages, work, [*work[len(stages) :], outs[0]], strict=False):

@@ -1,7 +1,7 @@
 """Kernels that use random numbers: distributions, dropout, gates, tokens.
 
-The key is an operand, so that each run of a bound call has new numbers. One native loop computes all gates into one
-vector, whose parts are copied to the results. Tokens are sampled by the VM's sampling code, compiled on its own.
+The random key is an operand, so that each run of a bound call draws new numbers. One compiled loop writes the values of
+all gates to one vector, whose parts are copied to the results. Tokens are sampled by compiled code of the VM.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CELL = 2.0**-24
 
 
 def words(out: torch.Tensor, key: torch.Tensor, attrs: Attrs, shift: int = 8) -> Call:
-    """Return a call that fills a contiguous int32 or int64 tensor with random words, shifted right."""
+    """Return a call that fills a contiguous int32 or int64 tensor with random words, shifted right by `shift` bits."""
     from graphwright.array.cpu.loops import fill_words  # loads numba
 
     return partial(fill_words, out.view(-1).numpy(), key.numpy(), attrs["stream"], shift)
@@ -57,7 +57,7 @@ def _pairs(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 @kernel("normal", _pairs)
 def normal(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Apply the Box-Muller transform to pairs of random words, in float64."""
+    """Sample N(0, 1) by the Box-Muller transform of pairs of random words, in float64."""
     out, (drawn, radius, angle, part) = outs[0].view(-1), work
     draw, evens, odds = words(drawn, ins[0], attrs), drawn[0::2], drawn[1::2]
     cell, one, factor, turn = (number(n, radius) for n in (_CELL, 1, -2, 2 * pi))
@@ -87,7 +87,7 @@ def _gumbel(u: torch.Tensor, drawn: torch.Tensor) -> Call:
 
 @kernel("randint", lambda o, i, a: [])
 def randint(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """low + (word·(high - low) >> 32) for 32-bit random words."""
+    """Sample integers low + (word·(high - low) >> 32) from 32-bit random words."""
     out, (low, high) = outs[0], (attrs["low"], attrs["high"])
     count, half, first = (number(n, out) for n in (high - low, 32, low))
     return [words(out, ins[0], attrs, 0), lambda: out.mul_(count).bitwise_right_shift_(half).add_(first)]
@@ -107,7 +107,7 @@ def bernoulli(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("dropout", lambda o, i, a: [Spec(o[0].shape, int32), Spec(o[0].shape, bool_)])
 def dropout(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """x / (1 - p) with probability 1 - p, else 0; selected, not multiplied, so that infinity does not become NaN."""
+    """x / (1 - p) with probability 1 - p, else 0; no product with 0, which would turn infinity into NaN."""
     (x, key), (out, kept_key), (drawn, keep), p = ins, outs, work, attrs["p"]
     draw, zero, least, rest = words(drawn, key, attrs), number(0, x), number(ceil(p * 2**24), drawn), number(1 - p, x)
 
@@ -123,7 +123,7 @@ def dropout(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("stochastic_round", lambda o, i, a: [Spec(o[0].shape, int32), i[0], Spec(o[0].shape, bool_)])
 def stochastic_round(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Add 16 random bits to the low 16 bits, then clear them: the carry rounds up with the right probability."""
+    """Round to bfloat16 at random: add 16 random bits to the low 16 bits of a float32, then clear these."""
     (x, key), (drawn, kept, finite), out = ins, work, outs[0]
     draw, bits, rounded = words(drawn, key, attrs, 16), x.view(torch.int32), drawn.view(torch.float32)
     upper, limit = number(-(2**16), drawn), number(inf, kept)
@@ -146,7 +146,7 @@ def _draws(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 @kernel("multinomial", _draws)
 def multinomial(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Search the cumulative weights; without replacement, take the largest of ln w + Gumbel noise (Vieira 2014)."""
+    """Sample by a search in cumulative weights; without replacement, by the top k of ln w + Gumbel (Vieira 2014)."""
     (weights, key), out, drawn = ins, outs[0], work[0]
     draw = words(drawn, key, attrs)
     if not attrs["replacement"]:
@@ -171,7 +171,7 @@ def _arrays(ins: Tensors) -> list[np.ndarray]:
 
 @kernel("gate", lambda o, i, a: [i[0]] * 3, widen=True)
 def gate(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Compute the values of all gates, then copy each part to its result."""
+    """Compute the values of all gates as one vector, then copy each part of it to its result."""
     from graphwright.array.cpu.loops import fill_gates  # loads numba
 
     sizes = list(attrs["sizes"])
@@ -181,7 +181,7 @@ def gate(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 @kernel("gate_grad", lambda o, i, a: [i[0]] * 4, widen=True)
 def gate_grad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Concatenate the gradients of the parts (0 if not given) and apply `pull_back` with the noise of `gate`."""
+    """Compute the gradient of `gate` with the same noise; results whose gradient is not given count as 0."""
     from graphwright.array.cpu.loops import fill_gates, pull_back
 
     sizes, given = list(attrs["sizes"]), iter(ins[4:])
@@ -194,7 +194,7 @@ def gate_grad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
 
 @kernel("sample_token", lambda outs, ins, attrs: [Spec((SCRATCH // 8,), int64)])
 def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Run the VM's sampling code on one encoded instruction."""
+    """Sample tokens by the compiled sampling code of the VM."""
     (ids, kept), (logits, _, _, seen) = outs, ins
     addresses = (*(t.data_ptr() for t in ins), seen.shape[1], ids.data_ptr(), kept.data_ptr())
     row = np.array([0, *logits.shape, *addresses], np.int64)
@@ -203,7 +203,7 @@ def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Ca
 
 @cache
 def build() -> Any:
-    """Return the VM's sampling code as a function; compiling it takes some seconds, once per install."""
+    """Return the VM's sampling code as a function. It is compiled once per install, which takes some seconds."""
     from numba import types
 
     from graphwright.array import formulas, vm

@@ -1,4 +1,4 @@
-"""Reductions over given axes into planned memory, and sorting."""
+"""Kernels that reduce over axes into planned memory, and kernels that sort."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from graphwright.array.spec import Spec
 
 
 def _axes(attrs: Attrs, rank: int) -> list[int]:
-    """Return the axes to reduce: all if `axes` is None, none if it is empty."""
+    """Return the axes to reduce as indices >= 0; all axes if the attribute `axes` is None."""
     return list(range(rank)) if attrs["axes"] is None else [a % rank for a in attrs["axes"]]
 
 
 def _reduced(function: Callable[..., object], x: torch.Tensor, attrs: Attrs, out: torch.Tensor) -> Call:
-    """Return a call that reduces x over `axes`; if these are empty it copies x, because ATen would reduce all axes."""
+    """Return a call that reduces x. Without axes it copies x, because ATen takes an empty list for all axes."""
     axes = _axes(attrs, x.dim())
     return partial(function, x, axes, attrs["keepdims"], out=out) if axes else partial(out.copy_, x)
 
 
 def _widened(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return specs of scratch: the operand in the dtype of the sum, if that differs; ATen would allocate it."""
+    """Return specs of the scratch: the operand in the dtype of the sum if that differs; ATen would allocate it."""
     reduces = _axes(attrs, len(ins[0].shape))
     return [Spec(ins[0].shape, outs[0].dtype)] if ins[0].dtype is not outs[0].dtype and reduces else []
 
@@ -43,7 +43,7 @@ def sum_(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 
 def _widened_rows(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return specs of scratch: the operand with the reduced axes last and merged, and a 16-bit result's wide form."""
+    """Return specs of the scratch: the operand with the reduced axes merged at the end; a 16-bit result in float32."""
     axes, x, kind = _axes(attrs, len(ins[0].shape)), ins[0], statistic(outs[0].dtype)
     rows = Spec((*(d for a, d in enumerate(x.sizes) if a not in axes), math.prod(x.sizes[a] for a in axes)), kind)
     return [rows] + ([Spec(rows.shape[:-1], kind)] if outs[0].dtype.is_low else [])
@@ -51,7 +51,7 @@ def _widened_rows(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> li
 
 @kernel("prod", work=_widened_rows)
 def prod(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Compute Π over axes; for 16-bit floats in float32, rounded once."""
+    """Compute the product over axes; 16-bit floats are multiplied in float32 and rounded once."""
     x, axes, rows = ins[0], _axes(attrs, ins[0].dim()), work[0]
     last = x.permute((*(a for a in range(x.dim()) if a not in axes), *axes))
     result = outs[0].reshape(rows.shape[:-1])
@@ -80,7 +80,7 @@ def _mean_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[
 
 @kernel("mean", work=_mean_work)
 def mean(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Divide the sum by a count tensor, because `torch.mean(out=)` allocates; 16-bit floats are summed in float32."""
+    """Divide the sum by the count, because `torch.mean(out=)` allocates; 16-bit floats are summed in float32."""
     axes = _axes(attrs, ins[0].dim())
     if not axes:
         return [partial(outs[0].copy_, ins[0])]
@@ -101,7 +101,7 @@ def _reversed_copies(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) ->
 
 @kernel("cumsum", work=_reversed_copies)
 def cumsum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Sum cumulatively along an axis; `reverse` flips copies, because torch has no negative strides."""
+    """Sum cumulatively along an axis; with `reverse`, from its end, on a flipped copy."""
     x, out, axis = (*work, ins[0])[0], outs[0], attrs["axis"]
     calls: list[Call] = [partial(w.copy_, ins[0]) for w in work[:1]]
     if not attrs["reverse"]:

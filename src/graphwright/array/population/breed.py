@@ -154,10 +154,10 @@ def _fitter(parents: Any, fitness: Any, a: int, b: int) -> bool:
 def _inherit(
     parents: Any, fitter_parent: int, other_parent: int, out: Any, n1: int, l1: int, reclose: float, rng: Any
 ) -> Any:
-    """Write a child with the structure of the fitter parent; genes that both parents have come from either at random.
+    """Write a child with the structure of the fitter parent; a gene that both have is copied from one at random.
 
-    If a matching link is closed (disabled) in a parent, it is closed in the child with probability `reclose`. Without
-    another parent (-1), the child is a copy. Returns the indices in `out` after the child's last node and last link.
+    If a matching link is closed (disabled) in a parent, it is closed in the child with probability `reclose`. If
+    `other_parent` is -1, the child is a copy. Returns the indices in `out` after the child's last node and last link.
     """
     n0, nodes = parents.node_off[fitter_parent], parents.node_off[fitter_parent + 1] - parents.node_off[fitter_parent]
     l0, links = parents.link_off[fitter_parent], parents.link_off[fitter_parent + 1] - parents.link_off[fitter_parent]
@@ -196,7 +196,7 @@ def _inherit(
 
 @native
 def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: Any, rng: Any) -> Any:
-    """Close a random open link and add a node with a link into it of weight 1 and a link out of it of the old weight.
+    """Close a random open link and add a node with an input link of weight 1 and an output link of the old weight.
 
     Returns the new ends n1 and l1 of the child's nodes and links, and the number of the split link, or -1 if no link is
     open.
@@ -348,13 +348,13 @@ def breed(
     Args:
         parents: genomes of the previous generation.
         fitness: float64 [G], their fitness, without NaN.
-        of: the pools that parents are selected from.
-        out: columns with room for all children; all are written, offsets too.
+        of: the pools from which parents are selected.
+        out: columns with room for all children; all are written, including the offsets.
         births: written; entries of `refused` are incremented.
         registry: new innovation numbers are added; it has room for all that a generation can need.
         acts: int32; activations of new nodes.
         inputs, outputs: number of inputs and of outputs of each genome.
-        seed, generation: they determine the random stream of each child.
+        seed, generation: with the index of a child, they determine its random stream.
         rng, seen, stack: scratch: uint64 [SIZE], uint8 and int64 with room for the nodes of a child.
     """
     out.node_off[0], out.link_off[0] = 0, 0

@@ -1,4 +1,4 @@
-"""The columns of a population, its registry of innovations, their lookups, and the random numbers of each child.
+"""The genes of a population as columns, the registry of innovation numbers, and the random numbers of each child.
 
 A genome is a range of nodes and a range of links, each in ascending order of innovation numbers. Inputs (0 to n-1) and
 the bias (n) are the same in all genomes and are not stored; outputs come next, hidden nodes are numbered as they are

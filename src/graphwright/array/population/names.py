@@ -1,4 +1,4 @@
-"""Names of activations, losses and mutations, indexed by their codes in compiled loops; parents of a generation.
+"""Names of activations, losses and mutations, indexed by their codes in compiled loops; the record of births.
 
 Plain numpy: importing this module loads no numba.
 """
@@ -29,14 +29,14 @@ LINK_COLUMNS = ("link_id", "link_src", "link_dst", "link_delay", "link_open", "w
 
 
 class Births(NamedTuple):
-    """How each genome of a generation was made; all arrays but `refused` have one entry per genome.
+    """The parents and the mutation of each genome of a generation. Arrays except `refused` have an entry per genome.
 
     Attributes:
         fitter_parent, other_parent: int32 [G]; indices into the previous generation, or -1. A child has the
             structure of its fitter parent.
         mutation: int8 [G]; index into `MUTATIONS`.
         site: int32 [G]; innovation number of the mutated gene, or -1.
-        refused: int64 [mutations]; how often each mutation was impossible.
+        refused: int64 [mutations]; number of times that each mutation was impossible.
     """
 
     fitter_parent: np.ndarray

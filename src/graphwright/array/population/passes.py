@@ -1,4 +1,4 @@
-"""Run and train the genomes of a table on all cases (input sequences), 16 at a time. Importing it loads numba.
+"""Run and train the genomes of a table on all cases (input sequences), 16 cases at a time. This module loads numba.
 
 Memory: all genomes share one array of inputs and bias; the values of a genome are stored in one buffer per call, with
 as many steps as the longest delay needs. Cases are padded to whole vectors. Training is one native call: forward
@@ -20,7 +20,7 @@ from graphwright.array.vm.math import exp, formulas, log, updates
 
 
 def _by_kind(functions: list[Any]) -> Any:
-    """Make a function of (kind, x, y) that calls `functions[kind](x, y)`."""
+    """Return a function of (kind, x, y) that calls `functions[kind](x, y)`."""
 
     def either(code: int, function: Any, others: Any) -> Callable[..., Any]:
         @inlined
@@ -36,7 +36,7 @@ def _by_kind(functions: list[Any]) -> Any:
 
 
 def _of_two(function: Any) -> Any:
-    """Make a function of (x, y) that returns `function(x)`."""
+    """Return a function of (x, y) that ignores y and returns `function(x)`."""
     return native(lambda x, y: function(x))
 
 
@@ -53,7 +53,7 @@ LINE = 64
 
 @native
 def _slot(step: int, ring: int) -> int:
-    """Return the index of a step in a ring buffer of `ring` steps; for one step, it saves the slow division."""
+    """Return the index of a step in a ring buffer of `ring` steps, without a slow division if `ring` is 1."""
     return step % ring if ring > 1 else 0
 
 
@@ -62,7 +62,7 @@ def _genome(
     rows: int, count: int, links: int, ends: int, outputs: int, weight: int, x: int, x_ring: int, inputs: int,
     begin: int, steps: int, padded: int, values: int, ring: int, most: int, y: int,
 ) -> None:  # fmt: skip
-    """Run one genome for `steps` steps from step `begin` on; arrays are addresses, with layouts as in `advance`."""
+    """Run one genome for `steps` steps from step `begin` on. Arrays are addresses; `advance` has their layouts."""
     row_bytes = 4 * padded
     step_bytes, seen_bytes = most * row_bytes, (inputs + 1) * row_bytes
     for t in range(begin, begin + steps):
@@ -105,7 +105,7 @@ def answer(
 
     Args:
         x: float32 [tiles, steps, inputs + 1, padded].
-        values: scratch of ring·most·padded float32 and a cache line more; the genomes use it one after the other.
+        values: scratch for ring·most·padded float32 and one cache line; one genome at a time uses it.
         y: float32 [tiles, G, steps, outputs, padded], written.
     """
     tiles, steps, seen, padded = x.shape
@@ -157,7 +157,7 @@ def _forward(
     table: Any, weights: Any, base: Any, count: Any, x: Any, inputs: Any, steps: Any, row_bytes: Any, step_bytes: Any,
     sums: Any, values: Any, slopes: Any,
 ) -> None:  # fmt: skip
-    """Run all steps of a genome: store the sums and values of every step, and set their gradients `slopes` to 0."""
+    """Run all steps of a genome; store the sums and activations of each row and step, and zero their gradients."""
     zero = vec.splat(np.float32(0.0))
     for t in range(steps):
         for r in range(count):
@@ -224,7 +224,7 @@ def _backward(
     table: Any, weights: Any, base: Any, count: Any, x: Any, inputs: Any, steps: Any, row_bytes: Any, step_bytes: Any,
     sums: Any, values: Any, slopes: Any, gradient: Any,
 ) -> None:  # fmt: skip
-    """Add the gradients of a genome's weights to `gradient`, from the last step and the last row backwards."""
+    """Add the gradients of a genome's weights to `gradient`, by backpropagation through time."""
     for t in range(steps - 1, -1, -1):
         for r in range(count - 1, -1, -1):
             kind, low, high = table.rows[base + r, 0], table.rows[base + r, 1], table.rows[base + r, 2]
@@ -250,7 +250,7 @@ def _backward(
 
 @native
 def _adam(genes: Any, links: Any, low: Any, high: Any, gradient: Any, lr: Any, clip: Any) -> None:
-    """Clip the gradient of links `low` to `high` by its norm, then do a step of Adam; each weight counts its steps."""
+    """Clip the gradient of links `low` to `high` by its norm, then do a step of Adam, with a step count per weight."""
     norm = 0.0
     for i in range(low, high):
         norm += np.float64(gradient[links[i, 2]]) ** 2

@@ -1,6 +1,6 @@
 """Two poles on a cart: one native call advances many episodes by one action.
 
-In numpy, calls would take longer than the physics: an action needs eight derivatives, each of few numbers.
+This is not numpy code, because calls of numpy would take longer than the arithmetic on a few numbers.
 Source: Wieland 1991; equations and constants as in Gomez and Miikkulainen 1999, Runge-Kutta of order 4.
 Importing this module loads numba.
 """
@@ -51,7 +51,7 @@ def _moved(
 
 @compiled
 def act(state: np.ndarray, answers: np.ndarray, friction: float, fell: np.ndarray) -> None:
-    """Advance episodes by one action, two steps of 0.01 s. The state of a failed episode is set to 0, to remain finite.
+    """Advance episodes by one action, two steps of 0.01 s. The state of a failed episode is set to 0 to stay finite.
 
     Args:
         state: float64 [N, 6], changed.

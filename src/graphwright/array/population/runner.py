@@ -1,4 +1,4 @@
-"""Run populations: compute outputs, take steps in environments, train. Each is one native call per thread.
+"""Run populations: compute outputs, take steps in environments, train, each by one native call per thread.
 
 Results do not depend on the number of threads: genomes are independent, and each is computed by one thread.
 """
@@ -94,7 +94,7 @@ def outputs(table: Table, genes: Genes, cases: Cases, threads: int = 1) -> np.nd
 
 
 class Session:
-    """A population in environments: each call is one step of all genomes in all their episodes.
+    """A population that acts in environments; a call of `step` is one step of all genomes in all their episodes.
 
     Args:
         table, genes: the population.
@@ -175,7 +175,7 @@ def fit(
     """Train all genomes in place with Adam; the whole lesson is one batch.
 
     Args:
-        epochs: int64 [G], steps per genome.
+        epochs: int64 [G], number of steps of each genome.
         lr: float64 [G], learning rates.
     Returns: float64 [G, 2]: losses before the first and before the last step.
     """

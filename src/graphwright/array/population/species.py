@@ -16,7 +16,7 @@ _SMALL = 20  # links below which both genomes are small: then N = 1
 
 
 class Coefficients(NamedTuple):
-    """Coefficients of δ: c1 excess links, c2 disjoint links, c3 weights of matching links, c4 activations of nodes."""
+    """The coefficients of δ, see `distances`: c1 excess links, c2 disjoint links, c3 weights, c4 activations."""
 
     c1: float
     c2: float
@@ -26,7 +26,7 @@ class Coefficients(NamedTuple):
 
 @native
 def _distance(a: Any, i: int, b: Any, j: int, c: Any, enough: float) -> float:
-    """Return δ of genome i of `a` and genome j of `b`, or `enough` if the disjoint links alone make δ that large."""
+    """Return δ of genome i of `a` and genome j of `b`, or `enough` if disjoint links alone reach that value."""
     p, p_end, q, q_end = a.link_off[i], a.link_off[i + 1], b.link_off[j], b.link_off[j + 1]
     larger = max(p_end - p, q_end - q)
     size = 1.0 if larger < _SMALL else np.float64(larger)
@@ -71,7 +71,7 @@ def _distances(a: Genes, b: Genes, c: Coefficients, out: np.ndarray) -> None:
 
 
 def distances(a: Genes, b: Genes, c: Coefficients) -> np.ndarray:
-    """Return δ = (c1 E + c2 D)/N + c3 W + c4 A of all pairs, float64 [G of a, G of b].
+    """Return δ = (c1 E + c2 D)/N + c3 W + c4 A of each genome of `a` and each of `b`, as a float64 matrix.
 
     E and D are the numbers of excess and disjoint links; N is the number of links of the larger genome, or 1 if both
     have fewer than 20; W is the mean absolute difference of the weights of matching links; A is the share of matching
@@ -220,9 +220,9 @@ def _parents(
     ranked: np.ndarray, order: np.ndarray, fitness: np.ndarray, of: np.ndarray, counts: np.ndarray, survival: float,
     champions: int, elite: np.ndarray, species: np.ndarray, pool_off: np.ndarray, pool: np.ndarray,
 ) -> int:  # fmt: skip
-    """Fill elite, species, pool_off and pool; return the size of the pool.
+    """Fill the arrays `elite`, `species`, `pool_off` and `pool`; return the number of genomes in `pool`.
 
-    `order` is scratch: the genomes by species, best first.
+    `order` is scratch for the genomes sorted by species, best first.
     """
     for s in range(len(pool_off)):
         pool_off[s] = 0

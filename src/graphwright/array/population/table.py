@@ -14,7 +14,7 @@ from graphwright.array.population.genes import Genes, compiled, find, native
 
 
 class Table(NamedTuple):
-    """Rows of all genomes, one genome after another; genomes have n inputs.
+    """The neurons of all genomes as rows, one genome after another. A genome has n inputs.
 
     Attributes:
         row_off: int64 [G + 1]; genome g has the rows `row_off[g]:row_off[g + 1]`.
@@ -24,7 +24,7 @@ class Table(NamedTuple):
         outputs: int32 [G, outputs]: row of each output, counted from the first row of the genome.
         node: int32 [R]: index of the row's node in the genes.
         most: rows of the largest genome, at least 1.
-        ring: number of steps whose values must be kept, one more than the longest delay.
+        ring: number of steps whose values must be stored, one more than the longest delay.
         written: number of rows that were computed, not copied from a parent.
     """
 

@@ -1,4 +1,4 @@
-"""Compilation of the loops of populations before their first use; numba caches them on disk."""
+"""Compilation of the loops of populations before their first use; numba caches the loops on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphwright.array.population.table import tabulate
 
 
 def warmup() -> None:
-    """Score, train, compare and breed two genomes of one input, which compiles all loops."""
+    """Compile all loops: score, train, compare and breed two genomes with one input."""
     floats = [np.zeros(4, np.float32) for _ in range(4)]
     links = [np.array(v, np.int32) for v in ([3, 4] * 2, [0, 1] * 2, [2] * 4, [0] * 4, [1] * 4)]
     nodes = np.full(2, 2, np.int32), np.zeros(2, np.int32)

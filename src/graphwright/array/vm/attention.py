@@ -3,7 +3,7 @@
 Blocked attention computes the scores of one block at a time with a running softmax (Dao 2023, "FlashAttention-2",
 algorithms 1 and 2). A unit of work is one query head of one batch element; in the gradient, one key head with all its
 query heads. Words of the instruction: 1 first unit, 2 number of units, 3 query heads, 4 key heads, 5 queries, 6 keys,
-7 size of a key, 8 size of a value, 9 scale, 10 address of the first query's position (0: it is keys - queries),
+7 size of a key, 8 size of a value, 9 scale, 10 address of the first query's position (0: keys - queries),
 11 causal, 12 window (0: none), 13 address of the key mask (0: none), 14 address of the block table (0: all blocks).
 A row of operands follows, two for the gradient, with four words per operand: its address and its bytes per batch
 element, head and position. Operands: q, k, v, out; for the gradient also the gradients of out, q, k, v.
@@ -13,7 +13,7 @@ the last list; then the lists.
 
 Attention over a cache is one pass over the keys that a query sees, 16 at a time, with a running maximum and sum
 (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"). With a block table, the address of a key
-is looked up in it: blocks may be stored anywhere, and nothing is gathered.
+is looked up in it: blocks may be stored anywhere, and no key is copied.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KEPT, _MOST = STRIPS, 4 * DEPTH * BLOCK // (_SIDE * _LINE)
 
 @native
 def _operand(row: Any, index: Any, batch: Any, head: Any) -> Any:
-    """Return the address of operand `index` at the first position of a batch element and head."""
+    """Return the address of the first position of operand `index`, for a batch element and head."""
     at = row + BYTES + 32 * index
     return vec.load_i64(at) + batch * vec.load_i64(at + 8) + head * vec.load_i64(at + 16)
 
@@ -62,7 +62,7 @@ def _start(row: Any) -> Any:
 
 @native
 def _blocks(row: Any, i: Any, rows: Any) -> Any:
-    """Return the range (begin, end) of numbers t of key blocks, see `_block`, that queries i to i + rows can see."""
+    """Return (begin, end): queries i to i + rows can see the key blocks t from begin to end - 1; see `_block`."""
     table = cell(row, 14)
     if table:
         at = table + 8 * (i // _SIDE)
@@ -78,7 +78,7 @@ def _blocks(row: Any, i: Any, rows: Any) -> Any:
 
 @native
 def _block(row: Any, t: Any) -> Any:
-    """Return the index of the first key of block t; with a block table, t is an index into the lists of that table."""
+    """Return the index of the first key of block t. With a block table, t is an index into the lists of the table."""
     table = cell(row, 14)
     if table:
         lists = (cell(row, 5) + _SIDE - 1) // _SIDE + 1
@@ -88,7 +88,7 @@ def _block(row: Any, t: Any) -> Any:
 
 @native
 def _scores(row: Any, at: Any, q: Any, k: Any, rows: Any, keys: Any, scratch: Any) -> None:
-    """Write q·kᵀ, not yet scaled, of a block of queries and a block of keys to address `at`."""
+    """Write the unscaled scores q·kᵀ of a block of queries and a block of keys to address `at`."""
     gemm(q, _step(row, 0), 4, k, 4, _step(row, 1), at, _LINE, rows, keys, cell(row, 7), 0, 0, scratch)
 
 
@@ -121,7 +121,7 @@ def _open(row: Any, i: Any, j: Any, rows: Any, keys: Any) -> Any:
 
 @native
 def _bounded(row: Any, at: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: Any, keys: Any) -> None:
-    """Scale and mask a block's scores, update the maximum per query, and set ALPHA, which rescales earlier sums."""
+    """Scale and mask a block's scores, and write per query the new maximum and the factor ALPHA of earlier sums."""
     low, scale, whole = vec.splat(F(-np.inf)), vec.splat(F(number(row, 9))), _open(row, i, j, rows, keys)
     for r in range(rows):
         line, top = at + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
@@ -142,7 +142,7 @@ def _bounded(row: Any, at: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: 
 
 @native
 def _raised(at: Any, scratch: Any, rows: Any, keys: Any, keep: Any) -> None:
-    """Add the exponentials of a block's scores to the sums per query; if `keep`, store them in place of the scores."""
+    """Add the exponentials of a block's scores to the sum per query; with `keep`, overwrite the scores with them."""
     for r in range(rows):
         line, top = at + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
         base = vec.splat(top if top > F(-np.inf) or top != top else F(0.0))  # no key seen yet: weights e^-inf
@@ -158,7 +158,7 @@ def _raised(at: Any, scratch: Any, rows: Any, keys: Any, keep: Any) -> None:
 
 @native
 def _scaled(at: Any, step: Any, rows: Any, size: Any, factors: Any) -> None:
-    """Multiply each of `rows` rows of `size` numbers by its entry of `factors`."""
+    """Multiply each of `rows` rows of `size` numbers by the factor of that row in `factors`."""
     for r in range(rows):
         factor = vec.load_f32(factors + 4 * r)
         if factor != F(1.0):
@@ -313,7 +313,7 @@ _ZERO = ir.Constant(vec.FLOATS, None)
 
 
 def _rows_of(builder: Any, base: Any, stride: Any, count: Any) -> list[Any]:
-    """Return the addresses of 16 rows; rows from `count` on get that of row 0, so that no other memory is read."""
+    """Return the addresses of 16 rows. From `count` on use the address of row 0, so that no other memory is read."""
     addresses = [builder.add(base, builder.mul(stride, vec.I64(r))) for r in range(vec.LANES)]
     return [builder.select(builder.icmp_signed(">", count, vec.I64(r)), at, base) for r, at in enumerate(addresses)]
 

@@ -34,7 +34,7 @@ It returns None, the number of further rows that it read, or -1 if an index is o
 
 
 def loop(*codes: Code) -> Callable[[Any], Any]:
-    """Compile a function and register it as the loop of the given opcodes."""
+    """Return a decorator that compiles a function and registers it as the loop of the given opcodes."""
 
     def enter(function: Any) -> Any:
         compiled = native(function)
@@ -91,7 +91,7 @@ def put(p: Any, x: Any, streamed: Any) -> None:
 def unary(
     f: Any, part: Any = _part, rest: Any = _rest, write: Any = put, write_rest: Any = vec.store_first, size: int = 4
 ) -> Any:
-    """Make the loop out = f(x), where entries of out have `size` bytes.
+    """Return a compiled loop out = f(x), where entries of out have `size` bytes.
 
     `part` and `write` read and write 16 entries, `rest` and `write_rest` the fewer entries at the end of a row.
     """
@@ -115,7 +115,7 @@ def unary(
 
 
 def binary(f: Any, write: Any = put, write_rest: Any = vec.store_first, size: int = 4) -> Any:
-    """Make the loop out = f(x, y); the other arguments are those of `unary`."""
+    """Return a compiled loop out = f(x, y); the other arguments are those of `unary`."""
 
     @native
     def run(row: Any, turn: Any, scratch: Any) -> None:

@@ -1,4 +1,4 @@
-"""The VM's machine: one compiled function that interprets instructions. No plan, edit or shape compiles anything.
+"""The VM's machine: one compiled function that interprets instructions. New plans, edits and shapes compile nothing.
 
 It is compiled once per install. numba caches it on disk, and compiles it again when a file of this folder or of
 `array.formulas` changes.
@@ -28,7 +28,7 @@ from graphwright.native import cfunc, source_hash
 
 @intrinsic
 def _run(typingctx: Any, op: Any, row: Any, turn: Any, scratch: Any) -> Any:
-    """Run the loop of an instruction by a jump table; the value is the number of further rows that it read, or -1."""
+    """Run the loop of an instruction; return the number of further rows of code that it read, or -1 for a failure."""
     names = {code: f.py_func.__code__.co_varnames[: f.py_func.__code__.co_argcount] for code, f in LOOPS.items()}
     kinds = {code: types.Dispatcher(f) for code, f in LOOPS.items()}
     typed = {code: kind.get_call_type(typingctx, (vec.i64,) * len(names[code]), {}) for code, kind in kinds.items()}
@@ -54,7 +54,7 @@ def _run(typingctx: Any, op: Any, row: Any, turn: Any, scratch: Any) -> Any:
 
 
 def _dispatcher(source: int) -> Any:
-    """Define the interpreter; `source`, the hash of its files, is a closure variable to enter numba's cache key."""
+    """Return the interpreter. numba's cache key contains `source`, the hash of its files, as a closure variable."""
 
     @cfunc("int64(int64)", cache=True, error_model="numpy")
     def machine(me: Any) -> Any:
@@ -126,7 +126,7 @@ def _dispatcher(source: int) -> Any:
 
 
 def source() -> int:
-    """Hash the files that the machine is compiled from; numba's own cache checks a single file.
+    """Return a hash of all files that the machine is compiled from; numba's cache would check only one.
 
     All code in the folder of this file is compiled, so any change there makes the machine stale.
     """

@@ -1,4 +1,4 @@
-"""Functions of 16 float32 at once, within 2 units in the last place; NaN, infinities, zeros and subnormals as IEEE 754.
+"""Functions of 16 float32 at once, within 2 units in the last place; NaN, infinities, zeros, subnormals as in IEEE 754.
 
 The coefficients come from `scripts/fit_polynomials.py`; `tests/array/vm/test_math.py` holds the error bounds.
 Activations are the formulas of `array.formulas.activations` on these functions.
@@ -25,7 +25,7 @@ _INF, _NAN = F(np.inf), F(np.nan)
 
 
 def _polynomial(*coefficients: float) -> Any:
-    """Make a function that evaluates a polynomial, given by coefficients, highest power first, by Horner's rule."""
+    """Return a function that evaluates a polynomial by Horner's rule; the coefficient of the highest power is first."""
     *others, last = coefficients
     if len(others) == 1:
         leading = others[0]

@@ -70,7 +70,7 @@ def _gradient(way: Any, grad: Any, decay: Any, param: Any) -> Any:
 def adam(row: Any) -> Any:
     """Update parameters by Adam or AdamW.
 
-    Hyperparameters: β₁, β₂, eps, weight decay (ADAMW: decoupled). Moments: m, v, the largest v so far (0: unused).
+    Hyperparameters: β₁, β₂, eps, weight decay (ADAMW: decoupled). Moments: m, v, largest v so far (address 0: unused).
     Source: Kingma and Ba 2015, algorithm 1; Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization",
     algorithm 2; Reddi, Kale and Kumar 2018, algorithm 2.
     """
@@ -126,7 +126,7 @@ def adam(row: Any) -> Any:
 def sgd(row: Any) -> Any:
     """Update parameters by SGD.
 
-    Hyperparameters: momentum, dampening, weight decay. Moment: b, set to the gradient by the first step (0: unused).
+    Hyperparameters: momentum, dampening, weight decay. Moment: buffer b (address 0: unused), first set to the gradient.
     Source: Sutskever et al. 2013, section 2, as PyTorch implements it.
     """
     if _skipped(row):
@@ -152,7 +152,7 @@ def sgd(row: Any) -> Any:
 def rmsprop(row: Any) -> Any:
     """Update parameters by RMSprop.
 
-    Hyperparameters: α, eps, weight decay, momentum. Moments: v, buffer b, mean of gradients (0: unused).
+    Hyperparameters: α, eps, weight decay, momentum. Moments: v, buffer b, mean of gradients (address 0: unused).
     Source: Graves 2013, "Generating Sequences With Recurrent Neural Networks", equations 38 to 45.
     """
     if _skipped(row):
@@ -232,7 +232,7 @@ def _multiplied(target: Any, source: Any, count: Any, factor: Any) -> None:
 def muon(row: Any, scratch: Any) -> Any:
     """Update parameters by Muon.
 
-    Hyperparameters: momentum, eps, weight decay, iterations. A half row ends with the moment, rows, columns and scale.
+    Hyperparameters: momentum, eps, weight decay, iterations. Half rows end with the moment, rows, columns and scale.
     Each matrix must fit the scratch; one with more rows than columns is orthogonalised as its transpose.
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
     """

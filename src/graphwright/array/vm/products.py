@@ -33,7 +33,7 @@ _FAR = 1 << 23  # rows of A times the bytes that a panel of B spans, above which
 
 
 def _tile(rows: int, vectors: int) -> Any:
-    """Make an intrinsic: C[rows, columns] = init + A[rows, k]·B, with C in registers, `vectors` vectors per row.
+    """Return an intrinsic for C[rows, columns] = init + A[rows, k]·B, with C in registers, `vectors` vectors per row.
 
     `init` is added to the finished sum, so that long sums are accumulated block by block, with a smaller error.
     """
@@ -47,7 +47,7 @@ def _tile(rows: int, vectors: int) -> Any:
             return builder.add(builder.add(base, builder.mul(stride, vec.I64(r))), vec.I64(64 * v))
 
         def terms(count: Any, at_a: Any, at_b: Any, sums: Any, unrolled: int) -> tuple[Any, ...]:
-            """Emit `count` iterations that add `unrolled` terms each; return the addresses and sums after it."""
+            """Emit `count` iterations that add `unrolled` terms each; return the addresses and sums after them."""
             before = builder.block
             loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
             builder.cbranch(builder.icmp_signed(">", count, vec.I64(0)), loop, done)
@@ -88,7 +88,7 @@ def _tile(rows: int, vectors: int) -> Any:
 
 
 def _rows(height: int, vectors: int) -> Any:
-    """Make a function that computes tiles of `height` rows, while enough rows are left, and returns the next row."""
+    """Return a function that computes tiles of `height` rows while that many are left, and returns the next row."""
     tile = _tile(height, vectors)
 
     @native
@@ -110,7 +110,7 @@ _thin12, _thin8, _thin4, _thin2, _thin1 = (_rows(height, 1) for height in (12, 8
 
 
 def transposer(fetch: Any) -> Any:
-    """Make an intrinsic that transposes 16 rows of 16 numbers from `source` into `target` (`pitch` bytes a row).
+    """Return an intrinsic that transposes 16 rows of 16 numbers from `source` to `target` (`pitch` bytes a row).
 
     Missing entries become 0. Rows of the target are written whole and in order: where they overlap, the later one
     remains. `fetch(builder, address, mask)` reads 16 numbers as float32.
@@ -183,7 +183,7 @@ def _small(
 
 @native
 def _strips(a: Any, row_a: Any, col_a: Any, m: Any, terms: Any, packed: Any) -> None:
-    """Pack A[m, terms], contiguous along one axis, column by column in strips of rows, one per tile of `tiles`."""
+    """Pack A[m, terms], contiguous on one axis, as strips of rows, column by column; a strip is a tile of `tiles`."""
     i, at = 0, packed
     while i < m:
         left = m - i
@@ -268,11 +268,11 @@ def product(row: Any, scratch: Any) -> None:
 
 
 def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, Any]:
-    """Make functions for dot products of one row with x, of four rows with x, and of one row with x and y.
+    """Return functions for dot products of one row with x, of four rows with x, and of one row with x and y.
 
     Rows have `k` weights of `size` bytes. `low` and `high` read 32 weights as two vectors; x is stored in their
-    order. The last k % 32 terms are read from `plain`, which is x in memory order. Four rows, `far` bytes apart,
-    give the same bits as one row each.
+    order. The last k % 32 terms are read from `plain`, which is x in memory order. The function for
+    four rows, `far` bytes apart, gives the same bits as the function for one row.
     """
 
     @native

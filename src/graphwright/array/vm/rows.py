@@ -80,7 +80,7 @@ def _row_largest(x: Any, cols: Any) -> Any:
 
 @native
 def _row_top(x: Any, cols: Any) -> Any:
-    """Return the largest number of a row, ignoring NaN: exponentials that are computed next are still NaN there."""
+    """Return the largest number of a row, ignoring NaN; the exponentials, computed next, are NaN there anyway."""
     low = vec.splat(F(-np.inf))
     a, b, i = low, low, 0
     while i + 32 <= cols:
@@ -173,7 +173,7 @@ def cross_entropy(row: Any) -> Any:
 
 @loop(Code.CROSS_ENTROPY_BACKWARD)
 def cross_entropy_backward(row: Any) -> Any:
-    """out[r, :] = g[r]·(softmax - one-hot); words as in `cross_entropy`, but 3, 4 out, 11, 12 g and its stride."""
+    """out[r, :] = g[r]·(softmax - one-hot); words as in `cross_entropy`, but 3 out, 4 stride, 11 g, 12 stride."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, targets, lse, ignored = cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10)
     g, sg = cell(row, 11), cell(row, 12)

@@ -1,4 +1,4 @@
-"""Random numbers, and the next token from rows of logits: penalties, temperature, filters and the draw.
+"""Random numbers, and sampling of tokens from rows of logits: penalties, temperature, filters, random draw.
 
 Random numbers are those of `array.random` for a key and a stream, 16 counters at a time. The filters select by counting
 instead of sorting: entries are counted in 2048 buckets by the upper bits of their `_order`, then the entries of one

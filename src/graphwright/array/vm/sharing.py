@@ -98,7 +98,7 @@ def take(team: Any) -> Any:
 
 @native
 def share(team: Any, row: Any, threads: Any) -> Any:
-    """Offer the tickets after a SHARED instruction to the helpers; return False if there are none or they are busy."""
+    """Offer the tickets after a SHARED instruction to the helpers; return False if no helper is free."""
     if team == 0 or threads < 2 or exchange(team + 8 * OWNER, 1):
         return False
     vec.store_i64(team + 8 * ROWS, row + BYTES)

@@ -37,7 +37,7 @@ def intrinsic_call(builder: Any, name: str, result: Any, *args: Any) -> Any:
 
 
 def pointer(builder: Any, address: Any, kind: Any) -> Any:
-    """Convert an address to a pointer to `kind`."""
+    """Convert an address to a pointer to the LLVM type `kind`."""
     return builder.inttoptr(address, kind.as_pointer())
 
 
@@ -153,7 +153,7 @@ def _widened(builder: Any, values: Any, wanted: Any, given: Any) -> list[Any]:
 
 
 def _intrinsic(name: str, arity: int, typed: Callable[..., tuple[Any, tuple[Any, ...], Any]]) -> Any:
-    """Make a numba intrinsic; `typed(*argument types)` returns (result type, operand types, emit(builder, *values))."""
+    """Return a numba intrinsic; `typed(*argument types)` gives (result type, operand types, emit(builder, *values))."""
 
     def made(*given: Any) -> Any:
         result, wanted, emit = typed(*given)
@@ -171,12 +171,12 @@ def _intrinsic(name: str, arity: int, typed: Callable[..., tuple[Any, tuple[Any,
 
 
 def define(name: str, result: Any, operands: tuple, emit: Callable[..., Any]) -> Any:
-    """Make an intrinsic with fixed operand types; `emit(builder, *values)` writes the LLVM instructions."""
+    """Return an intrinsic with fixed operand types; `emit(builder, *values)` writes the LLVM instructions."""
     return _intrinsic(name, len(operands), lambda *given: (result, operands, emit))
 
 
 def effect(emit: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `emit` return the constant that numba expects from an intrinsic of type void."""
+    """Wrap `emit` so that it returns the constant that numba expects from an intrinsic of type void."""
 
     def wrapped(builder: Any, *args: Any) -> Any:
         emit(builder, *args)
@@ -194,7 +194,7 @@ def _kind(given: Any) -> Any:
 
 
 def _floats(name: str, llvm: str, arity: int) -> Any:
-    """Make an intrinsic from an LLVM intrinsic for vectors, float32 and float64."""
+    """Return a numba intrinsic for an LLVM intrinsic; it takes vectors, float32 or float64."""
 
     def typed(*given: Any) -> Any:
         kind = _kind(given)

@@ -17,9 +17,9 @@ RATES = tuple(10.0 ** (-5 + i / 3) for i in range(13))
 _INITIAL_RATES = {"adam": (6, 9), "sgd": (8, 12)}  # indices of the first and last rate after a change of optimizer
 LOSSES = {"bce": ("bce", "mse"), "cross_entropy": ("cross_entropy", "mse"), "mse": ("mse", "huber"),
           "heads": ("heads",)}  # fmt: skip
-"""Loss of a task -> losses that training may minimise; scores always use the loss of the task."""
+"""The losses that training may minimise, by loss of the task; scores always use the loss of the task."""
 GENES = {"learning_rate": (0.05, 0.15), "optimizer": (0.02, 0.08), "loss": (0.02, 0.02)}
-"""Training gene -> weights (early, late in a run) with which its change is drawn, relative to layer mutations."""
+"""Weights (early, late in a run) with which the change of a training gene is drawn, relative to layer mutations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class TrainingGenes:
 
     @classmethod
     def of(cls, lr: float, optimizer: str, loss: str) -> TrainingGenes:
-        """Make genes whose learning rate is the entry of `RATES` nearest to `lr` on a log scale."""
+        """Create genes whose learning rate is the entry of `RATES` nearest to `lr` on a log scale."""
         return cls(int(np.argmin([abs(np.log(v / lr)) for v in RATES])), optimizer, loss)
 
     @property
@@ -47,7 +47,7 @@ class TrainingGenes:
     def changed(self, gene: str, losses: Sequence[str], rng: np.random.Generator) -> TrainingGenes:
         """Return a copy of the genes in which `gene`, one of `GENES`, is mutated.
 
-        The learning rate moves by one index of `RATES` (with probability 0.8) or two. If the optimizer changes, the
+        The learning rate moves by one entry of `RATES` (with probability 0.8) or by two. If the optimizer changes, the
         rate is also clipped to the usual range of the new optimizer. The loss becomes the next entry of `losses`.
         """
         if gene == "learning_rate":
@@ -77,13 +77,13 @@ class CandidateBirth:
 
     Attributes:
         number: index in order of birth; generation: generation of the run.
-        fitter_parent, other_parent: numbers of its parents, or None; for a manual edit the edited candidate, and None.
+        fitter_parent, other_parent: numbers of its parents, or None; a manual edit has the edited candidate as parent.
         mutation, site: name of the mutation, and the node or axis that it changed; block: name of the block of nodes
-            that it added; "" if none.
+            that it added; "" for a missing name.
         training: the genes with which the candidate was trained.
         metric, loss: scores on the validation cases; metric is None if the candidate failed, and `failure` says why.
         params: number of weights; flops: floating-point operations for one case.
-        author: "evolution" or "human"; why: the reason of a manual edit; edits: its edits as in the journal.
+        author: "evolution" or "human"; why, edits: the reason and the journal edits of a manual edit.
     """
 
     number: int
@@ -105,7 +105,7 @@ class CandidateBirth:
 
     @property
     def what(self) -> str:
-        """The change that made the candidate, as text."""
+        """A text that describes the change by which the candidate was created."""
         if self.author == "human":
             return f"manual edit, {self.why}"
         site = f" at {self.site}" if self.site else ""
@@ -144,7 +144,7 @@ class Candidate:
 
     @property
     def heritage(self) -> tuple[Program, Moments]:
-        """The program and optimizer state that children inherit: from before training if stored, else final."""
+        """The program and optimizer state that children inherit: from before training if stored, else from after it."""
         return (self.program, self.moments) if self.untrained is None else (self.untrained, self.untrained_moments)
 
     @property
@@ -163,7 +163,7 @@ class Candidate:
 
 
 def entry(birth: CandidateBirth) -> tuple[Entry, dict[str, Any]]:
-    """Return the journal entry of a manual edit, and digest -> zeros in place of each weight that it added."""
+    """Return the journal entry of a manual edit, and a dict that maps the digest of each added weight to zeros."""
     added: dict[str, Any] = {}
 
     def collect(value: Any) -> None:

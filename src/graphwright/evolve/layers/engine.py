@@ -43,7 +43,7 @@ class LayerResult(EvolutionResult):
 
     @property
     def best(self) -> Candidate:
-        """The candidate with the best metric; with several objectives the smallest one that reaches the target, if any.
+        """The best candidate by metric; with several objectives, the smallest candidate at or above the target, if any.
 
         Raises: UsageError before the first generation.
         """
@@ -76,9 +76,9 @@ class LayerResult(EvolutionResult):
         return train.measure(task, (candidate or self.best).program, task._test)[0]
 
     def predict(self, x: Any, head: str | None = None) -> np.ndarray:
-        """Return the predictions of the best candidate for inputs [N, ...], float32; probabilities for classes.
+        """Return the predictions of the best candidate for inputs [N, ...], float32.
 
-        `best.program` returns logits instead.
+        Predictions of classes are probabilities, whereas `best.program` returns logits.
 
         Args:
             x: inputs in the same units as those given to the task; they are standardised if the task is `scaled`.
@@ -110,7 +110,7 @@ class LayerResult(EvolutionResult):
 
 @dataclass(frozen=True, slots=True)
 class LayerGeneration:
-    """One line of the log: best and median metric, parameters of the best, archive size, count of failed candidates."""
+    """A log entry: best and median metric, parameters of the best candidate, archive size, number of failures."""
 
     generation: int
     best: float
@@ -121,7 +121,7 @@ class LayerGeneration:
 
 
 class LayerEvolution(EvolutionRun):
-    """Evolution of the layers of a program; made by `Evolution(task, blocks(program), Layers(...))`."""
+    """Evolution of the layers of a program; created by `Evolution(task, blocks(program), Layers(...))`."""
 
     RESULT = LayerResult
 
@@ -134,10 +134,10 @@ class LayerEvolution(EvolutionRun):
         if not isinstance(task, Task):
             raise TaskError("the task has no data, which the evolution of layers needs", where="task",
                             expected="an evolve.Task", got=getattr(task, "name", task),
-                            fix="evolve.scalar()")  # fmt: skip
+                            fix="start from evolve.scalar()")  # fmt: skip
         if task.sequence and task.loss == "heads":
             raise TaskError("the task has sequences and several heads, which the evolution of layers cannot combine",
-                            where="task", got=task.name, fix="evolve.scalar()")  # fmt: skip
+                            where="task", got=task.name, fix="start from evolve.scalar()")  # fmt: skip
         sizes, expected = train.fits(task, start), (task.inputs, task.outputs)
         problem = "the inputs or outputs of the program do not match the task"
         need(sizes == expected, problem, where=start.name, expected=expected, got=sizes)
@@ -221,7 +221,7 @@ class LayerEvolution(EvolutionRun):
         return self._candidate(program, moments, training, (fitter, other), (name, site, block))
 
     def rates(self, done: float) -> dict[str, float]:
-        """Return mutation -> weight with which it is drawn, once the share `done` of the run is finished."""
+        """Map each mutation to the weight with which it is drawn when the fraction `done` of the run is finished."""
         s, late = self.settings, done >= self.settings.explore
         stuck = self.generation - self.gained > s.stagnation
         table = {k.name: (k.explore, k.refine) for k in MUTATIONS.values() if k.structural or not stuck}
@@ -233,7 +233,7 @@ class LayerEvolution(EvolutionRun):
     def _mutate(
         self, program: Program, training: TrainingGenes, rng: np.random.Generator, done: float
     ) -> tuple[str, str, str, TrainingGenes]:
-        """Make one mutation, drawn by weight; if it is impossible, the program is unchanged and another one is drawn.
+        """Draw mutations by weight until one is possible, and apply it; impossible ones leave the program unchanged.
 
         Returns: name, site and block of the mutation, and the training genes.
         """
@@ -256,7 +256,7 @@ class LayerEvolution(EvolutionRun):
         return _NOTHING, "", "", training
 
     def apply(self, program: Program, kind: MutationKind, site: str, block: str, rng: np.random.Generator) -> None:
-        """Make a mutation as one edit. If it raises, nothing is changed.
+        """Apply a mutation as one edit. If this raises, the program is unchanged.
 
         Raises: TaskError if a limit is exceeded; errors of the edit.
         """
@@ -270,7 +270,7 @@ class LayerEvolution(EvolutionRun):
             raise
 
     def _fits(self, program: Program) -> None:
-        """Raises: TaskError if the program exceeds `max_params` or `max_width`."""
+        """Raise TaskError if the program exceeds `max_params` or `max_width`."""
         limit, count = self.settings.max_params, parameters(program)
         need(count <= limit, "the program has more parameters than max_params", expected=limit, got=count)
         limit = self.settings.max_width
@@ -278,12 +278,12 @@ class LayerEvolution(EvolutionRun):
         need(widest <= limit, "a layer is wider than max_width", expected=limit, got=widest)
 
     def _affordable(self, program: Program) -> None:
-        """Raises: TaskError if the program exceeds `max_flops`; operations can be counted only after the edit."""
+        """Raise TaskError if the program exceeds `max_flops`; operations can be counted only after the edit."""
         limit, count = self.settings.max_flops, _flops(program)
         need(count <= limit, "the program has more operations than max_flops", expected=limit, got=count)
 
     def _number(self, kind: str, site: str, existing: set[str]) -> str:
-        """Return the block name for a mutation: its k-th application at a site has the same name in all candidates."""
+        """Return a name for the block of a mutation; its k-th block at a site has the same name in all candidates."""
         for k in range(len(existing) + 1):
             name = self.numbers.get((kind, site, k))
             if name is None:
@@ -344,7 +344,7 @@ class LayerEvolution(EvolutionRun):
 
         Args:
             who: number of the member.
-            why: the reason, for the record of its birth.
+            why: the reason, which the record of the birth contains.
         Raises: UsageError if no member has this number; TaskError if the program does not fit the task or exceeds the
             limits; errors of the `with` block and of the scoring. The run is then unchanged.
         """
@@ -469,7 +469,7 @@ class LayerEvolution(EvolutionRun):
         return program
 
     def line(self, number: int) -> list[CandidateBirth]:
-        """Return the births of a candidate and its fitter parents, oldest first. Raises: UsageError if unknown."""
+        """Return the births on the line of fitter parents to a candidate. Raises: UsageError for an unknown number."""
         if not 0 <= number < len(self.births):
             raise UsageError("no candidate has this number", got=number, expected=f"0 to {len(self.births) - 1}")
         found = [self.births[number]]
@@ -494,9 +494,9 @@ def _flops(program: Program) -> int:
 def cross(
     child: Program, moments: Moments, other: Program, others: Moments, rng: np.random.Generator
 ) -> tuple[Moments, list[str]]:
-    """Copy the weights of layers of the other parent into a fork of the fitter parent, each with probability 1/2.
+    """Copy weights from the other parent into a fork of the fitter parent, layer by layer with probability 1/2.
 
-    Only layers with equal weight shapes in both are copied.
+    Only layers with the same weight shapes in both programs are copied.
     Returns: the optimizer state of the child, and the names of the copied layers.
     """
     mine, theirs = _layers(child), _layers(other)
@@ -516,7 +516,7 @@ def cross(
 
 
 def _layers(p: Program) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Map each layer, the common prefix of its weight keys, to key -> shape of its weights and running statistics."""
+    """Map each layer (a common prefix of keys) to a dict from keys of weights and running statistics to shapes."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for key in p.weights:
         found.setdefault(key.rpartition(".")[0], {})[key] = p.weights[key].shape

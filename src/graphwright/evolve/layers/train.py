@@ -36,7 +36,7 @@ def inference(program: Program) -> Program:
 
 
 def optimizer(program: Program, training: TrainingGenes, state: Moments | None = None) -> Optimizer:
-    """Make an optimizer of all parameters of a program, including those that later edits add, and load its state."""
+    """Create an optimizer of all parameters of a program, including those that later edits add; load its state."""
     adam = training.optimizer == "adam"
     opt = Adam(program, lr=training.lr) if adam else SGD(program, lr=training.lr, momentum=0.9)
     restore(opt, state or {})
@@ -44,7 +44,7 @@ def optimizer(program: Program, training: TrainingGenes, state: Moments | None =
 
 
 def moments(opt: Optimizer) -> Moments:
-    """Copy the state of an optimizer, except learning rates."""
+    """Return a dict with copies of the state of an optimizer, except learning rates."""
     rates = {group.rate.name for group in opt.param_groups}
     return {name: v.data.to_numpy().copy() for name, v in opt.variables().items() if name not in rates}
 
@@ -66,7 +66,7 @@ class CandidateStep(NamedTuple):
 
 
 class StepCache:
-    """Compiled training steps by structure, optimizer and loss; the least recently used one is dropped first.
+    """A cache of compiled training steps by structure, optimizer and loss, which drops the least recently used step.
 
     Attributes:
         planned: number of steps that were compiled.
@@ -142,7 +142,7 @@ def fit(
 
 
 def _loss(answer: Tensor, target: Tensor, loss: str, given: str, dense: bool = False) -> Tensor:
-    """Compute the loss `loss` of a head; `given` is the task's loss, `dense` means that class targets are one-hot."""
+    """Compute the loss `loss` of a head, where `given` is the loss of the task; with `dense`, targets are one-hot."""
     if loss == "cross_entropy":
         return -(answer.log_softmax(-1) * target).sum(-1).mean() if dense else functional.cross_entropy(answer, target)
     if loss == "bce":
@@ -187,12 +187,12 @@ def answers(program: Program, x: np.ndarray) -> np.ndarray:
 
 
 def cases(program: Program) -> tuple[int, ...]:
-    """Return the shape of one case at the input, without the batch axis."""
+    """Return the shape of the program's input without the batch axis."""
     return tuple(int(d) for d in program.spec(program.input_names()[0]).shape[1:])
 
 
 def fits(task: Task, program: Program) -> tuple[int, int] | None:
-    """Return the number of inputs and outputs per step; None if the program does not fit the task.
+    """Return the numbers of inputs and of outputs per step; None if the program does not fit the task.
 
     A program fits if it has one input and one output, both with a batch axis. For sequences both are
     [batch, steps, ...] with as many steps as the task.

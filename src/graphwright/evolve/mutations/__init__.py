@@ -1,4 +1,4 @@
-"""Mutations: plain functions on an open edit. You can call them in your own edits.
+"""Mutations of programs: functions that take an open edit. You can call them in your own edits.
 
 Growth starts with zero outgoing weights, so it does not change the function of the network; the new block can still
 learn, because these weights get gradients. The nodes that one mutation adds are a block: their names start with

@@ -83,7 +83,7 @@ def cell_type(e: Transaction, site: Any, rng: np.random.Generator, cell: str | N
     p = e.program
     node = p.node(site)
     if node not in cells(p):
-        expected = ", ".join(map(p.path, cells(p)))
+        expected = ", ".join(map(p.path, cells(p))) or "a layer that `insert_cell` added"
         raise UsageError("this node is not the output layer of a recurrent cell", where=p.path(node), expected=expected)
     base, inside = p.path(node).removesuffix(".to"), _inside(p, node)
     others = [k for k in CELLS if k != kind_of(p, node)]
@@ -130,7 +130,7 @@ def _elapsed(p: Program) -> Value | None:
 
 
 def _names(sub: Program) -> dict[NodeId, str]:
-    """Name the nodes of an unrolled cell `step.<t>.<op>`, equal in all steps, so that pictures fold the steps."""
+    """Map the nodes of an unrolled cell to names `step.<t>.<op>`, equal in all steps, so that pictures fold steps."""
     reads, ends, order = set(sub.inputs()), {v.node for v in sub.outputs()}, list(sub.order())
     steps: dict[NodeId, int] = {}
     for n in order:

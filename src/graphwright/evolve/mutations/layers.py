@@ -27,7 +27,7 @@ def branches(p: Program) -> list[NodeId]:
 
 
 def skips(p: Program) -> list[NodeId]:
-    """Return the added blocks that consist of one linear layer without bias."""
+    """Return the linear layers that `add_skip` added: added blocks that consist of one layer without bias."""
     sizes = Counter(p.path(n).partition(".")[0] for n in p.nodes())
     return [n for n in branches(p) if sizes[p.path(n).partition(".")[0]] == 2]
 
@@ -102,7 +102,7 @@ def add_skip(e: Transaction, site: Any, rng: np.random.Generator, source: Any = 
     lead = p.spec(node).shape[:-1]
     values = registry.earlier_values(p, node, lambda shape: shape[:-1] == lead)
     if source is None and not values:
-        raise UsageError("no earlier value fits", where=p.path(node), expected=f"shape {lead} + any last size")
+        raise UsageError("no earlier value has a suitable shape", where=p.path(node), expected=f"{lead} + any size")
     src = p.node(source) if source is not None else values[int(rng.integers(len(values)))]
     base, old = block or registry.free_part(p), weight_of(p, node)
     w = e.param(f"{base}.to.weight", np.zeros((old.shape[0], int(p.spec(src).shape[-1])), old.dtype))
@@ -129,7 +129,7 @@ def replace_activation(e: Transaction, site: Any, rng: np.random.Generator, acti
 
 @mutation("layer_attr", sites=lambda p: [n for op in ATTRIBUTES for n in p.of_kind(op)], weight=0.05)
 def layer_attr(e: Transaction, site: Any, rng: np.random.Generator, value: float | None = None) -> None:
-    """Change an attribute of a layer: the rate of a dropout, the slope of a leaky ReLU."""
+    """Change an attribute of a layer: the rate of a dropout, or the slope of a leaky ReLU."""
     p = e.program
     node = p.node(site)
     if p.op(node) not in ATTRIBUTES:

@@ -24,7 +24,7 @@ _NAME = re.compile(r"^(.*)\.l(\d+)$")
 
 
 def links(p: Program) -> list[NodeId]:
-    """Return the product nodes of all links: open ones, which a junction reads, and closed ones without reader."""
+    """Return the `mul` nodes of links: open links, which a junction reads, and closed links, which no node reads."""
     return [n for n in p.of_kind("mul") if _NAME.match(p.path(n)) and not p.spec(p.operands(n)[1]).shape]
 
 
@@ -64,7 +64,7 @@ def add_link(e: Transaction, site: Any, rng: np.random.Generator, source: Any = 
     p = e.program
     total = p.node(site)
     if not p.is_junction(total):
-        raise UsageError("a link cannot end here", where=p.path(total), expected="a junction", got=p.op(total))
+        raise UsageError("a link cannot end at this node", where=p.path(total), expected="a junction", got=p.op(total))
     if source is None:
         there = links(p)
         linked = {p.operands(n)[0].node for n in there if target(p, n) == total}
@@ -108,7 +108,7 @@ def _drop_lone(e: Transaction, base: str) -> None:
 
 
 def _free_value(p: Program, like: NodeId, taken: set[NodeId], rng: np.random.Generator, problem: str) -> NodeId:
-    """Draw an input or op with the spec of `like` outside `taken`. Raises: UsageError if no such value exists."""
+    """Draw an input or op that has the spec of `like` and is not in `taken`. Raises: UsageError if no value fits."""
     spec = (p.spec(like),)
     values = [n for n in p.order() if p.op(n) not in STORED and p.specs(n)[:1] == spec and n not in taken]
     if not values:
@@ -138,7 +138,7 @@ def target(p: Program, link: NodeId) -> NodeId:
 
 
 def new_link(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeId:
-    """Add a link from `source` to the junction `total` with its weight, but not yet connected (see `open_link`)."""
+    """Add a closed link with this weight from `source` to the junction `total`; `open_link` connects it."""
     p = e.program
     used = [int(found[2]) for n in p.of_kind("mul") if (found := _NAME.match(p.path(n)))]
     name = f"{p.path(total).removesuffix('.sum')}.l{max(used, default=-1) + 1}"
@@ -176,7 +176,7 @@ def add_delay_link(
     If `site` is a linear layer on [batch, steps, units], the link is a linear layer with `weight` in all entries of its
     matrix, in a block of its own. It reads an earlier value of any width, shifted by one step.
     If `site` is a junction, each run of the program is one step, and the link is one weight times a state. All links
-    from one value share one state. The value may be computed from the junction.
+    from one value share one state. The value may depend on the junction.
     """
     p = e.program
     node = p.node(site)
@@ -233,7 +233,7 @@ def _along_time(
     p = e.program
     lead, steps = p.spec(node).shape[:2], int(p.spec(node).shape[1])
     if steps < 2:
-        raise UsageError("a delay link needs a sequence of two or more steps", where=p.path(node),
+        raise UsageError("the sequence is too short for a delay link", where=p.path(node),
                          expected="[batch, steps >= 2, units]", got=p.spec(node))  # fmt: skip
     total, old = output_sum(e, node), weight_of(p, node)
     if source is None:

@@ -112,7 +112,7 @@ def in_cell(p: Program, node: NodeId) -> bool:
 
 
 def earlier_values(p: Program, node: NodeId, fits: Callable[[tuple[Any, ...]], bool]) -> list[NodeId]:
-    """Return the inputs and ops outside cells on which `node` depends and whose result has a shape that `fits`."""
+    """Return the inputs and ops outside cells on which `node` depends and whose result shape satisfies `fits`."""
     before = p.reachable([node]) - {node}
     values = (n for n in p.order() if n in before and p.op(n) not in STORED and not in_cell(p, n))
     return [n for n in values if fits(p.specs(n)[0].shape)]
@@ -163,7 +163,7 @@ def state_of(e: Transaction, name: str, value: Any) -> NodeId:
 
 
 def remove_unread_states(e: Transaction, node: NodeId) -> NodeId:
-    """Remove the state `node` if only its assign node reads it; then likewise the state that it stored, and so on.
+    """Remove the state `node` if only its assign node reads it; if it stored another state, do the same for that state.
 
     Returns: the node whose value the last removed state stored, or `node` if nothing was removed.
     """

@@ -25,7 +25,7 @@ def convolutions(p: Program) -> list[NodeId]:
 def kernel(e: Transaction, site: Any, rng: np.random.Generator, size: int | None = None) -> None:
     """Change the kernel size of a convolution; the padding changes so that the result keeps its size.
 
-    A larger kernel is padded with zeros and computes the same; a smaller one loses its outer weights.
+    A larger kernel is padded with zeros and computes the same result; a smaller kernel loses its outer weights.
     """
     p = e.program
     node = p.node(site)
@@ -46,7 +46,7 @@ def kernel(e: Transaction, site: Any, rng: np.random.Generator, size: int | None
 
 @mutation("stride", sites=convolutions, weight=0.10, refine=0.06)
 def stride(e: Transaction, site: Any, rng: np.random.Generator, step: int | None = None) -> None:
-    """Change the stride of a convolution. This fails unless readers accept any size, as a global pooling does."""
+    """Change the stride of a convolution. This fails if a reader rejects the new size; a global pooling accepts it."""
     node = e.program.node(site)
     now = _pair(e.program, node, "stride")[0]
     e.set_attr(node, stride=step or int(rng.choice([s for s in (1, 2, 3) if s != now])))

@@ -45,12 +45,12 @@ class Individual:
 
     @property
     def fitness(self) -> float:
-        """The fitness when it was scored."""
+        """The fitness of the individual when it was scored."""
         return self.birth.fitness
 
     @property
     def metric(self) -> float:
-        """The metric on the validation cases when it was scored."""
+        """The metric on the validation cases when the individual was scored."""
         return self.birth.metric
 
     @property
@@ -136,7 +136,7 @@ class Result(EvolutionResult):
 
 @dataclass(frozen=True, slots=True)
 class NeuronGeneration:
-    """One line of the log: scores and sizes of the champion so far, and the size of each species by its number."""
+    """A log entry: scores and sizes of the champion so far, and the size of each species by its number."""
 
     generation: int
     best: float
@@ -150,7 +150,7 @@ class NeuronGeneration:
 
 
 class NeuronEvolution(EvolutionRun):
-    """Evolution of neurons and links; made by `Evolution(task, scalar(), NEAT(...))`."""
+    """Evolution of neurons and links; created by `Evolution(task, scalar(), NEAT(...))`."""
 
     RESULT = Result
 
@@ -161,11 +161,11 @@ class NeuronEvolution(EvolutionRun):
                              expected="NEAT(...) or Hybrid(...)")  # fmt: skip
         super().__init__(task, seed, threads)
         if s.train is not None and task.lesson is None:
-            raise TaskError("the task has no data for gradient steps", where=task.name, fix="NEAT(), without train")
+            raise TaskError("the task has no data for gradient steps", where=task.name, fix="use NEAT() without train")
         links = (task.inputs + 1) * task.outputs
         if task.outputs > s.max_nodes or links > s.max_links:
             raise LimitTooSmall("the initial genome exceeds the limits",
-                                expected=f"at least {task.outputs} nodes, {links} links",
+                                expected=f"limits of at least {task.outputs} nodes, {links} links",
                                 got=f"max_nodes {s.max_nodes}, max_links {s.max_links}")  # fmt: skip
         self.genes, self.registry = minimal(task.inputs, task.outputs, s.population, s, seed)
         self.births = founders(s.population)
@@ -223,7 +223,7 @@ class NeuronEvolution(EvolutionRun):
         return tabulate(genes, self.task.inputs, self.task.outputs, *past)
 
     def population(self, genes: Any = None) -> Population:
-        """Return genomes in the form that tasks score; by default the scored genes of this generation."""
+        """Return genomes as a `Population`, which tasks score; by default the scored genes of this generation."""
         table, genes = (self.table, self.scored) if genes is None else (self._tabulate(genes), genes)
         return Population(
             genes, table, self.task.outputs, self.settings.output == "identity", self.seed, self.generation,
@@ -247,8 +247,8 @@ class NeuronEvolution(EvolutionRun):
         the individual, so that the next generation descends from it. The lineage records the author "human".
 
         Args:
-            who: a key of the current generation, or an index in it.
-            why: the reason, for the lineage.
+            who: a key of the current generation, or an index in the generation.
+            why: the reason, which the lineage records.
         Raises: UsageError if the individual is not alive; TaskError if genes cannot express the edited program; errors
             of the `with` block. The run is then unchanged.
         """
@@ -360,7 +360,7 @@ class NeuronEvolution(EvolutionRun):
                 return
 
     def _train(self) -> None:
-        """Train all genomes by gradient steps: for `inherit="baldwin"` copies, for "none" with redrawn weights."""
+        """Train all genomes by gradient steps: copies if `inherit` is "baldwin", redrawn weights if it is "none"."""
         from graphwright.array.population.runner import fit
 
         s, count = self.settings, self.settings.population

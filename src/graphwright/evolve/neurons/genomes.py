@@ -72,7 +72,7 @@ class Genome:
 
 
 def genome(genes: Any, g: int, inputs: int, outputs: int) -> Genome:
-    """Read genome g of a population."""
+    """Return genome `g` of a population as a `Genome`."""
     n, e = slice(genes.node_off[g], genes.node_off[g + 1]), slice(genes.link_off[g], genes.link_off[g + 1])
     nodes = zip(genes.node_id[n].tolist(), genes.node_act[n].tolist(), strict=True)
     columns = (genes.link_id, genes.link_src, genes.link_dst, genes.link_delay, genes.link_open, genes.weight)
@@ -82,7 +82,7 @@ def genome(genes: Any, g: int, inputs: int, outputs: int) -> Genome:
 
 
 def columns_of(genomes: list[Genome]) -> Any:
-    """Make a population of genomes, with optimizer moments 0."""
+    """Create a population (a `Genes` tuple) of these genomes, with optimizer moments of 0."""
     from graphwright.array.population.genes import Genes
 
     nodes, links = [n for g in genomes for n in g.nodes], [e for g in genomes for e in g.links]
@@ -97,7 +97,7 @@ def columns_of(genomes: list[Genome]) -> Any:
 
 
 def minimal(inputs: int, outputs: int, count: int, settings: NEAT, seed: int) -> tuple[Any, Any]:
-    """Make the first generation and its registry: inputs and bias linked to all outputs with normal random weights."""
+    """Create the first generation (inputs and bias linked to all outputs with random weights) and its registry."""
     registry, first = new_registry(inputs, outputs), inputs + 1
     ends = [(src, first + out) for out in range(outputs) for src in range(first)]
     links = tuple(LinkGene(number(registry, LINK, *both, 0), *both, 0, True, 0.0) for both in ends)
@@ -110,7 +110,7 @@ def minimal(inputs: int, outputs: int, count: int, settings: NEAT, seed: int) ->
 
 
 def empty_registry(keys: int = 0) -> Any:
-    """Make an empty registry with room for at least `keys` keys."""
+    """Create an empty registry with room for at least `keys` keys."""
     from graphwright.array.population.genes import Registry
 
     capacity = max(1024, 1 << max(keys - 1, 0).bit_length())
@@ -118,7 +118,7 @@ def empty_registry(keys: int = 0) -> Any:
 
 
 def new_registry(inputs: int, outputs: int) -> Any:
-    """Make a registry that numbers inputs, bias and outputs, in this order."""
+    """Create a registry with numbers for inputs, bias and outputs, in this order."""
     registry = empty_registry(inputs + outputs + 1)
     for key in (*((IN, i) for i in range(inputs)), (BIAS,), *((OUT, i) for i in range(outputs))):
         number(registry, *key)
@@ -144,7 +144,7 @@ def with_room(registry: Any, more: int) -> Any:
 
 
 def take(genes: Any, which: np.ndarray) -> Any:
-    """Select genomes of a population, in the given order."""
+    """Return a population of the genomes with the indices `which`, in this order."""
     parts: dict[str, np.ndarray] = {}
     for offsets, columns in (("node_off", NODE_COLUMNS), ("link_off", LINK_COLUMNS)):
         off = getattr(genes, offsets)
@@ -166,14 +166,14 @@ def join(first: Any, second: Any) -> Any:
 
 
 def replaced(genes: Any, g: int, one: Any) -> Any:
-    """Return a population in which genome g is replaced by the population `one` of one genome."""
+    """Return a population in which genome `g` is replaced by the only genome of the population `one`."""
     order = np.arange(len(genes.node_off) - 1)
     order[g] = len(order)
     return take(join(genes, one), order)
 
 
 def merge(mine: Any, other: Any) -> tuple[Any, np.ndarray]:
-    """Merge the registries of two runs into a new one, in which the keys of `mine` keep their numbers.
+    """Merge the registries of two runs into a new registry, in which the keys of `mine` keep their numbers.
 
     A key of `other` contains numbers of nodes and links; these are translated to the new numbers first. A manual neuron
     is identified by a digest of numbers, which cannot be translated: both registries share it only if all lower numbers
@@ -225,5 +225,5 @@ def _ends(registry: Any) -> tuple[int, int]:
 
 
 def _unused(registry: Any, digest: int) -> int:
-    """Return how many manual neurons have this digest: the index k in the key of the next one."""
+    """Return the number of manual neurons with this digest, which is the index k in the key of the next such neuron."""
     return int((registry.keys[: int(registry.count[0]), :2] == (MANUAL, digest)).all(1).sum())

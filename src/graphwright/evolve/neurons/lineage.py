@@ -26,7 +26,7 @@ _EVERY = 64  # generations between two sweeps that drop genes without living des
 
 @dataclass(frozen=True, slots=True, order=True)
 class IndividualKey:
-    """The identity of an individual: its generation, its index there, and the number of its manual edits so far."""
+    """The identity of an individual: its generation, its index in it, and the number of its manual edits so far."""
 
     generation: int
     index: int
@@ -39,7 +39,7 @@ class Birth:
 
     Attributes:
         key: key of the individual.
-        fitter_parent, other_parent: keys of its parents, or None; for a manual edit the edited individual, and None.
+        fitter_parent, other_parent: keys of its parents, or None; the parent of a manual edit is the edited individual.
         mutation: name of the mutation, "edit" for a manual edit; site: innovation number of the mutated gene, or -1.
         species, fitness, metric: species and scores of the individual.
         author: "evolution" or "human"; why: the reason of a manual edit.
@@ -64,7 +64,7 @@ class Birth:
 
 
 def birth_text(births: Births, index: int) -> str:
-    """Describe the mutation with which genome `index` was made."""
+    """Describe the mutation by which genome `index` was created."""
     if births.fitter_parent[index] < 0:
         return "founder"
     return _mutation_text(MUTATIONS[births.mutation[index]], int(births.site[index]))
@@ -87,7 +87,7 @@ class ManualEdit:
 
 @dataclass(slots=True)
 class PastGeneration:
-    """One generation: all births, the genes still stored, the indices `kept` of their individuals, and manual edits."""
+    """A scored generation: all births, the genes of the individuals with indices `kept`, and all manual edits."""
 
     births: Births
     species: np.ndarray
@@ -184,7 +184,7 @@ class Lineage:
         return line[::-1]
 
     def genome(self, key: IndividualKey) -> Genome:
-        """Return the genes of an individual. Raises: KeyError if they were dropped, as it has no living descendants."""
+        """Return the genes of an individual. Raises: KeyError if the genes were dropped (see `sweep`)."""
         return genome(*self._kept(key), self.inputs, self.outputs)
 
     def columns(self, key: IndividualKey) -> Any:
@@ -231,5 +231,5 @@ class Lineage:
         return written(lineage_page(self, chosen, f"Ancestors of {chosen.index}, generation {chosen.generation}"), path)
 
     def champions(self) -> Iterator[Birth]:
-        """Return the births of all champions, oldest first."""
+        """Return an iterator over the births of all champions, oldest first."""
         return (self.birth(key) for key in sorted(self.pinned))

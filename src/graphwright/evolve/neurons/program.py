@@ -63,7 +63,7 @@ def founder(genome: Genome, names: Iterable[str] = (), batch: int | str = "B", n
 
 
 def apply(p: Program, before: Genome, after: Genome, why: str, author: str = "evolution") -> None:
-    """Edit `p`, the program of the genome `before`, into that of the genome `after`, as one journal entry."""
+    """Change the program `p` of genome `before` into the program of genome `after`, as one journal entry."""
     old_nodes, new_nodes = {n.id: n for n in before.nodes}, {n.id: n for n in after.nodes}
     old_links, new_links = {e.id: e for e in before.links}, {e.id: e for e in after.links}
     with p.edit(why, author=author, tool="graphwright.evolve") as e:
@@ -91,7 +91,7 @@ def apply(p: Program, before: Genome, after: Genome, why: str, author: str = "ev
 
 
 def read(p: Program) -> Genome:
-    """Read a program as a genome. Raises: TaskError with the path of a node that a genome cannot express."""
+    """Convert a program to a genome. Raises: TaskError with the path of a node that a genome cannot express."""
     what, fix = "the program is not a genome of neurons and links", "evolve.blocks(program) for a network of layers"
     need("x" in p.input_names() and p.outputs(), what, where=p.name, fix=fix)
     inputs = int(p.spec("x").shape[1])
@@ -178,12 +178,12 @@ def _activation_of(p: Program, base: str) -> str:
 
 
 class PopulationPlan:
-    """Programs of genomes that run as one batch; each gives the same bits as when it runs alone.
+    """A batch of programs of genomes; each program returns the same bits as when it runs alone.
 
     Args:
         programs: programs with the node names that `founder` gives, and equal numbers of inputs and outputs. Later
             edits of them have no effect.
-        threads: number of threads; it changes no result.
+        threads: number of threads; results do not depend on it.
     Raises: TaskError if a program is not a genome, or if its inputs or outputs do not match those of the first one.
 
     >>> plan = ev.PopulationPlan([result.best.program, other])
@@ -208,7 +208,7 @@ class PopulationPlan:
         return len(self.genes.node_off) - 1
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Run all genomes on the same cases: [N, inputs] -> float32 [G, N, outputs]; sequences have a third axis."""
+        """Run all genomes on the same cases: [N, inputs] -> float32 [G, N, outputs]; sequences also have an axis T."""
         from graphwright.array.population.runner import Cases, outputs
 
         values = self._checked(x, (2, 3))
@@ -233,7 +233,7 @@ class PopulationPlan:
 
 
 def edited_genome(p: Program, before: Genome, names: tuple[str, ...], settings: NEAT) -> Genome:
-    """Read the genome of an edited program; new genes have the numbers in their node names (until `numbered`).
+    """Convert an edited program to a genome; new genes get the numbers in their node names, until `numbered` is called.
 
     Raises: TaskError if genes cannot express the program or it exceeds the limits.
     """
@@ -296,14 +296,14 @@ def _key(node: int, after: Genome, closed: list[LinkGene], mine: dict[int, int])
 
 
 def inherited(one: Any, row: Any) -> None:
-    """Copy moments from `row` to `one`, in place, for links of both; each is a population of one genome."""
+    """Copy the moments of common links from `row` to `one` in place; both are populations of one genome."""
     here, there = _common(one, row)
     for name in ("first", "second", "steps"):
         getattr(one, name)[here] = getattr(row, name)[there]
 
 
 def untrained(one: Any, trained: Any, seeds: Any) -> Any:
-    """Return a copy of genome `one` in which weights that equal those in `trained` become those in `seeds`.
+    """Return a copy of genome `one` in which weights equal to those in `trained` are replaced by those in `seeds`.
 
     All arguments are populations of one genome: after an edit, after training, and before training.
     """
@@ -328,7 +328,7 @@ def _differing_paths(p: Program, other: Program) -> list[str]:
 
 
 def _acyclic(genome: Genome) -> None:
-    """Raises: TaskError if links without delay form a cycle; closed links count too, since they can be opened."""
+    """Raise TaskError if links without delay form a cycle; closed links count too, since they can be opened."""
     into = {n.id: {e.src for e in genome.links if e.dst == n.id and not e.delay} for n in genome.nodes}
     while ready := [n for n, before in into.items() if not before & into.keys()]:
         for n in ready:

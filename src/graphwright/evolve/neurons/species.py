@@ -92,11 +92,11 @@ def distance(a: Any, b: Any, settings: NEAT) -> np.ndarray:
 
 
 def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> np.ndarray:
-    """Return a mask of the species that breed, bool [S]: those that improved recently, and the best one.
+    """Return a mask of the species that breed, bool [S]: those that improved recently, and the best species.
 
     Args:
         species: the species; settings: settings of the run; generation: the current generation.
-        silent: generations without improvement of the whole population. When they exceed `silence`, only the two best
+        silent: number of generations since the population improved. When it exceeds `silence`, only the two best
             species breed and count as newly improved, so the search restarts from them.
     """
     breeds = generation - species.gained < settings.stagnation
@@ -135,7 +135,7 @@ def founding(settings: NEAT) -> NEAT:
 
 
 class Breeder:
-    """Breeds generations. It reuses its buffers, since allocating new pages takes longer than writing to them.
+    """A breeder of generations, which reuses buffers, since allocating new pages takes longer than writing to them.
 
     Args:
         settings, seed: settings and seed of the run; inputs, outputs: numbers of inputs and outputs of a genome.

@@ -27,7 +27,7 @@ TASKS: dict[str, Callable[..., Any]] = {task.__name__.replace("_", "-"): task fo
 
 
 def named(name: str) -> Any:
-    """Make a task by its name in `TASKS`. Raises: TaskError listing all names if it is unknown."""
+    """Create the task with this name in `TASKS`. Raises: TaskError listing all names if the name is unknown."""
     if name not in TASKS:
         raise TaskError("unknown task", got=name, expected=", ".join(TASKS))
     return TASKS[name]()

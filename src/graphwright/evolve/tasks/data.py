@@ -15,7 +15,7 @@ from graphwright.files import StrPath, UnreadableFile
 
 
 def xor() -> Task:
-    """Make the task XOR of two bits; all four cases are used for training, validation and test.
+    """Create the XOR task on two bits; all four cases are used for training, validation and test.
 
     Fitness is (4 - Σ|error|)². A network solves the task if all four outputs are on the right side of 0.5.
     Source: Stanley and Miikkulainen 2002, section 4.1.
@@ -30,7 +30,7 @@ def xor() -> Task:
 
 
 def parity(bits: int = 8, seed: int = 0) -> Task:
-    """Make the task parity of all bit strings of a length, read one bit per step; half of them are for training.
+    """Create the parity task on all bit strings of a length, read one bit per step; half of them are for training.
 
     The network needs memory, such as delay links. The metric is the accuracy at the last step.
     """
@@ -41,7 +41,7 @@ def parity(bits: int = 8, seed: int = 0) -> Task:
 
 
 def irregular_sine(count: int = 600, steps: int = 20, seed: int = 0) -> Task:
-    """Make a task that predicts the next sample of sin(t + phase), sampled at irregular times.
+    """Create the task of predicting the next sample of sin(t + phase) at irregular times.
 
     Inputs [N, steps, 2] are the current sample and the time to the next one, from U(0.05, 1.55). The first 4 steps are
     not scored.
@@ -55,9 +55,9 @@ def irregular_sine(count: int = 600, steps: int = 20, seed: int = 0) -> Task:
 
 
 def event_xor(bits: int = 8, count: int = 1000, seed: int = 0) -> Task:
-    """Make the task parity of run-length encoded random bits: inputs [N, bits, 2] are the bit and length of each run.
+    """Create the parity task on run-length encoded random bits, scored at the last run of each sequence.
 
-    The network is scored at the last run. The parity depends on the lengths of all runs of ones.
+    Inputs [N, bits, 2] are the bit and length of each run. The parity depends on the lengths of all runs of ones.
     """
     need(1 <= bits <= 64, "bits is out of range", where="event_xor", expected="1 to 64", got=bits)
     rng = np.random.default_rng(seed)
@@ -72,7 +72,7 @@ def event_xor(bits: int = 8, count: int = 1000, seed: int = 0) -> Task:
 
 
 def two_moons(count: int = 500, noise: float = 0.2, seed: int = 0) -> Task:
-    """Make the task to classify points of two interlocking half circles, with Gaussian noise."""
+    """Create the task of classifying points of two interlocking half circles, with Gaussian noise."""
     rng = np.random.default_rng(seed)
     half = count // 2
     a, b = np.linspace(0, np.pi, half), np.linspace(0, np.pi, count - half)
@@ -82,7 +82,7 @@ def two_moons(count: int = 500, noise: float = 0.2, seed: int = 0) -> Task:
 
 
 def blobs(classes: int = 3, count: int = 150, seed: int = 0) -> Task:
-    """Make the task to classify points of Gaussian clouds whose centres are on a circle, one cloud per class."""
+    """Create the task of classifying points of Gaussian clouds whose centres are on a circle, one cloud per class."""
     rng = np.random.default_rng(seed)
     y = np.arange(count) % classes
     angle = 2 * np.pi * y / classes
@@ -91,21 +91,21 @@ def blobs(classes: int = 3, count: int = 150, seed: int = 0) -> Task:
 
 
 def iris(seed: int = 0) -> Task:
-    """Make the task to classify 150 irises by four standardised measurements. Needs the extra `evolve`."""
+    """Create the task of classifying 150 irises by four standardised measurements. Needs the extra `evolve`."""
     x, y, names = _sklearn("load_iris")
     return Task(x, y, "cross_entropy", target=0.97, names=names, name="iris", seed=seed, scaled=True)
 
 
 def digits(seed: int = 0) -> Task:
-    """Make the task to classify 1797 images of digits with 8 x 8 pixels. Needs the extra `evolve`."""
+    """Create the task of classifying 1797 images of digits with 8 x 8 pixels. Needs the extra `evolve`."""
     x, y, names = _sklearn("load_digits")
     return Task(x / 16.0, y, "cross_entropy", target=0.98, names=names, name="digits", seed=seed)
 
 
 def mnist(directory: StrPath, limit: int | None = None, seed: int = 0) -> Task:
-    """Make the task MNIST, or one with the same four files, from a directory of IDX files, gzipped or not.
+    """Create the MNIST task from the four IDX files in a directory, which may be gzipped.
 
-    The training file is split 5 to 1 into training and validation cases; the test file has the test cases.
+    The training file is split 5 to 1 into training and validation cases; the test file contains the test cases.
     Raises: data.CorruptIdx if a file is damaged; TaskError with the path of a missing file.
     """
     from graphwright.data import read_idx
@@ -141,7 +141,7 @@ _NOTHING = ("", "na", "n/a", "nan", "null", "none", "?")
 
 
 def csv(path: StrPath, target: str, seed: int = 0) -> Task:
-    """Make a task from a CSV file with a header: the column `target` is predicted from all other columns.
+    """Create a task from a CSV file with a header: the column `target` is predicted from all other columns.
 
     Values are separated by commas, semicolons or tabs. A column of numbers becomes one input, standardised by the
     training cases; a column of words becomes one input of 0 or 1 per word. A target of words, or of at most 10
@@ -219,7 +219,7 @@ def _column(path: StrPath, name: str, cells: list[tuple[int, str]]) -> np.ndarra
 
 
 def _number(text: str) -> float | None:
-    """Return the number that a cell contains, or None if it is no number or exceeds float32."""
+    """Return the number that a cell contains, or None if the cell is not a number or exceeds float32."""
     try:
         value = float(text)
     except ValueError:

@@ -114,7 +114,7 @@ class Episodes:
 class Gymnasium:
     """Instances of a gymnasium environment.
 
-    A discrete action is the index of the largest output; of two actions the second is taken if the output exceeds 0.5.
+    A discrete action is the index of the largest output. Two actions share one output, above 0.5 for the second.
     """
 
     def __init__(self, name: str) -> None:
@@ -183,9 +183,9 @@ class _Gym(Episodes):
 
 
 def gym(name: str, target: float | None = None, episodes: int = 3) -> Episodes:
-    """Make a task from a gymnasium environment with vector observations.
+    """Create a task from a gymnasium environment with vector observations.
 
-    Actions are discrete, or boxes onto which network outputs in (0, 1) are mapped.
+    The action space is discrete, or a box onto which network outputs in (0, 1) are mapped.
 
     Args:
         name: name of the environment.
@@ -236,7 +236,7 @@ class CartPole:
 
 
 def cartpole(episodes: int = 5, limit: int = 500) -> Episodes:
-    """Make the task to balance a pole on a cart; a mean return of 475 in episodes of 500 steps solves it."""
+    """Create the task of balancing a pole on a cart; a mean return of 475 in episodes of 500 steps solves it."""
     return Episodes(CartPole(limit), "cartpole", episodes, 475.0, ("position", "speed", "angle", "spin"))
 
 
@@ -245,7 +245,7 @@ SCALE = np.array([4.8, 2.0, 0.52, 2.0, 0.52, 2.0])
 
 @dataclass(eq=False)
 class DoublePole:
-    """A cart with two poles and state [..., 6]; network outputs from 0 to 1 push it.
+    """A cart with two poles and state [..., 6]; a network output from 0 to 1 controls the push of the cart.
 
     The state is position and speed, then angle and angular speed of the long pole, then those of the short pole.
     """
@@ -273,7 +273,7 @@ class DoublePole:
 
 
 class _Balance(Episodes):
-    """The task to balance poles from one fixed start; a solution balances for 100 000 steps."""
+    """The task of balancing poles from one fixed start; a solution balances for 100 000 steps."""
 
     def confirm(self, population: Population) -> Trial:
         """Accept a single genome if it balances for 100 000 steps."""
@@ -287,6 +287,6 @@ class _Balance(Episodes):
 
 
 def double_pole() -> Episodes:
-    """Make the task to balance two poles for 100 000 steps, with speeds as inputs; fitness counts up to 1000."""
+    """Create a task of balancing two poles for 100 000 steps, with speeds as inputs; fitness counts at most 1000."""
     names = ("position", "speed", "angle 1", "spin 1", "angle 2", "spin 2")
     return _Balance(DoublePole(), "double-pole", 1, 1000.0, names)

@@ -1,4 +1,4 @@
-"""A task on data: inputs, targets, a split into three, losses and metrics; and the population that tasks score.
+"""A task on data: inputs, targets, a split, losses and metrics; and the population that tasks score.
 
 Training reads the split `train`, fitness reads `valid`, and only `Result.test` reads the test split. The scores of a
 genome do not depend on the rest of the population, not even in the last bits: each is a sum over one contiguous row.
@@ -30,7 +30,7 @@ class Head:
     Attributes:
         targets: [N] or [N, outputs] or [N, T, outputs]; integers 0, 1, ... for cross entropy.
         loss: "mse", "bce" or "cross_entropy"; weight: weight in the loss of the task.
-        metric: "accuracy" or "r2"; None for "r2" with the loss "mse", else "accuracy".
+        metric: "accuracy" or "r2"; None means "r2" for the loss "mse", else "accuracy".
     """
 
     targets: Any
@@ -56,7 +56,7 @@ class HeadSpec:
 
     @staticmethod
     def of(name: str, head: Head, start: int, width: int) -> HeadSpec:
-        """Check a head and assign it `width` outputs from `start` on. Raises: TaskError if a field is invalid."""
+        """Check a head and assign it `width` outputs from index `start`. Raises: TaskError if a field is invalid."""
         metric, valid = head.metric or ("r2" if head.loss == "mse" else "accuracy"), 0 < head.weight < float("inf")
         need(head.loss in LOSSES, "unknown loss", where=name, expected=", ".join(LOSSES), got=head.loss)
         need(metric in METRICS, "unknown metric", where=name, expected=", ".join(METRICS), got=metric)
@@ -140,7 +140,7 @@ class Population:
         return np.ascontiguousarray(outputs(self.table, self.genes, cases, self.threads))
 
     def session(self, episodes: int, inputs: int) -> Any:
-        """Make a session in which all genomes run step by step in `episodes` episodes each."""
+        """Create a session in which all genomes run step by step in `episodes` episodes each."""
         from graphwright.array.population.runner import Session
 
         return Session(self.table, self.genes, episodes, inputs, self.threads)
@@ -153,9 +153,9 @@ class Scores:
     Attributes:
         fitness: float64 [G]; NaN for a failed genome.
         metric: float64 [G]; the value that is compared with the target of a run.
-        passes: number of steps of cases that were run forwards.
+        passes: number of time steps in forward passes, over all cases.
         seconds: time spent in environments, not in networks.
-        failures: index of a genome -> its error.
+        failures: dict from indices of genomes to their errors.
     """
 
     fitness: np.ndarray
@@ -167,7 +167,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The outcome of testing whether a genome that reached the target is a solution, and the cost; see `Scores`."""
+    """The outcome of testing whether a genome that reached the target is a solution, and its cost; see `Scores`."""
 
     passed: bool
     passes: int = 0
@@ -413,7 +413,7 @@ class Task:
         return loss
 
     def _metric(self, final: np.ndarray, part: DataSplit, logits: bool) -> np.ndarray:
-        """Compute the metric, float64 [G], of last outputs [G, N, outputs]; with several heads the worst one."""
+        """Compute the metric, float64 [G], of the last outputs [G, N, outputs]; for several heads, the worst."""
         measured = [head.measure(final, part.right, logits) for head in self.heads.values()]
         return measured[0] if len(measured) == 1 else np.min(measured, axis=0)
 
@@ -428,7 +428,7 @@ def _number(value: Any) -> float:
     try:
         return float(value if isinstance(value, Real) else value.item())
     except (AttributeError, TypeError, ValueError):
-        raise TypeError(f"fitness must return a number, got {value!r:.80}") from None
+        raise TypeError(f"the fitness function returned {value!r:.80}, not a number") from None
 
 
 def _error_text(error: Exception) -> str:
@@ -492,7 +492,7 @@ def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray
 
 
 def _varies(head: HeadSpec, whole: DataSplit, parts: Mapping[str, DataSplit]) -> None:
-    """Raises: TaskError if all targets are equal or, for the metric r2, all targets of one part of the split."""
+    """Raise TaskError if all targets are equal or, for the metric r2, all targets of one part of the split."""
     wanted = whole.y[whole.counts > 0][:, head.outputs]
     need((wanted != wanted[0]).any(), "the target is the same in all cases", where=head.name, got=wanted[0].tolist(),
          expected="at least two different targets")  # fmt: skip

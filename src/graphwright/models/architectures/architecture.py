@@ -1,4 +1,4 @@
-"""Architectures: fields of config.json read with checks, a model family as data, and the registry of families."""
+"""Architectures: checked access to config.json, the description of a model family, and the registry of families."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Config(Mapping[str, Any]):
 
     @staticmethod
     def read(directory: Path, name: str = "config.json") -> Config:
-        """Read a config. Raises: ModelNotFound without a config.json; ConfigError if it is not a JSON object."""
+        """Read a config. Raises: ModelNotFound if there is no config.json; ConfigError if it is not a JSON object."""
         path = directory / name
         if not path.is_file():
             fix = "give the directory that save_pretrained wrote"
@@ -73,7 +73,7 @@ class Config(Mapping[str, Any]):
         return value
 
     def invalid(self, name: str, expected: str, got: object) -> ConfigError:
-        """Make the error for an invalid value of a field."""
+        """Return the error for an invalid value of a field."""
         return ConfigError(f"config field {name!r} is invalid", where=str(self.path), expected=expected, got=got)
 
     def _given(self, name: str, default: Any) -> Any:
@@ -85,7 +85,7 @@ class Config(Mapping[str, Any]):
 
 
 def read_object(path: Path, limit: int, *, nesting: int) -> dict[str, Any]:
-    """Read the object in a JSON file of at most `limit` bytes. Raises: ConfigError."""
+    """Read a JSON file of at most `limit` bytes that contains an object. Raises: ConfigError."""
     try:
         data = read_json(path, limit, nesting=nesting)
     except (JsonError, OSError) as error:
@@ -106,13 +106,13 @@ FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class WeightKey:
-    """One weight of a family.
+    """A weight that the models of a family have, in every layer if `path` contains `{i}`.
 
     Attributes:
         path: name of the param node; `{i}` is the layer.
         key: name in a checkpoint.
         dims: size of each axis, a product of dimension names, e.g. `heads*head_dim`.
-        when: name of a flag of the dimensions; a model with a false flag lacks this weight. "": no model lacks it.
+        when: name of the flag that tells whether a model has this weight; "" if every model has it.
     """
 
     path: str
@@ -123,18 +123,18 @@ class WeightKey:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A family of models.
+    """A model family, such as Llama: which configs it covers, how to read them, and how to build the graph.
 
     Attributes:
         name: short name.
-        classes: Hugging Face classes it describes.
-        model_types: values of `model_type` it describes.
-        read: config -> dimensions and flags; `keys` and `build` use the attributes of this object.
+        classes: Hugging Face classes that the family covers.
+        model_types: values of `model_type` that the family covers.
+        read: function from a config to an object with dimensions and flags, which `keys` and `build` use.
         keys: the weights of the family.
-        build: (builder, dimensions, params by path, compute dtype) -> None; declares inputs and the output `logits`.
+        build: function of (builder, dimensions, params by path, compute dtype); adds the ops and the output `logits`.
         prefix: prefix of the base model's keys; a checkpoint without it is accepted, and written back without it.
-        ignored: patterns of derived tensors that old checkpoints contain.
-        fields: dimension -> config field; export resizes models by these fields.
+        ignored: patterns of the keys of derived tensors that old checkpoints contain.
+        fields: dict from dimension to config field; export writes new sizes into these fields.
         multiples: (a, b) if the config class requires dimension a to be a multiple of b.
     """
 
@@ -179,7 +179,7 @@ def register(arch: Architecture) -> Architecture:
 
 
 def architectures() -> Mapping[str, Architecture]:
-    """Return all families by class and model type; the first call loads entry points `graphwright.architectures`."""
+    """Map each class name and model type to its family; the first call loads plugins (entry points)."""
     import_module(_BUILTIN)
     _load_entry_points()
     return _registry
@@ -196,7 +196,7 @@ def find(config: Config) -> Architecture:
         if name in known:
             return known[name]
     near = get_close_matches(wanted[0], known, 3, 0.3)
-    fix = "add it with graphwright.models.register(Architecture(...)); `graphwright inspect` works without"
+    fix = "add it with graphwright.models.register(Architecture(...)); `graphwright inspect` works without it"
     if str(config.get("model_type")).startswith("graphwright-"):
         fix = "this is an export with generated code, for transformers; to edit further, open a directory of model.save"
     raise UnsupportedArchitecture("no registered architecture describes this class", where=str(config.path),

@@ -32,7 +32,7 @@ class Decoder:
     """Dimensions and flags of a pre-norm decoder with grouped attention and a gated MLP.
 
     heads·head_dim may differ from hidden. `activation` is applied to the MLP's gate; every RMSNorm uses `eps`.
-    `windows` has for each layer the number of keys that a query sees, including its own, or None for all earlier keys.
+    `windows` has for each layer the number of keys that a query attends to, its own included, or None for no limit.
     `positions` is the longest input that the config allows.
     """
 
@@ -56,7 +56,7 @@ class Decoder:
 
     @property
     def untied(self) -> bool:
-        """True if the LM head has its own weight, i.e. is not tied to the embedding."""
+        """True if the LM head has a weight of its own, i.e. is not tied to the embedding."""
         return not self.tied
 
 
@@ -93,8 +93,8 @@ def read_decoder(
 def layer_types(config: Config, layers: int, window: int | None, rule: Callable[[int], bool]) -> tuple[int | None, ...]:
     """Return the attention window of each layer, None for full attention.
 
-    If the config has `layer_types`, they decide which layers get `window`; else layer i gets it if `rule(i)`. Raises:
-    ConfigError.
+    The config's field `layer_types` tells which layers have the window `window`. Without this field, layer i has it if
+    `rule(i)` is true. Raises: ConfigError.
     """
     types = config.get("layer_types")
     if types is None:
@@ -104,8 +104,8 @@ def layer_types(config: Config, layers: int, window: int | None, rule: Callable[
         raise config.invalid("layer_types", f"a list of {layers} strings: {' or '.join(known)}", types)
     if window is None and "sliding_attention" in types:
         raise ConfigError("config field 'layer_types' has sliding layers, but the config sets no window",
-                          where=str(config.path), expected="use_sliding_window and sliding_window",
-                          got=f"sliding_window {config.get('sliding_window')}")  # fmt: skip
+                          where=str(config.path), expected="use_sliding_window true and sliding_window a number",
+                          got={k: config.get(k) for k in ("use_sliding_window", "sliding_window")})  # fmt: skip
     return tuple(known[t] for t in types)
 
 
@@ -201,7 +201,7 @@ def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], comput
 
 
 def rope_tables(b: Builder, positions: Value, rope: RopeFrequencies, compute: DType) -> tuple[Value, Value]:
-    """Add ops for cosines and sines, shared by all layers; dynamic RoPE and longrope choose by the largest position."""
+    """Add ops for the tables cos and sin of all layers; dynamic RoPE and longrope depend on the largest position."""
     if compute is float64 and rope.wide is not None:
         rope = rope.wide
     frequencies = b.const("rope.frequencies", rope.frequencies)

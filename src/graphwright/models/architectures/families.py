@@ -1,4 +1,4 @@
-"""The families of this package, each read into the template of `decoder.py`."""
+"""The built-in model families: for each a function that reads its config into the template of `decoder.py`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _window(config: Config) -> int | None:
 
 
 def _qwen_windows(config: Config, layers: int) -> tuple[int | None, ...]:
-    """Return the window of each layer: layers from `max_window_layers` on have one, unless `layer_types` is set."""
+    """Return each layer's window: layers from `max_window_layers` on have one, unless `layer_types` decides."""
     window = _window(config) if config.flag("use_sliding_window", False) else None
     first = config.size("max_window_layers", _FIRST_WINDOWED, least=0)
     return layer_types(config, layers, window, lambda i: i >= first)

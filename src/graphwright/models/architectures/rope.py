@@ -1,6 +1,6 @@
-"""RoPE frequencies for every kind of scaling, from both config formats; formulas as in transformers, in float32.
+"""RoPE frequencies for every kind of scaling, in float32, by the formulas of transformers.
 
-Programs that compute in float64 use a second set, from the same formulas in float64.
+Programs that compute in float64 use a second set, computed by the same formulas in float64.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _RopeFields:
         raise ConfigError(what, where=str(self.config.path), expected="numbers of moderate size", got=got)
 
     def _number(self, name: str, default: float | None = None, *, least: float = 0.0, also: bool = False) -> float:
-        """Return a scaling field, a finite number > `least`; with `also`, the config itself may have it instead."""
+        """Return a scaling field, a number > `least`. With `also`, an absent field is read from the config itself."""
         value = self.scaling.get(name)
         if value is None and also:
             value = self.config.get(name)
@@ -118,7 +118,7 @@ class _RopeFields:
         return self.config.size("original_max_position_embeddings", int(inside))
 
     def _powers(self) -> np.ndarray:
-        """θ^(2i/d) for all i < d/2."""
+        """Return θ^(2i/d) for all i < d/2."""
         exponent = np.arange(0, self.dim, 2, dtype=self.float) / self.float(self.dim)
         return (self.float(self.theta) ** exponent).astype(self.float)
 
@@ -138,7 +138,7 @@ class _RopeFields:
     def _dynamic(self) -> RopeFrequencies:
         if self.dim == 2:
             what = "dynamic RoPE with only two rotated entries divides by zero"
-            raise ConfigError(what, where=str(self.config.path), got=self.dim)
+            raise ConfigError(what, where=str(self.config.path), expected="at least 4 entries", got=self.dim)
         return self._made(self._base(), original=self.longest, factor=self._number("factor"))
 
     def _llama3(self) -> RopeFrequencies:

@@ -1,8 +1,8 @@
 """Modeling code: a program as a readable `modeling_*.py` that transformers loads with `trust_remote_code=True`.
 
 Nodes below `layers.<i>` become one function per distinct block; equal consecutive blocks become a loop. The field
-`emit` of an op's definition gives its source text, so any structure of ops with this field can be exported, including
-skips and inserted ops. Names, keys and texts of a program are sanitised before they enter the source.
+`emit` of an op's definition gives its source text, so any structure of such ops can be exported, also with skip
+connections. Names, keys and texts of a program are sanitised before they enter the source.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ LAYER = re.compile(r"^layers\.(\d+)\.")
 
 @dataclass(slots=True)
 class CodeBlock:
-    """Nodes that are written together, in topological order: a layer, or consecutive nodes outside of layers (None).
+    """Nodes written as one piece of source, in topological order: a layer, or nodes between layers (`layer` is None).
 
-    `enters` are values read from other blocks; `leaves` are values that other blocks read.
+    `enters` are values that the block reads from other blocks; `leaves` are its values that others or outputs read.
     """
 
     layer: int | None
@@ -45,7 +45,7 @@ class CodeBlock:
 
 
 def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bool]) -> list[CodeBlock]:
-    """Group nodes, given in topological order, into blocks; `inline` nodes are written inside their readers."""
+    """Group nodes, given in topological order, into blocks. `inline(node)` tells which are written in their readers."""
     within = set(order)
     home = {n: int(m[1]) if (m := LAYER.match(p.path(n))) else None for n in order}
     reads = {n: [v.node for v in p.operands(n) if v.node in within] for n in order}
@@ -92,7 +92,7 @@ def _ordered(before: Mapping[T, Collection[T]], key: Callable[[T], int]) -> list
 
 
 def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | None]) -> dict[NodeId, int | None]:
-    """Return node -> layer, where a node outside of layers gets the layer that all its readers are in, if any."""
+    """Map each node to its layer or None; a node outside of layers gets the layer of its readers if they share one."""
     found = dict(home)
     for n in reversed(order):
         if found[n] is None:
@@ -105,10 +105,10 @@ def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | No
 def _grouped(
     order: Sequence[NodeId], home: Mapping[NodeId, int | None], reads: Mapping[NodeId, list[NodeId]]
 ) -> list[CodeBlock] | None:
-    """Make blocks in topological order; None if two groups of nodes depend on each other.
+    """Return blocks in topological order, or None if two groups of nodes depend on each other.
 
-    `home` maps a node to its layer or None. All nodes of a layer form a group, each node outside of layers forms its
-    own; consecutive groups outside of layers share a block.
+    `home` maps a node to its layer or None. The nodes of a layer form one group, and every other node a group of its
+    own. Consecutive groups outside of layers share a block.
     """
     group: dict[NodeId, Any] = {n: n if home[n] is None else home[n] for n in order}
     members: dict[Any, list[NodeId]] = {}
@@ -131,10 +131,10 @@ FREQUENCIES = frozenset(name for name, row in OPS.items() if row.traits.float32_
 
 
 class Statements:
-    """Writes statements for the `needed` nodes of a program.
+    """Writes Python statements for the `needed` nodes of a program.
 
-    A weight stored in a dtype to which others are cast is read through `.to(dtype)`, so that it keeps this dtype when
-    the model is loaded in a different one.
+    If a program casts weights to some dtype, weights stored in that dtype are read through `.to(dtype)`, so that they
+    keep it when the model is loaded in a different one.
     """
 
     def __init__(self, p: Program, needed: Container[NodeId]) -> None:
@@ -143,7 +143,7 @@ class Statements:
         self.pinned = {p.spec(n).dtype for n in self.within if traits(p.op(n)).casts and self.inline(n)}
 
     def inline(self, node: NodeId) -> bool:
-        """True for weights and casts of weights: each reader repeats their expression, and no name is assigned."""
+        """Return True for weights and casts of weights: each reader repeats their expression, so they need no name."""
         p = self.p
         return p.op(node) in STORED or (traits(p.op(node)).casts and p.op(p.operands(node)[0].node) in STORED)
 
@@ -166,12 +166,12 @@ class Statements:
         return self._place(p.key(node), base, layer) + suffix
 
     def _exact(self, node: NodeId) -> bool:
-        """True if the value keeps its dtype when the model is loaded in a different one."""
+        """Return True if the value keeps its dtype when the model is loaded in a different one."""
         readers = {self.p.op(n) for n in self.p.consumers(node)}
         return bool(self.pinned) or not self.p.spec(node).dtype.is_float or readers <= FREQUENCIES
 
     def _place(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
-        """Return the attribute access for a key: on its layer's module where possible, else on the whole model."""
+        """Return the expression that reads a weight: through its layer's module if possible, else through the model."""
         start, found, rest = key.partition(f".{layer}.")
         if layer is not None and found and (text := pieces.attributes(base(f"{start}.{{i}}"), rest.split("."))):
             return text
@@ -182,10 +182,10 @@ class Statements:
         self, nodes: Sequence[NodeId], known: dict[Value, str], names: pieces.Names, base: Callable[[str], str],
         layer: int | None, indent: str, leaves: Container[Value],
     ) -> list[str]:  # fmt: skip
-        """Write statements of nodes in order; where the only reader's text starts with a value, no name is assigned.
+        """Return statements for the nodes in order. A value gets no name if its only reader extends its expression.
 
-        New names are added to `known`. `base` maps the prefix of a key, "" for the model, to the name of the module
-        that holds it. `leaves` are values that other blocks read.
+        New names are added to `known`. `base` maps a key prefix, "" for the model, to the variable that holds this
+        module. `leaves` are values that other blocks read.
         """
         p, lines = self.p, []
         here = set(nodes)
@@ -223,7 +223,7 @@ class Statements:
         return lines
 
     def _appendable(self, node: NodeId, text: str, nodes: Container[NodeId]) -> bool:
-        """True if the node's only reader is in `nodes` and its text starts with `text`, this node's own."""
+        """Return True if the node's only reader, one of `nodes`, appends a method call or subscript to `text`."""
         p = self.p
         edges = [e for e in p.out_edges(node) if p.graph.target(e) in self.within]
         if len(edges) != 1 or len(p.specs(node)) > 1 or not is_primary(text):
@@ -246,7 +246,7 @@ class Statements:
 
 
 def _text(p: Program, node: NodeId, operands: Sequence[str]) -> str | None:
-    """Return the source text of a node's op on the texts of its operands; None if the op cannot be written."""
+    """Return the expression of a node's op for operand expressions; None if the op cannot be written as source."""
     emit = OPS[p.op(node)].emit
     return None if emit is None else emit(operands, p.attrs(node))
 
@@ -282,7 +282,7 @@ def emittable(p: Program) -> Program:
 def _check_emittable(p: Program) -> None:
     needed = p.reachable([_result(p)])
     if held := [*p.states(), *p.assigns()]:
-        what = "the program has state, which generated code cannot carry"
+        what = "the program has state, which generated code cannot express"
         raise ExportLevelImpossible(what, where=", ".join(p.path(n) for n in held[:3]))
     for node in (n for n in p.order() if n in needed):
         op = p.op(node)
@@ -303,9 +303,10 @@ def _result(p: Program) -> Value:
 
 
 def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
-    """Generate the configuration and modeling files: file name -> text. Raises: ExportLevelImpossible.
+    """Return the configuration and modeling files as a dict from file name to text. Raises: ExportLevelImpossible.
 
-    `ident` are hex digits that make file names unique; `edits` describe the program's edits, for the docstring.
+    `ident` is a string of hex digits that makes file names unique; `edits` describe the program's edits, for the
+    docstring.
     """
     p = emittable(p)
     writer = _ModuleWriter(p)
@@ -362,7 +363,7 @@ class _ModuleWriter:
 
     # -- text ---------------------------------------------------------------------------------------------------------
     def _add(self, b: CodeBlock, layer: int) -> None:
-        """Make the function that computes a layer's block, or reuse an existing function with the same text."""
+        """Add the function that computes a layer's block, or reuse an existing function with the same text."""
         names = pieces.Names({"x"})
         given = self._arguments(b, names)
         prefixes: dict[str, str] = {}
@@ -387,7 +388,7 @@ class _ModuleWriter:
         self.function[layer] = found
 
     def _arguments(self, b: CodeBlock, names: pieces.Names) -> list[str]:
-        """Return names for a block's inputs: `x` for the first, `skip` for those from layers, else the value's name."""
+        """Return names for a block's inputs: `x` for the first, `skip` for others from layers, else the value's own."""
         found, main = [], True
         for value in b.enters:
             if main or LAYER.match(self.p.path(value)):
@@ -425,7 +426,7 @@ class _ModuleWriter:
         return "\n".join(lines)
 
     def _run_of_equals(self, at: int) -> int:
-        """Return the end of the run of blocks from `at` on that one loop `x = f(x)` can compute."""
+        """Return the end of the run of blocks, from index `at` on, that a single loop `x = f(x)` can compute."""
         end, first = at + 1, self.blocks[at]
         while end < len(self.blocks):
             before, b = self.blocks[end - 1], self.blocks[end]

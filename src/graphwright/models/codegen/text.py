@@ -205,7 +205,7 @@ _NUMBER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,8})(?=\.)")
 
 
 class Names:
-    """Gives out unique identifiers, e.g. within one function."""
+    """Assigns unique identifiers within a scope, e.g. a function."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = {*_RESERVED, *taken}
@@ -241,7 +241,7 @@ def attributes(start: str, parts: Sequence[str]) -> str | None:
 
 
 def shape_table(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the source of the table of weight shapes; keys that differ only in the layer share an entry."""
+    """Return the source of the table of weight shapes; keys that differ only in the layer number share an entry."""
     grouped: dict[str, dict[int, tuple[int, ...]]] = {}
     for key, shape in shapes.items():
         if found := _NUMBER.search(key):
@@ -300,7 +300,7 @@ def _entry(key: str, text: str) -> str:
 
 
 def line(indent: str, target: str, text: str) -> str:
-    """Write `target = text`; break a long one at plus signs, or if it has none at the arguments of its outer call."""
+    """Return the statement `target = text`, broken if too long: at plus signs, or else inside its outermost call."""
     whole = f"{indent}{target} = {text}"
     if len(whole) <= WIDTH:
         return whole
@@ -329,7 +329,7 @@ def _split(text: str, sign: str) -> list[str]:
 
 
 def docstring_lines(texts: Iterable[str]) -> str:
-    """Write texts as lines of a docstring, changed so that they can neither end it nor form an escape."""
+    """Format texts as lines of a docstring; replace quotes and backslashes, so that no text can end it."""
     rows = []
     for text in texts:
         printable = "".join(c if c.isprintable() else " " for c in text)
@@ -339,6 +339,6 @@ def docstring_lines(texts: Iterable[str]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Write sorted numbers as text, e.g. `0 to 3, 5`."""
+    """Format sorted numbers as text, e.g. `0 to 3, 5`."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)

@@ -1,7 +1,7 @@
 """Affine maps: spans of ops that together compute matrix · x + bias.
 
-Examples are factors, tensor rings, gates, and heads unfolded into a sum. Running the ops in float64 on zeros gives the
-bias, and on the rows of the identity the matrix.
+Examples are factors, tensor rings, gates, and heads unfolded into a sum. To get the bias, the ops run in float64 on
+zeros; to get the matrix, they run on the rows of the identity.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AffineMap:
-    """Ops that compute `end` as an affine function of `source`, in order; `biased` tells whether they may add a bias.
+    """Ops, in order, that compute `end` as an affine function of `source`; `biased` is True if they may add a bias.
 
     In `source` and `end`, axes of known size are features, and axes with a named size are tokens.
     """
@@ -120,10 +120,10 @@ def _step(p: Program, node: NodeId, ins: list[Any]) -> Any:
 def find_affine_map(
     p: Program, fixed: Container[NodeId], end: Value, stop: Callable[[Value], Value | None]
 ) -> AffineMap | None:
-    """Find the longest affine map that computes `end` from a single source; None if no such map exists.
+    """Return the longest affine map that computes `end` from a single source; None if no such map exists.
 
-    `fixed` are the program's `constants`. `stop(value)` returns a value if the search must not go past `value`: the
-    returned one is then the source. It returns None to go on.
+    `fixed` is the result of `constants(p)`. The search goes upstream and ends where `stop(value)` returns a value
+    instead of None: the returned value is then the source.
     """
     inside: dict[NodeId, None] = {}
     sources: dict[Value, None] = {}
@@ -147,7 +147,7 @@ def find_affine_map(
 
 
 def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] | None:
-    """Return the non-constant operands of a value's op; None if the op is not affine in them or mixes tokens."""
+    """Return the non-constant operands of a value's op, or None if the op is not affine in them or mixes tokens."""
     node, row = value.node, traits(p.op(value.node))
     if not row.jointly_linear and not row.linear_in:
         return None
@@ -164,7 +164,7 @@ def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] 
 
 
 def _keeps_tokens_apart(p: Program, node: NodeId, first: Value) -> bool:
-    """True if each token of the op's result depends on one token of its operands: token axes are not contracted."""
+    """Return True if each token of the result depends on only one token of the operands: no token axis is mixed."""
     shape, row = p.spec(first).shape, traits(p.op(node))
     if row.mixes:
         given = p.attrs(node)[row.mixes]

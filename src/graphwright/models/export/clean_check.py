@@ -20,7 +20,7 @@ os.environ["HF_MODULES_CACHE"] = os.path.join(sys.argv[4], "modules")  # removed
 
 
 def with_transformers(directory, prompts, tokens, trusted):
-    """Load the directory with transformers; return logits and greedy tokens by prompt, and facts of the process."""
+    """Load the directory with transformers; return logits and greedy tokens by prompt, and details of the loading."""
     sys.modules["graphwright"] = None  # pyright: ignore[reportArgumentType]  # exported files must not import it
     import numpy as np
     import torch
@@ -56,7 +56,7 @@ def with_transformers(directory, prompts, tokens, trusted):
 
 
 def with_this_package(directory, prompts, tokens, package):
-    """Load the directory with Graphwright; return logits and greedy tokens by prompt, and facts of the model."""
+    """Load the directory with Graphwright; return logits and greedy tokens by prompt, and details of the loading."""
     sys.path.insert(0, package)
     import numpy as np
 
@@ -69,7 +69,7 @@ def with_this_package(directory, prompts, tokens, package):
 
 
 def main() -> None:
-    """Load the exported directory, run it on the prompts, and write logits, greedy tokens and facts."""
+    """Load the exported directory, run it on the prompts, and write logits, greedy tokens and details."""
     loader, directory, prompts, out, tokens = sys.argv[1:6]
     import numpy as np
 

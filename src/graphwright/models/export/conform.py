@@ -37,16 +37,16 @@ IndexMap = dict[str, np.ndarray]
 
 # -- the config --------------------------------------------------------------------------------------------------------
 def changed(config: Config, fields: dict[str, Any], without: tuple[str, ...] = ()) -> Config:
-    """Copy a config with new values of some fields and without others; the order is kept."""
+    """Return a copy of a config with some fields changed and others removed; the order of the fields is preserved."""
     made = {k: v for k, v in {**config.fields, **fields}.items() if k not in without}
     return Config(made, (json.dumps(made, indent=2, ensure_ascii=False) + "\n").encode(), config.path)
 
 
 def with_eps(config: Config, match: TemplateMatch, dims: Any) -> tuple[Config, Any] | str:
-    """Return config and dimensions with the eps that the program's norms need in a template of sizes `dims`.
+    """Return (config, dimensions) with the eps that the program's norms need in a template of sizes `dims`.
 
-    If the norms need different values of eps, return this reason as a string. Where only d' of d channels are not 0,
-    x / √(Σx²/d' + ε) = √(d'/d) · x / √(Σx²/d + ε·d'/d).
+    If norms need different eps, return a message that names two of them. A norm over d' channels equals a scaled norm
+    over d channels of which d' are not 0: x / √(Σx²/d' + ε) = √(d'/d) · x / √(Σx²/d + ε·d'/d).
     """
     found: dict[float, str] = {}
     for _, part in match.matched():
@@ -66,15 +66,15 @@ def with_eps(config: Config, match: TemplateMatch, dims: Any) -> tuple[Config, A
 
 
 def _over_channels(match: TemplateMatch, norm: str) -> bool:
-    """True for a norm over the residual width, false for one within a head."""
+    """Return True for a norm over the residual width, False for one within a head."""
     return match.terms[f"{norm}.weight"] == ("hidden",)
 
 
 # -- from units of the template to the program's ----------------------------------------------------------------------
 def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
-    """Return dimension -> for each unit of a template of sizes `dims` the unit of the program's branch, or -1.
+    """Map each dimension to an array: for each unit of a template of sizes `dims` the program's unit, or -1 for none.
 
-    If the program's units do not fit into `dims`, return the reason as a string.
+    If the units of the program's branch do not fit into `dims`, return the reason as a string.
     """
     part, sizes, found = match.part(branch), match.sizes[branch], IndexMap()
     assert part is not None
@@ -107,8 +107,8 @@ def head_maps(
         table: for each query head of the program the key head that it reads, one of `kv_here`.
         heads, kv_heads: numbers of query heads and key heads of the template.
         known: for each query head its index before pruning, which is kept if possible.
-    Returns: for each query head, and for each key head of the template, the program's head or -1; None if they do not
-        fit. A key head with more readers than one group of the template holds is repeated.
+    Returns: two arrays with the program's head, or -1, for each query head and each key head of the template; None if
+        the heads do not fit. A key head with more query heads than the template's groups have is repeated.
     """
     each = heads // kv_heads
     queries, keys = np.full((kv_heads, each), -1), np.full(kv_heads, -1)
@@ -128,7 +128,7 @@ def head_maps(
 
 
 def _original_indices(match: TemplateMatch, branch: int, name: str, wanted: int) -> np.ndarray | None:
-    """Return the index that each unit had before pruning, from a weight's lineage; None if unknown or >= `wanted`."""
+    """Return each unit's index before pruning, from the lineage of a weight; None if one is unknown or >= `wanted`."""
     part, p = match.part(branch), match.program
     for path, source in part.weights.items() if part is not None else ():
         if not isinstance(source, Value) or p.op(source.node) not in STORED:
@@ -145,7 +145,7 @@ def _original_indices(match: TemplateMatch, branch: int, name: str, wanted: int)
 
 
 def _lineage(variable: Variable, axis: int) -> np.ndarray | None:
-    """Return the original index of each entry along an axis, -1 for a new entry; None if it is not known."""
+    """Return the original index of each entry along an axis, -1 for a new entry; None if the indices are unknown."""
     indices, step = np.arange(variable.shape[axis]), variable.lineage
     while step is not None:
         back = np.asarray(step.index_maps[axis]) if axis in step.index_maps else np.arange(step.sizes[axis])
@@ -160,7 +160,7 @@ def _lineage(variable: Variable, axis: int) -> np.ndarray | None:
 def conform(
     model: Model, match: TemplateMatch, config: Config, dims: Any, layers: Mapping[int, int] | None = None
 ) -> Model:
-    """Return a model whose program is the template for `dims`, with the weights of `model`'s program placed in it.
+    """Return a copy of the model whose program is the template for `dims`, with the weights of the old program.
 
     The match must have no unmatched nodes, and `index_maps` and `with_eps` must accept `dims`. `layers` maps each layer
     of the result to the layer whose weights it gets, by default the layer with the same number.
@@ -194,7 +194,7 @@ class _WeightBuilder:
         self.maps: dict[int, IndexMap] = {}
 
     def weight(self, path: str, shape: tuple[int, ...], terms: tuple[str, ...]) -> tuple[NDArray, str | None]:
-        """Return the value of a weight of the template, and its name in the source if the array is unchanged."""
+        """Return (value of a weight of the template, its name in the source if the array is unchanged, else None)."""
         branch, kind = self.branch.get(path), self.match.template.spec(path).dtype
         if branch is None:
             return self._of_removed_branch(path, shape, kind)
@@ -217,7 +217,7 @@ class _WeightBuilder:
         return as_array(remapped((values + offset) * scale - offset, indices), kind), None
 
     def _indices(self, branch: int, terms: tuple[str, ...]) -> dict[int, np.ndarray]:
-        """Return axis -> for each entry of the template's axis its index in the program, or -1; omit unchanged axes."""
+        """Map each changed axis of a weight to an array: for each entry in the template, the program's index or -1."""
         if branch not in self.maps:
             found = index_maps(self.match, branch, self.dims)
             assert isinstance(found, dict), found
@@ -232,14 +232,14 @@ class _WeightBuilder:
         return indices
 
     def _norm_scale(self, path: str, terms: tuple[str, ...]) -> tuple[float, float]:
-        """Return (factor on a norm's weight that makes up for added zero channels, the op's `unit_offset`)."""
+        """Return (factor on a norm's weight that compensates for added zero channels, the op's `unit_offset`)."""
         norm, here, t = path.removesuffix(".weight"), self.match.sizes[TRUNK]["hidden"], self.match.template
         if here == self.dims.hidden or terms != ("hidden",) or norm not in self.norms:
             return 1.0, 0.0
         return (here / self.dims.hidden) ** 0.5, float(t.attrs(t.node(norm))["unit_offset"])
 
     def _of_removed_branch(self, path: str, shape: tuple[int, ...], kind: Any) -> tuple[NDArray, str | None]:
-        """Return a weight of a branch that was removed: 0 in its last op, else the stored value if there is one."""
+        """Return (value, name in the source) of a removed branch's weight: zeros in its last op, else as stored."""
         known = self.p.weights.get(self.model.keys[path])
         if path not in self.last and known is not None and known.shape == shape:
             assert isinstance(known.data, NDArray)

@@ -63,7 +63,7 @@ class ExportOptions:
         level: `auto` takes the lowest export level that is exact; a number or name requests one.
         prefer: `original`, or `size`, which skips levels that store zeros for removed units.
         dtype: `keep` stores each weight in the dtype of its file; a dtype name rounds to nearest even.
-        check: `auto` checks with transformers if it is installed, and warns if not; `required` raises without it;
+        check: `auto` checks with transformers if it is installed, and warns if not; `required` raises if it is not;
             `none` skips the check.
         prompts: texts or ids to compare on; by default built-in ones.
         max_shard_size: bytes of weights per file, or "5GB"; by default the files of the source, or "5GB".
@@ -171,7 +171,7 @@ def export(model: Model, directory: StrPath, options: ExportOptions, report: Rep
 
 
 def check_export(model: Model, directory: StrPath, options: ExportOptions) -> None:
-    """Refuse exports that would fail for every state of the model; call it before long work.
+    """Raise the errors of an export that do not depend on the model's state; call this before long computations.
 
     Raises: MissingExtra; ExportError if the source would be replaced; DestinationExists.
     """
@@ -196,7 +196,7 @@ def _refuse_non_finite(model: Model) -> None:
             before = next((n for other, n, _ in non_finite(model.original) if other == name), 0)
         if count > before:
             got = f"{count} values, the first at {first}" + (f"; the file has {before}" if before else "")
-            fix = "undo the edit or training that made them"
+            fix = "undo the edit or training that produced these values"
             raise ExportError("an edited or trained weight has values that are not finite", where=key, got=got, fix=fix)
 
 
@@ -218,7 +218,7 @@ def _rounded(model: Model, dtype: str) -> Model:
 class _ProgramOutput:
     """Output of the program for the prompts of the check, computed with the weights as they will be stored.
 
-    `here` has logits and greedy tokens. It is None if the logits are not finite; `warnings` then tells why.
+    `here` has the logits and greedy tokens. If the logits are not finite, it is None and `warnings` states the reason.
     """
 
     model: Model
@@ -227,7 +227,7 @@ class _ProgramOutput:
     warnings: tuple[str, ...] = ()
 
     def margin(self, prompt: int, at: int) -> float:
-        """Return the gap between the two largest logits after a prompt, given by index, and `at` greedy tokens."""
+        """Return the gap between the two best logits after prompt number `prompt` and its first `at` greedy tokens."""
         assert self.here is not None
         ids = np.concatenate([self.prompts[prompt], self.here.greedy[prompt][:at]])
         best = np.sort(self.model.logits(ids)[-1])
@@ -243,9 +243,9 @@ def _run(model: Model, prompts: Sequence[np.ndarray]) -> _ProgramOutput:
 
 
 def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
-    """Load the files in a clean process, compare its results with the program's, and return facts for the receipt.
+    """Load the files in a clean process, compare its results with the program's, and return the receipt's `check`.
 
-    The loader is transformers, or this package if transformers is not installed; files with code are then not
+    The loader is transformers, or this package if transformers is not installed; exports with code are then not
     checked. `code` is (final name of the directory, source that loads it). Raises: VerificationFailed.
     """
     loader = "transformers" if transformers_installed() else "graphwright"
@@ -256,7 +256,8 @@ def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, c
     there = compute_there(folder, ids, loader=loader, trust=level.runs_code, snippet=snippet)
     for name in ("missing_keys", "unexpected_keys"):
         if there.facts[name]:
-            raise VerificationFailed(f"{loader} reports {name.replace('_', ' ')}", got=", ".join(there.facts[name][:6]))
+            what = f"{loader} reports {name.replace('_', ' ')} when it loads the exported files"
+            raise VerificationFailed(what, got=", ".join(there.facts[name][:6]))
     facts = {"loader": loader, **there.facts, "trust_remote_code": level.runs_code}
     if run.here is None:
         return facts
@@ -268,7 +269,7 @@ def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, c
 
 
 def _export_onnx(run: _ProgramOutput, folder: Path, o: ExportOptions) -> dict[str, Any]:
-    """Write `model.onnx`, and compare it with the program. Raises: VerificationFailed."""
+    """Write `model.onnx`, and compare its results with the program's. Raises: VerificationFailed."""
     from graphwright.models.onnx import compare_onnx, save_onnx
 
     path = folder / "model.onnx"
@@ -290,7 +291,7 @@ def _source(model: Model) -> Model | None:
 
 
 def _drift(source: Model | None, run: _ProgramOutput, text: str | None) -> tuple[dict[str, Any], list[str]]:
-    """Measure the drift of the stored program from the source; return it, and warnings if it cannot be measured."""
+    """Return the drift of the stored program from the source, and warnings if the drift could not be measured."""
     moved: dict[str, Any] = {}
     if run.here is None:
         return moved, []
@@ -313,7 +314,7 @@ def _receipt(
     model: Model, run: _ProgramOutput, folder: Path, level: ExportLevel, plan: ExportPlan, facts: dict[str, Any],
     o: ExportOptions,
 ) -> Receipt:  # fmt: skip
-    """Measure drift and cost, and make the receipt of the files at `folder`; `facts` come from the check."""
+    """Measure drift and cost, and return the receipt of the files in `folder`; `facts` are results of the check."""
     from graphwright import __version__
 
     p, here, original = model.program, run.here, _source(model)

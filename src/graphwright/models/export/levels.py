@@ -1,8 +1,7 @@
 """Export levels: the forms in which a model can be written as a checkpoint for transformers.
 
-A level "carries" a model or a deviation if its files can represent it. It tells whether it carries the model, and if
-not, why; then it writes the files. A new level is a subclass of
-`ExportLevel`, listed in `LEVELS`.
+A level "carries" a model or a deviation if its files can represent it. The plan of a level tells whether the level
+carries the model, and if not, why. New levels are subclasses of `ExportLevel`, listed in `LEVELS`.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Reason(ReportBase):
     branch: int | None = None
 
     def to_json(self) -> dict[str, str]:
-        """Return plain values; axis and field only if set."""
+        """Return a JSON-serialisable dict; it has `axis` and `field` only if they are set."""
         given = {name: value for name, value in (("axis", self.axis), ("field", self.field)) if value}
         return {"path": self.path, "reason": self.reason, **given}
 
@@ -77,7 +76,7 @@ class LevelPlan(ReportBase):
 
 
 class ExportCase:
-    """A model with its template match and deviations, shared by all levels. Reads no weight payload."""
+    """A model with its template match and deviations, shared by all levels; no weight payload is read."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.match = model, match_template(model)
@@ -91,7 +90,7 @@ class ExportCase:
         return found or self.match.template.spec(path).dtype
 
     def rounded(self, dims: Any) -> tuple[Reason, ...]:
-        """Return a reason against exactness for each weight that is computed and then rounded to a 16-bit dtype."""
+        """Return a reason why an export is inexact for each weight that is computed and then rounded to 16 bits."""
         kinds = {path: self.stored(path) for path in computed_weights(self.match, dims)}
         return tuple(Reason(path, f"is computed, and {k.name} rounds it") for path, k in kinds.items() if k.is_low)
 
@@ -112,7 +111,7 @@ class ExportCase:
 
 
 class ExportLevel(ABC):
-    """One form of export, for one model.
+    """Base class of the export levels; each instance serves one model.
 
     Attributes:
         number: position among the levels, stable across versions.
@@ -133,14 +132,14 @@ class ExportLevel(ABC):
 
     @abstractmethod
     def plan(self) -> LevelPlan:
-        """Return whether this level can carry the model, and if not, why; reads no weight payload."""
+        """Return a plan that tells whether this level can carry the model, and if not, why; reads no weight payload."""
 
     @abstractmethod
     def carries(self, d: Deviation) -> bool:
         """Return True if this level's files can represent the deviation `d`."""
 
     def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
-        """Write config, weights, tokenizer and companions into an existing directory."""
+        """Write config, weights, tokenizer and the model's other files into an existing directory."""
         write_model(self.case.model, directory, dtype=dtype, max_shard_size=max_shard_size)
 
     def _refused(self, *reasons: Reason) -> LevelPlan:
@@ -157,7 +156,7 @@ class SameClass(ExportLevel):
     number, name, summary = 1, "same_class", "same class, same shapes"
 
     def plan(self) -> LevelPlan:
-        """Return a plan; it is possible if there are no deviations."""
+        """Return the plan of this level, which is possible if there are no deviations."""
         found = [Reason(d.path, f"{d.kind}, {d.detail}", d.axis, d.field) for d in self.case.deviations]
         if found:
             return self._refused(*found)
@@ -165,20 +164,20 @@ class SameClass(ExportLevel):
         return self._accepted(sum(p.spec(n).nbytes for n in p.params()))
 
     def carries(self, d: Deviation) -> bool:
-        """Return False: this level carries no deviation."""
+        """Return False, because this level carries no deviation."""
         return False
 
 
 class _TemplateLevel(ExportLevel):
-    """A level that writes the family's template, in `sizes` found by the subclass, with the weights of the program."""
+    """A level that writes the family's template with the program's weights, in the `sizes` that the subclass finds."""
 
     @cached_property
     def sizes(self) -> tuple[Config, Any, dict[int, int] | None] | list[Reason]:
-        """(config, its dimensions, `layers` for `conform`), or the list of reasons why no config fits the program."""
+        """(config, its dimensions, `layers` for `conform`), or a list of reasons why no config fits the program."""
         raise NotImplementedError
 
     def plan(self) -> LevelPlan:
-        """Return a plan; it is possible if `sizes` are found and the program deviates from the template at all."""
+        """Return the plan of this level, which is possible if `sizes` are found and there are deviations."""
         if not self.case.deviations:
             return self._refused()
         if isinstance(self.sizes, list):
@@ -195,8 +194,8 @@ class _TemplateLevel(ExportLevel):
 class ResizedConfig(_TemplateLevel):
     """The original class with different sizes in its config; removed layers and smaller sizes take no bytes.
 
-    It needs both branches in each remaining layer, the same width and numbers of neurons and heads in all of them, and
-    equally many query heads per key head.
+    It requires that each remaining layer has both branches, that all layers agree in width and in the numbers of
+    neurons and heads, and that each key head serves equally many query heads.
     """
 
     number, name, summary = 2, "resized_config", "same class, other sizes"
@@ -212,7 +211,7 @@ class ResizedConfig(_TemplateLevel):
 
     @cached_property
     def sizes(self) -> tuple[Config, Any, dict[int, int]] | list[Reason]:
-        """As in the base class."""
+        """(config with the program's sizes, its dimensions, dict from new to old layer), or a list of reasons."""
         match = self.case.match
         layers, partial = self._layers()
         sizes, uneven = self._sizes()
@@ -248,7 +247,7 @@ class ResizedConfig(_TemplateLevel):
         return [n for n, parts in sorted(present.items()) if any(parts)], reasons
 
     def _sizes(self) -> tuple[dict[str, int], list[Reason]]:
-        """Return dimension -> size, and a reason for each branch whose size differs from the most frequent one."""
+        """Return a dict from dimension to size, and reasons for the branches whose size is not the most frequent."""
         match = self.case.match
         found: dict[str, dict[int, int]] = {}
         reasons: list[Reason] = []
@@ -271,7 +270,7 @@ class ResizedConfig(_TemplateLevel):
         return {name: next(iter(sizes.values())) for name, sizes in found.items()}, reasons
 
     def _reason(self, branch: int, name: str, why: str) -> Reason:
-        """Make a reason about dimension `name`, located at the branch's first weight with this dimension."""
+        """Return a reason about dimension `name`, located at the branch's first weight with this dimension."""
         match, part = self.case.match, self.case.match.parts[branch]
         assert part is not None
         having = (w for w in part.weights if any(name in t.split("*") for t in match.terms[w]))
@@ -280,7 +279,7 @@ class ResizedConfig(_TemplateLevel):
         return Reason(path, f"{why} ({field})" if field else why, AXES.get(name, name), field, branch)
 
     def _resized(self, sizes: dict[str, int], layers: list[int]) -> Config:
-        """Return the config with new sizes, types of the remaining layers, and `head_dim` where its default changed."""
+        """Return the config with new sizes, `layer_types` of the remaining layers, and `head_dim` if it is needed."""
         match, config = self.case.match, self.case.model.config
         names, dims = match.arch.fields, match.dims
         now = {**sizes, "layers": len(layers)}
@@ -307,7 +306,7 @@ class ZeroFilled(_TemplateLevel):
 
     @cached_property
     def sizes(self) -> tuple[Config, Any, None] | list[Reason]:
-        """As in the base class."""
+        """(original config with a suitable eps, its dimensions, None), or the reasons why the program does not fit."""
         case, match = self.case, self.case.match
         why = list(case.unmatched) or [Reason(d.path, f"{d.kind}, {d.detail}")
                                  for d in case.deviations if d.kind in ("op", "dtype")]  # fmt: skip
@@ -318,12 +317,12 @@ class ZeroFilled(_TemplateLevel):
 
     @cached_property
     def fitted(self) -> tuple[Config, Any] | str:
-        """(config, dimensions) with the eps that all norms need, or the reason why a single eps does not fit them."""
+        """(config, dimensions) with the eps that all norms need, or the reason why no single eps suits them."""
         return with_eps(self.case.model.config, self.case.match, self.case.match.dims)
 
     @cached_property
     def misfits(self) -> dict[int, str]:
-        """Branch number -> reason, for each branch of the program that is too large for the original sizes."""
+        """Dict from the number of each branch that is too large for the original sizes to the reason."""
         match = self.case.match
         maps = {i: index_maps(match, i, match.dims) for i, _ in match.matched()}
         return {i: found for i, found in maps.items() if isinstance(found, str)}
@@ -340,7 +339,7 @@ class GeneratedCode(ExportLevel):
     runs_code = True
 
     def plan(self) -> LevelPlan:
-        """Return a plan; it is possible if every op has source text."""
+        """Return the plan of this level, which is possible if every op has source text."""
         p = self.case.model.program
         try:
             emittable(p)
@@ -351,7 +350,7 @@ class GeneratedCode(ExportLevel):
         return self._accepted(nbytes, files=("configuration_<id>.py", "modeling_<id>.py"))
 
     def carries(self, d: Deviation) -> bool:
-        """Return True: this level carries every deviation."""
+        """Return True, because this level carries every deviation."""
         return True
 
     def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
@@ -415,7 +414,7 @@ class ExportPlan(ReportBase):
 
     @property
     def not_better(self) -> tuple[dict[str, Any], ...]:
-        """Reasons against each level below `level`: {level, name, reason, path}."""
+        """Why each level below `level` was not taken: dicts with the keys level, name, reason and path."""
         return self.why_not(self.level)
 
     def why_not(self, level: int | None) -> tuple[dict[str, Any], ...]:
@@ -433,7 +432,7 @@ class ExportPlan(ReportBase):
         return tuple(rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return a JSON-serialisable dict."""
         shown = ("path", "kind", "detail", "levels", "axis", "field")
         name = None if self.level is None else self.at(self.level).name
         deviations = [{k: v for k, v in plain(d).items() if k in shown} for d in self.deviations]
@@ -456,7 +455,7 @@ class ExportPlan(ReportBase):
 
 
 class Ladder:
-    """All export levels of one model; no weight payload is read before a level writes."""
+    """All export levels of a model; weight payloads are read only when a level writes its files."""
 
     def __init__(self, model: Model) -> None:
         case = ExportCase(model)
@@ -479,9 +478,9 @@ class Ladder:
         if row is not None and row.possible:
             return self.levels[plan.levels.index(row)]
         reasons = (row or plan.levels[-1]).reasons
-        what = f"export level {level} cannot carry this structure"
-        what = "no export level can carry this structure" if plan.level is None else what
-        first = reasons[0] if reasons else Reason("", "a lower level carries it")
+        problem = "cannot carry this structure" if reasons else "is not needed, because a lower level is exact"
+        what = "no export level can carry this structure" if plan.level is None else f"export level {level} {problem}"
+        where, got = (reasons[0].path or None, reasons[0].reason) if reasons else (None, None)
         expected = f"level {' or '.join(map(str, plan.possible))}" if plan.possible else None
         fix = f"level='auto' takes level {plan.level}" if plan.level else "model.save(DIR) keeps any structure"
-        raise ExportLevelImpossible(what, where=first.path or None, got=first.reason, expected=expected, fix=fix)
+        raise ExportLevelImpossible(what, where=where, got=got, expected=expected, fix=fix)

@@ -41,7 +41,7 @@ class Receipt:
         level, level_name: number and name of the export level.
         prefer, exact: the preference, and whether the files compute exactly the program's function.
         confirmed: True if transformers loaded the files in a clean process and agreed.
-        not_better: reasons against lower levels: [{level, name, reason, path}].
+        not_better: why lower levels were not taken: [{level, name, reason, path}].
         source: {name, files: [{name, bytes, sha256}], program_hash}.
         result: {files, program_hash, tensors: {key: BLAKE2b-128}}.
         journal: {entries, hash, by_author, edits: [{why, author, summary}]}.
@@ -50,7 +50,7 @@ class Receipt:
             after, bytes, text_sha256}; figures that a pass predicted, predicted {name: figure}.
         cost: parameters, bytes, flops_per_token, kv_bytes_per_token, latency_ms; each {before, after} if both exist.
         probe: {ids, top5, greedy} for a later verification of the files.
-        warnings: for the reader.
+        warnings: sentences for the reader.
         unknown: fields of a later version, preserved when the receipt is written again.
     """
 
@@ -74,7 +74,7 @@ class Receipt:
     unknown: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, and `sha256` of their canonical JSON."""
+        """Return a JSON-serialisable dict of the fields, with the `sha256` of their canonical JSON."""
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "unknown"}
         body = json.loads(json.dumps({**self.unknown, **body}))
         return {**body, "sha256": digest(body)}
@@ -100,7 +100,7 @@ class Receipt:
         claimed, found = data.pop("sha256", None), digest(data)
         if found != claimed:
             what = "the receipt was changed after it was written"
-            raise ExportError(what, where=str(path), expected=claimed, got=found)
+            raise ExportError(what, where=str(path), expected=f"sha256 {claimed}", got=found)
         kinds = {f.name: _KINDS[str(f.type).partition("[")[0]] for f in fields(Receipt) if f.name != "unknown"}
         if wrong := [name for name, kind in kinds.items() if not isinstance(data.get(name), kind)]:
             what = "fields of the receipt are missing or have the wrong type"
@@ -148,13 +148,13 @@ def digest(body: dict[str, Any]) -> str:
 
 # -- figures -----------------------------------------------------------------------------------------------------------
 def file_rows(directory: Path) -> list[dict[str, Any]]:
-    """Return name, bytes and sha256 of every file except receipt.json and README.md."""
+    """Return dicts with name, bytes and sha256 of every file except receipt.json and README.md."""
     files = [f for f in sorted(directory.iterdir()) if f.is_file() and f.name not in ("receipt.json", "README.md")]
     return [{"name": f.name, "bytes": f.stat().st_size, "sha256": sha256_file(f)} for f in files]
 
 
 def tensor_digests(directory: Path) -> dict[str, str]:
-    """Return the BLAKE2b-128 of each tensor's bytes by key, to locate damage."""
+    """Map each tensor's key to the BLAKE2b-128 of its bytes, so that damage can be located."""
     with Checkpoint(directory) as checkpoint:
         return {key: blake2b_128(checkpoint.bytes(key)) for key in checkpoint}
 
@@ -168,7 +168,7 @@ def weight_counts(directory: Path) -> dict[str, int]:
 
 
 def _nonzero(checkpoint: Checkpoint, key: str) -> int:
-    """Count the entries that are neither 0 nor -0; in a dtype that is not floating, count all."""
+    """Count the entries that are neither 0 nor -0; for a dtype that is not floating, count all entries."""
     info = checkpoint.info(key)
     kind = BY_TAG.get(info.tag)
     if kind is None or not kind.is_float or kind.itemsize not in (2, 4, 8):
@@ -178,7 +178,7 @@ def _nonzero(checkpoint: Checkpoint, key: str) -> int:
 
 
 def edit_rows(model: Model) -> list[dict[str, str]]:
-    """Return {why, author, summary} of each edit that is not undone; summary counts primitive changes by kind."""
+    """Return dicts with why, author and summary of each edit that is not undone; summary counts changes by kind."""
     rows = []
     for entry in model.program.history.undoable:
         kinds = Counter(e["edit"] for e in entry.edits)

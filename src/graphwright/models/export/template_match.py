@@ -40,7 +40,7 @@ TRUNK = -1
 
 
 class _Mismatch(Exception):
-    """The value of `node` does not match the template's, for the reason `why`."""
+    """The program's `node` does not match the template, for the reason `why`."""
 
     def __init__(self, node: NodeId, why: str) -> None:
         super().__init__(why)
@@ -52,9 +52,9 @@ class MatchedPart:
     """A branch of the template, e.g. `layers.1.attn`, or its trunk, with the matching values of the program.
 
     Attributes:
-        weights: template path of a weight -> the program's constant value or affine map that takes its role.
-        values: value of the template -> value of the program.
-        eps: path of a norm of the template -> its eps in the program.
+        weights: dict from a weight's path in the template to the constant or affine map in its role in the program.
+        values: dict from value of the template to value of the program.
+        eps: dict from the path of a norm in the template to its eps in the program.
         key_head: the program's constant that lists the key head of each query head; None if it has no such table.
         maps: affine maps of the program, each of which replaces one matrix of the template.
     """
@@ -91,11 +91,11 @@ class TemplateMatch:
         branches: residual branches of the template, in order.
         parts: for each branch its match in the program, or None.
         trunk: the match of embedding, final norm and head.
-        sizes: branch number -> dimension name -> size in the program; the trunk has the number `TRUNK`.
-        unmatched: node of the program -> why no node of the template matches it.
+        sizes: dict from branch number (`TRUNK` for the trunk) to a dict from dimension to size in the program.
+        unmatched: dict from a node of the program to the reason why no node of the template matches it.
         mismatched: numbers of template branches whose counterpart in the program computes something else.
         skipped: junctions of the program that need no match: with a single edge, or on the residual stream.
-        terms: template path of a weight -> dimension names of its axes.
+        terms: dict from a weight's path in the template to the dimension names of its axes.
     """
 
     arch: Architecture
@@ -121,7 +121,7 @@ class TemplateMatch:
         yield from ((i, part) for i, part in enumerate(self.parts) if part is not None)
 
     def explained(self) -> dict[NodeId, int]:
-        """Return node -> branch number for all nodes of the program that the match accounts for."""
+        """Map each node of the program that the match accounts for to its branch number."""
         found = dict.fromkeys(self.skipped, TRUNK)
         for i, part in self.matched():
             nodes = {v.node for v in part.values.values()}
@@ -134,7 +134,7 @@ class TemplateMatch:
 
 
 def template(model: Model) -> Program:
-    """Return the template's program for the model's config; its weights have specs and no bytes."""
+    """Return the template for the model's config as a program whose weights have specs, but no data."""
     b, params, program = Builder("template"), {}, model.program
     stored = {program.key(n): program.spec(n).dtype for n in program.params()}
     shapes = {path: shape for path, _, shape, _ in model.arch.weights(model.dims)}
@@ -202,7 +202,7 @@ class _Matcher:
             self.unmatched[error.node] = error.why
 
     def _refuse_shared_weights(self, found: TemplateMatch) -> None:
-        """Record a value that matches two weights of the template as unmatched: written twice, it would be untied."""
+        """Record each value that matches two weights of the template as unmatched: an export would untie the two."""
         owner: dict[WeightSource, str] = {}
         for _, part in found.matched():
             for path, source in part.weights.items():
@@ -219,9 +219,9 @@ class _Matcher:
         return True
 
     def _next_junction(self, v: Value, at: int) -> tuple[int, Value | None]:
-        """Match the branches that enter junction `v`. `at`: the largest branch number that is not matched yet.
+        """Match the branches that junction `v` adds to the residual stream; `at` is the last unmatched branch number.
 
-        Returns: `at` after this, and the residual stream that the junction adds to, or None at its end.
+        Returns: the new `at`, and the stream before the junction, or None where the stream ends.
         """
         p = self.p
         operands = [self.canon(u) for u in p.operands(v.node)] if p.is_junction(v.node) else []
@@ -243,7 +243,7 @@ class _Matcher:
         return at, stream
 
     def _match_branch(self, branch: Value, stream: Value, at: int) -> int | None:
-        """Match a branch with a template branch, numbered up to `at`; return its number, or None if none matches.
+        """Match a branch with a template branch of number <= `at`; return this number, or None if none matches.
 
         The template branch whose weights it reads is tried first, then the others from the highest number down.
         """
@@ -327,9 +327,9 @@ class _Matcher:
         if self.t.op(root) == CONST:
             same = p.op(found.node) == CONST
             if not same or p.weights.digest(p.key(found.node)) != self.t.weights.digest(self.t.key(root)):
-                raise _Mismatch(v.node, "its values are not those that follow from the config")
+                raise _Mismatch(v.node, "its values differ from those that follow from the config")
         elif part.weights.setdefault(path, found) != found:
-            raise _Mismatch(v.node, f"would be the template's {path}, which is a different weight elsewhere")
+            raise _Mismatch(v.node, f"takes the role of the template's {path}, which another value has elsewhere")
         part.values[t] = v
 
     def _match_node(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:
@@ -338,7 +338,7 @@ class _Matcher:
             raise _Mismatch(v.node, f"{p.op(v.node)} instead of {op}")
         if op == INPUT:
             if p.path(v) != self.t.path(t):
-                raise _Mismatch(v.node, f"the input {p.path(v)} instead of {self.t.path(t)}")
+                raise _Mismatch(v.node, f"reads the input {p.path(v)} instead of {self.t.path(t)}")
             return
         self._match_attrs(t, v, part)
         wanted, given = self.t.operands(t.node), p.operands(v.node)
@@ -350,7 +350,7 @@ class _Matcher:
             self.match(inner, value, part, stream)
 
     def _match_attrs(self, t: Value, v: Value, part: MatchedPart) -> None:
-        """Compare attributes. The number of heads may differ, because it is a size; the eps of a norm is recorded."""
+        """Compare attributes. The number of heads may differ, because it is a size; a norm's eps is recorded."""
         op, here, there = self.p.op(v.node), dict(self.p.attrs(v.node)), dict(self.t.attrs(t.node))
         if op == "rms_norm":  # the norm of every template; eps of other norms must be equal
             part.eps[self.t.path(t)] = here.pop("eps")
@@ -361,7 +361,7 @@ class _Matcher:
             raise _Mismatch(v.node, ", ".join(found))
 
     def _without_table(self, given: list[Value], part: MatchedPart) -> list[Value]:
-        """Return an attention's operands before any gather by a table of key heads, kept as `part.key_head`."""
+        """Return an attention's operands without gathers by a table of key heads, recorded as `part.key_head`."""
         p, found, tables = self.p, list(given), set[Value | None]()
         for port in (1, 2):
             node, table = self.canon(given[port]).node, None
@@ -378,7 +378,7 @@ class _Matcher:
     def _match_affine_map(self, t: Value, v: Value, part: MatchedPart, stream: Value | None, error: _Mismatch) -> None:
         """Match `t`, computed by one linear op of the template, with an affine map of the program that computes `v`.
 
-        This is tried after a match op by op failed with `error`, which is raised again if there is no such map.
+        This is called after an op-by-op match failed with `error`, which is raised again if there is no such map.
         """
         wanted = find_affine_map(self.t, self.fixed_in_template, t, lambda u: u if u == stream else None)
         linear = [n for n in wanted.nodes if traits(self.t.op(n)).contracts == "out_in"] if wanted is not None else []
@@ -401,7 +401,7 @@ class _Matcher:
 
     # -- sizes -------------------------------------------------------------------------------------------------------
     def _sizes(self, part: MatchedPart) -> dict[str, int]:
-        """Return dimension name -> size in the program; record a changed vocabulary or head_dim as unmatched."""
+        """Map each dimension to its size in the program; record a changed vocabulary or head_dim as unmatched."""
         found: dict[str, int] = {}
         for path, source in part.weights.items():
             node, terms = source.node if isinstance(source, Value) else source.end.node, self.terms[path]
@@ -435,7 +435,7 @@ def uncast(p: Program, value: Value) -> Value:
 
 
 def key_heads(p: Program, part: MatchedPart, heads: int, kv_heads: int) -> np.ndarray:
-    """Return the key head that each query head reads."""
+    """Return for each query head the index of the key head that it reads."""
     if part.key_head is not None:
         return constant(p, part.key_head).astype(np.int64)
     return np.arange(heads) // max(heads // kv_heads, 1)
@@ -454,10 +454,10 @@ class Deviation:
         kind: an element of `KINDS`: a weight of another size or dtype; a removed or added node; a node with other
             operands (`rewired`); a node of an affine map that scales a matrix (`gate`) or replaces it by a product
             (`factor`); a node with other attributes or another op.
-        levels: numbers of the export levels that can carry it. A level can carry a program if it can carry all.
+        levels: numbers of the export levels whose files can represent the deviation.
         axis, field, dimension: units, their config field, and the name of the dimension, if a size differs.
         branch: number of the template branch, if it is known.
-        matched: whether the template matcher explains the node.
+        matched: whether the template match accounts for the node.
     """
 
     path: str
@@ -538,7 +538,7 @@ def _differences(ours: Program, theirs: Program) -> Iterator[tuple[Deviation, No
 
 
 def _paired(ours: Program, theirs: Program) -> dict[NodeId, NodeId]:
-    """Pair nodes by path, weights by key, and renamed nodes by operands; return template node -> program node."""
+    """Map nodes of the template to nodes of the program: by path, weights by key, renamed nodes by operands."""
     by_path = {ours.path(n): n for n in ours.nodes()}
     by_key = {ours.key(n): n for kind in STORED for n in ours.of_kind(kind)}
     pairs: dict[NodeId, NodeId] = {}
@@ -572,7 +572,7 @@ def _node_differences(
         if here != there:
             yield Deviation(path, "size" if here.shape != there.shape else "dtype", f"{here} instead of {there}")
         elif ours.op(node) == CONST and ours.weights.digest(ours.key(node)) != theirs.weights.digest(theirs.key(other)):
-            yield Deviation(path, "attrs", "its values are not those that follow from the config")
+            yield Deviation(path, "attrs", "its values differ from those that follow from the config")
     elif changes := attr_changes(here := ours.attrs(node), there := theirs.attrs(other)):
         split = traits(ours.op(node)).splits_axis and here.keys() == there.keys() and here["axis"] == there["axis"]
         yield Deviation(path, "size" if split else "attrs", ", ".join(changes))

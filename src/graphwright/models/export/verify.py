@@ -1,6 +1,6 @@
-"""Check an export: another loader must compute from its files what the program computes, in a clean process.
+"""Check an export: in a clean process, a loader must compute from the files what the program computes.
 
-`compare` checks it while it is written; `verify` checks files, headers and the stored probe against its receipt.
+`compare` checks an export while it is written; `verify` checks files, headers and probe against the receipt.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class LoaderOutput:
 
 
 def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any] | None = None) -> list[np.ndarray]:
-    """Return the ids of the given prompts.
+    """Return the prompts of the check as arrays of ids.
 
     By default the prompts are built-in texts, or without a tokenizer 8 random lists of 64 ids.
 
-    Raises: UsageError for a text if there is no tokenizer, and for an empty prompt or no prompts.
+    Raises: UsageError for a text if there is no tokenizer, for an empty prompt, and for an empty list.
     """
     if prompts is not None:
         if tokenizer is None and any(isinstance(p, str) for p in prompts):
@@ -87,9 +87,9 @@ def compute_there(
 
     Args:
         directory, prompts, tokens: the export, ids, and how many tokens to generate per prompt.
-        loader: `transformers`, which then cannot import this package; or `graphwright`.
+        loader: `transformers`, in a process that cannot import this package, or `graphwright`.
         trust: let transformers run the directory's own code.
-        snippet: (name, source): source text to run in a folder that has the directory under this name.
+        snippet: (name, source): source text to run in a folder in which the export has this name.
     Raises: VerificationFailed with the last lines of its standard error if the process fails or exceeds 600 s.
     """
     script, package = Path(__file__).with_name("clean_check.py"), Path(__file__).parents[3]
@@ -106,7 +106,7 @@ def compute_there(
         try:
             code, errors = _start(["-I", *map(str, arguments)], out)
         except subprocess.TimeoutExpired as error:
-            what, expected = "the clean process did not finish", f"< {TIMEOUT_S} s"
+            what, expected = "the process that loads the export did not finish in time", f"<= {TIMEOUT_S} s"
             raise VerificationFailed(what, where=str(directory), expected=expected) from error
         if code:
             lines = errors.strip().splitlines()
@@ -125,14 +125,14 @@ def _start(command: Sequence[str], directory: str) -> tuple[int, str]:
 
 
 def transformers_installed() -> bool:
-    """True if transformers is installed; imports nothing."""
+    """Return True if transformers is installed, without importing it."""
     return find_spec("transformers") is not None
 
 
 def compare(
     here: LoaderOutput, there: LoaderOutput, tolerance: float, margin: Callable[[int, int], float] | None = None
 ) -> dict[str, Any]:
-    """Compare logits and greedy tokens; return the largest differences and the agreement.
+    """Compare logits and greedy tokens; return a dict with the largest differences and the number of equal tokens.
 
     Logits pass if max abs difference <= tolerance · max abs. Greedy tokens pass if they are equal, or if at the first
     difference the two best logits are closer than twice the largest difference: `margin` gives their distance at a
@@ -172,7 +172,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(slots=True)
 class Verification(ReportBase):
-    """Failed checks (`problems`), successful checks, and impossible checks, each with file, key or reason."""
+    """The failed checks (`problems`), the passed ones, and those that could not be run, as lists of sentences."""
 
     problems: list[str] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
@@ -180,7 +180,7 @@ class Verification(ReportBase):
 
     @property
     def exit_code(self) -> int:
-        """0: all checks succeeded, 1: one failed, 3: one was not possible."""
+        """0 if all checks passed, 1 if a check failed, 3 if a check could not be run."""
         return 1 if self.problems else 3 if self.unchecked else 0
 
 

@@ -63,9 +63,9 @@ def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None 
 
 
 def _other_tensors(model: Model, values: Mapping[str, Variable], dtype: str) -> dict[str, Variable | None]:
-    """Return key -> value to write, for the tensors of the source file that no node reads.
+    """Map the key of each tensor of the source file that no node reads to the value to write, or None if unchanged.
 
-    None means unchanged; but a stored copy of a tied head gets the embedding, if that was changed or is converted.
+    Only a stored copy of a tied head can change: it gets the embedding, if that was edited or is converted.
     """
     source = model.checkpoint
     if source is None:
@@ -84,7 +84,7 @@ def _untouched(p: Program, variable: Variable) -> bool:
 
 
 def _bytes_of(key: str, array: NDArray, target: DType) -> np.ndarray:
-    """Return the row-major bytes of an array in a dtype."""
+    """Return the row-major bytes of an array, converted to the dtype `target`."""
     array = array if array.dtype is target else rounded(key, array, target)
     return np.ascontiguousarray(array.to_numpy(bits=True))
 
@@ -106,7 +106,7 @@ def write_model(
     model: Model, directory: Path, *, dtype: str = "keep", max_shard_size: int | str | None = None,
     config: bytes | None = None, only: Container[str] | None = None,
 ) -> None:  # fmt: skip
-    """Write config (by default the bytes that were read), weights, tokenizer and companions into an existing directory.
+    """Write config (by default the bytes that were read), weights, tokenizer and other files into a directory.
 
     `only` names the keys of the tensors to write; see `export` for `dtype` and `max_shard_size`.
     """
@@ -126,7 +126,7 @@ def write_model(
 def save_model(model: Model, directory: StrPath, *, history: Any = "full", overwrite: bool = False) -> Path:
     """Save a model so that `gw.open` can continue it: structure, weights, journal and undo, config, tokenizer.
 
-    Raises: as `Program.save`; an existing directory is then unchanged.
+    Raises the errors of `Program.save`; an existing directory is then unchanged.
     """
     files = {"config.json": model.config.raw}
     facts = {"schema": 1, "keys": model.keys, "compute": model.compute, "source": model.directory.name}

@@ -40,7 +40,7 @@ ENDLESS = 1 << 62
 
 
 def independent(p: Program) -> int:
-    """Return the text length up to which RoPE, and so a cache entry, does not depend on the length of the text."""
+    """Return the text length beyond which RoPE angles, and so cache entries, depend on the length of the text."""
     return min((p.attrs(n)["original"] for op in LENGTH_DEPENDENT for n in p.of_kind(op)), default=ENDLESS)
 
 
@@ -252,8 +252,8 @@ class KVCache:
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
         """Return the logits after the last token, float32 [batch, vocab]; recompute them if the model changed since.
 
-        The entries do not change, but if the cache has only one, it is recomputed if stale. Raises: PromptError for an
-        empty cache; StaleCache.
+        Entries do not change, except in a cache of one entry, which is recomputed if it is stale. Raises: PromptError
+        for an empty cache; StaleCache.
         """
         if not self.tokens.shape[1]:
             raise PromptError("the cache is empty", fix="model.prefill(cache, ids) first")

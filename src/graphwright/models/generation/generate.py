@@ -42,7 +42,7 @@ class GenerationOptions(Sampling):
         logprobs: record the log-probability of each token and of this many best tokens; 0 records none.
         first_stream: number of the first sample's random stream; sample i draws from stream `first_stream` + i.
         allow_stale: run on a cache that an edit made stale; the journal and the result record it.
-        use_model_defaults: take sampling fields that are at their default from the model's generation_config.json.
+        use_model_defaults: use generation_config.json for the sampling fields that have their default value.
     """
 
     stop: str | Sequence[str] = ()

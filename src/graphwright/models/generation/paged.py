@@ -62,7 +62,7 @@ class BlockPool:
         return self.cap * self.block_bytes
 
     def refs(self, block: int) -> int:
-        """Reference count of a block. Raises: BlockError if it is outside the pool."""
+        """Return the reference count of a block. Raises: BlockError if the block is outside the pool."""
         if type(block) is not int or not 0 <= block < self.cap:
             raise BlockError("this block number is outside the pool", expected=f"0..{self.cap - 1}", got=block)
         return self._refs[block]
@@ -251,7 +251,7 @@ class PagedCache:
             cached blocks are evicted when a sequence needs them.
         dtype: dtype of the entries, "float32", "bfloat16" or "float16"; by default that of the activations.
         device: the device that holds the entries and runs the steps.
-        poison: fill free blocks with NaN, so that a wrong read shows.
+        poison: fill free blocks with NaN, so that a read of a free block shows up as NaN.
 
     Attributes:
         pool: reference counts of the blocks.
@@ -322,9 +322,8 @@ class PagedCache:
     ) -> NDArray:  # fmt: skip
         """Append ids int64 [B, T] to B sequences, each at its own length; return logits [B, 1 or T, vocab].
 
-        With one request per sequence the run also samples the next ids; `sequence.sampled([request])` returns them.
-        Raises the errors of `Sequence.step`; after an error no sequence has changed. Each step may have other
-        sequences.
+        With one request per sequence the run also samples the next ids; `sequence.sampled([request])` returns them. The
+        sequences may differ from step to step. Raises the errors of `Sequence.step`, with no sequence changed.
         """
         batch = check_ids(ids, vocabulary(self.program))
         if len(batch) != len(sequences):
@@ -398,7 +397,7 @@ class PagedCache:
         if self.pool.used:
             raise StaleCache("an edit changed the shape of keys or values, but blocks of the old shape are in use",
                              got=f"{self.pool.used} blocks in use",
-                             fix="release the sequences (cache.holders()), or make a new cache")  # fmt: skip
+                             fix="release the sequences that cache.holders() lists, or make a new cache")  # fmt: skip
         states = self.steps.derived().states
         self.steps.spaces.clear()
         start = np.nan if self._poison else 0.0
@@ -421,7 +420,7 @@ class PagedCache:
         if missing > 0 and missing > self.prefix.evictable:
             raise CacheFull("the cache has no room for these tokens", expected=f"{count} blocks of {self.block} tokens",
                             got=f"{self.pool.free} free, {self.prefix.evictable} evictable",
-                            fix="release sequences (cache.holders()), or make a larger cache")  # fmt: skip
+                            fix="release sequences that cache.holders() lists, or make a larger cache")  # fmt: skip
         self.prefix.evict(missing)
         return self.pool.take(count)
 

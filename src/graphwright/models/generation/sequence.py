@@ -192,7 +192,7 @@ class Sequence(KVCache):
     def record(
         self, ids: np.ndarray, last: np.ndarray, requests: Requests = (), sampled: np.ndarray | None = None
     ) -> None:
-        """Record a step as `KVCache.record` does, and cache blocks that it filled for prompts with the same prefix."""
+        """Record a step as `KVCache.record` does; blocks that it filled are cached for prompts with the same prefix."""
         super().record(ids, last, requests, sampled)
         block = self.cache.block
         filled = self._length // block > (self._length - ids.shape[1]) // block
@@ -201,7 +201,7 @@ class Sequence(KVCache):
             self.cache.prefix.insert(self.cache.root(self.fingerprints), own, self.table)
 
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
-        """Return what `KVCache.last_logits` does. Raises also CacheFull if no block is free to copy a shared one."""
+        """Return the logits as `KVCache.last_logits` does. Raises also CacheFull if no block is free for a copy."""
         with self.exclusive():
             self.length  # noqa: B018  # raises for a released sequence
             given = self._given

@@ -79,7 +79,7 @@ _UNFINISHED = "\ufffd"
 
 
 class TextStream:
-    """Decodes tokens one by one and streams the text once it is complete; `text` is cut before a stop string."""
+    """Decodes tokens one by one and streams each complete piece of text; `text` is cut before a stop string."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, stop: tuple[str, ...], stream: Callable[[str], object] | None

@@ -1,1 +1,1 @@
-"""Axes of a program: solving for dimensions that are resized together; cutting, growing and permuting their units."""
+"""Axes of a program: inference of dimensions that are resized together; cutting, growing and permuting their units."""

@@ -2,7 +2,7 @@
 
 `program.axes()` maps names to groups. Each dimension is described by a term: an atom (a size that is not split any
 further), a product of terms (heads × head_dim) or a concatenation of terms (q + k + v). A group is valid for one state
-of the program; `Units` store the name of their group, so that a later edit can find it.
+of the program. `Units` store the name of their group, so that a later edit can find the group again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TOGETHER = frozenset({"heads", "channels"})
 
 
 class AxisMember(NamedTuple):
-    """One dimension of one value that belongs to a group of dimensions resized together."""
+    """A dimension of a value, as a member of an `AxisGroup`."""
 
     value: Value
     dim: int  # index of the dimension
@@ -57,20 +57,20 @@ class AxisMember(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AxisGroup:
-    """Dimensions that are resized together, and the kind of their units.
+    """An axis of a program: dimensions that must be resized together, and the kind of their units.
 
     Attributes:
         axes: all groups of the program.
-        name: module and kind, as `layers.1.attn.heads`; or path and dimension of a weight, as `0.weight:0`.
-        kind: one of `KINDS`, or `units`.
-        kinds: all kinds of its units; heads without grouped queries are also kv groups.
-        atoms: its independent sizes. There are two for heads with grouped queries (kv groups, queries of each) and for
-            channels of a grouped convolution (groups, channels of each), else one.
+        name: module and kind, such as `layers.1.attn.heads`; or path and dimension of a weight, such as `0.weight:0`.
+        kind: kind of the units: one of `KINDS`, or `units` if no kind is known.
+        kinds: all kinds of the units; heads without grouped queries are also kv groups.
+        atoms: the independent sizes of the axis: (kv groups, queries per group) for heads with grouped queries,
+            (groups, channels per group) for channels of a grouped convolution, else one size.
         size: number of units.
-        frozen: reasons why it cannot be resized; empty if it can.
-        ends: the reasons in `frozen` that are inputs and outputs of the program; `allow_io=True` overrides them.
-        mixed: reasons why setting a unit to zero differs from removing it.
-        corrected: True if all reasons in `mixed` are norms that can be corrected.
+        frozen: reasons why the axis cannot be resized; empty if it can be.
+        ends: the reasons in `frozen` that are inputs and outputs of the program; `allow_io=True` overrides these.
+        mixed: reasons why setting a unit to zero differs from removing the unit.
+        corrected: True if all reasons in `mixed` are norms whose scale can be corrected for removed units.
     """
 
     axes: Axes
@@ -86,7 +86,7 @@ class AxisGroup:
 
     @property
     def exact(self) -> bool:
-        """True if setting a unit to zero gives the same results as removing it."""
+        """True if setting a unit to zero gives the same results as removing the unit."""
         return not self.mixed
 
     @property
@@ -100,12 +100,12 @@ class AxisGroup:
         return [m for m in self.members if m.key is not None]
 
     def units(self, ids: Any = None) -> Units:
-        """Return the units at an int, several ints, a slice or a mask; all by default. Raises: UnitRange."""
+        """Return the units selected by an int, several ints, a slice or a mask; all by default. Raises: UnitRange."""
         whole = Units.of(self.axes.program, [self])
         return whole if ids is None else whole[ids]
 
     def slices(self, unit: int) -> dict[str, dict[int, np.ndarray]]:
-        """Return key of a weight -> dimension -> the unit's indices along that dimension. Raises: UnitRange."""
+        """Return a dict from weight key to {dimension: indices of the unit along it}. Raises: UnitRange."""
         shape = [int(a.size) for a in self.atoms]
         coordinates = np.unravel_index(numbers(unit, self.size, self.name)[0], shape)
         chosen = dict(zip(self.atoms, coordinates, strict=True))
@@ -119,7 +119,7 @@ class AxisGroup:
         return found
 
     def details(self) -> str:
-        """Describe why the weights of the axis belong together: list the ops that connect each with the first one."""
+        """Return a text that lists the weights of the axis, each with the ops that tie it to the first weight."""
         names, weights = self.axes.names, self._stored
         lines = [f"{self.name}: {self.size} {self.kind}"]
         lines += [f"  cannot be resized: {reason}" for reason in self.frozen]
@@ -160,16 +160,16 @@ class AxisGroup:
 
 @dataclass(eq=False, repr=False)
 class Axes(Mapping[str, AxisGroup]):
-    """The axes of a program by name; `print` lists them.
+    """A mapping from name to axis for one version of a program; `print` lists the axes.
 
     Attributes:
-        program, version: the program, and the version for which the axes are valid.
-        solution: terms of all dimensions.
-        weights: key of a weight -> terms of its dimensions.
-        rank: position of each node in topological order.
-        names: atom -> name of the group of that atom alone.
-        summed: (node of a weight, dimension, atom) -> True if all readers of the weight sum over the atom. Weights
-            without such a reader are missing.
+        program, version: the program, and the version of it for which the axes are valid.
+        solution: the terms of all dimensions.
+        weights: dict from weight key to the terms of the weight's dimensions.
+        rank: dict from node to its position in topological order.
+        names: dict from atom to the name of the group that consists of this atom alone.
+        summed: dict from (weight node, dimension, atom) to True if all readers of the weight sum over the atom, False
+            if only some do. Weights without such a reader are missing.
     """
 
     program: Program
@@ -187,17 +187,17 @@ class Axes(Mapping[str, AxisGroup]):
         return self._members.get(atom, [])
 
     def readers(self, weight: NodeId) -> int:
-        """Return the number of ports that read a weight, directly or through casts."""
+        """Return the number of ports that read a weight node, directly or through casts."""
         p = self.program
         targets = [p.graph.target(e) for e in p.out_edges(weight)]
         casts = [t for t in targets if p.op(t) not in KINDS_OF_NODES and get(p.op(t)).traits.convert]
         return len(targets) - len(casts) + sum(map(self.readers, casts))
 
     def name(self, old: str, new: str) -> AxisGroup:
-        """Rename an axis by an edit, which is saved, undone and replayed like others; return the axis.
+        """Rename an axis by an edit, which can be saved, undone and replayed like other edits; return the axis.
 
-        The first weight along the axis stores the name. Raises: UnknownAxis; BadName if the new name is no dotted path;
-        NameTaken if another axis has it.
+        An attribute of the first weight along the axis stores the name. Raises: UnknownAxis; BadName if the new name is
+        not a dotted path; NameTaken if another axis has this name.
         """
         p = self.program
         group = p.axes()[old]
@@ -216,7 +216,7 @@ class Axes(Mapping[str, AxisGroup]):
             return self._groups[name]
         except (KeyError, TypeError):
             near = get_close_matches(str(name), self._groups, 3, 0.4)
-            fix = f"did you mean {', '.join(near)}?" if near else "print(program.axes()) lists them"
+            fix = f"did you mean {', '.join(near)}?" if near else "list all axes by print(program.axes())"
             raise UnknownAxis("no axis has this name", where=name, fix=fix) from None
 
     def __iter__(self) -> Iterator[str]:
@@ -229,14 +229,15 @@ class Axes(Mapping[str, AxisGroup]):
         """Return the axes that make up one dimension of a weight, outermost first.
 
         Args:
-            weight: path of its node, or its checkpoint key.
+            weight: path of the weight's node, or its checkpoint key.
             dim: index of the dimension; a negative one counts from the end.
         Raises: UnknownNode; UsageError if `dim` is out of range.
         """
         p = self.program
         terms = self.weights.get(weight) or self.weights[p.key(p.node(weight))]
         if not -len(terms) <= dim < len(terms):
-            raise UsageError("dimension out of range", where=weight, expected=f"0 to {len(terms) - 1}", got=dim)
+            what = "the weight has no dimension with this index"
+            raise UsageError(what, where=weight, expected=f"0 to {len(terms) - 1}", got=dim)
         found = dict.fromkeys(atoms(terms[dim]))
         return tuple(self._groups[self.names[a]] for a in found if a in self.names)
 
@@ -253,7 +254,7 @@ class Axes(Mapping[str, AxisGroup]):
 
 
 def axes(p: Program) -> Axes:
-    """Return the axes of the program's present state by name, including changes of an open edit.
+    """Return the axes of the present state of a program, which includes changes of an open edit.
 
     Raises: InvalidProgram if an earlier edit left the program broken; SpecMismatch if the open edit has broken it.
     """
@@ -335,13 +336,13 @@ def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> Axis
 
 
 def _made(group: AxisGroup) -> list[AxisMember]:
-    """Return the weights that produce the axis, oldest first: weights with a reader that does not sum over it."""
+    """Return the weights that produce an axis, oldest first: each has a reader that does not sum over the axis."""
     summed = group.axes.summed
     return [m for m in _weights(group) if not any(summed.get((m.value.node, m.dim, a)) for a in group.atoms)]
 
 
 def _weights(group: AxisGroup) -> list[AxisMember]:
-    """Return the axis's weights, oldest first; only those with all its atoms, and only trained ones, if any exist."""
+    """Return the weights of an axis, oldest first; only weights with all its atoms, and only params, if any exist."""
     p, dims = group.axes.program, group.axes.solution.dims
     weights = group._stored
     weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # gates must not rename an axis
@@ -351,7 +352,7 @@ def _weights(group: AxisGroup) -> list[AxisMember]:
 
 
 def _position(group: AxisGroup) -> tuple[NodeId, str]:
-    """Return the weight node that stores the name given to an axis by `Axes.name`, and the key of the name there."""
+    """Return where `Axes.name` stores the name of an axis: (weight node, key in the node's attribute `axes`)."""
     first = _weights(group)[0]
     inside = list(dict.fromkeys(atoms(group.axes.solution.dims[first.value][first.dim])))
     return first.value.node, f"{first.dim}.{inside.index(group.atoms[0])}.{group.kind}"
@@ -363,10 +364,10 @@ def _rank(group: AxisGroup) -> tuple[int, int, int]:
 
 
 def _wanted(group: AxisGroup) -> str:
-    """Return the default name of an axis: a module path followed by the kind of its units, as `layers.1.attn.heads`.
+    """Return the default name of an axis: a module path followed by the kind of its units, like `layers.1.attn.heads`.
 
-    The path is the common module of the axis's weights, else the module of the first weight that produces the axis. If
-    no weight produces the units, such as units of an input, return `<path of the reading weight>:<dimension>`.
+    The path is the common module of the axis's weights, else the module of the first weight that produces its units. If
+    no weight produces the units (those of an input), return `<path of the first weight that reads them>:<dimension>`.
     """
     made = _made(group)
     modules = [m.path.split(".")[:-1] for m in _weights(group)]

@@ -1,7 +1,7 @@
 """ResizeAxis: the primitive edit that re-indexes every weight along some axes and updates the sizes in attributes.
 
 Cutting, growing and permuting units all use this edit: for each new index along an axis it lists the old index, or -1
-for a new unit. Weights are sliced, so entries that are kept keep all bits; the inverse edit holds the old arrays.
+for a new unit. Weights are sliced, so remaining entries do not change a bit; the inverse edit holds the old arrays.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DIM = f.plain(forms.integer, 0, forms.MAX_RANK)
 
 
 class ResizedAxis(NamedTuple):
-    """One axis: its name, its old size `of`, and for each new index the old index, or -1 for a new unit."""
+    """A resized axis: its name, its old size `of`, and in `old` the old index, or -1, of the unit at each new index."""
 
     axis: str
     of: int
@@ -56,7 +56,7 @@ class ResizedAxis(NamedTuple):
 
 
 class ResizedWeight(NamedTuple):
-    """One weight: its key, its new value, and for each changed dimension the old index, or -1, of each new index."""
+    """A resized weight: key, new array, and in `dims` each changed dimension with its old indices (-1: a new unit)."""
 
     key: str
     array: NDArray
@@ -65,7 +65,7 @@ class ResizedWeight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResizeAxis(Edit):
-    """Resize axes: set new values of all weights along them, and of the attributes that hold their sizes."""
+    """Resize or reorder axes: set new values of all weights along them and of the attributes that hold their sizes."""
 
     packed = {
         "axes": each(f.row(f.TEXT, f.INTEGER, f.INDICES, make=ResizedAxis)),
@@ -120,7 +120,7 @@ class ResizeAxis(Edit):
         return ResizeAxis(axes, weights, attrs, self.correct, inputs)
 
     def apply(self, p: Program) -> None:
-        """Set weights and attributes; each variable records how its entries moved, so that optimizers can follow."""
+        """Set weights and attributes. Each variable records how its entries moved, so that optimizers can follow."""
         back = p.tombstones.mode in ("undo", "roll back")
         readers = self._readers(p)
         for key, array, dims in self.weights:
@@ -138,7 +138,7 @@ class ResizeAxis(Edit):
         return (*(n for found in self._readers(p).values() for n in found), *own)
 
     def _readers(self, p: Program) -> dict[str, list[NodeId]]:
-        """Return key -> param, const and state nodes with that weight, for all weights in one walk."""
+        """Return a dict from the key of each weight of the edit to the param, const and state nodes that read it."""
         readers: dict[str, list[NodeId]] = {w.key: [] for w in self.weights}
         for kind in sorted(STORED):
             for node in p.of_kind(kind):
@@ -160,7 +160,7 @@ class ResizeAxis(Edit):
 
     @classmethod
     def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
-        """Read the edit: compute its arrays from this program's axes; the record gives only the values of new units."""
+        """Return the recorded edit. Arrays are computed from the program; the record only has values of new units."""
         found, brought, old = r.program.axes(), forms.table(record["payloads"]), {}
         for row in forms.array(record["axes"]):
             group = found[row["axis"]]
@@ -170,14 +170,15 @@ class ResizeAxis(Edit):
             _check_single(group)
             old[group.name] = parsed(row["indices"])
             if any(not -1 <= i < group.size for i in old[group.name]):
-                raise UsageError("recorded index out of range", where=group.name,
+                raise UsageError("a recorded index is out of range", where=group.name,
                                  expected=f"-1 to {group.size - 1}", got=row["indices"][:80])  # fmt: skip
 
         def new(key: str, array: NDArray, dims: Maps) -> np.ndarray:
             value = r.payload(brought[key]).to_numpy("float64")
             wanted = _new_shape(array, dims)
             if value.shape != wanted:
-                raise ReplayConflict("recorded value has the wrong shape", where=key, expected=wanted, got=value.shape)
+                what = "the recorded value has the wrong shape"
+                raise ReplayConflict(what, where=key, expected=wanted, got=value.shape)
             return value
 
         return resize(found, old, correct=forms.flag(record["correct"]), new=new)
@@ -186,14 +187,14 @@ class ResizeAxis(Edit):
 def resize(
     found: Axes, indices: Mapping[str, Sequence[int]], *, correct: bool = True, new: New | None = None
 ) -> ResizeAxis:
-    """Return the edit that re-indexes axes of the present state of a program.
+    """Return the edit that resizes or reorders axes of a program in its present state.
 
     Args:
-        indices: name of an axis of one atom -> the old index, or -1, of each new index.
+        indices: dict from the name of an axis with one atom to the old index, or -1, of the unit at each new index.
         correct: for norms over an axis resized from D to d, multiply the scale by √(D/d) and eps by D/d. Results are
             then unchanged if the removed units are always zero.
-        new: returns the values of new units; by default they are zeros.
-    Raises: FrozenAxis if a norm cannot be corrected, or a table that indexes an axis cannot be resized; EmptyAxis if
+        new: function that returns a weight with the values of new units, see `New`; by default they are zeros.
+    Raises: FrozenAxis if a norm cannot be corrected or a table that indexes an axis cannot be resized; EmptyAxis if
         such a table would become empty.
     """
     p, solution = found.program, found.solution
@@ -237,7 +238,7 @@ def _along(terms: Iterable[Term], maps: IndexMap) -> bool:
 
 
 def _large(p: Program, keys: Sequence[str]) -> bool:
-    """Return True if these weights are in CPU memory and large enough to slice on threads; also maps their files."""
+    """Return True if these weights are in CPU memory and large enough to slice in parallel. Also map their files."""
     arrays = [a for a in map(p.weights.array, keys) if not is_abstract(a)]
     if sum(a.nbytes for a in arrays) < LARGE or any(a.device != CPU for a in arrays):
         return False
@@ -277,10 +278,10 @@ def _numbers(changed: Maps) -> tuple[tuple[int, Numbers], ...]:
 
 
 def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return key -> new value of each table that indexes a resized axis; entries of removed units are removed.
+    """Return a dict from key to new value of each table that indexes a resized axis, without entries of removed units.
 
-    Adds the axes of the tables themselves to `maps`. Raises: FrozenAxis if a table cannot be resized, EmptyAxis if it
-    would become empty.
+    Add the axis of each table itself to `maps`. Raises: FrozenAxis if a table cannot be resized, EmptyAxis if it would
+    become empty.
     """
     tables: dict[str, np.ndarray] = {}
     for key, axis, entries in ((t.key, resolve(t.axis), resolve(t.entries)) for t in found.solution.lookups):
@@ -302,7 +303,7 @@ def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarr
 
 
 def kept(shape: Iterable[int], changed: Maps) -> np.ndarray:
-    """Return a boolean array of this shape: False in each new unit, where the old index in `changed` is -1."""
+    """Return a boolean array: False for entries of new units, whose old index in `changed` is -1, True for others."""
     stays = np.ones(tuple(shape), bool)
     for dim, old in changed.items():
         stays[(slice(None),) * dim + (old < 0,)] = False
@@ -314,12 +315,13 @@ def _ratio(term: Term, maps: IndexMap) -> float:
 
 
 def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
-    """Return key of a norm's scale -> (factor, offset that the norm adds to the scale), for norms over resized axes."""
+    """Return a dict from the key of each scale to correct to (factor, offset that the norm adds to the scale)."""
     p, factors = found.program, dict[str, tuple[float, float]]()
     readers: Counter[NodeId] = Counter()
 
     def refused(what: str, where: str) -> FrozenAxis:
-        return FrozenAxis(what, where=where, fix="cut_units(correct=False)")
+        what = f"cannot correct a norm over a resized axis: {what}"
+        return FrozenAxis(what, where=where, fix="pass correct=False to cut_units")
 
     for node, c in found.solution.corrections:
         ratio = _ratio(resolve(c.term), maps)
@@ -328,24 +330,24 @@ def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
         scale = origin(p, p.operands(node)[c.port])
         where = f"{p.path(node)} ({p.op(node)})"
         if scale is None:
-            raise refused("cannot correct a norm over removed units: its scale is computed, not a weight", where)
+            raise refused("its scale is computed, not a weight", where)
         factor = ratio**0.5, c.offset
         if factors.setdefault(p.key(scale), factor) != factor:
-            raise refused("cannot correct a norm over removed units: a norm of different size shares its scale", where)
+            raise refused("a norm of different size shares its scale", where)
         readers[scale] += 1
     for scale, count in readers.items():
         if count != found.readers(scale):
-            raise refused("cannot correct a norm over removed units: other nodes also read its scale", p.path(scale))
+            raise refused("other nodes also read its scale", p.path(scale))
     return factors
 
 
 def cut_units(
     e: Transaction, units: Units, *, ragged: bool = False, correct: bool = True, allow_io: bool = False
 ) -> None:
-    """Remove units of axes from every weight along them, and remove layers; all other entries keep their bits.
+    """Remove units of axes from every weight along these axes, and remove layers.
 
     Args:
-        units: `program.axes()["layers.1.attn.heads"].units([3])`, or `program.select("layers.1.attn").heads[3]`.
+        units: such as `program.axes()["layers.1.attn.heads"].units([3])` or `program.select("layers.1.attn").heads[3]`.
         ragged: allow key heads with unequal numbers of query heads; a table then maps query heads to key heads.
         correct: adjust RMSNorms over a cut axis, so that results are unchanged if the removed units are always zero.
         allow_io: also resize inputs and outputs of the program.
@@ -371,7 +373,7 @@ def cut_units(
         keep = ~np.isin(np.arange(group.size), ids)
         if not keep.any():
             raise EmptyAxis("cannot remove all units of an axis", where=name, got=runs(ids),
-                            fix="cut the edge from its module into the next junction")  # fmt: skip
+                            fix="cut the edge from the module of the axis into the next junction")  # fmt: skip
         apart = _apart(group, keep)
         if apart is None and ragged and group.kind == "heads":
             made = _tabulate(e, group)
@@ -400,7 +402,7 @@ def permute(e: Transaction, axis: str, order: Sequence[int], *, allow_io: bool =
     _check_single(group)
     if sorted(indices) != list(range(group.size)):
         expected = f"0 to {group.size - 1} once each"
-        raise UsageError("order is not a permutation of the units", where=axis, expected=expected, got=indices[:20])
+        raise UsageError("`order` is not a permutation of the units", where=axis, expected=expected, got=indices[:20])
     e.do(resize(found, {axis: indices}))
 
 
@@ -409,10 +411,10 @@ def grow(e: Transaction, axis: str, n: int, init: str = "zero_out", *, seed: int
 
     Args:
         axis: name in `program.axes()`.
-        init: "zero_out": weights that produce the new units are random and weights that read them zero, or the reverse
-            if a norm runs over the axis. "duplicate": new units are copies of random units; the weights that read a
-            unit are split at random (a quarter to three quarters) among the unit and its copies.
-        seed: of the random numbers.
+        init: "zero_out": weights that produce the new units are random and weights that read them are zero, or the
+            reverse if a norm runs over the axis. "duplicate": new units are copies of randomly chosen units; weights
+            that read a unit are split among the unit and its copies, at random (a quarter to three quarters).
+        seed: seed of the random numbers.
         allow_io: also resize inputs and outputs of the program.
     Raises: FrozenAxis; UsageError for invalid arguments, or if new units would change the results.
     """
@@ -422,14 +424,14 @@ def grow(e: Transaction, axis: str, n: int, init: str = "zero_out", *, seed: int
     if init not in ("zero_out", "duplicate"):
         raise UsageError("unknown value of init", where=axis, expected="zero_out or duplicate", got=init)
     if type(n) is not int or n < 1:
-        raise UsageError("the number of new units must be an integer >= 1", where=axis, got=n)
+        raise UsageError("invalid number of new units", where=axis, expected="an integer >= 1", got=n)
     _Growth(e, found, group, n, seed).make(init)
 
 
 def _check_single(group: AxisGroup) -> None:
     if len(group.atoms) != 1:
         parts = ", ".join(group.axes.names[a] for a in group.atoms)
-        raise UsageError("the axis combines two axes and cannot be edited as one", where=group.name,
+        raise UsageError("cannot edit an axis that is the product of two axes", where=group.name,
                          expected=f"one of {parts}")  # fmt: skip
 
 
@@ -437,15 +439,15 @@ def _resizable(found: Axes, name: str, allow_io: bool) -> AxisGroup:
     group = found[name]
     bound = [why for why in group.frozen if not (allow_io and why in group.ends)]
     if bound:
-        fix = "allow_io=True resizes inputs and outputs too" if set(bound) <= set(group.ends) else None
+        fix = "pass allow_io=True to resize inputs and outputs too" if set(bound) <= set(group.ends) else None
         raise FrozenAxis("the axis cannot be resized", where=name, got="; ".join(bound[:3]), fix=fix)
     return group
 
 
 def _apart(group: AxisGroup, keep: np.ndarray) -> list[np.ndarray] | None:
-    """Split a mask of kept units into one mask per atom, such as one over kv groups and one over their queries.
+    """Split a mask of the units to keep into one mask per atom, such as one over kv groups and one over their queries.
 
-    Returns None if the mask is not the outer product of such masks, or if it would remove all channels of a group of a
+    Return None if the mask is not the outer product of such masks, or if it would remove all channels of a group of a
     grouped convolution. Such a group also produces other channels, so it can be removed only as a unit of its own axis.
     """
     grid = keep.reshape([int(a.size) for a in group.atoms])
@@ -460,15 +462,15 @@ def _ragged_unit(group: AxisGroup, ids: Sequence[int]) -> RaggedUnit:
     names = [group.axes.names[a] for a in group.atoms]
     shape = [int(a.size) for a in group.atoms]
     one = [f"unit {i} of {name}" for i, name in zip(np.unravel_index(ids[0], shape), names, strict=True)]
-    ragged = ", or cut_units(ragged=True)" if group.kind == "heads" else ""
-    whole = f"all {shape[-1]} of one of {names[0]}, or " if group.kind == "heads" else ""
-    return RaggedUnit(f"{names[0]} would have unequal numbers of {group.kind}", where=group.name,
-                      expected=f"{whole}the same one of each of {names[0]}", got=runs(tuple(ids)),
-                      fix=" or ".join(one) + ragged)  # fmt: skip
+    ragged = ", or call cut_units(..., ragged=True)" if group.kind == "heads" else ""
+    whole = f"all {shape[-1]} {group.kind} of some units of {names[0]}, or " if group.kind == "heads" else ""
+    return RaggedUnit(f"the units of {names[0]} would have unequal numbers of {group.kind}", where=group.name,
+                      expected=f"{whole}the same {group.kind} of every unit", got=f"{group.kind} {runs(tuple(ids))}",
+                      fix=f"cut {' or '.join(one)}{ragged}")  # fmt: skip
 
 
 def _tabulate(e: Transaction, group: AxisGroup) -> str:
-    """Select the key head of each query head by a table, with equal results; return the new axis of query heads."""
+    """Map query heads to key heads by a table, with equal results; return the name of the new axis of query heads."""
     p, each = e.program, int(group.atoms[1].size)
     here = [n for n, kind, term in group.axes.solution.composites
             if kind == "heads" and tuple(atoms(term)) == group.atoms]  # fmt: skip
@@ -498,9 +500,9 @@ class _Growth:
         self.consumers = self._consumers()
 
     def _consumers(self) -> dict[str, set[int]]:
-        """Return weight key -> the dimensions that all readers of the weight sum over.
+        """Return a dict from weight key to the dimensions along the axis that all readers of the weight sum over.
 
-        Raises: UsageError if a sum over the axis reads no such weight, whose zeros could cancel new units.
+        Raises: UsageError if an op that sums over the axis reads no such weight, whose zeros could cancel new units.
         """
         p, found = self.e.program, {}
         for node, ends in self.found.solution.notes.get(self.atom, AtomNotes()).summed:
@@ -509,7 +511,7 @@ class _Growth:
             alone = [(w, dim) for w, dim in weights if self.found.summed[w, dim, self.atom]]
             if not alone and not (weights and self.group.mixed):
                 raise UsageError("cannot add units: this op sums over the axis, and new units would change its sum",
-                                 expected="a weight of the op that reads this axis alone, to be zero for new units",
+                                 expected="a weight operand to set to zero for new units: all readers sum over it",
                                  where=f"{self.group.name}, {p.path(node)} ({p.op(node)})")  # fmt: skip
             for w, dim in alone:
                 found.setdefault(p.key(w), set()).add(dim)
@@ -519,7 +521,7 @@ class _Growth:
         group = self.group
         if init == "duplicate" and group.mixed:
             raise UsageError("duplicated units would change the result of an op", where=group.name, got=group.mixed[0],
-                             fix='grow(init="zero_out")')  # fmt: skip
+                             fix='pass init="zero_out"')  # fmt: skip
         if group.mixed and not group.corrected:
             raise UsageError("new units would change the result of an op, even if they are zero",
                              where=group.name, got="; ".join(group.mixed[:3]))  # fmt: skip
@@ -532,7 +534,7 @@ class _Growth:
             self._share()
 
     def _zero_out(self, key: str, array: NDArray, indices: Maps) -> np.ndarray:
-        """Return random values if a weight produces new units, zeros if it reads them; the reverse under a norm."""
+        """Return entries for new units: random if a weight produces them, zero if it reads them; reverse for norms."""
         shape = _new_shape(array, indices)
         old = array.to_numpy("float64")
         if len(shape) < 2:
@@ -546,7 +548,7 @@ class _Growth:
         return np.where(kept(shape, zero), self.rng.normal(0.0, old.std() or 1.0, shape), 0.0)
 
     def _changes_zero(self) -> str | None:
-        """Return the path of an elementwise op that maps zero units to nonzero values, or None."""
+        """Return the path of an elementwise op along the axis that maps zero to a nonzero value; None if no op does."""
         p, inside = self.e.program, {m.value for m in self.group.members}
         for member in self.group.members:
             node = member.value.node
@@ -559,13 +561,13 @@ class _Growth:
         return None
 
     def _copies(self, key: str, array: NDArray, indices: Maps) -> np.ndarray:
-        """Return the old entries, followed by copies of the entries of the units `self.chosen`."""
+        """Return a weight with its old entries, followed by copies of the entries of the units in `self.chosen`."""
         units = {self.atom: np.concatenate([np.arange(self.group.size), self.chosen])}
         old = {dim: spread(self.found.weights[key][dim], units) for dim in indices}
         return remapped(array.to_numpy("float64"), old)
 
     def _share(self) -> None:
-        """Split the weights that read a unit among the unit and its copies; the parts sum to the whole."""
+        """Split the weights that read a unit among the unit and its copies; the parts sum to the old weights."""
         count = np.bincount(self.chosen, minlength=self.group.size)
         part = np.ones(self.group.size + self.n)
         for unit in np.flatnonzero(count):
@@ -586,7 +588,7 @@ class _Growth:
 
 
 def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
-    """Return the factor for each index of a dimension: the factor of the unit that the index belongs to, or 1 if none.
+    """Return the factor for each index of a dimension: that of the unit at this index, or 1 where there is no unit.
 
     `term` describes the dimension, `group` lists the atoms of the axis, and `part` has one factor per unit.
     """

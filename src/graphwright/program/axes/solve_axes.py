@@ -1,4 +1,4 @@
-"""Solving for axes: one walk over a program in order, joining dimensions by the `axes` rule of each op.
+"""Inference of axes: one walk over a program in topological order joins dimensions by the `axes` rule of each op.
 
 The result has a term for every dimension of every value (see `graphwright.ops.axes`), and notes on the atoms of the
 terms. An atom is a size that is not split further.
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AtomNotes:
-    """Facts that ops state about one atom, as (node, text) pairs.
+    """Notes of ops on one atom: lists of (node, text), and `summed`.
 
-    `summed` has pairs of a node that sums over the atom and the (operand number, dimension) pairs that it sums over.
+    `summed` lists the nodes that sum over the atom, each as (node, pairs of operand number and summed dimension).
     """
 
     frozen: list[tuple[NodeId, str]] = field(default_factory=list)  # reasons why it cannot be resized
@@ -35,7 +35,7 @@ class AtomNotes:
 
 
 class Lookup(NamedTuple):
-    """A constant table of indices into an axis: an entry is removed with the unit it refers to."""
+    """A constant table of indices into an axis. If a unit is removed, so are the entries of the table that index it."""
 
     key: str  # of the constant
     axis: Term  # that the entries index
@@ -46,8 +46,8 @@ class Lookup(NamedTuple):
 class AxisSolution:
     """The dimensions of one state of a program, as terms of atoms.
 
-    `sizes` lists the attributes that hold sizes of dimensions, as (node, attribute, term or terms). `composites` lists
-    the dimensions that consist of several atoms and whose units have a kind, as (node, kind, term).
+    `sizes` lists the op attributes that hold sizes of dimensions, as (node, attribute, term or terms). `composites`
+    lists the dimensions of several atoms whose units have a kind, such as heads, as (node, kind, term).
     """
 
     dims: dict[Value, Dims] = field(default_factory=dict)  # value -> terms of its dimensions, resolved
@@ -59,7 +59,7 @@ class AxisSolution:
 
 
 def solve(p: Program) -> AxisSolution:
-    """Solve for the axes of a program; its specs must be up to date."""
+    """Infer the terms of all dimensions of a program, whose specs must be up to date."""
     found = AxisSolution()
     dims = found.dims
     ranges: dict[Value, Term | None] = {}
@@ -135,7 +135,7 @@ def _collected(notes: Iterable[tuple[NodeId, AxisFact]]) -> dict[Atom, AtomNotes
 
 
 def origin(p: Program, value: Value) -> NodeId | None:
-    """Return the param, const or state whose value this is, directly or through casts and copies; else None."""
+    """Return the param, const or state from which a value comes, directly or through casts and copies; else None."""
     node = value.node
     while p.op(node) not in STORED:
         if p.op(node) in SOURCES or p.op(node) == ASSIGN or not get(p.op(node)).traits.convert:

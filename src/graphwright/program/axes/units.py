@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Units:
-    """A selection of units of axes, by the name of the axis, and of layers, by the path of their list (`layers`)."""
+    """A selection of units of axes, given by axis name, and of layers, given by the path of their list (`layers`)."""
 
     program: Program
     chosen: Mapping[str, tuple[int, ...]]  # axis or list of layers -> indices of the chosen units, ascending
@@ -36,15 +36,15 @@ class Units:
 
     @staticmethod
     def of(p: Program, groups: Iterable[AxisGroup]) -> Units:
-        """Return all units of some axes."""
+        """Return a selection of all units of the given axes."""
         sizes = {group.name: group.size for group in groups}
         return Units(p, {name: tuple(range(n)) for name, n in sizes.items()}, sizes)
 
     @staticmethod
     def within(selection: Selection, kind: str) -> Units:
-        """Return the units of one kind that selected nodes produce, or if they produce none, the units that they read.
+        """Return the units of one kind that selected nodes produce; if they produce none, the units that they read.
 
-        Nodes produce the units of an axis if one of their weights has a dimension of it that is not summed over.
+        Selected nodes produce the units of an axis if it is a dimension of a selected weight that is not summed over.
         """
         selection.names()  # raises StaleSelection
         p, inside = selection.program, set(selection.nodes)
@@ -58,23 +58,23 @@ class Units:
     # -- looking -----------------------------------------------------------------------------------------------------
     @property
     def count(self) -> int:
-        """Number of units, over all axes."""
+        """Number of selected units of all axes."""
         return sum(map(len, self.chosen.values()))
 
     def names(self) -> list[str]:
-        """Return `axis[unit]` for each unit."""
+        """Return a name for each unit, such as `layers.0.attn.heads[3]`."""
         return [f"{name}[{i}]" for name, ids in self.chosen.items() for i in ids]
 
     def show(self) -> Units:
-        """Print the units, a line per axis; return self."""
+        """Print the selected units, one line per axis; return self."""
         print(self)  # the one method whose job is to print
         return self
 
     def assert_count(self, n: int) -> Units:
-        """Return self. Raises: CountMismatch if the number of units is not `n`."""
+        """Return self if `n` units are selected. Raises: CountMismatch otherwise."""
         if self.count != n:
             raise errors.CountMismatch(
-                "unexpected number of units", expected=n, got=f"{self.count}: {self.names()[:10]}"
+                "unexpected number of selected units", expected=n, got=f"{self.count}: {self.names()[:10]}"
             )
         return self
 
@@ -98,7 +98,7 @@ class Units:
 
     # -- choosing ----------------------------------------------------------------------------------------------------
     def __getitem__(self, index: Any) -> Units:
-        """Index the chosen units of each axis by an int, several ints, a slice or a mask. Raises: UnitRange."""
+        """Select some of the units of each axis by an int, several ints, a slice or a mask. Raises: UnitRange."""
         chosen = {name: tuple(ids[i] for i in numbers(index, len(ids), name)) for name, ids in self.chosen.items()}
         return Units(self.program, chosen, self.sizes)
 
@@ -118,15 +118,15 @@ class Units:
 
     def _with(self, other: Units, combine: Any) -> Units:
         if not isinstance(other, Units) or other.program is not self.program:
-            raise errors.ForeignNode("cannot combine units of different programs", expected=repr(self),
-                                     got=repr(other)[:120])  # fmt: skip
+            what = "units of different programs" if isinstance(other, Units) else "units with an object of another type"
+            raise errors.ForeignNode(f"cannot combine {what}", expected=repr(self), got=repr(other)[:120])
         sizes = {**self.sizes, **other.sizes}
         chosen = {n: combine(set(self.chosen.get(n, ())), set(other.chosen.get(n, ()))) for n in sizes}
         return Units(self.program, {n: tuple(sorted(ids)) for n, ids in chosen.items()}, sizes)
 
     # -- edits -------------------------------------------------------------------------------------------------------
     def edit(self, why: str, *, allow_empty: bool = False) -> Transaction:
-        """Open an edit on the program. Raises: EmptySelection if no unit is chosen."""
+        """Open an edit of the program. Raises: EmptySelection if no unit is selected, unless `allow_empty`."""
         self.check_nonempty(allow_empty)
         return self.program.edit(why)
 
@@ -142,15 +142,15 @@ class Units:
         """Cut units in one edit; return the units that were cut.
 
         Args:
-            keep: which of the chosen units to keep, as an index of this selection.
-            drop: which of the chosen units to cut; without `keep` and `drop` all chosen units are cut.
-            why: reason, for the journal.
+            keep: which of the selected units to keep: an int, several ints, a slice or a mask.
+            drop: which of the selected units to cut. Without `keep` and `drop`, all selected units are cut.
+            why: reason for the edit, written to the journal.
             ragged: see `Transaction.cut_units`.
-            allow_empty: do nothing if there is nothing to cut.
-        Raises: EmptySelection; UsageError if both `keep` and `drop` are given; the errors of `cut_units`.
+            allow_empty: do nothing, instead of raising EmptySelection, if there are no units to cut.
+        Raises: EmptySelection; UsageError if both `keep` and `drop` are given; the errors of `Transaction.cut_units`.
         """
         if keep is not None and drop is not None:
-            raise UsageError("both keep and drop are given", expected="one of them")
+            raise UsageError("both keep and drop are given", expected="only one of keep and drop")
         gone = self if drop is None else self[drop]
         if keep is not None:
             gone = self - self[keep]
@@ -163,13 +163,13 @@ class Units:
     def gate(
         self, kind: str = "hard_concrete", *, why: str | None = None, **options: Unpack[GateKeywords]
     ) -> tuple[NodeId, ...]:
-        """Add gates to whole axes or to layers in one edit; return their handles. See `Transaction.gate`."""
+        """Add gates to the units of whole axes, or to layers, in one edit; return the handles of the gates."""
         self.check_nonempty()
         with self.program.edit(why or f"gates on {', '.join(list(self.chosen)[:3])}") as e:
             return e.gate(self, kind, **options)
 
     def check_nonempty(self, allow_empty: bool = False) -> None:
-        """Raise EmptySelection if no unit is chosen and `allow_empty` is False."""
+        """Raise EmptySelection if no unit is selected and `allow_empty` is False."""
         if not self.count and not allow_empty:
             known = ", ".join(list(self.sizes or self.program.axes())[:6])
             raise errors.EmptySelection("no units are selected", where=self.program.name, expected=f"units of {known}")
@@ -179,7 +179,8 @@ def numbers(index: Any, count: int, name: str) -> tuple[int, ...]:
     """Return sorted unit indices from an int, several ints, a slice or a mask. Raises: UnitRange, UsageError."""
     if isinstance(index, slice):
         return tuple(sorted(range(count)[index]))
-    unsupported = UsageError("invalid index of units", where=name, expected="int, ints, slice or mask", got=index)
+    expected = "an int, several ints, a slice or a mask"
+    unsupported = UsageError("invalid index of units", where=name, expected=expected, got=index)
     if isinstance(index, bool) or not isinstance(index, int | np.integer | Sequence | np.ndarray | set | frozenset):
         raise unsupported
     given = np.asarray(sorted(index) if isinstance(index, set | frozenset | range) else index)
@@ -197,7 +198,7 @@ def numbers(index: Any, count: int, name: str) -> tuple[int, ...]:
 
 
 def runs(indices: Sequence[int]) -> str:
-    """Format indices as text, such as `0-4 6 8-9`; three indices of -1 (new units) in a row become `+3`."""
+    """Format unit indices as text, such as `0-4 6 8-9`. A run of three indices -1 (new units) becomes `+3`."""
     parts: list[str] = []
     for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0] if pair[1] >= 0 else None):
         numbers = [number for _, number in run]
@@ -221,13 +222,13 @@ def parsed(form: str, limit: int = 1 << 24) -> tuple[int, ...]:
 
 
 def layers(p: Program, nodes: Iterable[NodeId] | None = None) -> dict[str, list[int]]:
-    """Return path of a module list -> sorted numbers of its modules; with `nodes`, only modules that contain one."""
+    """Return a dict from module list path to sorted module numbers; given `nodes`, only of modules that contain one."""
     found = _modules(p, p.nodes() if nodes is None else nodes)
     return {prefix: sorted(numbers) for prefix, numbers in sorted(found.items())}
 
 
 def _modules(p: Program, nodes: Iterable[NodeId]) -> dict[str, dict[int, list[NodeId]]]:
-    """Return path of a list of modules -> module number -> its nodes."""
+    """Return a dict from module list path to a dict from module number to the nodes of the module."""
     found: dict[str, dict[int, list[NodeId]]] = {}
     for node in nodes:
         segments = p.path(node).split(".")
@@ -251,7 +252,7 @@ def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -
 
 
 def _chosen(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tuple[int, list[NodeId]]]:
-    """Return number and nodes of the layers at some indices. Raises: StaleSelection if there are not `count` layers."""
+    """Return (number, nodes) of the layers at indices `ids`. Raises: StaleSelection if there are not `count` layers."""
     inside = _modules(p, p.nodes()).get(prefix, {})
     if len(inside) != count:
         if not inside:
@@ -263,9 +264,9 @@ def _chosen(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tup
 
 
 def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tuple[int, list[EdgeId]]]:
-    """Return per layer its number and the edges that carry its branches into the sums of the residual path.
+    """Return (number, edges) of each layer: the edges by which its branches enter the sums of the residual path.
 
-    If these edges are cut, the layer passes its input on unchanged. Raises: StaleSelection; FrozenAxis if a layer has
+    If these edges are cut, the output of the layer equals its input. Raises: StaleSelection; FrozenAxis if a layer has
     no residual path around it.
     """
     found = []
@@ -277,14 +278,14 @@ def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tu
             before = _entering(p, value, inside)
             if before is None:
                 raise errors.FrozenAxis("the layer has no residual path around it", where=f"{prefix}.{number}",
-                                 got=p.path(value))  # fmt: skip
+                                 got=f"no residual path to {p.path(value)}")  # fmt: skip
             _onto(p, value, before, inside, edges)
         found.append((number, list(edges)))
     return found
 
 
 def _onto(p: Program, value: Value, before: Value, inside: set[NodeId], edges: dict[EdgeId, None]) -> bool:
-    """Return True if sums alone lead from `before` to `value`; collect the other edges into these sums in `edges`."""
+    """Return True if `value` is `before` plus other terms, by sums alone; add the edges of these terms to `edges`."""
     if value == before:
         return True
     if value.node not in inside or not _sums(p, value.node):
@@ -304,14 +305,15 @@ def _remove(e: Transaction, nodes: list[NodeId], where: str) -> None:
     lost = [v for v, before in around.items() if before is None]
     if lost or not around:
         path = ", ".join(p.path(v) for v in lost)
-        raise errors.FrozenAxis("the layer has no residual path around it", where=where, got=path or "no readers")
+        got = f"no residual path to {path}" if lost else "no result of the layer is read"
+        raise errors.FrozenAxis("the layer has no residual path around it", where=where, got=got)
     redirect(e, {value: before for value, before in around.items() if before is not None}, skip=ops)
     e.remove(sorted(ops, key=p.order_labels.key, reverse=True))
     e.remove([n for n in weights if not p.graph.out_degree(n)])
 
 
 def _entering(p: Program, value: Value, inside: set[NodeId]) -> Value | None:
-    """Return the only value from outside the layer that reaches `value` through sums alone; None if not exactly one."""
+    """Return the value from outside the layer that reaches `value` through sums alone; None for none or several."""
     stack, found = [value], set()
     while stack:
         here = stack.pop()

@@ -1,1 +1,1 @@
-"""Programs made from a program and kept beside it: gradients, training steps, tapes, patched activations."""
+"""Programs that are derived from a program: gradients, training steps, autograd tapes, copies with patched values."""

@@ -30,7 +30,7 @@ def updatable(p: Program) -> bool:
 
 
 def writes(p: Program) -> list[tuple[Value, Value]]:
-    """Return (state or param, its next value) for each write of a program."""
+    """Return the pair (state or param, its next value) of each assign node of a program."""
     return [(target, value) for target, value in map(p.operands, p.assigns())]
 
 
@@ -44,7 +44,7 @@ class VjpCall(NamedTuple):
 
 
 class GradientSum(NamedTuple):
-    """The gradients that reach one value, their sum `total`, and the nodes `made` that add them, named after `path`."""
+    """The gradients `parts` of one value, their sum `total`, and the nodes `made` that add them, named after `path`."""
 
     path: str
     parts: tuple[Value, ...]
@@ -128,7 +128,7 @@ class BackwardGraph:
             self.mirror.discard(known.made)
 
     def _updated(self, node: NodeId, op: str) -> bool:
-        """Store whether a node passes gradients on; return True if this changed, or which of its values are wanted."""
+        """Store if a node passes gradients on; return True if that, or the set of its wanted values, changed."""
         passes = False
         if op not in SOURCES and op != ASSIGN:
             row = OPS[op]

@@ -44,8 +44,8 @@ def differentiate(
 ) -> Program:
     """Return the program that computes d Σ outputs / d wrt from the inputs of `p`, over the same params.
 
-    It writes no state. With `steps=1` the result is cached with `p` and updated in place after edits of `p`, visiting
-    only nodes that the edits affect; `fork()` the result to keep it unchanged.
+    The gradient program assigns no state. With `steps=1` it is cached with `p` and updated in place after edits of `p`,
+    visiting only nodes that the edits affect; `fork()` it to get a copy that stays unchanged.
 
     Args:
         outputs: floating values, or names of nodes or outputs.
@@ -150,7 +150,7 @@ class GradientGraph:
 
     @property
     def usable(self) -> bool:
-        """True while only this object has edited `program` and the source has its inputs, roots and wanted values."""
+        """True while only this object has edited `program`, and the inputs, roots and wanted values still exist."""
         return self.mirror.usable and all(v.node in self.source.graph for v in (*self.roots, *self.wanted))
 
     def update(self) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class MirroredProgram:
-    """A program with a copy ("twin") of each needed node of `source`, over the same variables; `source` is not changed.
+    """A program with a copy ("twin") of each needed node of `source` and the same variables; `source` never changes.
 
     A node is needed while a mirrored node, or the owner of the mirror, reads it; reference counts track this.
 
@@ -342,7 +342,7 @@ class MirrorRecorder(TraceRecorder):
         return self._first
 
     def take_constants(self, unread: Callable[[NodeId], bool]) -> list[NodeId]:
-        """Forget each recorded constant with `unread(node)` True; return their nodes, which the caller deletes."""
+        """Forget the recorded constants with `unread(node)` True; return their nodes, which the caller deletes."""
         gone = {key: value.node for key, (_, value) in self._consts.items() if unread(value.node)}
         self._consts = {key: known for key, known in self._consts.items() if key not in gone}
         return list(gone.values())

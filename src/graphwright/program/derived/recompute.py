@@ -34,14 +34,14 @@ class Recomputed:
         self._retained: dict[Value, bool] = {}
 
     def took(self, node: NodeId, *, backward: bool) -> None:
-        """Record that a new node belongs to the backward, or else to the subgraph that is being traced, if any."""
+        """Assign a new node to the backward pass, or to the checkpointed subgraph that is being traced, if any."""
         if backward:
             self._backward.add(node)
         elif self.group is not None:
             self._groups[node] = self.group
 
     def read(self, value: Value) -> Value:
-        """Return the value that backward reads for `value`: a clone if it is inside a subgraph and not retained."""
+        """Return what backward reads for `value`: a recomputed clone if `value` is in a subgraph and not retained."""
         group = self._groups.get(value.node)
         if group is None or self._is_retained(value):
             return value
@@ -49,7 +49,7 @@ class Recomputed:
         return Value(self._clones[value.node], value.port)
 
     def _is_retained(self, value: Value) -> bool:
-        """Return True if forward nodes outside the subgraph read the value, or if its op updates state."""
+        """Return True if the value must stay in memory: a forward node outside reads it, or its op updates state."""
         if value not in self._retained:
             p, group = self.program, self._groups[value.node]
             readers = {p.graph.target(e) for e in p.out_edges(value.node) if p.edge_value(e) == value}

@@ -28,16 +28,16 @@ def rewrite(
     start: Callable[[Program], Swaps | None] | None = None,
     before: Callable[[Program, NodeId, Mapping[Value, Value]], Swaps] | None = None,
 ) -> tuple[Program, dict[Value, Value]]:
-    """Copy all inputs and the nodes that outputs and writes need into a new program.
+    """Copy all inputs, and the nodes that outputs and assignments depend on, into a new program.
 
     Args:
         handlers: op -> function of (new program, old node, new operands) that adds nodes and returns the result, or
             returns None to copy the node unchanged.
-        start: called with the empty program to add inputs and states first; returns replacements: value or edge of the
-            old program -> value of the new one that is read instead.
-        before: called with (new program, old node, old value -> new value) before each node is copied; returns further
-            replacements.
-    Returns: the program, and old value -> new value. Raises: InvalidProgram.
+        start: called with the empty program to add inputs and states first; returns replacements, a dict from values or
+            edges of the old program to the values of the new program that are read instead.
+        before: called with (new program, old node, dict from old to new values) before each node is copied; returns
+            further replacements.
+    Returns: the new program, and a dict from old values to new values. Raises: InvalidProgram.
     """
     refuse_broken(p)
     new = p.empty(name)
@@ -101,7 +101,7 @@ def feed_name(p: Program, at: Value | EdgeId) -> str:
 def patched(p: Program, refs: Iterable[PatchPoint]) -> Program:
     """Return a copy of the program with an additional input in place of each of these values; variables are shared.
 
-    The copy is cached for one version of the program; after an edit a new one is made, and plans of the old are stale.
+    The copy is cached until the program is edited; an edit also makes the plans of the copy stale.
     """
     points = list(dict.fromkeys(patch_point(p, ref) for ref in refs))
     cached: dict[tuple, Program] = p.derived.setdefault("patched", {})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class TracedNodes(NamedTuple):
-    """The nodes of one trace."""
+    """The nodes of one trace, by their content and by their role, so that the next trace can reuse them."""
 
     by_content: dict[tuple[Any, ...], NodeId]  # (op, operands, attributes), or the id of an array or variable -> node
     by_role: dict[tuple[str, int, str], NodeId]  # (scope and op, how often it was recorded so far, attributes) -> node
@@ -146,8 +146,8 @@ class TrainingTask:
 class TrainingStepGraph:
     """One training step of `source` as a program; `update` follows the edits of `source`, which is never changed.
 
-    Its `program` maps the inputs to the results of the objective. It performs the writes of the source and of the
-    parameter update.
+    Its `program` maps the inputs to the results of the objective. A run of it also performs the state assignments of
+    the source, and the parameter update.
     """
 
     def __init__(self, source: Program, task: TrainingTask) -> None:
@@ -321,4 +321,4 @@ class RetracedStep:
         return all(fact() == value for fact, value in self._recorder.facts)
 
     def update(self) -> None:
-        """Do nothing: after an edit of the source the caller makes a new object."""
+        """Do nothing: after an edit of the source the caller creates a new object."""

@@ -51,7 +51,7 @@ def _ancestors(roots: Sequence[Any]) -> set[Any]:
 
 
 def _steps(nodes: Sequence[Any]) -> dict[Any, int]:
-    """Return tape node -> step of a loop over time; empty if no parameter is used often enough for a loop.
+    """Map each tape node to its step in a loop over time; empty if no parameter is used often enough for a loop.
 
     The step of a node is the number of earlier uses of its parameters, but not less than the steps of its operands.
     """

@@ -90,7 +90,7 @@ def arrange(nets: Sequence[Net], inner: Sequence[Arrangement | None], entries: i
 
 
 def _steps(positions: list[int], main: int) -> list[int]:
-    """Return the number of each pin in left-to-right order, counted from pin `main`, or from the middle pin if -1."""
+    """Number pins from left to right; pin `main` has number 0, or the middle pin if `main` is -1."""
     order = sorted(range(len(positions)), key=lambda k: (positions[k], k != main, k))
     zero = order.index(main) if main >= 0 else len(order) // 2
     number = {k: place - zero for place, k in enumerate(order)}
@@ -225,7 +225,8 @@ class _Router:
     def _channel(self, own: int, others: list[int], first: int, last: int, back: bool) -> int:
         """Choose a channel beside lane `own` for a track in rows `first` to `last`, on the side of the lanes `others`.
 
-        If these are balanced, the channel is beyond used lanes; for wires that lead up (`back`), right of all lanes.
+        If as many of `others` are left as right, the channel is beyond the used lanes. For wires that lead up (`back`),
+        it is to the right of all lanes.
         """
         used = set(self.taken.used(first, last))
         if back:
@@ -282,7 +283,7 @@ class _Router:
         return widest
 
     def on_axis(self, x: X) -> bool:
-        """Return True if a position is in the middle of its lane, no matter whether its child is open or closed."""
+        """Return True if a position is in the middle of its lane, whether its child is open or closed."""
         if x.kind in (LANE, TRACK):
             return x.kind == LANE
         inner = self.inner[x.a]
@@ -429,8 +430,8 @@ def lanes(
 def _chains(rank: list[int], before: Lists, after: Lists, spine: set[int]) -> Lists:
     """Split the children outside the trunk into chains, each drawn in one lane; sorted by their first child.
 
-    A child is followed by the reader with the longest path below it, if no other source of this reader is in a lower
-    row. Then each child that follows none is appended to its lowest source that is not followed yet, if any.
+    A chain continues with the reader that has the longest path below it, if no other source of this reader is in a
+    lower row. Then a chain is appended to the lowest source of its first child that ends another chain, if any.
     """
     n = len(rank)
     height = [0] * n
@@ -484,10 +485,10 @@ def _place(chains: Lists, rank: list[int], lane: list[int], taken: Occupancy) ->
 def gutter_tracks(wires: Sequence[Wire], rows: int, position: Callable[[X], int]) -> list[int]:
     """Assign a track to every bend; the wires of one net share a track.
 
-    Two nets share a track of a gutter if their horizontal segments do not touch. If one net enters the gutter at the
-    horizontal position at which another net leaves it, the first gets the upper track, so that their vertical segments
-    do not overlap. Cycles of such constraints are broken.
-    Returns: the number of tracks per gutter, from the one above row 0 on.
+    Two nets share a track of a gutter if their horizontal segments do not touch. If net A enters the gutter at the
+    horizontal position at which net B leaves it, A gets a track above that of B, so that their vertical segments do not
+    overlap. Cycles of such constraints are broken.
+    Returns: the number of tracks of each gutter, starting with the gutter above row 0.
     """
     ends: list[dict[int, tuple[set[int], set[int]]]] = [{} for _ in range(rows + 1)]  # net -> above and below a gutter
     for wire in wires:
@@ -502,7 +503,7 @@ def gutter_tracks(wires: Sequence[Wire], rows: int, position: Callable[[X], int]
 
 
 def _assign(nets: dict[int, tuple[set[int], set[int]]]) -> dict[int, int]:
-    """Return net -> track in one gutter; `nets` has the positions where its wires enter (above) and leave (below)."""
+    """Map nets to tracks in one gutter; `nets` has the positions of a net's wires above and below the gutter."""
     span = {net: (min(above | below), max(above | below)) for net, (above, below) in nets.items()}
     leaving: dict[int, list[int]] = {}
     for net, (_, below) in nets.items():

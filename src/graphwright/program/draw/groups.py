@@ -62,7 +62,7 @@ class ModuleGroup:
 
     @property
     def title(self) -> str:
-        """The text on its frame."""
+        """The text on the frame of the group."""
         return short(name_of(self.path)) + (f" × {self.repeat}" if self.repeat > 1 else "")
 
 
@@ -202,7 +202,7 @@ _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)", re.DOTALL)
 
 
 def runs(tree: GroupTree) -> dict[int, list[list[int]]]:
-    """Find the runs of each group: two or more equal inner groups with consecutive numbers, as `block3`, `block4`."""
+    """Map each group to its runs: two or more equal inner groups with consecutive numbers (`block3`, `block4`)."""
     found: dict[int, list[list[int]]] = {}
     for at, module in enumerate(tree.modules):
         keys: dict[int, tuple[object, ...]] = {}
@@ -217,7 +217,7 @@ def runs(tree: GroupTree) -> dict[int, list[list[int]]]:
 
 
 def folded(scene: Scene, tree: GroupTree) -> Scene:
-    """Return a scene with each run of equal modules once, as `layers.[0-21]`, without the edges inside a run."""
+    """Return a scene in which one module, such as `layers.[0-21]`, replaces each run of equal modules and its edges."""
     found = runs(tree)
     stands_for: dict[int, tuple[int, str, int]] = {}  # module -> (first of its run, new segment, length)
     for lists in found.values():
@@ -264,7 +264,7 @@ def _within_a_run(tree: GroupTree, edge: SceneEdge, stands_for: dict[int, tuple[
 def bundled(scene: Scene, tree: GroupTree, size: int) -> Scene:
     """Return a scene in which every `size` top-level nodes or groups form a new group.
 
-    They are taken in topological order; nodes in cycles come last.
+    Nodes and groups are taken in topological order; those in cycles come last.
     """
     order = {i: k for k, i in enumerate(kahn_order(data_readers(scene)))}
     top = [ROOT]
@@ -308,7 +308,7 @@ class SceneView:
     closed: tuple[str, ...] = ()
 
     def shown_as(self) -> list[int]:
-        """Return, per group, the outermost closed group that contains it or is it; -1 if all these groups are open."""
+        """Return, per group, the outermost closed group among the group and its ancestors; -1 if all are open."""
         top = [-1]
         for at, module in enumerate(self.tree.modules[1:], start=1):
             above = top[module.parent]

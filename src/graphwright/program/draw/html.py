@@ -153,7 +153,7 @@ def _content(
 
 
 def _box(box: Box, overlay: Overlay, blame: list[int], lines: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a box as JSON for `page.js`; `blame` are indices of journal entries, `lines` further lines of its tip."""
+    """Return a box as JSON for `page.js`; `blame` are indices of journal entries, `lines` more lines of the tooltip."""
     note = overlay.notes.get(box.target)
     found = {
         "path": clean(box.path),
@@ -175,7 +175,7 @@ def _plain(a: Arrangement, nets: Sequence[Net]) -> dict[str, Any]:
 
 
 def _blame(program: Program) -> tuple[list[str], dict[str, list[int]]]:
-    """Return the journal entries as text, and path or checkpoint key -> indices of the entries whose edits name it."""
+    """Return the journal entries as text, and a dict from path or checkpoint key to the entries whose edits name it."""
     entries: list[str] = []
     found: dict[str, list[int]] = {}
     for number, entry in enumerate(program.journal):

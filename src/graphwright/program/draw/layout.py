@@ -49,7 +49,7 @@ class Box:
 
     @property
     def target(self) -> str:
-        """The name of the box in an `Overlay`: its path; for a group a dot is appended, which no node path ends in."""
+        """The name of the box in an `Overlay`: its path. A group's path gets a final dot, to differ from node paths."""
         return f"{self.path}." if self.kind == "group" else self.path
 
 

@@ -54,7 +54,7 @@ class SceneEdge(NamedTuple):
 
 @dataclass(slots=True)
 class Scene:
-    """Nodes, the edges between them, and path of a folded group -> number of equal modules that it stands for."""
+    """The nodes and edges of a picture; `repeats` maps a folded group's path to the number of modules it stands for."""
 
     nodes: list[SceneNode]
     edges: list[SceneEdge]
@@ -121,7 +121,7 @@ def _differ(program: Program, before: Program, node: SceneNode, was: SceneNode) 
 
 
 def _identities(scene: Scene) -> list[tuple[str, int, str, int]]:
-    """Return per edge a key equal in both programs: path and result of the source, path and port of the target.
+    """Return for each edge a key that is equal in both programs: source path and result, target path and port.
 
     The inputs of a junction are interchangeable, so for them the number of earlier edges between the same ends replaces
     the port.
@@ -136,7 +136,7 @@ def _identities(scene: Scene) -> list[tuple[str, int, str, int]]:
 
 
 def inside_readers(scene: Scene) -> Scene:
-    """Return a scene with params and consts listed inside the nodes that read them; unread ones are kept as nodes."""
+    """Return a scene that lists params and consts inside the nodes that read them; those without readers stay nodes."""
     nodes = scene.nodes
     read_by: dict[int, list[SceneEdge]] = {}
     for edge in scene.edges:
@@ -204,7 +204,7 @@ def kinds(scene: Scene) -> list[str]:
     """Return the kind of each edge: `residual`, `attention`, `state` or `data`.
 
     A `residual` edge enters a sum and bypasses a branch: its source is also an ancestor of another operand of the sum.
-    An `attention` edge enters an attention op. A `state` edge leaves a state, enters it, or enters a write of it.
+    An `attention` edge enters an attention op. A `state` edge leaves or enters a state, or enters its assign node.
     """
     nodes, edges = scene.nodes, scene.edges
     after = data_readers(scene)

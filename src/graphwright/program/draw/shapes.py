@@ -1,4 +1,4 @@
-"""Pictures and charts as plain values: shapes with attributes, and their SVG text.
+"""Pictures and charts as lists of shapes with attributes, and the SVG text of the shapes.
 
 Drawings of programs, pictures of genomes and charts all become shapes; no other module of the package writes SVG.
 """
@@ -16,7 +16,7 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"})
 
 
 def clean(text: str) -> str:
-    r"""Replace control characters, direction marks and characters that XML forbids by a visible `\u{...}`."""
+    r"""Replace control characters, direction marks and characters that XML forbids by visible `\u{...}` escapes."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c == " " or unicodedata.category(c) not in _HIDDEN else f"\\u{{{ord(c):x}}}" for c in text)

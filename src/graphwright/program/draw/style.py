@@ -47,7 +47,7 @@ def short(text: str, most: int = _LONGEST) -> str:
 
 
 def name_of(path: str) -> str:
-    """Return the last segment of a path, preceded by the one before if it is only a number or a range."""
+    """Return the last segment of a path; if it is only a number or a range, return the last two segments."""
     head, _, last = path.rpartition(".")
     if head and not any(c.isalpha() for c in last):
         return f"{head.rpartition('.')[2]}.{last}"
@@ -228,7 +228,7 @@ def _on_scale(value: float, logarithmic: bool) -> bool:
 
 
 def _share(value: float, low: float, high: float, logarithmic: bool) -> float:
-    """Return where a value is on the colour scale from `low` (0) to `high` (1); 0.5 if the two are equal."""
+    """Return the position of a value on the colour scale: 0 at `low`, 1 at `high`, and 0.5 if `low` equals `high`."""
     if low == high:
         return 0.5
     if logarithmic:

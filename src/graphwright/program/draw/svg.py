@@ -61,7 +61,7 @@ def notebook(program: Program) -> str:
 
 
 def written(picture: str, path: StrPath | None) -> str:
-    """Return a picture; if a path is given, also write it there atomically. Raises: UnwritableTarget."""
+    """Return the text of a picture; if a path is given, also write the file atomically. Raises: UnwritableTarget."""
     if path is not None:
         atomic_write(path, picture.encode())
     return picture

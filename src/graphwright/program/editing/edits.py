@@ -1,4 +1,4 @@
-"""The primitive edits: immutable objects with `check`, `invert` and `apply`. Every edit of a program is a list of them.
+"""The primitive edits: immutable objects with `check`, `invert` and `apply`. Transactions are lists of these edits.
 
 Tested invariant: `apply` and then `apply` of the inverse edit leave the hash and the bytes of a program unchanged.
 """
@@ -84,13 +84,13 @@ class Edit:
         raise NotImplementedError
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
-        """Return the nodes that still exist and whose operands, attributes or weight the edit changed."""
+        """Return the nodes whose operands, attributes or weight the edit changed, without removed nodes."""
         graph = p.graph
         handles = [h for name in self.handles if (h := getattr(self, name)) in graph]
         return tuple([h if isinstance(h, NodeId) else graph.target(h) for h in handles])
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        """Return the journal record of the edit: nodes by path and port, weights by key, and all handles."""
+        """Return the journal record: a dict that names nodes by path, weights by key, and also contains the handles."""
         record: dict[str, Any] = {"edit": type(self).__name__}
         for name, kind in self.packed.items():
             value = getattr(self, name)

@@ -96,7 +96,7 @@ def gate(
         init: initial logits, one number or one per element; by default a constant of the kind, see `INITS`.
         group: name of the temperature that the gates of a group share; by default `hard_concrete` or `default`.
         cost: cost of each open element: "params", the number of param entries removed with it; "one"; or integers.
-    Returns: the handle of the gate, which is its first multiplication node; a tuple of them for units or a list.
+    Returns: the handle of the gate, which is its first multiplication node; a tuple of handles for units or a list.
     Raises: GateNotAllowed for an edge into an op, NotZeroPreserving if zeroing a unit differs from removing it,
         DeadGate for logits that are not finite, StaleHandle, UnknownEdge.
     """
@@ -158,7 +158,7 @@ def _edge_site(p: Program, edge: EdgeId, element: int | None) -> _Site:
         what = "cannot gate this edge: its target is not a junction"
         raise GateNotAllowed(what, where=p.path(edge), fix=fix)
     if g.of_site(p, value.node) is not None:
-        raise GateNotAllowed("the edge already has a gate", where=p.path(edge), fix="e.ungate(gate)")
+        raise GateNotAllowed("the edge already has a gate", where=p.path(edge), fix="call e.ungate(gate)")
     source = p.path(value.node).rpartition(".")[2]
     return _Site(value, None, (edge,), False, f"{p.path(target)}.{source}.gate", element)
 
@@ -198,7 +198,7 @@ def _mixed(group: AxisGroup) -> list[NodeId]:
 
 
 def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
-    """Return (list of (scores, dimension, edges) of each softmax over the axis, set of softmaxes and descendants).
+    """Return a list of (scores, dimension, edges) per softmax over the axis, and these softmaxes and their dependents.
 
     A score of -∞ removes a unit: its softmax weight is 0, and ops that sort or count these weights never choose it.
     """
@@ -215,9 +215,9 @@ def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
 
 
 def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> list[_Place]:
-    """Return the operands to gate, as (value, dimension, edges that read it), of all ops that sum over the axis.
+    """Return (value, dimension, edges that read the value) for the operands to gate of ops that sum over the axis.
 
-    Ops in `decided` are skipped. The dimension is the axis alone if possible; else it also contains other axes.
+    Ops in `decided` are skipped. The dimension is exactly the axis if possible; else it also contains other axes.
     """
     solution = group.axes.solution
     found: dict[tuple[Value, int], dict[EdgeId, None]] = {}
@@ -238,7 +238,7 @@ def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> l
 
 
 def _exact(p: Program, group: AxisGroup, value: Value) -> tuple[Value, int] | None:
-    """Return (nearest value at or before `value` with a dimension that is the axis alone, that dimension).
+    """Return (`value` or the nearest value before it with a dimension that is exactly the axis, that dimension).
 
     Return None if a node between the two values is not a view, or if a value between them has another reader.
     """
@@ -275,7 +275,7 @@ def unit_costs(p: Program, group: AxisGroup, each: Mapping[str, float]) -> np.nd
 
 
 def removed_with(p: Program, edges: Iterable[EdgeId]) -> set[NodeId]:
-    """Return the nodes before these edges that no output or assign node needs once the edges are removed."""
+    """Return the nodes upstream of these edges that no output or assign node needs once the edges are removed."""
     needed = {v.node for v in p.outputs()} | set(p.assigns())
     left: dict[NodeId, int] = {}
     stack, gone = list(edges), set()

@@ -32,7 +32,7 @@ class History:
 
     Attributes:
         undoable, redoable: stacks of the journal entries that can be undone and redone; the next entry is the last.
-        marks: dict from the name of a mark to `seq` of the last undoable entry when it was set, or -1 without entries.
+        marks: dict from the name of a mark to `seq` of the last undoable entry when it was set; -1 if it had no entry.
         open: the open edit; None if no edit is open.
         listeners: functions called with each new journal entry.
         spill: moves arrays of undo data to a temporary file when they exceed `program.history_bytes`.
@@ -54,7 +54,7 @@ class History:
 
     # -- an edit -----------------------------------------------------------------------------------------------------
     def begin(self, transaction: Transaction) -> None:
-        """Open an edit: save the arrays of all weights as copy-on-write, so that training cannot change these arrays.
+        """Open an edit: save the weight arrays and mark them copy-on-write, so that training cannot change them.
 
         Raises: UsageError for a read-only program, EditBusy if another thread's edit is open.
         """
@@ -104,14 +104,14 @@ class History:
                     transaction.do(SetWeight(key, array))
 
     def drop_trained(self) -> None:
-        """Revert training inside the open edit: restore the values from before the edit, or the last that it set."""
+        """Revert training inside the open edit: restore the last values that the edit set, or those before the edit."""
         for variable in self.program.weights.values():
             expected = self._expected.get(id(variable))
             if expected is not None and variable.data is not expected:
                 variable.data, variable.shared = expected, True
 
     def write(self, t: Transaction) -> Entry | None:
-        """Append and return the journal entry of a validated edit; None if the edit is empty. Raises: UsageError."""
+        """Append and return the journal entry of an edit; None if it is empty. Raises: UsageError if it is not JSON."""
         p = self.program
         if not t.done:
             return None
@@ -130,7 +130,7 @@ class History:
         return entry
 
     def _append(self, undo: Undo | None, cone: Iterable[NodeId], before: str, edits: list[Any], **facts: Any) -> Entry:
-        """Append a journal entry for the change from the state hash `before` to the present state; count a version."""
+        """Append a journal entry for the change from state hash `before` to the present state; add 1 to the version."""
         p = self.program
         facts |= {"base_version": p.version, "edits": edits, "before": before, "after": p.state_hash()}
         entry = p.journal.append(undo=undo, cone=tuple(n for n in cone if n in p.graph), **facts)
@@ -169,7 +169,7 @@ class History:
         """Undo `n` entries, or redo them if `back` is False. Raises, before any change: NotUndoable, UsageError."""
         _check_writable(self.program)
         if type(n) is not int or n < 0:
-            raise UsageError("invalid number of edits", expected="an integer >= 0", got=repr(n))
+            raise UsageError("invalid number of edits to undo or redo", expected="an integer >= 0", got=repr(n))
         if self.open is not None:
             raise UsageError("cannot undo or redo while an edit is open", fix="leave the with-block first")
         stack = self.undoable if back else self.redoable

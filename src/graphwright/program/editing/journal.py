@@ -108,7 +108,7 @@ class Entry:
 
 
 def in_force(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the edits among `entries` that are not undone. Raises: ReplayConflict for an undo that does not fit."""
+    """Return the edits among `entries` that are not undone. Raises: ReplayConflict if an undone entry is missing."""
     stack: list[Entry] = []
     known = {e.seq: e for e in entries}
     for entry in entries:
@@ -117,7 +117,7 @@ def in_force(entries: Sequence[Entry]) -> list[Entry]:
             stack.append(entry)
         elif other not in known or (entry.undoes is not None and (not stack or stack[-1].seq != other)):
             missing = "the entry undoes or redoes an entry that is not in the replay"
-            what = "the entry undoes an entry that is not the last one in force" if other in known else missing
+            what = "the entry undoes an edit that is not the latest edit before it" if other in known else missing
             raise ReplayConflict(what, where=f"entry {entry.seq}", got=f"entry {other}")
         elif entry.undoes is not None:
             stack.pop()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Value]]:
     """Return (values that a set of nodes reads from outside the set, its results that are outputs or read outside).
 
-    Both lists are in topological order of the set. Raises: NotConvex if a path leaves the set and comes back.
+    Both lists follow the topological order of the nodes. Raises: NotConvex if a path leaves the set and comes back.
     """
     inside = set(nodes)
     order = sorted(inside, key=p.order_labels.key)

@@ -355,8 +355,8 @@ class Transaction:
 
         Args:
             ref: the node, its name, or its checkpoint key.
-            value: the new array, or a function that computes it from the present value, a numpy array of at least
-                float32. It is cast to the weight's dtype; a different shape changes the weight's spec.
+            value: the new array, or a function that computes it from the present value, which is a numpy array (low
+                precision as float32). It is cast to the weight's dtype; a different shape changes the weight's spec.
             inplace: write into the existing memory, so that other references to it see the new values. Memory of a
                 file, a fork or the journal is never written: the weight then gets new memory. Raises: ShapeError.
         """
@@ -372,7 +372,7 @@ class Transaction:
         self.do(edits.Annotation(name, facts))
 
     def set_outputs(self, **outputs: Ref) -> None:
-        """Replace the outputs of the program by these values, in the order of the keywords, which name them."""
+        """Replace the outputs of the program by `name=value` keywords, in their order."""
         self.do(edits.SetOutputs(tuple((name, self.program.value(ref)) for name, ref in outputs.items())))
 
     # -- edges -------------------------------------------------------------------------------------------------------

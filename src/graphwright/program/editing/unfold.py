@@ -109,7 +109,7 @@ def fold(e: Transaction, ref: Ref) -> NodeId:
 
     Args:
         ref: the node that `unfold` returned.
-    Raises: UsageError if a unit was cut or changed, or if a node outside the unfolded op reads it.
+    Raises: UsageError if a unit was cut or changed, or if a node outside the unfolded op reads a unit.
     """
     p = e.program
     node = p.node(ref)
@@ -131,7 +131,7 @@ def fold(e: Transaction, ref: Ref) -> NodeId:
 
 
 def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mapping[str, Any], list[NodeId]]]:
-    """Yield each op that `unfold` splits into nodes ending in `node`: (op, operands, attributes, nodes, last first)."""
+    """Yield (op, operands, attributes, nodes to remove) of each op that `unfold` can split into the nodes at `node`."""
     gone, bias = [node], []
     if traits(p.op(node)).sums:
         junction, *bias = p.operands(node)
@@ -156,7 +156,7 @@ def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mappin
 
 
 def _whole(p: Program, units: Sequence[NodeId], number: int, axis: SplitAxis) -> Value | None:
-    """Return the value that all units read as operand `number`, whole or each its slice; None if they read others."""
+    """Return the value that all units read as operand `number`, whole or by slices of it; None if they differ."""
     reads, dim = [p.operands(u)[number] for u in units], _dim(axis, number)
     if dim is None:
         return reads[0] if len(set(reads)) == 1 else None
@@ -180,7 +180,7 @@ def _share(spec: Spec, dim: int, units: int, unit: int) -> dict[str, Any]:
 
 
 def _padding(out: Spec, axis: SplitAxis, units: int, unit: int) -> dict[str, Any]:
-    """Return the attributes of the `pad_slice` that pads a unit's result with zeros to the whole result."""
+    """Return the attributes of the `pad_slice` that pads a unit's result with zeros to the size of the whole result."""
     assert axis.result is not None
     share = _share(out, axis.result, units, unit)
     return {"axis": share["axis"], "start": share["start"], "step": 1, "size": out.shape[axis.result]}
@@ -214,7 +214,7 @@ def _sizes(where: str, ins: Sequence[Spec], axis: SplitAxis) -> list[int | str]:
     """Return the size of the axis in each operand that has it. Raises: ShapeError if operands lack dimensions."""
     shared = [(spec, dim) for number, spec in enumerate(ins) if (dim := _dim(axis, number)) is not None]
     if any(len(spec.shape) < 2 for spec in ins[:2]) or any(-dim > len(spec.shape) for spec, dim in shared):
-        raise ShapeError("the operands have too few dimensions", where=where, got=", ".join(map(repr, ins)))
+        raise ShapeError("operands have too few dimensions for this axis", where=where, got=", ".join(map(repr, ins)))
     return [spec.shape[dim] for spec, dim in shared]
 
 

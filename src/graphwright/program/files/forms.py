@@ -1,6 +1,6 @@
-"""JSON forms of handles, values, specs and attributes in saved programs, read strictly because files are untrusted.
+"""JSON forms of handles, values, specs and attributes in saved programs, checked strictly because files are untrusted.
 
-Every reader raises `ProgramFileError` for a value of a wrong type or range, before anything is built from it.
+Every function that reads a JSON value raises `ProgramFileError` if the value has the wrong type, length or range.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ _BIG = 1 << 62
 
 
 def integer(data: Any, low: int = 0, high: int = _BIG) -> int:
-    """Read an integer in a range."""
+    """Return `data` if it is an integer from `low` to `high`. Raises: ProgramFileError."""
     if type(data) is not int or not low <= data <= high:
         raise wrong(expected=f"an integer from {low} to {high}", got=data)
     return data
 
 
 def text(data: Any) -> str:
-    """Read a string."""
+    """Return `data` if it is a string. Raises: ProgramFileError."""
     if not isinstance(data, str):
         raise wrong(expected="a string", got=data)
     return data
 
 
 def optional_text(data: Any) -> str | None:
-    """Read a string or null."""
+    """Return `data` if it is a string or None. Raises: ProgramFileError."""
     return None if data is None else text(data)
 
 
 def flag(data: Any) -> bool:
-    """Read a boolean."""
+    """Return `data` if it is a boolean. Raises: ProgramFileError."""
     if not isinstance(data, bool):
         raise wrong(expected="true or false", got=data)
     return data
 
 
 def array(data: Any, length: int | None = None) -> list[Any]:
-    """Read a list, of a given length if one is given."""
+    """Return `data` if it is a list, of this length if one is given. Raises: ProgramFileError."""
     if not isinstance(data, list) or (length is not None and len(data) != length):
         raise wrong(expected="a list" if length is None else f"a list of {length} entries", got=data)
     return data
 
 
 def table(data: Any, fields: Iterable[str] | None = None) -> dict[str, Any]:
-    """Read an object, with exactly the given fields if they are given."""
+    """Return `data` if it is a dict, with exactly these fields if any are given. Raises: ProgramFileError."""
     if not isinstance(data, dict) or (fields is not None and data.keys() != set(fields)):
         raise wrong(
             expected="an object" if fields is None else f"an object with fields {', '.join(sorted(fields))}", got=data
@@ -62,55 +62,55 @@ def table(data: Any, fields: Iterable[str] | None = None) -> dict[str, Any]:
 
 
 def handle(data: Any, kind: type[NodeId] | type[EdgeId]) -> Any:
-    """Read a handle from [index, generation]."""
+    """Return the handle of the JSON list [index, generation]."""
     index, generation = array(data, 2)
     return kind(integer(index, 0, 2**31 - 2), integer(generation, 1, 2**31 - 1))
 
 
 def value(data: Any) -> Value:
-    """Read a value from [index, generation, port]."""
+    """Return the value of the JSON list [index, generation, port]."""
     index, generation, port = array(data, 3)
     return Value(handle([index, generation], NodeId), integer(port, 0, 2**31 - 2))
 
 
 def spec(data: Any) -> Spec:
-    """Read a spec from [dtype name, [dims]]."""
+    """Return the spec of the JSON list [dtype name, list of dimensions]."""
     name, dims = array(data, 2)
     if text(name) not in DTYPES or len(array(dims)) > MAX_RANK:
-        raise wrong(expected="a dtype and at most 32 dimensions", got=data)
+        raise wrong(expected="[dtype name, list of at most 32 dimensions]", got=data)
     return Spec(tuple(d if isinstance(d, str) else integer(d) for d in dims), DTYPES[name])
 
 
 def specs(data: Any) -> tuple[Spec, ...]:
-    """Read the specs of all results of a node."""
+    """Return the specs of all results of a node from a JSON list of specs."""
     return tuple(spec(s) for s in array(data))
 
 
 def attrs(data: Any) -> Mapping[str, Any]:
-    """Read the attributes of a node, as `encode_attrs` writes them."""
+    """Return the attributes of a node from the JSON form that `encode_attrs` writes."""
     try:
         return decode_attrs(table(data))
     except ProgramFileError:
         raise
     except Exception as error:
-        raise wrong(expected="attributes of a node", got=data) from error
+        raise wrong(expected="attributes of a node as encode_attrs writes them", got=data) from error
 
 
 def indices(data: Any) -> tuple[int, ...]:
-    """Read indices along an axis, as `units.runs` writes them."""
+    """Return indices along an axis from text that `units.runs` writes, such as `0-4 6`."""
     try:
         return parsed(text(data))
     except ValueError as error:
-        raise wrong(expected="indices along an axis", got=data) from error
+        raise wrong(expected="indices along an axis, such as '0-4 6'", got=data) from error
 
 
 def handle_form(node: NodeId | EdgeId) -> list[int]:
-    """Return [index, generation] of a handle."""
+    """Return the JSON form of a handle: [index, generation]."""
     return [node.index, node.generation]
 
 
 def value_form(v: Value) -> list[int]:
-    """Return [index, generation, port] of a value."""
+    """Return the JSON form of a value: [index of its node, generation of its node, port]."""
     return [v.node.index, v.node.generation, v.port]
 
 

@@ -1,6 +1,6 @@
-"""Loading a saved program: same handles, same journal, weights mapped and checked when they are first read.
+"""Loading a saved program with its handles and journal. Weights are memory-mapped, and checked on first read.
 
-Files are untrusted: the text has a checksum, every value is read strictly, and the whole program is validated.
+Files are untrusted: the JSON has a checksum, the type and range of every value is checked, the program is validated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from graphwright.safetensors import Checkpoint
 
 
 class TensorFiles:
-    """The tensor files of a saved program, as arrays that map them."""
+    """The tensor files of a saved program, read as memory-mapped arrays."""
 
     def __init__(self, folder: Path, headers: Mapping[str, Any], p: Program) -> None:
         self.program = p
@@ -47,21 +47,22 @@ class TensorFiles:
         for name, (path, length) in files.items():
             size, digest = forms.array(headers[name], 2)
             if path.stat().st_size != size or header_digest(path, length) != digest:
-                raise ProgramFileError("the file was changed after the save", where=path)
+                raise ProgramFileError("the file was changed after the program was saved", where=path)
         self.mapped: list[NDArray] = []
 
     def array(self, checkpoint: Checkpoint, key: str, digest: str, reference: str | None) -> NDArray:
-        """Return a tensor that is mapped, and checked against its digest, when it is first read."""
+        """Return a tensor as an array that is memory-mapped, and checked against its digest, on first read."""
         info = checkpoint.info(key)
         kind = BY_TAG.get(info.tag)
         if kind is None:
-            raise forms.wrong(expected="a supported dtype", got=info.tag)
+            raise forms.wrong(expected=f"a tensor of dtype {', '.join(BY_TAG)}", got=info.tag)
 
         def touch() -> memoryview:
             content = checkpoint.bytes(key)
             if digest_of(array.spec, content) != digest:
                 where = f"{checkpoint.path}: {key}"
-                raise ProgramFileError("the bytes of this tensor are damaged", where=where, expected=digest)
+                what = "the bytes of this tensor are damaged: their digest does not match"
+                raise ProgramFileError(what, where=where, expected=digest)
             return content
 
         array = NDArray(Storage.mapped(touch, info.nbytes, CPU, checkpoint.file_of(key).check_mapped), kind, info.shape)
@@ -79,20 +80,20 @@ _DAMAGE = (GraphwrightError, OSError, LookupError, TypeError, ValueError, Overfl
 
 
 def load(directory: StrPath, check: bool = True, verify: bool = False) -> Program:
-    """Load a program that `save` wrote; handles are alive or stale as they were when it was saved.
+    """Load a program that `save` wrote. Handles are valid or stale as they were when the program was saved.
 
     Args:
         directory: directory of the saved program.
-        check: raise for an invalid program; False opens it for repair, with `valid` False.
-        verify: check the bytes of all tensors now; else each is checked when it is first read.
+        check: raise InvalidProgram if the program is invalid. With False it is loaded for repair, with `valid` False.
+        verify: check the bytes of all tensors now; by default the bytes of a tensor are checked on first read.
     Raises: ProgramFileError; InvalidProgram with all findings, if `check`.
     """
     if not isinstance(directory, str | os.PathLike) or "\0" in os.fspath(directory):
-        raise ProgramFileError("invalid path of a saved program", expected="a directory", got=repr(directory))
+        raise ProgramFileError("invalid path of a saved program", expected="path of a directory", got=repr(directory))
     folder = Path(directory)
     if not (folder / "program.json").is_file():
         raise ProgramFileError("not a saved program: program.json is missing", where=folder,
-                               fix="graphwright.open opens Hugging Face directories and saved models")  # fmt: skip
+                               fix="use graphwright.open for Hugging Face directories and saved models")  # fmt: skip
     try:
         return _load(folder, check, verify)
     except InvalidProgram:
@@ -143,12 +144,12 @@ def _read_body(folder: Path) -> dict[str, Any]:
         raise ProgramFileError("program.json is damaged: its checksum does not match", where=path)
     body = parse_json(text, nesting=MAX_NESTING, where=path)
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise ProgramFileError("not a saved program", where=path, expected=f"format {FORMAT}")
+        raise ProgramFileError("not a saved program: unknown format", where=path, expected=f'"format": "{FORMAT}"')
     schema = forms.integer(body.get("schema"), 1)
     if schema > SCHEMA:
         raise ProgramFileError("the program was saved by a newer version of graphwright", where=path,
                                expected=f"schema {SCHEMA}", got=f"schema {schema}",
-                               fix="pip install -U graphwright")  # fmt: skip
+                               fix="update graphwright: pip install -U graphwright")  # fmt: skip
     return forms.table(body, _BODY | (body.keys() & {"constraints"}))
 
 
@@ -179,11 +180,11 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
         order_back_edges(p)
     if p.back_edges != saved:
         got = f"{len(saved - p.back_edges)} edges that go backwards without closing a cycle"
-        raise ProgramFileError("the saved order contradicts the edges", got=got)
+        raise ProgramFileError("the saved topological order contradicts the edges", got=got)
     for node in nodes:
         touch(p, node)
         if not is_name(p.path(node)):
-            raise ProgramFileError("invalid node name", got=repr(p.path(node))[:120])
+            raise ProgramFileError("invalid node name", expected="a dotted path", got=repr(p.path(node))[:120])
         if p.path(node) in p._names:
             raise ProgramFileError("two nodes have the same name", got=repr(p.path(node))[:120])
         p._names[p.path(node)] = node
@@ -193,19 +194,19 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
     rows = (forms.array(row, 4) for row in forms.array(body["outputs"]))
     outputs = [(forms.text(name), forms.value(value)) for name, *value in rows]
     if len(dict(outputs)) != len(outputs):
-        raise ProgramFileError("two outputs have the same name")
+        raise ProgramFileError("two outputs have the same name", got=", ".join(name for name, _ in outputs)[:120])
     set_outputs(p, dict(outputs))
 
 
 def _check_nodes(p: Program) -> None:
-    """Check the invariants that hold even in an invalid program. Raises: ProgramFileError."""
+    """Check the invariants of nodes that even an invalid program satisfies. Raises: ProgramFileError."""
     for node in p.nodes():
         ports = [p.edge_port(e) for e in p.in_edges(node)]
         next_port = p.graph.node(node, "next_port")
         if len(set(ports)) != len(ports):
             raise ProgramFileError("two edges enter the same port", where=p.path(node), got=ports)
         if wrong := [port for port in ports if not 0 <= port < next_port]:
-            expected = f"less than {next_port}"
+            expected = f"ports >= 0 and < {next_port}"
             raise ProgramFileError("edges enter invalid ports", where=p.path(node), expected=expected, got=wrong)
         for v in p.operands(node):
             forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
@@ -213,7 +214,9 @@ def _check_nodes(p: Program) -> None:
             p.weights[forms.text(p.attrs(node)["key"])]  # raises UnknownNode
             list_key(p, node)
         if p.op(node) in KINDS and len(p.specs(node)) != (p.op(node) != "assign"):
-            raise ProgramFileError("wrong number of results: a source has one, an assign node none", where=p.path(node))
+            what = f"this {p.op(node)} node has a wrong number of results"
+            expected = int(p.op(node) != "assign")
+            raise ProgramFileError(what, where=p.path(node), expected=expected, got=len(p.specs(node)))
     for v in p.outputs():
         forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
 
@@ -280,7 +283,7 @@ def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
 
 
 def _check_entry(entry: Entry, seq: int) -> None:
-    """Check the types of the fields that undo, blame and replay use. Raises: ProgramFileError."""
+    """Check the types of the fields of a journal entry that undo, blame and replay use. Raises: ProgramFileError."""
     forms.integer(entry.seq, seq, seq)
     forms.integer(entry.base_version)
     for field in (entry.time, entry.why, entry.author, entry.before, entry.after):

@@ -1,4 +1,4 @@
-"""The params of a program in one safetensors file, written atomically and checked completely before any is loaded."""
+"""The params of a program in one safetensors file: written atomically, and checked completely before params change."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 
 class ParameterMismatch(CheckpointError):
-    """The params in the file do not match those of the program."""
+    """The params in the file do not match the params of the program."""
 
 
 def parameters_of(p: Program) -> dict[str, Variable]:
-    """Return the params by key, in topological order; a tied param is listed once."""
+    """Return a dict from checkpoint key to param, in topological order. A tied param is listed once."""
     keys = dict.fromkeys(p.key(n) for n in p.order() if p.op(n) == PARAM)
     return {key: p.weights[key] for key in keys}
 
 
 def save_parameters(p: Program, path: StrPath) -> None:
-    """Write the params under their keys in their dtypes; an existing file is replaced atomically.
+    """Write the params to a safetensors file, under their keys and in their dtypes.
 
-    Raises: FileError if writing fails; an existing file is then unchanged.
+    An existing file is replaced atomically. Raises: FileError if writing fails; an existing file is then unchanged.
     """
     own = {key: variable.data for key, variable in parameters_of(p).items()}
     write_tensors(path, [TensorData(k, a.dtype.safetensors, a.shape, lambda a=a: _bits(a)) for k, a in own.items()])
 
 
 def load_parameters(p: Program, path: StrPath, strict: bool = True) -> tuple[list[str], list[str]]:
-    """Load the values of params from a file; all are read and checked before the first is changed.
+    """Load the values of params from a file. All values are read and checked before the first param is changed.
 
     Args:
-        strict: missing and unexpected keys are errors; shapes and dtypes must always match.
-    Returns: the missing keys, and the unexpected ones.
+        strict: raise for missing and for unexpected keys. Shapes and dtypes must always match.
+    Returns: (missing keys, unexpected keys).
     Raises: ParameterMismatch listing all mismatches; CheckpointError for a damaged file; UnreadableFile.
     """
     own = parameters_of(p)

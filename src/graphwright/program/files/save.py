@@ -1,8 +1,8 @@
 """Saving a program: a directory written atomically, with checksums over every byte.
 
-`program.json` is {"checksum": sha256 of the rest, "program": {...}}; it has structure, handles, order and the digests
-of each tensor and each header of a tensor file. `journal.jsonl` is the hash chain. `history.safetensors` has the arrays
-that only undo needs.
+`program.json` is {"checksum": sha256 of the JSON of the program, "program": {...}}. It has structure, handles, order,
+and digests of all tensors and tensor file headers. `journal.jsonl` is the journal, a hash chain.
+`history.safetensors` has the arrays that only undo needs.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def save(
     max_shard_size: int | str = "5GB",
     companions: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Save a program; returns the directory.
+    """Save a program to a directory; return the directory.
 
     Args:
         directory: the directory to create; its parent must exist.
-        history: `full` saves the journal and what undo needs; `edits` only the journal, which can be read and replayed
-            but not undone, without values of weights; `none` only its hash, from which the journal continues.
+        history: "full" saves the journal and the data to undo it. "edits" saves the journal without that data and
+            without weight values, to read and replay. "none" saves the hash from which a new journal continues.
         overwrite: replace an existing directory atomically.
-        max_shard_size: maximum size of a weight file, in bytes or like "5GB"; several files get an index.
-        companions: name -> bytes of further files to write, for upper layers.
+        max_shard_size: maximum size of a weight file, in bytes or as text like "5GB"; several files get an index.
+        companions: dict from file name to bytes of further files to write to the directory.
     Raises: DestinationExists, UnwritableTarget; UsageError while an edit is open; CheckpointChanged if the file of a
         mapped weight changed. An existing directory is then unchanged.
     """
@@ -110,13 +110,13 @@ def save(
 
 
 def write_body(folder: Path, body: dict[str, Any]) -> None:
-    """Write `program.json` with its checksum."""
+    """Write `body` as the file `program.json`, with its checksum."""
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
     (folder / "program.json").write_bytes(PREFIX + sha256(text).hexdigest().encode() + MIDDLE + text + SUFFIX)
 
 
 def _tensor(key: str, array: NDArray, digests: dict[str, str]) -> TensorData:
-    """Return a tensor to write; writing it adds the digest of its bytes to `digests`."""
+    """Return a tensor to write. Writing it sets `digests[key]` to the digest of its bytes."""
 
     def data() -> Any:
         host = np.ascontiguousarray(array.to_numpy(bits=True)).reshape(-1)
@@ -140,7 +140,7 @@ def _weight(p: Program, key: str, digest: str) -> dict[str, Any]:
 
 
 def _headers(folder: Path) -> dict[str, list[Any]]:
-    """Return file -> [size, BLAKE2b-128 of the header of a tensor file, or of a whole index]."""
+    """Return a dict from tensor or index file to [size, BLAKE2b-128 of its header (of the whole file for an index)]."""
     found: dict[str, list[Any]] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix in (".safetensors", ".json"):
@@ -151,6 +151,6 @@ def _headers(folder: Path) -> dict[str, list[Any]]:
 
 
 def header_digest(path: str | os.PathLike[str], length: int) -> str:
-    """Return the BLAKE2b-128 of the first `length` bytes of a file."""
+    """Return the BLAKE2b-128 digest of the first `length` bytes of a file."""
     with open(path, "rb") as file:
         return blake2b_128(file.read(length))

@@ -1,7 +1,7 @@
 """Candidates of an architecture search: skips between blocks, alternative ops, units of axes.
 
-A candidate is identified by its name. One edit adds all candidates with gates, to train the gates; or it adds chosen
-candidates without gates.
+A candidate is identified by its name. One edit adds all candidates with gates, so that the gates can be trained, or the
+chosen candidates without gates.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Z0 = 1.0
 
 
 CandidateGates = dict[str, tuple[NodeId, int]]
-"""Name of a candidate -> handle of its gate, and index of its element in the gate."""
+"""Dict from names of candidates to pairs (handle of the gate, index of the element in the gate)."""
 
 
 class Candidates(Protocol):
-    """A set of candidates.
+    """Protocol of a set of candidates.
 
     Methods:
         names: return the names of all candidates, in a fixed order. Raises: UsageError if one does not fit the program.
-        gate: add all candidates with gates, in one edit of author `gate`; return their gates.
+        gate: add all candidates with gates, in one edit of author `gate`; return a dict from names to gates.
         build: add the chosen candidates without gates, in one edit.
         free: return True if a candidate adds no parameters.
     """
@@ -48,7 +48,7 @@ class Candidates(Protocol):
 
 @dataclass(frozen=True)
 class Skips:
-    """Skip connections `source -> target` for every pair of blocks at least `min_gap` apart; made by `skips`.
+    """Skip connections `source -> target` for all pairs of blocks at least `min_gap` apart; see the function `skips`.
 
     Attributes:
         blocks: names of values in order, the input first.
@@ -65,7 +65,7 @@ class Skips:
         for name in self.blocks:
             spec = p.spec(name)
             if not spec.dtype.is_float or not spec.shape:
-                raise UsageError("a block of skips is not a floating tensor with axes", where=name, got=spec)
+                raise UsageError("a block of skips is not a floating-point tensor with axes", where=name, got=spec)
         for a, b in ends:
             projection(p.spec(a), p.spec(b), f"{a} -> {b}")
         return [f"{a} -> {b}" for a, b in ends]
@@ -82,7 +82,7 @@ class Skips:
         return found
 
     def compete(self, p: Program) -> CandidateGates:
-        """Add all skips with gates; skips into one block are options of one choice, whose last option is "no skip"."""
+        """Add all skips with gates; skips into one block are options of a choice, whose last option is "no skip"."""
         found: CandidateGates = {}
         with p.edit("competing skips", author="gate") as e:
             for target in self.blocks[self.min_gap :]:
@@ -120,19 +120,19 @@ class Skips:
         return e.connect(value, total)
 
     def ends(self, p: Program, name: str) -> tuple[NodeId, NodeId | None]:
-        """Return the source node of a skip and the junction that it enters; None for a missing junction."""
+        """Return the source node and the target junction of a skip; the junction is None if it does not exist yet."""
         source, target = (p.node(part) for part in name.split(" -> "))
         return junction_of(p, source) or source, junction_of(p, target)
 
     def open(self, p: Program) -> None:
-        """Add the junctions that skips enter; the results of the program are unchanged."""
+        """Insert a junction after each block that a skip targets, unless it has one; results do not change."""
         with p.edit("junctions for skips", author="gate") as e:
             for name in self.names(p):
                 _junction(e, p.node(name.split(" -> ")[1]))
 
 
 class Projection(NamedTuple):
-    """The op of a skip between different shapes: name, shape of its weight, and attributes."""
+    """The op in a skip connection between different shapes: name of the op, shape of its weight, and attributes."""
 
     op: str
     weight: tuple[int, ...]
@@ -140,10 +140,10 @@ class Projection(NamedTuple):
 
 
 def projection(source: Spec, target: Spec, name: str) -> Projection | None:
-    """Return the op that maps one shape to another; None if they are equal.
+    """Return the op that maps one shape to another; None if the shapes are equal.
 
-    It is a linear map of the last axis if only that differs. Else it is a convolution of kernel size 1 between images
-    [batch, channels, size...], whose sizes a stride may reduce. Raises: UsageError if neither fits.
+    The op is a linear map if only the last axis differs. Else it is a convolution of kernel size 1 between images
+    [batch, channels, size...], whose stride may reduce the sizes. Raises: UsageError if neither op fits.
     """
     a, b = source.shape, target.shape
     if a == b:
@@ -155,7 +155,7 @@ def projection(source: Spec, target: Spec, name: str) -> Projection | None:
         stride = tuple(map(_stride, a[2:], b[2:]))
         if all(stride):
             return Projection("conv", (b[1], a[1], *(1 for _ in stride)), {"stride": stride})
-    raise UsageError("no projection from the source's shape to the target's shape is possible", where=name,
+    raise UsageError("no projection can map the source's shape to the target's shape", where=name,
                      expected=target, got=source, fix="remove one of the two from `blocks`")  # fmt: skip
 
 
@@ -170,10 +170,10 @@ def _stride(before: Dim, after: Dim) -> int:
 
 
 def skips(blocks: Sequence[str], min_gap: int = 2, seed: int = 0) -> Skips:
-    """Return candidates for all skips from block i to block j >= i + `min_gap`; no cycles can arise.
+    """Return candidates for all skips from a block i to a block j >= i + `min_gap`; they cannot form cycles.
 
     Args:
-        blocks: names of values in order, the input first; skips enter the sum after a block's value.
+        blocks: names of values in order, the input first; the results of skips are added to the value of a block.
         seed: seed of the initial weights of projections, which connect different shapes.
     Raises: UsageError if there are too few blocks for `min_gap`, a block is listed twice, or `min_gap` is below 1.
     """
@@ -185,7 +185,7 @@ def skips(blocks: Sequence[str], min_gap: int = 2, seed: int = 0) -> Skips:
 
 @dataclass(frozen=True)
 class Ops:
-    """Candidates `path: op`: replacements for the op at each path, of which one per path is chosen; made by `ops`."""
+    """Candidates named `path: op`: alternatives to the op at a path, of which one is chosen; see the function `ops`."""
 
     where: tuple[str, ...]
     options: tuple[str, ...]
@@ -202,7 +202,7 @@ class Ops:
         return found
 
     def compete(self, p: Program) -> CandidateGates:
-        """Do the same as `gate`, which already makes the ops of a path options of one choice."""
+        """Do the same as `gate`, which already makes the alternative ops at a path options of one choice."""
         return self.gate(p)
 
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
@@ -211,14 +211,14 @@ class Ops:
                 mine = [op for op in self.options if f"{path}: {op}" in chosen]
                 if len(mine) != 1:
                     got = ", ".join(mine) or "none"
-                    raise UsageError("not exactly one op is chosen for this path", where=path, got=got)
+                    raise UsageError("not exactly one op is chosen for this path", where=path, expected="1 op", got=got)
                 self._connect(e, path, mine)
 
     def free(self, p: Program, name: str) -> bool:
         return True
 
     def _connect(self, e: Transaction, path: str, options: Sequence[str]) -> list[EdgeId]:
-        """Replace an op by a junction that sums `options`, ops on the same operand; return the edges of the options."""
+        """Replace an op by a junction that sums the ops `options` of the same operand; return edges to the junction."""
         p = e.program
         node = p.node(path)
         total, value = e.add("junction", node, name=f"{path}.choice"), p.operands(node)[0]
@@ -239,7 +239,7 @@ def ops(where: str | Sequence[str], options: Sequence[str]) -> Ops:
 
 @dataclass(frozen=True)
 class UnitsOf:
-    """Candidates `axis[unit]`: units of axes, of which at least `least` per axis are kept; made by `widths`."""
+    """Candidates named `axis[unit]`: units, of which at least `least` per axis are kept; see the function `widths`."""
 
     axes: tuple[str, ...]
     kind: str = "hard_concrete"
@@ -270,7 +270,7 @@ class UnitsOf:
 
 
 def widths(*axes: str, least: int = 1) -> UnitsOf:
-    """Return all units of axes as candidates, by name such as `layers.0.attn.heads`; at least `least` each are kept."""
+    """Return all units of axes such as `layers.0.attn.heads` as candidates; at least `least` per axis are kept."""
     return UnitsOf(tuple(axes), least=least)
 
 
@@ -278,7 +278,7 @@ heads = experts = widths
 
 
 def junction_of(p: Program, node: NodeId) -> NodeId | None:
-    """Return the junction that skips into a block enter: `node`, or `<path>.sum` after it; None if it is missing."""
+    """Return the junction to which skips into a block connect: `node`, or `<path>.sum` after it; None if missing."""
     if p.is_junction(node):
         return node
     readers = [n for n in p.consumers(node) if p.is_junction(n) and p.path(n) == f"{p.path(node)}.sum"]
@@ -286,7 +286,7 @@ def junction_of(p: Program, node: NodeId) -> NodeId | None:
 
 
 def _junction(e: Transaction, node: NodeId) -> NodeId:
-    """Return `junction_of` a block; if it is missing, insert it between the block's value and its readers."""
+    """Return `junction_of` a block; if that is None, insert a junction between the block's value and its readers."""
     total = junction_of(e.program, node)
     if total is None:
         total = e.add("junction", node, name=f"{e.program.path(node)}.sum")

@@ -32,13 +32,13 @@ Batches = Callable[[np.random.Generator], Batch]
 
 @dataclass(slots=True)
 class Trials:
-    """The state of one search by one method.
+    """The state of an architecture search with one method.
 
     Attributes:
         start: the program before the search; never changed.
         seed: seed of batches; all structures are trained on the same batches.
         lr: learning rate of Adam on the weights, with cosine decay to a twentieth.
-        spent: training steps so far; curve: (steps, validation loss) of each scored structure.
+        spent: training steps so far; curve: a pair (steps, validation loss) for each scored structure.
         candidates, train, valid, task, budget: see `search`.
     """
 
@@ -79,9 +79,9 @@ class Trials:
         """Run an optimizer for some steps of the budget, with cosine decay of the weights' learning rate.
 
         Args:
-            purpose: of the random generator of batches, see `rng`.
-            valid: purpose of the generator of second batches, for optimizers that take two per step; each step then
-                counts twice.
+            purpose: purpose of the random generator that draws batches; see `rng`.
+            valid: the same for second batches, if the optimizer takes two batches per step; each step then counts
+                twice.
         """
         assert opt.weights is not None
         schedule = CosineAnnealingLR(opt.weights, steps, eta_min=self.lr / 20)
@@ -151,11 +151,11 @@ class Collapsed(UserWarning):
 
 @method("gates")
 def gates(t: Trials) -> SearchOutcome:
-    """Train independent gates on all candidates with the weights under a penalty; then retrain without gates.
+    """Train the weights and an independent gate per candidate under a penalty; then retrain the result without gates.
 
-    Half of the budget is for the search, the first tenth of it for weights alone. Each candidate is penalised by a
-    share of the task's loss of the step: it is kept if the loss would increase by more without it. The penalty is
-    larger for candidates with weights.
+    Half of the budget is for the search, and the first tenth of that half trains only weights. The penalty of a
+    candidate is a share of the task's loss, so a candidate stays if the loss would increase by more without it. The
+    share is larger for candidates with weights.
     """
     p, steps = t.start.fork(), t.budget // 2
     gate_of = t.candidates.gate(p)
@@ -180,7 +180,7 @@ def gates(t: Trials) -> SearchOutcome:
 
 @dataclass(frozen=True)
 class _LossShares:
-    """Σ P·share·L over elements: P is the open probability, L the task's loss, through which no gradient flows."""
+    """Σ P·share·L over elements, where P is the open probability, and L the task's loss without gradient."""
 
     shares: tuple[float, ...]
     name: str = "penalty"
@@ -215,7 +215,7 @@ def softmax(t: Trials) -> SearchOutcome:
     """Train a softmax over competing candidates, as in DARTS (Liu et al. 2019, first order); then retrain the result.
 
     Weights are trained on one batch and logits on a second one, which counts as two steps. Skips compete with the
-    option "none", and those that are more probable are kept; of alternative ops the most probable one is kept.
+    option "none", and skips that are more probable are kept; of alternative ops the most probable one is kept.
     """
     c = t.candidates
     if not isinstance(c, Skips | Ops):
@@ -247,7 +247,7 @@ def random(t: Trials) -> SearchOutcome:
 
 
 def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, ...]:
-    """Draw a random structure: one alternative per path, and each other candidate with one probability, drawn first."""
+    """Draw a random structure: one op per path, and the other candidates with a probability that is drawn first."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.partition(": ")[0] if ": " in name else name, []).append(name)
@@ -260,11 +260,11 @@ def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, .
 def grow(t: Trials, trial: int | None = None, most: int = 3, first: int = 3) -> SearchOutcome:
     """Start without skips and add them one by one; then retrain the result on a quarter of the budget.
 
-    Each round ranks the missing skips by gain, trains a trial for each of the best and one without an addition, all for
-    equally many steps, and continues from the trial with the lowest validation loss.
+    Each round ranks the missing skips by gain, trains one program per top-ranked skip and one without a new skip, all
+    for equally many steps, and continues from the program with the lowest validation loss.
 
     Args:
-        trial: steps of one trial; by default so that `most` rounds fit the budget.
+        trial: number of steps for each of these programs; by default `most` rounds fit the budget.
         most: largest number of added skips.
         first: number of skips tried per round.
     """
@@ -358,7 +358,7 @@ class SearchResult(ReportBase):
         program: the program with the chosen candidates, trained from the initial weights of the start program.
         chosen: names of the chosen candidates.
         loss: the task's loss on the validation batch.
-        curve: (steps, validation loss) of every scored structure.
+        curve: a pair (steps, validation loss) for each scored structure.
         table: results of all methods, the requested one first.
     """
 

@@ -1,7 +1,7 @@
-"""Replacement of a matrix by a chain of products with its factors, and back.
+"""Replacement of a matrix by a chain of products with its factors, and the inverse.
 
-The factors are params below the name of the map: `q.outer.weight` and `q.inner.weight`, or `q.core1.weight`, ... So a
-saved chain can be recognised by its names.
+The factors of a linear map `q` are the params `q.outer.weight` and `q.inner.weight`, or `q.core1.weight`, ... A saved
+chain is recognised by these names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _ChainBuilder:
     """Builder of the nodes of one chain of factors; their paths begin with `name`.
 
     Attributes:
-        lead: number of batch axes of the intermediate result; they precede its modes and bonds.
+        lead: number of batch axes of the intermediate result; they precede the axes of modes and bonds.
     """
 
     def __init__(self, e: Transaction, name: str, factors: Factors, cores: list[NodeId]) -> None:
@@ -44,12 +44,12 @@ class _ChainBuilder:
         return self.e.add(op, *inputs, name=self.e.program.free_name(f"{self.name}.{step}"), **attrs)
 
     def permute(self, x: NodeId, lead: int, before: Sequence[str], after: Sequence[str], step: str) -> NodeId:
-        """Permute axes after the first `lead` from label order `before` to `after`; return `x` if both are equal."""
+        """Permute the axes after the first `lead` ones from label order `before` to `after`; return `x` if equal."""
         axes = (*range(lead), *(lead + list(before).index(name) for name in after))
         return x if list(axes) == sorted(axes) else self.add("permute", x, axes=axes, step=step)
 
     def join(self, x: NodeId, start: int, count: int, step: str) -> NodeId:
-        """Flatten `count` axes from `start` into one; insert an axis of size 1 if `count` is 0."""
+        """Flatten `count` axes, starting at axis `start`, into one; insert an axis of size 1 if `count` is 0."""
         if count == 0:
             return self.add("unsqueeze", x, axes=(start,), step=step)
         return x if count == 1 else self.add("flatten", x, start=start, end=start + count - 1, step=step)
@@ -60,7 +60,7 @@ class _ChainBuilder:
         return x if len(sizes) == 1 else self.add("unflatten", x, axis=axis, sizes=tuple(sizes), step=step)
 
     def linear(self, x: Value, bias: Value | None) -> NodeId:
-        """Add the nodes that compute x · Wᵀ + bias with the cores."""
+        """Add the nodes that compute x · Wᵀ + bias from the cores of W."""
         inner, spec, node = self.factors.modes[1], self.e.spec(x), x.node
         self.lead = len(spec.shape) - 1
         if prod(inner) != spec.shape[-1]:
@@ -72,7 +72,7 @@ class _ChainBuilder:
         return self._contract(node, _labels("i", inner), range(len(self.cores)), bias, 0)
 
     def rows(self, ids: Value) -> NodeId:
-        """Add nodes that look up rows of W: rows of the core with axis `o1`, then multiplied by the other cores."""
+        """Add nodes that look up rows of W: rows of the core with axis `o1`, multiplied by all other cores."""
         cores = self.factors.cores
         first = next(k for k, core in enumerate(cores) if "o1" in core.labels)
         node = self.add("embedding", self.cores[first], ids, step=cores[first].name)
@@ -81,9 +81,9 @@ class _ChainBuilder:
         return self._contract(node, labels, [k for k in range(len(cores)) if k != first], None, 1)
 
     def _contract(self, x: NodeId, labels: list[str], which: Sequence[int], bias: Value | None, side: int) -> NodeId:
-        """Multiply `x` by the cores with indices `which`, and add the bias.
+        """Add the nodes that multiply `x` by the cores with indices `which`, and add the bias.
 
-        The modes of the result, of W's output (`side` 0) or input (1), are flattened into one axis.
+        The result has modes of W's output if `side` is 0, of its input if 1; they are flattened into one axis.
         """
         modes, size = self.factors.modes[side], self.factors.shape[side]
         used = [self.factors.cores[k] for k in which]
@@ -120,13 +120,13 @@ def _sizes(factors: Factors) -> dict[str, int]:
 
 
 def flops(factors: Factors) -> int:
-    """Return the floating point operations of y = x · Wᵀ per vector, in the contraction order of the chain."""
+    """Return the number of floating point operations by which the chain computes y = x · Wᵀ for one vector x."""
     start = _labels("i", factors.modes[1])
     return contraction_order(start, [core.labels for core in factors.cores], _sizes(factors))[1]
 
 
 def attach(e: Transaction, matrix: Matrix, factors: Factors) -> list[NodeId]:
-    """Let all readers of a matrix use its factors, and remove the matrix. Returns: the params of the cores."""
+    """Replace a matrix by its factors in all of its readers. Returns: the param nodes of the cores."""
     p, base, key = e.program, matrix.name, matrix.key.removesuffix(".weight")
     trainable = bool(p.attrs(matrix.param).get("trainable", True))
     cores = [e.param(f"{base}.{core.name}.weight", stored(core.array, matrix.dtype), key=f"{key}.{core.name}.weight",
@@ -149,7 +149,7 @@ def attach(e: Transaction, matrix: Matrix, factors: Factors) -> list[NodeId]:
 
 
 def cores_of(p: Program, base: str) -> dict[str, NodeId]:
-    """Return core name -> param for the factors below a name, in order; empty if there are no factors."""
+    """Map core names to param nodes for the factored map `base`, in order; empty if the map is not factored."""
 
     def stored_here(name: str) -> bool:
         path = f"{base}.{name}.weight"
@@ -165,7 +165,7 @@ _OPS = {"linear", "embedding", "permute", "flatten", "unflatten", "squeeze", "un
 
 
 def densify(program: Program, where: str | Selection = "**") -> list[str]:
-    """Replace chains of factors by their matrices, in one edit.
+    """Replace chains of factors by dense matrices, in one edit.
 
     Args:
         program: edited in place.
@@ -177,7 +177,7 @@ def densify(program: Program, where: str | Selection = "**") -> list[str]:
     bases = [b for b in factored(program) if any(n in chosen for n in cores_of(program, b).values())]
     if not bases:
         raise EmptySelection("the selection has no factored matrix", where=str(where), got=f"{chosen.count} nodes",
-                             fix="compress(...) and orthogonalize(..., fold='insert') make factors")  # fmt: skip
+                             fix="factor a matrix first: compress(program, where)")  # fmt: skip
     with program.edit(f"densify {len(bases)} matrices", author="pass", tool="graphwright.surgery.densify") as e:
         made = [_densify(e, base) for base in bases]
         remove_unread_cone(e, *(node for _, dead in made for node in dead))
@@ -185,13 +185,13 @@ def densify(program: Program, where: str | Selection = "**") -> list[str]:
 
 
 def factored(p: Program) -> list[str]:
-    """Return the names of the maps whose matrix is factored, in order of creation."""
+    """Return the names of the linear maps and embeddings whose matrix is factored, in order of creation."""
     bases = named(p, ".outer.weight", ".core1.weight")
     return [b for b in bases if len(cores_of(p, b)) > 1 and not b.endswith(".lora")]  # a LoRA branch replaces no matrix
 
 
 def factors_of(p: Program, base: str, shape: tuple[int, int] | None = None) -> Factors:
-    """Read the factors below a name. `shape` is the shape of the matrix without padding."""
+    """Read the factors of the map `base`. `shape` is the shape of the matrix without padding."""
     arrays = {name: values(p, p.key(node)) for name, node in cores_of(p, base).items()}
     if "outer" in arrays:
         return LowRank(arrays["outer"], arrays["inner"])
@@ -200,7 +200,7 @@ def factors_of(p: Program, base: str, shape: tuple[int, int] | None = None) -> F
 
 
 def _densify(e: Transaction, base: str) -> tuple[str, list[NodeId]]:
-    """Replace the chains of one map by its matrix. Returns: its path, and the operands of each chain's last node."""
+    """Replace the chains of a map by a matrix. Returns: the matrix's path; the operands of each chain's last node."""
     p, dead = e.program, list[NodeId]()
     cores = cores_of(p, base)
     known = flood(cores.values(), lambda n: [r for r in p.consumers(n) if traits(p.op(r)).casts])
@@ -228,7 +228,7 @@ def _densify(e: Transaction, base: str) -> tuple[str, list[NodeId]]:
 
 
 def _region(p: Program, base: str, end: NodeId, cores: Sequence[NodeId]) -> tuple[Value, Value | None]:
-    """Return the input and the bias of the chain that ends at a node. Raises: UsageError if the chain was edited."""
+    """Return the input and the bias of the chain with last node `end`. Raises: UsageError if the chain was edited."""
     prefix, row = f"{p.path(end)}.", traits(p.op(end))
 
     def before(node: NodeId) -> list[NodeId]:
@@ -239,13 +239,12 @@ def _region(p: Program, base: str, end: NodeId, cores: Sequence[NodeId]) -> tupl
     for node in chain:
         if p.op(node) not in _OPS:
             raise UsageError(
-                "the chain of factors was edited", where=p.path(node), got=f"an op {p.op(node)} in the chain"
+                "the chain of factors was edited, so it has no dense matrix", where=p.path(node), got=f"op {p.op(node)}"
             )
     read = [(n, port, v) for n in chain for port, v in enumerate(p.operands(n)) if v.node not in (*cores, *chain)]
     biases = [v for n, port, v in read if n == end and (port == row.addend or (port == 1 and row.sums))]
     entering = {v for _, _, v in read if v not in biases}
     if len(entering) != 1:
-        raise UsageError(
-            "the chain of factors does not have exactly one input", where=base, got=[p.path(v) for v in entering]
-        )
+        raise UsageError("the chain of factors was edited, so it has no dense matrix", where=base,
+                         expected="one input", got=[p.path(v) for v in entering])  # fmt: skip
     return entering.pop(), biases[0] if biases else None

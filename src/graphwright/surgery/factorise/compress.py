@@ -1,4 +1,4 @@
-"""Compression of stored matrices into factors that run as a chain of products; matrices that would grow stay dense."""
+"""Compression of matrices into factors that run as chains of products. Matrices that would grow stay dense."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class CompressOptions:
     Attributes:
         order: number of modes of tensor trains and rings.
         sweeps: number of alternating least squares sweeps after the SVDs of trains and rings.
-        min_dim: matrices with a smaller side stay dense.
+        min_dim: matrices whose shorter side is below this number stay dense.
         min_rank, max_rank: limits of the rank for svd and asvd.
         pad: pad shapes that do not split into `order` modes with zeros; False raises NotFactorable instead.
-        importance: pattern -> weight of a layer's error (1 by default), for size budgets.
+        importance: dict from pattern to the weight of matching layers' errors (1 by default), for size budgets.
     """
 
     order: int = 3
@@ -57,7 +57,7 @@ class CompressOptions:
 
 
 class CompressKeywords(TypedDict, total=False):
-    """`CompressOptions` as keywords."""
+    """The fields of `CompressOptions` as keyword arguments."""
 
     order: int
     sweeps: int
@@ -69,7 +69,7 @@ class CompressKeywords(TypedDict, total=False):
 
 
 class _Subject:
-    """A matrix to compress: decompositions by method, the parameters allocated to it, and the chosen factors."""
+    """A matrix to compress, with its decomposition by each method, allocated parameters and chosen factors."""
 
     def __init__(
         self, p: Program, m: Matrix, gram: np.ndarray | None, names: Sequence[str], options: CompressOptions
@@ -79,7 +79,7 @@ class _Subject:
         usable = [n for n in names if not (table and n in ("tt", "tr")) and not (n == "asvd" and gram is None)]
         if not usable:
             raise UsageError("the method cannot factor an embedding table", where=m.path, got=names[0],
-                             fix='method="svd"')  # fmt: skip
+                             fix='pass method="svd"')  # fmt: skip
         self.fits = {name: METHODS[name](self.w, gram, options) for name in usable}
         plain, aware = self.fits.get("svd"), self.fits.get("asvd")
         self.spectrum = plain if isinstance(plain, LowRankFit) else LowRankFit.of(self.w)
@@ -98,13 +98,13 @@ def compress(
 
     Args:
         program: edited in place.
-        where: pattern of linear maps, or a selection. A pattern must name embeddings and heads to select them.
+        where: pattern of linear maps, or a selection. A pattern that begins with `*` skips embeddings and heads.
         method: `svd`; `asvd`, which minimises the error of the outputs and needs calibration; `tt` and `tr`, tensor
-            train and ring; `best`, the one with the fewest parameters (or, for a size budget, the least error).
-        budget: `Error(e)` or `Energy(share)` of each matrix; or `Ratio`, `Params` or `Bytes` of all selected matrices,
-            allocated rank by rank where a parameter saves most error. `Energy(0.99)` by default.
+            train and ring; `best`: per matrix, the method of fewest parameters (for a size budget: of least error).
+        budget: `Error(e)` or `Energy(share)` of each matrix; or `Ratio`, `Params` or `Bytes` of all selected matrices
+            together, allocated rank by rank to where a parameter saves most error. `Energy(0.99)` by default.
         calibration: data on which output errors and drift are measured.
-        dry_run: report the same, from a copy; leave the program unchanged.
+        dry_run: compress a copy and return its report; leave the program unchanged.
         keep_partial: on Ctrl-C or lack of memory keep the finished matrices; otherwise nothing changes.
         report: called with `Progress` per matrix.
         options: see `CompressOptions`.
@@ -115,7 +115,7 @@ def compress(
     wanted = Energy() if budget is None else budget
     names = _methods(method, calibration)
     if not isinstance(wanted, MatrixBudget):
-        raise UsageError("this budget does not apply to matrices", where="budget",
+        raise UsageError("compress does not support this kind of budget", where="budget",
                          expected="Error, Energy, Ratio, Params or Bytes", got=wanted)  # fmt: skip
     matrices, skipped = mx.find_matrices(p, where)
     total = sum(m.size for m in matrices)
@@ -147,7 +147,7 @@ def _methods(method: str, calibration: Calibration | None) -> list[str]:
     check_choices({"method": method}, {"method": ("best", *METHODS)})
     if method == "asvd" and calibration is None:
         raise MissingCalibration("asvd needs calibration data", where="calibration",
-                                 fix="calibration=Calibration(tokens), or method='svd'")  # fmt: skip
+                                 fix="pass calibration=Calibration(tokens), or method='svd'")  # fmt: skip
     return [m for m in METHODS if m != "asvd" or calibration is not None] if method == "best" else [method]
 
 
@@ -155,14 +155,14 @@ def _allocate(
     subjects: list[_Subject], budget: Ratio | Params | Bytes, whole: int, method: str, options: CompressOptions,
     p: Program,
 ) -> None:  # fmt: skip
-    """Allocate parameters to each matrix. Raises: BudgetUnreachable if factors of rank `min_rank` exceed the budget."""
+    """Allocate parameters to each matrix. Raises: BudgetUnreachable if even rank `min_rank` exceeds the budget."""
     most = _most_params(budget, subjects, whole)
     untouched = whole - sum(s.matrix.size for s in subjects)
     shapes = [s.matrix.shape for s in subjects]
     least = options.min_rank * sum(map(sum, shapes)) + untouched
     if least > most:
         raise BudgetUnreachable(
-            f"factors of rank {options.min_rank} exceed the budget", asked=most, best=least, fix="a larger budget"
+            f"factors of rank {options.min_rank} exceed the budget", asked=most, best=least, fix="raise the budget"
         )
     importance = options.importance or {}
     chosen = {pattern: set(p.select(pattern)) for pattern in importance}
@@ -183,13 +183,8 @@ def _most_params(budget: Ratio | Params | Bytes, subjects: list[_Subject], whole
     if isinstance(budget, Bytes):
         return int(budget.most // max((s.matrix.dtype.itemsize for s in subjects), default=1))
     if budget.of == "flops":
-        raise UsageError(
-            "compress cannot meet a budget of floating point operations",
-            where="budget",
-            got=budget,
-            expected="a budget of parameters or bytes",
-            fix="Ratio(share)",
-        )
+        raise UsageError("compress does not support a budget of floating point operations", where="budget", got=budget,
+                         expected="a budget of parameters or bytes", fix=f"pass Ratio({budget.share})")  # fmt: skip
     return int((1 - budget.share) * whole)
 
 
@@ -197,16 +192,16 @@ def allocate(
     spectra: Sequence[np.ndarray], shapes: Sequence[tuple[int, int]], budget: int,
     importance: Sequence[float] | None = None, min_rank: int = 1, max_rank: int | None = None,
 ) -> list[int | None]:  # fmt: skip
-    """Return the ranks that minimise the dropped Σ w σ² within `budget` parameters; None for a layer that stays dense.
+    """Return the rank per layer that minimises the dropped Σ w σ² within `budget` parameters, None for a dense layer.
 
-    A rank of an [m, n] layer costs m + n parameters and saves w σ². Ranks that save most per parameter are taken first;
-    spectra descend, so a layer's ranks are taken in order. A layer whose factors would not be smaller stays dense.
+    Each unit of rank of an [m, n] layer costs m + n parameters and saves w σ². Units that save most per parameter are
+    taken first, in descending order of σ within a layer. A layer whose factors would not be smaller stays dense.
 
     Args:
-        spectra: descending singular values per layer.
+        spectra: singular values σ per layer, in descending order.
         shapes: (m, n) per layer.
-        budget: parameters of all layers together.
-        importance: w per layer; 1 by default.
+        budget: number of parameters of all layers together.
+        importance: weight w per layer; 1 by default.
         min_rank, max_rank: limits of the rank of each layer.
     """
     costs, sizes = [m + n for m, n in shapes], [m * n for m, n in shapes]
@@ -231,7 +226,7 @@ def allocate(
 
 
 def _decide(s: _Subject, budget: MatrixBudget, divergence: Divergence | None) -> None:
-    """Factor a matrix by each method, and choose the best factors within the budget. Raises: BudgetUnreachable."""
+    """Factor a matrix by each method and choose the best result. Raises: BudgetUnreachable if none is within budget."""
     if s.params == s.matrix.size:
         return  # the budget has room for the dense matrix
     limit = (1 - budget.share) ** 0.5 if isinstance(budget, Energy) else None
@@ -249,8 +244,8 @@ def _decide(s: _Subject, budget: MatrixBudget, divergence: Divergence | None) ->
     within = [c for c in candidates if limit is None or c[2] <= limit * (1 + SLACK) + rounding]
     if not within:
         raise BudgetUnreachable(
-            "no factors of this matrix meet the budget", asked=limit or 0.0, where=s.matrix.path,
-            best=min((lost for _, _, lost in candidates), default=1.0), fix="a larger error, or a larger max_rank",
+            "no factors of this matrix meet the error budget", asked=limit or 0.0, where=s.matrix.path,
+            best=min((lost for _, _, lost in candidates), default=1.0), fix="allow a larger error or max_rank",
         )  # fmt: skip
     s.chosen, row, _ = min(within, key=lambda c: c[1].error if limit is None else c[1].parameters)
     row.chosen = True
@@ -278,7 +273,7 @@ def _errors(w: np.ndarray, factors: Factors, gram: np.ndarray | None) -> tuple[f
 
 
 def _apply(e: Transaction, s: _Subject, found: CompressionReport, *, alone: bool) -> None:
-    """Attach the chosen factors. Factors that are not smaller are skipped, or raise CompressionWouldGrow if `alone`."""
+    """Insert the chosen factors. Skip factors that are not smaller; if `alone`, raise CompressionWouldGrow instead."""
     row = next((row for row in s.rows if row.chosen), None)
     if row is None or s.chosen is None:
         found.skipped.append(Skipped(s.matrix.path, "kept dense: the budget has room for it"))
@@ -294,7 +289,7 @@ def _apply(e: Transaction, s: _Subject, found: CompressionReport, *, alone: bool
 
 # -- without changing anything -----------------------------------------------------------------------------------------
 class CurvePoint(NamedTuple):
-    """Parameters before / after of a matrix, and relative error: of the outputs for `asvd`, else of the weights."""
+    """Ratio of parameters before / after, and relative error: of the outputs for `asvd`, else of the weights."""
 
     ratio: float
     error: float
@@ -304,28 +299,24 @@ def curve(
     program: Program, where: str, methods: Sequence[str] = ("svd",), points: int = 8, *, order: int = 3,
     calibration: Calibration | None = None,
 ) -> dict[str, list[CurvePoint]]:  # fmt: skip
-    """Return method -> compression ratio and error of one matrix at up to `points` sizes, by ascending ratio.
+    """Map each method to points (compression ratio, error) of one matrix at up to `points` sizes, by ascending ratio.
 
-    The SVD of the matrix (for trains and rings: of its first unfolding) is computed once per method. Trains and rings
-    can reach only some of the sizes; the others are left out.
+    The SVD of the matrix (for trains and rings: of its first unfolding) is computed once per method. Sizes that trains
+    and rings cannot reach are left out, and so are points that a higher ratio beats in error.
 
     Args:
-        program: not changed.
+        program: program that holds the matrix; it is not changed.
         where: pattern that selects one matrix.
-        methods: of `svd`, `asvd`, `tt`, `tr`.
+        methods: some of `svd`, `asvd`, `tt`, `tr`.
         points: number of sizes, from the size of the matrix down to the size of factors of rank 1.
         order: number of modes of trains and rings.
-        calibration: data that `asvd` needs.
-    Raises: UsageError for several matrices or an unknown method; MissingCalibration.
+        calibration: data on which `asvd` measures errors.
+    Raises: UsageError for several matrices or an unknown method; MissingCalibration for `asvd` without data.
     """
     found, _ = mx.find_matrices(program, where)
     if len(found) != 1:
-        raise UsageError(
-            "the pattern selects several matrices",
-            where=where,
-            expected="exactly one matrix",
-            got=f"{len(found)} matrices",
-        )
+        raise UsageError("the pattern selects several matrices", where=where, expected="exactly one matrix",
+                         got=f"{len(found)} matrices")  # fmt: skip
     for name in methods:
         check_choices({"method": name}, {"method": METHODS})
         _methods(name, calibration)
@@ -345,7 +336,7 @@ def curve(
 
 
 def _pareto(points: list[CurvePoint]) -> list[CurvePoint]:
-    """Return the points by ascending ratio, without points whose error is not below that of a higher ratio."""
+    """Return the points by ascending ratio; drop each point whose error is not below that of every higher ratio."""
     best: list[CurvePoint] = []
     for point in sorted(points):
         while best and best[-1].error >= point.error:

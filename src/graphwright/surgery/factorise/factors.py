@@ -1,7 +1,8 @@
-"""Factors of a matrix: cores with labelled axes, which are multiplied with vectors but never with each other.
+"""Factors of a matrix: cores with labelled axes. A run multiplies vectors by the cores, and never core by core.
 
-W[o, i] is the sum over all bonds of the product of the cores; o and i are split into modes, o = (o₁ .. o_d).
-Sources: Zhao et al. 2016, "Tensor ring decomposition"; r₀ = 1 is the tensor train of Oseledets 2011.
+The indices of W[o, i] are split into modes, o = (o₁ .. o_d). Axes that two cores share are called bonds; W is the sum
+over all bonds of the product of the cores. Sources: Zhao et al. 2016, "Tensor ring decomposition"; Oseledets 2011 for
+the tensor train, a ring with r₀ = 1.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Core(NamedTuple):
 
     Attributes:
         name: suffix of its param's path `<linear map>.<name>.weight`, for example `core1`.
-        array: float64.
-        labels: one per axis: `o1`, `i1`, ... for modes of output and input; `b0`, ... for bonds, which two cores share.
+        array: entries in float64.
+        labels: one label per axis: `o1`, `i1`, ... for modes of output and input; `b0`, ... for bonds.
     """
 
     name: str
@@ -44,32 +45,32 @@ class LowRank:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in)."""
+        """Shape (out, in) of the matrix."""
         return self.outer.shape[0], self.inner.shape[1]
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The rank r."""
+        """The rank r, as a tuple of one number."""
         return (self.outer.shape[1],)
 
     @property
     def modes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Modes of output and input: (out,) and (in,), because neither is split."""
+        """Sizes of the modes of output and input: (out,) and (in,), because neither side is split."""
         return (self.shape[0],), (self.shape[1],)
 
     @property
     def cores(self) -> tuple[Core, ...]:
-        """The outer and the inner core."""
+        """The cores `outer` and `inner`."""
         return Core("outer", self.outer, ("o1", "b1")), Core("inner", self.inner, ("b1", "i1"))
 
 
 @dataclass(frozen=True, eq=False)
 class TensorRing:
-    """W(o₁ i₁, .., o_d i_d) = trace of the product of G_k[:, o_k, i_k, :].
+    """A tensor ring: W(o₁ i₁, .., o_d i_d) = trace of the product of G_k[:, o_k, i_k, :] for k = 1 .. d.
 
     Attributes:
-        arrays: cores [r_{k-1}, o_k, i_k, r_k], with r_d = r_0.
-        shape: (out, in) of the matrix; entries beyond it, up to the products of the modes, are padding.
+        arrays: the cores G_k [r_{k-1}, o_k, i_k, r_k], with r_d = r_0.
+        shape: shape (out, in) of the matrix; entries beyond it, up to the products of the modes, are padding.
     """
 
     arrays: tuple[np.ndarray, ...]
@@ -77,12 +78,12 @@ class TensorRing:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Sizes r_0 .. r_d of the bonds."""
+        """Ranks r_0 .. r_d: the sizes of the bonds."""
         return (*(core.shape[0] for core in self.arrays), self.arrays[-1].shape[3])
 
     @property
     def modes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Modes of output (o_1 .. o_d) and input (i_1 .. i_d)."""
+        """Sizes of the modes of output, (o_1 .. o_d), and of input, (i_1 .. i_d)."""
         return tuple(c.shape[1] for c in self.arrays), tuple(c.shape[2] for c in self.arrays)
 
     @property
@@ -95,7 +96,7 @@ class TensorRing:
         )
 
     def reconstruct(self) -> np.ndarray:
-        """Return the matrix, float64 [out, in]."""
+        """Return the dense matrix, float64 [out, in]."""
         return reconstruct(self)
 
 
@@ -104,10 +105,10 @@ Factors = LowRank | TensorRing
 
 
 def TensorTrain(arrays: Sequence[np.ndarray], shape: tuple[int, int]) -> TensorRing:  # the name in the literature
-    """Make a tensor train: a ring whose first and last rank are 1. Raises: ValueError for other ranks."""
+    """Return a tensor train: a ring whose first and last rank are 1. Raises: ValueError if they are not 1."""
     if arrays[0].shape[0] != 1 or arrays[-1].shape[3] != 1:
         raise ValueError(
-            f"first and last rank of a tensor train must be 1, got {arrays[0].shape[0]}, {arrays[-1].shape[3]}"
+            f"first and last rank of a tensor train must be 1, got {arrays[0].shape[0]} and {arrays[-1].shape[3]}"
         )
     return TensorRing(tuple(arrays), shape)
 
@@ -125,12 +126,12 @@ def parameters(factors: Factors) -> int:
 
 
 def compression_ratio(factors: Factors) -> float:
-    """Return parameters of the matrix / parameters of its factors: above 1 if the factors are smaller."""
+    """Return parameters of the dense matrix / parameters of its factors; above 1 if the factors are smaller."""
     return prod(factors.shape) / max(parameters(factors), 1)
 
 
 def reconstruct(factors: Factors) -> np.ndarray:
-    """Multiply the factors out to the matrix, float64 [out, in], without padding."""
+    """Multiply the factors out; return the dense matrix, float64 [out, in], without padding."""
     names = sorted({label for core in factors.cores for label in core.labels})
     number = {name: i for i, name in enumerate(names)}
     operands = [part for core in factors.cores for part in (core.array, [number[n] for n in core.labels])]
@@ -141,7 +142,7 @@ def reconstruct(factors: Factors) -> np.ndarray:
 
 
 class ContractionStep(NamedTuple):
-    """Multiplication of a value by one core: labels that the value keeps, that are summed, and that the core adds."""
+    """A product of a value and core number `core`: labels `kept` of the value, `summed`, and `free` of the core."""
 
     core: int
     kept: tuple[str, ...]
@@ -152,12 +153,12 @@ class ContractionStep(NamedTuple):
 def contraction_order(
     start: Sequence[str], cores: Sequence[Sequence[str]], sizes: Mapping[str, int]
 ) -> tuple[list[ContractionStep], int]:
-    """Return the cheapest contraction order, and its floating point operations per vector.
+    """Return the cheapest order in which a vector is contracted with all cores, and its operations per vector.
 
     Args:
         start: labels of the vector's modes.
-        cores: labels of each core's axes; a label that occurs twice is summed over.
-        sizes: size of each label.
+        cores: labels of each core's axes; a label that occurs twice in vector and cores is summed over.
+        sizes: dict from label to axis size.
     """
     whole = (1 << len(cores)) - 1
     best: dict[int, tuple[int, int, int]] = {0: (0, -1, -1)}  # contracted cores -> cost, last core, set before it
@@ -191,12 +192,12 @@ def contraction_order(
 
 
 def split(n: int, order: int, pad: bool = True) -> tuple[int, ...]:
-    """Split n, or the next larger number for which it is possible, into `order` factors above 1 of similar size.
+    """Split n, or the next larger number that can be split, into `order` factors above 1 of similar size.
 
     Raises: NotFactorable if n cannot be split and `pad` is False; UsageError for an order below 2.
     """
     if order < 2:
-        raise UsageError("a tensor train or ring has fewer than two cores", where="order", expected=">= 2", got=order)
+        raise UsageError("the order of a tensor train or ring is too small", where="order", expected=">= 2", got=order)
     size = n
     while (found := _balanced(size, order, 2)) is None:
         if not pad:
@@ -207,7 +208,7 @@ def split(n: int, order: int, pad: bool = True) -> tuple[int, ...]:
 
 @lru_cache(4096)
 def _balanced(n: int, order: int, least: int) -> tuple[int, ...] | None:
-    """Return `order` ascending factors of n, each at least `least`, with the smallest sum; None if impossible."""
+    """Return the `order` ascending factors of n, each at least `least`, of smallest sum; None if there are none."""
     if order == 1:
         return (n,) if n >= least else None
     best: tuple[int, ...] | None = None
@@ -228,5 +229,5 @@ def to_tensor(w: np.ndarray, out: Sequence[int], inner: Sequence[int]) -> np.nda
 
 
 def to_cores(arrays: Sequence[np.ndarray], out: Sequence[int], inner: Sequence[int]) -> tuple[np.ndarray, ...]:
-    """Reshape cores [r, p, r'] of the tensor to cores [r, o, i, r'] of the matrix, p = o i."""
+    """Reshape cores [r, p, r'] of a tensor to cores [r, o, i, r'] of a matrix, where p = o · i."""
     return tuple(a.reshape(a.shape[0], o, i, a.shape[2]) for a, o, i in zip(arrays, out, inner, strict=True))

@@ -1,4 +1,4 @@
-"""LoRA: low-rank branches beside linear maps, for training few parameters, and merging them into the matrices.
+"""LoRA: low-rank branches in parallel to linear maps, to train few parameters, and their merge into the maps.
 
 Source: Hu et al. 2021, "LoRA: Low-rank adaptation of large language models".
 """
@@ -27,25 +27,25 @@ ENDING = ".lora.outer.weight"
 
 
 def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> list[str]:
-    """Add a branch B A x beside each linear map W x, in one edit; B is 0, so the function is unchanged.
+    """Add a parallel branch B A x to each linear map W x, in one edit. B starts at 0, so the function is unchanged.
 
-    The branch enters the junction after the map; a missing junction is created.
+    Branch and map are summed by the junction after the map, which is created if it is missing.
 
     Args:
         program: edited in place.
         where: pattern of linear maps, or a selection.
-        rank: rows of A [rank, in], columns of B [out, rank].
-        seed: of A, which is Gaussian of variance 1 / in.
-    Returns: paths of the new params, A and B of each map.
+        rank: number of rows of A [rank, in] and of columns of B [out, rank].
+        seed: seed of A, whose entries are Gaussian with variance 1 / in.
+    Returns: paths of the new params: A and B of each map.
     Raises: EmptySelection; UsageError for a rank below 1, a tied weight, or a map that already has a branch.
     """
     if rank < 1:
-        raise UsageError("the rank of a branch must be >= 1", where="rank", got=rank)
+        raise UsageError("the rank of a low-rank branch is too small", where="rank", expected=">= 1", got=rank)
     matrices, _ = find_matrices(program, where)
     for m in matrices:
         if len(m.readers) != 1 or traits(m.readers[0].op).contracts != "out_in":
             got = ", ".join(r.op for r in m.readers)
-            raise UsageError("the weight is not read by exactly one linear map", where=m.path, got=got)
+            raise UsageError("the weight is not read by exactly one linear map", where=m.path, got=f"readers: {got}")
     rng = np.random.default_rng(seed)
     with program.edit(f"low-rank branches beside {len(matrices)} maps", author="pass",
                       tool="graphwright.surgery.lora") as e:  # fmt: skip
@@ -53,14 +53,14 @@ def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> 
 
 
 def merge_lora(program: Program, where: str | Selection = "**") -> list[str]:
-    """Add each branch's B A to the matrix beside it and remove the branch, in one edit.
+    """Merge low-rank branches, in one edit: add B A of each branch to the matrix W of its map; remove the branch.
 
     Returns: paths of the changed weights. Raises: EmptySelection if no selected map has a branch.
     """
     chosen = selection_of(program, where)
     bases = [base for base in named(program, ENDING) if program.node(base + ENDING) in chosen]
     if not bases:
-        raise EmptySelection("the selection has no low-rank branch", where=str(where), fix="lora(program, where, rank)")
+        raise EmptySelection("the selection has no low-rank branch", where=str(where), fix="add one by lora(...)")
     with program.edit(f"merge {len(bases)} low-rank branches", author="pass", tool="graphwright.surgery.lora") as e:
         return [_merge(e, base) for base in bases]
 

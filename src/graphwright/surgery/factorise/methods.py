@@ -24,12 +24,13 @@ CANDIDATES, PROBE = 4, 20
 
 
 def refine(tensor: np.ndarray, cores: Sequence[np.ndarray], sweeps: int) -> tuple[list[np.ndarray], list[float]]:
-    """Improve cores of fixed ranks; return them, and the relative error before and after each sweep, which never rises.
+    """Improve the cores of a ring or train by sweeps of alternating least squares; the ranks stay fixed.
 
     Args:
-        tensor: [p_1 .. p_d].
-        cores: [r_{k-1}, p_k, r_k] to start from.
-        sweeps: upper limit.
+        tensor: the approximated tensor [p_1 .. p_d].
+        cores: cores [r_{k-1}, p_k, r_k] to start from.
+        sweeps: upper limit of the number of sweeps; a sweep that does not lower the error is the last and is dropped.
+    Returns: the cores; the relative errors before the first sweep and after each sweep.
     """
     d, norm = tensor.ndim, float(np.linalg.norm(tensor))
     best = [np.array(core, np.float64) for core in cores]
@@ -56,9 +57,9 @@ def refine(tensor: np.ndarray, cores: Sequence[np.ndarray], sweeps: int) -> tupl
 def recover(
     tensor: np.ndarray, ranks: Sequence[int], sweeps: int, restarts: int = 3, seed: int = 0, tol: float = 1e-9
 ) -> tuple[list[np.ndarray], list[float]]:
-    """Fit a ring of given ranks r_0 .. r_{d-1} from random cores; restart until the error is at most `tol`.
+    """Fit a ring of given ranks r_0 .. r_{d-1} from random cores; restart until the relative error is at most `tol`.
 
-    Each start is the best of several candidates after a few sweeps, when most bad candidates have stalled.
+    Each start is the best of several random candidates, compared after a few sweeps. Returns: see `refine`.
     """
     found: list[tuple[list[np.ndarray], list[float]]] = []
     rng = np.random.default_rng(seed)
@@ -82,7 +83,7 @@ def contract(cores: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def relative_error(tensor: np.ndarray, cores: Sequence[np.ndarray]) -> float:
-    """‖T - ring‖ / ‖T‖; 0 if both are zero."""
+    """‖T - ring‖ / ‖T‖ of a tensor T and the ring or train of its cores; 0 if both are zero."""
     norm, lost = float(np.linalg.norm(tensor)), float(np.linalg.norm(tensor - contract(cores)))
     return lost / norm if norm else lost
 
@@ -100,7 +101,7 @@ def _rows(core: np.ndarray) -> np.ndarray:
 
 
 def _subchain(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """Contract all cores but k, in ring order from k + 1, to [modes, r_k r_{k-1}]."""
+    """Contract all cores except k, in ring order from k + 1, to a matrix [modes, r_k r_{k-1}]."""
     chain, *rest = (*cores[k + 1 :], *cores[:k])
     for core in rest:
         wide = chain.reshape(-1, chain.shape[-1]) @ core.reshape(core.shape[0], -1)
@@ -109,7 +110,7 @@ def _subchain(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
 
 
 def _gram(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """Return the Gram matrix of the subchain's columns, [r_k r_{k-1}, r_k r_{k-1}], without forming the subchain."""
+    """Return the Gram matrix [r_k r_{k-1}, r_k r_{k-1}] of the columns of `_subchain`, without computing them."""
     pairs = []
     for core in (*cores[k + 1 :], *cores[:k]):
         left, p, right = core.shape
@@ -122,7 +123,7 @@ def _gram(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
 
 
 def _solve(right: np.ndarray, gram: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Solve the normal equations for a core; return the minimum-norm solution if they are singular."""
+    """Solve the normal equations for a core of the given shape; use the minimum-norm solution if they are singular."""
     scale = np.trace(gram) / len(gram)
     try:
         np.linalg.cholesky(gram - 1e-13 * scale * np.eye(len(gram)))
@@ -133,7 +134,7 @@ def _solve(right: np.ndarray, gram: np.ndarray, shape: tuple[int, ...]) -> np.nd
 
 
 class Unfolding(NamedTuple):
-    """The SVD of a tensor's first unfolding [p_1, p_2 .. p_d], from which trains and rings of any accuracy start."""
+    """The SVD of a tensor's first unfolding [p_1, p_2 .. p_d]: the first step to trains and rings of any accuracy."""
 
     shape: tuple[int, ...]
     u: np.ndarray
@@ -142,7 +143,7 @@ class Unfolding(NamedTuple):
 
     @staticmethod
     def of(tensor: np.ndarray) -> Unfolding:
-        """Decompose a tensor."""
+        """Compute the SVD of a tensor's first unfolding."""
         u, s, vt = np.linalg.svd(tensor.reshape(tensor.shape[0], -1), full_matrices=False)
         return Unfolding(tensor.shape, u, s, vt)
 
@@ -159,11 +160,11 @@ def rank_within(s: np.ndarray, lost: float) -> int:
 
 
 def train(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = None) -> list[np.ndarray]:
-    """Compute the cores [r_{k-1}, p_k, r_k] of a tensor train, r_0 = r_d = 1.
+    """Compute the cores [r_{k-1}, p_k, r_k] of a tensor train (TT-SVD), with r_0 = r_d = 1.
 
     Args:
         first: SVD of the tensor's first unfolding.
-        error: relative; each of the d - 1 SVDs drops at most error · norm / √(d - 1).
+        error: allowed relative error; each of the d - 1 SVDs drops at most error · norm / √(d - 1).
         ranks: upper limits of r_1 .. r_{d-1}, instead of an error.
     """
     d = len(first.shape)
@@ -179,7 +180,7 @@ def train(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None =
 def sweep(
     rest: np.ndarray, sizes: Sequence[int], last: int, lost: float, ranks: Sequence[int] | None
 ) -> list[np.ndarray]:
-    """Split what the first core leaves, [r_1, p_2 .. p_d, last], into cores; each SVD drops a norm <= `lost`."""
+    """Split the rest after the first core, [r_1, p_2 .. p_d, last], into cores; each SVD drops a norm <= `lost`."""
     cores = []
     rank = rest.shape[0]
     for k, p in enumerate(sizes[:-1]):
@@ -196,11 +197,11 @@ RIDGE = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class LowRankFit:
-    """The methods `svd` and `asvd`: one SVD, truncated to obtain the factors of any rank.
+    """A decomposition by the methods `svd` and `asvd`: an SVD, which is truncated to obtain factors of any rank.
 
     Attributes:
-        u, s, vt: SVD of W, or of W L.
-        root: L, the Cholesky factor of the Gram matrix of the inputs, or None.
+        u, s, vt: SVD of W for `svd`, of W L for `asvd`.
+        root: L, the Cholesky factor of the Gram matrix of the inputs; None for `svd`.
         low, high: smallest and largest allowed rank.
     """
 
@@ -213,7 +214,7 @@ class LowRankFit:
 
     @staticmethod
     def of(w: np.ndarray, gram: np.ndarray | None = None, min_rank: int = 1, max_rank: int | None = None) -> LowRankFit:
-        """Decompose a matrix [out, in]; a Gram matrix Σ x xᵀ / N weights its error by the inputs x."""
+        """Decompose a matrix [out, in]. With a Gram matrix Σ x xᵀ / N of inputs x, the error is that of the outputs."""
         root = None
         if gram is not None:
             floor = RIDGE * float(np.trace(gram)) / len(gram)
@@ -223,7 +224,7 @@ class LowRankFit:
         return LowRankFit(u, s, vt, root, min(min_rank, most), most)
 
     def at(self, rank: int) -> LowRank:
-        """Return the factors of a rank; each factor gets the square roots of the singular values."""
+        """Return the factors of a given rank; each factor contains the square roots of the singular values."""
         half = np.sqrt(self.s[:rank])
         inner = half[:, None] * self.vt[:rank]
         if self.root is not None:
@@ -231,7 +232,7 @@ class LowRankFit:
         return LowRank(self.u[:, :rank] * half, inner)
 
     def error(self, rank: int) -> float:
-        """‖dropped‖ / ‖all‖ of the singular values at a rank: the relative error of W, or of the outputs."""
+        """‖dropped σ‖ / ‖all σ‖ of the singular values at a rank: relative error of W (`svd`), of outputs (`asvd`)."""
         whole = float(np.linalg.norm(self.s))
         return float(np.linalg.norm(self.s[rank:])) / whole if whole else 0.0
 
@@ -240,37 +241,37 @@ class LowRankFit:
         return rank_within(self.s, error * float(np.linalg.norm(self.s)))
 
     def within_error(self, error: float) -> LowRank:
-        """Return the factors of the smallest rank >= `low` with at most this error; of rank `high` if none has."""
+        """Return the factors of the smallest allowed rank with at most this error; else of rank `high`."""
         return self.at(min(max(self.rank_for(error), self.low), self.high))
 
     def within_params(self, params: int) -> LowRank | None:
-        """Return the factors of the largest rank with at most `params` parameters; None if rank `low` has more."""
+        """Return the factors of the largest allowed rank within `params` parameters; None if rank `low` needs more."""
         rank = min(params // (len(self.u) + self.vt.shape[1]), self.high)
         return self.at(rank) if rank >= self.low else None
 
 
 def svd(w: np.ndarray, rank: int) -> LowRank:
-    """Return the truncated SVD of [out, in]. Its squared error is the sum of the dropped squared singular values.
+    """Return the truncated SVD of a matrix [out, in]; its squared error is the sum of the dropped squared σ.
 
-    Raises: NonFiniteWeight.
+    Raises: NonFiniteWeight if the matrix contains NaN or infinity.
     """
     return LowRankFit.of(finite(np.asarray(w, np.float64))).at(rank)
 
 
 def asvd(w: np.ndarray, rank: int, gram: np.ndarray) -> LowRank:
-    """Return the factors with least error of y = x · Wᵀ for inputs x with this Gram matrix. Raises: NonFiniteWeight."""
+    """Return the factors of least error of y = x · Wᵀ for inputs x with Gram matrix `gram`. Raises: NonFiniteWeight."""
     return LowRankFit.of(finite(np.asarray(w, np.float64)), finite(np.asarray(gram, np.float64), "gram")).at(rank)
 
 
 def ring(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = None) -> list[np.ndarray]:
-    """Compute the cores [r_{k-1}, p_k, r_k] of a tensor ring, r_d = r_0.
+    """Compute the cores [r_{k-1}, p_k, r_k] of a tensor ring, with r_d = r_0.
 
-    Without `ranks`, r_0 is chosen for the fewest entries; the result is a tensor train if that is r_0 = 1.
+    Without `ranks`, r_0 is chosen to minimise the number of entries; for r_0 = 1 the result is a tensor train.
 
     Args:
         first: SVD of the tensor's first unfolding.
-        error: relative. The first SVD drops at most √(2/d) · error · norm, the d - 2 others error · norm / √d each:
-            their squares add up to (error · norm)².
+        error: allowed relative error. The first SVD drops at most √(2/d) · error · norm, each of the d - 2 others at
+            most error · norm / √d; the squares add up to (error · norm)².
         ranks: upper limits of r_0 .. r_{d-1}, instead of an error.
     """
     d = len(first.shape)
@@ -288,7 +289,7 @@ def ring(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = 
 
 
 def _shared(first: Unfolding, outer: int, inner: int, lost: float, ranks: Sequence[int] | None) -> list[np.ndarray]:
-    """Return the ring with r_0 = `outer`, r_1 = `inner`; its first core [r_0, p_1, r_1] holds U [p_1, r_0 r_1]."""
+    """Return the cores of a ring with r_0 = `outer`, r_1 = `inner`; the first one is U [p_1, r_0 r_1], reshaped."""
     p, rank = first.shape[0], outer * inner
     u, rest = np.zeros((p, rank)), np.zeros((rank, first.vt.shape[1]))
     kept = min(rank, len(first.s))
@@ -303,7 +304,7 @@ BISECTIONS = 14
 
 
 class RingMethod:
-    """The methods `tt` and `tr`. The first unfolding is decomposed once, the later ones again for each accuracy."""
+    """The methods `tt` and `tr`. The SVD of the first unfolding is computed once, later SVDs once per accuracy."""
 
     def __init__(self, w: np.ndarray, order: int, closed: bool, pad: bool, sweeps: int) -> None:
         self.w, self.closed, self.sweeps = w, closed, sweeps
@@ -311,7 +312,7 @@ class RingMethod:
 
     @cached_property
     def tensor(self) -> np.ndarray:
-        """The matrix as a tensor of modes."""
+        """The matrix, reshaped to one axis per pair of an output and an input mode."""
         return to_tensor(self.w, self.out, self.inner)
 
     @cached_property
@@ -320,14 +321,14 @@ class RingMethod:
         return Unfolding.of(self.tensor)
 
     def within_error(self, error: float) -> TensorRing:
-        """Return a train or ring of few parameters whose error is at most `error`."""
+        """Return a train or ring of few parameters whose relative error is at most `error`."""
         arrays = (ring if self.closed else train)(self.first, error=error)
         if self.sweeps:
             arrays = refine(self.tensor, arrays, self.sweeps)[0]
         return TensorRing(to_cores(arrays, self.out, self.inner), (self.w.shape[0], self.w.shape[1]))
 
     def within_params(self, params: int) -> TensorRing | None:
-        """Bisect for the train or ring of least error with at most `params` parameters; None if rank 1 has more."""
+        """Find a train or ring of least error within `params` parameters by bisection; None if rank 1 needs more."""
         low, high = 0.0, 1.0
         best = self.within_error(high)
         if parameters(best) > params:

@@ -1,4 +1,4 @@
-"""The report of compression: one row per method and matrix, compared with SVDs with as many parameters."""
+"""The report of compression: one row per method and matrix, compared with SVDs of at most as many parameters."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ COLUMNS = ("path", "method", "ranks", "ratio", "weight_error", "output_error", "
 
 @dataclass(slots=True, repr=False)
 class FitRow(ReportBase):
-    """One matrix factored by one method.
+    """Figures of one matrix factored by one method.
 
     Attributes:
-        path, shape, method: path and shape of the matrix, and how it was factored.
-        ranks: one number for low rank; r_0 .. r_d for a ring.
-        parameters: of all factors.
-        ratio: parameters of the matrix / of its factors; above 1 is smaller.
-        weight_error: ‖W - W'‖ / ‖W‖ as stored.
-        output_error: relative error of y on the calibration inputs; None without them.
-        svd_error, asvd_error: weight error of a truncated SVD, and output error of an activation-aware one, with at
-            most as many parameters; None if not even rank 1 fits, or without calibration.
-        kl: mean KL of the model's scores in nats if only this matrix is factored; None without calibration.
-        dense_ms, ms: milliseconds for 32 rows: of the product with the matrix, and of the chain of factors.
+        path, shape, method: path and shape of the matrix, and the method that factored it.
+        ranks: one number for low rank; r_0 .. r_d for a tensor train or ring.
+        parameters: number of parameters of all factors.
+        ratio: parameters of the matrix / of its factors; above 1, the factors are smaller.
+        weight_error: ‖W - W'‖ / ‖W‖, with the factors of W' rounded to the stored dtype.
+        output_error: relative error of y = x · Wᵀ on the calibration inputs; None without calibration.
+        svd_error, asvd_error: weight error of a truncated SVD, and output error of an activation-aware SVD, with at
+            most as many parameters; None if even rank 1 has more (asvd_error: or without calibration).
+        kl: mean KL divergence of the model's logits in nats if only this matrix is factored; None without calibration.
+        dense_ms, ms: milliseconds for 32 rows: by the matrix product, and by the chain of factors.
         flops_share: operations of the chain / of the matrix product.
-        chosen: this method is the best one within the budget.
-        applied: the factors are in the program; False for a ratio of at most 1.
+        chosen: whether this method is the best one within the budget.
+        applied: whether the factors replaced the matrix; False for a ratio of at most 1.
     """
 
     path: str
@@ -69,7 +69,7 @@ class FitRow(ReportBase):
 
     @property
     def error(self) -> float:
-        """Error of the outputs if it is known, else of the weights."""
+        """Relative error of the outputs if it is known, else of the weights."""
         return self.weight_error if self.output_error is None else self.output_error
 
     @property
@@ -90,7 +90,7 @@ class CompressionReport(MatrixReport):
 
     Attributes:
         method, budget: arguments of the call.
-        before, after: parameters of the selected matrices.
+        before, after: number of parameters of the selected matrices.
     """
 
     method: str
@@ -102,16 +102,16 @@ class CompressionReport(MatrixReport):
 
     @property
     def ratio(self) -> float:
-        """Parameters of the selected matrices before / after."""
+        """Number of parameters of the selected matrices before / after."""
         return self.before / max(self.after, 1)
 
     @property
     def applied(self) -> list[FitRow]:
-        """Rows whose factors are in the program."""
+        """Rows whose factors replaced the matrix in the program."""
         return [row for row in self.rows if row.applied]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; `applied` is the number of factored matrices."""
+        """Return a JSON-serialisable dict; `applied` is the number of factored matrices."""
         return {**MatrixReport.to_json(self), "applied": len(self.applied)}
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class CompressionReport(MatrixReport):
 
 
 def milliseconds(factors: Factors) -> tuple[float, float]:
-    """Measure the median time of y = x · Wᵀ for 32 float32 rows: with the matrix, and with the chain of factors."""
+    """Measure two median times of y = x · Wᵀ for 32 float32 rows: by the matrix, and by the chain of factors."""
     out, inner = factors.shape
     b = Builder("timed")
     rng = np.random.default_rng(0)
@@ -153,9 +153,9 @@ Divergence = Callable[[Matrix, Factors], float]
 
 
 def divergence_of(program: Program, calibration: Calibration) -> Divergence:
-    """Return a function of (matrix, factors) that measures KL(program ‖ program with these factors) in nats.
+    """Return a function that measures KL(program ‖ copy) in nats for a copy with one matrix replaced by factors.
 
-    It compares the outputs on the first chunk of windows with those of the program as it is now.
+    The function compares the first outputs on the first chunk of windows; later edits of the program do not affect it.
     """
     before, feeds, name = program.fork(), calibration.feeds(program)[0], program.output_names()[0]
 

@@ -1,6 +1,6 @@
 """Rules about connectivity: cycles, disconnected parts, unreachable outputs, unread nodes, empty ports.
 
-A loop over time steps goes through a state and is not a cycle.
+A recurrence over steps passes through a state and does not count as a cycle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def cycle(d: Diagnosis) -> Iterator[Finding]:
-    """Report the shortest cycle of each strongly connected component."""
+    """Report a shortest cycle of each strongly connected component."""
     p = d.program
     if not p.back_edges:  # no edge goes backwards in the topological order
         return
@@ -39,7 +39,7 @@ def cycle(d: Diagnosis) -> Iterator[Finding]:
 
 
 def shortest_cycle(p: Program, component: Sequence[NodeId]) -> tuple[EdgeId, ...]:
-    """Return the edges of a shortest cycle in a strongly connected component; the last edge closes the cycle."""
+    """Return the edges of a shortest cycle of a strongly connected component, in order."""
     inside = set(component)
     back = [e for e in sorted(p.back_edges) if set(p.graph.endpoints(e)) <= inside]
     cycles: list[list[EdgeId]] = []
@@ -51,7 +51,7 @@ def shortest_cycle(p: Program, component: Sequence[NodeId]) -> tuple[EdgeId, ...
 
 
 def _fixes(d: Diagnosis, edges: tuple[EdgeId, ...]) -> Iterator[Fix]:
-    """Yield fixes of a cycle: cut or delay an edge into a junction, or let a port read an earlier value."""
+    """Yield fixes of a cycle: cut an edge into a junction, delay the edge by a step, or rewire a back edge."""
     p = d.program
     cuttable = [e for e in edges if p.is_junction(p.graph.target(e)) and p.graph.in_degree(p.graph.target(e)) > 1]
     cuttable.sort(key=lambda e: e not in p.back_edges)
@@ -72,7 +72,7 @@ def _fixes(d: Diagnosis, edges: tuple[EdgeId, ...]) -> Iterator[Fix]:
 
 
 def components(d: Diagnosis) -> Iterator[Finding]:
-    """Report connected components other than the main one, unless they are integer counters without outputs."""
+    """Report connected components other than the main one, except integer counters that affect no output."""
     p, w = d.program, d.wiring
     parts = [[w.at[n] for n in part] for part in connected_components(p.graph)]
     parts = [sorted(part) for part in parts if any(w.ops[i] not in KINDS for i in part)]
@@ -96,7 +96,7 @@ def components(d: Diagnosis) -> Iterator[Finding]:
 
 
 def unreachable(d: Diagnosis) -> Iterator[Finding]:
-    """Report an output that no input affects; if all outputs are affected, report inputs that affect no output."""
+    """Report an output that depends on no input; if all outputs depend on inputs, report inputs without effect."""
     p, w = d.program, d.wiring
     inputs = [i for i, op in enumerate(w.ops) if op == INPUT]
     if not inputs or not w.outputs:
@@ -125,7 +125,7 @@ def _unreachable(
 
 
 def _reconnect(d: Diagnosis, frontier: list[int], later: set[int], reached: set[int]) -> tuple[Fix, ...]:
-    """Return a fix that lets readers of a value that no input affects read the nearest fitting `frontier` node."""
+    """Return a fix that rewires readers of a value that no input affects to the nearest `frontier` node that fits."""
     p, w = d.program, d.wiring
     found: list[tuple[int, int, Value]] = []
     for last in frontier:
@@ -153,7 +153,7 @@ def _reconnect(d: Diagnosis, frontier: list[int], later: set[int], reached: set[
 
 
 def isolated(d: Diagnosis) -> Iterator[Finding]:
-    """Report nodes that have no edges and are not outputs."""
+    """Report nodes that have no edges and are no outputs of the program."""
     p, w = d.program, d.wiring
     for i, node in enumerate(w.nodes):
         alone = not w.before[i] and w.unread(i) and w.ops[i] not in STORED
@@ -163,9 +163,9 @@ def isolated(d: Diagnosis) -> Iterator[Finding]:
 
 
 def dead_end(d: Diagnosis) -> Iterator[Finding]:
-    """Report nodes whose results nothing reads, together with all nodes that only they use.
+    """Report each node whose result nothing reads, together with the nodes that only this node uses.
 
-    If an input is read by such nodes only, `unreachable` reports the input instead.
+    If only such nodes read an input of the program, the rule `unreachable` reports the input instead.
     """
     p, w = d.program, d.wiring
     needed = w.reaching([*w.outputs, *(i for i, op in enumerate(w.ops) if op == ASSIGN)])
@@ -189,7 +189,7 @@ def dead_end(d: Diagnosis) -> Iterator[Finding]:
 
 
 def orphan_source(d: Diagnosis) -> Iterator[Finding]:
-    """Report ports that lack an edge, and junctions that are zero because no edge enters them."""
+    """Report ports without an edge, and junctions without incoming edges, which are zero."""
     p, w = d.program, d.wiring
     for node, port in empty_ports(p, w):
         path, source, at = p.path(node), best_source(p, w, node, port), None if p.is_junction(node) else port
@@ -210,7 +210,7 @@ def orphan_source(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _without(p: Program, node: NodeId) -> list[Fix]:
-    """Return a fix that removes a zero junction, if only junctions with other edges read it."""
+    """Return a fix that removes a junction without edges, if only junctions with further operands read it."""
     readers = p.consumers(node)
     plain = readers and all(p.is_junction(n) and p.graph.in_degree(n) > 1 for n in readers)
     if not plain or any(v.node == node for v in p.outputs()):

@@ -1,4 +1,4 @@
-"""The table of rules, in the order in which `diagnose` runs them: a defect is reported by the first rule that finds it.
+"""The table of rules in the order in which `diagnose` runs them. The first rule that finds a defect reports it.
 
 A rule is a function from a `Diagnosis` to findings. User rules are registered with `@finding("name")`, or come as entry
 points of the group `graphwright.findings`.
@@ -34,10 +34,10 @@ READS = ("structure", "weights", "probe")
 
 @dataclass(frozen=True, slots=True)
 class FindingRule:
-    """A registered rule: its function, and its name, which is also the kind of its findings.
+    """A registered rule: a function that returns findings, and a name, which is the `kind` of these findings.
 
     Attributes:
-        reads: `structure`; `weights` if it reads values of weights; `probe` if it needs a batch to run.
+        reads: what the rule reads: `structure`; `weights` for values of weights; `probe` for a run on a batch.
     """
 
     name: str
@@ -69,19 +69,19 @@ _plugins_loaded = False
 
 
 def finding(name: str, *, reads: str = "structure") -> Callable[[Rule], Rule]:
-    """Register the decorated function as a rule, after the existing ones.
+    """Register a function as a rule, which runs after the existing rules; a decorator.
 
     Args:
         name: name of the rule and kind of its findings.
-        reads: see `FindingRule`; a `probe` rule runs only if there is a batch.
-    Raises: UsageError for a name that is taken, or an unknown `reads`.
+        reads: see `FindingRule`; a `probe` rule runs only if a batch is given.
+    Raises: UsageError if the name is taken, or `reads` is unknown.
     """
     if reads not in READS:
         raise UsageError("unknown value of reads", where=name, expected=", ".join(READS), got=reads)
 
     def enter(rule: Rule) -> Rule:
         if name in _rules:
-            raise UsageError("a rule with this name is already registered", where=name)
+            raise UsageError(f"a rule is already registered as {name!r}", fix="choose another name")
         _rules[name] = FindingRule(name, rule, reads)
         return rule
 
@@ -89,7 +89,7 @@ def finding(name: str, *, reads: str = "structure") -> Callable[[Rule], Rule]:
 
 
 def rules() -> dict[str, FindingRule]:
-    """Return all rules by name, in the order in which they run; plugins are loaded at the first call."""
+    """Return a dict of all rules by name, in the order in which they run; the first call loads plugins."""
     global _plugins_loaded
     if not _plugins_loaded:
         _plugins_loaded = True
@@ -102,7 +102,7 @@ def rules() -> dict[str, FindingRule]:
 
 
 def chosen(names: Sequence[str] | None) -> list[FindingRule]:
-    """Return the named rules (all for None) in the order in which they run. Raises: UsageError for an unknown name."""
+    """Return the named rules, or all for None, in running order. Raises: UsageError for an unknown name."""
     known = rules()
     wanted = list(known) if names is None else [names] if isinstance(names, str) else list(names)
     if unknown := [n for n in wanted if n not in known]:
@@ -120,32 +120,33 @@ def diagnose(
     limits: Limits | Mapping[str, Any] | None = None, *, report: Report | None = None,
     cancel: Callable[[], bool] | None = None,
 ) -> Findings:  # fmt: skip
-    """Find the defects of a network; the program is only read.
+    """Find the defects of a network, without changing the program.
 
-    Rules run in a fixed order. The findings of one rule are fixed on a fork before the next rule runs, so that the
-    consequences of a defect are not reported too.
+    Rules run in a fixed order. The findings of each rule are fixed on a fork before the next rule runs, so that the
+    consequences of a defect are not reported as well.
 
     Args:
-        program: may be broken, from `edit(check=False)` or `load(check=False)`; a model adds checks against its config.
+        program: program or model; it may be invalid, from `edit(check=False)` or `load(check=False)`. A model is also
+            checked against its config.
         inputs: a batch by input name, for rules that run the program.
-        loss: for gradients: name of the output or node whose sum is the loss, or a function that adds a loss to a fork
-            and returns its name.
+        loss: name of the output or node whose sum is the loss for gradients, or a function that adds a loss to a fork
+            and returns the name of the loss.
         kinds: names of rules, by default all; rules that need a batch run only with `inputs`.
-        limits: thresholds; a mapping replaces the defaults of the thresholds that it names.
+        limits: thresholds of the rules; a mapping replaces the defaults that it names.
         report: called with `Progress`.
-        cancel: returns True to stop; the findings so far are then returned.
-    Raises: UsageError while an edit is open, for unknown kinds or limits; FeedError for inputs that do not fit.
+        cancel: polled; once it returns True, `diagnose` stops and returns the findings so far.
+    Raises: UsageError while an edit is open, or for unknown kinds or limits; FeedError for inputs that do not fit.
     """
     model, p = (None, program) if isinstance(program, OpGraph) else (program, program.program)
     if p.history.open is not None:
-        raise UsageError("the program has an open edit", where=p.name, fix="leave the with-block first")
+        raise UsageError("the program has an open edit", where=p.name, fix="leave its with-block first")
     step = stepper(report, cancel)
     probe = None if inputs is None else Probe(inputs, loss, step)
     asked = [k for k in chosen(kinds) if k.reads != "probe" or probe is not None]
     if isinstance(limits, Mapping):
         known = [f.name for f in fields(Limits)]
         if unknown := [name for name in limits if name not in known]:
-            raise UsageError("unknown limit", got=", ".join(unknown), expected=", ".join(known))
+            raise UsageError("unknown threshold in limits", got=", ".join(unknown), expected=", ".join(known))
         limits = Limits(**limits)
     d = Diagnosis(p, model, limits, probe)
     found: dict[tuple[str, str], Finding] = {}
@@ -160,7 +161,7 @@ def diagnose(
 
 
 def _ask(d: Diagnosis, rule: FindingRule, found: dict[tuple[str, str], Finding]) -> None:
-    """Run a rule and fix its new findings on the fork, again until it finds nothing new or no fix changes the fork."""
+    """Run a rule and fix its findings on the fork; repeat until no finding is new or no fix changes the fork."""
     before = -1
     while before != d.program.version and (fresh := [f for f in rule.rule(d) if f.identity not in found]):
         before = d.program.version
@@ -174,11 +175,11 @@ def diagnose_model(
     limits: Limits | Mapping[str, Any] | None = None, *, report: Report | None = None,
     cancel: Callable[[], bool] | None = None,
 ) -> Findings:  # fmt: skip
-    """Find the defects of a model: of its program, its weights, and contradictions to its config.
+    """Find the defects of a model: in its program, in its weights, and in how they contradict its config.
 
     Args:
-        model: it is only read.
-        text: at least two tokens; windows of 64 are the batch, and the cross-entropy of the next token is the loss.
+        model: the model; it is not changed.
+        text: at least two tokens of text; windows of 64 tokens are the batch, next-token cross-entropy is the loss.
         kinds, limits, report, cancel: see `diagnose`.
     """
     if text is None:
@@ -188,7 +189,7 @@ def diagnose_model(
     ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
     width = min(64, len(ids) - 1)
     if width < 1:
-        raise UsageError("the text is too short to predict a token", expected="at least two tokens", got=len(ids))
+        raise UsageError("the text is too short", where="text", expected="two tokens or more", got=f"{len(ids)} tokens")
     rows = np.stack([ids[s : s + width + 1] for s in range(0, len(ids) - width, width)][:8])
 
     def next_token_loss(twin: Program) -> str:

@@ -1,7 +1,7 @@
-"""The view of a program that rules work on: a fork with earlier findings fixed, cached analyses, and a probe.
+"""The state that rules work on: a fork of the program with earlier findings fixed, cached analyses, and a probe.
 
-Each finding is fixed on a fork before the next rule runs, so the consequences of a defect are not reported as defects
-of their own. The program itself is only read.
+Each finding is fixed on the fork before the next rule runs, so that the consequences of a defect are not reported as
+further defects. The diagnosed program is not changed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class Diagnosis:
-    """The state of one diagnosis.
+    """The state of a diagnosis, which rules read.
 
     Attributes:
         original: the diagnosed program.
         program: `original`, or a fork of it in which the findings so far are fixed.
-        model: the model of the program, if known: config, checkpoint.
-        limits: thresholds.
-        probe: a batch and a loss, if given.
+        model: the model of the program, or None; rules read its config and checkpoint.
+        limits: thresholds of the rules.
+        probe: a batch and a loss, or None.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Diagnosis:
         self._cached: dict[str, tuple[int, Any]] = {}
 
     def _of_version(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return a cached value that is computed once per version of the program."""
+        """Return the value of `make`, which is called once per version of the program and cached under a name."""
         known = self._cached.get(name)
         if known is None or known[0] != self.program.version:
             known = self._cached[name] = self.program.version, make()
@@ -57,12 +57,12 @@ class Diagnosis:
 
     @property
     def mismatches(self) -> Sequence[Mismatch]:
-        """Mismatches that `program.validate()` reports; a program known to be valid has none."""
+        """Mismatches that `program.validate()` reports; empty without a check if the program is known to be valid."""
         return () if self.program.valid else self._of_version("mismatches", lambda: self.program.validate().mismatches)
 
     @property
     def claimed(self) -> dict[NodeId, NodeId]:
-        """Map each unread node that best fits an empty port (or an empty junction) to the node with that port."""
+        """Map each unread node that is the best source for an empty port or junction to the node with that port."""
 
         def claim() -> dict[NodeId, NodeId]:
             p, w = self.program, self.wiring
@@ -72,7 +72,7 @@ class Diagnosis:
         return self._of_version("claimed", claim)
 
     def mend(self, finding: Finding) -> None:
-        """Apply the first fix of a finding on the fork; a fix that fails leaves the fork unchanged."""
+        """Apply the cheapest fix of a finding to the fork; a fix that fails leaves the fork unchanged."""
         if not finding.fixes:
             return
         if self.program is self.original:
@@ -85,7 +85,7 @@ class Diagnosis:
 
 
 class DiagnosisCancelled(Exception):
-    """The caller cancelled the diagnosis; findings so far are returned."""
+    """Internal signal that the caller cancelled the diagnosis; `diagnose` catches it and returns its findings."""
 
 
 Step = Callable[[str, int, int], None]
@@ -93,7 +93,7 @@ Step = Callable[[str, int, int], None]
 
 
 def stepper(report: Report | None, cancel: Callable[[], bool] | None) -> Step:
-    """Return a function that reports progress, and raises DiagnosisCancelled if the caller cancelled."""
+    """Return a function that reports progress, and raises DiagnosisCancelled once `cancel` returns True."""
 
     def step(what: str, done: int, total: int) -> None:
         if report is not None:
@@ -109,9 +109,9 @@ class Probe:
 
     Attributes:
         inputs: arrays by input name.
-        loss: name of an output or node whose sum is the loss; or a function that adds a loss to a fork and returns its
-            name; or None.
-        step: see `Step`.
+        loss: name of an output or node whose sum is the loss; a function that adds a loss to a fork and returns the
+            name of the loss; or None.
+        step: function that reports progress; see `Step`.
     """
 
     def __init__(self, inputs: Mapping[str, Any], loss: str | Callable[[Program], str] | None, step: Step) -> None:
@@ -119,7 +119,7 @@ class Probe:
         self._run: tuple[Program, int, Run, str | None] | None = None
 
     def run(self, p: Program) -> Run:
-        """Run a fork of the program on the batch, and return the run with all values; cached per version."""
+        """Run a fork of the program on the batch; return the run, which holds all values. Cached per version."""
         return self._made(p)[2]
 
     def _made(self, p: Program) -> tuple[Program, int, Run, str | None]:
@@ -131,7 +131,7 @@ class Probe:
         return self._run
 
     def gradients(self, p: Program, wrt: Sequence[Value]) -> dict[Value, np.ndarray]:
-        """Return the gradients of the loss with respect to some values, in float64; an empty dict without a loss."""
+        """Return a dict from value to the float64 gradient of the loss; empty if the probe has no loss."""
         _, _, made, loss = self._made(p)
         if loss is None or not wrt:
             return {}

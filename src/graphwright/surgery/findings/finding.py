@@ -1,6 +1,6 @@
-"""A finding: one defect of a network, a witness that shows it, and edits that fix it.
+"""A finding: one defect of a network, a witness that shows the defect, and edits that fix it.
 
-It extends `Mismatch`, the result of `program.validate()`, by a severity and fixes.
+A finding extends `Mismatch`, the result of `program.validate()`, by a severity, a witness and fixes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Severity(IntEnum):
-    """Severity of a finding: worth knowing, suspicious, wrong, or so bad that the program cannot run."""
+    """Severity of a finding: informative, suspicious, wrong, or fatal (the program cannot run)."""
 
     INFO = 0
     WARNING = 1
@@ -49,11 +49,11 @@ class Fix:
     """Edits that fix one finding.
 
     Attributes:
-        what: description, for the journal.
-        apply: makes the edits in an open transaction.
-        edges, ops: number of edges and ops that it adds or moves.
-        parameters: number of parameters that it adds.
-        keeps_function: True if no result of the program changes, or if the repaired part could not run before.
+        what: description of the edits, for the journal.
+        apply: function that makes the edits in an open transaction.
+        edges, ops: number of edges and ops that the fix adds or changes.
+        parameters: number of parameters that the fix adds.
+        keeps_function: True if no output of the program changes, or if the repaired part could not run before.
     """
 
     what: str
@@ -65,11 +65,11 @@ class Fix:
 
     @property
     def cost(self) -> float:
-        """Cost that ranks fixes: 1 per edge, 2 per op, 1 per million parameters, and 10 if the function changes."""
+        """Cost by which fixes are ranked: 1 per edge, 2 per op, 1 per 10⁶ parameters, 10 if the function changes."""
         return self.edges + 2 * self.ops + self.parameters / 1e6 + (0 if self.keeps_function else 10)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the description, the cost and whether the function stays the same."""
+        """Return a JSON-serialisable dict of the description, the cost and `keeps_function`."""
         return {"what": self.what, "cost": round(self.cost, 6), "keeps_function": self.keeps_function}
 
 
@@ -78,11 +78,11 @@ class Finding(Mismatch, ReportBase):
     """One defect: a `Mismatch` with evidence and fixes.
 
     Attributes:
-        kind: name of the rule that found it.
+        kind: name of the rule that found the defect.
         nodes, edges: handles of the affected nodes and edges.
         paths: paths of the nodes, then of the edges, at the time of the diagnosis.
-        witness: evidence: paths, keys, indices, numbers.
-        fixes: by ascending cost.
+        witness: dict of the evidence: paths, keys, indices, numbers.
+        fixes: fixes by ascending cost.
     """
 
     severity: Severity = Severity.WARNING
@@ -98,22 +98,22 @@ class Finding(Mismatch, ReportBase):
         where: str | None = None, fixes: tuple[Fix, ...] = (), witness: Mapping[str, Any] | None = None,
         axis: int | None = None, expected: str | None = None, got: str | None = None,
     ) -> Finding:  # fmt: skip
-        """Make a finding about nodes and edges of a program; `where` defaults to the first path."""
+        """Return a finding about nodes and edges of a program; `where` defaults to the first path."""
         paths = (*map(p.path, nodes), *map(p.path, edges))
         return Finding(kind, where or paths[0], what, axis, expected, got, severity, nodes, edges, paths,
                        dict(witness or {}), tuple(sorted(fixes, key=lambda f: f.cost)))  # fmt: skip
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Kind and location; two findings with the same identity count as one."""
+        """Kind and location; findings that agree in both count as the same finding."""
         return self.kind, self.where
 
     def cheapest(self, only: str | None = None) -> Fix | None:
-        """Return the cheapest fix, or None; with `only="keeps_function"` the cheapest one that changes no result."""
+        """Return the cheapest fix, or with `only="keeps_function"` the cheapest that changes no output; else None."""
         return next((f for f in self.fixes if only is None or f.keeps_function), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, always with the same keys."""
+        """Return a JSON-serialisable dict, which has the same keys for every finding."""
         names = ("kind", "where", "what", "axis", "expected", "got", "paths", "witness")
         return {n: plain(getattr(self, n)) for n in names} | {
             "severity": str(self.severity), "fixes": [f.to_json() for f in self.fixes],
@@ -125,16 +125,17 @@ class Limits:
     """Thresholds of the rules.
 
     Attributes:
-        siblings: share of its siblings that must have a residual path for a block without one to be reported.
-        head_ratio: largest allowed ratio of a head's norm to the median of its layer; the smallest is 1 / `head_ratio`.
-        dead_head: share of the median below which a head counts as dead.
-        rank: smallest effective rank of a matrix, as a share of its smaller side.
+        siblings: a block without a residual path is reported if at least this share of its sibling blocks has a path.
+        head_ratio: a head's norm must be within this factor of the median norm of its layer.
+        dead_head: a head counts as dead if its norm is below this share of the median.
+        rank: smallest effective rank of a matrix, as a share of its shorter side.
         gradient: smallest gradient norm of a param, as a share of the median of similar params.
-        rows: smallest number of probe rows for reporting inactive units.
-        width: a layer that all paths pass is a bottleneck if narrower than this share of both neighbours.
-        declared: path patterns of intended bottlenecks.
-        redundant: an edge is redundant if its removal changes outputs by less than this share of their largest entry.
-        gain: largest ratio of gradients along the residual stream, and largest gain of a chain without norms.
+        rows: smallest number of probe rows for which inactive units are reported.
+        width: a layer through which all paths lead is a bottleneck if its features number less than this share of the
+            features of both neighbours.
+        declared: path patterns of intended bottlenecks, which are not reported.
+        redundant: an edge is redundant if cutting it changes each output by less than this share of its largest entry.
+        gain: largest ratio between gradients along the residual stream, and largest gain of a chain without norms.
         stable_rank: smallest stable rank of the representations of tokens.
     """
 
@@ -157,14 +158,14 @@ def remove(e: Transaction, nodes: Iterable[NodeId]) -> None:
 
 
 def remove_unread_cone(e: Transaction, *ends: NodeId) -> None:
-    """Remove those of the given nodes that nothing reads, and all nodes that only they use."""
+    """Remove the given nodes that nothing reads, and all nodes that only the removed nodes use."""
     w = Wiring(e.program)
     dead = [w.at[n] for n in ends if n in w.at and w.unread(w.at[n])]
     remove(e, [w.nodes[i] for i in w.cone(dead)])
 
 
 def map_sizes(have: Spec, want: Spec) -> tuple[int, int] | None:
-    """Return (out, in) of a linear map from `have` to `want`; None for integers, or if another axis differs."""
+    """Return sizes (out, in) of a linear map that turns spec `have` into `want`; None if no linear map can."""
     if have.dtype != want.dtype or not have.dtype.is_float or len(have.shape) != len(want.shape) or not have.shape:
         return None
     out, inner = want.shape[-1], have.shape[-1]
@@ -173,7 +174,7 @@ def map_sizes(have: Spec, want: Spec) -> tuple[int, int] | None:
 
 
 def add_linear(e: Transaction, x: Value, weight: np.ndarray, name: str) -> NodeId:
-    """Add a linear map with a new float32 param, which is cast to the dtype of `x`."""
+    """Add a linear map of `x`, whose new param is stored in float32 and cast to the dtype of `x`."""
     name, kind = e.program.free_name(name), e.spec(x).dtype
     matrix = e.param(f"{name}.weight", weight.astype(np.float32))
     if kind.name != "float32":
@@ -182,7 +183,7 @@ def add_linear(e: Transaction, x: Value, weight: np.ndarray, name: str) -> NodeI
 
 
 def cut(p: Program, *edges: EdgeId, keeps: bool) -> Fix:
-    """Return a fix that cuts edges into junctions, and removes nodes that only they needed."""
+    """Return a fix that cuts edges into junctions, and removes nodes that only these edges used."""
 
     def apply(e: Transaction) -> None:
         sources = [e.program.graph.source(edge) for edge in edges]
@@ -194,7 +195,7 @@ def cut(p: Program, *edges: EdgeId, keeps: bool) -> Fix:
 
 
 def rewired(p: Program, edge: EdgeId, source: Value, *, keeps: bool) -> Fix:
-    """Return a fix that lets an edge read a different value, and removes nodes that only the old value needed."""
+    """Return a fix that rewires an edge to another value, and removes nodes that only the old value used."""
     before = p.graph.source(edge)
 
     def apply(e: Transaction) -> None:
@@ -205,7 +206,7 @@ def rewired(p: Program, edge: EdgeId, source: Value, *, keeps: bool) -> Fix:
 
 
 def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
-    """Return a fix that removes a node with one operand, and lets the node's readers read the operand."""
+    """Return a fix that removes a node with one operand, and rewires the node's readers to the operand."""
 
     def apply(e: Transaction) -> None:
         (operand,) = e.program.operands(node)
@@ -216,13 +217,13 @@ def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
 
 
 def removed(p: Program, nodes: Sequence[NodeId], *, keeps: bool) -> Fix:
-    """Return a fix that removes nodes."""
+    """Return a fix that removes the given nodes."""
     more = f" and {len(nodes) - 1} nodes that only it uses" if len(nodes) > 1 else ""
     return Fix(f"remove {p.path(nodes[0])}{more}", lambda e: remove(e, nodes), edges=1, keeps_function=keeps)
 
 
 def grown(group: AxisGroup, size: int) -> tuple[Fix, ...]:
-    """Return a fix that grows an axis to `size` by units that change no result; empty if the axis cannot grow."""
+    """Return a tuple of one fix, which grows an axis to `size` by units that change no output; empty if impossible."""
     if group.frozen or len(group.atoms) != 1:
         return ()
     more = size - group.size
@@ -237,14 +238,14 @@ TOOL = "graphwright diagnose"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Findings(Sequence[Finding]):
-    """The findings of a diagnosis; false if there are none.
+    """The findings of a diagnosis: a sequence, empty if the program has no defects.
 
     Attributes:
         program: the diagnosed program.
         version: version of the program at the diagnosis.
-        found: the findings, the most severe first.
-        asked: names of the rules that ran.
-        complete: False if the caller cancelled.
+        found: the findings by descending severity.
+        asked: names of the rules that were asked to run.
+        complete: False if the caller cancelled the diagnosis.
     """
 
     program: Program
@@ -261,16 +262,16 @@ class Findings(Sequence[Finding]):
         return len(self.found)
 
     def of(self, kind: str) -> tuple[Finding, ...]:
-        """Return the findings of one kind."""
+        """Return the findings of the given kind."""
         return tuple(f for f in self.found if f.kind == kind)
 
     def counts(self) -> dict[str, int]:
-        """Return severity -> number of findings, the worst first."""
+        """Map each severity to its number of findings, by descending severity."""
         found = Counter(f.severity for f in self.found)
         return {str(s): found[s] for s in sorted(Severity, reverse=True)}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
+        """Return a JSON-serialisable dict of the report."""
         return {
             "schema": SCHEMA, "program": self.program.name, "version": self.version, "complete": self.complete,
             "kinds": list(self.asked), "counts": self.counts(), "findings": [f.to_json() for f in self.found],
@@ -295,7 +296,7 @@ class Findings(Sequence[Finding]):
         return f"Findings({len(self.found)} in {self.program.name!r}: {dict(Counter(f.kind for f in self.found))})"
 
     def overlay(self) -> dict[NodeId, NodeNote]:
-        """Return notes for pictures: node -> worst severity and texts, for `program.to_html(overlay=...)`.
+        """Map nodes to notes (highest severity, texts of findings) that `program.to_html(overlay=...)` draws.
 
         Nodes that no longer exist are left out.
         """
@@ -313,23 +314,23 @@ class Findings(Sequence[Finding]):
 
     # -- fixing ------------------------------------------------------------------------------------------------------
     def fix(self, finding: Finding, fix: Fix | None = None) -> Entry:
-        """Fix one finding in one edit, by its cheapest fix or by `fix`.
+        """Fix a finding in one edit, by `fix` or, if that is None, by the cheapest fix of the finding.
 
-        Raises: UsageError if it has no fix or the program changed; errors of the edit, with the program unchanged.
+        Raises: UsageError if there is no fix or the program changed; errors of the edit, which leave it unchanged.
         """
         chosen = fix or finding.cheapest()
         if chosen is None:
-            raise UsageError("the finding has no fix", where=finding.where, got=finding.kind)
+            raise UsageError("the finding has no fix", where=f"{finding.kind} at {finding.where}", fix="pass fix=...")
         self._make([(finding, chosen)], f"fix {finding.kind}: {chosen.what}")
         return self.program.journal[-1]
 
     def fix_all(self, only: str | None = "keeps_function") -> tuple[Finding, ...]:
-        """Fix all fixable findings in one edit, each by its cheapest fix.
+        """Fix all findings that have fixes in one edit, each by its cheapest fix.
 
         Args:
-            only: "keeps_function" uses only fixes that change no result; None uses any fix.
-        Returns: the fixed findings. Raises: UsageError for an unknown `only` or a changed program; SpecMismatch and
-            other errors of the edit, with the program unchanged.
+            only: "keeps_function" uses only fixes that change no output; None uses any fix.
+        Returns: the fixed findings.
+        Raises: UsageError for an unknown `only` or a changed program; errors of the edit, which leave it unchanged.
         """
         if only not in ("keeps_function", None):
             raise UsageError("unknown value of only", expected='"keeps_function" or None', got=only)

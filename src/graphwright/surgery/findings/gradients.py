@@ -1,4 +1,4 @@
-"""Rules about gradients: blocked, vanishing or exploding ones, and losses that read probabilities as logits."""
+"""Rules about gradients: blocked, vanishing or exploding gradients; losses that read probabilities as logits."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ KIND = "blocked_gradient"
 
 
 def blocked_gradient(d: Diagnosis) -> Iterator[Finding]:
-    """Report trainable params without a differentiable path to the loss; with a probe also weak gradients."""
+    """Report trainable params without a differentiable path to the loss; with a probe also vanishing gradients."""
     yield from by_structure(d)
     if d.probe is not None and d.probe.loss is not None and d.program.valid:
         yield from _by_probe(d)
 
 
 def roots(d: Diagnosis) -> list[int]:
-    """Return the indices of the nodes where gradients start: the loss, or all floating outputs."""
+    """Return the indices of the nodes at which backpropagation starts: the loss, or all floating outputs."""
     p, w = d.program, d.wiring
     if d.probe is not None and isinstance(d.probe.loss, str):
         name = d.probe.loss
@@ -50,7 +50,7 @@ def trainable(p: Program) -> list[NodeId]:
 
 
 def learning(d: Diagnosis, starts: Sequence[int] | None = None) -> set[int]:
-    """Return the indices of the nodes that gradients reach, starting at the loss or at `starts`."""
+    """Return the indices of the nodes that gradients reach from `starts`, by default from the loss."""
     p, w = d.program, d.wiring
     return set(flood(roots(d) if starts is None else starts,
                      lambda i: [*_differentiated(p, w, i), *w.assigned(i)] if _open(p, w, i) else []))  # fmt: skip
@@ -65,7 +65,7 @@ def _open(p: Program, w: Wiring, i: int) -> bool:
 
 
 def _differentiated(p: Program, w: Wiring, i: int) -> list[int]:
-    """Return the floating operands to which a node passes a gradient, without those that it multiplies by a fixed 0."""
+    """Return the floating operands to which a node passes a gradient; a factor of a fixed 0 gets no gradient."""
     node = w.nodes[i]
     values = p.operands(node)
     shut: set[int] = set()
@@ -82,14 +82,14 @@ def _frozen_zero(p: Program, node: NodeId) -> bool:
 
 
 def _closed(p: Program, product: NodeId, gate: Value) -> bool:
-    """Return whether a product multiplies by a gate that is held at 0."""
+    """Return whether a product multiplies by a gate that is fixed at 0."""
     if not traits(p.op(gate.node)).gates or product not in (gates := Gates(p)):
         return False
     return set(gates[product].states) == {"closed"}
 
 
 def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
-    """Report each node that blocks the gradients of trained weights; `loss` names the output where gradients start."""
+    """Report each node that blocks the gradients of trained weights. `loss` names the output that is the loss."""
     p, w = d.program, d.wiring
     starts = roots(d) if loss is None else [w.at[p.output(loss).node]]
     learns = learning(d, starts)
@@ -105,7 +105,7 @@ def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
 
 
 def _first_blocker(p: Program, w: Wiring, start: int, ends: set[int]) -> int:
-    """Return the first node on the paths from a param to the loss that blocks the gradient; the param if none does."""
+    """Return the first node after a param that blocks its gradient from the loss; the param if no node does."""
     order, seen = [start], {start}
     for i in order:  # grows during iteration
         if i != start and not _open(p, w, i):
@@ -140,7 +140,7 @@ def _fixes(p: Program, node: NodeId, params: Sequence[NodeId]) -> Iterator[Fix]:
 
 # -- by a probe --------------------------------------------------------------------------------------------------------
 def _by_probe(d: Diagnosis) -> Iterator[Finding]:
-    """Report gradients that are zero, not finite or far below those of similar params, and dead ReLU units."""
+    """Report gradients that are zero, not finite or far below those of similar params; report dead ReLU units."""
     assert d.probe is not None
     p, w, learns = d.program, d.wiring, learning(d)
     params = [n for n in trainable(p) if w.at[n] in learns]
@@ -169,13 +169,13 @@ def _by_probe(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _role(p: Program, node: NodeId) -> str:
-    """Return a key that similar params share: the path with numbers as `*`, or the rank if the path has no numbers."""
+    """Return a key that similar params share: the path with `*` for numbers; the rank if the path has no number."""
     name, numbers = template(p.path(node))
     return name if numbers else f"rank {len(p.spec(node).shape)}"
 
 
 def _silent(d: Diagnosis) -> dict[int, list[int]]:
-    """Map ReLU nodes to the units that are zero on every row of the probe, given at least `limits.rows` rows."""
+    """Map ReLU nodes with at least `limits.rows` probe rows to their units that are zero on every row."""
     assert d.probe is not None
     run, found = d.probe.run(d.program), {}
     for node in d.program.of_kind("relu"):
@@ -193,7 +193,7 @@ def _silent(d: Diagnosis) -> dict[int, list[int]]:
 def _cancelled(p: Program, node: NodeId) -> bool:
     """Return whether the gradient of a bias is zero by construction.
 
-    Softmax cancels a shift that all keys share (without rotary positions); batch norm subtracts a shift per channel.
+    Softmax cancels a shift that all keys share (if there is no rotary embedding); batch norm cancels a bias before it.
     """
 
     def passes(reader: NodeId, port: int) -> bool:
@@ -212,7 +212,7 @@ _LEAST_ROWS = 8
 
 
 def gain(d: Diagnosis) -> Iterator[Finding]:
-    """Report chains of linear maps with an extreme gain; with a probe also gradients and rank along the `trunk`."""
+    """Report linear chains of extreme gain; with a probe also extreme gradients or rank in the residual stream."""
     if not d.program.valid:
         return
     if d.probe is not None:
@@ -222,7 +222,7 @@ def gain(d: Diagnosis) -> Iterator[Finding]:
 
 
 def trunk(p: Program) -> list[NodeId]:
-    """Return the junctions with the most frequent shape and dtype, in order: in a transformer, the residual stream."""
+    """Return the junctions of the most frequent spec, in order: in a transformer, the residual stream."""
     groups: dict[object, list[NodeId]] = {}
     for node in p.junctions():
         if p.spec(node).dtype.is_float and len(p.spec(node).shape) >= 2:
@@ -245,7 +245,7 @@ def _gradients(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _collapse(d: Diagnosis) -> Iterator[Finding]:
-    """Report a small stable rank ‖X‖_F² / ‖X‖₂² of the tokens' representations at the last junction of the trunk."""
+    """Report a small stable rank ‖X‖_F² / ‖X‖₂² of tokens' representations at the end of the residual stream."""
     assert d.probe is not None
     p = d.program
     for node in trunk(p)[-1:]:
@@ -264,7 +264,7 @@ def _collapse(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _chains(d: Diagnosis) -> Iterator[Finding]:
-    """Report chains of linear maps without a norm in between whose spectral norms multiply to an extreme number."""
+    """Report chains of linear maps, without norms in between, whose product of spectral norms is extreme."""
     p = d.program
     after = {n: _next(p, n) for n in p.of_kind("linear")}
     inner = set(after.values())
@@ -293,7 +293,7 @@ def _scale(e: Transaction, params: list[NodeId], factor: float) -> None:
 
 
 def _next(p: Program, node: NodeId) -> NodeId | None:
-    """Return the linear map that is the only reader of a linear map, directly or through elementwise ops; else None."""
+    """Return the next linear map if it is the only reader of `node`, directly or through elementwise ops; else None."""
 
     def passes(reader: NodeId, port: int) -> bool:
         row = OPS.get(p.op(reader))
@@ -308,7 +308,7 @@ def _next(p: Program, node: NodeId) -> NodeId | None:
 def double_softmax(d: Diagnosis) -> Iterator[Finding]:
     """Report a softmax before `cross_entropy`, and a sigmoid before `bce_with_logits`.
 
-    Scores in [0, 1] bound the loss of K classes from below by ln(1 + (K - 1)/e), and flatten its gradient.
+    Logits limited to [0, 1] keep the loss of K classes above ln(1 + (K - 1)/e), and flatten its gradient.
     """
     p, w = d.program, d.wiring
     for i, node in enumerate(w.nodes):

@@ -1,4 +1,4 @@
-"""Unbalanced heads: slices of q, k, v and o with norms far from those of the other heads of the layer."""
+"""The rule about unbalanced heads: weights of q, k, v or o of a head with norms far from those of other heads."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _BETWEEN = frozenset({"rope", "rms_norm"})
 
 @dataclass(frozen=True, slots=True)
 class HeadProjection:
-    """The head slices of one projection (q, k, v or o) of an attention.
+    """One projection (q, k, v or o) of an attention, divided into heads.
 
     Attributes:
-        weight: param node.
-        bias: param node, or None.
-        dim: dimension of the weight along which heads are arranged.
+        weight: param node of the weight.
+        bias: param node of the bias, or None.
+        dim: dimension of the weight along which heads follow each other.
         start: first index of head 0.
-        heads, width: number of heads, and indices per head.
+        heads, width: number of heads, and number of indices per head.
     """
 
     weight: NodeId
@@ -48,17 +48,17 @@ class HeadProjection:
     width: int
 
     def slice(self, head: int) -> slice:
-        """Return the indices of one head along `dim`."""
+        """Return the slice of one head along `dim`."""
         return slice(self.start + head * self.width, self.start + (head + 1) * self.width)
 
     def norms(self, p: Program) -> np.ndarray:
-        """Return the Frobenius norm of each head."""
+        """Return the Frobenius norm of the weights of each head."""
         values = np.moveaxis(p.weights.array(p.key(self.weight)).to_numpy("float64"), self.dim, 0)
         return np.array([np.linalg.norm(values[self.slice(h)]) for h in range(self.heads)])
 
 
 def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
-    """Report each key head if its norm, or the norm of one of its query heads, is far from the median of the layer."""
+    """Report a key head if one of its norms, or of its query heads' norms, is far from the median of the layer."""
     p = d.program
     found = {node: attention_parts(p, node) for node in p.of_kind("sdpa")} if p.valid else {}
     norms = {(node, name): part.norms(p) for node, parts in found.items() for name, part in parts.items()}
@@ -79,14 +79,14 @@ def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _median(p: Program, node: NodeId, name: str, groups: int, norms: dict[tuple[NodeId, str], np.ndarray]) -> float:
-    """Return the median head norm of a layer, or of all sibling layers if it has fewer than three key heads."""
+    """Return the median head norm of a layer, or of all sibling layers if the layer has fewer than three key heads."""
     own = template(p.path(node))[0]
     among = [r for (n, part), r in norms.items() if part == name and (n == node or template(p.path(n))[0] == own)]
     return float(np.median(np.concatenate(among) if groups < 3 else norms[node, name]))
 
 
 def attention_parts(p: Program, node: NodeId) -> dict[str, HeadProjection]:
-    """Map `q`, `k`, `v`, `o` of an attention to its projections; those not linear maps of whole heads are left out."""
+    """Map `q`, `k`, `v`, `o` to the projections of an attention; leave out any that is no linear map of whole heads."""
     found = {}
     for name, port in (("q", 0), ("k", 1), ("v", 2)):
         heads = p.spec(p.operands(node)[port]).shape[1]
@@ -106,7 +106,7 @@ def attention_parts(p: Program, node: NodeId) -> dict[str, HeadProjection]:
 
 
 def _made_by(p: Program, value: Value) -> tuple[NodeId, int, int] | None:
-    """Return (linear map, first row, number of rows) that computes an attention operand, before views and RoPE."""
+    """Return (linear map, first row, row count) of the rows that compute an attention operand, up to views and RoPE."""
     start, size = 0, None
     while True:
         op = p.op(value.node)
@@ -163,7 +163,7 @@ def _unbalanced(
 def _rescale(
     d: Diagnosis, parts: dict[str, HeadProjection], mine: dict[str, dict[int, float]], off: list[tuple[str, int, float]]
 ) -> Iterator[Fix]:
-    """Yield a fix that scales q by c and k by 1/c, or o by c and v by 1/c. c is a power of two, so nothing rounds."""
+    """Yield a fix that scales q by c and k by 1/c, or o by c and v by 1/c. c is a power of two, which is exact."""
     p, factors = d.program, {}
     for one, shared in (("q", "k"), ("o", "v")):
         if not any(n in (one, shared) for n, _, _ in off):
@@ -196,7 +196,7 @@ def _rescale(
 
 
 def _cut(p: Program, parts: dict[str, HeadProjection], dead: list[int]) -> Fix:
-    """Return a fix that cuts dead heads; it keeps the function if their output is exactly zero."""
+    """Return a fix that cuts dead heads; the fix keeps the function if all of these heads output exactly zero."""
 
     def zero(head: int) -> bool:
         exact = [("v", head * parts["v"].heads // parts["q"].heads)] + ([("o", head)] if "o" in parts else [])
@@ -208,7 +208,7 @@ def _cut(p: Program, parts: dict[str, HeadProjection], dead: list[int]) -> Fix:
         group = next((g for g in axes.values() if "heads" in g.kinds and set(g.atoms) <= here), None)
         if group is None:
             raise UsageError(
-                "the heads of this attention do not form an axis, so they cannot be cut",
+                "the heads of this attention cannot be cut, because they do not form an axis",
                 where=p.path(parts["q"].weight),
             )
         e.cut_units(group.units(dead), ragged=len(group.atoms) > 1)

@@ -1,4 +1,4 @@
-"""The rule about mismatched specs: mismatches of `program.validate()` as findings with the edge, the axis and fixes."""
+"""The rule about mismatched specs: turn mismatches of `program.validate()` into findings with edge, axis and fixes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MISMATCHES = ("spec", "op", "output", "order", "weight")
 
 
 def interface(d: Diagnosis) -> Iterator[Finding]:
-    """Report shapes and dtypes that do not fit, unknown ops, and missing outputs."""
+    """Report mismatched shapes and dtypes, unknown ops, and missing outputs."""
     p = d.program
     nodes = {p.path(n): n for n in p.nodes()}
     for m in (m for m in d.mismatches if m.kind in MISMATCHES):
@@ -48,7 +48,7 @@ def _at_edge(d: Diagnosis, node: NodeId, m: Mismatch, edge: EdgeId, want: Spec) 
 
 
 def _edge(d: Diagnosis, node: NodeId) -> tuple[EdgeId, Spec] | None:
-    """Find the edge whose spec does not match the node's results; return it and the spec that would match."""
+    """Return the edge whose spec does not match a node's results, and the spec that would match; None if unclear."""
     p = d.program
     edges = p.in_edges(node)
     specs = [p.specs(v.node)[v.port] for v in map(p.edge_value, edges)]
@@ -69,9 +69,9 @@ def _edge(d: Diagnosis, node: NodeId) -> tuple[EdgeId, Spec] | None:
 
 
 def _changed(p: Program, edge: EdgeId, spec: Spec, others: list[Spec]) -> tuple[Iterable[Spec], ...]:
-    """Return the specs that the edge's value may have had before a mistake, one iterable per kind of mistake.
+    """Return candidates for the spec that an edge should have, as one iterable per kind of mistake.
 
-    The kinds are a wrong dtype, a source node inserted by mistake, a wrong size, and permuted axes.
+    The kinds, in order: a wrong dtype, a wrongly inserted source node, a wrong size, and permuted axes.
     """
     shape, operands = spec.shape, p.operands(p.graph.source(edge))
     sizes = dict.fromkeys(n for o in others for n in o.shape)

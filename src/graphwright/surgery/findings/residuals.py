@@ -1,4 +1,4 @@
-"""Rules about residual paths: missing ones, and redundant edges into sums."""
+"""Rules about residual paths: missing residual paths, and redundant edges into junctions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FAR = 400
 
 
 def passes_sum(p: Program, node: NodeId) -> bool:
-    """Return whether a node's result is the sum of its operands, up to a cast or a scalar factor."""
+    """Return whether a node is a sum, a cast, or a product with a scalar param, constant or gate."""
     row = traits(p.op(node))
     factors = (v for v in p.operands(node) if p.op(v.node) in (PARAM, CONST) or traits(p.op(v.node)).gates)
     scales = (p.specs(v.node)[v.port].size == 1 for v in factors)
@@ -36,13 +36,13 @@ def passes_sum(p: Program, node: NodeId) -> bool:
 
 
 def carried(p: Program, source: NodeId, target: NodeId) -> bool:
-    """Return whether a value reaches a junction through sums, casts and scalar factors only."""
+    """Return whether `source` reaches the junction `target` through sums, casts and scalar factors only."""
     sums = flood([target], lambda n: (v.node for v in p.operands(n) if passes_sum(p, v.node)))
     return any(v.node == source for n in sums for v in p.operands(n))
 
 
 def around(p: Program, junction: NodeId) -> tuple[NodeId, NodeId] | None:
-    """Return (source, first node of the branch) if a junction reads a source both directly and through a branch."""
+    """Return (source, first node of a branch) if a junction reads `source` directly and through the branch, or None."""
     operands = [v.node for v in p.operands(junction)]
     for source in operands:
         order = [n for n in dict.fromkeys(operands) if n != source]
@@ -57,7 +57,7 @@ def around(p: Program, junction: NodeId) -> tuple[NodeId, NodeId] | None:
 
 
 def gated(e: Transaction, source: Value, junction: NodeId) -> None:
-    """Connect a value to a junction through a trained scalar gate that starts at 0."""
+    """Connect a value to a junction through a trainable scalar gate that starts at 0."""
     e.gate(e.connect(source, junction), "scale", init=0.0)
 
 
@@ -68,7 +68,7 @@ def missing_residual(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _against_architecture(d: Diagnosis) -> Iterator[Finding]:
-    """Report identity paths of the original model that are missing now although their first and last node exist."""
+    """Report identity paths of the original model that the program lacks although it has both of their ends."""
     if d.model is None or d.model.checkpoint is None:
         return
     p, source = d.program, d.model.original
@@ -108,9 +108,9 @@ def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
 def _entry(
     p: Program, paths: dict[str, NodeId], junction: NodeId, sibling: NodeId, source: NodeId, branch: NodeId
 ) -> Value | None:
-    """Return the value that the junction's branch reads at the port at which its sibling's branch reads `source`.
+    """Return the input of a junction's branch that corresponds to `source`, the input of the sibling's branch.
 
-    Return None if the branches start with different ops, or the value's spec is not the junction's.
+    Return None if the branches start with different ops, or the input does not have the junction's spec.
     """
     first = paths.get(shifted(p.path(branch), p.path(sibling), p.path(junction)))
     if first is None or p.op(first) != p.op(branch):
@@ -121,7 +121,7 @@ def _entry(
 
 
 def _missing(p: Program, junction: NodeId, entry: Value, what: str, witness: dict[str, Any]) -> Finding:
-    """Make a finding with two fixes: an edge through a gate at 0, which changes no result, and an ungated edge."""
+    """Return a finding with two fixes: an edge through a gate at 0, which changes no output, and an ungated edge."""
     ends = f"{p.path(entry)} -> {p.path(junction)}"
     fixes = (
         Fix(f"connect {ends} through a gate at 0", lambda e: gated(e, entry, junction), 1, 1, 1, keeps_function=True),
@@ -138,9 +138,9 @@ _MOST = 64
 
 
 def redundant(d: Diagnosis) -> Iterator[Finding]:
-    """Report edges into junctions that affect no output.
+    """Report edges into junctions that do not affect any output.
 
-    Candidates have a small |⟨dL/dy, m⟩| for the value m of the edge and y of the junction; a run with m = 0 decides.
+    Candidates have a small |⟨dL/dy, m⟩|, where m is the edge's value and y the junction's. A run with m = 0 decides.
     """
     p, probe = d.program, d.probe
     if probe is None or probe.loss is None or not p.valid:
@@ -166,7 +166,7 @@ def redundant(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _moved(p: Program, probe: Probe, run: Run, edge: EdgeId) -> float:
-    """Return the largest change of an output, as a share of its largest entry, if an edge's value is set to zero."""
+    """Return the largest change of any output, as a share of its largest entry, when an edge's value is set to 0."""
     carried = run.value(p.edge_value(edge))
     feeds = {name: x for name, x in probe.inputs.items() if name in p.input_names()}
     zero = as_array(np.zeros(carried.shape, np.float32), carried.dtype)
@@ -179,7 +179,7 @@ def _moved(p: Program, probe: Probe, run: Run, edge: EdgeId) -> float:
 
 
 def _starts_at_zero(p: Program, edge: EdgeId) -> bool:
-    """Return whether an edge may be zero until training: it has a gate or a trained scalar, or a matrix of zeros."""
+    """Return whether an edge may start at zero for training: by a gate, a trained scalar or a matrix of zeros."""
     node = p.graph.source(edge)
     operands = p.operands(node)
     factors = [v.node for v in operands] if traits(p.op(node)).multiplies else []

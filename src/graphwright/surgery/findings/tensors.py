@@ -1,4 +1,4 @@
-"""Rules about weights (not finite, degenerate, unread, contradicting the config) and about narrow layers."""
+"""Rules about weights (not finite, degenerate, unread, in contradiction to the config) and bottleneck layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def tensor(d: Diagnosis) -> Iterator[Finding]:
-    """Report unread weights, bad values, and contradictions to the config."""
+    """Report weights that nothing reads, defective values, and contradictions to the model's config."""
     yield from _unused(d)
     yield from _values(d)
     yield from _contradictions(d)
@@ -46,7 +46,7 @@ def _unused(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _values(d: Diagnosis) -> Iterator[Finding]:
-    """Report NaN and infinity in weights; trained matrices that are zero or have nearly dependent rows."""
+    """Report weights with NaN or infinity, and trained matrices that are zero or have nearly dependent rows."""
     p = d.program
     bad = set()
     for key, count, first in non_finite(p):
@@ -77,7 +77,7 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _norm_scales(p: Program) -> set[NodeId]:
-    """Return the params that scale the result of a norm; zeros in them would block everything after the norm."""
+    """Return the params that scale the result of a norm. A zero in such a param blocks a channel after the norm."""
     if not p.valid:
         return set()
     ends = ((node, c) for node, c in p.axes().solution.corrections if c.offset == 0)
@@ -86,7 +86,7 @@ def _norm_scales(p: Program) -> set[NodeId]:
 
 
 def effective_rank(matrix: np.ndarray) -> float:
-    """exp(H(s / Σ s)) of the singular values s. Source: Roy and Vetterli 2007, "The effective rank"."""
+    """exp(H(s / Σ s)) for singular values s and entropy H. Source: Roy and Vetterli 2007, "The effective rank"."""
     small = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     wide = small.astype(np.float64)
     s = np.sqrt(np.clip(np.linalg.eigvalsh(wide @ wide.T), 0, None))
@@ -95,7 +95,7 @@ def effective_rank(matrix: np.ndarray) -> float:
 
 
 def _added(p: Program) -> set[str]:
-    """Return the keys of params that an edit of the journal added and no later edit set."""
+    """Return the keys of params that an edit in the journal added and whose value no later edit set."""
     keys: set[str] = set()
     for record in (record for entry in p.journal for record in entry.edits):
         if record["edit"] == "AddNode" and record["op"] == PARAM:
@@ -106,7 +106,7 @@ def _added(p: Program) -> set[str]:
 
 
 def _restore(d: Diagnosis, key: str, part: bool = False) -> tuple[Fix, ...]:
-    """Return a fix that restores a weight from the checkpoint; with `part` only entries that are not finite."""
+    """Return a fix, if any, that restores a weight (with `part` its non-finite entries) from the checkpoint."""
     if d.model is None or d.model.checkpoint is None:
         return ()
     source = d.model.original.weights
@@ -133,7 +133,7 @@ def _clamp(key: str) -> Fix:
 
 
 def _contradictions(d: Diagnosis) -> Iterator[Finding]:
-    """Report weights that the config requires and the program lacks, and weights that the config does not know."""
+    """Report weights that the config requires and the program lacks, and weights for which the config has no use."""
     model, p = d.model, d.original
     if model is None:
         return
@@ -154,7 +154,7 @@ def _contradictions(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _tie(d: Diagnosis) -> Iterator[Finding]:
-    """Report if the output head and the embedding use different weights although the config ties them."""
+    """Report an output head that does not share the embedding's weight although the config ties the two."""
     p = d.program
     head, path = TIED_HEAD.removesuffix(".weight"), {p.path(n): n for n in p.nodes()}
     if d.model is None or not getattr(d.model.dims, "tied", False) or head not in path or EMBEDDING not in path:
@@ -176,7 +176,7 @@ def _tie(d: Diagnosis) -> Iterator[Finding]:
 
 
 def bottleneck(d: Diagnosis) -> Iterator[Finding]:
-    """Report nodes that all paths to a result pass, if they have far fewer features than the nodes before and after."""
+    """Report nodes through which all paths lead, with far fewer features than the nodes before and after them."""
     p, w = d.program, d.wiring
     seen: set[NodeId] = set()
     for start in p.inputs() if p.valid else ():
@@ -201,9 +201,9 @@ def bottleneck(d: Diagnosis) -> Iterator[Finding]:
 
 
 def features(p: Program, node: NodeId) -> int:
-    """Return the number of features of a floating value: the size of its last axis, or axis 1 after convolutions.
+    """Return the number of features of a floating value: the size of its last axis, or of axis 1 after convolutions.
 
-    Return 0 for other values of four axes, which hold heads, or images between convolutions.
+    Return 0 for values without a feature axis, such as attention heads, and for named sizes.
     """
     specs = p.specs(node)
     if len(specs) != 1 or not specs[0].dtype.is_float or len(specs[0].shape) < 2:
@@ -219,7 +219,7 @@ def _axis(p: Program, node: NodeId) -> int | None:
 
 
 def _widen(p: Program, node: NodeId, more: int) -> tuple[Fix, ...]:
-    """Return a fix that grows the feature axis of a node by units that change no result, if the axis can grow."""
+    """Return a tuple of one fix, which grows a node's feature axis and changes no output; empty if impossible."""
     dim = _axis(p, node)
     for group in p.axes().values():
         if any(m.value == Value(node) and m.dim == dim for m in group.members) and not group.mixed:

@@ -1,4 +1,4 @@
-"""The graph of a program as lists for fast walks, siblings in repeated blocks, and sources for empty ports."""
+"""The graph of a program as lists for fast walks; siblings in repeated blocks; candidate values for empty ports."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Wiring:
     """The graph of a program as lists for fast walks. Nodes are indices 0..n-1 in topological order.
 
     Attributes:
-        nodes, at: handle of each index, and index of each handle.
-        ops: op or kind of each node.
+        nodes, at: list of handles by index, and dict from handle to index.
+        ops: name of the op, or kind, of each node.
         after, before: indices of the readers and of the operands of each node, without repetition.
-        carried: index of a state or param -> index of the node that is its value in the next step.
+        carried: dict from the index of a state or param to the index of the node that is its value in the next step.
         outputs: indices of the nodes that compute outputs of the program.
     """
 
@@ -57,7 +57,7 @@ class Wiring:
         return self.ops[i] not in VALUELESS
 
     def reached(self) -> set[int]:
-        """Return the nodes that the values of the inputs affect, in this step or a later one."""
+        """Return the indices of the nodes that the values of the inputs affect, in this step or a later one."""
         states: dict[int, list[int]] = {}
         for state, value in self.carried.items():
             states.setdefault(value, []).append(state)
@@ -65,15 +65,15 @@ class Wiring:
         return set(flood(inputs, lambda i: filter(self.passes, (*self.after[i], *states.get(i, ())))))
 
     def reaching(self, goals: Iterable[int]) -> set[int]:
-        """Return the nodes whose values affect the goals, in this step or a later one."""
+        """Return the indices of the nodes whose values affect the goals, in this step or a later one."""
         return set(flood(goals, lambda i: [*(self.before[i] if self.passes(i) else ()), *self.assigned(i)]))
 
     def assigned(self, i: int) -> list[int]:
-        """Return the node whose value a state or param has in the next step, as a list; empty for other nodes."""
+        """Return a list of the node whose value a state or param has in the next step; empty for other nodes."""
         return [self.carried[i]] if i in self.carried else []
 
     def cone(self, ends: Iterable[int]) -> list[int]:
-        """Return the unread nodes `ends` and all nodes that only they use, the latest first, without inputs."""
+        """Return the nodes `ends` and all nodes that only these nodes use, without inputs, latest first."""
         order = [i for i in ends if self.ops[i] != INPUT]
         gone = set(order)
         for i in order:  # grows while it is walked
@@ -94,12 +94,12 @@ def least_arity(op: str) -> int:
 
 
 def template(path: str) -> tuple[str, tuple[int, ...]]:
-    """Return a path with numeric segments as `*`, and the numbers. Nodes of the same op and template are siblings."""
+    """Return a path with `*` for numeric segments, and the numbers. Nodes of equal op and template are siblings."""
     return _NUMBER.sub("*", path), tuple(map(int, _NUMBER.findall(path)))
 
 
 def siblings(p: Program, node: NodeId) -> list[NodeId]:
-    """Return the other nodes with the same op and template, in order of creation; none if the path has no number."""
+    """Return the siblings of a node (see `template`) in order of creation; empty if the path has no number."""
     own, numbers = template(p.path(node))
     if not numbers:
         return []
@@ -107,9 +107,10 @@ def siblings(p: Program, node: NodeId) -> list[NodeId]:
 
 
 def shifted(path: str, of: str, to: str) -> str:
-    """Translate a path near the node `of` to its sibling `to`, by the difference of the numbers in their paths.
+    """Translate a path near the node `of` to the corresponding path near `of`'s sibling `to`.
 
-    With `of` = `layers.1.mlp` and `to` = `layers.3.mlp`, `layers.0.out` becomes `layers.2.out`.
+    Its numbers change by the difference between those of `of` and `to`: with `of` = `layers.1.mlp` and `to` =
+    `layers.3.mlp`, `layers.0.out` becomes `layers.2.out`.
     """
     by = iter([b - a for a, b in zip(template(of)[1], template(to)[1], strict=True)])
     return _NUMBER.sub(lambda number: str(int(number[0]) + next(by, 0)), path)
@@ -133,7 +134,7 @@ def empty_ports(p: Program, w: Wiring) -> Iterator[tuple[NodeId, int]]:
 
 
 def fits(p: Program, node: NodeId, port: int, spec: Spec) -> bool:
-    """Return whether the results of a node would keep their specs if the operand at a port had this spec."""
+    """Return whether a node's results would have the same specs as now if the operand at a port had the given spec."""
     if p.is_junction(node):
         return p.spec(node) == spec
     ins = {p.edge_port(e): p.specs(v.node)[v.port] for e in p.in_edges(node) for v in [p.edge_value(e)]}
@@ -149,10 +150,10 @@ def fits(p: Program, node: NodeId, port: int, spec: Spec) -> bool:
 
 
 def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool = False) -> Value | None:
-    """Return the value that most likely belongs at a port, or None.
+    """Return the value that most likely belongs at a port; None if no value has a spec that fits.
 
-    Fitting values are ranked: unread ones first, then those that siblings read at this port, then the nearest in
-    topological order.
+    Values that fit are ranked: unread values first, then values that correspond to those that siblings read at this
+    port, then the nearest in topological order.
 
     Args:
         unread: consider only values that nothing reads.
@@ -183,7 +184,7 @@ def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool 
 
 
 def _as_siblings(p: Program, node: NodeId, port: int) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
-    """Translate what siblings read at this port to two sets of (path, result): paths with numbers, and without."""
+    """Translate the values that siblings read at a port to sets of (path, port): paths with numbers, and without."""
     found: tuple[set[tuple[str, int]], set[tuple[str, int]]] = set(), set()
     for other in siblings(p, node):
         for value in (p.edge_value(e) for e in p.in_edges(other) if p.edge_port(e) == port):

@@ -1,1 +1,1 @@
-"""Orthonormal factors of matrices, rotations and their generators, and weights that stay orthonormal in training."""
+"""Orthonormal factors of matrices, rotations and their generators, and weights that remain orthonormal in training."""

@@ -1,4 +1,4 @@
-"""Rotations and their skew generators A: exp(A), the Cayley map, and the logarithm; retraction of a gradient step.
+"""Rotations and their skew generators A: exp(A), the Cayley map, the logarithm, and retraction of gradient steps.
 
 Source of exp: Higham 2005, "The scaling and squaring method for the matrix exponential revisited".
 """
@@ -33,18 +33,18 @@ def skew(x: np.ndarray) -> np.ndarray:
 def so_generator(n: int, i: int, j: int) -> np.ndarray:
     """Return the generator of the rotation from axis i towards axis j: [n, n] with 1 at (j, i) and -1 at (i, j).
 
-    Raises: UsageError for i = j, or an axis outside 0 .. n - 1.
+    Raises: UsageError if i = j, or if an axis is outside 0 .. n - 1.
     """
     if i == j or not (0 <= i < n and 0 <= j < n):
-        raise UsageError("the axes of the plane are invalid", expected=f"two different indices from 0 to {n - 1}",
-                         got=(i, j))  # fmt: skip
+        raise UsageError("the axes of the plane are not two different axes of the matrix", got=(i, j),
+                         expected=f"two different indices from 0 to {n - 1}")  # fmt: skip
     a = np.zeros((n, n))
     a[j, i], a[i, j] = 1.0, -1.0
     return a
 
 
 def cayley(a: np.ndarray) -> np.ndarray:
-    """(I - A/2)⁻¹ (I + A/2) of a skew matrix: a rotation without the eigenvalue -1, equal to exp(A) up to A³/12.
+    """(I - A/2)⁻¹ (I + A/2) of a skew matrix A: a rotation without eigenvalue -1, equal to exp(A) up to A³/12.
 
     Raises: UsageError if A is not skew.
     """
@@ -54,7 +54,7 @@ def cayley(a: np.ndarray) -> np.ndarray:
 
 
 def lie_exp(a: np.ndarray) -> np.ndarray:
-    """exp(A) of a skew matrix, a rotation. Raises: UsageError if A is not skew."""
+    """exp(A) of a skew matrix A: a rotation. Raises: UsageError if A is not skew."""
     a = _skew(a)
     norm = float(np.abs(a).sum(0).max(initial=0.0))
     squarings = max(ceil(log2(norm / PADE_NORM)), 0) if norm else 0
@@ -72,7 +72,7 @@ def lie_exp(a: np.ndarray) -> np.ndarray:
 
 
 def lie_log(q: np.ndarray) -> np.ndarray:
-    """Return the skew A with exp(A) = Q and angles in (-π, π].
+    """Return the skew matrix A with exp(A) = Q whose rotation angles are in (-π, π].
 
     The skew part K and the symmetric part S of Q commute, so that the Hermitian S + i c K has the eigenvectors of Q
     and, for a generic c, the same eigenspaces. Eigenvalues at or near -1 come in pairs: each pair is a rotation by
@@ -85,7 +85,7 @@ def lie_log(q: np.ndarray) -> np.ndarray:
         raise NotRotation("the matrix is not orthogonal", expected=f"max |QᵀQ - I| <= {TOLERANCE:g}", got=error)
     if np.linalg.det(q) < 0:
         raise NotRotation("a reflection has no real logarithm", expected="determinant 1", got="determinant -1",
-                          fix="polar(w, special=True) is the nearest rotation")  # fmt: skip
+                          fix="pass the nearest rotation, polar(w, special=True)")  # fmt: skip
     k, s = (q - q.T) / 2, (q + q.T) / 2
     _, v = np.linalg.eigh(s + 1j * GENERIC * k)
     eigenvalues = np.einsum("ij,ik,kj->j", v.conj(), q, v)
@@ -99,13 +99,13 @@ def lie_log(q: np.ndarray) -> np.ndarray:
 
 
 def _real_basis(v: np.ndarray) -> np.ndarray:
-    """Return orthonormal real columns that span the same space as complex ones, if it is closed under conjugation."""
+    """Return orthonormal real columns that span the space of `v`, which must be closed under complex conjugation."""
     u, _, _ = np.linalg.svd(np.concatenate([np.real(v), np.imag(v)], axis=1), full_matrices=False)
     return u[:, : v.shape[1]]
 
 
 def _planes(k: np.ndarray, basis: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return pairs of orthonormal vectors that span planes invariant under the skew K, the fastest rotation first."""
+    """Return pairs of orthonormal vectors that span planes invariant under the skew K, by descending rotation speed."""
     found = []
     small = basis.T @ k @ basis
     while len(small) > 1:
@@ -131,12 +131,12 @@ def _square(x: np.ndarray) -> np.ndarray:
 
 
 def _skew(a: np.ndarray) -> np.ndarray:
-    """Return the matrix, made exactly skew. Raises: UsageError if it is not skew within the tolerance."""
+    """Return the exactly skew part of a matrix. Raises: UsageError if the matrix is not skew within the tolerance."""
     a = _square(a)
     error = float(np.abs(a + a.T).max(initial=0.0))
     if not error <= TOLERANCE * max(1.0, float(np.abs(a).max(initial=0.0))):
         raise UsageError("the generator is not skew", expected="A = -Aᵀ", got=f"max |A + Aᵀ| = {error:.3g}",
-                         fix="skew(A) is its skew part")  # fmt: skip
+                         fix="pass skew(A), the skew part")  # fmt: skip
     return (a - a.T) / 2
 
 
@@ -144,22 +144,22 @@ RETRACTIONS = ("qr", "polar", "cayley")
 
 
 def retract(w: np.ndarray, gradient: np.ndarray, lr: float, by: str = "qr") -> np.ndarray:
-    """Return `w` after one Riemannian gradient step, which keeps its columns (rows, if wide) orthonormal.
+    """Return `w` after a Riemannian gradient step, after which its columns (rows, if wide) are orthonormal again.
 
     ξ = W skew(WᵀG) + (I - WWᵀ) G is the tangent part of the gradient G.
 
     Args:
-        w: [out, in], orthonormal.
-        gradient: [out, in], of a loss with respect to w.
-        lr: length of the step, in units of the gradient.
+        w: matrix [out, in] with orthonormal columns (rows, if wide).
+        gradient: gradient [out, in] of a loss with respect to w.
+        lr: factor of the gradient in the step.
         by: retraction: `qr` (cheapest), `polar` (nearest), `cayley` (a rotation from the left).
-    Raises: UsageError for an unknown retraction, ShapeError.
+    Raises: UsageError for an unknown retraction; ShapeError for shapes that do not match.
     """
     w, gradient = np.asarray(w, np.float64), np.asarray(gradient, np.float64)
     if w.ndim != 2:
         raise ShapeError("w is not a matrix", expected="[out, in]", got=list(w.shape))
     if w.shape != gradient.shape:
-        raise ShapeError("the gradient does not have the shape of w", expected=list(w.shape), got=list(gradient.shape))
+        raise ShapeError("the gradient has another shape than w", expected=list(w.shape), got=list(gradient.shape))
     check_choices({"by": by}, {"by": RETRACTIONS})
     if w.shape[0] < w.shape[1]:
         return retract(w.T, gradient.T, lr, by).T

@@ -1,4 +1,4 @@
-"""Methods that compute the orthonormal factor of a matrix."""
+"""Methods that compute the orthonormal factor of a matrix: polar, QR, Newton-Schulz."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphwright.surgery.matrices import finite
 def in_range(w: np.ndarray) -> np.ndarray:
     """Return W, divided by its largest entry if products of entries would overflow or underflow.
 
-    The orthonormal factor stays the same. Raises: NonFiniteWeight.
+    The division does not change the orthonormal factor. Raises: NonFiniteWeight for NaN or infinity.
     """
     largest = max(finite(w).max(initial=0.0), -w.min(initial=0.0))
     far = float(np.finfo(w.dtype).max) ** (1 / 3)  # products of two entries, with room for sums over rows
@@ -26,14 +26,14 @@ PROBES = 64
 
 
 def gram_error(w: np.ndarray) -> float:
-    """Return the largest entry of |WᵀW - I| for a tall or square matrix, of |WWᵀ - I| for a wide one."""
+    """Return the largest entry of |WᵀW - I| for a tall or square matrix W, of |WWᵀ - I| for a wide matrix."""
     gram = w.T @ w if w.shape[0] >= w.shape[1] else w @ w.T
     gram[np.diag_indices_from(gram)] -= 1
     return float(np.abs(gram).max(initial=0.0))
 
 
 def is_orthogonal(w: np.ndarray, tol: float = 1e-8) -> bool:
-    """True if the columns of a tall matrix, or the rows of a wide one, are orthonormal within `tol`."""
+    """Return whether the columns of a tall matrix, or the rows of a wide matrix, are orthonormal within `tol`."""
     w = np.asarray(w, np.float64)
     return bool(np.isfinite(w).all()) and gram_error(w) <= tol
 
@@ -61,7 +61,7 @@ ROWS = 256
 
 
 def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A := A B in place for A [m, n] and a square B [n, n]; returns A."""
+    """Set A := A B in place, for A [m, n] and B [n, n], and return A."""
     for start in range(0, len(a), ROWS):
         a[start : start + ROWS] = a[start : start + ROWS] @ b
     return a
@@ -78,15 +78,15 @@ SMALL = 32
 def polar(w: np.ndarray, *, special: bool = False) -> np.ndarray:
     """Return the nearest matrix with orthonormal columns (out >= in) or rows (out < in).
 
-    Rank-deficient and zero matrices get a full orthonormal factor too. Well-conditioned matrices are solved through the
-    eigenvectors of their Gram matrix, which is faster than an SVD; others by SVD.
+    The result is orthonormal even for rank-deficient and zero matrices. It is computed from the eigenvectors of the
+    Gram matrix, which is faster than an SVD, or by SVD for ill-conditioned matrices.
 
     Args:
-        w: [out, in]; computed in float64.
-        special: the nearest rotation of a square matrix: if det(U Vᵀ) is -1, the direction of the smallest singular
-            value is flipped.
-    Returns: float64 [out, in].
-    Raises: NonFiniteWeight.
+        w: matrix [out, in]; it is converted to float64.
+        special: return the nearest rotation of a square matrix: if det(U Vᵀ) is -1, the direction of the smallest
+            singular value is flipped.
+    Returns: the matrix, float64 [out, in].
+    Raises: NonFiniteWeight for NaN or infinity.
     """
     w = in_range(np.asarray(w, np.float64))
     if w.shape[0] < w.shape[1]:
@@ -98,7 +98,7 @@ def polar(w: np.ndarray, *, special: bool = False) -> np.ndarray:
 
 
 def second_factor(w: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return P of W = Q P (tall) or W = P Q (wide); symmetric if Q is the polar factor."""
+    """Return the factor P of W = Q P (tall W) or W = P Q (wide W); P is symmetric if Q is the polar factor of W."""
     return q.T @ w if w.shape[0] >= w.shape[1] else w @ q.T
 
 
@@ -110,12 +110,12 @@ def _by_svd(w: np.ndarray, special: bool = False) -> np.ndarray:
 
 
 def _by_gram(w: np.ndarray) -> np.ndarray | None:
-    """Q = R C^-½ Vᵀ for R = W V and C = RᵀR, with the eigenvectors V of WᵀW; None for an ill-conditioned W.
+    """Return Q = R C^-½ Vᵀ for R = W V, C = RᵀR and the eigenvectors V of WᵀW; None for an ill-conditioned W.
 
-    The eigenvectors carry an error of ε κ², so C = S² + F is not quite diagonal. To first order C^-½ is S^-1 less
+    The eigenvectors have an error of ε κ², so that C = S² + F is not quite diagonal. To first order, C^-½ is S^-1 minus
     F_ij / (s_i s_j (s_i + s_j)) (Higham 2008, "Functions of Matrices", section 6.1: the derivative of the square root
     solves a Sylvester equation). The error of an entry of C scales with the lengths of its two columns, so Q is
-    orthonormal to ε. One more such step removes the second-order error.
+    orthonormal to ε. A second step of this kind removes the second-order error.
     """
     eigenvalues, v = np.linalg.eigh(w.T @ w)
     if eigenvalues[0] <= WELL_CONDITIONED * eigenvalues[-1]:
@@ -132,7 +132,7 @@ def _by_gram(w: np.ndarray) -> np.ndarray | None:
 
 
 def _straighten(r: np.ndarray) -> float:
-    """R := R C^-½, C = RᵀR, to first order, in place, if all cosines of columns are small; returns the largest."""
+    """Set R := R C^-½ to first order, C = RᵀR, if all cosines between columns are small; return the largest cosine."""
     c = r.T @ r
     s = np.sqrt(np.diagonal(c))
     c /= -s
@@ -152,13 +152,13 @@ TOLERANCE = {np.dtype(np.float32): 2e-6, np.dtype(np.float64): 1e-12}
 
 
 def newton_schulz(w: np.ndarray, *, tol: float | None = None, polish: bool = True) -> np.ndarray:
-    """Return the polar factor of a float32 or float64 matrix [out, in], in its dtype.
+    """Return the polar factor of a matrix [out, in] by matrix products, in float32 for float32 input, else in float64.
 
     Args:
-        tol: max |XᵀX - I| at which the cubic steps stop; 2e-6 in float32, 1e-12 in float64.
+        tol: value of max |XᵀX - I| at which the cubic steps stop; by default 2e-6 in float32, 1e-12 in float64.
         polish: False skips the cubic steps: singular values are then between 0.68 and 1.2, not 1.
-    Returns: the factor; computed by SVD if the steps do not converge, as for a singular matrix.
-    Raises: NonFiniteWeight.
+    Returns: the polar factor, which is computed by SVD if the steps do not converge, as for a singular matrix.
+    Raises: NonFiniteWeight for NaN or infinity.
     """
     w = np.asarray(w)
     if w.dtype not in TOLERANCE:
@@ -181,7 +181,7 @@ def newton_schulz(w: np.ndarray, *, tol: float | None = None, polish: bool = Tru
 
 
 def _quintic(x: np.ndarray) -> None:
-    """X := X (a I + (b I + c M) M) for M = XᵀX, in place."""
+    """Set X := X (a I + (b I + c M) M) for M = XᵀX, in place: one quintic Newton-Schulz step."""
     a, b, c = (x.dtype.type(v) for v in QUINTIC)
     m, diagonal = x.T @ x, np.diag_indices(x.shape[1])
     inner = c * m
@@ -191,7 +191,7 @@ def _quintic(x: np.ndarray) -> None:
 
 
 def _cubic(x: np.ndarray, tol: float) -> bool:
-    """Return True if max |M - I| <= tol for M = XᵀX; else X := X (I - (M - I) / 2), in place."""
+    """Return True if max |M - I| <= tol for M = XᵀX; else set X := X (I - (M - I) / 2) in place and return False."""
     m, diagonal = x.T @ x, np.diag_indices(x.shape[1])
     m[diagonal] -= 1
     if max(m.max(), -m.min()) <= tol:
@@ -203,11 +203,11 @@ def _cubic(x: np.ndarray, tol: float) -> bool:
 
 
 def qr(w: np.ndarray) -> np.ndarray:
-    """Q of W = Q R (out >= in), or of W = L Q (out < in), with diag(R) >= 0; unique at full rank.
+    """Return Q, float64 [out, in], of W = Q R (out >= in), or of W = L Q (out < in), with diag(R) >= 0.
 
-    Linearly dependent columns are replaced by orthonormal ones. Float64 [out, in].
+    Q is unique if W has full rank. Linearly dependent columns are replaced by orthonormal columns.
 
-    Raises: NonFiniteWeight.
+    Raises: NonFiniteWeight for NaN or infinity.
     """
     w = in_range(np.asarray(w, np.float64))
     if w.shape[0] < w.shape[1]:
@@ -222,15 +222,16 @@ METHODS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"polar": polar, "qr": 
 
 
 def orthonormal(w: np.ndarray, method: str = "polar", special: bool = False) -> np.ndarray:
-    """Return the orthonormal factor of a matrix.
+    """Return the orthonormal factor of a matrix by a method of `METHODS`; with `special` the nearest rotation.
 
-    Raises: ShapeError if `special` is True and the method is not `polar` or the matrix not square.
+    Raises: ShapeError if `special` is True, and the method is not `polar` or the matrix is not square.
     """
     check_choices({"method": method}, {"method": METHODS})
     if not special:
         return METHODS[method](w)
     if method != "polar":
-        raise ShapeError("special=True works with method='polar' only", where="special", got=f"method={method!r}")
+        raise ShapeError("special=True works with method='polar' only", where="special", got=f"method={method!r}",
+                         fix="pass method='polar' or special=False")  # fmt: skip
     if w.shape[0] != w.shape[1]:
-        raise ShapeError("special=True, but the matrix is not square", where="special", got=list(w.shape))
+        raise ShapeError("special=True needs a square matrix", where="special", expected="[n, n]", got=list(w.shape))
     return polar(w, special=True)

@@ -1,8 +1,8 @@
-"""Orthogonalisation of stored matrices: replace W by its orthonormal factor Q, or rewrite it exactly as Q and P.
+"""Orthogonalisation of stored matrices: replace W by its orthonormal factor Q, or rewrite W exactly as Q P.
 
-The factor P of a head can be merged into the next linear map where that is exact. Attention mixes positions, not the
-features of a value head: for V_g = P_g U_g, O_h absorbs P_g for each query head h of the group. Queries and keys meet
-in a product: for Q_h = P_h U_h, K_h absorbs P_hᵀ, unless a rotary embedding, a norm or a second query head is between.
+The factor P of a head can be merged into the next linear map where the merge is exact. Attention mixes positions, not
+features of a value head: for V_g = P_g U_g, O_h absorbs P_g for each query head h of the group g. Queries and keys are
+multiplied: for Q_h = P_h U_h, K_h absorbs P_hᵀ, unless a rotary embedding, a norm or a second query head is between.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ HEADS = {"heads", "kv_groups"}
 
 
 class MatrixSlice(NamedTuple):
-    """Rows (dim 0) or columns (dim 1) of a matrix; the whole matrix if `indices` is None."""
+    """A slice of a matrix: rows (dim 0) or columns (dim 1), or the whole matrix if `indices` is None."""
 
     dim: int = 0
     indices: np.ndarray | None = None
 
     def of(self, w: np.ndarray) -> np.ndarray:
-        """Return a copy of the slice of a matrix."""
+        """Return a copy of this slice of `w`."""
         return w.copy() if self.indices is None else np.take(w, self.indices, axis=self.dim)
 
     def put(self, w: np.ndarray, value: np.ndarray) -> None:
-        """Write values into the slice of a matrix."""
+        """Write `value` into this slice of `w`."""
         index = slice(None) if self.indices is None else self.indices
         w[index if self.dim == 0 else (slice(None), index)] = value
 
@@ -60,7 +60,7 @@ class MatrixSlice(NamedTuple):
 def head_parts(p: Program, matrix: Matrix) -> list[MatrixSlice]:
     """Return one slice per head: rows of q, k and v, columns of o; empty if the matrix has no heads.
 
-    A key head that several query heads share has one slice.
+    Several query heads that share a key head have one slice each in q and o, and one slice together in k and v.
     """
     best: list[MatrixSlice] = []
     for group in p.axes().values():
@@ -73,7 +73,7 @@ def head_parts(p: Program, matrix: Matrix) -> list[MatrixSlice]:
 
 
 def parts_of(p: Program, units: Units) -> dict[str, list[MatrixSlice]]:
-    """Return weight key -> the slices of the matrix that belong to the units; biases and norms are left out."""
+    """Map the key of each 2D weight to its slices that belong to the units; biases and norms are left out."""
     found: dict[str, list[MatrixSlice]] = {}
     for name, ids in units.chosen.items():
         group = p.axes()[name]
@@ -92,15 +92,15 @@ def _parts(group: AxisGroup, key: str, ids: range | tuple[int, ...]) -> list[Mat
 
 
 def neighbour(p: Program, matrix: Matrix) -> tuple[Matrix, int]:
-    """Return the map that can absorb the factor P of a matrix, and the dimension that P multiplies.
+    """Return the linear map that can absorb the factor P of a matrix, and the dimension of its weight to multiply.
 
-    For a value projection these are `o` and 1 (columns); for a query projection `k` and 0 (rows).
-    Raises: NotAbsorbable, which names the op that prevents it.
+    The result is (`o`, columns = 1) for a value projection, (`k`, rows = 0) for a query projection.
+    Raises: NotAbsorbable, which names the op that prevents the merge.
     """
 
     def refuse(between: str) -> NoReturn:
         raise NotAbsorbable("the factor P cannot be merged into the next map", where=matrix.path, between=between,
-                            fix='fold="insert" keeps it as a node')  # fmt: skip
+                            fix='pass fold="insert" to add P as a node')  # fmt: skip
 
     def rearranges(node: NodeId, port: int = 0) -> bool:
         return traits(p.op(node)).rearranges or traits(p.op(node)).casts
@@ -138,7 +138,7 @@ def neighbour(p: Program, matrix: Matrix) -> tuple[Matrix, int]:
 
 
 def absorb(e: Transaction, matrix: Matrix, parts: list[MatrixSlice], factors: list[np.ndarray]) -> str:
-    """Multiply the factor P of each slice into the map that `neighbour` returns; return the path of its weight."""
+    """Multiply the factor P of each slice into the map of `neighbour`; return the path of that map's weight."""
     p = e.program
     other, side = neighbour(p, matrix)
     w = values(p, other.key)
@@ -154,7 +154,7 @@ def absorb(e: Transaction, matrix: Matrix, parts: list[MatrixSlice], factors: li
 
 
 def _pairs(p: Program, matrix: Matrix, other: Matrix, side: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return, for each query head, (its rows in the matrix, its indices along dimension `side` of the neighbour)."""
+    """Return a pair per query head: its rows in the matrix, and its indices along dimension `side` of `other`."""
     best: list[tuple[np.ndarray, np.ndarray]] = []
     for group in p.axes().values():
         if HEADS & set(group.kinds):
@@ -176,12 +176,12 @@ class OrthogonalizeOptions:
     """Options of `orthogonalize`.
 
     Attributes:
-        per: `matrix`, or `head`: rows of each head in q, k and v, columns of each in o.
-        fold: use of the second factor P of W = Q P (wide: P Q). `none` drops it: the function changes. `insert` adds it
-            as a node: exact. `absorb` multiplies it into the next map, per head, where that is exact. `scale` keeps its
-            mean singular value: W ≈ s Q.
-        special: replace a square matrix by the nearest rotation, with determinant +1.
-        inplace: write into the weight's memory if nothing else uses it; never if drift is measured.
+        per: unit of work: `matrix`; or `head`, each head's rows in q, k and v, and each head's columns in o.
+        fold: use of the second factor P of W = Q P (wide: P Q). `none` drops P, which changes the function. `insert`
+            adds P as a node (exact). `absorb` multiplies P into the next map, per head, where this is exact. `scale`
+            replaces P by its mean singular value s: W ≈ s Q.
+        special: replace a square matrix by the nearest rotation, which has determinant +1.
+        inplace: write into the weight's memory if nothing else uses the memory; never if drift is measured.
     """
 
     per: str = "matrix"
@@ -193,22 +193,19 @@ class OrthogonalizeOptions:
         check_choices({"per": self.per, "fold": self.fold}, {"per": PER, "fold": FOLDS})
         if self.fold == "absorb" and self.per != "head":
             raise UsageError(
-                "fold='absorb' works per head only", where="fold", got=f"per={self.per!r}", fix="per='head'"
+                "fold='absorb' works per head only", where="fold", got=f"per={self.per!r}", fix="pass per='head'"
             )
         if self.inplace and self.fold == "insert":
             raise UsageError(
-                "inplace=True cannot store the two factors of fold='insert'", where="inplace", fix="fold='none'"
+                "inplace=True cannot store the two factors of fold='insert'", where="inplace", fix="pass inplace=False"
             )
         if self.special and self.fold == "absorb":
-            raise UsageError(
-                "special=True needs square matrices, but the slices of heads are not",
-                where="special",
-                fix="special=False",
-            )
+            raise UsageError("special=True needs square matrices, but slices of heads are not square", where="special",
+                             fix="pass special=False")  # fmt: skip
 
 
 class OrthogonalizeKeywords(TypedDict, total=False):
-    """`OrthogonalizeOptions` as keywords."""
+    """The fields of `OrthogonalizeOptions` as keyword arguments."""
 
     per: str
     fold: str
@@ -221,16 +218,16 @@ class OrthoRow(ReportBase):
     """Figures of one orthogonalised matrix.
 
     Attributes:
-        path, shape, dtype: of the matrix.
-        parts: number of slices that were made orthonormal: 1, or one per head.
-        error: max |QᵀQ - I| (wide: |QQᵀ - I|) of Q as stored, over the slices.
+        path, shape, dtype: path of the matrix, shape [out, in] and stored dtype.
+        parts: number of slices that were orthogonalised: 1, or one per head.
+        error: max |QᵀQ - I| (wide: |QQᵀ - I|) over the slices, of Q rounded to the stored dtype.
         distance: ‖W - Q‖ / ‖W‖.
-        condition, condition_after: σ_max / σ_min of the worst slice.
+        condition, condition_after: σ_max / σ_min of the worst slice, before and after.
         gain: smallest and largest ‖Qd‖ / ‖d‖ over random directions d.
         scale: mean singular value, the factor of `fold="scale"`.
         predicted: relative drift of this layer's output on its unchanged calibration inputs; None without calibration.
-        measured: drift of its output in the edited program, whose earlier layers may have changed too.
-        seconds: time taken.
+        measured: drift of this layer's output in the edited program, whose earlier layers may have changed too.
+        seconds: duration in seconds.
     """
 
     path: str
@@ -248,7 +245,7 @@ class OrthoRow(ReportBase):
     measured: Drift | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; an infinite condition number is the text `inf`."""
+        """Return a JSON-serialisable dict, in which an infinite condition number is the text `inf`."""
         facts = ReportBase.to_json(self)
         return {**facts, **{n: "inf" for n in ("condition", "condition_after") if facts[n] == inf}}
 
@@ -270,12 +267,12 @@ class OrthoReport(mx.MatrixReport):
 
     @property
     def mean_error(self) -> float:
-        """Mean error over the processed matrices."""
+        """Mean of `error` over the rows; 0 if there are no rows."""
         return float(np.mean([r.error for r in self.rows])) if self.rows else 0.0
 
     @property
     def max_error(self) -> float:
-        """Largest error over the processed matrices."""
+        """Largest `error` of the rows; 0 if there are no rows."""
         return max((r.error for r in self.rows), default=0.0)
 
     def __str__(self) -> str:
@@ -288,7 +285,7 @@ class OrthoReport(mx.MatrixReport):
 
 
 class _Solved(NamedTuple):
-    """A matrix with orthonormal slices; the factor P and the mean singular value of each slice."""
+    """A matrix `q` with orthonormal slices, and per slice the factor P and the mean singular value."""
 
     q: np.ndarray
     factors: list[np.ndarray]
@@ -300,22 +297,22 @@ def orthogonalize(
     calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
     report: Report | None = None, **options: Unpack[OrthogonalizeKeywords],
 ) -> OrthoReport:  # fmt: skip
-    """Make matrices orthonormal, in one edit that `program.undo()` reverts.
+    """Replace matrices by their orthonormal factors, in one edit that `program.undo()` reverts.
 
-    A tall matrix (out >= in) gets orthonormal columns, a wide one orthonormal rows. Computed in float64 and rounded
-    once to the stored dtype; errors are measured after rounding. A tied weight is processed once.
+    A tall matrix (out >= in) gets orthonormal columns, a wide matrix orthonormal rows. Factors are computed in float64
+    and rounded once to the stored dtype; errors are measured after rounding. A tied weight is processed once.
 
     Args:
         program: edited in place.
         where: pattern of linear maps, a selection, or units (`program.select("layers.1.attn").heads[3]`), which are
-            made orthonormal head by head; the bytes of other heads stay the same.
-        method: `polar`, the nearest; `qr`, the cheapest; `newton_schulz`, polar by matrix products only.
+            processed head by head; the bytes of other heads stay the same.
+        method: `polar`, the nearest factor; `qr`, the cheapest; `newton_schulz`, `polar` by matrix products only.
         calibration: data on which drift is predicted and measured.
-        dry_run: report the same, from a copy; leave the program unchanged.
+        dry_run: edit a copy and return its report; leave the program unchanged.
         keep_partial: on Ctrl-C or lack of memory keep the finished matrices; otherwise nothing changes.
         report: called with `Progress` per matrix.
         options: see `OrthogonalizeOptions`.
-    Raises: EmptySelection, NonFiniteWeight, DtypeUnsupported, NotAbsorbable, UsageError for an unknown option.
+    Raises: EmptySelection, NonFiniteWeight, DtypeUnsupported, NotAbsorbable; UsageError for invalid options.
     """
     given, p = OrthogonalizeOptions(**options), mx.program_of(program)
     check_choices({"method": method}, {"method": METHODS})
@@ -343,10 +340,10 @@ def orthogonalize(
 def _chosen(
     p: Program, where: str | Selection | Units, per: str
 ) -> tuple[list[Matrix], list[Skipped], dict[str, list[MatrixSlice]]]:
-    """Return matrices, skipped params, and the slices by weight key; no slices if whole matrices are processed."""
+    """Return the matrices, the skipped params, and a dict of slices by weight key; empty if `per` is `matrix`."""
     if isinstance(where, Units):
         if where.program is not p:
-            raise UsageError("the units belong to a different program", got=repr(where))
+            raise UsageError("the units belong to a different program", where=p.name, got=repr(where))
         parts = parts_of(p, where)
         matrices, skipped = find_matrices(p, p.select(op="param", where=lambda n: p.key(n) in parts))
         return matrices, skipped, {m.key: parts[m.key] for m in matrices}
@@ -357,7 +354,7 @@ def _chosen(
     skipped += [Skipped(m.path, "no heads") for m in matrices if not parts[m.key]]
     matrices = [m for m in matrices if parts[m.key]]
     if not matrices:
-        raise UsageError("none of the matrices has heads", where=str(where), got=skipped[0].path, fix='per="matrix"')
+        raise UsageError("no selected matrix has heads", where=str(where), got=skipped[0].path, fix='pass per="matrix"')
     return matrices, skipped, parts
 
 
@@ -411,7 +408,7 @@ def _orthogonalize(
 
 
 def _low_rank(m: Matrix, parts: list[MatrixSlice], solved: _Solved) -> LowRank:
-    """Return W = Q P or W = P Q as a `LowRank`; the factors P of heads form a block diagonal matrix."""
+    """Return W = Q P or W = P Q as a `LowRank`; the factors P of heads are joined to a block diagonal matrix."""
     shapes = [part.of(solved.q).shape for part in parts]
     before = all(rows >= columns for rows, columns in shapes)
     if parts[0].indices is None:
@@ -419,8 +416,8 @@ def _low_rank(m: Matrix, parts: list[MatrixSlice], solved: _Solved) -> LowRank:
         return LowRank(solved.q, p) if before else LowRank(p, solved.q)
     if any((part.dim == 1) != before or (rows < columns) != (part.dim == 0)
            for part, (rows, columns) in zip(parts, shapes, strict=True)):  # fmt: skip
-        raise UsageError("the heads are too wide: their factors P do not form one matrix", where=m.path,
-                         expected="heads narrower than the other side", got=shapes[0], fix='per="matrix"')  # fmt: skip
+        raise UsageError("the heads are too wide to join their factors P to one matrix", where=m.path, got=shapes[0],
+                         expected="heads narrower than the other side", fix='pass per="matrix"')  # fmt: skip
     p = np.eye(m.shape[parts[0].dim])
     for part, block in zip(parts, solved.factors, strict=True):
         assert part.indices is not None

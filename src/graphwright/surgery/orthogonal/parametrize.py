@@ -1,8 +1,8 @@
 """Weights that stay orthonormal in training: computed from a generator that any optimizer may change freely.
 
-A map has three states, converted by edits. *Parametrised*: every run computes the matrix from its generator; this state
-is trained and saved. *Baked*: a stored matrix is read, the generator is unused. *Dense*: the generator is removed.
-Names below the map `q`: `q.generator.weight`, `q.base.weight`, `q.scale.weight`, and the matrix `q.orthogonal`.
+A linear map has one of three states. *Parametrised*: every run computes the matrix from a generator, which is trained.
+*Baked*: the map reads a stored matrix, and the generator is unused. *Dense*: the generator is removed.
+Params of a map `q`: `q.generator.weight`, `q.base.weight`, `q.scale.weight`. The computed matrix is `q.orthogonal`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ SQUARINGS = 3
 
 
 def parametrize(program: Program, where: str | Selection, map: str = "cayley", scale: str = "none") -> list[str]:
-    """Compute matrices from generators, in one edit: W = Q S with Q = R(A) Q₀ (wide: S Q with Q = Q₀ R(A)).
+    """Replace matrices by nodes that compute them from generators: W = Q S, Q = R(A) Q₀ (wide: S Q, Q = Q₀ R(A)).
 
-    Q₀ is the polar factor of W, fixed. R(A) is a rotation of the longer side, the identity at the start; it reaches
-    every orthonormal matrix that a rotation maps to Q₀.
+    Q₀ is the fixed polar factor of W. R(A) is a rotation of the longer side, which starts as the identity. Training can
+    reach each Q that a rotation maps to Q₀. All matrices are replaced in one edit.
 
     Args:
         program: edited in place; the new params are trained instead of W.
         where: pattern of linear maps, or a selection.
-        map: `cayley`, (I - A/2)⁻¹ (I + A/2), which reaches all rotations without half turns; `exp` of A, by a Padé
-            approximant; `householder`, a product of reflections. A is the skew part X - Xᵀ of the generator X.
-        scale: `none`, S = I: the weight becomes its polar factor. `scalar` and `diag`: the mean singular value, or a
-            factor per column (row) of Q. `spd`: S = C Cᵀ, which starts at the exact weight.
+        map: form of R(A): `cayley`, (I - A/2)⁻¹ (I + A/2), which reaches all rotations without half turns; `exp`,
+            exp(A) by a Padé approximant; `householder`, a product of reflections. A is X - Xᵀ of the generator X.
+        scale: form of S: `none`, S = I, so that W becomes its polar factor; `scalar`, the mean singular value; `diag`,
+            a factor per column of Q (wide: per row); `spd`, S = C Cᵀ, which initially preserves W exactly.
     Returns: paths of the computed matrices.
     Raises: EmptySelection, NonFiniteWeight, UsageError for an unknown map or scale.
     """
@@ -55,9 +55,9 @@ def parametrize(program: Program, where: str | Selection, map: str = "cayley", s
 
 
 def bake(program: Program, where: str | Selection = "**") -> list[str]:
-    """Store the computed matrices and let their readers read the stored ones, in one edit; `unbake` reverts it.
+    """Store the computed matrices, and rewire their readers to the stored weights, in one edit; see `unbake`.
 
-    Returns: paths of the stored weights. Raises: EmptySelection if no selected map is parametrised and not baked.
+    Returns: paths of the stored weights. Raises: EmptySelection if no selected map is parametrised and not yet baked.
     """
     bases = _chosen(program, where, baked=False)
     with program.edit(f"bake {len(bases)} matrices", author="pass", tool="graphwright.surgery.bake") as e:
@@ -65,7 +65,7 @@ def bake(program: Program, where: str | Selection = "**") -> list[str]:
 
 
 def unbake(program: Program, where: str | Selection = "**") -> list[str]:
-    """Compute baked matrices from their generators again, in one edit, and remove the stored ones.
+    """Remove the stored matrices of baked maps, and compute the matrices from their generators again, in one edit.
 
     Returns: paths of the computed matrices. Raises: EmptySelection if no selected map is baked.
     """
@@ -79,7 +79,7 @@ def unbake(program: Program, where: str | Selection = "**") -> list[str]:
 
 
 def make_dense(program: Program, where: str | Selection = "**") -> list[str]:
-    """Replace generators by stored, trainable matrices, in one edit; for export.
+    """Replace generators by stored, trainable matrices, in one edit, as an export needs.
 
     Returns: paths of the weights. Raises: EmptySelection if no selected map is parametrised.
     """
@@ -131,7 +131,7 @@ def _root(p: np.ndarray) -> np.ndarray:
 
 
 class _GeneratorNodes:
-    """Builder of the nodes that compute one matrix from its generator."""
+    """Builder of the nodes that compute a matrix from its generator."""
 
     def __init__(self, e: Transaction, base: str, m: Matrix) -> None:
         self.e, self.base, self.dtype, self.count = e, base, m.dtype, 0
@@ -163,9 +163,9 @@ class _GeneratorNodes:
         return q
 
     def _reflections(self, v: NodeId, eye: NodeId) -> NodeId:
-        """H₁ H₂ .. = I - V T Vᵀ, where T⁻¹ is the upper triangle of VᵀV with its diagonal halved.
+        """Add nodes for H₁ H₂ .. = I - V T Vᵀ, where T⁻¹ is the upper triangle of VᵀV with its diagonal halved.
 
-        Columns of V start as equal pairs, so the product starts as I.
+        The columns of V start as pairs of equal columns, so that the product starts as I.
         Source: Joffrain et al. 2006, "Accumulating Householder transformations, revisited".
         """
         count = int(self.e.spec(v).shape[1])
@@ -176,7 +176,7 @@ class _GeneratorNodes:
 
 
 def _store(e: Transaction, base: str, *, trainable: bool) -> str:
-    """Store the matrix that the program computes, and let its readers read it. Returns: the path of the weight."""
+    """Store the computed matrix as a weight, and rewire its readers to the weight. Returns: path of the weight."""
     p, made = e.program, f"{base}.orthogonal"
     value = p.extract(_generator(p, base)).run({}, keep=[made]).value(made).to_numpy()
     key = p.key(p.node(f"{base}.generator.weight")).removesuffix(".generator.weight")
@@ -195,14 +195,14 @@ def _baked(p: Program, base: str) -> bool:
 
 
 def _chosen(p: Program, where: str | Selection, baked: bool | None = None) -> list[str]:
-    """Return the names of selected parametrised maps; with `baked` only those in this state. Raises: EmptySelection."""
+    """Return the names of selected parametrised maps in state `baked` (None: any). Raises: EmptySelection."""
     chosen = selection_of(p, where)
     bases = [b for b in named(p, ".generator.weight") if p.node(f"{b}.generator.weight") in chosen]
     if not bases:
-        raise EmptySelection("no selected map is parametrised", where=str(where), fix="parametrize(program, where)")
+        raise EmptySelection("no selected map is parametrised", where=str(where), fix="call parametrize first")
     if not (found := [b for b in bases if baked is None or _baked(p, b) == baked]):
         what = "no selected map is baked" if baked else "all selected maps are already baked"
         raise EmptySelection(
-            what, where=str(where), got=", ".join(bases), fix="bake(program, where)" if baked else None
+            what, where=str(where), got=", ".join(bases), fix="call bake(program, where)" if baked else None
         )
     return found

@@ -1,6 +1,6 @@
-"""Allocation: how many units each axis loses, so that a budget is met at the least predicted error.
+"""Allocation: choose how many units each axis loses, so that a budget is met at the least predicted error.
 
-Each axis has blocks of units, cheapest first. The blocks of all axes are sorted by error per cost, and the shortest
+The units of each axis form blocks, cheapest first. The blocks of all axes are sorted by error per cost; the shortest
 prefix that meets the budget is cut. Within an axis the sort keys never fall, so its blocks are cut in order.
 """
 
@@ -34,10 +34,10 @@ SCOPES = ("loss", "global", "kind", "layer")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The error of removing units of an axis one by one; axes of equal `kind` and `size` are comparable.
+    """The predicted error of removing the units of an axis one by one; axes of equal `kind` and `size` are comparable.
 
     Attributes:
-        growth: [size] squared error that each removal adds, in the order of removal; infinite for the last unit.
+        growth: squared error [size] that each removal adds, in the order of removal; infinite for the last unit.
         cost: cost of one unit, in the quantity that the budget counts.
     """
 
@@ -58,12 +58,13 @@ def allocate(
     curves: Sequence[Curve], met: Callable[[Mapping[str, int]], bool], *, scope: str = "global", round_to: int = 1,
     min_keep: float = 0.1, uniform: bool = False,
 ) -> dict[str, int] | None:  # fmt: skip
-    """Return axis -> number of units that are kept; None if even the smallest sizes do not meet the budget.
+    """Map each axis to the number of units that remain; return None if even the smallest sizes exceed the budget.
 
     Args:
-        curves: one per axis.
-        met: returns whether sizes meet the budget; once true, it must be true for all smaller sizes.
-        scope, round_to, min_keep, uniform: see `PruneOptions`; `loss` and `global` differ in the units of the curves.
+        curves: one curve per axis.
+        met: function that returns whether sizes meet the budget; it must be monotone: if sizes meet the budget, so do
+            all smaller sizes.
+        scope, round_to, min_keep, uniform: see `PruneOptions`. Scope `loss` equals `global` here.
     """
     sizes = {c.axis: c.size for c in curves}
     groups: dict[object, list[Curve]] = {}  # axes that are cut together: each by itself, or all of equal kind and size
@@ -86,12 +87,12 @@ def allocate(
 
 
 def smallest(curves: Sequence[Curve], round_to: int, min_keep: float) -> dict[str, int]:
-    """Return axis -> smallest allowed number of units."""
+    """Map each axis to its smallest allowed number of units."""
     return {c.axis: _kept(c.size, round_to, min_keep)[-1] for c in curves}
 
 
 def _kept(size: int, round_to: int, min_keep: float) -> list[int]:
-    """Return the allowed sizes of an axis, descending: the current one, then multiples of `round_to`."""
+    """Return the allowed sizes of an axis in descending order: the current size, then multiples of `round_to`."""
     least = max(ceil(min_keep * size - 1e-9), 1)
     return [size, *(k for k in range((size - 1) // round_to * round_to, 0, -round_to) if k >= least)]
 
@@ -108,7 +109,7 @@ def _blocks(group: Sequence[Curve], scope: str, round_to: int, min_keep: float) 
 
 
 class Footprint:
-    """Parameters, bytes and operations of some nodes of a program (by default all), given the sizes of its axes."""
+    """Counts of parameters, bytes and operations of nodes (by default all), as functions of the sizes of the axes."""
 
     def __init__(self, p: Program, nodes: Collection[NodeId] | None = None) -> None:
         self.p, self.axes = p, p.axes()
@@ -127,9 +128,9 @@ class Footprint:
                 self._with.setdefault(atom, []).append(node)
 
     def of(self, kept: Mapping[str, int] | None = None, removed: Collection[NodeId] = ()) -> ModelSize:
-        """Return the size of the program if each axis had `kept[axis]` units and the nodes `removed` were gone.
+        """Return the counts if each axis had `kept[axis]` units and the nodes `removed` did not exist.
 
-        If an axis has several atoms (query heads, grouped by key head), sizes are taken as proportional to its units.
+        For query heads that are grouped by key heads, counts are taken to be proportional to the number of units.
         """
         maps: dict[Atom, np.ndarray] = {}
         shares: dict[tuple[Atom, ...], float] = {}
@@ -168,19 +169,19 @@ class Footprint:
 
 
 def _share(terms: Collection[Term], shares: Mapping[tuple[Atom, ...], float]) -> float:
-    """Return the share of a tensor that remains: the product of `shares` over the axes that its dimensions contain."""
+    """Return the share of a tensor that remains: the product of `shares` over the axes in the tensor's dimensions."""
     inside = {a for t in terms for a in atoms(t)}
     return prod(left for group, left in shares.items() if set(group) <= inside)
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A budget for one program.
+    """A size budget, applied to one program.
 
     Attributes:
         of: the counted quantity: `params`, `bytes`, `flops` or `ms`.
-        base: the value of `of` before pruning, over `nodes`.
-        most: the limit of `of`.
+        base: the quantity before pruning, summed over `nodes`.
+        most: upper limit of the quantity after pruning.
         nodes: the counted nodes; None for the whole program.
         feeds: a chunk of inputs on which time is measured.
     """
@@ -193,37 +194,37 @@ class Goal:
 
     @staticmethod
     def of_target(p: Program, target: SizeBudget, nodes: Collection[NodeId], feeds: Mapping[str, np.ndarray]) -> Goal:
-        """Make the goal for a budget. A `Ratio` counts the given nodes, other budgets the whole program."""
+        """Return the goal of a budget. A `Ratio` counts the given nodes, other budgets count the whole program."""
         if isinstance(target, Ratio):
             base = getattr(size(p, nodes), target.of)
             return Goal(target.of, base, (1 - target.share) * base, frozenset(nodes), feeds)
         if isinstance(target, Latency):
             return Goal("ms", _ms(p, feeds), target.ms, None, feeds)
         if not isinstance(target, AtMost):
-            raise UsageError("the target of pruning is not a size budget", got=repr(target),
+            raise UsageError("the target of pruning is not a size budget", where="target", got=repr(target),
                              expected="Ratio, Params, Flops, Bytes or Latency")  # fmt: skip
         return Goal(target.of, getattr(size(p), target.of), float(target.most), None, feeds)
 
     def counted(self, p: Program) -> Footprint:
-        """Return the footprint of those counted nodes that a program still has."""
+        """Return the footprint of the counted nodes that still exist in a pruned copy."""
         return Footprint(p, None if self.nodes is None else [n for n in self.nodes if n in p.graph])
 
     def least(self, p: Program, found: Sequence[ResidualBranch]) -> float:
-        """Return the counted size of the smallest branch; 0 for a time budget, because times do not add up."""
+        """Return the counted quantity of the smallest branch; 0 for a time budget, because times do not add up."""
         if self.of == "ms":
             return 0.0
         footprint = self.counted(p)
         return getattr(footprint.of(), self.of) - max(getattr(footprint.of({}, m.nodes), self.of) for m in found)
 
     def taken(self, p: Program, footprint: Footprint, kept: Mapping[str, int]) -> float:
-        """Return the counted size if each axis keeps `kept[axis]` units; time is measured on a copy of that size."""
+        """Return the counted quantity if each axis keeps `kept[axis]` units; time is measured on a trimmed copy."""
         if self.of != "ms":
             return getattr(footprint.of(kept), self.of)
         return _ms(trimmed(p, kept), self.feeds)
 
 
 def trimmed(p: Program, kept: Mapping[str, int]) -> Program:
-    """Return a copy that keeps the first units of each axis, for measuring time."""
+    """Return a copy in which each axis has its first `kept[axis]` units only, for measuring time."""
     made, axes = p.fork(), p.axes()
     with made.edit("trim to this size", author="pass", tool="prune") as e:
         for name, count in kept.items():
@@ -233,7 +234,7 @@ def trimmed(p: Program, kept: Mapping[str, int]) -> Program:
 
 
 def unit_cost(footprint: Footprint, of: str, name: str, size: int) -> float:
-    """Return by how much removing one unit of an axis lowers the quantity `of`; operations stand in for time."""
+    """Return how much removing one unit of an axis lowers the quantity `of`; for time, count operations instead."""
     what = "flops" if of == "ms" else of
     whole, less = (getattr(footprint.of(kept), what) for kept in ({}, {name: size - 1}))
     return max(whole - less, 1e-9)

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Healing(ReportBase):
-    """Losses of a distillation.
+    """The losses of a distillation by `heal`.
 
     Attributes:
-        losses: KL(teacher ‖ program) of each step, nats per token.
-        before, after: KL on the held-out windows.
+        losses: KL(teacher ‖ program) at each step, in nats per token.
+        before, after: KL(teacher ‖ program) on the held-out windows before and after training.
     """
 
     losses: tuple[float, ...]
@@ -45,19 +45,20 @@ def heal(
     """Train a program to score tokens as its teacher does: minimise KL(teacher ‖ program) by AdamW, in one edit.
 
     Args:
-        program: the pruned one; its weights are trained.
-        teacher: the program before pruning: `program.at(seq)`, or `model.original`. It is only read.
-        calibration: windows to learn from, and held-out ones to measure on.
+        program: the pruned program, whose weights are trained.
+        teacher: the program before pruning: `program.at(seq)`, or `model.original`. It is not changed.
+        calibration: windows to learn from, and held-out windows to measure on.
         steps: number of training steps.
-        lr: peak learning rate; a warm-up of a tenth of the steps, then half a cosine down to 0.
+        lr: peak learning rate; the schedule is a warm-up over a tenth of the steps, then a cosine decay to 0.
         batch: windows per step.
-        seed: of the random choice of windows.
+        seed: seed of the random choice of windows.
         report: called with `Progress`.
-    Raises: UsageError for steps or batch below 1; MissingCalibration for programs that score no tokens; NonFinite for a
-        loss that is not finite. After any error, Ctrl-C included, the weights are unchanged.
+    Raises: UsageError if steps or batch is below 1; MissingCalibration if the program scores no tokens; NonFinite if
+        the loss is not finite. After any error, and after Ctrl-C, the weights are unchanged.
     """
-    if steps < 1 or batch < 1:
-        raise UsageError("steps and batch must be >= 1", got=(steps, batch))
+    for name, given in (("steps", steps), ("batch", batch)):
+        if given < 1:
+            raise UsageError(f"{name} is too small", where=name, expected=">= 1", got=given)
     need_tokens(program, "healing")
     chunks = calibration.feeds(program)
     windows = {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]}
@@ -85,14 +86,14 @@ def heal(
             (goal,) = Stream(teacher, [feeds]).outputs("logits")
             losses.append(float(step(log_softmax(goal), *feeds.values()).item()))
             if not np.isfinite(losses[-1]):
-                raise NonFinite("the loss is not finite", where=f"step {i}", got=losses[-1], fix="a smaller lr")
+                raise NonFinite("the loss is not finite", where=f"step {i}", got=losses[-1], fix="pass a smaller lr")
             if report is not None:
                 report(Progress("healing", i + 1, steps, {"kl": losses[-1]}))
     return Healing(tuple(losses), before, divergence(program, teacher, calibration))
 
 
 def divergence(program: Program, teacher: Program, calibration: Calibration) -> float:
-    """Measure KL(teacher ‖ program) on the held-out windows, in nats per token."""
+    """Return KL(teacher ‖ program) on the held-out windows, in nats per token."""
     feeds, drift = calibration.feeds(program, held=True), Drift(scores=True)
     for pair in zip(Stream(teacher, feeds).outputs("logits"), Stream(program, feeds).outputs("logits"), strict=True):
         drift.add(*pair)

@@ -1,7 +1,7 @@
 """Options, plans and reports of pruning. Each step of a plan removes units or a module with all coupled weights.
 
-A step holds names and values, no handles, so it can be applied later, alone or with the others. It refuses to run if
-its weights changed in the meantime.
+A step holds names and values but no handles, so that it can be applied later, alone or with other steps. A step fails
+if its weights changed after planning.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ class PruneOptions:
     """Options of `prune`.
 
     Attributes:
-        recipe: `units`; `modules`, which removes whole residual branches; or `default`: attention modules for a share
-            of 0, 0.25 or 0.5 of the removal, whichever has the least calibration loss, then units.
-        method: score of a unit: `greedy`, `obs`, `wanda`, `magnitude`, `taylor`, `random`; see `scores`.
+        recipe: `units`, which cuts units of axes; `modules`, which removes whole residual branches; or `default`, which
+            removes attention modules for 0, 25 or 50 % of the reduction (by least calibration loss), then units.
+        method: score that ranks units: `greedy`, `obs`, `wanda`, `magnitude`, `taylor`, `random`; see `scores`.
         scope: how units of different axes compare: `loss` (predicted loss per parameter; the default for programs that
             score tokens), `global` (error relative to a layer's output, per parameter; the default otherwise), `kind`
             (among axes of equal kind and size), `layer` (the same share of every axis).
-        kinds: of units: `neurons`, `channels` (between convolutions), `head_dim` (widths of values), `kv_groups` (a key
-            head with all its readers), `queries` (the same query head of each key head), `heads` (any query head).
-        where: pattern or nodes that may be pruned; by default the numbered layers, or everything if there are none.
+        kinds: kinds of units: `neurons`, `channels` (between convolutions), `head_dim` (widths of values), `kv_groups`
+            (a key head and all its readers), `queries` (the same query head of each key head), `heads` (a query head).
+        where: pattern or nodes that may be pruned; by default the numbered layers, or everything if no layers exist.
         protect: pattern or nodes that may not be pruned.
-        round_to: sizes become multiples of this number.
-        min_keep: smallest share of an axis that is kept, unless its whole module is removed.
-        uniform: axes of equal kind and size keep equally many units, so that all layers have one size.
-        restore: refit the products that read the units by least squares.
-        sequential: score and restore a layer on the outputs of the layers before it, which are pruned already.
-        ridge: λ of the fit in units of the mean diagonal; by default 1e-4, or more if the fit needs it.
-        seed: of `method="random"`.
-        timed: measure the time per token before and after.
+        round_to: new sizes are multiples of this number.
+        min_keep: smallest share of an axis that must remain, unless its whole module is removed.
+        uniform: axes of equal kind and size keep equally many units, so that all layers have the same size.
+        restore: refit the weights of products that sum over the pruned units, by least squares.
+        sequential: score and restore each layer with the outputs of the already pruned layers before it.
+        ridge: λ of the fit, relative to the mean of the diagonal; by default 1e-4, or more if the fit needs it.
+        seed: seed of `method="random"`.
+        timed: whether to measure the time per token before and after.
     """
 
     recipe: str = "default"
@@ -81,18 +81,18 @@ class PruneOptions:
         given = {"recipe": self.recipe, "method": self.method, "scope": self.scope or SCOPES[0]}
         check_choices(given, {"recipe": RECIPES, "method": tuple(CRITERIA), "scope": SCOPES})
         if self.round_to < 1:
-            raise UsageError("round_to is out of range", expected="round_to >= 1", got=self.round_to)
+            raise UsageError("round_to is too small", where="round_to", expected=">= 1", got=self.round_to)
         if not 0 <= self.min_keep <= 1:
-            raise UsageError("min_keep is out of range", expected="0 <= min_keep <= 1", got=self.min_keep)
+            raise UsageError("min_keep is out of range", where="min_keep", expected="from 0 to 1", got=self.min_keep)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; nodes as text."""
+        """Return a JSON-serialisable dict, with nodes as text."""
         return {**plain(self), "kinds": list(self.kinds), "where": self.where and str(self.where),
                 "protect": str(self.protect)}  # fmt: skip
 
 
 class PruneKeywords(TypedDict, total=False):
-    """`PruneOptions` as keywords."""
+    """The fields of `PruneOptions` as keyword arguments."""
 
     recipe: str
     method: str
@@ -115,20 +115,20 @@ class PruneStep(ReportBase):
     """The removal of units of an axis, or of a module, with all coupled weights.
 
     Attributes:
-        what: `units` of an axis, or a `module` (a residual branch).
-        name: of the axis, or of the edge by which the branch enters the residual path.
+        what: `units` for units of an axis, or `module` for a residual branch.
+        name: name of the axis, or of the edge by which the branch enters the residual path.
         units: indices of the removed units; empty for a module.
-        size: number of units before.
-        weights: key -> new value of each restored weight.
-        digests: key -> digest of each affected weight when the step was planned.
-        shapes: key -> (shape before, shape after).
+        size: number of units before the step.
+        weights: dict from the key of each restored weight to its new value.
+        digests: dict from the key of each affected weight to its digest at planning.
+        shapes: dict from the key of each resized weight to (shape before, shape after).
         params: number of removed parameters.
-        error, plain: relative mean squared error of the product's output on the calibration data, with and without
-            restoring; for a module the loss after and before its removal.
-        held_out: the error on held-out windows.
-        ridge: λ of the fit, in units of the mean diagonal; None if nothing was restored.
+        error, plain: relative mean squared error of the output of the products that sum over the axis, with and without
+            restoring, on the calibration data; for a module the loss after and before its removal.
+        held_out: `error` on the held-out windows.
+        ridge: λ of the fit, relative to the mean of the diagonal; None if nothing was restored.
         quantiles: 0, 25, 50, 75 and 100 % quantiles of the scores.
-        ragged: True if key heads may be left with unequal numbers of query heads.
+        ragged: whether the step may leave key heads with unequal numbers of query heads.
     """
 
     what: str
@@ -147,43 +147,43 @@ class PruneStep(ReportBase):
     ragged: bool = False
 
     def make(self, e: Transaction) -> None:
-        """Apply the step inside an open edit. Raises: StaleStep if one of its weights changed after planning."""
+        """Apply the step inside an open edit. Raises: StaleStep if its weights changed or its module is gone."""
         p = e.program
         if changed := [k for k, d in self.digests.items() if k not in p.weights or p.weights.digest(k) != d]:
-            raise StaleStep("weights of this step changed after the plan was made", where=self.name,
-                            got=", ".join(changed[:4]), fix="plan again: prune(..., dry_run=True)")  # fmt: skip
+            raise StaleStep("weights of this step changed after planning", where=self.name, got=", ".join(changed[:4]),
+                            fix="plan again: prune(..., dry_run=True)")  # fmt: skip
         if self.what == "units":
             e.cut_units(Units(p, {self.name: self.units}, {self.name: self.size}), ragged=self.ragged)
             self.restore(e)
             return
         branch = next((b for b in residual_branches(p) if b.name == self.name), None)
         if branch is None:
-            raise StaleStep("the module that this step removes no longer exists", where=self.name)
+            raise StaleStep("the module that this step removes no longer exists", where=self.name, fix="plan again")
         remove_branch(e, branch)
 
     def restore(self, e: Transaction) -> Mapping[str, NDArray]:
-        """Set the restored weights, inside an open edit."""
+        """Set the restored weights inside an open edit; return them by key."""
         for key, array in self.weights.items():
             e.set_weight(key, array)
         return self.weights
 
     def figures(self) -> dict[str, Any]:
-        """Return the facts that can be computed again from the journal."""
+        """Return the figures that can be computed again from the journal, as a dict."""
         return {k: v for k, v in self.to_json().items() if k not in ("ridge", "quantiles")}
 
     def apply(self, p: Program) -> None:
-        """Apply the step as an edit of its own. Raises: StaleStep."""
+        """Apply the step as a separate edit. Raises: StaleStep if the step no longer fits the program."""
         with p.edit(f"prune {self}", author="pass", tool=TOOL) as e:
             self.make(e)
 
     def details(self) -> str:
-        """Return the step, every weight whose shape changes, and the removed units as text."""
+        """Return a text of the step, of every weight whose shape changes, and of the removed units."""
         lines = [str(self)]
         lines += [f"  {key}: {list(a)} => {list(b) if b else 'removed'}" for key, (a, b) in self.shapes.items()]
         return "\n".join([*lines, *([f"  units {runs(self.units)}"] if self.units else [])])
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, with the keys of restored weights instead of their values."""
+        """Return a JSON-serialisable dict, with the keys of restored weights instead of their values."""
         names = ("what", "name", "params", "error", "plain", "held_out", "ridge", "quantiles", "shapes")
         facts = {"units": runs(self.units), "of": self.size, "restored": sorted(self.weights)}
         return {name: plain(getattr(self, name)) for name in names} | facts
@@ -198,21 +198,21 @@ class PruneStep(ReportBase):
 
 @dataclass(slots=True, repr=False)
 class PruneReport(ReportBase):
-    """Report on a pruning that was made or planned.
+    """Report on a pruning that was applied or planned.
 
     Attributes:
         target: the budget as text.
-        reached: {of, before, after, asked}: the counted quantity, its values, and its limit.
-        steps: see `PruneStep`.
-        before, after: {parameters, bytes, flops, nats, perplexity, bits_per_byte, ms_per_token, tokens_per_s}, on
-            held-out windows, times only if requested; programs that score no tokens have {drift, ms_per_run}.
-        export_level: export levels before and after; None without a model.
+        reached: dict {of, before, after, asked}: the counted quantity, its values, and its limit.
+        steps: the applied or planned steps, in order.
+        before, after: dicts of parameters, bytes, flops, nats, perplexity, bits_per_byte, ms_per_token, tokens_per_s on
+            held-out windows; times only if requested; drift and ms_per_run if the program scores no tokens.
+        export_level: export levels before and after pruning; None without a model.
         calibration: sizes, seed and hashes of the learning and the held-out windows.
-        settings: the `PruneOptions`.
-        attempts: shares of attention modules that were tried, with their losses on the calibration data.
-        warnings: for the user.
-        journal: hash of the journal; None for a plan.
-        seconds: time of the whole call.
+        settings: the `PruneOptions`, as JSON.
+        attempts: tried shares of attention modules, with their losses on the calibration data.
+        warnings: warnings for the user, as text.
+        journal: hash of the journal after pruning; None for a plan.
+        seconds: duration of the whole call.
     """
 
     target: str
@@ -230,17 +230,17 @@ class PruneReport(ReportBase):
 
     @property
     def empty(self) -> bool:
-        """True if no step was needed."""
+        """True if the program met the budget already, so that there are no steps."""
         return not self.steps
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures that `optimise_report` can compute again: all but times, settings and attempts."""
+        """Return a dict of the figures that `optimise_report` can compute again: no times, settings and attempts."""
         sides = {side: {k: v for k, v in getattr(self, side).items() if k not in TIMES} for side in ("before", "after")}
         layers = [step.figures() for step in self.steps]
         return {**sides, "layers": layers, "calibration": self.calibration, "journal": self.journal}
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; the steps are called `layers`."""
+        """Return a JSON-serialisable dict, in which the steps are called `layers`."""
         facts = ReportBase.to_json(self)
         return {"schema": SCHEMA, "layers": facts.pop("steps"), **facts}
 
@@ -271,14 +271,14 @@ def _number(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PrunePlan(ReportBase):
-    """Steps of a pruning of a program, in order, and the report measured on a pruned copy."""
+    """A planned pruning of a program: its steps in order, and the report, which was measured on a pruned copy."""
 
     program: Program
     steps: tuple[PruneStep, ...]
     report: PruneReport
 
     def apply(self, why: str | None = None) -> None:
-        """Apply all steps as one edit, if there are any. Raises: StaleStep; the program is then unchanged."""
+        """Apply all steps as one edit. Raises: StaleStep if a step no longer fits; the program is then unchanged."""
         if self.steps:
             count = sum(s.params for s in self.steps)
             with self.program.edit(why or f"prune {count:,} parameters", author="pass", tool=TOOL) as e:
@@ -286,11 +286,11 @@ class PrunePlan(ReportBase):
                     step.make(e)
 
     def details(self) -> str:
-        """Return every step with its weights and units as text."""
+        """Return a text of all steps with their weights and units."""
         return "\n".join(f"{i}. {step.details()}" for i, step in enumerate(self.steps))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
+        """Return the report as a JSON-serialisable dict."""
         return self.report.to_json()
 
     def __str__(self) -> str:

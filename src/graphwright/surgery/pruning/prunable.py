@@ -1,4 +1,4 @@
-"""Axes that can be pruned: exact ones over which only products with trained matrices sum, in computation order."""
+"""Axes that can be pruned: an axis must be exact, and only products with trained matrices may sum over it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Where = str | Selection | Iterable[NodeId]
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A product of a value x with a trained matrix that sums over all units of an axis.
+    """A product of a value x and a trained matrix. The product sums over all units of an axis.
 
     Attributes:
-        bias: key of the trained bias, if there is one.
-        columns: [units, k] indices of the weight matrix's columns that read each unit.
+        bias: key of the trained bias, or None.
+        columns: indices [units, k] of the weight matrix's columns that read each unit.
     """
 
     node: NodeId
@@ -54,7 +54,7 @@ class Consumer:
     columns: np.ndarray
 
     def matrix(self, p: Program, dtype: str = "float64") -> np.ndarray:
-        """Return the weights as [out, columns]."""
+        """Return the weights, reshaped to [out, columns]."""
         w = p.weights.array(self.key).to_numpy(dtype)
         return w.T if traits(self.op).contracts == "in_out" else w.reshape(len(w), -1)
 
@@ -74,7 +74,7 @@ class Consumer:
         return last.reshape(-1, last.shape[-1])
 
     def remaining(self, keep: np.ndarray, width: int) -> np.ndarray:
-        """Return the indices of the columns that read a unit in the mask `keep`, and of columns that read no unit."""
+        """Return the indices of all columns except those that read a unit outside the mask `keep`."""
         kept = np.ones(width, bool)
         kept[self.columns[~keep].reshape(-1)] = False
         return np.flatnonzero(kept)
@@ -97,7 +97,7 @@ def _consumer(p: Program, group: AxisGroup, node: NodeId, ends: tuple[tuple[int,
 
 
 def unit_indices(group: AxisGroup, term: Term) -> np.ndarray:
-    """Return the indices of each unit along the dimension described by `term`: [units, k]."""
+    """Return the indices [units, k] that each unit has along the dimension that `term` describes."""
     if isinstance(term, Atom) and len(group.atoms) == 1:
         return np.arange(group.size)[:, None]
     found = []
@@ -145,27 +145,27 @@ class PrunableAxis:
 
 
 def selected_nodes(p: Program, where: Any) -> set[NodeId]:
-    """Return the nodes of a pattern, a selection or an iterable of nodes."""
+    """Return the nodes of a pattern, a selection or an iterable of nodes, as a set."""
     if isinstance(where, Selection):
         where.names()  # raises StaleSelection
     return set(p.select(where) if isinstance(where, str) else where)
 
 
 def scope_nodes(p: Program, where: Any = None) -> set[NodeId]:
-    """Return the nodes that a `Ratio` counts: the selected ones; by default the numbered layers, or else all nodes."""
+    """Return the nodes that a `Ratio` counts: those of `where`; by default the numbered layers, else all nodes."""
     if where is not None:
         return selected_nodes(p, where)
     return {n for prefix in layers(p) for n in p.select(prefix)} or set(p.nodes())
 
 
 def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, protect: Any = ()) -> list[PrunableAxis]:
-    """Return the axes to prune, in the order in which they are computed.
+    """Return the axes that can be pruned, in the order in which they are computed.
 
     Args:
-        where: pattern or nodes; an axis is selected by the weights that produce it, not by those that sum over it.
-        kinds: of units, see `PruneOptions`.
+        where: pattern or nodes; an axis is selected by the weights that produce it, not by weights that sum over it.
+        kinds: kinds of units, see `PruneOptions`.
         protect: pattern or nodes whose axes are left out.
-    Raises: NothingToPrune with the reason for each axis of these kinds; UsageError for an unknown kind.
+    Raises: NothingToPrune with a reason for up to four axes of these kinds; UsageError for an unknown kind.
     """
     if unknown := [k for k in kinds if k not in (*KINDS, "units")]:
         raise UsageError("unknown kind of units", expected=", ".join((*KINDS, "units")), got=", ".join(unknown))
@@ -185,13 +185,13 @@ def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, prot
             found.append(axis)
     if not found:
         raise NothingToPrune(f"no selected axis of {', '.join(kinds)} can be pruned",
-                             where=where if isinstance(where, str) else p.name, fix="print(program.axes())",
+                             where=where if isinstance(where, str) else p.name, fix="list axes: print(program.axes())",
                              got="; ".join(refused[:4]) or "no axis of these kinds")  # fmt: skip
     return sorted(found, key=lambda a: axes.rank[a.start])
 
 
 def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) -> PrunableAxis | None:
-    """Return a prunable axis; None if it is frozen, not exact, or summed over by other ops than trained products."""
+    """Return a prunable axis; None if the axis is frozen or inexact, or if not only trained products sum over it."""
     if group.frozen or not group.exact:
         return None
     p, notes = group.axes.program, [note for a in group.atoms if (note := group.axes.solution.notes.get(a)) is not None]
@@ -205,12 +205,12 @@ def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) ->
 
 
 def refusal(group: AxisGroup) -> str:
-    """Return why an axis cannot be pruned."""
+    """Return the reason why an axis cannot be pruned, as text."""
     return (*group.frozen, *group.mixed, "a sum over it is not a product with a trained matrix")[0]
 
 
 def check_finite(p: Program, axes: Iterable[PrunableAxis]) -> None:
-    """Check all weights that have one of the axes. Raises: NonFiniteWeight for NaN or infinity."""
+    """Check all weights that have one of the given axes. Raises: NonFiniteWeight for NaN or infinity."""
     for key in dict.fromkeys(m.key for a in axes for m in a.group.members if m.key is not None):
         array = p.weights.array(key)
         if array.dtype.is_float:
@@ -226,10 +226,10 @@ class ResidualBranch:
     """A branch into a junction, named by the source and target of its last edge.
 
     Attributes:
-        kind: `attention` if it mixes positions, else `mlp`.
-        edge: the edge into the junction.
-        nodes: nodes that no output needs if the edge is cut.
-        start: the first of these nodes that depends on an input.
+        kind: `attention` if the branch contains attention, else `mlp`.
+        edge: the last edge of the branch, into the junction.
+        nodes: nodes that no output needs once the edge is cut.
+        start: the first of `nodes` that depends on an input.
     """
 
     name: str
@@ -240,7 +240,7 @@ class ResidualBranch:
 
 
 def residual_branches(p: Program, inside: Collection[NodeId] | None = None) -> list[ResidualBranch]:
-    """Return the branches with trained weights whose nodes are all in `inside` (None: any), in computation order."""
+    """Return the branches with trained weights and all nodes in `inside` (None: anywhere), in topological order."""
     needed, moving, found = p.reachable(p.outputs()), input_dependent(p), []
     rank = {n: i for i, n in enumerate(p.order())}
     for edge in (e for n in p.junctions() if n in needed and p.graph.in_degree(n) > 1 for e in p.in_edges(n)):
@@ -264,8 +264,8 @@ def cheapest(
 ) -> tuple[ResidualBranch, float]:
     """Return the branch whose removal leaves the smallest measured loss, and that loss.
 
-    Each candidate is measured from its own start; the nodes before it are computed once. Of many candidates only those
-    that rotate the residual stream least (1 - mean cos(before, after)) are measured.
+    Nodes before a candidate's start are computed once. Of more than `SHORTLIST` candidates, only those that rotate the
+    residual stream least (1 - mean cos(before, after)) are measured.
     """
     walk = Stream(p, stream.feeds)
     if len(candidates) > SHORTLIST:
@@ -287,7 +287,7 @@ def cheapest(
 
 
 def rotation(p: Program, candidates: Sequence[ResidualBranch], stream: Stream) -> dict[ResidualBranch, float]:
-    """Return, for each branch, 1 - mean cosine of its junction's value with and without the branch."""
+    """Map each branch to 1 - mean cosine between its junction's value with and without the branch."""
     found: dict[ResidualBranch, float] = {}
     for branch in sorted(candidates, key=lambda b: p.order_labels.key(b.start)):
         stream.advance(branch.start)
@@ -304,7 +304,7 @@ def rotation(p: Program, candidates: Sequence[ResidualBranch], stream: Stream) -
 
 
 def _only_through(p: Program, edge: EdgeId, needed: Collection[NodeId]) -> set[NodeId]:
-    """Return the nodes that reach an output only through this edge."""
+    """Return the nodes that reach an output only through the given edge."""
     others = flood(
         (v.node for v in p.outputs()), lambda n: [p.graph.source(e) for e in p.graph.in_edges(n) if e != edge]
     )

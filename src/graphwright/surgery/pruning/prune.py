@@ -1,7 +1,7 @@
 """The pruning recipe: allocate units from one pass over the calibration data, then cut and restore layer by layer.
 
-All work happens on a copy, which shares unchanged weights; the result is a list of steps. So several shares of
-attention can be tried, a dry run changes nothing, and an interruption leaves the program unchanged.
+All work happens on copies, which share unchanged weights, and results in a list of steps. Several shares of attention
+can thus be tried, a dry run changes nothing, and an interruption leaves the program unchanged.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ SHARES = (0.0, 0.25, 0.5)
 
 @dataclass(slots=True)
 class Attempt:
-    """A pruned copy and its steps.
+    """A pruned copy of a program, and the steps that pruned it.
 
     Attributes:
-        share: part of the removal that is made by removing whole modules.
-        loss: on the calibration data, nats per token (or drift); None if the attempt was given up.
-        why: why the attempt was given up; empty if it was not.
+        share: part of the reduction that comes from removing whole modules.
+        loss: nats per token (or drift) on the calibration data; None if the attempt was given up.
+        why: reason why the attempt was given up; empty if it was not.
     """
 
     share: float
@@ -63,13 +63,13 @@ class Attempt:
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return a JSON-serialisable dict."""
         removed = [s.name for s in self.steps if s.what == "module"]
         return {"share": self.share, "modules": removed, "calibration_loss": self.loss, "given_up": self.why or None}
 
 
 class Pruner:
-    """One pruning of one program, on copies of it; collects the attempts, and warnings for the user."""
+    """The pruning of one program, on copies; collects the attempts, and warnings for the user."""
 
     def __init__(
         self, p: Program, calibration: Calibration, goal: Goal, options: PruneOptions, nodes: Collection[NodeId],
@@ -83,7 +83,7 @@ class Pruner:
         self.attempts: list[Attempt] = []
 
     def run(self) -> Attempt:
-        """Return the attempt with the least loss on the calibration data. Raises: BudgetUnreachable."""
+        """Return the attempt of least loss on the calibration data. Raises: BudgetUnreachable if all attempts fail."""
         shares = {"default": SHARES, "units": (0.0,), "modules": (1.0,)}[self.options.recipe]
         best: Attempt | None = None
         unreachable: BudgetUnreachable | None = None
@@ -108,7 +108,7 @@ class Pruner:
 
     # -- modules -----------------------------------------------------------------------------------------------------
     def _modules(self, attempt: Attempt, best: Attempt | None) -> None:
-        """Remove modules for the attempt's share of the removal; give up if the loss is not below the best one."""
+        """Remove modules for the attempt's share of the reduction; give up if the loss is not below that of `best`."""
         if not attempt.share:
             return
         p, goal, whole = attempt.program, self.goal, self.options.recipe == "modules"
@@ -151,14 +151,14 @@ class Pruner:
         if kept is None:
             best = goal.taken(p, footprint, smallest(curves, o.round_to, o.min_keep))
             raise BudgetUnreachable(
-                f"the smallest sizes still have more {goal.of} than the budget allows",
+                f"the smallest allowed sizes still have more {goal.of} than the budget",
                 asked=goal.most, best=best, where=", ".join(c.axis for c in curves[:3]),
-                fix="a smaller min_keep, more kinds, or recipe='modules'",
+                fix="pass a smaller min_keep, more kinds, or recipe='modules'",
             )  # fmt: skip
         self._cut_all(attempt, axes, kept)
 
     def _curves(self, p: Program, axes: Sequence[PrunableAxis], footprint: Any) -> list[Curve]:
-        """Return the error of removing units of each axis, from one pass over the data (and one for gradients)."""
+        """Return a curve per axis, from one pass over the calibration data, plus one for gradients if needed."""
         o = self.options
         criterion, by_loss = CRITERIA[o.method], o.scope == "loss"
         weighed = None
@@ -181,7 +181,7 @@ class Pruner:
         return curves
 
     def _cut_all(self, attempt: Attempt, axes: Sequence[PrunableAxis], kept: Mapping[str, int]) -> None:
-        """Cut and restore axis by axis, each on the outputs of the axes before it, which are pruned already."""
+        """Cut and restore axis by axis, with the outputs of the already pruned axes as inputs if `sequential`."""
         p, o = attempt.program, self.options
         source = p if o.sequential else p.fork()
         learn, held = Stream(source, self.feeds), Stream(source, self.held)
@@ -219,15 +219,15 @@ class Pruner:
                        quantiles=tuple(np.quantile(scored, [0, 0.25, 0.5, 0.75, 1]).tolist()))  # fmt: skip
 
     def _fit(self, axis: PrunableAxis, cut: ProductCut, gram: Gram) -> Restored | None:
-        """Fit the remaining weights of one product by least squares; None if that is switched off or does not help."""
+        """Fit the remaining weights of a product by least squares; None if restoring is off or does not help."""
         ridge, columns = self.options.ridge, len(cut.columns)
         if not self.options.restore:
             return None
         if gram.rows < columns and ridge is None:
             raise CalibrationTooSmall(
-                "fewer rows than unknowns: least squares would fit noise", where=axis.name,
+                "fewer calibration rows than unknowns: least squares would fit noise", where=axis.name,
                 expected=f"{2 * columns} rows or more", got=f"{gram.rows} rows",
-                fix="more max_tokens, restore=False, or ridge=0.1",
+                fix="pass a larger max_tokens, restore=False, or ridge=0.1",
             )  # fmt: skip
         if gram.rows < 2 * columns:
             self.warnings.append(f"{axis.name}: {gram.rows} rows for {columns} unknowns are few")
@@ -240,20 +240,20 @@ class Pruner:
 def optimise_report(
     program: Program, calibration: Calibration, seq: int | None = None, *, tokenizer: Any = None
 ) -> dict[str, Any]:
-    """Compute the figures of a pruning again; they equal `PruneReport.figures()` at the time.
+    """Recompute the figures of a pruning, to compare them with `PruneReport.figures()` of that pruning.
 
     Args:
-        program: its journal has the entry of the pruning, with the undo record.
-        calibration: the data with which it was pruned.
-        seq: number of the entry; by default the last pruning that was not undone.
-        tokenizer: tokenizer of the pruned model, if it was a model.
-    Returns: {before, after, layers, calibration, journal}; errors of a layer are measured on the outputs of the layers
-        before it, which are pruned already.
-    Raises: UsageError if there is no such entry; NotUndoable if its undo record was not kept.
+        program: the pruned program, whose journal has the entry of the pruning with its undo record.
+        calibration: the data with which the program was pruned.
+        seq: number of the journal entry; by default the last pruning that was not undone.
+        tokenizer: tokenizer of the pruned model, if a model was pruned.
+    Returns: a dict of before, after, layers, calibration and journal; errors of a layer are measured with the outputs
+        of the already pruned layers before it.
+    Raises: UsageError if the journal has no such entry; NotUndoable if the undo record was dropped.
     """
     made = [e for e in program.history.undoable if e.tool == TOOL and (seq is None or e.seq == seq)]
     if not made:
-        raise UsageError("the journal has no pruning that is in effect", where=program.name,
+        raise UsageError("the journal has no pruning that can be undone", where=program.name,
                          got=None if seq is None else f"entry {seq}")  # fmt: skip
     entry = made[-1]
     before, after = program.at(entry.seq - 1), program.at(entry.seq)
@@ -263,9 +263,9 @@ def optimise_report(
 
 
 def _steps(p: Program, entry: Entry) -> list[PruneStep]:
-    """Return the cuts of a journal entry in order, with the weights that were set after each cut."""
+    """Return the pruning steps of a journal entry in order, with the weights that were set after each cut."""
     if entry.undo is None:
-        raise NotUndoable("the undo record of this entry was not kept", where=f"entry {entry.seq}")
+        raise NotUndoable("the undo record of this journal entry was dropped", where=f"entry {entry.seq}")
     found, weights, node = list[PruneStep](), dict[str, NDArray](), None
     for edit in reversed(entry.undo.forward):
         if isinstance(edit, SetWeight):
@@ -279,7 +279,7 @@ def _steps(p: Program, entry: Entry) -> list[PruneStep]:
             node = edit.node
         elif not isinstance(edit, RemoveEdge):
             raise UsageError(
-                "this entry cut single query heads, which cannot be recomputed", where=f"entry {entry.seq}"
+                "this journal entry cut single query heads, which cannot be recomputed", where=f"entry {entry.seq}"
             )
         elif p.graph.target(edit.edge) != node:  # other edges enter the node that is removed next
             found.append(PruneStep("module", p.path(edit.edge)))
@@ -287,7 +287,7 @@ def _steps(p: Program, entry: Entry) -> list[PruneStep]:
 
 
 def _layers(p: Program, steps: list[PruneStep], calibration: Calibration) -> list[dict[str, Any]]:
-    """Apply the steps again, measuring each, and return the figures of each step."""
+    """Apply the steps again, measure their effect, and return the figures of each step."""
     feeds, held = calibration.feeds(p), calibration.feeds(p, held=True)
     reference = None if scores_tokens(p) else list(Stream(p, feeds).outputs())
     streams, rows = (Stream(p, feeds), Stream(p, held)), []
@@ -308,7 +308,7 @@ def _layers(p: Program, steps: list[PruneStep], calibration: Calibration) -> lis
 
 # -- one step ----------------------------------------------------------------------------------------------------------
 def remove_module(p: Program, branch: ResidualBranch, before: float, after: float) -> PruneStep:
-    """Remove a residual branch. `before` and `after` are the losses, measured earlier, before and after the removal."""
+    """Remove a residual branch; return the step. `before`, `after`: known losses before and after the removal."""
 
     def remove(e: Transaction) -> dict[str, NDArray]:
         pr.remove_branch(e, branch)
@@ -329,11 +329,11 @@ def cut_units(
     p: Program, axis: PrunableAxis, removed: Sequence[int] | np.ndarray, cuts: Sequence[ProductCut],
     moments: Sequence[Sequence[Gram]], restore: Callable[[Transaction], Mapping[str, NDArray]],
 ) -> PruneStep:  # fmt: skip
-    """Remove units, restore the products that read them, and measure the errors of their outputs.
+    """Remove units, restore the products that sum over them, and measure the errors of the products' outputs.
 
     Args:
-        moments: of the products' inputs, on the calibration data and on held-out windows.
-        restore: called after the cut, in the same edit, to set weights; returns key -> stored value.
+        moments: moments of the products' inputs, on the learning windows and on the held-out windows.
+        restore: called after the cut, in the same edit, to set weights; returns a dict from key to stored value.
     """
 
     def cut(e: Transaction) -> Mapping[str, NDArray]:
@@ -350,7 +350,7 @@ def cut_units(
 def _made(
     p: Program, step: PruneStep, keys: Sequence[str], edit: Callable[[Transaction], Mapping[str, NDArray]]
 ) -> PruneStep:
-    """Make an edit, and complete its step with the weights that it set and the changes of the weights `keys`."""
+    """Run `edit`; return the step, completed with the weights that were set and the changes of the weights `keys`."""
     digests, sizes = {k: p.weights.digest(k) for k in keys}, {k: p.weights.array(k).shape for k in keys}
     with p.edit(f"prune {step.name}", author="pass", tool=TOOL) as e:
         weights = edit(e)
@@ -377,15 +377,15 @@ def prune(
     """Make a program smaller, in one edit that can be undone.
 
     Args:
-        program: a program; or a model, which provides the tokenizer, and calibration data if none are given.
+        program: a program; or a model, which also provides the tokenizer, and calibration data by default.
         target: `Ratio`, `Params`, `Flops`, `Bytes` or `Latency`. A `Ratio` counts the nodes that `where` selects.
         calibration: data to learn from, and held-out data to measure on.
-        dry_run: change nothing; return the plan, with its report.
+        dry_run: change nothing, and return a plan with its report.
         report: called with `Progress`.
         options: see `PruneOptions`.
     Returns: a `PruneReport`; with `dry_run` a `PrunePlan`.
-    Raises: BudgetUnreachable with the nearest figure; NothingToPrune; MissingCalibration; CalibrationTooSmall;
-        NonFiniteWeight; UsageError. After any error the program is unchanged.
+    Raises: BudgetUnreachable with the smallest size that can be reached; NothingToPrune; MissingCalibration;
+        CalibrationTooSmall; NonFiniteWeight; UsageError. After any error the program is unchanged.
     """
     started = perf_counter()
     given, p = PruneOptions(**options), program_of(program)
@@ -394,7 +394,7 @@ def prune(
     pr.check_finite(p, pr.prunable(p, nodes, given.kinds, given.protect) if given.recipe != "modules" else [])
     if calibration is None:
         if model is None:
-            raise MissingCalibration("a program was given without calibration data", fix="Calibration(tokens)")
+            raise MissingCalibration("a program was given without calibration data", fix="pass Calibration(tokens)")
         calibration = Calibration.of(model)
     feeds = calibration.feeds(p, held=True)[0]
     goal = Goal.of_target(p, target, nodes, feeds)

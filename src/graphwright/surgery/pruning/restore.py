@@ -1,7 +1,7 @@
-"""Least-squares restoring: refit a product's weights to the columns that remain after a cut.
+"""Least-squares restoring: refit the weights of a product in the columns that remain after a cut.
 
 With H = E[a aᵀ] of the product's input a and S the remaining columns, the new weights minimise the mean squared error
-of the output: W_S = W H[:,S] (H[S,S] + λI)⁻¹. If there is a bias, it absorbs the means, and H is the covariance.
+of the output: W_S = W H[:,S] (H[S,S] + λI)⁻¹. A bias, if the product has one, absorbs the means; H is the covariance.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ BATCH = 64
 
 
 class Downdate:
-    """W [out, columns] and H⁻¹, updated when columns J are removed.
+    """The matrices W [out, columns] and H⁻¹, which are updated when columns J are removed.
 
     A removal is W -= W_J P and H⁻¹ -= (H⁻¹)_:J P with P = [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:. Removals are collected: the current
-    matrices are `_w` - `_v` `_p` and `_inverse` - `_c` `_p`, and `_flush` computes them. The squared norms of W's
-    columns and the diagonal of H⁻¹ are updated at once.
+    matrices are `_w` - `_v` `_p` and `_inverse` - `_c` `_p`, which `_flush` evaluates. The squared norms of W's columns
+    and the diagonal of H⁻¹ are updated immediately.
     """
 
     def __init__(self, w: np.ndarray, inverse: np.ndarray) -> None:
@@ -48,7 +48,7 @@ class Downdate:
     def scores(self, columns: np.ndarray) -> np.ndarray:
         """Return the `obs` scores [units] of units with columns [units, columns per unit]: tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ.
 
-        Source: Hassibi and Stork 1993, with a block for a unit of several columns.
+        Source: Hassibi and Stork 1993, extended to blocks of several columns per unit.
         """
         if columns.shape[1] == 1:
             at = self._index[columns[:, 0]]
@@ -58,7 +58,7 @@ class Downdate:
         return np.array([np.sum(w * np.linalg.solve(h, w)) for w, h in blocks])
 
     def remove(self, columns: np.ndarray) -> None:
-        """Remove several columns together."""
+        """Remove the given columns together, and refit the others."""
         j = self._index[columns]
         rows = self._inverse[j] - self._c[j] @ self._p
         mine = self._w[:, j] - self._v @ self._p[:, j]
@@ -73,7 +73,7 @@ class Downdate:
             self._flush()
 
     def _flush(self) -> None:
-        """Apply the collected removals to both matrices, and drop the removed columns."""
+        """Apply the collected removals to W and H⁻¹, and drop the removed columns."""
         if not len(self._p):
             return
         left = self._index[self._index >= 0]
@@ -89,7 +89,7 @@ RIDGE, MOST_RIDGE = 1e-4, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Gram:
-    """Second moment Σ a aᵀ / N [m, m] and mean [m] of N inputs a (`rows`), float64."""
+    """Second moment Σ a aᵀ / N [m, m] and mean [m] of N = `rows` input vectors a, in float64."""
 
     second: np.ndarray
     mean: np.ndarray
@@ -97,8 +97,9 @@ class Gram:
 
     @staticmethod
     def of(chunks: Iterable[np.ndarray]) -> Gram:
-        """Compute moments of rows [n, m] in chunks: float32 products of 2048 rows, summed in float64. Raises:
-        NonFinite.
+        """Compute the moments of chunks of rows [n, m]: products of 2048 rows in their dtype, summed in float64.
+
+        Raises: NonFinite if the rows contain NaN or infinity.
         """
         total, mean, count = np.zeros(()), np.zeros(()), 0
         for a in (chunk[i : i + ROWS] for chunk in chunks for i in range(0, len(chunk), ROWS)):
@@ -106,20 +107,20 @@ class Gram:
             mean = mean + a.sum(axis=0, dtype=np.float64)
             count += len(a)
         if not np.isfinite(total).all():
-            raise NonFinite("activations of the calibration data are not finite", where="gram")
+            raise NonFinite("activations on the calibration data contain NaN or infinity", where="input of a product")
         return Gram(total / max(count, 1), mean / max(count, 1), count)
 
     def centred(self) -> np.ndarray:
-        """Return the covariance, for a product whose bias absorbs the means."""
+        """Return the covariance of the inputs, for a product whose bias absorbs the means."""
         return self.second - np.outer(self.mean, self.mean)
 
 
 def regularised(h: np.ndarray, ridge: float | None = None) -> tuple[np.ndarray, float]:
-    """Return H + λ I, for which a Cholesky factor exists, and λ / (mean of the diagonal of H).
+    """Return H + λ I, which has a Cholesky factor, and the ridge λ / (mean of the diagonal of H).
 
     Args:
-        ridge: λ in these units; by default the first of 1e-4, 1e-3, 1e-2 and 0.1 that is enough.
-    Raises: numpy.linalg.LinAlgError if `ridge`, or 0.1, is not enough.
+        ridge: the ridge; by default the first of 1e-4, 1e-3, 1e-2 and 0.1 for which a Cholesky factor exists.
+    Raises: numpy.linalg.LinAlgError if there is no Cholesky factor for `ridge`, or by default for 0.1.
     """
     scale = float(np.mean(np.diag(h))) or 1.0
     share = RIDGE if ridge is None else ridge
@@ -139,11 +140,11 @@ class Restored:
     """Least-squares weights of one product.
 
     Attributes:
-        matrix: [out, remaining columns].
+        matrix: new weights [out, remaining columns].
         shift: change of the bias [out]; zero without a bias.
-        ridge: λ in units of the mean diagonal.
-        error, plain: mean squared error of the output relative to its mean square, with these weights and with the old
-            weights.
+        ridge: λ of the fit, relative to the mean of the diagonal of H.
+        error, plain: mean squared error of the output, relative to its mean square, with the new weights and with the
+            old weights.
     """
 
     matrix: np.ndarray
@@ -154,7 +155,7 @@ class Restored:
 
     @property
     def improves(self) -> bool:
-        """Whether these weights have a smaller error than the old ones."""
+        """Whether the new weights have a smaller error than the old weights."""
         return self.error < self.plain
 
 
@@ -164,9 +165,9 @@ def restored(
     """Fit the weights of the remaining columns by least squares.
 
     Args:
-        matrix: W [out, columns].
+        matrix: W [out, columns] before the cut.
         gram: moments of the product's input.
-        keep: remaining columns, ascending.
+        keep: indices of the remaining columns, ascending.
         bias: whether the product has a bias to adjust.
         ridge: see `regularised`.
     """
@@ -181,9 +182,9 @@ def restored(
 def error_of(
     matrix: np.ndarray, made: np.ndarray, gram: Gram, keep: np.ndarray, shift: np.ndarray | float = 0.0
 ) -> float:
-    """Return the mean squared error of an output with new weights and a shifted bias, relative to its mean square.
+    """Return the relative mean squared error of an output under new weights W' and a shift s of the bias.
 
-    E |W a - W' a_S - s|² = tr D H Dᵀ - 2 sᵀ D μ + |s|², with D the difference of the weights.
+    The error is E |W a - W' a_S - s|² = tr D H Dᵀ - 2 sᵀ D μ + |s|² for D = W - W', divided by E |W a|².
     """
     difference = matrix.copy()
     difference[:, keep] -= made
@@ -194,13 +195,13 @@ def error_of(
 
 
 def energy(matrix: np.ndarray, gram: Gram) -> float:
-    """Return the mean square of the output, summed over its entries."""
+    """Return E |W a|², the mean square of the output summed over its entries."""
     return float(np.einsum("oi,ij,oj->", matrix, gram.second, matrix, optimize=True))
 
 
 @dataclass(frozen=True, slots=True)
 class ProductCut:
-    """A product before a cut: matrix [out, columns], bias [out] (or zeros), and the columns that the cut leaves."""
+    """A product before a cut: matrix [out, columns], bias [out] (or zeros), indices of columns that remain."""
 
     consumer: Consumer
     matrix: np.ndarray
@@ -209,13 +210,13 @@ class ProductCut:
 
     @staticmethod
     def of(p: Program, c: Consumer, keep: np.ndarray) -> ProductCut:
-        """Record a product before the cut; `keep` is a mask of the units."""
+        """Record a product before the cut; `keep` is a mask of the remaining units."""
         matrix = c.matrix(p)
         bias = np.zeros(len(matrix)) if c.bias is None else p.weights.array(c.bias).to_numpy("float64")
         return ProductCut(c, matrix, bias, c.remaining(keep, matrix.shape[1]))
 
     def set_weights(self, e: Transaction, fit: Restored) -> dict[str, NDArray]:
-        """Set the fitted weights after the cut, in an open edit. Returns: key -> stored value."""
+        """Set the fitted weights after the cut, in an open edit. Returns: a dict from key to stored value."""
         c, p = self.consumer, e.program
         e.set_weight(c.key, c.shaped(fit.matrix, p.weights.array(c.key).shape))
         if c.bias is not None:
@@ -223,11 +224,11 @@ class ProductCut:
         return {k: p.weights.array(k) for k in (c.key, c.bias) if k is not None}
 
     def plain(self, gram: Gram) -> float:
-        """Return the relative error of the output if the remaining columns keep their old weights."""
+        """Return the relative mean squared error of the output if the remaining columns keep their old weights."""
         return error_of(self.matrix, self.matrix[:, self.columns], gram, self.columns)
 
     def error(self, p: Program, gram: Gram) -> float:
-        """Return the relative error of the output with the weights that are stored now."""
+        """Return the relative mean squared error of the output with the weights that `p` stores now."""
         c = self.consumer
         shift = 0.0 if c.bias is None else p.weights.array(c.bias).to_numpy("float64") - self.bias
         return error_of(self.matrix, c.matrix(p), gram, self.columns, shift)

@@ -1,16 +1,16 @@
-"""Scores of units: the cost of removing each, by the columns of the product that reads it.
+"""Scores of units: the cost of removing each unit, computed from the columns of the product that reads the unit.
 
-A unit is a block J of columns of W [out, columns]. All scores are squared, so that different methods rank equally and
-sums of scores are meaningful:
+A unit is a block J of columns of W [out, columns]. All scores are squared quantities, so that the scores of a
+unit in several products can be added up:
 
-    random      uniform, by seed
+    random      uniform random numbers
     magnitude   Σ |W_J|²
     wanda       tr W_J H_JJ W_Jᵀ, for one column ‖w_j‖² H_jj: mean square of the unit's contribution to the output
-    obs         tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ, for one column ‖w_j‖² / (H⁻¹)_jj: error after the others compensate
-    taylor      (Σ a_j ∂L/∂a_j)²: change of the loss to first order
-    greedy      obs, one unit after the other; the other weights and H⁻¹ are updated each time (see `ROUNDS`)
+    obs         tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ, for one column ‖w_j‖² / (H⁻¹)_jj: error after the other units compensate
+    taylor      (Σ a_j ∂L/∂a_j)²: squared first-order change of the loss
+    greedy      obs, one unit after the other; the other weights and H⁻¹ are updated after each (see `ROUNDS`)
 
-A criterion is a subclass of `Criterion`, entered in `CRITERIA`.
+A new criterion is a subclass of `Criterion` with an instance in `CRITERIA`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def squared(matrix: np.ndarray) -> np.ndarray:
 
 
 def wanda(matrix: np.ndarray, columns: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """tr W_J H_JJ W_Jᵀ of each unit, [units]."""
+    """tr W_J H_JJ W_Jᵀ for the columns J of each unit, [units]."""
     if columns.shape[1] == 1:
         return squared(matrix)[columns[:, 0]] * np.diag(h)[columns[:, 0]]
     return np.array([np.einsum("oi,ij,oj->", matrix[:, j], h[np.ix_(j, j)], matrix[:, j]) for j in columns])
@@ -58,15 +58,15 @@ def greedy(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return units in the order of cheapest removal, with the remaining weights refitted after each removal.
 
-    Axes of 1024 units or more are removed in about 512 rounds of several units, with one refit per round.
-    Exact under the quadratic model: W -= W_J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J: and H⁻¹ -= (H⁻¹)_:J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:.
+    Of N >= 1024 units, N // 512 are removed per round, with one refit per round. Refits are exact for quadratic error:
+    W -= W_J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J: and H⁻¹ -= (H⁻¹)_:J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:.
 
     Args:
         matrix, columns: weights of the product, and the columns of each unit.
-        h: [columns, columns] second moment (or covariance).
-        most: how many units to remove; by default all but one.
+        h: second moment (or covariance) [columns, columns] of the input.
+        most: number of units to remove; by default all except one.
         ridge: see `regularised`.
-    Returns: units [most] in order, the growth of the squared error by each, and the scores [units] at the start.
+    Returns: units [most] in order, the squared error [most] that each adds, and the scores [units] at the start.
     """
     left = np.ones(len(columns), bool)
     most = len(columns) - 1 if most is None else most
@@ -87,17 +87,17 @@ def greedy(
 
 @dataclass(frozen=True, slots=True)
 class UnitColumns:
-    """The data from which a criterion scores the units of an axis in one product.
+    """The data by which a criterion scores the units of an axis in one product.
 
     Attributes:
-        matrix: the weights, [out, columns].
-        columns: [units, k] indices of the columns that read each unit.
+        matrix: the weights [out, columns].
+        columns: indices [units, k] of the columns that read each unit.
         gram: moments of the product's input, if the criterion needs them.
-        effect: Σ a ∂L/∂a of each column's input a through this product, [columns], if the criterion needs gradients.
+        effect: Σ a ∂L/∂a [columns] over the rows, for the input a of each column, if the criterion needs gradients.
         bias: True if the product has a bias, which absorbs the mean of a removed unit.
-        weight: factor of this product's squared error.
-        ridge: λ of the fit; see `regularised`.
-        seed: of random scores.
+        weight: factor of this product's squared error in sums over products.
+        ridge: see `regularised`.
+        seed: seed of random scores.
     """
 
     matrix: np.ndarray
@@ -118,7 +118,7 @@ class UnitColumns:
 
 @dataclass(frozen=True, slots=True)
 class RemovalOrder:
-    """Removed units of an axis in order, the `growth` of the error by each, and the first `scores` of all units."""
+    """The order in which units are removed, the error `growth` by each, and the initial `scores` of all units."""
 
     order: np.ndarray
     growth: np.ndarray
@@ -126,10 +126,10 @@ class RemovalOrder:
 
 
 class Criterion:
-    """A score of units; a subclass defines `score`, or `total` if costs do not add up, and is entered in `CRITERIA`.
+    """Base class of scores of units. A subclass defines `score`, or `total` if costs of products do not add up.
 
     Attributes:
-        needs: what the score is computed from besides the weights: "moments" of the inputs, "gradients" of the loss, or
+        needs: data that the score needs besides the weights: "moments" of the inputs, "gradients" of the loss, or
             "nothing".
     """
 
@@ -144,29 +144,29 @@ class Criterion:
         return np.sum([u.weight * self.score(u) for u in products], axis=0)
 
     def order(self, products: Sequence[UnitColumns], most: int) -> RemovalOrder:
-        """Return the `most` cheapest units, cheapest first."""
+        """Return the removal order of the `most` cheapest units, cheapest first."""
         scored = self.total(products)
         order = np.argsort(scored, kind="stable")[:most]
         return RemovalOrder(order, scored[order], scored)
 
     def costs(self, products: Sequence[UnitColumns]) -> np.ndarray:
-        """Return the cost of each unit as `scores` reports it, [units]: by default its `total`."""
+        """Return the cost [units] of each unit that the function `scores` reports; by default its `total`."""
         return self.total(products)
 
 
 class OBS(Criterion):
-    """The error that is left after the other units compensate (Hassibi and Stork 1993)."""
+    """The error that remains after the other units compensate a removal (Hassibi and Stork 1993)."""
 
     def score(self, u: UnitColumns) -> np.ndarray:
-        """tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ of each unit, [units]."""
+        """tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ for the columns J of each unit, [units]."""
         return Downdate(u.matrix, np.linalg.inv(regularised(u.second, u.ridge)[0])).scores(u.columns)
 
 
 class Greedy(OBS):
-    """OBS with the remaining weights refitted after each removal (of several units on wide axes, see `ROUNDS`)."""
+    """OBS with the remaining weights refitted after each removal, or on wide axes after several (see `ROUNDS`)."""
 
     def order(self, products: Sequence[UnitColumns], most: int) -> RemovalOrder:
-        """Remove one unit after the other; an axis that several products read is ordered by its OBS scores."""
+        """Order units by greedy removal; an axis that several products read is ordered by its OBS scores."""
         if len(products) > 1:
             return super().order(products, most)
         (u,) = products
@@ -174,7 +174,7 @@ class Greedy(OBS):
         return RemovalOrder(order, u.weight * growth, u.weight * first)
 
     def costs(self, products: Sequence[UnitColumns]) -> np.ndarray:
-        """Return what the removal of each unit adds when its turn comes; infinity for the last one, which is kept."""
+        """Return the error that each unit's removal adds in greedy order; infinity for the last unit, which remains."""
         if len(products) > 1:
             return super().costs(products)
         made, found = self.order(products, len(products[0].columns) - 1), np.full(len(products[0].columns), np.inf)
@@ -183,31 +183,31 @@ class Greedy(OBS):
 
 
 class Wanda(Criterion):
-    """Mean square of the unit's contribution to the output (Sun et al. 2024)."""
+    """Mean square of a unit's contribution to the output (Sun et al. 2024)."""
 
     def score(self, u: UnitColumns) -> np.ndarray:
-        """tr W_J H_JJ W_Jᵀ of each unit, [units]."""
+        """tr W_J H_JJ W_Jᵀ for the columns J of each unit, [units]."""
         assert u.gram is not None
         return wanda(u.matrix, u.columns, u.gram.second)
 
 
 class Magnitude(Criterion):
-    """Squared norm of the weights."""
+    """Squared norm of the weights that read a unit."""
 
     needs = "nothing"
 
     def score(self, u: UnitColumns) -> np.ndarray:
-        """Σ |W_J|² of each unit, [units]."""
+        """Σ |W_J|² for the columns J of each unit, [units]."""
         return squared(u.matrix)[u.columns].sum(axis=1)
 
 
 class Taylor(Criterion):
-    """Change of the loss to first order (Molchanov et al. 2019)."""
+    """Squared first-order change of the loss (Molchanov et al. 2019)."""
 
     needs = "gradients"
 
     def total(self, products: Sequence[UnitColumns]) -> np.ndarray:
-        """(Σ a_j ∂L/∂a_j)² of each unit, [units], with the sum over all products that read the unit."""
+        """(Σ a_j ∂L/∂a_j)² of each unit, [units]; the sum runs over all products that read the unit."""
         effect = np.zeros(len(products[0].columns))
         for u in products:
             assert u.effect is not None
@@ -221,7 +221,7 @@ class Random(Criterion):
     needs = "nothing"
 
     def score(self, u: UnitColumns) -> np.ndarray:
-        """Return uniform numbers in [0, 1), [units]."""
+        """Return uniform random numbers in [0, 1), one per unit."""
         return np.random.default_rng(list(u.seed)).random(len(u.columns))
 
 
@@ -237,9 +237,9 @@ class Importance:
     """Gradients of the loss over the calibration data.
 
     Attributes:
-        output: product -> mean square of the loss's gradient with respect to its output, summed over entries; it
-            converts a squared error of the output to loss, to second order.
-        effect: product -> [columns] Σ a ∂L/∂a of its input a, through this product alone.
+        output: dict from product to the mean square of dL/dy for the product's output y, summed over entries; this
+            factor converts a squared error of y to loss, to second order.
+        effect: dict from product to Σ a ∂L/∂a [columns] for the product's input a, through this product alone.
     """
 
     output: Mapping[NodeId, float]
@@ -249,9 +249,9 @@ class Importance:
 def importance(
     p: Program, axes: Sequence[PrunableAxis], feeds: Sequence[Mapping[str, np.ndarray]], criterion: Criterion
 ) -> Importance:
-    """Compute the gradients of the loss by one forward and backward pass, in slices of about 1024 tokens.
+    """Compute the gradients of the loss by one forward and backward pass, in chunks of about 1024 tokens.
 
-    `effect` stays empty unless the criterion needs gradients.
+    `effect` is empty unless the criterion needs gradients.
     """
     ends = list({c.node: c for a in axes for c in a.consumers}.values())
     squares, effects, count = dict.fromkeys([c.node for c in ends], 0.0), dict[NodeId, np.ndarray](), 0
@@ -269,7 +269,7 @@ def importance(
 
 
 def grams(p: Program, ends: Sequence[Consumer], stream: Stream) -> list[Gram]:
-    """Compute the moments of each product's input by running a stream on from its position."""
+    """Compute the moments of each product's input by running a stream onward from its position."""
     return [Gram.of(c.rows(p, as_float(values[c.x])) for values in stream.read([c.x])) for c in ends]
 
 
@@ -277,12 +277,12 @@ def unit_columns(
     p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], *, scales: Sequence[float] | None = None,
     weighed: Importance | None = None, ridge: float | None = None, seed: int = 0,
 ) -> list[UnitColumns]:  # fmt: skip
-    """Return what a criterion scores an axis by: one entry per product that reads it.
+    """Return the data by which a criterion scores an axis: one entry per product that reads the axis.
 
     Args:
-        moments: input moments of each product; None if the criterion does not need them.
-        scales: weight of the squared error of each product.
-        weighed: gradients of the loss, for a criterion that needs them.
+        moments: input moments of each product; None if the criterion does not need moments.
+        scales: factor of the squared error of each product; 1 by default.
+        weighed: gradients of the loss, for a criterion that needs gradients.
     """
     effects: Mapping[NodeId, np.ndarray] = {} if weighed is None else weighed.effect
     products = []
@@ -298,7 +298,7 @@ def unit_columns(
 def error_scales(
     p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], weighed: Importance | None
 ) -> list[float]:
-    """Return factors that convert each product's squared error to loss, or without `weighed` to relative errors."""
+    """Return factors that convert each product's squared error to loss, or without `weighed` to relative error."""
     if weighed is not None:
         return [weighed.output[c.node] for c in axis.consumers]
     return [1 / max(energy(c.matrix(p), gram), 1e-300) if gram is not None else 1.0
@@ -309,17 +309,17 @@ def scores(
     axis: AxisGroup, calibration: Calibration | None = None, method: str = "obs", *, ridge: float | None = None,
     seed: int = 0,
 ) -> np.ndarray:  # fmt: skip
-    """The cost of removing each unit of an axis: [units] float64, squared.
+    """Return the cost of removing each unit of an axis, as a squared quantity: float64 [units].
 
     Args:
-        axis: from `program.axes()`.
-        calibration: data; not needed for `magnitude` and `random`.
+        axis: axis from `program.axes()`.
+        calibration: data of the score; not needed for `magnitude` and `random`.
         method: `obs`, `wanda`, `magnitude`, `taylor`, `random`, or `greedy`: the error that the unit's removal adds
-            when units are removed one by one (infinite for the last one, which stays).
-        ridge: λ in units of the mean diagonal; by default the smallest sufficient one from 1e-4.
-        seed: of `random`.
-    Raises: MissingCalibration, also for `taylor` of a program that scores no tokens; NothingToPrune if the axis
-        cannot be pruned; UsageError for an unknown method.
+            when units are removed one by one (infinite for the last unit, which remains).
+        ridge: see `regularised`.
+        seed: seed of `random`.
+    Raises: MissingCalibration without needed data, or if `taylor` is used and the program scores no tokens;
+        NothingToPrune if the axis cannot be pruned; UsageError for an unknown method.
     """
     check_choices({"method": method}, {"method": tuple(CRITERIA)})
     criterion = CRITERIA[method]
@@ -333,7 +333,8 @@ def scores(
     weighed = None
     if criterion.needs != "nothing":
         if calibration is None:
-            raise MissingCalibration(f"the score {method!r} needs calibration data", where=axis.name)
+            raise MissingCalibration(f"the score {method!r} needs calibration data", where=axis.name,
+                                     fix="pass calibration=Calibration(tokens)")  # fmt: skip
         if criterion.needs == "gradients":
             need_tokens(p, f"method={method!r}")
             weighed = importance(p, [found], calibration.feeds(p), criterion)

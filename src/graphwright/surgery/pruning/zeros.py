@@ -1,7 +1,7 @@
-"""Removal of units that contribute exactly nothing, and of nodes that no output needs; the function stays the same.
+"""Removal of units that contribute nothing, and of nodes that no output needs; the function stays the same.
 
-A unit contributes nothing if all products that read it have zero weights for it, or if its value is zero for every
-input: zero rows of weights make zeros, and sums, products and functions with f(0) = 0 preserve them.
+A unit contributes nothing if all products that read the unit have zero weights for it, or if its value is zero for
+every input: zero rows of weights produce zeros, and sums, products and functions with f(0) = 0 preserve zeros.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 def remove_zeros(p: Program, where: Where | None = None) -> dict[str, int]:
     """Remove units that contribute exactly nothing, and nodes that no output needs, in one edit.
 
-    Only zero terms leave the sums, so results change by the order of summation at most. An axis keeps at least one
-    unit.
+    Only zero terms of sums are removed, so that results change by the order of summation at most. An axis keeps at
+    least one unit.
 
     Args:
-        p: the program.
+        p: the program, edited in place.
         where: pattern or nodes whose axes are examined; by default everything.
-    Returns: axis -> number of removed units, and `nodes` -> number of removed nodes; empty without an edit.
+    Returns: dict from axis name to number of removed units, and from `nodes` to number of removed nodes.
     """
     removed: dict[str, int] = {}
     needed = p.reachable([*p.outputs(), *p.assigns()])
@@ -54,7 +54,7 @@ def remove_zeros(p: Program, where: Where | None = None) -> dict[str, int]:
 
 
 def idle(p: Program, axis: PrunableAxis) -> np.ndarray:
-    """Return a mask [units] of the units that contribute exactly nothing to all products that sum over the axis."""
+    """Return a mask [units] of the units that contribute nothing to any product that sums over the axis."""
     zero = _zeros(p, axis)
     found = np.ones(axis.size, bool)
     for c in axis.consumers:
@@ -64,7 +64,7 @@ def idle(p: Program, axis: PrunableAxis) -> np.ndarray:
 
 
 def _axes(p: Program, where: Where | None) -> list[PrunableAxis]:
-    """Return prunable axes of a single atom; grouped query heads have two, but key heads and `queries` cover them."""
+    """Return prunable axes of one independent size; grouped query heads have two, but other axes cover them."""
     try:
         return [a for a in prunable(p, where, (*KINDS, "units")) if len(a.group.atoms) == 1]
     except NothingToPrune:
@@ -72,7 +72,7 @@ def _axes(p: Program, where: Where | None) -> list[PrunableAxis]:
 
 
 def _zeros(p: Program, axis: PrunableAxis) -> dict[Value, np.ndarray]:
-    """Return, for values that have the axis, a mask [units] of the units whose entries are zero for every input."""
+    """Map values that have the axis to a mask [units] of the units whose entries are zero for every input."""
     dims, found = axis.group.axes.solution.dims, {}
     along = {m.value for m in axis.group.members}
     for node in sorted({v.node for v in along}, key=p.order_labels.key):
@@ -98,7 +98,7 @@ def _zeros(p: Program, axis: PrunableAxis) -> dict[Value, np.ndarray]:
 
 
 def _zero_rows(p: Program, axis: PrunableAxis, operands: Sequence[Value], op: str) -> np.ndarray | None:
-    """Return a mask [units] of the units whose rows of a trained matrix, and entries of its bias, are zero."""
+    """Return a mask [units] of the units with zero rows of the matrix and zero bias; None if they are not trained."""
     dims, found = axis.group.axes.solution.dims, np.ones(axis.size, bool)
     for port, operand in enumerate(operands[1:]):
         source = origin(p, operand)

@@ -107,7 +107,7 @@ def _reduction(out: vm.View, x: vm.View, axes: Any, rows_code: Code, columns_cod
 
 
 def _kept(x: vm.View, gone: set[int], out: vm.View) -> tuple[int, ...]:
-    """Return the strides of x on axes of `out`; axes in `gone`, all of size 1, are left out if `out` lacks them."""
+    """Return the strides of x along the axes of `out`, without the axes in `gone` (of size 1) if `out` lacks them."""
     strides = [s for a, s in enumerate(x.strides) if a not in gone]
     return tuple(strides) if len(strides) == len(out.shape) else x.strides
 

@@ -1,4 +1,4 @@
-"""Fusion: ops over one iteration space become one loop over tiles; inner values stay in scratch, in cache.
+"""Fusion: ops over the same iteration space become one loop over tiles; intermediate values stay in scratch.
 
 A tile is a span of elements, or a whole row if an op depends on whole rows, as a norm does. A LOOP instruction (word 1:
 rows of code in its body, word 2: iterations) precedes its body; each iteration computes one tile. bfloat16 operands are
@@ -150,7 +150,7 @@ def _read(tile: Inner, members: Sequence[Member]) -> bool:
 
 
 def _written_once(members: Sequence[Member], most: int) -> list[Member]:
-    """Redirect each write to memory that a later member overwrites into a free tile, so that memory is written once."""
+    """Redirect results in memory that a later member overwrites: they go to free tiles, so memory is written once."""
     last = {v.address: n for n, m in enumerate(members) for v in m.outs if isinstance(v, vm.View)}
     free = set(range(most)).difference(v.tile for m in members for v in m.outs if isinstance(v, Inner))
     held: dict[int, Inner] = {}

@@ -1,4 +1,4 @@
-"""Types and helpers of VM encoding: operands, instructions, and walking the axes of several operands together."""
+"""Types and helpers of VM encoding: operands, instructions, and loops over the axes of several operands."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ Workspace = Callable[[Views, Views, Attrs], list[View]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VmForm:
-    """How the VM runs an op: the `vm` field of its definition.
+    """The translation of an op into VM code: the `vm` field of the op's definition.
 
-    The planner asks with operands that have layouts but no addresses; when kernels are bound, they have addresses.
+    The planner passes operands that have layouts but no addresses; when kernels are bound, operands have addresses.
 
     Attributes:
         encode: (results and workspace, operands, attributes) -> rows of code, or None for dtypes or layouts that only
@@ -83,7 +83,7 @@ class VmForm:
 def form(
     *, work: Workspace | None = None, by_row: bool = False, limit: int | None = None
 ) -> Callable[[Encoder], VmForm]:
-    """Make a decorator that turns an encoder into a `VmForm`."""
+    """Return a decorator that turns an encoder into a `VmForm`."""
     return lambda encode: VmForm(encode, work, by_row=by_row, limit=limit)
 
 
@@ -120,7 +120,7 @@ def copied(target: View, source: View) -> list[Row]:
 
 
 def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
-    """Return axes as (size, stride per operand), without size 1; neighbours are merged if all strides allow it."""
+    """Return the axes of size > 1 as (size, stride per operand); neighbours are merged if all strides allow it."""
     axes: list[tuple[int, tuple[int, ...]]] = []
     for n, *steps in zip(shape, *strides, strict=True):
         if n == 1:
@@ -178,7 +178,7 @@ def along(out: View, step: int) -> int:
 
 
 def matrix(view: View) -> tuple[int, int, int] | None:
-    """Return (rows, columns, row stride in elements) of an operand [..., C], or None if it is empty or no matrix."""
+    """Return (rows, columns, row stride in elements) of an operand [..., C], or None if it is empty or not a matrix."""
     if not view.shape or 0 in view.shape or (view.strides[-1] != 1 and view.shape[-1] != 1):
         return None
     lead = merged(view.shape[:-1], [view.strides[:-1]])

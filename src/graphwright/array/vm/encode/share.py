@@ -83,7 +83,7 @@ def is_scalar(row: vm.Row) -> bool:
 
 
 def pack_runs(units: Iterable[tuple[int, list[vm.Row]]], scratch: int) -> list[tuple[int, list[vm.Row]]]:
-    """Pack each run of scalar units (index of its op, rows of code) into one unit with the index of the first."""
+    """Pack each run of scalar units, pairs (op index, rows of code), into one unit with the first op index."""
     made: list[tuple[int, list[vm.Row]]] = []
     for single, run in groupby(units, lambda unit: len(unit[1]) == 1 and is_scalar(unit[1][0])):
         parts = list(run)

@@ -59,7 +59,7 @@ _muon = _step(Code.MUON, ("momentum", "eps", "weight_decay", "iterations"), ("ma
 
 @vm.form()
 def MUON(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    """Encode a step of Muon, or return None if two copies of a matrix and two square ones do not fit the scratch."""
+    """Encode a step of Muon, or return None if two copies of a matrix and two Gram matrices do not fit the scratch."""
     rows = _muon.encode(outs, ins, attrs)
     n = len(outs) // 3
     shapes = [view.shape for view in outs[:n]]

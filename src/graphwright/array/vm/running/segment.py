@@ -120,7 +120,7 @@ class VmSegment:
         return self._alone()
 
     def source_of(self, lead: int) -> Callable[[int], None]:
-        """Return a function that sets the source address of the instruction with index `lead`, which must be a copy."""
+        """Return a function that sets the source address of the instruction with index `lead`, which must be a COPY."""
         cells = self._code.reshape(-1)
         return partial(cells.__setitem__, CELLS * lead + 6)
 
@@ -148,7 +148,7 @@ class Guarded:
         self._segments: list[VmSegment] = []
 
     def call(self, otherwise: Callable[[], None]) -> Call:
-        """Return the call, which returns None, or the result of `otherwise`.
+        """Return the call, which runs the segment and returns None, or returns the result of `otherwise`.
 
         It calls `otherwise` if there is no segment, if the guard changed, or after a failed instruction (see `failed`).
         """
@@ -166,7 +166,7 @@ class Guarded:
         self._context[at.RUNS], self._context[at.GUARD], self._context[at.SEEN] = runs, guard, seen
 
     def rest(self) -> None:
-        """Make the call run nothing until the next `aim`."""
+        """Make the call run `otherwise` until the next `aim`."""
         self._context[at.SEEN] = -1
 
     def failed(self) -> int:
