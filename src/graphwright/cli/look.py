@@ -56,7 +56,7 @@ def run(
     text: Annotated[str, option("TEXT", "Input text.")],
     watch: Annotated[list[str] | None, option("NODE", "Summarise the values of this node; may be repeated.")] = None,
 ) -> Output:
-    """Print the most likely next tokens, and statistics of the nodes given with --watch."""
+    """Print the most likely next tokens, and watch nodes."""
     import numpy as np
 
     from graphwright.models import open
