@@ -295,8 +295,9 @@ class NDArray:
 
 def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray:
     """Return an uninitialised array; inside `storage.poison()` it is filled with NaN. Raises: OutOfMemory."""
+    memory = backend(device)
     try:
-        made = backend(device).empty(shape, dtype)
+        made = memory.empty(shape, dtype)
     except (MemoryError, RuntimeError, ValueError) as error:
         raise OutOfMemory("not enough memory for this array", expected="an array that fits in memory",
                           got=f"{dtype.name} of shape {shape}") from error  # fmt: skip
