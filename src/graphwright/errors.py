@@ -49,7 +49,7 @@ class GraphwrightError(Exception):
         super().__init__(what)
 
     def to_json(self) -> dict[str, str]:
-        """Return the fields of the error as a JSON-serialisable dict, as `--json` prints them."""
+        """Return the class name and the fields that are set as a dict of strings, which `--json` prints."""
         facts = {"error": type(self).__name__, "what": self.what}
         for name in ("where", "expected", "got", "fix"):
             if (value := getattr(self, name)) is not None:

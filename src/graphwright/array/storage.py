@@ -39,7 +39,7 @@ class Changes:
         self.address = self._cell.buffer_info()[0]
 
     def rise(self) -> None:
-        """Increment the process-wide change count, by which executables see that their plan is stale."""
+        """Increment the count; executables that compare it then check whether their plan is stale."""
         self.count += 1
         self._cell[0] = self.count
 
@@ -67,7 +67,7 @@ class WriteCount:
         return self._cell[0]
 
     def rise(self) -> None:
-        """Count one run of the plan."""
+        """Increment the count of runs by one."""
         self._cell[0] += 1
 
     def retire(self) -> None:

@@ -91,7 +91,7 @@ class TorchModule(torch.nn.Module):
         return self._shape(made)
 
     def written(self) -> None:
-        """Pass the names of parameters that torch has changed to `before`, and adopt the arrays that `before` returns.
+        """Call `before` with the names of the parameters that torch has written, and adopt the arrays that it returns.
 
         `forward` calls this. Call it after a step of a torch optimizer if the arrays are next used without this module.
         """

@@ -230,7 +230,7 @@ def _source(edge: Any) -> TapeNode | int:
 
 
 def _dependents(roots: Sequence[Tensor], wanted: Sequence[Tensor]) -> set[TapeNode | int]:
-    """Return the nodes that depend on a wanted tensor, and the ids of the wanted leaves."""
+    """Return the tape nodes that depend on a tensor of `wanted`, and the ids of the leaf tensors in `wanted`."""
     found: set[TapeNode | int] = {id(t) if t.node is None else t.node for t in wanted}
     for node in sorted(reachable_nodes(roots), key=lambda n: n.seq):  # an operation is created after its operands
         if any(edge is not None and _source(edge) in found for edge in node.edges):

@@ -168,7 +168,7 @@ def inverse(index_map: np.ndarray, size: int) -> np.ndarray:
 
 
 def remap_path(old: ShapeChange | None, new: ShapeChange | None) -> Iterator[Remap]:
-    """Yield remaps that lead from the shape after change `old` to the shape after `new`: back first, then forward."""
+    """Yield the remaps between the shapes after changes `old` and `new`: back to a common change, then forward."""
     chain: list[ShapeChange | None] = [new]
     while (last := chain[-1]) is not None:
         chain.append(last.before)

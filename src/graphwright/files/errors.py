@@ -37,7 +37,7 @@ class RuleError(GraphwrightError, ValueError):
 
     def __init__(self, rule: str, key: str | None = None, **facts: Unpack[Facts]) -> None:
         at = "" if key is None else f" at {shorten(key)}"
-        super().__init__(f"invalid {self.FORMAT}, rule '{rule}'{at}: {self.RULES[rule]}", **facts)
+        super().__init__(f"invalid {self.FORMAT}{at}: {self.RULES[rule]} (rule '{rule}')", **facts)
         self.rule, self.key = rule, key
 
 

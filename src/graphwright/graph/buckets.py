@@ -71,12 +71,13 @@ class Buckets:
         return found
 
     def reserve(self, blocks: int) -> None:
-        """Reserve memory for `blocks` blocks. Raises CapacityError if an index would exceed 31 bits."""
+        """Reserve memory for `blocks` blocks. Raises CapacityError if they have more than 2^31 - 1 entries."""
         if blocks <= self.capacity:
             return
         most = MAX_ENTRIES // self.block
         if blocks > most:
-            raise CapacityError("too many edges for adjacency lists", expected=f"<= {most} blocks", got=blocks)
+            expected = f"at most {most} blocks of {self.block} edges"
+            raise CapacityError("too many edges for adjacency lists", expected=expected, got=blocks)
         self.capacity = min(grown(self.capacity, blocks), most)
         for i, old in enumerate(self._blocks):
             new = aligned(self.capacity * (self.block if i == 0 else 1), np.int32)

@@ -191,7 +191,7 @@ def restore_rewires(self: Graph, record: RewiredEdges) -> RewiredEdges:
                 _redo(side, owner, before[:done], slots[:done], gone[:done])
                 if left:
                     _redo(self._out, self._source, record.new_sources.index[back], slots, left[0])
-                raise NotUndoable("a later edit uses the list position of an edge", fix="undo later edits first")
+                raise NotUndoable("a later edit changed adjacency lists of these edges", fix="undo later edits first")
             left.append(gone)
         self.version += 1
         new_ends = (record.new_sources[back], record.new_targets[back])
@@ -235,7 +235,7 @@ def _revive_edges(self: Graph, record: RemovedEdges) -> None:
             self._in.remove_many(t[:entered][::-1], slots[:entered][::-1])
     if not fitted:
         self._out.remove_many(s[:done][::-1], slots[:done][::-1])
-        raise NotUndoable("a later edit uses the list position of an edge", fix="undo later edits first")
+        raise NotUndoable("a later edit changed adjacency lists of these edges", fix="undo later edits first")
     table.revive_many(slots, handles)
     _write(slots[::-1], rows)
 

@@ -30,7 +30,7 @@ class StaleHandle(UsageError, KeyError):
 
 
 class CapacityError(UsageError):
-    """More nodes, edges, adjacency-list entries or ports than 31 bits can index."""
+    """More nodes, edges, adjacency-list entries or ports than an index of 31 bits can count."""
 
 
 class EditBusy(ComputeError):

@@ -194,7 +194,8 @@ class Graph:
             slot = self._edge_table.check_revive(record.edge)
             out_fits = self._out.fits(source, record.out_position, self._src)
             if not (out_fits and self._in.fits(target, record.in_position, self._dst)):
-                raise NotUndoable(f"a later edit uses list positions of {record.edge!r}", fix="undo later edits first")
+                what = f"a later edit changed the adjacency lists of {record.edge!r}"
+                raise NotUndoable(what, fix="undo later edits first")
             self._out.room(source)
             self._in.room(target)
             self._edge_table.fill(slot, record.columns)
@@ -258,7 +259,7 @@ class Graph:
         if not side.fits(node, position, owner):
             side.restore(now, slot, left)
             edge = as_edge(self._edge_ids[slot])
-            raise NotUndoable(f"a later edit uses the list position of {edge!r}", fix="undo later edits first")
+            raise NotUndoable(f"a later edit changed the adjacency lists of {edge!r}", fix="undo later edits first")
         side.restore(node, slot, position)
         owner[slot] = node
         return left

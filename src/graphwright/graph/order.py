@@ -70,13 +70,14 @@ class OnlineOrder(Generic[N]):
         order = cls(graph, gap)
         for node, (label, created) in labels.items():
             if not -LIMIT <= label <= LIMIT:
-                raise UsageError("a saved label is out of range", where=node, expected=f"±{LIMIT} at most", got=label)
+                raise UsageError("a saved order label is too large", where=node, expected=f"within ±{LIMIT}", got=label)
             order._put(node, label, created, listed=False)
         order._sort()
         for node in labels:
             for after in graph.successors(node):
                 if order.key(after) <= order.key(node):
-                    raise UsageError("saved labels contradict the edges", where=f"{node!r} -> {after!r}")
+                    where = f"{node!r} -> {after!r}"
+                    raise UsageError("the saved order has the source of an edge after its target", where=where)
         return order
 
     def insert(

@@ -35,7 +35,7 @@ class SlotTable:
         counter: CellCounter | None,
     ) -> None:
         if not 2 <= max_generation <= INDEX:
-            raise UsageError("max_generation must be between 2 and 2^31 - 1", got=max_generation)
+            raise UsageError("max_generation is out of range", expected="2 to 2^31 - 1", got=max_generation)
         self.kind, self.max_generation, self._counter = kind, max_generation, counter
         self.kind_bit = kind.kind_bit
         self.size = 0  # slots ever used

@@ -139,7 +139,7 @@ def same(a: Term, b: Term) -> bool:
 
 
 def _products(left: list[Term], right: list[Term]) -> bool:
-    """Join two products factor by factor, minor first, splitting the larger of two. Return False if impossible."""
+    """Join two equal-sized products factor by factor, last first; split larger factors. Return False on a conflict."""
     while left and right:
         f, g = resolve(left.pop()), resolve(right.pop())
         if isinstance(f, Product) or isinstance(g, Product):  # it was split in the meantime

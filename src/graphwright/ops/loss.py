@@ -147,7 +147,7 @@ class _ClassIds:
         return call("reshape", call("gather", x, _column(self.place), axis=-1), shape=self.place.shape)
 
     def spread(self, row, weight):
-        """Return for each of K classes the sum of `row` over the rows with this target, times (1 - `smoothing`)."""
+        """Sum `row`, one value per row of scores, over the rows of each target class, [K]; times (1 - `smoothing`)."""
         flat, place = (call("reshape", t, shape=(prod(t.shape),)) for t in (row, self.place))
         return call("scatter_sum", flat, place, axis=0, shape=weight.shape) * (1.0 - self.smoothing)
 

@@ -74,7 +74,7 @@ class Gate:
 
     @property
     def generation(self) -> int:
-        """The number of earlier gates that used this gate's slot and were removed."""
+        """Number of removed gates that had the same slot before this gate."""
         return int(self.rows[0, GENERATION])
 
     @property
@@ -84,7 +84,7 @@ class Gate:
 
     @property
     def cost(self) -> np.ndarray:
-        """Cost of each element, int64 [length]."""
+        """Cost of each element while it is open, in the unit of `gate(cost=...)`: int64 [length]."""
         return self.rows[:, COST]
 
     def names(self) -> list[str]:
@@ -136,7 +136,7 @@ class Gates(Mapping[NodeId, Gate]):
 
     @property
     def count(self) -> int:
-        """Number of elements, over all gates."""
+        """Number of elements of all gates together; each element has one logit."""
         return sum(g.length for g in self.values())
 
     def named(self) -> dict[str, tuple[Gate, int]]:
@@ -190,7 +190,7 @@ def _sites(p: Program, reader: NodeId) -> Iterator[NodeId]:
 
 
 def _may_be_site(p: Program, node: NodeId) -> bool:
-    """Return True if the node is a multiplication or an addition; only such nodes can be sites."""
+    """Return True if the node is a multiplication or an addition; no other node can be the site of a gate."""
     return traits(p.op(node)).multiplies or traits(p.op(node)).sums
 
 
@@ -201,7 +201,7 @@ def _passes(p: Program, node: NodeId) -> bool:
 
 
 def of_site(p: Program, site: NodeId) -> Value | None:
-    """Return the gate that multiplies at a site; None if the node is not a site."""
+    """Return the gate values by which the node `site` multiplies (or whose ln it adds); None if it is not a site."""
     if not _may_be_site(p, site):
         return None
     value = p.operands(site)[1]

@@ -243,27 +243,27 @@ class Selection:
 
     @property
     def heads(self) -> Units:
-        """Query heads that the nodes produce."""
+        """Query heads in the results of the nodes."""
         return self.units("heads")
 
     @property
     def kv_groups(self) -> Units:
-        """Key heads that the nodes produce, each with its query heads."""
+        """Key heads in the results of the nodes, each with its query heads."""
         return self.units("kv_groups")
 
     @property
     def neurons(self) -> Units:
-        """Hidden units of an MLP that the nodes produce."""
+        """Hidden units of an MLP in the results of the nodes."""
         return self.units("neurons")
 
     @property
     def channels(self) -> Units:
-        """Channels of the residual stream or of convolutions that the nodes produce."""
+        """Channels of the residual stream or of convolutions in the results of the nodes."""
         return self.units("channels")
 
     @property
     def experts(self) -> Units:
-        """Experts of a mixture that the nodes produce."""
+        """Experts of mixture-of-experts layers in the results of the nodes."""
         return self.units("experts")
 
     @property

@@ -35,7 +35,7 @@ class Promise(NamedTuple):
     Attributes:
         digest: the `array_digest` that a saved program states; reading the array checks it. None in a checkpoint.
         reference: text to hash instead of the bytes: `SOURCE` or the name of a slice. If None, the digest is hashed.
-        version: version of a slice's memory when the promise was recorded; a write to the memory voids the promise.
+        version: version of a slice's memory when the promise was recorded; a later write makes the facts invalid.
             None for an array in a file.
     """
 
@@ -45,10 +45,10 @@ class Promise(NamedTuple):
 
 
 class Promises(WeakKeyDictionary[NDArray, Promise]):
-    """Maps each array to its promise.
+    """Maps arrays to the facts known about them without reading them; holds the arrays by weak references.
 
     Attributes:
-        made: number of promises recorded so far; values derived from promises are valid until this number changes.
+        made: number of entries set so far; a value computed from entries is valid until this number changes.
     """
 
     def __init__(self) -> None:

@@ -71,8 +71,8 @@ class Header:
 def header_length(prefix: bytes, file_bytes: int, where: object = None) -> int:
     """Return the header length N, given the first 8 bytes of a file and its size. Raises: HeaderError("length")."""
     fix = "the file is truncated or not a safetensors file: copy it again"
-    if len(prefix) < LENGTH.size:
-        raise HeaderError("length", where=where, expected="8 bytes or more", got=f"{len(prefix)} bytes", fix=fix)
+    if (got := len(prefix)) < LENGTH.size:
+        raise HeaderError("length", where=where, expected="a file of 8 bytes or more", got=f"{got} bytes", fix=fix)
     (length,) = LENGTH.unpack_from(prefix)
     limit = min(MAX_HEADER, file_bytes - LENGTH.size)
     if length > limit:
@@ -149,7 +149,7 @@ def _entry(key: str, fields: Any, where: object) -> TensorInfo:
         raise HeaderError("offsets", key, where=where, expected="a list of two integers")
     begin, end = offsets
     if not 0 <= begin <= end < _U64:
-        raise HeaderError("offsets", key, where=where, expected="0 <= begin <= end", got=offsets)
+        raise HeaderError("offsets", key, where=where, expected="0 <= begin <= end < 2^64", got=offsets)
     _check_size(key, tag, shape, end - begin, where)
     return TensorInfo(key, tag, tuple(shape), begin, end)
 

@@ -391,7 +391,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
         raise IndexFileError("weight_map", where=index, expected="a non-empty object")
     for key, name in weight_map.items():
         if not isinstance(name, str):
-            raise IndexFileError("weight_map", key, where=index, expected="a string", got=type(name).__name__)
+            raise IndexFileError("weight_map", key, where=index, expected="a shard name", got=type(name).__name__)
     return weight_map
 
 

@@ -224,7 +224,7 @@ def edge_of(p: Program, element: Element) -> EdgeId | None:
 
 
 def sites_of(p: Program, element: Element) -> list[NodeId]:
-    """Return the nodes that multiply a value by the element's gate and still exist; for an option only its own node."""
+    """Return the sites of the element's gate that were not removed; for an option, only the site of this option."""
     there = [site for site in element.gate.sites if site in p.graph]
     return [site for site in there if element.over != "choice" or _option(p, site) == element.index]
 

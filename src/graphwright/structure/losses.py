@@ -58,7 +58,7 @@ class Terms:
 
     @property
     def cost(self) -> np.ndarray:
-        """Cost of each element, float64 [n]."""
+        """Cost of each element while it is open, in the unit of `gate(cost=...)`: float64 [n]."""
         return np.array([e.cost for e in self.elements], np.float64)
 
     def value(self, name: str) -> Tensor:

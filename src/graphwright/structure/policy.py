@@ -1,8 +1,9 @@
 """Policies, which propose cuts during or after training, and gains of missing edges, which propose additions.
 
-A custom policy implements `propose(view)` for a `DifferentiableGraph` and returns proposals. Protection from cuts keeps
-a path from an input to every output, a unit of every axis and an option of every choice. One backward pass scores all
-missing edges: to first order, an edge u -> v, which adds y_u to junction v, changes the loss by n = Σ ⟨dL/dy_v, y_u⟩.
+A custom policy implements `propose(view)` for a `DifferentiableGraph` and returns proposals. `protect` rejects cuts of
+the last path from an input to an output, of the last unit of an axis and of the last option of a choice. One backward
+pass scores all missing edges: to first order, a new edge u -> v, which adds y_u to junction v, adds Σ ⟨dL/dy_v, y_u⟩ to
+the loss.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def protect(
         if gate.over in ("units", "choice"):
             leaving = sorted((e for e in mine if e.name in going), key=lambda e: (-e.p, e.index))
             for e in leaving[: max(0, min(min_in, len(mine)) - len(mine) + len(leaving))]:
-                back[e.name] = f"{gate.owner} keeps {min_in}"
+                back[e.name] = f"at least {min_in} of {gate.owner} must remain"
                 del going[e.name]
     required = [v.node for v in p.outputs()] + [p.node(n) for n in keep if n not in {e.name for e in among}]
     for node in required:
@@ -73,12 +74,13 @@ def protect(
                 going.pop(name, None)
     if back and strict:
         names = ", ".join(back)
-        raise WouldDisconnect("protected elements would be cut", where=p.name, got=names, fix='pass protection="keep"')
+        fix = 'pass protection="keep" to skip these cuts'
+        raise WouldDisconnect("the cuts include protected elements", where=p.name, got=names, fix=fix)
     return list(going.values()), [ProtectedElement(name, reason) for name, reason in back.items()]
 
 
 def _closed(p: Program, going: Iterable[Element]) -> dict[EdgeId | NodeId, Element]:
-    """Map each edge, and each node that multiplies by a gate, to the gated element whose cut sets it to zero."""
+    """Return a dict from each edge or node that becomes zero to the element of `going` whose cut sets it to zero."""
     found: dict[EdgeId | NodeId, Element] = {}
     for e in going:
         if e.over in ("edges", "choice"):
@@ -142,10 +144,10 @@ class Proposal:
 
 
 class Proposes(Protocol):
-    """Protocol of a policy, which proposes edits of a program."""
+    """Interface of a policy: an object with a method `propose(view)`."""
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Return the proposed edits; the program is not changed."""
+        """Return the proposed cuts and additions of edges; the program is not changed."""
         ...
 
 

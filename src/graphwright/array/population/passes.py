@@ -20,7 +20,7 @@ from graphwright.array.vm.math import exp, formulas, log, updates
 
 
 def _by_kind(functions: list[Any]) -> Any:
-    """Return a function of (kind, x, y) that calls `functions[kind](x, y)`."""
+    """Return a compiled function of (kind, x, y) that calls `functions[kind](x, y)`; `kind` is an index."""
 
     def either(code: int, function: Any, others: Any) -> Callable[..., Any]:
         @inlined

@@ -62,7 +62,7 @@ def _start(row: Any) -> Any:
 
 @native
 def _blocks(row: Any, i: Any, rows: Any) -> Any:
-    """Return (begin, end): queries i to i + rows can see the key blocks t from begin to end - 1; see `_block`."""
+    """Return (begin, end), the range of key blocks that queries i..i + rows - 1 see; `_block` gives the first key."""
     table = cell(row, 14)
     if table:
         at = table + 8 * (i // _SIDE)

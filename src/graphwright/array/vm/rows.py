@@ -173,7 +173,7 @@ def cross_entropy(row: Any) -> Any:
 
 @loop(Code.CROSS_ENTROPY_BACKWARD)
 def cross_entropy_backward(row: Any) -> Any:
-    """out[r, :] = g[r]·(softmax - one-hot); words as in `cross_entropy`, but 3 out, 4 stride, 11 g, 12 stride."""
+    """out[r, :] = g[r]·(softmax - one-hot). Words: 3, 4 out, stride; 11, 12 g, stride; others as in `cross_entropy`."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, targets, lse, ignored = cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10)
     g, sg = cell(row, 11), cell(row, 12)

@@ -42,7 +42,7 @@ _NETS: dict[str, Any] = dict(zip(CELLS, (nn.RNN, nn.GRU, nn.LSTM, _cfc), strict=
 
 
 def cells(p: Program) -> list[NodeId]:
-    """Return the linear layers that read the result of a cell."""
+    """Return the output layer of each recurrent cell: the linear layer that reads the result of its steps."""
     return [n for n in linears(p) if p.path(n).endswith(".to") and _inside(p, n)]
 
 

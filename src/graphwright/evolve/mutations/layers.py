@@ -102,7 +102,8 @@ def add_skip(e: Transaction, site: Any, rng: np.random.Generator, source: Any = 
     lead = p.spec(node).shape[:-1]
     values = registry.earlier_values(p, node, lambda shape: shape[:-1] == lead)
     if source is None and not values:
-        raise UsageError("no earlier value has a suitable shape", where=p.path(node), expected=f"{lead} + any size")
+        raise UsageError("no node before this layer has results of a suitable shape", where=p.path(node),
+                         expected=f"[{', '.join(map(str, lead))}, any size]")  # fmt: skip
     src = p.node(source) if source is not None else values[int(rng.integers(len(values)))]
     base, old = block or registry.free_part(p), weight_of(p, node)
     w = e.param(f"{base}.to.weight", np.zeros((old.shape[0], int(p.spec(src).shape[-1])), old.dtype))

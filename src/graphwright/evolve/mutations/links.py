@@ -239,8 +239,8 @@ def _along_time(
     if source is None:
         values = registry.earlier_values(p, node, lambda shape: len(shape) == 3 and shape[:2] == lead)
         if not values:
-            raise UsageError("no earlier value has the same batch size and steps", where=p.path(node),
-                             expected=f"{lead} and any last size")  # fmt: skip
+            raise UsageError("no node before this layer has results of equal batch size and steps",
+                             where=p.path(node), expected=f"[{lead[0]}, {lead[1]}, any size]")  # fmt: skip
         source = values[int(rng.integers(len(values)))]
     first = e.add("slice", source, name=f"{base}.first", axis=1, start=0, size=1)
     nothing = e.add("full_like", first, name=f"{base}.nothing", value=0.0)

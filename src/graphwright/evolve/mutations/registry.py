@@ -112,7 +112,7 @@ def in_cell(p: Program, node: NodeId) -> bool:
 
 
 def earlier_values(p: Program, node: NodeId, fits: Callable[[tuple[Any, ...]], bool]) -> list[NodeId]:
-    """Return the inputs and ops outside cells on which `node` depends and whose result shape satisfies `fits`."""
+    """Return the inputs and ops upstream of `node` whose result shape satisfies `fits`, except nodes inside cells."""
     before = p.reachable([node]) - {node}
     values = (n for n in p.order() if n in before and p.op(n) not in STORED and not in_cell(p, n))
     return [n for n in values if fits(p.specs(n)[0].shape)]

@@ -306,7 +306,7 @@ class ZeroFilled(_TemplateLevel):
 
     @cached_property
     def sizes(self) -> tuple[Config, Any, None] | list[Reason]:
-        """(original config with a suitable eps, its dimensions, None), or the reasons why the program does not fit."""
+        """(original config with the eps of the norms, its dimensions, None for `layers`), or reasons against it."""
         case, match = self.case, self.case.match
         why = list(case.unmatched) or [Reason(d.path, f"{d.kind}, {d.detail}")
                                  for d in case.deviations if d.kind in ("op", "dtype")]  # fmt: skip

@@ -121,7 +121,7 @@ class TemplateMatch:
         yield from ((i, part) for i, part in enumerate(self.parts) if part is not None)
 
     def explained(self) -> dict[NodeId, int]:
-        """Map each node of the program that the match accounts for to its branch number."""
+        """Return a dict from each matched node of the program to the number of its template branch, or `TRUNK`."""
         found = dict.fromkeys(self.skipped, TRUNK)
         for i, part in self.matched():
             nodes = {v.node for v in part.values.values()}
@@ -457,7 +457,7 @@ class Deviation:
         levels: numbers of the export levels whose files can represent the deviation.
         axis, field, dimension: units, their config field, and the name of the dimension, if a size differs.
         branch: number of the template branch, if it is known.
-        matched: whether the template match accounts for the node.
+        matched: whether the node is part of a matched branch.
     """
 
     path: str

@@ -80,7 +80,7 @@ class KVCache:
         program: the program of the model that fills the cache.
         tokens: int64 [batch, length], the ids of the entries.
         fingerprints: dict from attention path to the fingerprint of the model state that computed its entries.
-        stale_runs: paths of attentions that ran although their entries were stale.
+        stale_runs: paths of attention ops that ran although their entries were stale.
         stream: number of the random stream that `Model.decode` draws from.
     """
 

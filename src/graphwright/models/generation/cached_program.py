@@ -199,7 +199,7 @@ def fingerprints(p: Program) -> dict[str, str]:
 
 
 def with_padding(p: Program) -> Program:
-    """Return a copy of the program with an input `mask` [B, T]; attentions ignore the keys where it is false."""
+    """Return a copy of the program with an input `mask` [B, T]; attention ops ignore keys where it is false."""
 
     def start(new: Program) -> None:
         add_source(new, INPUT, "mask", Spec(("B", "T"), bool_), {})

@@ -411,7 +411,7 @@ class PagedCache:
         return {k: v.spec for k, v in self.variables.items()} == self.steps.derived().states
 
     def pools(self) -> list[NDArray]:
-        """Return the writable pools [blocks, kv heads, block, head dim]: keys and values of the attentions in turn."""
+        """Return the writable pools [blocks, kv heads, block, head dim]: keys, then values, of each attention op."""
         return [variable.own() for variable in self.variables.values()]
 
     def claim(self, count: int) -> list[int]:

@@ -132,7 +132,7 @@ class Sequence(KVCache):
         with self.exclusive():
             pools, length = self.cache.pools(), self.length
             if 2 * len(k) != len(pools) or len(v) != len(k):
-                raise ShapeError("the number of key or value arrays is not the number of attentions",
+                raise ShapeError("the number of key or value arrays differs from the number of attention ops",
                                  expected=len(pools) // 2, got=(len(k), len(v)))  # fmt: skip
             entries = [a if isinstance(a, NDArray) else from_numpy(a) for pair in zip(k, v, strict=True) for a in pair]
             n = entries[0].shape[1] if entries and len(entries[0].shape) == 3 else 0

@@ -187,7 +187,7 @@ class PlanTables:
         return self._once((node, new, target), lambda: self.instruction(copy))
 
     def folded_copy(self, slot: int, node: NodeId) -> int:
-        """Return the slot of a row-major copy of a frozen slot, computed once per weight version, not in every run."""
+        """Return the slot of a row-major copy of a frozen value, made again only when the weights change."""
         at = self.slots[slot]
 
         def make() -> int:
@@ -362,7 +362,7 @@ class CseTable:
         return first
 
     def leave(self, node: NodeId, key: Any) -> None:
-        """Remove a node that was deleted or no longer computes the value of `key`."""
+        """Remove a node from those that compute the value of `key`; another one may become their representative."""
         members = self._members[key]
         del members[node]
         if self._first.get(key) == node:

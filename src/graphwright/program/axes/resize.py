@@ -98,8 +98,9 @@ class ResizeAxis(Edit):
             for dim, old in dims:
                 after[dim] = len(old)
                 if old and not -1 <= min(old) <= max(old) < before[dim]:
-                    raise ShapeError("old index out of range", where=f"{key}, dimension {dim}",
-                                     expected=f"-1 to {before[dim] - 1}", got=f"{min(old)} to {max(old)}")  # fmt: skip
+                    expected, got = f"-1 (a new unit) to {before[dim] - 1}", f"{min(old)} to {max(old)}"
+                    raise ShapeError("the index of an old unit is out of range", where=f"{key}, dimension {dim}",
+                                     expected=expected, got=got)  # fmt: skip
             if tuple(after) != array.shape:
                 raise ShapeError("the new value has the wrong shape", where=key, expected=tuple(after), got=array.spec)
         for _, attrs in self.attrs:
@@ -373,7 +374,7 @@ def cut_units(
         keep = ~np.isin(np.arange(group.size), ids)
         if not keep.any():
             raise EmptyAxis("cannot remove all units of an axis", where=name, got=runs(ids),
-                            fix="cut the edge from the module of the axis into the next junction")  # fmt: skip
+                            fix="remove the whole module: cut its edge into the next junction")  # fmt: skip
         apart = _apart(group, keep)
         if apart is None and ragged and group.kind == "heads":
             made = _tabulate(e, group)

@@ -300,7 +300,7 @@ class AddEdge(Edit):
             raise UsageError("invalid port number", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=repr(self.port))
         if self.port > MAX_PORT:
             fix = "sum some edges in another junction and connect that junction"
-            what = "port number too large: ports have 31 bits, and a junction never reuses them"
+            what = "the port number is too large; a junction does not reuse the ports of removed edges"
             raise CapacityError(what, where=p.path(dst), expected=f"<= {MAX_PORT}", got=self.port, fix=fix)
         if any(p.edge_port(e) == self.port for e in p.graph.in_edges(self.dst)):
             fix = "call e.rewire(edge, new_src) to change the source of that edge"

@@ -124,7 +124,7 @@ def _requests(e: Transaction, target: Any, kind: str) -> tuple[list[_Request], b
         edges = [p.edge(t) for t in target] if isinstance(target, Sequence) and not isinstance(target, str) else []
         if len(edges) < 2:
             expected = "two or more edges into junctions"
-            raise UsageError("a choice gate for fewer than two edges", expected=expected, got=target)
+            raise UsageError("a choice gate got fewer than two edges", expected=expected, got=target)
         sites = tuple(_edge_site(p, edge, i) for i, edge in enumerate(edges))
         return [_Request(sites, len(edges), lambda: np.concatenate([_edge_cost(p, [edge]) for edge in edges]))], False
     if isinstance(target, Units):

@@ -93,7 +93,7 @@ def attrs(data: Any) -> Mapping[str, Any]:
     except ProgramFileError:
         raise
     except Exception as error:
-        raise wrong(expected="attributes of a node as encode_attrs writes them", got=data) from error
+        raise wrong(expected="the JSON form of a node's attributes", got=data) from error
 
 
 def indices(data: Any) -> tuple[int, ...]:

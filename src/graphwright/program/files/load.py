@@ -127,7 +127,7 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
         report.check(p.name)
     p.valid = report.ok
     if verify and any(array.storage.memory is None for array in files.mapped):  # checks the bytes of all tensors now
-        raise ProgramFileError("a tensor of the saved program cannot be read")
+        raise ProgramFileError("the bytes of a tensor cannot be read")
     return p
 
 

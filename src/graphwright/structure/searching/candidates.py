@@ -125,7 +125,7 @@ class Skips:
         return junction_of(p, source) or source, junction_of(p, target)
 
     def open(self, p: Program) -> None:
-        """Insert a junction after each block that a skip targets, unless it has one; results do not change."""
+        """Insert a junction after each block that skips can enter, for the skips to connect to. Results stay equal."""
         with p.edit("junctions for skips", author="gate") as e:
             for name in self.names(p):
                 _junction(e, p.node(name.split(" -> ")[1]))

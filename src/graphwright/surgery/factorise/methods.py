@@ -232,7 +232,7 @@ class LowRankFit:
         return LowRank(self.u[:, :rank] * half, inner)
 
     def error(self, rank: int) -> float:
-        """‖dropped σ‖ / ‖all σ‖ of the singular values at a rank: relative error of W (`svd`), of outputs (`asvd`)."""
+        """Return the relative Frobenius error at a rank: of the weights for `svd`, of the layer outputs for `asvd`."""
         whole = float(np.linalg.norm(self.s))
         return float(np.linalg.norm(self.s[rank:])) / whole if whole else 0.0
 
@@ -289,7 +289,7 @@ def ring(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = 
 
 
 def _shared(first: Unfolding, outer: int, inner: int, lost: float, ranks: Sequence[int] | None) -> list[np.ndarray]:
-    """Return the cores of a ring with r_0 = `outer`, r_1 = `inner`; the first one is U [p_1, r_0 r_1], reshaped."""
+    """Return the cores of a tensor ring of ranks r_0 = `outer`, r_1 = `inner`; the first SVD's U is the first core."""
     p, rank = first.shape[0], outer * inner
     u, rest = np.zeros((p, rank)), np.zeros((rank, first.vt.shape[1]))
     kept = min(rank, len(first.s))

@@ -179,7 +179,7 @@ def _moved(p: Program, probe: Probe, run: Run, edge: EdgeId) -> float:
 
 
 def _starts_at_zero(p: Program, edge: EdgeId) -> bool:
-    """Return whether an edge may start at zero for training: by a gate, a trained scalar or a matrix of zeros."""
+    """Return True if training can make a zero edge nonzero: a gate, trained scalar or zero matrix scales it."""
     node = p.graph.source(edge)
     operands = p.operands(node)
     factors = [v.node for v in operands] if traits(p.op(node)).multiplies else []

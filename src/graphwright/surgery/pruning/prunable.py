@@ -191,7 +191,7 @@ def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, prot
 
 
 def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) -> PrunableAxis | None:
-    """Return a prunable axis; None if the axis is frozen or inexact, or if not only trained products sum over it."""
+    """Return the axis with its consumers; None if it is frozen or not exact, or if another op sums over it."""
     if group.frozen or not group.exact:
         return None
     p, notes = group.axes.program, [note for a in group.atoms if (note := group.axes.solution.notes.get(a)) is not None]

@@ -278,9 +278,8 @@ def _steps(p: Program, entry: Entry) -> list[PruneStep]:
         elif isinstance(edit, RemoveNode):
             node = edit.node
         elif not isinstance(edit, RemoveEdge):
-            raise UsageError(
-                "this journal entry cut single query heads, which cannot be recomputed", where=f"entry {entry.seq}"
-            )
+            what = "the figures of this pruning cannot be recomputed, because it cut single query heads"
+            raise UsageError(what, where=f"entry {entry.seq}")
         elif p.graph.target(edit.edge) != node:  # other edges enter the node that is removed next
             found.append(PruneStep("module", p.path(edit.edge)))
     return found[::-1]

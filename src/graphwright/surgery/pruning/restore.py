@@ -27,11 +27,11 @@ BATCH = 64
 
 
 class Downdate:
-    """The matrices W [out, columns] and H⁻¹, which are updated when columns J are removed.
+    """Weights W [out, columns] and an inverse Hessian H⁻¹, from which sets J of columns are removed one after another.
 
-    A removal is W -= W_J P and H⁻¹ -= (H⁻¹)_:J P with P = [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:. Removals are collected: the current
-    matrices are `_w` - `_v` `_p` and `_inverse` - `_c` `_p`, which `_flush` evaluates. The squared norms of W's columns
-    and the diagonal of H⁻¹ are updated immediately.
+    A removal is W -= W_J P and H⁻¹ -= (H⁻¹)_:J P with P = [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:. `remove` only appends its factors to
+    `_v`, `_c` and `_p`, and updates the squared norms of W's columns and the diagonal of H⁻¹. After several removals,
+    `_flush` subtracts the products: W = `_w` - `_v` `_p` and H⁻¹ = `_inverse` - `_c` `_p`.
     """
 
     def __init__(self, w: np.ndarray, inverse: np.ndarray) -> None:

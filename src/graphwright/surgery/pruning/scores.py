@@ -87,7 +87,7 @@ def greedy(
 
 @dataclass(frozen=True, slots=True)
 class UnitColumns:
-    """The data by which a criterion scores the units of an axis in one product.
+    """The input of a pruning criterion: one product that sums over an axis, and the matrix columns of each unit.
 
     Attributes:
         matrix: the weights [out, columns].
