@@ -9,20 +9,9 @@ from __future__ import annotations
 from typing import Any, TypedDict, Unpack
 
 __all__ = [
-    "AliasError",
-    "BudgetUnreachable",
-    "ComputeError",
-    "CycleError",
-    "DTypeError",
-    "Facts",
-    "GraphwrightError",
-    "IndexOutOfRange",
-    "MissingExtra",
-    "NonFinite",
-    "OutOfMemory",
-    "ShapeError",
-    "UsageError",
-]
+    "AliasError", "BudgetUnreachable", "ComputeError", "CycleError", "DTypeError", "Facts", "GraphwrightError",
+    "IndexOutOfRange", "MissingExtra", "NonFinite", "OutOfMemory", "ShapeError", "UsageError",
+]  # fmt: skip
 
 
 class GraphwrightError(Exception):

@@ -53,10 +53,7 @@ def _shared(tokens: int, context: int, least: int = 0) -> OptionTable:
 
 @command(
     "graphwright prune bundled smaller --tokens 512 --recipe units --no-time --check none --quiet",
-    recipe=(
-        "default",
-        option("NAME", "What to remove: units, modules, or default (both, where that is better)."),
-    ),
+    recipe=("default", option("NAME", "What to remove: units, modules, or default (both, where that is better).")),
     method=("greedy", option("SCORE", "Score of a unit: greedy, obs, wanda, magnitude, taylor or random.")),
     where=(None, option("PATTERN", "Modules that may be pruned, by path; by default the layers.")),
     round_to=(1, option("N", "Round sizes to multiples of N.", min=1)),

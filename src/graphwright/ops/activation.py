@@ -14,8 +14,7 @@ from graphwright.ops.rules import Binary, UnaryFloat, away_from_zero, broadcast,
 
 _OPS = {"absolute": "abs", **{name: name for name in ("erf", "exp", "log1p", "sigmoid", "tanh")}}
 FORMULAS: Any = specialise(
-    activations,
-    {name: partial(call, op) for name, op in _OPS.items()} | {"maximum": lambda x, zero: call("relu", x)},
+    activations, {name: partial(call, op) for name, op in _OPS.items()} | {"maximum": lambda x, zero: call("relu", x)}
 )
 """`array.formulas.activations` on tensors; the only maximum there is that with 0."""
 

@@ -293,9 +293,7 @@ def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str
     return wrong + [f"{name}: expected {here}, got {there}" for name, here, there in both if here != there]
 
 
-def _gathered(
-    *holders: HasVariables | None,
-) -> tuple[dict[str, Variable], dict[str, str]]:
+def _gathered(*holders: HasVariables | None) -> tuple[dict[str, Variable], dict[str, str]]:
     """Return a dict from names to variables of all holders, and one from other names of tied variables to the first."""
     first: dict[int, str] = {}
     tensors: dict[str, Variable] = {}

@@ -108,12 +108,7 @@ def cumsum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
         return [*calls, partial(torch.cumsum, x, axis, out=out)]
     backwards = torch.arange(x.shape[axis] - 1, -1, -1)
     flip = partial(torch.index_select, x, axis, backwards)
-    return [
-        *calls,
-        partial(flip, out=work[1]),
-        partial(torch.cumsum, work[1], axis, out=x),
-        partial(flip, out=out),
-    ]
+    return [*calls, partial(flip, out=work[1]), partial(torch.cumsum, work[1], axis, out=x), partial(flip, out=out)]
 
 
 def _log_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
