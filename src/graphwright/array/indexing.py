@@ -86,7 +86,7 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
             slices.append((start if size else 0, size, step))
             kept.append(size)
         axis += 1
-    ids = tuple(items[i].ids if isinstance(items[i], _Added) else items[i] for i in arrays)
+    ids = tuple(item.ids if isinstance(item := items[i], _Added) else item for i in arrays)
     order, first = None, 0
     if ids:
         first = arrays[0]

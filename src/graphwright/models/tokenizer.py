@@ -200,7 +200,7 @@ def special_ids(directory: Path, config: Config) -> tuple[int | None, tuple[int,
 
 
 def _token_ids(name: str, value: Any, where: Path) -> tuple[int, ...]:
-    values = value if isinstance(value, list) and name == "eos_token_id" else [value]
+    values: list[Any] = value if isinstance(value, list) and name == "eos_token_id" else [value]
     if not all(isinstance(v, int) and not isinstance(v, bool) and -1 <= v < 1 << 31 for v in values):
         expected = "a token id, -1 or null for none" + (", or a list of ids" if name == "eos_token_id" else "")
         raise ConfigError(f"{name} is not a token id", where=str(where), expected=expected, got=value)
