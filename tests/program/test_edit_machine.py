@@ -25,7 +25,7 @@ from program_samples import (
 )
 
 from graphwright.array import float32
-from graphwright.errors import CycleError, GraphwrightError
+from graphwright.errors import CycleError, GraphwrightError, UsageError
 from graphwright.program import Builder, Program, Transaction, Value, load
 from graphwright.program.kinds import STORED
 
@@ -43,6 +43,8 @@ def values(p: Program) -> list[Value]:
 
 
 def pick(items, n: int):
+    if not items:
+        raise UsageError("there is nothing to pick")  # a script may have removed all junctions
     return items[n % len(items)]
 
 
