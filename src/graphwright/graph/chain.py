@@ -84,13 +84,16 @@ class Chain:
         return (link.entry for link in self.links)
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
 def canonical_json(value: Any) -> str:
     """Return the canonical JSON text of a value: sorted keys, no spaces, ASCII, shortest floats, tuples as lists.
 
     Raises: UsageError for NaN and infinities, keys that are not strings, other types, nesting beyond 64.
     """
     _check(value)
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def _hash(prev: str, text: str) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from graphwright.program.weights import Weights
 
 _MODULUS = 1 << 256
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def encode_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +105,7 @@ class StructureHash:
         p = self._program
         specs, reads = [s.to_json() for s in p.specs(node)], [[p.path(v.node), v.port] for v in p.operands(node)]
         record = [p.path(node), p.op(node), encode_attrs(p.attrs(node)), specs, reads]
-        text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        text = _ENCODER.encode(record)
         return int.from_bytes(blake2b(text.encode(), digest_size=32).digest(), "little")
 
     def node_digest(self, node: NodeId) -> bytes:
@@ -121,7 +123,7 @@ class StructureHash:
             self._dirty.clear()
             p = self._program
             outputs = [[name, p.path(v.node), v.port] for name, v in zip(p.output_names(), p.outputs(), strict=True)]
-            text = json.dumps([f"{self._sum:064x}", outputs], separators=(",", ":"))
+            text = _COMPACT.encode([f"{self._sum:064x}", outputs])
             self._structure = sha256(text.encode()).hexdigest()
         return self._structure
 

@@ -6,6 +6,7 @@ goes forwards in the topological order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -348,15 +349,19 @@ def _closure(nodes: Iterable[NodeId], neighbours: Callable[[NodeId], Iterable[No
     return seen
 
 
+_FORBIDDEN = re.compile("[\x00-\x1f\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def is_name(name: object) -> bool:
     """Return True for a dotted path of at most 4096 characters, without empty segments or control characters."""
     if not isinstance(name, str) or not 0 < len(name) <= 4096 or not all(name.split(".")):
         return False
-    return not any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name)
+    return _FORBIDDEN.search(name) is None
 
 
 def is_key(key: object) -> bool:
     """Return True for a text that can name a tensor in a checkpoint."""
-    if not isinstance(key, str) or any(0xD800 <= ord(c) < 0xE000 for c in key):
+    if not isinstance(key, str) or _SURROGATE.search(key) is not None:
         return False
     return 0 < len(key.encode()) <= 4096 and key != "__metadata__"

@@ -357,6 +357,10 @@ def breed(
         seed, generation: with the index of a child, they determine its random stream.
         rng, seen, stack: scratch: uint64 [SIZE], uint8 and int64 with room for the nodes of a child.
     """
+    chances = (
+        rates.grow, rates.split_link, rates.add_link, rates.toggle_link, rates.remove_link, rates.remove_delay_link,
+        rates.set_activation,
+    )  # fmt: skip
     out.node_off[0], out.link_off[0] = 0, 0
     for child in range(len(of.elite)):
         genome.begin(rng, seed, child, generation, BREEDING)
@@ -381,12 +385,10 @@ def breed(
                     fitter_parent, other_parent = other_parent, fitter_parent
             n1, l1 = _inherit(parents, fitter_parent, other_parent, out, n0, l0, rates.reclose, rng)
             nodes_left, links_left = rates.max_nodes - (n1 - n0), rates.max_links - (l1 - l0)
-            chances = (
-                rates.grow, rates.split_link, rates.add_link, rates.toggle_link, rates.remove_link,
-                rates.remove_delay_link, rates.set_activation,
-            )  # fmt: skip
             for kind, chance in zip(_ORDER, chances):  # noqa: B905 (numba has no `strict`)
-                if mutation != COPY or not chance > 0.0 or uniform(rng) >= chance:
+                if mutation != COPY:
+                    break
+                if not chance > 0.0 or uniform(rng) >= chance:
                     continue
                 made = kind
                 if kind == GROW:

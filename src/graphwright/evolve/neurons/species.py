@@ -6,6 +6,7 @@ Source: Stanley and Miikkulainen 2002, sections 3.3 and 4.1. All functions work 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from graphwright.evolve.settings import NEAT, STRUCTURAL
 _STEP, _LEAST = 0.3, 0.3  # step of the threshold towards `target_species`, and its lower bound
 
 
+@cache
 def _loops() -> Any:
     """Return the module of compiled loops over species; importing it loads numba."""
     from graphwright.array.population import species

@@ -94,7 +94,10 @@ class Edit:
         record: dict[str, Any] = {"edit": type(self).__name__}
         for name, kind in self.packed.items():
             value = getattr(self, name)
-            record |= {name: kind.pack(None, value)} if kind.record is None else kind.record(p, name, value)
+            if kind.record is None:
+                record[name] = kind.pack(None, value)
+            else:
+                record.update(kind.record(p, name, value))
         return record
 
     @classmethod

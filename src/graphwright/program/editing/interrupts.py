@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -19,22 +18,31 @@ _previous: Callable[[int, FrameType | None], Any] | None = None  # the handler b
 _pending: list[tuple[int, FrameType | None]] = []
 
 
-@contextmanager
-def defer_interrupts() -> Iterator[None]:
-    """Defer Ctrl-C: KeyboardInterrupt is raised after the whole block has run."""
-    global _depth
-    if not _in_main():
-        yield
-        return
-    outer = _depth
-    try:
-        _depth = outer + 1
-        if not outer and not _open_edits:
-            _install()
-        yield
-    finally:  # until `_uninstall` our handler records interrupts, so each of these lines is reached
-        _depth = outer
-        if not outer:
+class defer_interrupts:  # lower case, as it is used like a function; a class, as every primitive edit enters one
+    """Context manager: defer Ctrl-C; KeyboardInterrupt is raised after the whole block has run."""
+
+    __slots__ = ("main", "outer")
+
+    def __enter__(self) -> None:
+        global _depth
+        self.main, self.outer = _in_main(), _depth
+        if self.main:
+            try:
+                _depth = self.outer + 1
+                if not self.outer and not _open_edits:
+                    _install()
+            except BaseException:  # an interrupt before our handler was installed
+                _depth = self.outer
+                if not _open_edits:
+                    _uninstall()
+                raise
+
+    def __exit__(self, *exc: object) -> None:
+        global _depth
+        if not self.main:
+            return
+        _depth = self.outer  # until `_uninstall` our handler records interrupts, so each of these lines is reached
+        if not self.outer:
             previous = _previous
             if not _open_edits:
                 _uninstall()
@@ -85,6 +93,6 @@ def _install() -> None:
 
 def _uninstall() -> None:
     global _previous
-    if _previous is not None and signal.getsignal(signal.SIGINT) is _handle:  # else user code replaced it
-        signal.signal(signal.SIGINT, _previous)
+    if _previous is not None and (found := signal.signal(signal.SIGINT, _previous)) is not _handle:
+        signal.signal(signal.SIGINT, found)  # user code replaced ours
     _previous = None
