@@ -164,12 +164,8 @@ def test_explain_describes_how_a_node_was_planned() -> None:
     b = Builder()
     x = b.input("x", (2, 3))
     b.exp(x, name="dead")
-    b.output(
-        b.neg(
-            b.mul(b.permute(x, axes=(1, 0), name="transposed"), b.const("one", np.float32(1)), name="same"), name="out"
-        ),
-        "y",
-    )
+    same = b.mul(x, b.const("one", np.float32(1)), name="same")
+    b.output(b.neg(b.permute(same, axes=(1, 0), name="transposed"), name="out"), "y")
     plan = plan_of(b.build())
     assert "pruned" in plan.explain("dead")
     assert "view" in plan.explain("transposed")

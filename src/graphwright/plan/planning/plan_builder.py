@@ -222,7 +222,7 @@ class PlanBuilder:
             record.signature = signature = lowerings.signature(record, self.dims, shapes)
             op = signature.op
         node, frozen = record.node, self.depends_on_frozen(record, op)
-        if op.view is not None or (op.traits.nary and len(record.reads) == 1):
+        if op.view is not None or self.passes_on(record, op):
             self._plan_view(record, op, old)
         elif frozen and (op.traits.convert or self._may_fold(record.specs, record.reads)):
             same = old is not None and (old.op, old.reads) == (record.op, record.reads) and old.attrs is record.attrs
@@ -277,6 +277,10 @@ class PlanBuilder:
             return
         made = tables.view(Value(record.node), base.buffer, dtype, layout, base.base, frozen)
         record.results = record.own = (made,)
+
+    def passes_on(self, record: NodeRecord, op: Op) -> bool:
+        """Return whether the record is a junction with one edge, whose value is already the row-major result."""
+        return op.traits.nary and len(record.reads) == 1 and self.tables.slots[record.reads[0]].layout.contiguous
 
     def view_of(self, record: NodeRecord, op: Op) -> tuple[int, Layout]:
         """Return (slot to view, layout of the view); the slot is a row-major copy if no strides express the view."""

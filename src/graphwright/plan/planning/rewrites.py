@@ -24,7 +24,12 @@ Slots = tuple[int, ...] | None
 
 def single_edge(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
     """Replace a junction with one incoming edge by the value of that edge."""
-    return builder.replace("single edge", record, record.reads) if len(record.reads) == 1 else None
+    return builder.replace("single edge", record, record.reads) if builder.passes_on(record, op) else None
+
+
+def _row_major(builder: PlanBuilder, slot: int) -> bool:
+    """Return whether readers of the slot compute the bits that they compute on a row-major copy."""
+    return builder.tables.slots[slot].layout.contiguous
 
 
 def same_view(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
@@ -45,7 +50,7 @@ def neutral_operand(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
         return None
     for number, neutral in op.traits.identity:
         other = record.reads[1 - number]
-        if builder.tables.slots[other].spec != record.specs[0]:
+        if builder.tables.slots[other].spec != record.specs[0] or not _row_major(builder, other):
             continue
         value = builder.constant(record.reads[number])
         if value is not None and value == neutral and copysign(1.0, value) == copysign(1.0, neutral):
@@ -66,7 +71,7 @@ def conversion_chain(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
         into = builder.maker(first.index)
         record.log("conversion chain", None if into is None else into.node)
         record.reads, source, before = (first.index,), first, into
-    if source.spec == record.specs[0]:
+    if source.spec == record.specs[0] and _row_major(builder, source.index):
         return builder.replace("identity conversion", record, (source.index,))
     return None
 
