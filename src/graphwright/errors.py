@@ -38,7 +38,7 @@ class GraphwrightError(Exception):
         super().__init__(what)
 
     def to_json(self) -> dict[str, str]:
-        """Return the class name and the fields that are set as a dict of strings, which `--json` prints."""
+        """Return a dict of strings with the class name and the fields that are not None, as `--json` prints it."""
         facts = {"error": type(self).__name__, "what": self.what}
         for name in ("where", "expected", "got", "fix"):
             if (value := getattr(self, name)) is not None:
@@ -52,7 +52,7 @@ class GraphwrightError(Exception):
 
 
 class Facts(TypedDict, total=False):
-    """The keywords of `GraphwrightError`, for subclasses that forward them."""
+    """Types of the keyword arguments of `GraphwrightError`, for subclasses that forward them as `**facts`."""
 
     where: object
     expected: object

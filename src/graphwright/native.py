@@ -26,15 +26,15 @@ njit: Any = numba.njit
 
 
 def source_hash(*paths: Path) -> int:
-    """Return an odd 48-bit hash of Python files; a folder stands for the Python files directly in it."""
+    """Return a 48-bit hash, never 0, of the bytes of Python files; a folder stands for the files directly in it."""
     files = [f for path in paths for f in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
     return int.from_bytes(blake2b(b"".join(f.read_bytes() for f in files), digest_size=6).digest(), "little") | 1
 
 
 def cached(*sources: Path, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a loop that uses code of several files with `njit(cache=True)`.
+    """Return a decorator like `njit(cache=True)`, for functions that use code of several files.
 
-    The cache is valid until one of `sources` changes; numba itself checks only the file that defines the loop.
+    The cache is valid until one of `sources` changes; numba itself checks only the file that defines the function.
     """
 
     def decorate(loop: Callable[..., Any]) -> Any:
@@ -46,9 +46,9 @@ def cached(*sources: Path, **options: Any) -> Callable[[Callable[..., Any]], Any
 
 
 class Seeded(UserWideCacheLocator):
-    """A cache locator for this package's code: the user's cache, or a folder of the process if that cannot be written.
+    """A numba cache locator for this package: the user's cache, or a temporary folder if that cannot be written.
 
-    It is first filled from the cache of the installation.
+    The folder is first filled with the compiled files of the installation.
     """
 
     @classmethod
@@ -75,7 +75,7 @@ def _process_folder() -> Path:
 
 @cache
 def _seed(source: Path, target: Path) -> None:
-    """Copy the compiled files of `source` that are missing or older in `target`."""
+    """Copy numba's cache files from `source` to `target` where they are missing or older."""
     for pattern in ("*.nbc", "*.nbi", "*.built"):  # an index is copied after the files that it names
         for file in sorted(source.glob(pattern)):
             here = target / file.name

@@ -14,7 +14,7 @@ class Progress:
         what: name of the task.
         done, total: steps done so far, and steps in all.
         facts: numbers to show, such as the loss or tokens per second.
-        table: number by row and column, a dict of dicts, if several parts of the task run at once.
+        table: row name -> column name -> number; a row per part if several parts of the task run at once, else empty.
     """
 
     what: str

@@ -12,8 +12,8 @@ class ReportBase:
     """Base of reports that are dataclasses.
 
     Attributes:
-        FIGURES: properties that the JSON contains besides the fields.
-        HIDDEN: fields that the JSON leaves out.
+        FIGURES: names of properties that the JSON contains besides the fields.
+        HIDDEN: names of fields that the JSON leaves out.
     """
 
     __slots__ = ()
@@ -21,7 +21,7 @@ class ReportBase:
     HIDDEN: ClassVar[tuple[str, ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields and figures as a JSON-serialisable dict."""
+        """Return a JSON-serialisable dict of the fields except `HIDDEN`, and of the properties `FIGURES`."""
         names = [f.name for f in fields(cast(Any, self)) if f.name not in self.HIDDEN]
         return {name: plain(getattr(self, name)) for name in (*names, *self.FIGURES)}
 
@@ -49,7 +49,7 @@ def plain(value: Any) -> Any:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Format rows as aligned columns: floats with four digits, `-` for None or a missing entry."""
+    """Return a text table of the `columns` of `rows`: floats with four digits, `-` for None or a missing entry."""
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
     widths = [max(len(name), *(len(line[i]) for line in cells), 0) for i, name in enumerate(columns)]
     right = [any(isinstance(row.get(name), int | float) for row in rows) for name in columns]

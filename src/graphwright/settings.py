@@ -14,7 +14,7 @@ from graphwright.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Finite numbers from `low` to `high`; `above` excludes `low`, `whole` excludes fractions."""
+    """The finite numbers from `low` to `high`, without `low` itself if `above` is set, only integers if `whole` is."""
 
     low: float = -inf
     high: float = inf
@@ -22,7 +22,7 @@ class Range:
     whole: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Check an argument. Raises: UsageError if it is out of range, or not an integer although `whole` is set."""
+        """Raise UsageError if the argument `name` is out of range, or has no integer type although `whole` is set."""
         if value not in self or (self.whole and not isinstance(value, Integral)):
             raise UsageError("the argument is out of range", where=name, expected=self, got=repr(value))
 
@@ -59,7 +59,7 @@ class Settings:
                 raise self.out_of_range(name, " or ".join(map(_words, allowed)))
 
     def out_of_range(self, name: str, expected: object) -> UsageError:
-        """Return the error for a field with an invalid value."""
+        """Return a UsageError for the invalid value of the field `name`; `expected` describes the valid values."""
         where, got = f"{type(self).__name__}, {name}", repr(getattr(self, name))
         return UsageError("a setting is out of range", where=where, expected=expected, got=got)
 
@@ -71,7 +71,7 @@ def _allowed_fields(kind: type) -> dict[str, list[Any]]:
 
 
 def _allowed(hint: Any) -> list[Any]:
-    """Return what an annotation allows: ranges, tuples of literals, settings classes; empty if it cannot be checked."""
+    """Return what an annotation allows: ranges, tuples of literals and classes; empty if it cannot be checked."""
     match get_origin(hint):
         case origin if origin in (Union, UnionType):
             parts = [_allowed(part) for part in get_args(hint)]

@@ -40,7 +40,7 @@ def test_packing_is_one_to_one_and_the_kinds_never_meet(index, generation, other
 
 @pytest.mark.parametrize(("index", "generation"), [(-1, 1), (2**31 - 1, 1), (0, 0), (0, 2**31)])
 def test_handles_out_of_range_are_refused(index, generation):
-    with pytest.raises(ValueError, match="out of range"):
+    with pytest.raises(ValueError, match="needs 0 <= index"):
         NodeId(index, generation)
 
 

@@ -177,7 +177,7 @@ def test_labels_stay_in_int64_and_nodes_can_be_forgotten():
     with pytest.raises(KeyError):
         order.remove(rest[0], graph.add_node())
     assert order.labels() == before
-    with pytest.raises(UsageError, match="already has a label"):
+    with pytest.raises(UsageError, match="in the order already"):
         order.insert(first)
 
 

@@ -228,7 +228,7 @@ def test_a_gradient_reads_states_as_they_were_at_the_start_of_the_run():
 
 
 def test_wrong_number_of_seeds_raises():
-    with pytest.raises(UsageError, match="outputs and seeds differ in number"):
+    with pytest.raises(UsageError, match="seed does not have one array per output"):
         tiny().run(x=X).grad("y", ["w"], [])
 
 

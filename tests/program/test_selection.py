@@ -293,7 +293,7 @@ def test_empty_selections_raise_with_near_names():
     p = layered()
     with pytest.raises(EmptySelection, match=r"layers\.0\.act") as caught:
         p.select("layers.9.act").edit("nothing")
-    assert "near" in str(caught.value.fix)
+    assert "did you mean" in str(caught.value.fix)
     with p.select("layers.9").edit("allowed", allow_empty=True) as e:
         e.add("relu", "x")
 

@@ -122,7 +122,7 @@ def test_units_counted_before_another_cut_are_stale():
         e.cut_units(units)
     with p.edit("rename") as e:
         e.rename("first.weight", "other.weight")
-    with pytest.raises(StaleSelection, match="no axis and no list"), p.edit("gone") as e:
+    with pytest.raises(StaleSelection, match="no axis or list of layers"), p.edit("gone") as e:
         e.cut_units(units)
 
 
@@ -243,7 +243,7 @@ def test_a_replay_onto_another_size_stops_before_anything_changes():
     p, q = perceptron(), perceptron(hidden=6)
     neurons(p).prune(drop=[1])
     before = q.hash()
-    with pytest.raises(ReplayConflict, match="recorded size") as caught:
+    with pytest.raises(ReplayConflict, match="size recorded in the journal") as caught:
         replay(p, q)
     assert "first.neurons" in str(caught.value)
     assert q.hash() == before

@@ -151,7 +151,7 @@ class GradScaler:
         optimizer.step(found_inf=found if waiting is None else call("maximum", found, waiting))
 
     def update(self, *, waiting: Tensor | None = None) -> None:
-        """Lower the scale if a gradient was not finite, or raise it if due (see the class); skip this if `waiting`."""
+        """Lower the scale if a gradient was not finite, raise it if due; do nothing if `waiting` > 0 (see `step`)."""
         if not self.enabled:
             return
         if not self._found:

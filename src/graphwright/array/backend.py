@@ -55,7 +55,7 @@ class Needs:
 
     @property
     def why(self) -> str:
-        """The reason other than `reads` why the kernel cannot be captured; an empty string if there is no other."""
+        """The reason, other than `reads`, why the kernel cannot be captured; else an empty string."""
         other = "the host reads its result" if self.answers else "it allocates memory" if self.allocates else ""
         return self.fallback or other
 
@@ -119,9 +119,9 @@ class Backend(Protocol):
         ...
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
-        """Return a function that allocates and computes the result for operands like `ins`, bit-identical to `bind`.
+        """Return a function that allocates and computes the result, for operands with the specs and strides of `ins`.
 
-        Return None if this is not faster than `empty` and `bind`, or if the op has several results.
+        Results have the same bits as by `bind`. None if this is not faster than `bind`, or for several results.
         """
 
     def has_kernel(self, name: str) -> bool:

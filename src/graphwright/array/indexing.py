@@ -100,7 +100,7 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """The index array of a mask without axes: it selects from a new axis of size 1."""
+    """The index array that stands for True or False as an index: it selects from an inserted axis of size 1."""
 
     ids: np.ndarray
 
@@ -108,8 +108,8 @@ class _Added:
 def _items(shape: Shape, index: tuple[Any, ...]) -> tuple[list[Any], bool]:
     """Expand `...` and masks.
 
-    Returns: one int, slice or index array per axis, and None or `_Added` for each new axis; and whether a `...` stands
-    between index arrays, so that their result comes first even if the `...` spans no axis.
+    Returns: (a list of one int, slice or index array per axis, and None or `_Added` per inserted axis; whether a `...`
+    stands between index arrays: then their axes come first in the result, even if the `...` spans no axis).
     """
     given = [_read(item) for item in index]
     used = sum(map(_axes, given))

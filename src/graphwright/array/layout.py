@@ -157,7 +157,7 @@ def per_axis(value: int | Sequence[int], rank: int, name: str) -> Sizes:
     """Return a tuple of one value per axis; an int is repeated. Raises: ShapeError for a tuple of the wrong length."""
     sizes = (value,) * rank if isinstance(value, int) else tuple(value)
     if len(sizes) != rank:
-        raise ShapeError("wrong number of values", where=name, expected=f"an int, or {rank} for the axes", got=value)
+        raise ShapeError("wrong number of values", where=name, expected=f"an int, or one per axis ({rank})", got=value)
     return sizes
 
 
@@ -168,7 +168,7 @@ def trailing(shape: Sequence[Any], rank: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A sliding window: `kernel` entries `dilation` apart, moved by `stride`, with `padding` at both ends of axes."""
+    """A sliding window: `kernel` entries `dilation` apart, moved by `stride`, `padding` at both ends of each axis."""
 
     kernel: Sizes
     stride: Sizes
@@ -177,7 +177,7 @@ class Window:
 
     @staticmethod
     def of(kernel: Sequence[int], attrs: Mapping[str, Any]) -> Window:
-        """Return the window of an op with such attributes; stride None is the kernel size. Raises: ShapeError."""
+        """Return the window of an op with attributes `attrs`; stride None means the kernel size. Raises: ShapeError."""
         kernel, rank = tuple(kernel), len(kernel)
         stride, padding, dilation = (
             per_axis(kernel if attrs.get(name, default) is None else attrs.get(name, default), rank, name)
@@ -209,7 +209,7 @@ class Window:
         return tuple(n + 2 * p for n, p in zip(sizes, self.padding, strict=True))
 
     def counts(self, sizes: Sequence[Any]) -> Sizes:
-        """Return the number of windows along each axis. Raises: ShapeError if none fits, or a size is symbolic."""
+        """Return the number of windows along each axis. Raises: ShapeError if no window fits or a size is named."""
         if len(sizes) != len(self.kernel):
             raise ShapeError("wrong number of spatial axes", expected=f"{len(self.kernel)} sizes", got=sizes)
         if any(isinstance(n, str) for n in sizes):
@@ -221,13 +221,13 @@ class Window:
         return tuple(r // s + 1 for r, s in zip(room, self.stride, strict=True))
 
     def spread(self, counts: Sequence[Any], rest: Sizes) -> Sizes:
-        """Return the sizes of axes with `counts` windows and `rest` entries (fewer than the stride) after the last.
+        """Return the result sizes of a transposed op: of axes with `counts` windows, and `rest` entries after the last.
 
-        Raises: ShapeError.
+        Raises: ShapeError, also if `rest` is not less than the stride.
         """
         if len(counts) != len(self.kernel) or any(isinstance(n, str) for n in counts) or min(counts) < 1:
             expected = f"{len(self.kernel)} ints of at least 1"
-            raise ShapeError("invalid number of windows along an axis", expected=expected, got=counts)
+            raise ShapeError("invalid spatial sizes of a transposed convolution", expected=expected, got=counts)
         if any(not 0 <= r < s for r, s in zip(rest, self.stride, strict=True)):
             raise ShapeError("invalid output_padding", expected=f"0 <= output_padding < stride {self.stride}", got=rest)
         sizes = tuple(
@@ -235,7 +235,7 @@ class Window:
             for n, s, e, p, r in zip(counts, self.stride, self.extent, self.padding, rest, strict=True)
         )
         if min(sizes) < 1:
-            raise ShapeError("the padding leaves no output", expected="sizes of at least 1", got=sizes)
+            raise ShapeError("the padding leaves no output", expected="output sizes of at least 1", got=sizes)
         return sizes
 
     def rest(self, sizes: Sizes) -> Sizes:

@@ -36,7 +36,7 @@ class DeviceFull(DriverError):
 
 
 class OutOfDeviceMemory(ComputeError):
-    """A pool could not allocate, even after returning its cached segments.
+    """A pool could not allocate, even after returning its cached segments to the driver.
 
     Attributes:
         asked: bytes requested by the failed allocation.
@@ -101,11 +101,11 @@ class Driver(Protocol):
         ...
 
     def instantiate(self, graph: int) -> int:
-        """Prepare a captured graph for replay."""
+        """Return an executable form of a captured graph, for `replay`."""
         ...
 
     def replay(self, ready: int, stream: int) -> None:
-        """Queue an instantiated graph as a whole, or not at all."""
+        """Queue all work of a graph that `instantiate` returned; if this raises, nothing is queued."""
 
     @property
     def capturing(self) -> bool:
@@ -143,7 +143,7 @@ class Stats(NamedTuple):
         reserved: bytes taken from the driver.
         allocs, frees: number of blocks allocated and freed.
         stale: number of ignored frees of blocks that were freed already, or allocated before the pool was reset.
-        failed: number of finalizers that raised.
+        failed: number of finalizers of arrays that raised while they freed a block.
     """
 
     live: int
@@ -159,7 +159,7 @@ class Stats(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """A contiguous part of a segment, linked to its neighbours."""
+    """A contiguous part of a segment (the memory of one driver allocation), linked to its neighbours."""
 
     address: int
     size: int
@@ -316,7 +316,7 @@ class MemoryPool:
         return pieces[at][2]
 
     def _segment(self, size: int) -> _Piece | None:
-        """Allocate a segment as one free piece; return None if the device is full or the limit is reached."""
+        """Allocate driver memory for `size` as one free piece; None if the device is full or the limit is reached."""
         nbytes = SLAB if size <= SMALL else size if size > DIRECT else -(-size // SLAB) * SLAB
         if self.limit is not None and self._reserved + nbytes > self.limit:
             return None
@@ -411,7 +411,7 @@ def chunks(sizes: Sequence[int]) -> Iterator[range]:
 
 
 def upload(arrays: Sequence[NDArray], device: Device) -> list[NDArray]:
-    """Copy arrays to a device with one copy per chunk; arrays already there are returned unchanged.
+    """Copy arrays to a device, many at once (see `chunks`); arrays already there are returned unchanged.
 
     Arrays of one chunk share a block, which is freed with the last of them. Raises: DeviceUnavailable.
     """

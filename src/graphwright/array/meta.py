@@ -20,7 +20,7 @@ class NoBytes(ComputeError):
 
 
 class MetaBackend:
-    """A backend whose kernels all exist and do nothing."""
+    """The backend of the meta device: every op has a kernel, which computes nothing."""
 
     driver = None
     stream = 0
@@ -46,7 +46,8 @@ class MetaBackend:
         raise NoBytes("an array on the meta device has no data", got=array.spec, fix="use an array on the CPU")
 
     def adopt(self, other: Any) -> Never:
-        raise NoBytes("cannot adopt an array on the meta device, which has no memory", got=type(other).__name__)
+        what, fix = "cannot import an array to the meta device, which has no memory", "use from_dlpack(), for the CPU"
+        raise NoBytes(what, got=type(other).__name__, fix=fix)
 
     def address(self, array: NDArray) -> Never:
         self.to_host(array)
@@ -66,7 +67,6 @@ class MetaBackend:
         return None
 
     def has_kernel(self, name: str) -> bool:
-        """Return True: every op runs, because nothing is computed."""
         return True
 
     def kernels(self) -> frozenset[str]:

@@ -99,7 +99,7 @@ class NDArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, without gaps."""
+        """Bytes of all elements, without the gaps that strides leave."""
         return self.size * self.dtype.itemsize
 
     @property
@@ -154,12 +154,12 @@ class NDArray:
         found = None if copy else lay.reshape(self.layout, shape)
         if found is None and copy is False:
             allowed = f"a shape that strides {self.strides} of {self.shape} allow"
-            raise ShapeError("reshape with copy=False needs a copy", expected=allowed, got=shape, fix="pass copy=None")
+            raise ShapeError("reshape needs a copy, but copy=False", expected=allowed, got=shape, fix="pass copy=None")
         return self.view(found) if found is not None else NDArray(self.copy().storage, self.dtype, shape)
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def writable(self) -> None:
-        """Record a write of the memory. Raises: ReadOnlyArray; AliasError if elements overlap."""
+        """Check that a write is allowed, and record it. Raises: ReadOnlyArray; AliasError if elements overlap."""
         storage = self.storage
         if storage.readonly:
             block = f"{self.spec} of a mapped or borrowed block"
@@ -324,7 +324,7 @@ def from_numpy(host: np.ndarray | np.generic, *, bits: DType | None = None, copy
         if not host.dtype.isnative:
             raise ShapeError("cannot share an array in foreign byte order", got=host.dtype, fix="pass copy=True")
         what = "cannot share an array whose strides are not multiples of the element size"
-        raise ShapeError(what, expected=host.itemsize, got=host.strides, fix="pass copy=True")
+        raise ShapeError(what, expected=f"multiples of {host.itemsize}", got=host.strides, fix="pass copy=True")
     if odd or copy:
         host = np.array(host, dtype=host.dtype.newbyteorder("="), order="C")
     origin = "owned" if odd or copy else "borrowed"

@@ -57,7 +57,7 @@ class Spec:
         return Spec(tuple(dims.get(d, d) if isinstance(d, str) else d for d in self.shape), self.dtype)
 
     def match(self, shape: tuple[int, ...], dims: dict[str, int]) -> bool:
-        """Return whether `shape` matches; add the sizes of names that are not in `dims` to it."""
+        """Return whether `shape` matches; a name that is not in `dims` matches any size and is added to `dims`."""
         if len(shape) != len(self.shape):
             return False
         return all(

@@ -122,7 +122,7 @@ class Storage:
             changes.rise()
 
     def counted_by(self, count: WriteCount) -> None:
-        """Add the later runs in `count` to `version`; a plan that writes this block calls this."""
+        """From now on, add the runs in `count` to `version`. A plan calls this for each block that it writes."""
         if count not in self._counts:
             kept = tuple(c for c in self._counts if not c.retired)
             self._version += sum(c.count for c in self._counts if c.retired) - count.count
@@ -132,14 +132,14 @@ class Storage:
 
     @property
     def counted(self) -> bool:
-        """True if a plan writes the block."""
+        """True if a plan that writes the block was registered by `counted_by`."""
         return bool(self._counts)
 
     @classmethod
     def mapped(
         cls, touch: Callable[[], memoryview], nbytes: int, device: Device, check: Callable[[], None] | None = None
     ) -> Storage:
-        """Return a read-only block of a file; `touch()` maps the bytes on first use, or raises.
+        """Return a read-only file-backed block; `touch()` maps the bytes at first access and returns them, or raises.
 
         `check()` raises if the file has changed since it was opened.
         """
@@ -154,19 +154,20 @@ class Storage:
 
     @property
     def memory(self) -> Any:
-        """The memory: a buffer, or an object of the backend. A mapped block is opened on first access.
+        """The memory: a buffer, or an object of the backend. A file-backed block is mapped at first access.
 
         Raises: StorageClosed.
         """
         if self.closed:
-            raise StorageClosed("the memory was freed by close()", got=f"{self.nbytes} bytes on {self.device}")
+            got = f"{self.nbytes} bytes on {self.device}"
+            raise StorageClosed("close() has freed this memory", got=got, fix="copy() an array before close()")
         if self._open is not None:
             self._memory, self._open = self._open(), None
         return self._memory
 
     @property
     def touched(self) -> bool:
-        """False if the block is mapped and not opened yet."""
+        """False for a file-backed block whose bytes have not been mapped yet (by a first access); else True."""
         return self._open is None
 
     def close(self) -> None:
@@ -198,7 +199,7 @@ def fill(memory: Any) -> None:
 
 
 def poisoned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Return an array filled as by `poison`; dtypes that numpy lacks are given as bits."""
+    """Return an array filled as by `poison`; for a float that numpy lacks, `kind` is the integer of its bits."""
     if kind.itemsize == 1:
         return np.full(shape, 1 if kind.kind == "b" else _POISON >> 8, kind)  # 7F is NaN in both 8-bit floats
     made = np.empty(shape, kind)

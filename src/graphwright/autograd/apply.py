@@ -67,7 +67,7 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
 
 
 class TensorBase:
-    """A value and its position on the tape; `Tensor` adds the methods.
+    """A value and the tape node that computed it; `Tensor` adds the methods.
 
     Attributes:
         data: NDArray (eager) or Symbol (while tracing).
@@ -142,9 +142,9 @@ class TensorBase:
         return self.concrete("a write")
 
     def concrete(self, wanted: str) -> NDArray:
-        """Return the array. Raises: TraceError, naming the use `wanted`, for a traced value or a variable in a trace.
+        """Return the array. Raises: TraceError, which names the use `wanted`, for a traced value or traced variable.
 
-        A variable may change between runs of a trace, so its current array must not be read there.
+        A variable may change between runs of a traced program, so a trace must not read its current array.
         """
         if isinstance(self.data, Symbol) or (self.is_variable and active_recorder.get() is not None):
             raise TraceError(
@@ -193,13 +193,15 @@ def host_array(value: Any) -> np.ndarray:
     except ValueError:  # lists of different lengths
         host = None
     if host is None or host.dtype.kind not in "biuf":
-        raise UsageError("not an array of numbers", got=type(value).__name__ if host is None else host.dtype)
+        got = type(value).__name__ if host is None else host.dtype
+        expected = "numbers, or nested lists of equal lengths"
+        raise UsageError("cannot make a tensor: not an array of numbers", expected=expected, got=got)
     return host
 
 
 @lru_cache(4096)
 def scalar(text: str, dtype: DType) -> Any:
-    """Return a cached 0-d tensor of a number, given by its repr because 0.0 and -0.0 would be the same cache key."""
+    """Return a cached 0-d tensor of a number. `text` is its repr, because 0.0 and -0.0 would be the same cache key."""
     number = {"True": True, "False": False}.get(text)
     number = (float(text) if dtype.is_float else int(text)) if number is None else number
     value = np.asarray(number)

@@ -30,7 +30,7 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     terms = left.split(",")
     tensors = [as_tensor(o) for o in operands]
     if len(terms) != len(tensors):
-        raise UsageError("numbers of terms and operands differ", where=equation, expected=len(terms), got=len(tensors))
+        raise UsageError("terms and operands differ in number", where=equation, expected=len(terms), got=len(tensors))
     labels = [_labels(term, t.ndim, equation) for term, t in zip(terms, tensors, strict=True)]
     seen = [x for each in labels for x in each]
     free = sorted({x for x in seen if isinstance(x, int)})
@@ -58,7 +58,7 @@ def _labels(term: str, rank: int, equation: str) -> Labels:
         raise UsageError("a label is not a letter", where=equation, got=term)
     if (len(letters) > rank) if "..." in term else (len(letters) != rank):
         raise ShapeError(
-            "wrong number of axes for a term", where=f"{equation}, term {term!r}", expected=len(letters), got=rank
+            "operand and term differ in rank", where=f"{equation}, term {term!r}", expected=len(letters), got=rank
         )
     return _spread(term, list(range(len(letters) - rank, 0)), equation)
 
@@ -66,7 +66,7 @@ def _labels(term: str, rank: int, equation: str) -> Labels:
 def _spread(term: str, free: Sequence[int], equation: str) -> Labels:
     head, dots, tail = term.partition("...")
     if "." in head + tail:
-        raise UsageError("a term has dots that are not one `...`", where=equation, got=term)
+        raise UsageError("a term has dots other than a single `...`", where=equation, got=term)
     return [*head, *(free if dots else ()), *tail]
 
 

@@ -29,7 +29,7 @@ def backward(
     """Add d root / d leaf to `grad` of every leaf that requires it.
 
     Args:
-        grad: gradient with respect to the root, with its spec; required unless the root has one element.
+        grad: gradient with respect to the root, of the root's spec; required unless the root has one element.
         retain_graph: keep saved values for a further backward.
         inputs: fill `grad` of these tensors only; they may be leaves or inner tensors.
     Raises: GradShapeRequired, GraphFreed, NoTape, ModifiedSinceForward; UsageError if `inputs` is empty.
@@ -118,7 +118,7 @@ def _seed(root: Tensor, grad: Tensor | None) -> Tensor:
 def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Sum over the axes along which `shape` was broadcast to the shape of `grad`.
 
-    Each run of adjacent axes is summed in one call, the first run first, so that every sum is over rows or columns.
+    Each run of adjacent axes is summed in a call of its own, so that each call sums the rows or columns of a matrix.
     """
     if grad.shape == shape:
         return grad
@@ -149,7 +149,7 @@ class _BackwardPass:
         queue: heap of the waiting nodes, youngest first.
         leaves: id -> (leaf, gradient so far).
         retained: (tensor, gradient) of inner tensors whose gradient is kept.
-        wanted_at: (node, port) -> positions in `wanted` of the tensors that are this result.
+        wanted_at: (node, result number) -> indices in `wanted` of the tensors that are this result.
         results: gradients of the wanted tensors.
         path: nodes that depend on a wanted tensor, and ids of wanted leaves; None without `wanted`.
     """
@@ -177,7 +177,7 @@ class _BackwardPass:
         return tuple([edge is not None and _source(edge) in path for edge in node.edges])
 
     def send(self, edge: Any, grad: Tensor) -> None:
-        """Add `grad` to the gradient of the leaf or result (node, port) named by `edge`; queue a result's node."""
+        """Add `grad` to the gradient of `edge`: a leaf tensor, or (node, result number), whose node is queued."""
         if not isinstance(edge, tuple):
             if self.widen and edge.grad_dtype is not grad.data.dtype:
                 grad = grad.to(edge.grad_dtype)
@@ -317,7 +317,7 @@ def pull_back(
     for g, need, spec in zip_longest(result, needs, in_specs):  # a missing gradient is None, or omitted at the end
         if not need or g is None:
             if need and spec.dtype.is_float:
-                raise ComputeError("a vjp omitted a gradient that is needed", where=op.name)
+                raise ComputeError("a vjp omitted a gradient that is needed", where=op.name, expected=spec)
             final.append(None)
             continue
         if g.data.shape != spec.shape and _covers(g.shape, spec.sizes):
@@ -372,7 +372,7 @@ def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
 
 
 def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
-    """Add `g` to `leaf.grad`. A first gradient is copied if strided, or if another `grad` has its storage (`given`)."""
+    """Add `g` to `leaf.grad`. A first `g` is copied if strided or if another `grad` has its storage (id in `given`)."""
     recorder = active_recorder.get()
     if recorder is not None:
         recorder.before_grad(leaf)

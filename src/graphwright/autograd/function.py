@@ -78,7 +78,7 @@ class Function:
             made = cls.forward(ctx, *args)
         results = made if isinstance(made, tuple) else (made,)
         if not results or not all(isinstance(r, TensorBase) for r in results):
-            raise UsageError("forward returned no tensor or tuple of tensors", where=cls.__name__, got=type(made))
+            raise UsageError("forward returned neither tensor nor tuple of tensors", where=cls.__name__, got=type(made))
         outputs = [as_tensor(_data(r)) for r in results]  # new tensors, as forward may return its arguments
         saved, ctx._pending = ctx._pending, ()  # a result held by the context would be a cycle
         if grad_enabled() and any(isinstance(a, TensorBase) and a.requires_grad for a in args):

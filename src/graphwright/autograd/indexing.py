@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 def get_item(x: Tensor, index: Any) -> Tensor:
     """`x[index]`: a view for positive steps, a copy for negative ones, a gather for index arrays.
 
-    Raises: as `index_plan`; TraceError for a traced mask, whose number of entries is known only in a run.
+    Raises: ShapeError, DTypeError, UsageError for an invalid index; TraceError for a traced mask, whose number of true
+        entries is known only in a run.
     """
     plan = index_plan(x.shape, index)
     part = _view(x, plan)
@@ -55,7 +56,7 @@ def _view(x: Any, plan: IndexPlan) -> Any:
 def set_item(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`, in the memory of x; tapes and traces follow the rules of `autograd.inplace`.
 
-    Raises: as `index_plan`; ShapeError if the value does not broadcast; LeafModified, ViewModified, TraceMutation.
+    Raises: as `get_item`; ShapeError if the value does not broadcast; LeafModified, ViewModified, TraceMutation.
     """
     value = cast_like(value, x)
     plan = index_plan(x.shape, index)
@@ -84,7 +85,7 @@ def _int64(index: Any) -> Tensor:
     ids = as_tensor(index)
     if ids.dtype.kind not in ("int", "uint") and (ids.dtype.kind == "bool" or ids.size):  # [] is float32
         fix = "index.to('int64')" if ids.dtype.is_float else "use mask.nonzero(), or x[mask]"
-        raise DTypeError("the index is not of integers", expected="an integer dtype", got=ids.spec, fix=fix)
+        raise DTypeError("the index does not hold integers", expected="an integer dtype", got=ids.spec, fix=fix)
     return ids.to(int64)
 
 
@@ -124,7 +125,7 @@ def index_select(x: Tensor, axis: int, index: Any) -> Tensor:
 
 
 def index_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
-    """Return a copy of x with slices of `src` added at indices of an axis, in order.
+    """Return a copy y of x with y[index[i]] += src[i] for axis 0, in the order of i.
 
     Raises: IndexOutOfRange, ShapeError.
     """
@@ -132,7 +133,7 @@ def index_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
 
 
 def index_put(x: Tensor, index: Sequence[Any], values: Any, accumulate: bool = False) -> Tensor:
-    """Return a copy of x with values written, or added, at x[index]: arrays of ints, or masks, from the first axis on.
+    """Return a copy y of x with y[index] = values, or += with `accumulate`; `index` holds int arrays or masks.
 
     Raises: IndexOutOfRange, ShapeError, DTypeError for indices that are not ints or bools; TraceError for a traced
     mask.

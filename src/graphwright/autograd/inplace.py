@@ -67,10 +67,10 @@ def rebind(outs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         symbol = out.data
         if not isinstance(symbol, Symbol):
             fix = "make the tensor a Variable, whose value is stored from step to step"
-            raise TraceMutation("in-place write to a tensor from outside the trace", got=out.spec, fix=fix)
+            raise TraceMutation("in-place write, in a trace, to a tensor made outside of it", got=out.spec, fix=fix)
         if any(other is not None and other is not symbol for other in (r() for r in symbol.aliases)):
             raise TraceMutation(
-                "in-place write to a value that has a view, which would not change in a trace",
+                "in-place write, in a trace, to a value with a view, which would keep the old entries",
                 got=out.spec,
                 fix="write to a clone(), or make the view after the write",
             )

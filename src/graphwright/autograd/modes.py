@@ -122,7 +122,7 @@ def grad_enabled() -> bool:
 
 
 def autocast_dtype() -> DType | None:
-    """Return the dtype that ops of casting class `low` run in, or None outside autocast."""
+    """Return the 16-bit dtype of autocast, used by ops such as matmul; None outside autocast."""
     return autocast.get()
 
 

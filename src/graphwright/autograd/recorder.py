@@ -1,4 +1,4 @@
-"""The protocol by which a layer above turns tensor code into a graph; autograd knows nothing else of that layer."""
+"""The protocol by which the tracer turns tensor code into a graph; autograd knows nothing else of the tracer."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ differentiating: ContextVar[bool] = ContextVar("graphwright_differentiating", de
 
 
 class vjp_of(scoped):
-    """Context manager: record a vjp under the path of its operation."""
+    """Context manager: name the nodes of a vjp after the operation that it differentiates."""
 
     __slots__ = ("outer",)
 

@@ -30,13 +30,13 @@ class TapeNode:
 
     Attributes:
         op, attrs: the op, or the rule of a call of a user's Function, and its attributes.
-        edges: per operand the (node, port) that made it, the leaf tensor itself, or None if it needs no gradient.
+        edges: per operand (node, result number) that made it, the leaf itself, or None if it needs no gradient.
         saved: values that the vjp reads as (index, value, storage version when saved), where indices count operands
             first, then results; None after they were freed.
         in_specs, out_specs: specs of operands and of results.
         path: name of the recorded node; empty outside traces.
         seq: creation number; backward runs from high to low.
-        hooks: port -> hooks to call with its full gradient.
+        hooks: result number -> hooks to call with its full gradient.
         retained: results whose gradient is kept in `grad`.
     """
 
@@ -85,7 +85,7 @@ class TapeNode:
         self._called_at = _user_frame()
 
     def take(self, outputs: Sequence[Tensor]) -> None:
-        """Set `node`, `port` and `requires_grad` of the floating results."""
+        """Make this the tape node of the floating results: set their `node`, `port` and `requires_grad`."""
         for port, out in enumerate(outputs):
             if out.data.dtype.is_float:
                 out.node, out.port, out.requires_grad = self, port, True

@@ -102,7 +102,7 @@ class Tensor(TensorBase, OpMethods):
         Raises: UsageError for a tensor that requires no gradient.
         """
         if not self.requires_grad:
-            raise UsageError("cannot hook a tensor that requires no gradient", got=self.spec)
+            raise UsageError("cannot register a hook on a tensor that requires no gradient", got=self.spec)
         if self.node is not None:
             if self.node.hooks is None:
                 self.node.hooks = {}
@@ -430,5 +430,5 @@ class Tensor(TensorBase, OpMethods):
 
 
 def _ints(values: tuple[Any, ...]) -> Shape:
-    """Return ints as a tuple; `given` is either the ints or a single sequence of them."""
+    """Return ints as a tuple; `values` is either the ints or a single sequence of them."""
     return tuple(values[0]) if len(values) == 1 and not isinstance(values[0], int) else values

@@ -26,7 +26,7 @@ class Variable(Tensor):
     """A leaf that keeps its identity while its value changes: state of a model or an optimizer.
 
     A trace turns it into a `param` or `state` node; an assignment becomes a write at the end of the step. Its array is
-    copied before the first write if it maps a file or is `shared`.
+    copied before the first write if it is memory-mapped from a file or `shared`.
 
     Args:
         data: an NDArray, which is used without a copy, or a tensor, numpy array or number, which is copied.
@@ -58,11 +58,11 @@ class Variable(Tensor):
         return self.data
 
     def reshape_to(self, data: NDArray, index_maps: Mapping[int, np.ndarray], *, back: bool = False) -> None:
-        """Replace the array by one of a different shape; the gradient is dropped.
+        """Replace the array by one of a different shape, and set `grad` to None.
 
         Args:
             data: the new values.
-            index_maps: axis -> old index of each new entry, -1 for a new entry.
+            index_maps: axis -> for each entry of `data` its old index, -1 for an added entry.
             back: True if this undoes the last change of shape.
         """
         here = self.lineage
@@ -150,11 +150,11 @@ class ShapeChange:
     index_maps: dict[int, np.ndarray]  # axis -> old index of each new entry, -1 for a new one; other axes are unchanged
 
     def forward(self) -> Remap:
-        """Return (old sizes, index maps), by which arrays of the old shape are remapped to the new shape."""
+        """Return (old shape, index maps), by which arrays of the old shape are remapped to the new shape."""
         return self.sizes, self.index_maps
 
     def backward(self) -> Remap:
-        """Return (new sizes, inverse index maps), by which arrays are remapped back; removed entries have index -1."""
+        """Return (new shape, inverse index maps), by which arrays are remapped back; removed entries have index -1."""
         after = tuple(len(self.index_maps[i]) if i in self.index_maps else n for i, n in enumerate(self.sizes))
         return after, {axis: inverse(old, self.sizes[axis]) for axis, old in self.index_maps.items()}
 
@@ -182,7 +182,7 @@ def remap_path(old: ShapeChange | None, new: ShapeChange | None) -> Iterator[Rem
 
 
 def remapped(host: np.ndarray, index_maps: Mapping[int, np.ndarray]) -> np.ndarray:
-    """Return an array with entries moved by `index_maps`: axis -> old index of each entry, -1 for a new 0."""
+    """Return an array with entries moved by `index_maps`: axis -> old index of each entry, -1 for an added 0."""
     for axis, old in index_maps.items():
         if host.shape[axis]:
             host = np.take(host, np.maximum(old, 0), axis)

@@ -81,7 +81,7 @@ def command(example: str, **more: tuple[Any, Any]) -> Callable[[Callable[..., Ou
 
     Args:
         example: a command line, shown at the end of the help.
-        more: further options, passed to the function by name; most functions take them as `**options`.
+        more: further options as name=(default, metadata); the function gets them by name, mostly as `**options`.
     """
 
     def make(fn: Callable[..., Output | None]) -> Callable[..., None]:
@@ -194,7 +194,7 @@ def names_of(text: str) -> tuple[str, ...]:
 
 @contextmanager
 def bar() -> Iterator[Report | None]:
-    """Show a progress bar and the last event's table on stderr; yield None if silent or if stderr is not a terminal."""
+    """Show a progress bar, and the table of the last report, on stderr; yield None if silent or not on a terminal."""
     if silent() or not colours(sys.stderr):
         yield None
         return

@@ -89,7 +89,6 @@ class _Demo:
         self.receipt: Any = None
 
     def run(self) -> list[Chapter]:
-        """Run all chapters."""
         chapters: list[Chapter] = []
         bold, dim, off = ("\033[1m", "\033[2m", "\033[0m") if colours(sys.stdout) else ("", "", "")
         show: Callable[[str], None] = (lambda text: None) if silent() else say

@@ -150,7 +150,7 @@ def _task_of_file(path: Path) -> Any:
 
 
 def _search(task: Any, changes: dict[str, Any], layers: bool, hybrid: bool, delays: bool) -> tuple[Any, Any]:
-    """Return the start and the settings of a run. Raises: UsageError if the options conflict."""
+    """Return the initial genome and the settings of a run. Raises: UsageError if the options conflict."""
     from graphwright import evolve as ev
 
     if layers:

@@ -52,7 +52,7 @@ def generate(
                                 stop=tuple(stop or ()), stream=stream, **options)  # fmt: skip
     except KeyboardInterrupt:
         shown = f": {''.join(pieces)}" if as_json else ""  # else it was printed
-        raise KeyboardInterrupt(f"the text was generated up to here{shown}") from None
+        raise KeyboardInterrupt(f"only the text so far was generated{shown}") from None
     if not as_json:
         print(*(result.ids if model.tokenizer is None else ()))
     if not (quiet or as_json):

@@ -1,7 +1,7 @@
 """Orders, components, reachability and paths of a graph: pure functions, iterative, never recursive.
 
-Live slots are mapped to 0..n-1 first, so gaps left by deletions are not visible; neighbours are in edge slot order.
-All functions return handles and raise StaleHandle for a stale argument.
+Live nodes are first numbered 0..n-1 without gaps; the neighbours of a node are visited in the order of edge slots.
+Functions of a graph return handles, and raise StaleHandle for a stale argument.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def all_paths(g: Graph, a: NodeId, b: NodeId, limit: int = 1000) -> list[tuple[N
     Only nodes that reach `b` are visited. Raises: UsageError if `limit` is not positive.
     """
     if limit < 1:
-        raise UsageError("the limit of paths is less than 1", expected="limit >= 1", got=limit)
+        raise UsageError("the maximum number of paths is less than 1", expected="limit >= 1", got=limit)
     forward, backward = Dense(g.csr()), Dense(g.csc())
     (start,), (goal,) = forward.of(a, g), forward.of(b, g)
     useful = set(_flood(backward.next, [goal]))
@@ -205,7 +205,7 @@ def critical_path(g: Graph, cost: Callable[[NodeId], float]) -> tuple[float, tup
 
 # -- on lists of neighbours ----------------------------------------------------------------------------------------
 def kahn_order(after: Lists) -> list[int]:
-    """Return the nodes 0..n-1 in topological order, breadth first, without nodes on or reachable from a cycle."""
+    """Return the nodes 0..n-1 in topological order, without those on or after a cycle; `after[i]`: successors of i."""
     waiting = _in_degrees(after)
     order = [i for i, count in enumerate(waiting) if not count]
     for i in order:  # order grows during the loop
@@ -217,7 +217,7 @@ def kahn_order(after: Lists) -> list[int]:
 
 
 def longest_paths(after: Lists, order: Iterable[int]) -> list[int]:
-    """Return, for each node, the number of edges on the longest path that ends at it; `order` is topological."""
+    """Return the length of the longest path to each node; `order` is topological, `after[i]`: successors of i."""
     length = [0] * len(after)
     for i in order:
         for j in after[i]:
@@ -228,8 +228,8 @@ def longest_paths(after: Lists, order: Iterable[int]) -> list[int]:
 def depth_first(after: Lists, roots: Iterable[int], number: list[int]) -> Iterator[tuple[int, int, int]]:
     """Walk depth first from each unvisited root; write preorder numbers to `number`, in which -1 marks unvisited nodes.
 
-    Yields (ENTER, parent, node), (SEEN, node, neighbour that was visited before) and (LEAVE, parent, node); the parent
-    of a root is -1.
+    `after[i]` are the successors of node i. Yields (ENTER, parent, node), (SEEN, node, successor that was visited
+    before) and (LEAVE, parent, node); the parent of a root is -1.
     """
     clock = 0
     for root in roots:
@@ -253,7 +253,7 @@ def depth_first(after: Lists, roots: Iterable[int], number: list[int]) -> Iterat
 
 
 def strong_components(after: Lists) -> list[list[int]]:
-    """Return the strongly connected components, each sorted and after the components that it reaches.
+    """Return the strongly connected components, each sorted and after those it reaches; `after[i]`: successors of i.
 
     Source: Tarjan 1972, "Depth-First Search and Linear Graph Algorithms".
     """
@@ -343,7 +343,7 @@ def _meet(a: int, b: int, above: dict[int, int], number: dict[int, int]) -> int:
 
 
 def _cuts(g: Graph) -> tuple[list[NodeId], list[EdgeId]]:
-    """Return articulation nodes and bridges (Hopcroft and Tarjan 1973, on the undirected multigraph)."""
+    """Return (articulation nodes, bridges) of the undirected multigraph (Hopcroft and Tarjan 1973)."""
     rows = g.csr()
     nodes, edges = rows.nodes.tolist(), rows.edges.tolist()
     sides: list[list[int]] = [[] for _ in nodes]

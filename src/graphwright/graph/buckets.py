@@ -30,7 +30,7 @@ BULK_MIN = 256  # batches with fewer rows run as a loop of single edits, which i
 
 
 class Buckets:
-    """The out-lists (or the in-lists) of all nodes of a graph; nodes and edges are given by slot."""
+    """The out-lists (or the in-lists) of all nodes of a graph; nodes and edges are given by their slots."""
 
     def __init__(self, nodes: SlotTable, edges: SlotTable, block: int, counter: CellCounter | None) -> None:
         if not 1 <= block <= 1 << 16:
@@ -108,14 +108,14 @@ class Buckets:
         return left
 
     def restore_many(self, nodes: Array, edges: Array, positions: Array, owner: Column) -> int:
-        """Restore edges at `positions`, stopping at the first that `fits` refuses; return the number restored.
+        """Put removed edges back at their indices `positions`; stop at the first invalid one, return how many are back.
 
         Call `room_many` first. `owner` is the column with the node of each edge.
         """
         return int(self._run(restore_many, nodes, edges, positions, owner=owner))
 
     def move_many(self, old: Array, new: Array, edges: Array) -> Array:
-        """Move each edge from its `old` to its `new` node; return its old index, or -1 if the nodes are equal."""
+        """Move each edge from its `old` node's list to its `new` node's; return old indices, -1 for equal nodes."""
         left = np.full(len(edges), NONE)
         self._run(move_many, old, new, edges, left=left)
         return left
@@ -124,8 +124,8 @@ class Buckets:
         """Undo `move_many`, given its edges in reverse order: move each back to its old node and its old index.
 
         `positions` are the old indices, as `move_many` returned them; `owner` is the column with the node of each edge.
-        Returns the indices that the edges had until now (-1 if not moved), and how many edges were done; it stops at
-        the first that `fits` refuses.
+        Returns the indices that the edges had until now (-1 if not moved), and the number of edges moved back, which
+        is smaller than that of all edges if an old index is no longer valid.
         """
         left = np.full(len(edges), NONE)
         return left, int(self._run(unmove_many, nodes, edges, positions, left=left, owner=owner))
@@ -133,7 +133,7 @@ class Buckets:
     def drain_many(self, into: Buckets, nodes: Array, ends: tuple[Column, Column]) -> Array:
         """Remove all edges of `nodes` from these out-lists and from the in-lists `into`; `ends` = (sources, targets).
 
-        Returns: rows of edge slots, their out-list indices and their in-list indices, in the order of removal.
+        Returns: int64 [3, n] with edge slots, their out-list indices and in-list indices, in the order of removal.
         """
         bound = int((self.degrees[nodes] + into.degrees[nodes]).sum())
         rows = np.empty((3, bound), np.int64)
@@ -148,7 +148,7 @@ class Buckets:
         return rows[:, :done].copy()
 
     def _run(self, kernel: Callable[..., Any], *rows: Array, left: Any = None, owner: Column | None = None) -> Any:
-        """Run a kernel on arrays of equal length: as Python if they are short, else compiled."""
+        """Call `kernel` on equally long arrays, `left` and `owner`: as Python if these are short, else compiled."""
         few = len(rows[0]) < BULK_MIN
         extra: list[Any] = [] if left is None else [left]
         if owner is not None:
@@ -170,12 +170,12 @@ class Buckets:
     # -- state ------------------------------------------------------------------------------------------------------
     @property
     def positions(self) -> Array:
-        """The index of each edge slot in `items`; stale for dead slots."""
+        """The index of each edge slot in `items`; meaningless for free slots."""
         return self._position.data
 
     @property
     def degrees(self) -> Array:
-        """The length of each node slot's list; 0 for dead slots."""
+        """The length of each node slot's list; 0 for free slots."""
         return self._degree.data
 
     @property
@@ -190,7 +190,7 @@ class Buckets:
         self._bind()
 
     def load(self, degree: Array, items: Array, blocks: Array, free: Array) -> None:
-        """Rebuild all lists from `items` and `blocks`, concatenated in node order, and the free list."""
+        """Rebuild all lists from their lengths, their items and blocks joined in node order, and the free list."""
         size, lengths = self.block, -(-degree // self.block)
         first = np.cumsum(lengths) - lengths  # position in `blocks` of each list's head
         self.reserve(len(blocks) + len(free))
@@ -241,7 +241,7 @@ def append(tables: Cells, state: Cells, block: int, node: int, edge: int) -> Non
 
 
 def open_last(tables: Cells, state: Cells, block: int, node: int) -> int:
-    """Lengthen a node's list by one entry, adding a block if the last one is full; return the entry's index."""
+    """Lengthen a node's list by an entry, adding a block if the last one is full; return its index in `items`."""
     head, tail, degree, _, _, after, before, free = tables
     count = degree[node]
     degree[node] = count + 1
@@ -302,7 +302,7 @@ def restore(tables: Cells, state: Cells, block: int, node: int, edge: int, posit
 
 
 def fits(tables: Cells, state: Cells, block: int, node: int, position: int, owner: Cells) -> bool:
-    """Return True if `position` is the node's next free index or the index of one of its edges, as `restore` needs."""
+    """Return True if `restore` can use `position`: the index of one of the node's edges, or its next free index."""
     count = tables[2][node]
     if count % block:
         at = tables[1][node]
@@ -343,7 +343,7 @@ def append_many(tables: Cells, state: Cells, block: int, nodes: Cells, edges: Ce
 
 
 def remove_many(tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, left: Cells) -> None:
-    """Remove each edge from the list of its node."""
+    """Remove each edge from the list of its node, and write its index in `items` to `left`."""
     for i in range(len(edges)):
         left[i] = remove(tables, state, block, nodes[i], edges[i])
 
@@ -351,7 +351,7 @@ def remove_many(tables: Cells, state: Cells, block: int, nodes: Cells, edges: Ce
 def restore_many(
     tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, owner: Cells
 ) -> int:
-    """Restore edges at `positions`, stopping at the first that `fits` refuses; return the number restored."""
+    """Restore edges at their indices `positions`; stop at the first that `fits` refuses, return the number restored."""
     for i in range(len(edges)):
         if not fits(tables, state, block, nodes[i], positions[i], owner):
             return i
@@ -360,7 +360,7 @@ def restore_many(
 
 
 def move_many(tables: Cells, state: Cells, block: int, old: Cells, new: Cells, edges: Cells, left: Cells) -> None:
-    """Move each edge whose node changes to the end of the new node's list."""
+    """Move each edge whose node changes to the end of the new node's list; write its old index to `left`."""
     for i in range(len(edges)):
         if old[i] != new[i]:
             left[i] = remove(tables, state, block, old[i], edges[i])
@@ -372,7 +372,7 @@ def unmove_many(
 ) -> int:
     """Move edges back to `nodes` at `positions` (-1 if not moved), and write these nodes to `owner`.
 
-    Stops at the first edge that `fits` refuses. Returns the number of edges done.
+    Stops at the first edge whose position `fits` refuses. Returns the number of edges before it.
     """
     for i in range(len(edges)):
         if positions[i] == -1:

@@ -99,7 +99,7 @@ def remove_nodes(self: Graph, which: Handles | Mask) -> RemovedNodes:
 
 
 def clear(self: Graph) -> RemovedNodes:
-    """Remove everything, last node first; no handle is issued again. Returns the undo record."""
+    """Remove all nodes and edges, last node first, and return the undo record. No old handle is issued again."""
     with self._lock:
         return remove_nodes(self, self._node_table.ids[self._node_table.live_slots()[::-1]])
 

@@ -30,7 +30,7 @@ _NESTING = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One entry of the chain."""
+    """One entry of the chain, with its hash and `prev`, the hash of the entry before it."""
 
     entry: Any
     prev: str
@@ -38,7 +38,7 @@ class Link:
 
     @property
     def line(self) -> str:
-        """Return the line of a journal file, without its newline."""
+        """The entry as a line of a journal file, without the newline."""
         return _line(canonical_json(self.entry), self.hash, self.prev)
 
 
@@ -115,7 +115,7 @@ def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str =
 
 
 def read(path: str | os.PathLike[str], *, recover: bool = False, head: str | None = None, base: str = GENESIS) -> Chain:
-    """Read and verify a journal file; memory is bounded by its valid lines.
+    """Read and verify a journal file; only its valid lines are held in memory.
 
     With `recover`, return the lines before the first invalid one. `head` is the expected hash of the last entry,
     `base` the hash before the first one. Raises: JournalCorrupt, OSError.
@@ -133,7 +133,7 @@ def read(path: str | os.PathLike[str], *, recover: bool = False, head: str | Non
 
 
 def write(path: str | os.PathLike[str], chain: Chain) -> None:
-    """Write a whole journal atomically. Raises: UnwritableTarget."""
+    """Write a chain to a journal file, replacing the file atomically. Raises: UnwritableTarget."""
     atomic_write(path, (link.line.encode() + b"\n" for link in chain.links))
 
 
@@ -143,7 +143,7 @@ def _links(lines: Iterable[str | bytes], base: str) -> Iterator[Link]:
         line = text.encode("utf-8", "replace") if isinstance(text, str) else text
         link = _parse(line, number)
         if link.prev != prev:
-            raise JournalCorrupt(number, f"its `prev` is {link.prev[:12]}, but the line before it has hash {prev[:12]}")
+            raise JournalCorrupt(number, f"`prev` is {link.prev[:12]}, but the line before it has hash {prev[:12]}")
         prev = link.hash
         yield link
 
@@ -214,7 +214,7 @@ def _check(value: Any) -> None:
                 below.extend(cast("Iterable[Any]", item))
             elif isinstance(item, float):
                 if not math.isfinite(item):
-                    raise UsageError("JSON cannot represent this number", got=item)
+                    raise UsageError("JSON cannot represent this number", expected="a finite number", got=item)
             elif item is not None and not isinstance(item, str | int):
                 kinds = "dict, list, str, number, bool, None"
                 raise UsageError("not a JSON value", got=type(item).__name__, expected=kinds)

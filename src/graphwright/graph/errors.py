@@ -42,7 +42,7 @@ class NotUndoable(UsageError):
 
 
 class GraphFileError(UsageError):
-    """The tables of a saved graph contradict each other."""
+    """A saved graph is malformed, or its tables contradict each other."""
 
 
 class JournalCorrupt(UsageError):

@@ -121,7 +121,7 @@ class Graph:
             self._release()
 
     def remove_node(self, n: NodeId) -> RemovedNode:
-        """Remove a node after its edges: the out-list, then the rest of the in-list, each from its end. O(degree).
+        """Remove a node and its edges: first its out-edges, then its in-edges, each from the list's end. O(degree).
 
         Raises: StaleHandle.
         """
@@ -207,7 +207,7 @@ class Graph:
             return as_edge(record.edge)
 
     def restore_node(self, record: RemovedNode) -> NodeId:
-        """Undo the removal of a node, or redo its insertion; then restore its edges in their old state. O(degree).
+        """Undo the removal of a node, or redo its insertion, and restore the edges removed with it. O(degree).
 
         Raises: NotUndoable if later edits were not undone first.
         """
@@ -432,7 +432,7 @@ class Graph:
 
     @property
     def describe(self) -> Callable[[Any], tuple[str | None, str | None]] | None:
-        """A callback that maps a stale handle to (`was`, `removed_by`), attributes of the `StaleHandle` to raise."""
+        """A function from a removed handle to (`was`, `removed_by`), two attributes of `StaleHandle`, or None."""
         return self._node_table.describe
 
     @describe.setter
@@ -442,7 +442,7 @@ class Graph:
     # -- one writer at a time ----------------------------------------------------------------------------------------
     @contextmanager
     def locked(self, timeout: float | None = None) -> Generator[None]:
-        """Hold the edit lock: edits of other threads wait. Re-entrant. Raises EditBusy after `timeout` seconds."""
+        """Hold the edit lock for a `with` block; other threads' edits wait. Raises EditBusy after `timeout` seconds."""
         self._lock.wait(timeout)
         try:
             yield
@@ -463,7 +463,7 @@ class Graph:
 
 
 class EditLock:
-    """A re-entrant lock; a second thread waits `timeout` seconds, then gets `EditBusy`."""
+    """A re-entrant lock; another thread waits at most `timeout` seconds for it, then raises `EditBusy`."""
 
     __slots__ = ("acquire", "release", "timeout")
 
@@ -476,7 +476,7 @@ class EditLock:
         timeout = self.timeout if timeout is None else timeout
         if not self.acquire(timeout=timeout):
             raise EditBusy("another thread is editing this graph", expected=f"the edit lock within {timeout} s",
-                           fix="read through graph.snapshot(), or raise graph.timeout")  # fmt: skip
+                           fix="read through graph.snapshot(), or set a longer graph.timeout")  # fmt: skip
 
     def __enter__(self) -> None:
         if not self.acquire(False):
@@ -487,7 +487,7 @@ class EditLock:
 
 
 def warmup() -> None:
-    """Compile the bulk edits before their first use, by running each on a large graph; numba caches them."""
+    """Compile the bulk edits before their first use, by running each on a large graph; numba caches the code."""
     graph = Graph(edge_columns={"weight": "f4"})
     nodes = graph.add_nodes(2048)
     edges = graph.add_edges(nodes[:-1], nodes[1:], weight=0.0)

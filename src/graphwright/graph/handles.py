@@ -22,7 +22,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Handle(int):
-    """A slot index and a generation; use `NodeId` or `EdgeId`.
+    """A slot (table index) and a generation, packed into an integer; base of `NodeId` and `EdgeId`.
 
     Args:
         index: slot, 0 <= index < 2^31 - 1.
@@ -34,7 +34,7 @@ class Handle(int):
 
     def __new__(cls, index: int, generation: int) -> Self:  # noqa: D102  # documented by the class
         if not (0 <= index < INDEX and 1 <= generation <= INDEX):
-            raise ValueError(f"{cls.__name__}({index}, {generation}): index or generation out of range")
+            raise ValueError(f"{cls.__name__}({index}, {generation}): needs 0 <= index < 2^31-1, 0 < generation < 2^31")
         return int.__new__(cls, cls.kind_bit | generation << INDEX_BITS | index)
 
     @classmethod
@@ -47,12 +47,12 @@ class Handle(int):
 
     @property
     def index(self) -> int:
-        """The slot in the graph's table."""
+        """The slot: the index of the node or edge in the graph's table."""
         return self & INDEX
 
     @property
     def generation(self) -> int:
-        """The number of handles that the slot had issued, this one included."""
+        """The number of handles that the slot has issued up to this one, which counts too."""
         return (self >> INDEX_BITS) & INDEX
 
     def __repr__(self) -> str:
@@ -98,12 +98,12 @@ class HandleArray(Generic[H]):
 
     @property
     def index(self) -> Ids:
-        """Slots of the handles."""
+        """The slot of each handle."""
         return self.ids & INDEX
 
     @property
     def generation(self) -> Ids:
-        """Generations of the handles."""
+        """The generation of each handle."""
         return (self.ids >> INDEX_BITS) & INDEX
 
     def tolist(self) -> list[H]:
@@ -142,14 +142,14 @@ class HandleArray(Generic[H]):
 
 
 class NodeArray(HandleArray[NodeId]):
-    """Handles of nodes, packed."""
+    """A `HandleArray` of nodes: its elements are `NodeId`s."""
 
     __slots__ = ()
     of = staticmethod(as_node)
 
 
 class EdgeArray(HandleArray[EdgeId]):
-    """Handles of edges, packed."""
+    """A `HandleArray` of edges: its elements are `EdgeId`s."""
 
     __slots__ = ()
     of = staticmethod(as_edge)

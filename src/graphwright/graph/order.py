@@ -26,7 +26,7 @@ N = TypeVar("N", bound=Hashable)
 
 
 class Neighbours(Protocol[N]):
-    """The successors and predecessors of each node, without back edges, which an order need not respect."""
+    """The part of a graph that an order reads: neighbours of each node, without back edges, which the order ignores."""
 
     def successors(self, n: N, /) -> Iterable[N]:
         """Return the nodes that must come after `n`."""
@@ -38,7 +38,7 @@ class Neighbours(Protocol[N]):
 
 
 class Relabelled(NamedTuple, Generic[N]):
-    """Undo record: (node, label, creation number) before a change; the label is None for a node that was added."""
+    """Undo record: (node, old label, creation number) of each changed node; the label is None for an added node."""
 
     before: tuple[tuple[N, int | None, int], ...]
 
@@ -50,7 +50,7 @@ class OnlineOrder(Generic[N]):
     """A topological order of the nodes of a graph; reads edges through `graph` and never changes them.
 
     Args:
-        graph: gives the successors and predecessors of a node; a new edge may or may not be in it already.
+        graph: gives the neighbours of a node. When `add_edge` is called, the edge may be in it already, or not yet.
         gap: distance between the labels of nodes inserted at the end.
     """
 
@@ -70,27 +70,27 @@ class OnlineOrder(Generic[N]):
         order = cls(graph, gap)
         for node, (label, created) in labels.items():
             if not -LIMIT <= label <= LIMIT:
-                raise UsageError("a saved order label is too large", where=node, expected=f"within ±{LIMIT}", got=label)
+                raise UsageError("a saved label is out of range", where=node, expected=f"within ±{LIMIT}", got=label)
             order._put(node, label, created, listed=False)
         order._sort()
         for node in labels:
             for after in graph.successors(node):
                 if order.key(after) <= order.key(node):
                     where = f"{node!r} -> {after!r}"
-                    raise UsageError("the saved order has the source of an edge after its target", where=where)
+                    raise UsageError("the saved topological order contradicts this edge", where=where)
         return order
 
     def insert(
         self, node: N, after: N | None = None, before: N | None = None, created: int | None = None
     ) -> Relabelled[N]:
-        """Give a new node a label: between two nodes, next to a node, or at the end; amortised, O(log n) labels move.
+        """Insert a node between two nodes, next to a node, or at the end; amortised, O(log n) labels change.
 
-        `after` and `before` are hints for where the node will end up when its edges arrive; if they contradict each
-        other, the node is put after `after`. `created` is its creation number, by default the next free number.
+        The node is put after `after` and before `before`, or just after `after` if `before` precedes it. `created` is
+        its creation number, by default the next free number.
         Raises: UsageError if the node is in the order already, KeyError if `after` or `before` is not.
         """
         if node in self._labels:
-            raise UsageError("the node already has a label", where=repr(node))
+            raise UsageError("the node is in the order already", where=repr(node))
         at, label = self._position(after, before)
         moved: list[tuple[N, int | None, int]] = []
         if label is None:
@@ -105,7 +105,7 @@ class OnlineOrder(Generic[N]):
         return Relabelled((*moved, (node, None, created)))
 
     def add_edge(self, u: N, v: N) -> Relabelled[N]:
-        """Reorder nodes for a new edge u -> v; return an undo record, which is empty if the edge goes forwards.
+        """Reorder nodes for a new edge u -> v; return an undo record, which is empty if u is before v already.
 
         Raises: CycleError whose `path` runs from `v` to `u`; then no label has changed. KeyError for unknown nodes.
         """
@@ -159,19 +159,19 @@ class OnlineOrder(Generic[N]):
         return Relabelled(tuple(inverse))
 
     def label(self, node: N) -> int:
-        """Return the label of a node. Raises KeyError."""
+        """Return a node's integer label, which never decreases along an edge. Raises: KeyError for an unknown node."""
         return self._labels[node]
 
     def key(self, node: N) -> tuple[int, int]:
-        """Return the sort key of a node: (label, creation number). Raises KeyError."""
+        """Return a node's sort key, (label, creation number). Raises: KeyError for an unknown node."""
         return self._labels[node], self._created[node]
 
     def sorted(self, nodes: Iterable[N]) -> list[N]:
-        """Return the given nodes in order."""
+        """Return the given nodes in topological order."""
         return sorted(nodes, key=self.key)
 
     def labels(self) -> dict[N, tuple[int, int]]:
-        """Map each node to its key, for `from_labels`."""
+        """Map each node to its sort key, as `from_labels` takes it."""
         return {node: (label, self._created[node]) for node, label in self._labels.items()}
 
     def __contains__(self, node: object) -> bool:
@@ -185,7 +185,7 @@ class OnlineOrder(Generic[N]):
 
     # -- labels ------------------------------------------------------------------------------------------------------
     def _position(self, after: N | None, before: N | None) -> tuple[int, int | None]:
-        """Return (index of a new node in the order, its label); the label is None if no label is free there."""
+        """Return (index, label) for a new node between `after` and `before`; label None if none is free there."""
         if after is not None and before is not None and self._labels[after] < self._labels[before]:
             label = (self._labels[after] + self._labels[before]) // 2
             at = bisect_left(self._sorted, label, key=self._labels.__getitem__)
@@ -203,7 +203,7 @@ class OnlineOrder(Generic[N]):
         return at, label if low < label < high and -LIMIT < label < LIMIT else None
 
     def _around(self, at: int) -> tuple[int, int]:
-        """Return the labels below and above index `at`; at an end of the order, a bound that leaves a gap."""
+        """Return the labels of nodes `at - 1` and `at` in the order; beyond its ends, numbers two gaps away."""
         nodes, labels, gap = self._sorted, self._labels, self._gap
         if not nodes:
             return -gap, gap
@@ -211,7 +211,7 @@ class OnlineOrder(Generic[N]):
         return low, labels[nodes[at]] if at < len(nodes) else low + 2 * gap
 
     def _spread(self, at: int) -> list[tuple[N, int | None, int]]:
-        """Spread the labels around index `at`, so that one is free there; return the old labels of the nodes moved."""
+        """Spread the labels around index `at` so that one is free there; return (node, *old key) of each moved node."""
         nodes, labels, reach = self._sorted, self._labels, 4
         while True:
             low, high = max(at - reach, 0), min(at + reach, len(nodes))
@@ -224,7 +224,7 @@ class OnlineOrder(Generic[N]):
             reach *= 2
 
     def _space(self, low: int, high: int, floor: int, ceiling: int) -> list[tuple[N, int | None, int]]:
-        """Spread the labels of indices low..high-1 evenly between `floor` and `ceiling`; return the old labels."""
+        """Space the labels at indices low..high-1 evenly from `floor` to `ceiling`; return (node, *old key) of each."""
         step = (ceiling - floor) // (high - low + 1)
         moved: list[tuple[N, int | None, int]] = []
         for i, node in enumerate(self._sorted[low:high], 1):

@@ -81,11 +81,11 @@ class SlotTable:
             raise self.no_column(name) from None
 
     def no_column(self, name: str) -> UsageError:
-        """Return the error for an unknown column."""
+        """Return the error for the unknown column `name`."""
         return UsageError("no such column", where=name, expected=sorted(self.columns) or "none declared")
 
     def fill(self, slot: int, given: Mapping[str, Any]) -> None:
-        """Write all columns of a slot that is not live yet. Raises: DTypeError, UsageError."""
+        """Write the `given` columns of a new slot, and defaults to the others. Raises: DTypeError, UsageError."""
         get, name = given.get, ""
         try:
             for name, cells, default in self.fields:
@@ -96,7 +96,7 @@ class SlotTable:
             raise self.no_column(next(n for n in given if n not in self.columns))
 
     def update(self, slot: int, given: Mapping[str, Any]) -> None:
-        """Write some columns of a live slot, all of them or none."""
+        """Write the `given` columns of a live slot, all of them or none."""
         name, old = "", {each: self.column(each).cells[slot] for each in given}
         try:
             for name, value in given.items():
@@ -107,7 +107,7 @@ class SlotTable:
             raise self._refused(name, given[name]) from error
 
     def read(self, slot: int) -> dict[str, Any]:
-        """Return all columns of a slot."""
+        """Return the values of a slot by column name."""
         return {name: cells[slot] for name, cells, _ in self.fields}
 
     def _refused(self, name: str, value: Any) -> DTypeError:
@@ -206,7 +206,7 @@ class SlotTable:
 
     # -- many -------------------------------------------------------------------------------------------------------
     def slots_of(self, handles: Ids, *, distinct: bool) -> Array:
-        """Return the slots of live handles. Raises: StaleHandle for the first stale one, UsageError for a duplicate."""
+        """Return the slots of live handles. Raises: StaleHandle; UsageError for a duplicate if `distinct` is set."""
         slots = handles & INDEX
         known = slots < self.size
         alive = np.zeros(len(slots), bool)
@@ -261,7 +261,7 @@ class SlotTable:
         top = self._free[max(self.free_top - len(stacked), 0) : self.free_top][::-1]
         old = ((handles >> INDEX_BITS) & INDEX) < high
         if not (old.all() and (self.ids[slots] == DEAD).all() and np.array_equal(top, stacked)):
-            raise NotUndoable("cannot restore: the elements of the record are not the last that were removed")
+            raise NotUndoable("cannot restore: these elements were not the last removed", fix="undo later edits first")
         return slots
 
     def revive_many(self, slots: Array, handles: Ids) -> None:
@@ -281,7 +281,7 @@ class SlotTable:
         if capacity <= self.capacity:
             return
         if capacity > MAX_SLOTS:
-            raise CapacityError(f"too many {self.kind.__name__}s", expected=f"<= {MAX_SLOTS} slots", got=capacity)
+            raise CapacityError(f"too many {self.kind.__name__[:4].lower()}s", expected=f"<= {MAX_SLOTS}", got=capacity)
         self.capacity = min(grown(self.capacity, capacity), MAX_SLOTS)
         for column in (*self._inner, *self.columns.values()):
             column.grow(self.capacity)
@@ -339,7 +339,7 @@ ALIGNMENT = 64  # bytes: one cache line
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """The declaration of a column; a dtype or a pair (dtype, default) are short forms."""
+    """The declaration of a column; callers may also write only `dtype`, or the pair `(dtype, default)`."""
 
     dtype: Any  # a bool, integer or float numpy dtype, or `object` (kept as a list of Python values)
     default: Any = None  # of rows without a value; None means zero, or None for `object`. Shared by rows: immutable
@@ -348,7 +348,7 @@ class ColumnSpec:
 
     @staticmethod
     def of(declared: Any) -> ColumnSpec:
-        """Return a column declaration in its full form."""
+        """Return a declaration as a `ColumnSpec`; it may be a dtype or a pair (dtype, default)."""
         if isinstance(declared, ColumnSpec):
             return declared
         return ColumnSpec(*cast("tuple[Any, ...]", declared)) if isinstance(declared, tuple) else ColumnSpec(declared)
@@ -358,7 +358,7 @@ CellCounter = list[int]  # one number: the cells that single edits read or wrote
 
 
 class CountedCells:
-    """A buffer that counts the elements read and written."""
+    """A wrapper of a buffer that counts the elements read and written."""
 
     __slots__ = ("_cells", "_counter")
 
@@ -376,7 +376,7 @@ class CountedCells:
 
 
 class Column:
-    """One typed column; see `ColumnSpec`."""
+    """One typed column of a slot table, with a row per slot; see `ColumnSpec`."""
 
     __slots__ = ("_counter", "cells", "data", "default", "dtype", "name", "spec")
 
@@ -421,7 +421,7 @@ class Column:
         return self.data[slots]
 
     def put(self, slots: Array, rows: Any) -> None:
-        """Write `rows`, which `cast` returned, at `slots`."""
+        """Write `rows`, a result of `cast`, to `slots`."""
         if is_list(self.data):
             for i, value in zip(slots.tolist(), rows, strict=True):
                 self.data[i] = value
@@ -447,7 +447,7 @@ class Column:
 
     def _numeric(self, given: Array) -> Array:
         if given.dtype == object:  # numpy makes object arrays of Python integers beyond 64 bits
-            raise DTypeError("values of mixed or unknown type", where=self.name, expected=self.dtype, got=given.dtype)
+            raise DTypeError("not all values are 64-bit numbers", where=self.name, expected=self.dtype, got=given.dtype)
         if self.dtype.kind in "iu" and given.dtype.kind in "iub":
             cast = given.astype(self.dtype)
             fits = cast == given  # numpy compares integers of different types by value
@@ -460,7 +460,7 @@ class Column:
                 return given.astype(np.float64).astype(self.dtype)
         if self.dtype.kind == "b" and given.dtype.kind in "iubf":
             return given.astype(bool)
-        raise DTypeError("values of the wrong type", where=self.name, expected=self.dtype, got=given.dtype)
+        raise DTypeError("wrong dtype for the column", where=self.name, expected=self.dtype, got=given.dtype)
 
     def _bind(self, data: Any) -> None:
         self.data = data

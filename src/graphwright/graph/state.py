@@ -32,7 +32,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All columns of one version, copied under the lock, for readers on other threads."""
+    """A copy of the nodes, edges and columns of a graph at one version, for readers on other threads."""
 
     version: int
     nodes: NodeArray
@@ -44,7 +44,7 @@ class Snapshot:
 
 
 def snapshot(self: Graph) -> Snapshot:
-    """Copy all live rows of one version, in slot order. Raises EditBusy."""
+    """Return a copy of all live nodes and edges with their columns, in slot order. Raises EditBusy."""
     with self._lock:
         nodes, edges = self._node_table, self._edge_table
         n, e = nodes.live_slots(), edges.live_slots()
@@ -132,7 +132,7 @@ def from_dict(
     node_columns: Mapping[str, Any] | None = None,
     edge_columns: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """Return the graph that `to_dict` saved; columns named here supply their `decode` and default.
+    """Return the graph that `to_dict` saved; columns declared here replace saved declarations, to supply `decode`.
 
     Raises: GraphFileError if the tables contradict each other; every size is checked before it is used.
     """
@@ -165,7 +165,7 @@ def _canonical(value: Any, column: Column) -> str:
         return canonical_json(value)
     except UsageError:
         if type(value).__repr__ is object.__repr__:
-            what = f"a {type(value).__name__} has no stable text to hash"
+            what = f"cannot hash a {type(value).__name__}: it is not JSON and has no repr of its own"
             raise UsageError(what, where=column.name, fix="ColumnSpec(encode=...)") from None
         return f"{type(value).__qualname__} {value!r}"
 
@@ -184,7 +184,7 @@ def _table_dict(table: SlotTable) -> dict[str, Any]:
 
 
 def _lists_dict(side: Buckets, nodes: SlotTable, slots: Array, owner: Array) -> dict[str, Any]:
-    """Return the saved form of all edge lists: edge slots and blocks, concatenated by node slot."""
+    """Return the saved form of all out-lists (or in-lists): edge slots and block numbers, joined in node order."""
     head, after = side.tables()[0], side.tables()[5]
     blocks: list[int] = []
     for block in head[: nodes.size][head[: nodes.size] >= 0].tolist():
@@ -277,7 +277,7 @@ def _require(holds: bool | np.bool_, what: str) -> None:
 
 
 class Compressed(NamedTuple):
-    """Adjacency in CSR form: `edges[indptr[i]:indptr[i + 1]]` leave (or enter) node i; `indices`: their other ends."""
+    """A graph in CSR form: `edges[indptr[i]:indptr[i + 1]]` leave (or enter) node i, `indices` are their other ends."""
 
     indptr: Array
     indices: Array
@@ -336,10 +336,10 @@ def from_coo(
     """Return a graph with an edge rows[k] -> columns[k] for each k, between nodes numbered in slot order.
 
     Args:
-        rows, columns: integers >= 0 of equal count.
+        rows, columns: the source and the target of each edge, as integers >= 0.
         nodes: number of nodes; by default the largest index plus one.
         edge_columns: as in `Graph`.
-        values: one value per edge, or one for all, by column.
+        values: column name -> one value per edge, or one for all.
     Raises: UsageError for indices out of range or of unequal count; the errors of `add_edges`.
     """
     ends = [np.atleast_1d(np.asarray(end)) for end in (rows, columns)]

@@ -142,7 +142,7 @@ class ColumnView(NDArrayOperatorsMixin):
 
 
 def packed(handles: Any) -> Ids:
-    """Return handles, given in any form, as packed int64. Raises: UsageError."""
+    """Return one handle, a sequence or an array of handles as int64. Raises: UsageError."""
     if not isinstance(handles, np.ndarray | HandleArray | int | np.integer):
         handles = list(handles)
     ids = np.asarray(handles)
@@ -178,7 +178,7 @@ class TableView(Generic[A]):
         return self._handles(self._table.ids[self._table.live_slots()])
 
     def __getitem__(self, name: str) -> ColumnView:
-        """Return the live rows of a column."""
+        """Return a view of the live rows of the column `name`."""
         return ColumnView(self._graph, self._table, name)
 
     def __setitem__(self, name: str, value: Any) -> None:

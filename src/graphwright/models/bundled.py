@@ -33,8 +33,8 @@ def pydoc_split() -> tuple[str, str]:
     """Return (training text, held-out text) from `pydoc_data.topics` of the running Python.
 
     Sorted topics are split at blank lines; empty and repeated paragraphs (ignoring white space) are dropped. A
-    paragraph is held out iff the first byte of the sha256 of its collapsed text is below 26. So the split depends
-    only on content: a paragraph is held out in every Python version or in none.
+    paragraph is held out iff the first byte of the sha256 of its text, with white space collapsed, is below 26. So the
+    split depends only on content: a paragraph is held out in every Python version or in none.
     """
     from pydoc_data.topics import topics
 

@@ -55,7 +55,7 @@ class CacheFull(UsageError):
 
 
 class BlockError(UsageError):
-    """A block is free or outside its pool, a position is outside its sequence, or a sequence is in another cache."""
+    """A paged cache was given a free or unknown block, an unknown position, or a sequence of another cache."""
 
 
 class SequenceReleased(UsageError):

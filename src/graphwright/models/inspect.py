@@ -59,7 +59,7 @@ class Inspection(ReportBase):
     layers: int = 0
 
     def tree(self, depth: int = 3) -> list[tuple[int, str, str, int]]:
-        """Return a row (depth, name, note, parameters) for each module; consecutive equal layers share a row."""
+        """Return rows (depth, name, dtype and shape, parameters) of modules; consecutive equal layers share a row."""
         root = _Module()
         for row in self.tensors:
             at = root
@@ -124,7 +124,7 @@ def kv_bytes_per_token(p: Program) -> int:
 def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
     """Return the bytes of weights that are read to decode one token; an embedding counts as one row.
 
-    They are counted in the dtype that kernels read, because casts of weights run once, not per token. `narrow` tells
+    Weights are counted in the dtype that kernels read, because casts of weights run once, not per token. `narrow` tells
     whether the VM runs, which reads bfloat16 matrices in their stored dtype.
     """
     total, needed = 0, p.reachable(p.outputs())

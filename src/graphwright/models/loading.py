@@ -21,7 +21,7 @@ TIED_HEAD, EMBEDDING = "lm_head.weight", "embed.weight"
 
 
 def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: Config) -> dict[str, str]:
-    """Map each param path to its key in this file. Raises: TensorMismatch listing every tensor that does not fit."""
+    """Map each param path to its checkpoint key. Raises: TensorMismatch listing every tensor that does not fit."""
     have = {key for key in checkpoint if not any(re.search(p, key) for p in family.ignored)}
     written = _prefixing(family.prefix, have)
     keys: dict[str, str] = {}

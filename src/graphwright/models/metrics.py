@@ -146,7 +146,7 @@ def _bad(array: NDArray) -> np.ndarray:
 
 
 def validate(model: Model) -> AssemblyReport:
-    """Run `program.validate()`; report also, as `tied_mismatch`, a tied head that differs from the embedding."""
+    """Run `program.validate()`, and report a tied head that differs from the embedding as `tied_mismatch`."""
     report = model.program.validate()
     return replace(report, mismatches=(*report.mismatches, *_tied_mismatch(model)))
 

@@ -113,7 +113,7 @@ class Model:
         """The program as it was opened, over the bytes of the file; rebuilt from the headers at the first access."""
         if self._original is None:
             if self.checkpoint is None:
-                raise UsageError("the model was not opened from a checkpoint", where=self.directory.name,
+                raise UsageError("`original` is unknown: the model has no checkpoint", where=self.directory.name,
                                  fix="model.program.at(seq) gives an earlier state")  # fmt: skip
             name = f"{self.directory.name} (original)"
             self._original = build(self.arch, self.dims, self.keys, self.checkpoint, self.stored, self.compute, name)
@@ -145,7 +145,7 @@ class Model:
 
         Args:
             ids: int array-like [B, T] or [T].
-            mask: bool array-like of the same shape, false for padding; positions count only true entries.
+            mask: bool array-like of the same shape, false for padding; positions are counted without padding.
         Raises: PromptError; NonFinite naming the weight that has a NaN or infinity.
         """
         batch = self.check_ids(ids)
@@ -201,8 +201,8 @@ class Model:
             stream: called with each piece of text once it is complete UTF-8 and cannot start a stop string.
             cancel: called before each token, e.g. `threading.Event().is_set`; true ends with the reason `cancelled`.
             options: fields of `GenerationOptions`: temperature, top_k, top_p, min_p, seed, stop, logprobs, ...
-        Raises: PromptError; UsageError naming the range; NonFinite naming a weight or node; StaleCache; CacheFull with
-            the text so far in `partial`. The cache then holds the tokens that ran, and stays usable.
+        Raises: PromptError; UsageError for a wrong option; NonFinite naming a weight or node; StaleCache; CacheFull
+            with the text so far in `partial`. The cache then holds the tokens that ran, and stays usable.
         """
         return self.generate_many(prompt, 1, max_new_tokens, cache=cache, stream=stream, cancel=cancel, **options)[0]
 

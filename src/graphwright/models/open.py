@@ -110,7 +110,8 @@ def resolve(path: str | os.PathLike[str]) -> Path:
     if not place.exists():
         raise ModelNotFound("no such directory", where=str(place), fix="give a local path; nothing is downloaded")
     if place.is_file() and place.suffix == ".json":
-        raise ModelNotFound("this is a file, not a model directory", where=str(place), fix=str(place.parent))
+        fix = f"give its directory, {Path(path).parent}"
+        raise ModelNotFound("this is a file, not a model directory", where=str(place), fix=fix)
     return place
 
 

@@ -36,7 +36,7 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
         target.name_children()
         variables, names = dict(target.named_parameters()), ()
     else:
-        raise UsageError("cannot wrap this object", expected="a module or a program", got=type(target).__name__)
+        raise UsageError("cannot wrap this as a torch module", expected="Module or Program", got=type(target).__name__)
     return _TorchAdapter(target, variables, names, share).torch()
 
 
@@ -91,7 +91,7 @@ class _TorchAdapter:
 
     @contextmanager
     def _torch_values(self, parameters: Mapping[str, NDArray], needs: Sequence[bool]) -> Iterator[None]:
-        """Context manager: set `requires_grad` of the variables from `needs`, and torch's values unless shared."""
+        """Context manager: give variables torch's values, unless shared, and `requires_grad` by `needs`; undo it."""
         before = [(v, v.data, v.requires_grad) for v in self.variables.values()]
         try:
             for (name, v), need in zip(self.variables.items(), needs, strict=False):
@@ -103,7 +103,7 @@ class _TorchAdapter:
                 v.data, v.requires_grad = data, wants
 
     def relink(self, written: Sequence[str]) -> dict[str, NDArray]:
-        """Record torch's writes to parameters; return a dict from names to arrays, for parameters with a new array."""
+        """Mark the arrays that torch wrote to as modified; return {name: array} of parameters that have a new array."""
         for name in written:
             self.arrays[name].storage.version += 1
         moved = {n: v.own() for n, v in self.variables.items() if v.shared or v.data is not self.arrays[n]}

@@ -304,7 +304,7 @@ def interpolate(x: Tensor, size: Sizes, mode: str = "nearest", align_corners: bo
     named = {"nearest": "nearest", ("linear", "bilinear")[min(max(rank, 1), 2) - 1]: "linear"}
     if mode not in named:
         expected, got = ", ".join(named), f"{mode}, {x.spec}"
-        raise UsageError("the mode does not suit the number of axes", where="interpolate", expected=expected, got=got)
+        raise UsageError("no such interpolation mode for this rank", where="interpolate", expected=expected, got=got)
     return call("interpolate", x, sizes=per_axis(rank, size), mode=named[mode], align_corners=align_corners)
 
 

@@ -15,7 +15,7 @@ from graphwright.errors import ShapeError, UsageError
 
 
 def source(name: str = "", seed: int | None = None) -> dict[str, int]:
-    """Return a dict: seed and stream of a named parameter, else seed, step and next stream of the default generator."""
+    """Return seed and stream of a named parameter as keywords of `array.random`, or else of the default generator."""
     if name:
         return {"seed": 0 if seed is None else seed, "stream": random.stream_of(name)}
     state = rng.state_dict()
@@ -52,7 +52,7 @@ def xavier_normal(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, 
 
 
 def orthogonal(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, seed: int | None = None) -> NDArray:
-    """Sample a matrix with orthonormal rows, or columns if those are fewer, times gain, float32.
+    """Sample a matrix with orthonormal rows (columns, if those are fewer), times gain, float32.
 
     Axes after the first are flattened. Computed by QR of a normal matrix, with the signs of R's diagonal (Saxe,
     McClelland and Ganguli 2014; Mezzadri 2007).
@@ -85,6 +85,6 @@ def ones(*shape: int) -> NDArray:
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return (fan_in, fan_out) of a weight [out, in, kernel...]."""
     if len(shape) < 2:
-        raise UsageError("the shape has no fan_in and fan_out", expected="[out, in, ...]", got=shape)
+        raise UsageError("cannot compute fan_in and fan_out of this shape", expected="[out, in, ...]", got=shape)
     kernel = prod(shape[2:])
     return shape[1] * kernel, shape[0] * kernel

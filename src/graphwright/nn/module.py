@@ -1,4 +1,4 @@
-"""Module: parameters, buffers and children by attribute, dotted names, and scopes that name what is traced."""
+"""Module: parameters, buffers and children by attribute, dotted names, and scopes that name traced nodes."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Module:
 
     @property
     def trains(self) -> bool:
-        """True if the layer trains now, by `gw.mode` or else by its flag; a trace assumes the flag as it is."""
+        """True if the layer trains now, by `gw.mode` or else by its flag; a trace is valid only for this flag."""
         recorder = active_recorder.get()
         if recorder is not None:
             recorder.assume(lambda: self.training)

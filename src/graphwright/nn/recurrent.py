@@ -1,6 +1,6 @@
 """Recurrent cells, and layers that unroll them over time: RNN, GRU and LSTM as in torch, and CfC.
 
-A cell maps (input [B, I], state) to (output [B, H], state); each cell reads the outputs of the cell below it.
+A cell maps (input [B, I], state) to (output [B, H], state); in a stack, it reads the outputs of the cell below.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class Pad(Row):
 
 @op("pad_backward")
 class PadBackward(Backward):
-    """Gradient of `pad`: g without its padding entries; each of them is added to the entry that it was copied from."""
+    """Gradient of `pad`: g without padding; the gradient of padding is added to the entry that it copies, if any."""
 
     arity, attrs, traits = 1, {"widths": ..., "mode": "constant"}, Traits(backward_of="pad")
     vjp = lambda g, ins, outs, attrs, needs: (call("pad", g, **attrs),)

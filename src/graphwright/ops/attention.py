@@ -22,9 +22,9 @@ from graphwright.ops.rules import Backward, Update, equal_dim, one_dtype
 
 
 def _heads(u: AxesUse) -> None:
-    """Tie the axes of q, k and v: the query heads split into key heads × repeats, and q and k share their head size.
+    """Unify the axes of q, k and v: query heads = key heads × repeats, and q and k have the same head size.
 
-    k and v, contiguous or paged, share their axes 0, 1 and 2.
+    Axes 0, 1 and 2 of k and v, contiguous or paged, are the same.
     """
     q, k, v = u.ins[:3]
     heads, groups = size(q[1]), size(k[1])
@@ -76,8 +76,6 @@ def _frequencies(positions: Spec, *tables: Spec) -> Spec:
 
 
 class _Frequencies(Row):
-    """An op that computes rotary frequencies."""
-
     vjp, why = None, {"vjp": "frequencies are not trained"}
     traits = Traits(float32_constants=True, looks_ahead=True)
 
@@ -166,7 +164,7 @@ class Rope(Row):
             expected = "x [B, H, T, D], cos and sin [B, T, d/2] with d <= D"
             raise ShapeError("invalid operands of rope", expected=expected, got=f"{x}, {cos}, {sin}")
         if len(cos.shape) != 3 or cos.shape[1] != x.shape[2] or cos.shape[0] not in (1, x.shape[0]):
-            want = (x.shape[0], x.shape[2])
+            want = f"[{x.shape[0]} or 1, {x.shape[2]}, d/2]"
             raise ShapeError("cos and sin do not match the batch size and length of x", expected=want, got=cos)
         return x
 
@@ -216,7 +214,7 @@ def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[s
         expected = "q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]"
         raise ShapeError("invalid operands of attention", expected=expected, got=f"{q}, {k}, {v}")
     if window is not None and window < 1:
-        raise ShapeError("the window is empty", expected="None or >= 1", got=window)
+        raise ShapeError("the attention window is empty", expected="None or >= 1", got=window)
     equal_dim(q.shape[0], k.shape[0], "batch of k")
     equal_dim(q.shape[3], k.shape[3], "head_dim of k")
     for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
@@ -226,7 +224,7 @@ def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[s
         expected = f"a multiple of {groups} heads"
         raise ShapeError("cannot divide the query heads evenly among the key heads", expected=expected, got=heads)
     if len(extra) != len(optional):
-        raise ShapeError("the operands after v do not match `optional`", expected=optional, got=extra)
+        raise ShapeError("the operands after v are not those named in `optional`", expected=optional, got=extra)
     for name, spec in zip(optional, extra, strict=True):
         want = {"key_mask": Spec((k.shape[0], k.shape[2]), bool_), "q_start": Spec((), int64)}[name]
         if spec != want:
@@ -382,7 +380,7 @@ def _paged_check(batch: object, table: Spec, lengths: Spec) -> None:
         raise DTypeError("invalid block table or lengths", expected=expected, got=f"{table}, {lengths}")
     if lengths.shape != table.shape[:1] or table.shape[0] != batch:
         expected = f"{batch} rows, one per sequence"
-        raise ShapeError("block table or lengths do not fit the batch", expected=expected, got=f"{table}, {lengths}")
+        raise ShapeError("block table or lengths have a wrong batch size", expected=expected, got=f"{table}, {lengths}")
 
 
 def _floats(*ins: Spec) -> None:
@@ -402,9 +400,9 @@ class _KvAppend(Update):
 
 @op("kv_append_paged")
 class KvAppendPaged(_KvAppend):
-    """pool[table[b, p // block], :, p % block] ← rows[b, :, t] with p = lengths[b] + t: KV entries appended by block.
+    """pool[table[b, p // block], :, p % block] ← rows[b, :, t] with p = lengths[b] + t: write to a paged KV cache.
 
-    The pool is [N, G, block, D], the new entries are [B, G, T, D].
+    `pool` [N, G, block, D] has N blocks; row b of `table` lists those of sequence b. New entries `rows`: [B, G, T, D].
     """
 
     arity, vm = 4, attention_forms.KV_APPEND_PAGED
@@ -418,7 +416,7 @@ class KvAppendPaged(_KvAppend):
             raise ShapeError("invalid operands of kv_append_paged", expected=expected, got=f"{pool}, {rows}")
         _paged_check(rows.shape[0], table, lengths)
         if (pool.shape[1], pool.shape[3]) != (rows.shape[1], rows.shape[3]):
-            raise ShapeError("pool and entries differ in number of heads or head size", expected=pool, got=rows)
+            raise ShapeError("pool and new entries differ in number of heads or head size", expected=pool, got=rows)
         return pool
 
     def axes(u: AxesUse):
@@ -463,7 +461,7 @@ class SdpaPaged(Row):
             expected = f"a multiple of {k.shape[1]} heads"
             raise ShapeError("cannot divide the query heads among the key heads", expected=expected, got=q.shape[1])
         if window is not None and window < 1:
-            raise ShapeError("the window is empty", expected="None or >= 1", got=window)
+            raise ShapeError("the attention window is empty", expected="None or >= 1", got=window)
         if softcap is not None and not softcap > 0:
             raise UsageError("softcap is not positive", expected="None or > 0", got=softcap)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
@@ -498,11 +496,11 @@ class KvAppend(_KvAppend):
 
     def infer(cache, rows, start):
         if cache.dtype is not rows.dtype:
-            raise DTypeError("cache and entries have different dtypes", expected=cache.dtype.name, got=rows)
+            raise DTypeError("cache and new entries have different dtypes", expected=cache.dtype.name, got=rows)
         if start != Spec((), int64):
             raise DTypeError("start is not an int64 scalar", expected="0-d int64", got=start)
         if (*cache.shape[:2], cache.shape[3]) != (*rows.shape[:2], rows.shape[3]):
-            raise ShapeError("cache and entries differ in batch, heads or head size", expected=cache, got=rows)
+            raise ShapeError("cache and new entries differ in batch, heads or head size", expected=cache, got=rows)
         return cache
 
     def axes(u: AxesUse):

@@ -1,12 +1,12 @@
-"""Axis equations: how the dimensions of an op's operands and results are tied together.
+"""Axis equations: which dimensions of an op's operands and results must be resized together.
 
 The `axes` field of an op's definition is a function that takes one `AxesUse` and returns the dimensions of the results
-as terms. The function also joins terms, which makes them one dimension, names the attributes that are sizes, and marks
+as terms. It also unifies terms, which makes them one dimension, names the attributes that are sizes, and marks
 dimensions: `summed` if removing zero units changes no result, `mixed` if it changes one, `frozen` if the size is fixed.
-Dimensions are tied by these rules alone, never because their sizes or names are equal.
+Dimensions are unified by these rules alone, never because their sizes or names are equal.
 
-A term is an atom, a product of terms (major first: a reshape) or a chain of terms (a concatenation). Atoms are joined
-by union-find; an atom that turns out to be composite links to its product or chain. Joined terms have equal sizes.
+A term is an atom, a product of terms (as of a reshape, slowest-varying first) or a concatenation of terms. Unifying
+works by union-find: an atom links to the term that it was found to equal. Unified terms have equal sizes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Dim = TypeVar("_Dim")
 
 # -- terms -------------------------------------------------------------------------------------------------------------
 class Atom:
-    """A dimension that has not been split so far. `link` is the term that it was found to equal, if any."""
+    """A dimension not split into factors or parts so far. `link` is the term that it was found to equal, if any."""
 
     __slots__ = ("link", "size")
 
@@ -37,7 +37,7 @@ class Atom:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A dimension split into factors, slowest first: index = i·(size of the rest) + index in the rest; no size is 1."""
+    """A dimension split into factors as by a reshape, slowest-varying first; no factor has size 1."""
 
     factors: tuple[Term, ...]
 
@@ -113,7 +113,7 @@ def atoms(term: Term) -> Iterator[Atom]:
 
 
 def same(a: Term, b: Term) -> bool:
-    """Join two terms into one dimension. Return False if their sizes differ or splits conflict, as 2 × 3 and 3 × 2."""
+    """Unify two dimensions: they resize together. Return False if sizes differ or splits conflict (2 × 3 and 3 × 2)."""
     a, b = resolve(a), resolve(b)
     if a is b or a == b:
         return True
@@ -139,7 +139,7 @@ def same(a: Term, b: Term) -> bool:
 
 
 def _products(left: list[Term], right: list[Term]) -> bool:
-    """Join two equal-sized products factor by factor, last first; split larger factors. Return False on a conflict."""
+    """Unify the factors of two equal-sized products, last first, splitting larger ones. Return False on a conflict."""
     while left and right:
         f, g = resolve(left.pop()), resolve(right.pop())
         if isinstance(f, Product) or isinstance(g, Product):  # it was split in the meantime
@@ -164,7 +164,7 @@ def _products(left: list[Term], right: list[Term]) -> bool:
 
 
 def _chains(left: list[Term], right: list[Term]) -> bool:
-    """Split two concatenations at the boundaries of both, and join the pieces in order. Return False if impossible."""
+    """Split two concatenations at the part boundaries of both and unify the pieces. Return False if impossible."""
     while left and right:
         p, q = resolve(left.pop(0)), resolve(right.pop(0))
         if isinstance(p, Concatenation) or isinstance(q, Concatenation):
@@ -185,9 +185,9 @@ def _chains(left: list[Term], right: list[Term]) -> bool:
 
 
 def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
-    """Split a term into the parts before and after an index.
+    """Split a dimension into the terms before and after index `at`.
 
-    Return None if the term is a product and the index is not a multiple of the size of its minor factors.
+    Return None if the term is a product and `at` is not a multiple of the size of all factors but the first.
     """
     if isinstance(term, Atom):
         head, tail = Atom(at), Atom(known(term) - at)
@@ -212,9 +212,9 @@ def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
 
 
 def _chain_of_products(whole: Concatenation, split: Product) -> bool:
-    """Join a concatenation and a product: split each part by the product's minor factors.
+    """Unify a concatenation with a product, making each part a new first factor × the product's other factors.
 
-    The product's major factor is joined with the concatenation of the remaining factors.
+    The product's first factor is unified with the concatenation of the new ones. Return False on a conflict.
     """
     major, *rest = split.factors
     inner = known(product(*rest))
@@ -229,7 +229,7 @@ def _chain_of_products(whole: Concatenation, split: Product) -> bool:
 
 
 def spread(term: Term, indices: IndexMap) -> np.ndarray:
-    """Return the old index of each new entry of a dimension (-1: a new unit), from the index arrays of its atoms."""
+    """Return for each entry of the resized dimension its old index, -1 for a new one; `indices` has that per atom."""
     if isinstance(term, Atom):
         found = indices.get(term)
         return np.arange(known(term)) if found is None else found
@@ -277,7 +277,7 @@ Dims = tuple[Term, ...]
 
 @dataclass(frozen=True, slots=True)
 class AxisFact:
-    """A fact that an op states about a single dimension, such as `frozen` or `mixed`."""
+    """A property of one dimension that an op's `axes` function declares, such as `frozen` or `mixed`."""
 
     fact: str  # `frozen`, `end` (of the program), `mixed`, `summed` or `kind`
     term: Term  # the dimension
@@ -317,7 +317,7 @@ class AxesUse:
     result_ranges: dict[int, Term | None] = field(default_factory=dict)  # per result, as `ranges`
 
     def same(self, a: Term, b: Term) -> None:
-        """Join two dimensions, or freeze both if their sizes differ or their splits conflict."""
+        """Unify two dimensions, or freeze both if their sizes differ or their splits conflict."""
         if not same(a, b):
             for term in (a, b):
                 self.frozen(term, "splits it at boundaries that do not fit together")
@@ -331,7 +331,7 @@ class AxesUse:
         self.notes.append(AxisFact("mixed", term, why))
 
     def summed(self, term: Term, *ends: tuple[int, int]) -> None:
-        """State that the op sums over a dimension, so zero units can be removed; `ends`: (operand, axis) pairs."""
+        """State that the op sums over a dimension, so zero units are removable; `ends`: the summed (operand, axis)."""
         ends = tuple((port, dim % len(self.ins[port])) for port, dim in ends)
         self.notes.append(AxisFact("summed", term, "", ends))
 
@@ -351,12 +351,12 @@ AxesRule = Callable[[AxesUse], Sequence[Dims]]
 
 
 def broadcast(u: AxesUse) -> Sequence[Dims]:
-    """Return the dimensions of an elementwise op's results; join aligned operand dimensions, except those of size 1."""
+    """Return the dimensions of an elementwise op's results; unify aligned operand dimensions, except broadcast ones."""
     return [broadcast_dims(u, u.ins, shape) for shape in u.shapes]
 
 
 def broadcast_dims(u: AxesUse, operands: Sequence[Dims], shape: Sequence[Dim]) -> Dims:
-    """Return the dimensions of a result of this shape; join aligned operand dimensions, except broadcast ones."""
+    """Return the dimensions of a result of this shape; unify aligned operand dimensions, except broadcast ones."""
     result: list[Term] = []
     for back in range(len(shape), 0, -1):
         here = [dims[-back] for dims in operands if len(dims) >= back]
@@ -368,7 +368,7 @@ def broadcast_dims(u: AxesUse, operands: Sequence[Dims], shape: Sequence[Dim]) -
 
 
 def identity(u: AxesUse) -> Sequence[Dims]:
-    """Return the operand's dimensions; integers of the result index the same axis as those of the operand."""
+    """Return the operand's dimensions. If the operand holds indices of an axis, so does the result."""
     u.result_ranges[0] = u.ranges[0]
     return [u.ins[0]]
 
@@ -417,7 +417,7 @@ def along_axis(why: str) -> AxesRule:
 
 
 def indexed(u: AxesUse, axis: Term, port: int) -> None:
-    """Join `axis` with the axis that the integers of operand `port` index.
+    """Unify `axis` with the axis that the integers of operand `port` index.
 
     Freeze `axis` if that axis is unknown or has a different size.
     """

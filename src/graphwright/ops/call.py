@@ -86,8 +86,8 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
     """Run an op on operands of any kind and return its result, or a tuple of results.
 
     Args:
-        out: an array or tensor for each result to be written to, of exactly its spec and the type of the operands. It
-            may share memory with an operand only where the `inplace` trait allows it. It is returned.
+        out: array or tensor, like the operands, to write the result to and to return (a tuple for several results). It
+            has exactly the result's spec, and shares memory with an operand only where the `inplace` trait allows it.
     Raises: ShapeError, DTypeError, UsageError, AliasError, ReadOnlyArray before anything is written.
     """
     row = OPS.get(name) or get(name)
@@ -131,7 +131,7 @@ def compute(
         known = known_by = None
     try:
         if known is None:
-            known = _learned(known_by, row, ins, attrs, kernels)
+            known = _select(known_by, row, ins, attrs, kernels)
         if outs is None:
             if known.fresh is not None:
                 made = known.fresh(*map(_impl, ins), **attrs)
@@ -174,7 +174,7 @@ def _bound(
 
 
 def _copied(row: Op, operand: NDArray, attrs: Attrs, spec: Spec, outs: Sequence[NDArray] | None) -> NDArray:
-    """Run a view op as a copy: if strides cannot express the view, or if it is to be written into the given output."""
+    """Run a view op as a copy, because strides cannot express the view or the caller passed an output array."""
     if outs is not None and not writable_over(row, outs, [operand]):
         raise AliasError("out shares memory with the operand", where=row.name, fix="pass a copy of the operand")
     source = contiguous(operand)
@@ -192,7 +192,7 @@ def _check_outs(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray], specs:
         if out.spec != spec:
             raise ShapeError("out does not match the result's spec", where=row.name, expected=spec, got=out.spec)
     if not writable_over(row, outs, ins):
-        raise AliasError("out shares memory with an operand that the op still reads", where=row.name, fix="pass a copy")
+        raise AliasError("out shares memory with an operand that the op reads", where=row.name, fix="pass a copy of it")
     for out in outs:
         out.writable()
 
@@ -202,7 +202,7 @@ _impl = attrgetter("impl")
 
 @dataclass(slots=True)
 class _Dispatch:
-    """Facts needed to run an op, computed once for given attributes and operand dtypes, shapes and strides."""
+    """Inferred specs and selected kernel of an op, cached per attributes and operand dtypes, shapes and strides."""
 
     specs: tuple[Spec, ...]  # of the results; `scratch`: of the kernel's scratch
     scratch: list[Spec]
@@ -218,8 +218,8 @@ _known: dict[Any, _Dispatch] = {}
 _MOST_KNOWN = 4096
 
 
-def _learned(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> _Dispatch:
-    """Compute the facts needed to run an op, and cache them unless `key` is None. Raises: see `Op.specs`."""
+def _select(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> _Dispatch:
+    """Infer specs and select the kernel of an op; cache that under `key`, unless it is None. Raises: see `Op.specs`."""
     given = [a.spec for a in ins]
     specs = row.specs(given, attrs)
     view = fresh = None
@@ -249,9 +249,9 @@ def _learned(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs
 
 
 def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ()) -> Sequence[NDArray]:
-    """Move operands to one device: 0-d arrays on the CPU follow the others.
+    """Copy 0-d CPU operands to the device of the others; return all operands.
 
-    Raises: DeviceMismatch for any other mix.
+    Raises: DeviceMismatch if the other arrays are on different devices.
     """
     device = ins[0].device if ins else CPU
     for array in (*ins, *outs) if outs else ins:
@@ -268,7 +268,7 @@ def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ())
                 where=op,
                 expected=device,
                 got=f"{array.spec} on {array.device}",
-                fix=f'to("{device}")',
+                fix=f'move it with to("{device}")',
             )
     return [a.to(device) for a in ins]
 

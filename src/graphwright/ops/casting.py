@@ -14,7 +14,7 @@ OperandKind = tuple[DType, str]
 
 
 def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DType | None:
-    """Return the dtype that the operands are cast to, or None to leave them.
+    """Return the dtype that the operands are cast to, or None for no cast.
 
     Args:
         kinds: `OperandKind` of each operand, including operands that are never cast.

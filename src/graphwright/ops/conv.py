@@ -1,4 +1,4 @@
-"""Convolution over any number of spatial axes, its two transposes, and windows as columns.
+"""Convolution over any number of spatial axes, its two transposes, and `unfold` and `fold` (im2col, col2im).
 
 `conv`, `conv_transpose` and `conv_weight` are the three partial maps of one trilinear form, so each occurs in the
 gradients of the other two (Dumoulin and Visin 2016, "A guide to convolution arithmetic for deep learning", section 4).

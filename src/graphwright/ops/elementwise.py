@@ -354,7 +354,7 @@ class Junction(Row):
 
     def infer(*ins, **attrs):
         if not ins:
-            raise ShapeError("cannot infer the spec of a junction without edges", fix="pass like=node to e.add")
+            raise ShapeError("cannot infer the spec of a junction without edges", fix="pass e.add like=<a node>")
         rules.one_dtype(*ins)
         for port, other in enumerate(ins):
             if other.shape != ins[0].shape:

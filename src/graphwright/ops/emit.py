@@ -2,8 +2,8 @@
 
 The field is a template or a function. The function maps the operands' source texts and the attributes to the text of
 one expression (a tuple for several results), or to None if generated code cannot express this use of the op. Operand
-texts are names, attributes, calls or subscripts, so they need no parentheses. In generated code, `run` is the forward
-pass, which knows the symbolic sizes.
+texts are names, attributes, calls or subscripts, so they need no parentheses. Generated code reads a symbolic size `B`
+as `run.B`.
 
 In a template, `{0}` is an operand, `{all}` all operands, `{name}` an attribute as a literal, `{name:sizes}` an
 attribute as sizes without brackets: `"{0}.narrow({axis}, -1, 1)"`.
@@ -48,7 +48,7 @@ def literal(value: Any) -> str:
 
 
 def sizes(shape: Sequence[Any]) -> str:
-    """Format sizes as source text; symbolic ones are attributes of `run`."""
+    """Format sizes as source text; a symbolic size `B` becomes `run.B`."""
     return ", ".join(f"run.{d}" if isinstance(d, str) else str(d) for d in shape)
 
 

@@ -1,6 +1,6 @@
-"""Run an op by its expansion where a backend has no kernel of its name.
+"""Run an op as a sequence of simpler ops, its expansion, on a backend that has no kernel for it.
 
-The op's `expand` function runs once on traced specs, which gives a list of steps. On a backend, the steps' kernels are
+The op's `expand` function runs once on specs that record the ops applied to them. On a backend, the steps' kernels are
 bound one after the other, with planned scratch buffers for inner values; `workspace`, `bind` and `needs` do for any op
 what these methods of a `Backend` do for a kernel. On the VM, an elementwise expansion becomes one loop over tiles
 (`vm_form`).
@@ -28,7 +28,7 @@ from graphwright.ops.registry import Op, get
 
 
 class ExpansionStep(NamedTuple):
-    """One use of a simpler op; operands and results are indices of values."""
+    """One op of an expansion; `ins` and `outs` are indices of the expansion's values."""
 
     row: Op
     ins: tuple[int, ...]
@@ -47,9 +47,9 @@ class Expansion:
     results: tuple[int, ...] = ()  # values that are the op's results
 
     def last_uses(self, roots: Sequence[int]) -> dict[int, int]:
-        """Map the root of each value to the last step that uses it; results of the op are used after the last step.
+        """Map values to the last step that uses them; results of the op count as used after the last step.
 
-        `roots[v]` is the value whose memory v views, or v itself.
+        A use of a view v counts for the value whose memory it shares, `roots[v]`; other values are their own roots.
         """
         last = {roots[v]: n for n, step in enumerate(self.steps) for v in (*step.outs, *step.ins)}
         return last | {roots[v]: len(self.steps) for v in self.results}
@@ -204,7 +204,7 @@ def workspace(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spe
 
 
 def needs(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-    """Return the host requirements of an op's kernel, or the combined ones of the kernels of its expansion."""
+    """Return what an op's kernel, or all kernels of its expansion, need from the host: operand values, allocations."""
     if not expanded(row, kernels):
         return kernels.needs(row.name, outs, ins, attrs)
     made, reads, asked = expansion(row, ins, attrs, kernels), set[int](), []
@@ -223,7 +223,7 @@ def needs(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], 
 def bind(
     row: Op, kernels: Backend, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
 ) -> list[Call]:
-    """Bind an op's kernel, or the kernels of its expansion, to arrays; `work`: buffers with specs as of `workspace`."""
+    """Bind an op's kernel, or those of its expansion, to arrays; `work`: the scratch buffers listed by `workspace`."""
     if not expanded(row, kernels):
         return kernels.bind(row.name, outs, ins, attrs, work)
     planned = _planned(row, kernels, [a.spec for a in ins], attrs)
@@ -263,7 +263,7 @@ def bind(
 # -- on the VM ---------------------------------------------------------------------------------------------------------
 @cache
 def vm_form(row: Op) -> VmForm | None:
-    """Return the op's VM form; for an elementwise op without form and kernel, a loop over its expansion; else None."""
+    """Return how the VM runs an op: by `row.vm`, or as one loop over an elementwise expansion. None if it cannot."""
     if row.vm is not None or not row.traits.elementwise or not expanded(row, backend(CPU)):
         return row.vm
     return VmForm(lambda outs, ins, attrs: _fused(row, outs, ins, attrs))

@@ -30,12 +30,12 @@ def _checked(logits: Spec, table: Spec, temperature: Spec, run: Spec, sizes: tup
         raise ShapeError("the sizes do not add up to the number of logits", expected=f"[{sum(sizes)}]", got=logits)
     if table != Spec((logits.shape[0], len(COLUMNS)), int64):
         expected = Spec((logits.shape[0], len(COLUMNS)), int64)
-        raise ShapeError("the table does not have one row per logit", expected=expected, got=table)
+        raise ShapeError("the table of elements does not have one row per logit", expected=expected, got=table)
     if len(floating(temperature).shape) != 1:
         raise ShapeError("the temperatures are not a vector", expected="[G]", got=temperature)
     if run != _RUN:
         expected = "int64 [3]: seed, step and mode"
-        raise DTypeError("the run operand has the wrong spec", expected=expected, got=run)
+        raise DTypeError("the operand `run` has the wrong shape or dtype", expected=expected, got=run)
 
 
 def _cost(ins, outs, attrs):
@@ -50,7 +50,7 @@ class GateOp(Row):
     """gate(z, T): gate values of logits [N], table [N, 7], temperatures [G], run [3]; one result per size in `sizes`.
 
     The kind of a gate is its function of logit z and temperature T, which in training also reads noise u(seed, step,
-    slot, generation, element); `docs/structure.md` has the table of kinds. `groups` names the temperatures. The
+    slot, generation, element); `docs/structure.md` has the table of kinds. `groups`: names of the temperatures. The
     gradient of a hard gate is that of the soft gate it rounds, evaluated at the hard forward value.
     Maddison et al. 2017 (concrete); Louizos et al. 2018 (hard concrete); Bengio et al. 2013 (straight through).
     """
@@ -114,7 +114,7 @@ class GateGrad(Backward):
 
 
 def _drawn(rng: np.random.Generator) -> tuple[list[Any], tuple[int, ...]]:
-    """Draw the operands and `sizes` of a test sample, of the gate kinds whose gradient equals finite differences."""
+    """Draw operands and `sizes` of a test sample, only with gate kinds whose gradients finite differences can check."""
     sizes = tuple(int(n) for n in rng.integers(1, 4, rng.integers(1, 4)))
     smooth = [KINDS.index(k) for k in ("scale", "sigmoid", "concrete", "hard_concrete")]
     rows = []

@@ -1,4 +1,4 @@
-"""Ops that return their operand with a different dtype, memory or gradient; and a constant with its spec."""
+"""Ops that return their operand with a different dtype, memory or gradient; and `full_like`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ScaleGradient(Row):
 
 @op("recall")
 class Recall(Row):
-    """x, as a barrier for rewrites: values computed from x and from the result are never merged; a view."""
+    """x, as a view that rewrites do not see through: values computed from x and from the view are never merged."""
 
     arity, infer, view, cost, sample = 1, same, _itself, free_cost, unary_sample(-1, 1)
     traits = Traits(linear_in=(0,), barrier=True)

@@ -87,7 +87,7 @@ def _picked(shape: Sequence[Any], ids: Sequence[Spec], axis: int) -> tuple[Any, 
         expected = f"at most {len(shape) - start} from axis {axis} of {tuple(shape)}"
         raise ShapeError("there are more index arrays than axes", expected=expected, got=len(ids))
     if any(isinstance(n, str) for n in shape[start:end]):
-        raise ShapeError("cannot index an axis of symbolic size", where=f"from axis {axis}", got=tuple(shape))
+        raise ShapeError("cannot index an axis of symbolic size", where=f"axes {start} to {end - 1}", got=tuple(shape))
     if any(i.dtype is not int64 for i in ids):
         got = ", ".join(map(repr, ids))
         raise DTypeError("an index array is not int64", expected="int64", got=got, fix='index.to("int64")')
@@ -161,8 +161,6 @@ class IndexSum(Backward):
 
 
 class _IndexWrite(Row):
-    """An op that writes to the entries that index arrays select."""
-
     why = {
         "onnx": "writes at several indices at once have no node",
         "emit": "torch writes at an index in a statement of its own",
@@ -189,7 +187,7 @@ def _joined(ids: Sequence[Dims]) -> list[Dim]:
 
 
 class _IndexUpdate(_IndexWrite):
-    """An op whose operands are x, values, which broadcast, and one index array for each axis from `axis` on."""
+    """An op with operands x, values (which broadcast) and one index array for each axis from `axis` on."""
 
     arity, attrs, saves = (3, 2 + AXES), {"axis": 0}, Saves(inputs=tuple(range(2, 2 + AXES)))
     traits = Traits(contiguous=(0, 1), inplace=((0, 0),), fixed=tuple(range(2, 2 + AXES)), amp="promote")
@@ -402,7 +400,7 @@ class _Scatter(Row):
         return x
 
     def axes(u: AxesUse) -> Sequence[Dims]:
-        """Freeze the indexed axis. Join each other axis of x and the index if their sizes match, else freeze both."""
+        """Freeze the indexed axis; unify each other axis of x and the index if their sizes match, else freeze both."""
         x, index, values = u.ins
         at = axis_of(u.attrs["axis"], len(x))
         u.frozen(x[at], "writes it by index")

@@ -1,4 +1,4 @@
-"""Matrix products: numpy's matmul, `linear` with weights [out, in] in floats or int8, products of groups of rows."""
+"""Matrix products: numpy's matmul, `linear` with weights [out, in] in floats or int8, grouped matrix products."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def _check(x: Spec, other: Spec, offsets: Spec) -> None:
     floating(one_dtype(x, other))
     if len(x.shape) != 2 or offsets.dtype is not int64 or len(offsets.shape) != 1:
         expected = "x [N, d] and int64 offsets [E + 1]"
-        raise ShapeError("invalid operands of a grouped product", expected=expected, got=f"{x}, {offsets}")
+        raise ShapeError("invalid operands of a grouped matrix product", expected=expected, got=f"{x}, {offsets}")
 
 
 def _draw(rng):

@@ -74,7 +74,7 @@ def _affine(unit, scale):
 def _check_scale(x: Spec, shape: tuple, scale: tuple[Spec, ...]) -> Spec:
     for spec in scale:
         if spec.shape != shape:
-            raise ShapeError("weight or bias does not have the shape of the normalised axes", expected=shape, got=spec)
+            raise ShapeError("the weight or bias of a norm has the wrong shape", expected=shape, got=spec)
     return floating(one_dtype(x, *scale))
 
 
@@ -159,7 +159,7 @@ class RmsNorm(_Norm):
 
 @op("layer_norm")
 class LayerNorm(_Norm):
-    """x̂·w + b over the last `rank` axes (Ba et al. 2016); w and b, both optional, have the shape of these axes."""
+    """(x - mean)/√(var + eps)·w + b over the last `rank` axes (Ba et al. 2016); w and b, optional, have their shape."""
 
     arity, attrs, saves, vm = (1, 3), {"rank": 1, "eps": 1e-5}, Saves(inputs=(0, 1)), forms.LAYER_NORM
     emit = lambda i, a: _emit_norm("F.layer_norm", i[0], f"{i[0]}.shape[-{a['rank']}:]", i[1:], a)
@@ -211,7 +211,7 @@ def _by_channel(w, rank: int, groups: int | None = None):
 
 @op("group_norm")
 class GroupNorm(_Norm):
-    """x̂·w + b of x [N, C, ...], normalised over each of `groups` groups of channels and all positions (Wu and He 2018).
+    """(x - mean)/√(var + eps)·w + b of x [N, C, ...], per group of channels and over all positions (Wu and He 2018).
 
     w and b [C] are optional. One group makes it a layer norm over all axes but N, C groups an instance norm.
     """
@@ -222,7 +222,7 @@ class GroupNorm(_Norm):
     def infer(x, *scale, groups, eps):
         if len(x.shape) < 2 or not isinstance(x.shape[1], int) or groups < 1 or x.shape[1] % groups:
             expected = f"[N, C, ...] with C a multiple of {groups} >= 1"
-            raise ShapeError("the channels cannot be divided into groups", expected=expected, got=x)
+            raise ShapeError("cannot divide the channels evenly into groups", expected=expected, got=x)
         return _check_scale(x, x.shape[1:2], scale)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -334,7 +334,7 @@ class BatchNorm(_ChannelNorm):
 
 @op("batch_norm_train")
 class BatchNormTrain(_ChannelNorm):
-    """x̂·w + b over N and the positions of x [N, C, ...], and the running mean and variance [C] after this batch.
+    """(x - mean)/√(var + eps)·w + b per channel of x [N, C, ...] by batch statistics; and new running mean and var [C].
 
     Operands are x, running mean, running variance and optionally w and b. The running statistics move by the fraction
     `momentum` to the batch's mean and unbiased variance (Ioffe and Szegedy 2015, algorithms 1 and 2).

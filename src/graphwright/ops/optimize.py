@@ -1,7 +1,7 @@
 """Optimizer steps for any number of parameters of one dtype: new values, moments and step counts.
 
-Operands: lr (0-d float64), found_inf (0-d float32; if it is not 0, no value changes), then columns with one entry per
-parameter: gradients, parameters, moments, step counts (0-d float32). Results: the new values of all columns but the
+Operands: lr (0-d float64), found_inf (0-d float32; if it is not 0, no value changes), then all gradients, all
+parameters, each moment of all parameters, all step counts (0-d float32). Results: the new values of all these but the
 gradients. No gradient flows through a step.
 """
 
@@ -23,15 +23,16 @@ _COUNT = Spec((), float32)
 MUON_ADJUST = ("original", "match_rms_adamw")
 
 
-def columns(ins, width: int, first: int = 2):
-    """Split `ins[first:]` into `width` consecutive columns of equal length, such as all gradients, then all parameters.
+def equal_parts(ins, count: int):
+    """Split operands into `count` consecutive parts of equal length, such as all gradients, then all parameters.
 
-    Raises: ShapeError if the number of operands is not a multiple of `width`.
+    Raises: ShapeError if the number of operands is 0 or not a multiple of `count`.
     """
-    members, rest = divmod(len(ins) - first, width)
-    if rest or not members:
-        raise ShapeError(f"cannot split the operands into {width} equal columns", got=f"{len(ins) - first} operands")
-    return [tuple(ins[first + c * members : first + (c + 1) * members]) for c in range(width)]
+    length, rest = divmod(len(ins), count)
+    if rest or not length:
+        what, got = "not every parameter has the same number of operands", f"{len(ins)} operands after the scalars"
+        raise ShapeError(what, expected=f"{count} operands per parameter, for one or more parameters", got=got)
+    return [tuple(ins[k * length : (k + 1) * length]) for k in range(count)]
 
 
 class _Step(Update):
@@ -53,7 +54,7 @@ class _Step(Update):
         if lr != Spec((), float64) or found != _COUNT:
             expected = "0-d float64 and 0-d float32"
             raise DTypeError("lr or found_inf has the wrong shape or dtype", expected=expected, got=f"{lr}, {found}")
-        grads, params, *moments, steps = columns(members, 3 + cls.moments(attrs), 0)
+        grads, params, *moments, steps = equal_parts(members, 3 + cls.moments(attrs))
         for i, spec in enumerate(params):
             if spec.dtype is not params[0].dtype or not spec.dtype.is_float or spec.dtype.is_low:
                 expected, got = "all float32 or all float64", f"{params[0]}, {spec}"
@@ -93,8 +94,8 @@ class _Adam(_Step):
 class AdamStep(_Adam):
     """m ← β1·m + (1-β1)g; v ← β2·v + (1-β2)g²; θ ← θ - lr·(m/(1-β1ᵗ)) / (√(v/(1-β2ᵗ)) + eps); g + λ·θ replaces g.
 
-    λ is `weight_decay`. Columns of moments: m, v and, with `amsgrad`, the largest v so far, which then replaces v in
-    the root. `maximize` negates g. Kingma and Ba 2015, algorithm 1; Reddi, Kale and Kumar 2018, algorithm 2.
+    λ is `weight_decay`. The moments are m, v and, with `amsgrad`, the largest v so far, which then replaces v in the
+    root. `maximize` negates g. Kingma and Ba 2015, algorithm 1; Reddi, Kale and Kumar 2018, algorithm 2.
     """
 
     vm = forms.ADAM
@@ -111,7 +112,8 @@ class AdamWStep(_Adam):
 class SgdStep(_Step):
     """g ← g + λ·θ; b ← μ·b + (1-δ)g, in the first step b ← g; θ ← θ - lr·b, with `nesterov` θ - lr·(g + μ·b).
 
-    With momentum 0 there is no column b, and θ ← θ - lr·g. Sutskever et al. 2013, section 2, as in torch.
+    μ is `momentum`, δ `dampening`, λ `weight_decay`. With μ = 0 there is no moment b, and θ ← θ - lr·g. As in torch
+    (Sutskever et al. 2013, section 2).
     """
 
     attrs = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
@@ -128,7 +130,7 @@ class SgdStep(_Step):
 class RmspropStep(_Step):
     """g ← g + λ·θ; v ← α·v + (1-α)g²; d = g / (√v + eps); θ ← θ - lr·d, with momentum b ← μ·b + d, θ ← θ - lr·b.
 
-    With `centered`, a ← α·a + (1-α)g and √(v - a²) replaces √v (Graves 2013, equations 38 to 45). Columns: v, then b if
+    With `centered`, a ← α·a + (1-α)g and √(v - a²) replaces √v (Graves 2013, equations 38 to 45). Moments: v, then b if
     momentum is not 0, then a if centered.
     """
 
@@ -174,7 +176,7 @@ class MuonStep(_Step):
     @classmethod
     def infer(cls, lr, found, *members, **attrs):
         results = super().infer(lr, found, *members, **attrs)
-        for spec in columns(members, 4, 0)[1]:
+        for spec in equal_parts(members, 4)[1]:
             if len(spec.shape) != 2:
                 fix = "use AdamW for this parameter"
                 raise ShapeError("Muon cannot update this parameter", expected="a matrix", got=spec, fix=fix)
@@ -190,7 +192,7 @@ class EmaStep(Update):
     def infer(tau, *members):
         if tau != Spec((), float64):
             raise DTypeError("tau is not a float64 scalar", expected=Spec((), float64), got=tau)
-        sources, targets = columns(members, 2, 0)
+        sources, targets = equal_parts(members, 2)
         for source, target in zip(sources, targets, strict=True):
             if source != target:
                 raise ShapeError("a source does not match its target's spec", expected=target, got=source)
@@ -205,16 +207,16 @@ class EmaStep(Update):
 
 @op("unscale_check")
 class UnscaleCheck(Update):
-    """g ← g · inverse for each gradient; found ← 1 if a gradient holds an infinity or NaN.
+    """g ← g · inverse for each gradient; found_inf ← 1 if a gradient holds an infinity or NaN.
 
-    Operands: inverse scale (0-d float32), found (0-d float32), gradients of one dtype; results: found, gradients.
+    Operands: inverse loss scale and found_inf (0-d float32), gradients of one dtype. Results: found_inf, gradients.
     """
 
     arity, traits = (3, None), Traits(carried=True)
 
     def infer(inverse, found, *grads):
         if inverse != _COUNT or found != _COUNT:
-            raise DTypeError("inverse or found is not a float32 scalar", expected=_COUNT, got=f"{inverse}, {found}")
+            raise DTypeError("inverse or found_inf is not a float32 scalar", expected=_COUNT, got=f"{inverse}, {found}")
         if any(g.dtype is not grads[0].dtype or not g.dtype.is_float for g in grads):
             raise DTypeError("the gradients do not share a floating dtype", got=", ".join(map(repr, grads)))
         return found, *grads

@@ -52,7 +52,7 @@ def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
 
 
 def _back(op: str, g: Any, ins: Any, attrs: Mapping[str, Any]) -> tuple:
-    """Return the gradient of the operand: apply the transposed op `op` to g, with the operand's trailing sizes."""
+    """Return the operand's gradient: `op`, the transpose of the forward op, applied to g, with the operand's sizes."""
     return (call(op, g, **{**attrs, "sizes": trailing(ins[0].shape, len(attrs["sizes"]))}),)
 
 
@@ -68,7 +68,7 @@ def _sample(rng, **more):
 
 
 def _emit_pool(name: str, *given: str) -> Emit:
-    """Return an `emit` function that calls torch's `F.<name><rank>d`; `given`: the attributes to pass."""
+    """Return an `emit` function that calls torch's `F.<name><rank>d`; `given`: names of the attributes to pass."""
 
     def row(i: Sequence[str], a: Mapping[str, Any]) -> str:
         rank = len(a[given[0]])
@@ -93,7 +93,7 @@ def _onnx_pool(kind: str, *extra: str) -> OnnxRow:
 
 
 def _on_planes(u: OnnxUse, rank: int, node: Callable[[str], str]) -> str:
-    """Call `node` on the operand as [N, C, spatial...] and return its result, reshaping both where needed."""
+    """Return `node(x)`, which adds an ONNX node, for the operand x; x is reshaped to [N, C, spatial...] for it."""
     shape = u.ins[0].shape
     if len(shape) == rank + 2:
         return node(u.names[0])

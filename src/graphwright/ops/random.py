@@ -24,7 +24,7 @@ def _keyed(key: Spec, stream: int) -> None:
     if key != KEY:
         raise DTypeError("the key has the wrong spec", expected="int64 [2]: seed and step", got=key)
     if not 0 <= stream < 2**32:
-        raise UsageError("the stream is out of range", expected="0 to 2**32 - 1", got=stream)
+        raise UsageError("the stream number is out of range", expected="0 to 2**32 - 1", got=stream)
 
 
 def key_sample(rng: np.random.Generator) -> np.ndarray:
@@ -33,15 +33,13 @@ def key_sample(rng: np.random.Generator) -> np.ndarray:
 
 
 def _redraws(u: AxesUse, key: Dims, over: Dims) -> None:
-    """Freeze the key's dimension; mark the dimensions `over` as mixed, as each shape draws different numbers."""
+    """Freeze the key's size; mark `over` as `mixed` (see `AxesUse`), because another shape draws different numbers."""
     u.frozen(key[0], "is keyed by a seed and a step")
     for term in over:
         u.mixed(term, "draws different numbers for a different shape")
 
 
 class _Shaped(Random):
-    """Random numbers of a given shape."""
-
     arity, traits = 1, Traits(contiguous=(0,), fixed=(0,), valueless=True)
 
     def axes(u: AxesUse) -> list[Dims]:

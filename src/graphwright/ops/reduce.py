@@ -34,8 +34,8 @@ def _restore(g, x, attrs):
     return call("expand", g, shape=x.shape)
 
 
-def _ends(why: str = "") -> AxesRule:
-    """Return the `axes` rule of a reduction: reduced axes are `mixed` if a reason `why` is given, else `summed`."""
+def _axes(why: str = "") -> AxesRule:
+    """Return the `axes` rule of a reduction: it marks reduced axes `mixed` for the reason `why`, or else `summed`."""
 
     def rule(u: AxesUse) -> list[Dims]:
         for axis in axes_of(u.attrs["axes"], len(u.ins[0])):
@@ -99,7 +99,7 @@ class _Total(Reduction):
 class Sum(_Total):
     """Σ x over axes, int64 for integers and bools; the gradient is broadcast back."""
 
-    traits, axes, vm = Traits(mixes="axes", linear_in=(0,)), _ends(), forms.SUM
+    traits, axes, vm = Traits(mixes="axes", linear_in=(0,)), _axes(), forms.SUM
     emit, onnx = _method("sum"), _onnx_reduce("ReduceSum")
     vjp = lambda g, ins, outs, attrs, needs: (_restore(g, ins[0], attrs),)
 
@@ -111,7 +111,7 @@ class Prod(_Total):
     That product is built without division, so entries that are 0 get the exact gradient.
     """
 
-    saves, axes, onnx = Saves(inputs=(0,)), _ends("multiplies over it"), _onnx_reduce("ReduceProd")
+    saves, axes, onnx = Saves(inputs=(0,)), _axes("multiplies over it"), _onnx_reduce("ReduceProd")
 
     def emit(ins, attrs):  # torch multiplies along one axis at a time
         last = sorted(attrs["axes"], reverse=True)  # first, so that axis numbers stay valid
@@ -151,7 +151,7 @@ def _products_of_the_others(x):
 class Mean(Reduction):
     """Σ x / n over axes; gradient g / n, broadcast back."""
 
-    traits, axes = Traits(amp="f32"), _ends("divides by its size")
+    traits, axes = Traits(amp="f32"), _axes("divides by its size")
     emit, onnx, vm = _method("mean"), _onnx_reduce("ReduceMean"), forms.MEAN
     infer = lambda x, axes, keepdims: _reduced(floating(x), axes, keepdims)
 
@@ -181,14 +181,14 @@ class _Extremum(Reduction):
 class Amax(_Extremum):
     """max x over axes; ties share the gradient equally."""
 
-    axes, emit, onnx, vm = _ends("takes the largest over it"), _method("amax"), _onnx_reduce("ReduceMax"), forms.AMAX
+    axes, emit, onnx, vm = _axes("takes the largest over it"), _method("amax"), _onnx_reduce("ReduceMax"), forms.AMAX
 
 
 @op("amin")
 class Amin(_Extremum):
     """min x over axes; ties share the gradient equally."""
 
-    axes, emit, onnx = _ends("takes the smallest over it"), _method("amin"), _onnx_reduce("ReduceMin")
+    axes, emit, onnx = _axes("takes the smallest over it"), _method("amin"), _onnx_reduce("ReduceMin")
 
 
 class _Truth(Reduction):
@@ -204,14 +204,14 @@ class _Truth(Reduction):
 class Any(_Truth):
     """True if some entry over axes is not 0; false for no entries."""
 
-    axes, emit, onnx = _ends(), _method("any"), _onnx_reduce("ReduceMax", truth=True)
+    axes, emit, onnx = _axes(), _method("any"), _onnx_reduce("ReduceMax", truth=True)
 
 
 @op("all")
 class All(_Truth):
     """True if no entry over axes is 0; true for no entries."""
 
-    axes, emit, onnx = _ends("reads every entry of it"), _method("all"), _onnx_reduce("ReduceMin", truth=True)
+    axes, emit, onnx = _axes("reads every entry of it"), _method("all"), _onnx_reduce("ReduceMin", truth=True)
 
 
 class _Index(Row):
@@ -273,7 +273,7 @@ class LogSumExp(Reduction):
     """ln Σ eˣ over axes, shifted by the maximum; gradient g·e^(x - y), 0 where all entries are -∞."""
 
     traits, saves = Traits(amp="f32"), Saves(inputs=(0,), outputs=(0,))
-    axes, emit, onnx = _ends("sums exponentials over it"), _method("logsumexp"), _onnx_reduce("ReduceLogSumExp")
+    axes, emit, onnx = _axes("sums exponentials over it"), _method("logsumexp"), _onnx_reduce("ReduceLogSumExp")
     infer = lambda x, axes, keepdims: _reduced(floating(x), axes, keepdims)
     cost = lambda ins, outs, attrs: Cost(4 * ins[0].size, ins[0].nbytes, outs[0].nbytes)
 

@@ -182,7 +182,7 @@ class Op:
         return factor is not None and (attrs[factor] if isinstance(factor, str) else factor) == 0
 
     def onnx_row(self, ins: Sequence[Spec], attrs: Attrs, opset: int) -> OnnxRow | None:
-        """Return the function that writes this use of the op in an opset, or None to write its expansion instead."""
+        """Return the function that adds this use of the op to an ONNX graph, or None to add its expansion instead."""
         whole = self.onnx_23 if opset >= 23 else None
         return whole.row if whole is not None and whole.same(ins, attrs) else self.onnx
 

@@ -1,4 +1,4 @@
-"""Shared parts of definitions: base classes, checks of operands, and samplers for the tests."""
+"""Shared parts of op definitions: base classes, checks of operands, and samplers for the tests."""
 
 from __future__ import annotations
 

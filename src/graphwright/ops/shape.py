@@ -98,7 +98,7 @@ class Unflatten(ViewOp):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] != prod(sizes):
             where, expected = f"axis {at}", f"product {x.shape[at]}"
-            raise ShapeError("the sizes do not multiply to that of the axis", where=where, expected=expected, got=sizes)
+            raise ShapeError("the sizes do not multiply to the axis size", where=where, expected=expected, got=sizes)
         return Spec(spliced(x.shape, at, *sizes), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -129,7 +129,7 @@ class Flatten(ViewOp):
         joined = x.shape[a : b + 1]
         named, sizes = [d for d in joined if isinstance(d, str)], [d for d in joined if isinstance(d, int)]
         if a > b or (named and prod(sizes) != 1) or len(named) > 1:
-            raise ShapeError("cannot join these axes into one", expected="start <= end, static sizes", got=x)
+            raise ShapeError("cannot merge these axes into one", expected="start <= end, static sizes", got=x)
         return Spec((*x.shape[:a], named[0] if named else prod(sizes), *x.shape[b + 1 :]), x.dtype)
 
     def view(layout, attrs):
@@ -206,8 +206,8 @@ class Slice(ViewOp):
         at = axis_of(axis, len(x.shape))
         full = x.shape[at]
         if isinstance(full, str) or size < 0 or step < 1 or start < 0 or (size and start + (size - 1) * step >= full):
-            got = f"{size} from {start}, step {step}"
-            raise ShapeError("the slice exceeds the axis", where=f"axis {at}", expected=full, got=got)
+            got = f"{size} entries from index {start}, step {step}"
+            raise ShapeError("a slice exceeds the axis", where=f"axis {at}", expected=f"indices below {full}", got=got)
         return Spec(spliced(x.shape, at, size), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):

@@ -1,6 +1,6 @@
 """Plans of programs, cached per input signature.
 
-Invariant: a plan runs only for the program version that it was made for; the first call after an edit plans again.
+Invariant: `plan_for` returns only plans of the current program version; its first call after an edit plans again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CACHED = 32
 def plan_for(
     p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None = None, options: CompileOptions = DEFAULT
 ) -> Plan:
-    """Return the cached plan of a program for input specs, updated if the program was edited since; see `make_plan`."""
+    """Return the cached plan of a program for input specs; make the plan if it is missing or older than an edit."""
     plans: OrderedDict[Any, Plan] = p.derived.setdefault("plans", OrderedDict())
     names = None if outputs is None else tuple(outputs)
     key = (tuple(sorted(inputs.items(), key=lambda item: item[0])), names, options)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class CompiledProgram:
-    """A callable that plans a program for each new input signature and version: `gw.compile(program)`.
+    """A callable that plans a program for each new input signature or version and runs it: `gw.compile(program)`.
 
     Args:
         outputs: names of the outputs to compute; all by default.
@@ -40,7 +40,7 @@ class CompiledProgram:
         self._latest: tuple[Plan, int] | None = None
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> dict[str, Tensor]:
-        """Run on feeds by name, and return the outputs by name."""
+        """Run on inputs by name (a mapping or keywords), and return the outputs by name."""
         given = {**feeds, **named} if feeds else named
         if self.buckets is not None:
             self.buckets = self.buckets.current()
@@ -50,7 +50,7 @@ class CompiledProgram:
         return {name: Tensor(array) for name, array in found.items()}
 
     def _run_latest(self, feeds: Mapping[str, Any]) -> dict[str, NDArray] | None:
-        """Run the plan of the last call, if it fits the feeds and nothing changed since; else return None."""
+        """Run the plan of the last call if it fits `feeds` and nothing that it depends on changed; else return None."""
         plan, seen = self._latest or (None, -1)
         if plan is None or seen != changes.count or not plan.assumptions_hold:
             return None
@@ -145,7 +145,7 @@ class _TracedSignature:
         self._variables = [(v, v.requires_grad, v.spec) for v, _ in recorder.variables.values()]
 
     def fitting(self, args: Sequence[Any]) -> list[Any] | None:
-        """Return the arguments as arrays, or None if they do not fit or something changed since the last call."""
+        """Return the arguments as arrays; None if they have other specs, or if the trace may no longer be valid."""
         if self.seen != changes.count or self.modes != modes():
             return None
         if self._facts and any(fact() != value for fact, value in self._facts):
@@ -198,7 +198,7 @@ def compile(
         outputs: of a program, names of the outputs to compute; all by default.
         buckets, mask: of a program, see `PaddingBuckets`: `buckets={"T": [16, 128]}`.
         options: executor, device, remat and freeze, see `CompileOptions`. The executor is by default "aten" for
-            a program, and "auto" for a function: exp, tanh etc. on the VM are within 2.5 units in the last place.
+            a program, and "auto" for a function: on the VM, exp, tanh etc. have errors up to 2.5 ulp.
     Returns: a callable with the arguments of the target.
     Raises: UsageError if the target is not callable, or if it is a function and outputs, buckets or mask is given.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def explain(plan: Plan, ref: NodeId | Value | str) -> str:
-    """Describe how a node was planned: its instructions, slots, buffers and bytes, with the reasons."""
+    """Return a text on how a node was planned: its instructions, slots, buffers and bytes, with the reasons."""
     node = plan.program.node(ref)
     path = plan.program.path(node)
     if path in plan.pruned:
@@ -56,7 +56,7 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
 
 
 def _folded_copy(plan: Plan, slot: int) -> str:
-    """Describe the value of a slot if it is a constant-folded row-major copy, else return ""."""
+    """Return a description of the value of a slot if it is a constant-folded row-major copy, else ""."""
     made = plan.folds.get(plan.slots[slot].buffer)
     if made is None or not made.why:
         return ""
@@ -65,7 +65,7 @@ def _folded_copy(plan: Plan, slot: int) -> str:
 
 
 def last_edit(plan: Plan, path: str) -> str:
-    """Return the reason given for the last edit of a node, or ""."""
+    """Return the reason given for the last edit of the node at `path`; "" if it was never edited."""
     last = max(plan.program.blame(path), key=lambda entry: entry.seq, default=None)
     return "" if last is None else last.why
 
@@ -220,7 +220,7 @@ def _offsets(plan: Plan) -> dict[str, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The timing of one instruction: its index, the path of its node, its cost, and the median seconds of its runs."""
+    """The timing of one instruction: median seconds of its runs, and the operations and bytes (`cost`) of one run."""
 
     index: int
     path: str
@@ -273,7 +273,7 @@ def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
     Raises: UsageError if n < 1; the errors of `Executable.run`.
     """
     if n < 1:
-        raise UsageError("cannot profile without any run", where=plan.program.name, expected="n >= 1", got=n,
+        raise UsageError("the number of runs is less than 1", where=plan.program.name, expected="n >= 1", got=n,
                          fix="n=5")  # fmt: skip
     space = Executable(plan)
     walls, taken = [], [[0.0] * n for _ in plan.instrs]

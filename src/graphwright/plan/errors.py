@@ -48,7 +48,7 @@ class StepTorn(ComputeError):
 
 
 class DeviceFailed(ComputeError):
-    """An instruction failed on the device; raised when the host synchronises: before the commit, or to read a value."""
+    """An instruction failed on the device; raised when the host waits for it, to write states or to read a value."""
 
     @classmethod
     def of(cls, program: Program, node: NodeId, path: str, op: str, ins: Sequence[NDArray], error: Exception) -> Self:

@@ -54,7 +54,7 @@ class CompileOptions:
             with its error bound in `plan.rewrites`) or "none" (every node runs).
         layout: "reuse" (dead memory is reused) or "naive" (every buffer has its own memory, for comparison).
         watch: names of nodes whose values `Executable.watched(name)` returns after a run.
-        executor: "aten" (bits equal to `program.run`), "vm" (every op with a VM form runs on the VM), "auto" (the VM
+        executor: "aten" (the bits of `program.run`), "vm" (every op with a VM form runs on the VM), "auto" (the VM
             where it is faster; on a device with graphs, captured graphs) or "capture" (captured graphs of the device).
         device: device of the plan. Weights that it only reads are copied there once; weights that it writes move there.
         remat: maximum bytes of the arena; values are recomputed until it fits.
@@ -74,12 +74,12 @@ class CompileOptions:
     def of(
         cls, *, device: Device | str = CPU, watch: Sequence[str] = (), **given: Unpack[PlanKeywords]
     ) -> CompileOptions:
-        """Make options; `device` may be given by name. Raises: UsageError if `watch` is one string."""
+        """Return options; `device` may be given by name. Raises: UsageError if `watch` is one string."""
         refuse_string("watch", watch)
         return cls(device=Device.parse(device), watch=tuple(watch), **given)
 
     def check(self, where: str) -> None:
-        """Raise UsageError for an unknown option value, or for the VM executor on a device other than the CPU."""
+        """Raise UsageError at `where` for an unknown option value, or for the VM on a device other than the CPU."""
         for name, known in CHOICES.items():
             given = getattr(self, name)
             if given not in known:

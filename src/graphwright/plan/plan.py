@@ -52,7 +52,7 @@ class Plan:
         options: see `CompileOptions`.
         inputs: specs of the inputs, all sizes known.
         outputs, watched: name -> slot.
-        commits: path of an assign node -> why its value is copied at the end instead of updated in place.
+        commits: path of an assign node -> why its state is updated by a copy at the end instead of in place.
         commit_start: first instruction of the commit segment, which writes loop-carried state.
         early: instruction -> keys of the states that it updates before the commit segment.
         assumptions: constants whose values a rewrite assumed -> the array and its version.
@@ -98,7 +98,7 @@ class Plan:
         return self._running["executable"]
 
     def new_executable(self, variables: Mapping[str, Variable] | None = None, *, shared: bool = False) -> Executable:
-        """Make another executable: a `CaptureExecutable` on a device with graphs, else an `Executable`."""
+        """Return a new executable: a `CaptureExecutable` on a device with graphs, else an `Executable`."""
         poison = self.options.poison
         if self.options.captures:
             return CaptureExecutable(self, variables, poison=poison)  # graphs hold addresses: an arena of its own
@@ -114,7 +114,7 @@ class Plan:
         self._running.pop("executable", None)
 
     def hand_over(self, after: Plan) -> Plan:
-        """Pass the executable to `after`, a plan patched from this one, unless it is running; return `after`."""
+        """Pass this plan's executable, unless it runs, to `after`, a plan patched from this one; return `after`."""
         space = self._running.get("executable")
         if space is not None and space.adopt(after):
             after._running["executable"] = self._running.pop("executable")
@@ -169,7 +169,7 @@ class Plan:
                             got=", ".join(changed), fix=fix)  # fmt: skip
 
     def check_variables(self, own: Mapping[str, Variable]) -> None:
-        """Raise UsageError if a different variable replaces a constant whose value a rewrite used."""
+        """Raise UsageError if `own` (key -> variable) replaces a constant whose value a rewrite used."""
         planned, buffers = self.buffer_layout.variables, self.buffer_layout.tables.buffers
         other = [k for k in self.assumptions if k in own and k in planned and own[k] is not planned[k]]
         if not other:
@@ -191,7 +191,7 @@ class Plan:
 
     @property
     def instructions(self) -> tuple[rows.Instr, ...]:
-        """The same as `instrs`."""
+        """The instructions in execution order, as `instrs`."""
         return self.instrs
 
     @cached_property
@@ -201,7 +201,7 @@ class Plan:
 
     @cached_property
     def slots(self) -> tuple[rows.Slot, ...]:
-        """Slots, each with the index of the buffer whose memory it uses."""
+        """All slots, each with the index of the buffer whose memory it uses."""
         at = self.buffer_layout
         stays = (at.home == np.arange(len(at.home))).tolist()
         found = at.tables.slots[: at.slot_count]
@@ -222,7 +222,7 @@ class Plan:
 
     @property
     def folds(self) -> Mapping[int, rows.Instr]:
-        """Map each buffer computed once from frozen weights, by its index, to the instruction that computes it."""
+        """Index of each buffer that is computed once, from frozen weights -> the instruction that computes it."""
         return self.buffer_layout.folds
 
     @cached_property
@@ -262,7 +262,7 @@ class Plan:
 
     @cached_property
     def cuts(self) -> Mapping[int, str]:
-        """Map the index of an instruction to why it does not join the group before it; see `FusionRegion.cuts`."""
+        """Index of an instruction -> why it does not continue the fusion group before it; see `FusionRegion.cuts`."""
         at = self.buffer_layout
         return cuts(at.builder, (at.order, at.home, at.first, at.last, at.home == np.arange(len(at.home))))
 
@@ -277,7 +277,7 @@ class Plan:
         return tuple([rows.Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
 
     def regions(self) -> tuple[Region, ...]:
-        """Return the regions in execution order: each is captured as one device graph, or has reasons why it is not."""
+        """Return spans of instructions in order: each is captured as one device graph, or has reasons why it is not."""
         return self._regions
 
     @cached_property
@@ -286,7 +286,7 @@ class Plan:
 
     @property
     def schedule(self) -> rows.DispatchSchedule:
-        """Fusion groups (captured regions on a device with graphs), their coverage, and the number of dispatches."""
+        """Fusion groups (on a device with graphs, captured regions), their share of instructions, dispatch count."""
         total, groups = len(self.instrs), self.groups
         calls = sum(1 if s.kind == VM else s.stop - s.start for s in self.segments)
         if self.options.captures:
@@ -405,12 +405,12 @@ class Plan:
         return compare(old, self)
 
     def compact(self) -> Plan:
-        """Return a full, unpatched plan of the current version of the program, for the same inputs and options."""
+        """Plan the current version of the program from scratch, for the same inputs and options."""
         wanted = tuple(name for name in self.outputs if name in self.program.output_names())
         return make_plan(self.program, self.inputs, wanted, self.options)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict: the tables, and by path the instructions and results of each node."""
+        """Return a JSON-serialisable dict of the tables, and of the instructions and results of each node by path."""
         return {"schema": 1, "hash": self.hash, "version": self.version, **tables(self), "nodes": nodes(self)}
 
     def __repr__(self) -> str:

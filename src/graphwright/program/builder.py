@@ -53,7 +53,7 @@ class Builder:
         return self._value(add_source(self._program, INPUT, name, Spec(tuple(dims), as_dtype(dtype)), {}))
 
     def param(self, name: str, value: Any, *, key: str | None = None, trainable: bool = True) -> Value:
-        """Add a trained tensor with its initial value, or an existing `Parameter`, which is then shared."""
+        """Add a trained tensor by its initial value, or share an existing `Parameter`; `key`: its checkpoint key."""
         name = self._full(name)
         variable = value if isinstance(value, Variable) else Parameter(as_array(value), trainable, key or name)
         return self._stored(PARAM, name, variable, {"key": key or name, "trainable": trainable})

@@ -25,7 +25,7 @@ class UnknownAxis(UsageError, KeyError):
 
 
 class UnknownGate(UsageError, KeyError):
-    """The node is not a gate, no gate uses the slot, or no axis has exactly the units of the gate."""
+    """No gate is at this node, or has this result of the node `gates`; or no axis has exactly the gated units."""
 
 
 class ForeignNode(UsageError):

@@ -47,7 +47,7 @@ class Gate:
     Attributes:
         handle: the node of the first site.
         sites: the nodes that multiply a value by the gate, or add the logarithm of the gate.
-        port: the slot of the gate: the number of the result of the node `gates` that has the gate's values.
+        port: the number of the result of the node `gates` that has the gate's values.
         offset, length: the span of the gate's logits in the vector of all logits.
         kind: see `graphwright.array.formulas.gates.KINDS`.
         group: name of the group of gates that share a temperature.
@@ -74,7 +74,7 @@ class Gate:
 
     @property
     def generation(self) -> int:
-        """Number of removed gates that had the same slot before this gate."""
+        """Number of removed gates that used the same logits before this gate."""
         return int(self.rows[0, GENERATION])
 
     @property
@@ -128,10 +128,10 @@ class Gates(Mapping[NodeId, Gate]):
         return len(self._gates)
 
     def at(self, port: int) -> Gate:
-        """Return the gate in a slot. Raises: UnknownGate."""
+        """Return the gate whose values are result number `port` of the node `gates`. Raises: UnknownGate."""
         found = next((g for g in self._gates.values() if g.port == port), None)
         if found is None:
-            raise UnknownGate("no gate uses this slot", got=port)
+            raise UnknownGate("no gate has this result of the node `gates`", got=port)
         return found
 
     @property
@@ -151,7 +151,7 @@ class Gates(Mapping[NodeId, Gate]):
         return dict(self._named)
 
     def logits(self) -> np.ndarray:
-        """Return a copy of all logits, including those of free slots."""
+        """Return a copy of all logits, including those that removed gates left."""
         return self.program.weights[LOGITS].data.to_numpy().copy() if has_gates(self.program) else np.zeros(0)
 
     @property
@@ -166,7 +166,7 @@ class Gates(Mapping[NodeId, Gate]):
 
 
 def has_gates(p: Program) -> bool:
-    """Return True if the program has gates, or slots of removed ones."""
+    """Return True if the program has gates, or logits that removed gates left."""
     return bool(p.of_kind("gate"))
 
 
@@ -254,7 +254,8 @@ def axis_of(p: Program, gate: Gate) -> AxisGroup:
     mine = tuple(atoms(axes.solution.dims[Value(p.node(NODE), gate.port)][0]))
     found = next((g for g in axes.values() if g.atoms == mine), None)
     if found is None:
-        raise UnknownGate("no axis has exactly the units of this gate", where=gate.owner)
+        what = "no axis consists of exactly the units of this gate"
+        raise UnknownGate(what, where=gate.owner, fix="remove it by e.ungate(gate), then gate an axis")
     return found
 
 
@@ -262,10 +263,10 @@ _MERGES = frozenset({"reshape", "flatten"})  # an unflatten would split the gate
 
 
 def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
-    """Map sites of unit gates to linear ops: the gate can be multiplied into the weight of the op instead.
+    """Map nodes that multiply by a unit gate to the linear op whose weight can be multiplied by the gate instead.
 
-    The op must be the only reader of the site, directly or through reshapes. A site is left out if its gated value is
-    in `kept`, the values that the caller needs.
+    The op must be the only reader of the node, directly or through reshapes. A node is left out if its result is in
+    `kept`, the values that the caller needs.
     """
     found = {}
     units = [gate for gate in gates(p).values() if gate.over == "units"] if grad_enabled() else []
@@ -282,9 +283,9 @@ def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
 
 
 def folding_pays(p: Program, site: NodeId, product: NodeId, values: Mapping[Value, Tensor]) -> bool:
-    """Return True if folding saves work: the weight of `product` is trained and has fewer rows than x.
+    """Return True if multiplying a gate into the weight of the linear op `product` saves work.
 
-    x is the value that is gated at `site`; its last dimensions must be the columns of the weight.
+    The weight must be trained and have fewer rows than the value gated at `site`, which ends in the weight's columns.
     """
     weight = origin(p, p.operands(product)[1])
     x, g = (values[v] for v in p.operands(site))

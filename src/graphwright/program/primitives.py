@@ -27,8 +27,9 @@ def insert_node(
     """Add an unconnected node.
 
     Args:
-        handle: handle of a removed node to restore; by default a new node.
-        after, before: nodes after or before which it is inserted in the topological order.
+        seq: creation number; by default the next one.
+        handle: handle of a removed node to restore; by default a new handle.
+        after, before: nodes after or before which to insert the node in the topological order.
     """
     number = p._seq if seq is None else seq
     restored = p.tombstones.restore(p.graph, handle)
@@ -131,7 +132,7 @@ def release_name(p: OpGraph, node: NodeId) -> None:
 def add_op(
     p: OpGraph, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str, after: NodeId | None = None
 ) -> NodeId:
-    """Add an op node with its edges and inferred specs, outside of edits; `after` hints its position."""
+    """Add an op node with edges and inferred specs, not recorded as an edit, in topological order after `after`."""
     row = get(op)
     full = row.complete(attrs, name)
     specs = row.specs([p.specs(v.node)[v.port] for v in operands], full, name)
@@ -144,7 +145,7 @@ def add_op(
 def add_source(
     p: OpGraph, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any], before: NodeId | None = None
 ) -> NodeId:
-    """Add an input, param, const or state node, outside of edits; `before` hints its position."""
+    """Add an input, param, const or state node, not recorded as an edit, in topological order before `before`."""
     assert kind in SOURCES
     return insert_node(p, kind, attrs, name, (spec,), before=before)
 

@@ -206,11 +206,10 @@ class Program(OpGraph):
         marked = frozenset[NodeId]().union(*self.checkpoints)
         wrong = sorted(self.path(n) for n in nodes if n in marked or self.op(n) in KINDS)
         if wrong or (selection is not None and not nodes):
-            raise UsageError(
-                "these nodes cannot be a gradient checkpoint", where=self.name,
-                expected="op nodes that no other checkpoint contains", got=", ".join(wrong[:5]) or "an empty selection",
-                fix="checkpoint(None) removes all checkpoints",
-            )  # fmt: skip
+            raise UsageError("these nodes cannot be a gradient checkpoint", where=self.name,
+                             got=", ".join(wrong[:5]) or "an empty selection",
+                             expected="op nodes that no other checkpoint contains",
+                             fix="checkpoint(None) removes all checkpoints")  # fmt: skip
         self.checkpoints = () if selection is None else (*self.checkpoints, nodes)
         self.derived.pop("gradients", None)
         changes.rise()

@@ -40,7 +40,7 @@ class TraceRecorder:
 
     # -- the recorder protocol ---------------------------------------------------------------------------------------
     def resolve(self, tensor: Tensor) -> Symbol:
-        """Return the symbol of a tensor."""
+        """Return the symbol, a value of the traced program, that stands for a tensor."""
         return tensor.data if isinstance(tensor.data, Symbol) else Symbol(tensor.spec, self.value_of(tensor), self)
 
     def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:

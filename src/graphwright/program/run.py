@@ -61,7 +61,7 @@ def check_feeds(p: Program, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], d
 
 
 def step(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, int]) -> tuple[Any, ...]:
-    """Return the results of one node on arrays or tensors. Raises: the op's error with the node's path and origin."""
+    """Return the results of one node on arrays or tensors. Raises: the op's error with the node's path and `origin`."""
     if not ins and p.is_junction(node):
         spec = p.spec(node).bind(dims)
         zero = empty(spec.sizes, spec.dtype)
@@ -114,7 +114,7 @@ def tensors(
         feeds, dims: as `check_feeds` returns them.
         states: values by key to use in place of variables.
         trained: gradients of weights are needed, so gates may be multiplied into weights instead (`gates.fold`); values
-            between the site of such a gate and its linear op are then not gated.
+            between the multiplication by such a gate and its linear op are then not gated.
     """
     refuse_broken(p)
     recorder: Any = active_recorder.get()
@@ -213,9 +213,8 @@ class Run:
         self._check_fresh()
         roots = [outputs] if isinstance(outputs, Ref) else list(outputs)
         if seed is not None and len(seed) != len(roots):
-            raise UsageError(
-                "outputs and seeds differ in number", where=self.program.name, expected=len(roots), got=len(seed)
-            )
+            what = "seed does not have one array per output"
+            raise UsageError(what, where=self.program.name, expected=len(roots), got=len(seed))
         gradient = self.program.grad(outputs, wrt, self._dims, seeded=seed is not None)
         seeds = dict(zip(gradient.input_names()[len(self._feeds) :], seed or (), strict=True))
         known = {self.program.path(v): (self.program.op(v.node), a) for v, a in self.values.items() if v.port == 0}

@@ -305,7 +305,8 @@ class Selection:
         if not self.nodes and not allow_empty:
             pattern = (self.query or {}).get("pattern", "")
             near = ", ".join(get_close_matches(pattern, [self.program.path(n) for n in self.program.nodes()], 3, 0.3))
-            raise EmptySelection("no nodes are selected", got=pattern or None, fix=f"near: {near}" if near else None)
+            fix = f"did you mean {near}?" if near else None
+            raise EmptySelection("no nodes are selected", got=pattern or None, fix=fix)
         return self.program.edit(why)
 
     def replace(self, subprogram: Program, why: str = "replace a selection") -> dict[str, NodeId]:

@@ -68,7 +68,7 @@ class Tombstones:
         return twin
 
     def forget(self, handles: Iterable[NodeId | EdgeId]) -> None:
-        """Drop the records for redo, which a new edit made impossible."""
+        """Drop the records of these removals and of rewires to redo: a new edit made redo impossible."""
         for handle in handles:
             self.removed.pop(handle, None)
         self.forth.clear()

@@ -266,7 +266,7 @@ def _cycles(p: Program) -> Iterator[Mismatch]:
 
 
 def _cycle(p: Program, component: Sequence[NodeId]) -> list[NodeId]:
-    """Return a shortest cycle of a component: through a back edge's target, or without back edges its oldest node."""
+    """Return a shortest cycle in a strongly connected component, through a back edge's target or its oldest node."""
     inside = set(component)
     ends = [dst for src, dst in map(p.graph.endpoints, sorted(p.back_edges)) if src in inside and dst in inside]
     start = ends[0] if ends else min(inside, key=p.seq)

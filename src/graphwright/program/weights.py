@@ -161,20 +161,17 @@ class Weights(Mapping[str, Variable]):
         self._variables = dict(sorted(self._variables.items(), key=lambda item: ranks.get(item[0], -1)))
 
     def reference(self, key: str) -> str:
-        """Return the weight's reference if it is (a slice of) an array not yet read from a file, else its digest."""
+        """Return text that identifies a weight's value: its `Promise.reference` if it has one, else its digest."""
         return self.known_reference(key) or self.digest(key)
 
     def references(self, keys: tuple[str, ...]) -> str:
-        """Return text with a line per key, the key and its `reference`; references of unchanged values are cached."""
+        """Return text with a line per key: the key and its `reference`; references of unchanged values are cached."""
         noted, variables = self._references, self._variables
         if self._promised != self.promises.made:
             self._promised = self.promises.made
             noted.clear()
-        changed = [
-            key
-            for key in keys
-            if (known := noted.get(key)) is None or variables[key].data is not known[0] or known[0].version != known[1]
-        ]
+        changed = [key for key in keys if (known := noted.get(key)) is None
+                   or variables[key].data is not known[0] or known[0].version != known[1]]  # fmt: skip
         self.note_digests(key for key in changed if self.known_reference(key) is None)
         for key in changed:
             array = self.array(key)
@@ -184,17 +181,17 @@ class Weights(Mapping[str, Variable]):
         return self._listed[1]
 
     def known_reference(self, key: str) -> str | None:
-        """Return the reference or digest of a weight if it is known without reading the value, else None."""
+        """Return the weight's `reference` if it is known without reading the value, else None."""
         return self.reference_of(self.array(key)) or self._known(key)
 
     def refer(self, array: NDArray) -> None:
-        """Set the reference of an array to `SOURCE`: it is in the file from which the program was opened."""
+        """Mark an array as stored in the file from which the program was opened, so that hashing does not read it."""
         self.promises[array] = Promise(None, SOURCE)
 
     def refer_slice(self, array: NDArray, whole: NDArray, dims: Mapping[int, np.ndarray]) -> None:
-        """Give `array`, a slice of `whole`, a reference made from its indices and the reference of `whole`, if any.
+        """Give `array`, a slice of `whole`, a `Promise.reference` to hash instead of its bytes, if `whole` has one.
 
-        The first entries are hashed too, to distinguish slices of different checkpoints.
+        It is a hash of the indices, the reference of `whole`, and the first entries, which differ between checkpoints.
 
         Args:
             dims: dimension -> old index of each new index, -1 for zeros.
@@ -208,12 +205,12 @@ class Weights(Mapping[str, Variable]):
         self.promises[array] = Promise(None, f"slice {name.hexdigest()}", array.storage.version)
 
     def promise_of(self, array: NDArray) -> Promise | None:
-        """Return the promise of an array; None if there is no promise, or a write voided it."""
+        """Return the `Promise` of an array; None if it has no promise, or a write to its memory voided it."""
         promise = self.promises.get(array)
         return promise if promise is None or promise.version in (None, array.storage.version) else None
 
     def reference_of(self, array: NDArray) -> str | None:
-        """Return the reference of an array in this program's files, or of a slice of one; None for other arrays."""
+        """Return text that identifies the values of an array without reading them; None if it has no `Promise`."""
         promise = self.promise_of(array)
         return None if promise is None else promise.reference or promise.digest
 
@@ -238,7 +235,7 @@ class Weights(Mapping[str, Variable]):
         return "".join([f"\n{key} {self.digest(key)}" for key in keys])
 
     def note_digests(self, keys: Iterable[str]) -> None:
-        """Compute missing digests, large ones on threads: hashing releases the GIL."""
+        """Compute the missing digests of large weights on threads: hashing releases the GIL."""
         wanted = [k for k in keys if self._known(k) is None and self.array(k).nbytes >= LARGE]
         for key in wanted:
             assert self.array(key).storage.memory is not None  # a file is mapped before threads read it
@@ -277,7 +274,7 @@ class VariableTwins:
         self._made: dict[int, tuple[Variable, Variable]] = {}
 
     def __call__(self, variable: Variable) -> Variable:
-        """Return the new variable for a variable."""
+        """Return the one new variable over the same array as `variable`."""
         if id(variable) not in self._made:
             self._made[id(variable)] = (variable, shared_variable(variable, type(variable), variable.name))
         return self._made[id(variable)][1]

@@ -73,7 +73,7 @@ class CpuBackend:
         return torch.as_strided(self._typed(array), array.shape, array.strides, array.offset)
 
     def _typed(self, array: NDArray) -> torch.Tensor:
-        """Return a tensor of any shape over the memory block of the array, in its dtype."""
+        """Return a tensor over the whole memory block of the array, in the array's dtype; its shape is arbitrary."""
         storage, kind = array.storage, array.dtype
         memory = storage.memory
         if isinstance(memory, torch.Tensor) and memory.dtype is TORCH_DTYPE[kind]:
@@ -136,7 +136,7 @@ class CpuBackend:
         return calls if isinstance(calls, list) else [calls]
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
-        """Return the ATen call that allocates and computes at once, which takes half the time for small results."""
+        """Return an ATen call that allocates and computes the result, or None; small results take half the time."""
         row = kernel_of(name)
         return None if row is None or row.fresh is None else row.fresh([i.impl for i in ins], attrs)
 
@@ -152,7 +152,7 @@ def _backwards(array: NDArray) -> bool:
 
 
 def _of_host(storage: Storage, kind: DType) -> torch.Tensor:
-    """Return a uint8 tensor over a host buffer, or over a copy if the buffer is not aligned for `kind`."""
+    """Return a uint8 tensor over the host memory of a block, or over a copy if that is not aligned for `kind`."""
     memory = storage.memory
     if storage.nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)

@@ -52,7 +52,7 @@ def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Ca
 
 @kernel("rope_longer")
 def rope_longer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Copy the frequencies `long` if the largest position is at least `original`, else `short`; the host reads it."""
+    """Copy frequencies `long` if the largest position, read on the host, is at least `original`, else `short`."""
     positions, short, long = ins
     return lambda: outs[0].copy_(long if int(positions.max()) + 1 > attrs["original"] else short)
 
@@ -115,7 +115,7 @@ class _Attention:
             self._bounded(self.base)
 
     def _bounded(self, mask: torch.Tensor) -> None:
-        """Write upper bounds of the scores: -inf where `mask` is true, else inf. Mark the queries that see no key."""
+        """Write upper bounds that mask the scores: -inf where `mask`, else inf. Mark the queries that see no key."""
         self.bound.fill_(inf).masked_fill_(mask, -inf)
         if self.some_blind:
             torch.all(mask, 1, True, out=self.blind)
@@ -229,9 +229,9 @@ _TILE = 256  # keys per tile, rounded down to whole blocks
 
 
 def _pages(table: torch.Tensor, first: int, stop: int, block: int, blocks: int) -> torch.Tensor:
-    """Return the blocks of positions first..stop - 1 of one sequence. Raises: IndexError if a block is missing."""
+    """Return the block numbers of positions first..stop - 1 of a sequence. Raises: IndexError if a block is missing."""
     if stop > first and (stop - 1) // block >= len(table):
-        raise IndexError(f"position {stop - 1} is past the {len(table)} blocks of the block table")
+        raise IndexError(f"position {stop - 1} is past the block table: {len(table)} blocks of {block} positions")
     pages = table[first // block : -(-stop // block)]
     if len(pages) and (int(pages.min()) < 0 or int(pages.max()) >= blocks):
         raise IndexError(f"the block table has no block for a position in {first}..{stop - 1}")

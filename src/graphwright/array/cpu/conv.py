@@ -1,4 +1,4 @@
-"""Convolution as unfold, matrix product and fold in planned scratch, because ATen's kernels allocate despite `out=`.
+"""Convolution as unfold, matrix product and fold in given scratch, because ATen's kernels allocate despite `out=`.
 
 Columns are the windows of the input (im2col). Samples are processed in chunks whose columns stay in cache. With one
 group and short rows of positions, a chunk needs one matrix product; else there is one per sample and group. 16-bit
@@ -42,11 +42,11 @@ class Columns:
         self.chunk = max(1, min(self.samples, COLUMN_BYTES // max(nbytes, 1)))
 
     def chunks(self) -> Iterator[slice]:
-        """Return the slices of the samples that are processed at a time."""
+        """Return slices of the batch axis, one for each chunk of samples."""
         return (slice(at, min(at + self.chunk, self.samples)) for at in range(0, self.samples, self.chunk))
 
     def inner(self, block: torch.Tensor) -> torch.Tensor:
-        """Return a view of padded samples without the padding."""
+        """Return the view of padded samples that leaves out the padding."""
         pads = zip(self.window.padding, self.sizes, strict=True)
         return block[(..., *(slice(p, p + n) for p, n in pads))]
 
@@ -60,7 +60,7 @@ class Columns:
         return samples.as_strided(shape, (*lead, *steps), samples.storage_offset())
 
     def unfold(self, x: torch.Tensor, columns: torch.Tensor, block: Tensors) -> list[Call]:
-        """Return calls that write the columns of samples x; `block` holds zeros for padded samples if needed."""
+        """Return calls that write the windows of x to `columns`, with padding by way of padded samples in `block`."""
         calls: list[Call] = []
         for padded in block:
             calls.append(partial(self.inner(padded[: len(x)]).copy_, x))
@@ -76,7 +76,7 @@ class Columns:
         return self.unfold(x, columns, work[1:]), columns
 
     def fold(self, columns: torch.Tensor, out: torch.Tensor, block: Tensors) -> list[Call]:
-        """Return calls for the transpose of `unfold`: add each column entry to its source entry in `out`."""
+        """Return calls for the transpose of `unfold`: sum in each entry of `out` all column entries copied from it."""
         target = block[0][: len(out)] if block else out
         views = self.windows(target)
         parts = columns.view(views.shape)
@@ -109,14 +109,14 @@ class Gathered(Columns):
         self.last = window.kernel[-1] * self.channels >= self.positions[-1]  # channels innermost: longer copies
 
     def scratch(self, dtype: DType) -> list[Spec]:
-        """Return specs of the scratch: columns, product, weights, and samples if these must be padded or permuted."""
+        """Return specs of the scratch: columns, product, weights, and samples if these are padded or permuted first."""
         columns, blocks = self.chunk * prod(self.positions), self.last or any(self.window.padding)
         sizes = [self.rows * columns, self.filters * columns, self.filters * self.rows]
         sizes += [self.chunk * self.channels * prod(self.padded)] if blocks else []
         return [Spec((n,), dtype) for n in sizes]
 
     def _view(self, flat: torch.Tensor, n: int, channels: int, kernel: tuple[int, ...]) -> MatrixView:
-        """Return scratch viewed as [channels · entries, n · positions] and [n, channels, kernel..., positions...]."""
+        """View `flat` as [channels · entries, n · positions] and as [n, channels, kernel..., positions...]."""
         rank, rows, columns = len(self.positions), channels * prod(kernel), n * prod(self.positions)
         flat, k = flat[: rows * columns], len(kernel)
         if self.last:
@@ -209,7 +209,7 @@ SHORT = 16
 def _gathered(
     kernel: Sequence[int], x: Spec | torch.Tensor, filters: int, attrs: Attrs, *, transposed: bool = False
 ) -> Gathered | None:
-    """Return columns for one product per chunk; None if there are several groups or rows of positions are long.
+    """Return `Gathered` for one product per chunk; None if there are several groups or rows of positions are long.
 
     With `transposed`, the columns are for a convolution with the flipped kernel that computes a transposed convolution.
     Then return None also if the stride is not 1, or if x has more than twice as many channels as the result.

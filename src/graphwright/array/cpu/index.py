@@ -1,4 +1,4 @@
-"""Kernels that gather and scatter by index arrays, or that pad, permute, repeat or mirror entries, and gradients."""
+"""Kernels that gather and scatter by index arrays, or pad, permute, repeat or mirror entries, and their gradients."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ class FlatIndices:
 
     @staticmethod
     def scratch(ids: Sequence[Spec]) -> list[Spec]:
-        """Return specs of the scratch: flat indices, and the indices of one axis before and after the look-up."""
+        """Return the specs of the scratch: flat indices, and the indices of one axis before and after the look-up."""
         shape = broadcast_shapes(*(i.shape for i in ids))
         return [Spec(shape, int64)] * (2 if len(ids) == 1 else 3)
 
     def array(self, t: torch.Tensor) -> torch.Tensor:
-        """Return the array viewed as [lead, n·m.., rest], or as [n·m..] if lead and rest are 1."""
+        """View the indexed array as [lead, n·m.., rest], or as [n·m..] if lead and rest are 1."""
         lead, middle, rest = self.block
         return t.view(middle) if lead == rest == 1 else t.view(lead, middle, rest)
 
     def entries(self, t: torch.Tensor) -> torch.Tensor:
-        """Return values at the flat indices viewed as [lead, indices, rest], or as [indices] if lead and rest are 1."""
+        """View the values at the flat indices as [lead, indices, rest], or as [indices] if lead and rest are 1."""
         lead, _, rest = self.block
         return t.view(-1) if lead == rest == 1 else t.view(lead, len(self.flat), rest)
 
@@ -162,7 +162,7 @@ def _ranks(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 @kernel("nonzero", _ranks)
 def nonzero(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Write the flat index of the k-th nonzero entry to element k; a spare last element takes surplus writes."""
+    """Write the coordinates of the k-th nonzero entry to row k; a spare scratch element takes surplus entries."""
     (x,), (out,), (hit, rank, flat, found, absent), size = ins, outs, work, attrs["size"]
     flat_indices, truths, zero = found[:-1] if size else found[:0], hit.view(x.shape), number(0, x)
     none, one, end = (number(n, rank) for n in (0, 1, size))
@@ -267,7 +267,7 @@ def _inner(t: torch.Tensor, widths: Sequence[tuple[int, int, int]]) -> torch.Ten
 
 
 def _between(start: Spec, end: Spec, attrs: Attrs) -> list[Spec]:
-    """Return specs of the intermediate results of padding axis by axis; empty in mode `constant`."""
+    """Return the specs of the intermediate results of padding axis by axis; empty in mode `constant`."""
     if attrs["mode"] == "constant":
         return []
     shape, made = list(start.sizes), []

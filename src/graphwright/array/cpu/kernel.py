@@ -1,4 +1,4 @@
-"""The table of CPU kernels. A kernel binds operands to calls, and names the specs of its scratch.
+"""The table of CPU kernels. A kernel returns the specs of the scratch that it needs, and calls bound to operands.
 
 Invariant: the calls of `bind` touch only the bound tensors and allocate no tensor memory.
 """
@@ -67,7 +67,7 @@ def number(value: float, like: torch.Tensor) -> torch.Tensor:
 
 
 def carry(outs: Tensors, ins: Tensors) -> list[Call]:
-    """Return calls that copy each operand to its output; none where both share memory."""
+    """Return calls that copy each operand to its output, except where both share memory."""
     return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
 
 

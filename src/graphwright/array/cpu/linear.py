@@ -24,7 +24,7 @@ def _rows(t: torch.Tensor) -> torch.Tensor | None:
 def bmm_calls(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list[Call]:
     """Return calls for out[i...] = a[i...] @ b[i...] with equal leading axes and any strides, without copies.
 
-    A batched GEMM covers the last of the leading axes; there is one for each index of the others.
+    One batched GEMM covers the last leading axis; there is one call for each index of the other leading axes.
     """
     if a.dim() == 2:
         return [partial(torch.mm, a, b, out=out)]

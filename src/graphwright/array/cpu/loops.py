@@ -55,7 +55,7 @@ def fill_words(out: np.ndarray, key: np.ndarray, stream: int, shift: int) -> Non
 
 @_inlined
 def _noise(run: Any, table: Any, i: Any) -> Any:
-    """Return the uniform noise of a gate element in one step: (k + 1/2)·2⁻²⁴ for 24 random bits k, clipped."""
+    """Return the uniform noise of gate i in one step: (k + 1/2)·2⁻²⁴ for 24 random bits k, clipped."""
     seed, element, slot = np.uint64(run[0]), np.uint64(table[i, ELEMENT]), np.uint64(table[i, SLOT])
     generation, step = np.uint64(table[i, GENERATION]) & LOW, np.uint64(run[1]) & LOW
     word = _philox(
@@ -93,7 +93,7 @@ def _gate(kind: Any, mode: Any, z: Any, t: Any, u: Any) -> Any:
 def _choice(
     values: Any, slope: Any, factor: Any, logits: Any, table: Any, t: Any, run: Any, start: Any, end: Any
 ) -> None:
-    """Write the softmax over the options of a choice that are not closed to `values` and `slope`.
+    """Write to `values` and `slope` the softmax over the options of a choice, leaving out closed options.
 
     In mode `hard`, the value of the option with the largest logit is 1 instead, and that of the others 0.
     """

@@ -1,4 +1,4 @@
-"""Normalisations in planned scratch, because ATen's fused kernels allocate."""
+"""Normalisations that compute in preallocated scratch, because ATen's fused kernels allocate."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def batch_norm_train(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -
 
 @kernel("softmax", work=lambda o, i, a: [Spec(i[1].shape, i[1].dtype)] if len(i) > 1 else [])
 def softmax(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """exp(x - max) / Σ along an axis; masked entries are 0, also in a fully masked row."""
+    """exp(x - max) / Σ exp(x - max) along an axis; entries where the mask operand is false are 0, also if all are."""
     out, axis = outs[0], attrs["axis"]
     if len(ins) == 1:
         return partial(aten._softmax.out, ins[0], axis, False, out=out)

@@ -32,12 +32,12 @@ def _columns(tensors: Tensors, width: int) -> list[list[torch.Tensor]]:
 
 
 def _carried(outs: Tensors, ins: Tensors) -> list[Call]:
-    """Return calls that copy each operand to be updated to its result, unless the update is in place."""
+    """Return calls that copy parameters, moments and step counts to their results, unless the update is in place."""
     return carry(outs, ins[len(ins) - len(outs) :])
 
 
 def _unless(found: torch.Tensor, *calls: Call) -> Call:
-    """Return a call that runs `calls` unless `found` is true at that time."""
+    """Return a call that runs `calls` unless the flag `found` is true when it is called."""
 
     def run() -> None:
         if not found.item():

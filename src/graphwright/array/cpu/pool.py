@@ -19,20 +19,20 @@ aten = torch.ops.aten
 
 
 def _planes(t: torch.Tensor, rank: int) -> torch.Tensor:
-    """Return a view of [..., H, W] as planes [N, H, W], or of [..., W] as planes of one row."""
+    """View [..., H, W] (rank 2) as planes [N, H, W], or [..., W] (rank 1) as planes [N, 1, W] of one row."""
     lead = t.dim() - rank
     return t.view(prod(t.shape[:lead]), *(1,) * (2 - rank), *t.shape[lead:])
 
 
 def _pairs(attrs: Attrs) -> list[list[int]]:
-    """Return kernel, stride, padding and dilation as pairs of ints, for planes."""
+    """Return kernel, stride, padding and dilation as pairs of ints, for ATen's 2-d kernels."""
     w = Window.of(attrs["kernel"], attrs)
     facts = ((1, w.kernel), (1, w.stride), (0, w.padding), (1, w.dilation))
     return [[alone] * (2 - len(sizes)) + list(sizes) for alone, sizes in facts]
 
 
 def _blocks(planes: int, size: int) -> Iterator[tuple[slice, int]]:
-    """Split `planes` planes of `size` entries into slices that fit in cache; yield (slice, planes to interleave)."""
+    """Split `planes` planes of `size` entries into slices that fit in cache; yield (slice, how many to interleave)."""
     abreast = min(max(8192 // size, 16), 64)  # measured: 64 planes of 8 x 8, 16 of 32 x 32
     step = max((1 << 18) // size // abreast, 1) * abreast
     at = 0
@@ -138,13 +138,13 @@ def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[i
 
 
 def _forward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return specs of the scratch: the entries of one tap per axis, then the intermediate results."""
+    """Return specs of scratch: per resampled axis, the entries that one tap gathers; then the intermediate results."""
     stages = _stages(ins[0].sizes, outs[0].sizes, len(attrs["sizes"]))
     return [Spec(s, outs[0].dtype) for _, s in (*stages, *stages[:-1])]
 
 
 def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return specs of the scratch: the gradients of one tap per axis, then the intermediate results."""
+    """Return specs of scratch: per resampled axis, the gradients that one tap adds; then the intermediate results."""
     stages = _stages(ins[0].sizes, outs[0].sizes, len(attrs["sizes"]))
     return [Spec(s, outs[0].dtype) for s in (ins[0].shape, *(s for _, s in stages[:-1]), *(s for _, s in stages[:-1]))]
 

@@ -181,7 +181,7 @@ def gate(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 @kernel("gate_grad", lambda o, i, a: [i[0]] * 4, widen=True)
 def gate_grad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Compute the gradient of `gate` with the same noise; results whose gradient is not given count as 0."""
+    """Compute the gradient of `gate` with the same noise; upstream gradients that are not given count as 0."""
     from graphwright.array.cpu.loops import fill_gates, pull_back
 
     sizes, given = list(attrs["sizes"]), iter(ins[4:])
@@ -194,7 +194,7 @@ def gate_grad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
 
 @kernel("sample_token", lambda outs, ins, attrs: [Spec((SCRATCH // 8,), int64)])
 def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Sample tokens by the compiled sampling code of the VM."""
+    """Sample one token id per row of logits, by the compiled sampling code of the VM."""
     (ids, kept), (logits, _, _, seen) = outs, ins
     addresses = (*(t.data_ptr() for t in ins), seen.shape[1], ids.data_ptr(), kept.data_ptr())
     row = np.array([0, *logits.shape, *addresses], np.int64)

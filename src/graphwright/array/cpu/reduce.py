@@ -1,4 +1,4 @@
-"""Kernels that reduce over axes into planned memory, and kernels that sort."""
+"""Kernels that reduce over axes, and kernels that sort, all without allocating memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _axes(attrs: Attrs, rank: int) -> list[int]:
 
 
 def _reduced(function: Callable[..., object], x: torch.Tensor, attrs: Attrs, out: torch.Tensor) -> Call:
-    """Return a call that reduces x. Without axes it copies x, because ATen takes an empty list for all axes."""
+    """Return a call that reduces x; if `axes` is empty it copies x, because ATen would reduce over all axes."""
     axes = _axes(attrs, x.dim())
     return partial(function, x, axes, attrs["keepdims"], out=out) if axes else partial(out.copy_, x)
 
 
 def _widened(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return specs of the scratch: the operand in the dtype of the sum if that differs; ATen would allocate it."""
+    """Return specs of the scratch: a copy of x in the dtype of the sum if that differs, which ATen would allocate."""
     reduces = _axes(attrs, len(ins[0].shape))
     return [Spec(ins[0].shape, outs[0].dtype)] if ins[0].dtype is not outs[0].dtype and reduces else []
 
@@ -43,7 +43,7 @@ def sum_(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 
 def _widened_rows(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return specs of the scratch: the operand with the reduced axes merged at the end; a 16-bit result in float32."""
+    """Return specs of the scratch: x with its reduced axes merged at the end; for 16-bit floats, a float32 result."""
     axes, x, kind = _axes(attrs, len(ins[0].shape)), ins[0], statistic(outs[0].dtype)
     rows = Spec((*(d for a, d in enumerate(x.sizes) if a not in axes), math.prod(x.sizes[a] for a in axes)), kind)
     return [rows] + ([Spec(rows.shape[:-1], kind)] if outs[0].dtype.is_low else [])
@@ -80,7 +80,7 @@ def _mean_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[
 
 @kernel("mean", work=_mean_work)
 def mean(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Divide the sum by the count, because `torch.mean(out=)` allocates; 16-bit floats are summed in float32."""
+    """Compute sum / count, because `torch.mean(out=)` allocates; 16-bit floats are summed in float32."""
     axes = _axes(attrs, ins[0].dim())
     if not axes:
         return [partial(outs[0].copy_, ins[0])]

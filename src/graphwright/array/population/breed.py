@@ -84,7 +84,7 @@ def _copy(src: Any, p: int, out: Any, at: int) -> None:
 
 @native
 def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay: int, weight: float) -> int:
-    """Insert an open link into links `low` to `high` of `out`, which are sorted by number; return the new `high`."""
+    """Insert an open link into links `low` to `high` of `out`, sorted by innovation number; return the new `high`."""
     at = high
     while at > low and out.link_id[at - 1] > number:
         _copy(out, at - 1, out, at)
@@ -97,7 +97,7 @@ def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay:
 
 @native
 def _node(out: Any, low: int, high: int, number: int, activation: int) -> int:
-    """Insert a node into the nodes `low` to `high` of `out`, which are sorted by number; return the new `high`."""
+    """Insert a node into nodes `low` to `high` of `out`, sorted by innovation number; return the new `high`."""
     at = high
     while at > low and out.node_id[at - 1] > number:
         out.node_id[at], out.node_act[at] = out.node_id[at - 1], out.node_act[at - 1]
@@ -108,7 +108,7 @@ def _node(out: Any, low: int, high: int, number: int, activation: int) -> int:
 
 @native
 def _reaches(out: Any, n0: int, n1: int, l0: int, l1: int, start: int, goal: int, seen: Any, stack: Any) -> bool:
-    """Return whether a path of links without delay, open or closed, leads from node `start` to node `goal`."""
+    """Return whether a path of links without delay, open or closed (disabled), leads from `start` to `goal`."""
     if start == goal:
         return True
     for n in range(n1 - n0):
@@ -142,7 +142,7 @@ def _parent(rng: Any, pool: Any, low: int, high: int, tournament: int) -> int:
 
 @native
 def _fitter(parents: Any, fitness: Any, a: int, b: int) -> bool:
-    """Return whether a is fitter than b: by fitness, then fewer genes, then the lower index."""
+    """Return whether genome a is fitter than genome b: by fitness, then fewer genes, then the lower index."""
     if fitness[a] != fitness[b]:
         return fitness[a] > fitness[b]
     size_a = parents.link_off[a + 1] - parents.link_off[a] + parents.node_off[a + 1] - parents.node_off[a]
@@ -198,8 +198,8 @@ def _inherit(
 def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: Any, rng: Any) -> Any:
     """Close a random open link and add a node with an input link of weight 1 and an output link of the old weight.
 
-    Returns the new ends n1 and l1 of the child's nodes and links, and the number of the split link, or -1 if no link is
-    open.
+    Returns the new ends n1, l1 of the child's nodes and links, and the innovation number of the split link or -1 if no
+    link is open.
     """
     still = 0
     for e in range(l0, l1):
@@ -230,7 +230,7 @@ def _grow(
 ) -> Any:
     """Add a node with random weights from all inputs and weight 0 to all outputs, so that no output changes.
 
-    Returns the new ends n1 and l1 of the child's nodes and links, and the number of the node.
+    Returns the new ends n1 and l1 of the child's nodes and links, and the innovation number of the node.
     """
     k = 0
     node = number_of(registry, genome.UNIT, k, 0, 0)
@@ -252,7 +252,7 @@ def _add(
     out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, registry: Any, rates: Any, rng: Any, seen: Any,
     stack: Any,
 ) -> Any:  # fmt: skip
-    """Add a random link. Return the new end of the links, its number (-1 if no try succeeded) and its delay."""
+    """Add a random link. Return (new end l1 of the links, innovation number or -1 if no try succeeded, delay)."""
     delay = 1 if rates.delays > 0.0 and uniform(rng) < rates.delays else 0
     for _ in range(rates.tries):
         pick = below(rng, inputs + 1 + n1 - n0)
@@ -277,7 +277,7 @@ def _add(
 def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, delayed: bool, rng: Any) -> Any:
     """Remove a random link (if `delayed`, a random link with a delay) and the hidden nodes that have no link left.
 
-    Returns the new ends of the child's nodes and links, and the number of the removed link, or -1 if there was none.
+    Returns the new ends n1, l1 of the child's nodes and links, and the removed link's innovation number (-1: none).
     """
     there = 0
     for e in range(l0, l1):
@@ -305,7 +305,7 @@ def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: 
 
 @native
 def _activate(out: Any, n0: int, n1: int, inputs: int, outputs: int, acts: Any, rng: Any) -> Any:
-    """Change the activation of a random hidden node; return the node's number, or -1 if that is impossible."""
+    """Change the activation of a random hidden node; return its innovation number, or -1 if that is impossible."""
     first = n0 + outputs
     if n1 == first or len(acts) < 2:
         return np.int64(-1)

@@ -63,7 +63,7 @@ class Genes(NamedTuple):
 
 
 class Registry(NamedTuple):
-    """The structural key of each innovation number, and a hash table that finds the number of a key.
+    """A map from keys (a kind such as LINK, with its source, target and delay) to innovation numbers.
 
     Attributes:
         keys: int64 [capacity, 4]; keys[n] is the key with innovation number n.
@@ -78,7 +78,7 @@ class Registry(NamedTuple):
 
 @native
 def number_of(registry: Any, kind: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return the innovation number of a key, registering the key if it is new."""
+    """Return the innovation number of the key (kind, a, b, c), registering the key if it is new."""
     mask = np.uint64(len(registry.slots) - 1)
     h = np.uint64(kind)
     for part in (a, b, c):
@@ -132,7 +132,7 @@ _philox: Any = specialise(philox, {}, native).philox
 
 @native
 def begin(state: Any, seed: int, child: int, generation: int, purpose: int) -> None:
-    """Set a random state (uint64 [SIZE]) to the start of the stream of this seed, child, generation and purpose."""
+    """Start the random stream of a seed, child, generation and purpose (breeding, say) in `state`, uint64 [SIZE]."""
     state[0], state[1] = np.uint64(seed) & LOW, np.uint64(seed) >> np.uint64(32)
     state[2], state[3], state[4], state[5] = 0, child, generation, purpose
     state[6] = 4

@@ -20,7 +20,7 @@ from graphwright.array.vm.math import exp, formulas, log, updates
 
 
 def _by_kind(functions: list[Any]) -> Any:
-    """Return a compiled function of (kind, x, y) that calls `functions[kind](x, y)`; `kind` is an index."""
+    """Return a compiled function (kind, x, y) -> functions[kind](x, y)."""
 
     def either(code: int, function: Any, others: Any) -> Callable[..., Any]:
         @inlined
@@ -36,7 +36,7 @@ def _by_kind(functions: list[Any]) -> Any:
 
 
 def _of_two(function: Any) -> Any:
-    """Return a function of (x, y) that ignores y and returns `function(x)`."""
+    """Return a compiled function (x, y) -> function(x)."""
     return native(lambda x, y: function(x))
 
 
@@ -53,7 +53,7 @@ LINE = 64
 
 @native
 def _slot(step: int, ring: int) -> int:
-    """Return the index of a step in a ring buffer of `ring` steps, without a slow division if `ring` is 1."""
+    """Return step % ring, the index of a step in a ring buffer, without a slow division if `ring` is 1."""
     return step % ring if ring > 1 else 0
 
 
@@ -62,7 +62,7 @@ def _genome(
     rows: int, count: int, links: int, ends: int, outputs: int, weight: int, x: int, x_ring: int, inputs: int,
     begin: int, steps: int, padded: int, values: int, ring: int, most: int, y: int,
 ) -> None:  # fmt: skip
-    """Run one genome for `steps` steps from step `begin` on. Arrays are addresses; `advance` has their layouts."""
+    """Run one genome for `steps` steps from `begin` on. Array arguments are addresses, laid out as in `advance`."""
     row_bytes = 4 * padded
     step_bytes, seen_bytes = most * row_bytes, (inputs + 1) * row_bytes
     for t in range(begin, begin + steps):
@@ -105,7 +105,7 @@ def answer(
 
     Args:
         x: float32 [tiles, steps, inputs + 1, padded].
-        values: scratch for ring·most·padded float32 and one cache line; one genome at a time uses it.
+        values: scratch of `table.ring`·`table.most`·padded float32 and one cache line; genomes use it in turn.
         y: float32 [tiles, G, steps, outputs, padded], written.
     """
     tiles, steps, seen, padded = x.shape
@@ -157,7 +157,7 @@ def _forward(
     table: Any, weights: Any, base: Any, count: Any, x: Any, inputs: Any, steps: Any, row_bytes: Any, step_bytes: Any,
     sums: Any, values: Any, slopes: Any,
 ) -> None:  # fmt: skip
-    """Run all steps of a genome; store the sums and activations of each row and step, and zero their gradients."""
+    """Run all steps of a genome; store weighted sums and activations per neuron and step, and zero their gradients."""
     zero = vec.splat(np.float32(0.0))
     for t in range(steps):
         for r in range(count):

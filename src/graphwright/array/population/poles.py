@@ -20,7 +20,7 @@ X_LIMIT, ANGLE_LIMIT = 2.4, math.radians(36.0)
 
 @native
 def _pole(angle: float, spin: float, mass: float, half: float) -> tuple[float, float, float, float]:
-    """Return the force of a pole on the cart, its effective mass, its pull by gravity and friction, and cos(angle)."""
+    """Return a pole's force on the cart, its effective mass, its pull by gravity and friction, and cos(angle)."""
     cos, sin = math.cos(angle), math.sin(angle)
     pull = HINGE * spin / (mass * half) + GRAVITY * sin
     force = mass * half * spin * spin * sin + 0.75 * mass * cos * pull

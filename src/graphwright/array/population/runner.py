@@ -35,7 +35,7 @@ def _aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Inputs in the layout that the compiled loops read.
+    """Inputs of networks, in the layout that the compiled loops read.
 
     Attributes:
         blocks: float32 [tiles, steps, inputs + 1, padded]: tiles of cases, padded to whole vectors. Entry `inputs` of
@@ -131,7 +131,7 @@ class Lesson:
 
     Attributes:
         cases: the inputs.
-        target: float32 [T, outputs, padded].
+        target: float32 [T, outputs, padded]; the last axis holds the cases, padded to whole vectors.
         share: float32 [T, padded], weights of the cases at each step, with sum 1.
         heads: int64 [H, 3]; per head the kind of its loss (index into `LOSSES`), its first output, its last output + 1.
         loss_weights: float64 [H], a factor per head.

@@ -146,9 +146,8 @@ class Parents(NamedTuple):
 def offspring(fitness: np.ndarray, of: np.ndarray, breeds: np.ndarray, total: int) -> np.ndarray:
     """Return the number of children per species, int64 [S], with sum `total`, in proportion to shared fitness.
 
-    A genome's shared fitness is (f - min(0, min f)) / size of its species; the shared
-    fitness of a species is the sum over its genomes. Genomes with a fitness of -inf add nothing to it. Numbers are
-    rounded down, and the species with the largest remainders get one child more.
+    A genome's shared fitness is (f - min(0, min f)) / size of its species; that of a species is the sum over its
+    genomes, without those of fitness -inf. Numbers are rounded down; the largest remainders get one child more.
 
     Args:
         fitness: float64 [G], without NaN.
@@ -198,13 +197,13 @@ def _offspring(
 def parents(
     fitness: np.ndarray, of: np.ndarray, counts: np.ndarray, total: int, survival: float, champions: int
 ) -> Parents:
-    """Build the pools of parents, and assign a species to each of `total` children, in order of species.
+    """Select the parents of the next generation: build the pools, and assign a species to each of `total` children.
 
     Args:
         fitness: float64 [G].
         of: int64 [G], the species index of each genome.
         counts: int64 [S], number of children of each species.
-        survival: share of a species that breeds, best first, at least one genome.
+        survival: share of a species that enters its pool: its best genomes, at least one.
         champions: a species with more genomes than this keeps its best genome unchanged as a child. If 0, only the best
             genome of all is kept.
     """
@@ -262,7 +261,7 @@ def _parents(
 
 @compiled
 def note(of: np.ndarray, fitness: np.ndarray, generation: int, best: np.ndarray, gained: np.ndarray) -> None:
-    """Raise `best` of each species to the best fitness of its members; where it rises, set `gained` to `generation`."""
+    """Update `best`, the best fitness of each species so far; where it improves, set `gained` to `generation`."""
     for g in range(len(of)):
         if fitness[g] > best[of[g]]:
             best[of[g]], gained[of[g]] = fitness[g], generation
@@ -271,13 +270,13 @@ def note(of: np.ndarray, fitness: np.ndarray, generation: int, best: np.ndarray,
 def survivors(
     of: np.ndarray, made: int, ids: np.ndarray, best: np.ndarray, gained: np.ndarray, next_id: int, generation: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return id, best fitness and generation of the last gain for each species that has members.
+    """Return (ids, best fitness so far, generation of the last improvement) of the species that have members.
 
     The S old species come first, then the `made` new ones.
 
     Args:
         of: int64 [G]; species indices, renumbered in place to indices into the result.
-        next_id: id of the first new species. A new species has best fitness -inf and its last gain in `generation`.
+        next_id: id of the first new species. A new species has best fitness -inf, and `generation` as last improvement.
     """
     count = len(ids) + made
     new = np.empty(count, np.int64), np.empty(count), np.empty(count, np.int64)

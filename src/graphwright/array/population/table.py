@@ -1,4 +1,4 @@
-"""Convert genes to tables of the neurons to compute, in topological order. Importing this module loads numba.
+"""Convert genomes to tables of the neurons to compute, in topological order. Importing this module loads numba.
 
 A row of a table is one neuron: the weighted sum of its open links in ascending order of their numbers, then its
 activation. Nodes that no output depends on have no row.
@@ -43,7 +43,7 @@ def _visit(
     genes: Any, g: int, root: int, first: Any, by_target: Any, source: Any, at: Any, row: Any, node: Any,
     base: int, made: int, stack: Any,
 ) -> int:  # fmt: skip
-    """Assign rows to node `root` and all nodes it depends on within a step, operands first; return the row count."""
+    """Assign rows to node `root` and to all nodes that it reads without delay, sources first; return the row count."""
     n0 = genes.node_off[g]
     if row[root] >= 0 or at[root] >= 0:
         return made

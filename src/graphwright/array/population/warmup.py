@@ -14,7 +14,7 @@ from graphwright.array.population.table import tabulate
 
 
 def warmup() -> None:
-    """Compile all loops: score, train, compare and breed two genomes with one input."""
+    """Compile all loops by running each on two genomes with one input: score, train, compare, breed."""
     floats = [np.zeros(4, np.float32) for _ in range(4)]
     links = [np.array(v, np.int32) for v in ([3, 4] * 2, [0, 1] * 2, [2] * 4, [0] * 4, [1] * 4)]
     nodes = np.full(2, 2, np.int32), np.zeros(2, np.int32)

@@ -42,7 +42,7 @@ _KEPT, _MOST = STRIPS, 4 * DEPTH * BLOCK // (_SIDE * _LINE)
 
 @native
 def _operand(row: Any, index: Any, batch: Any, head: Any) -> Any:
-    """Return the address of the first position of operand `index`, for a batch element and head."""
+    """Return the address of the first position of operand `index`, such as q or k, for a batch element and head."""
     at = row + BYTES + 32 * index
     return vec.load_i64(at) + batch * vec.load_i64(at + 8) + head * vec.load_i64(at + 16)
 
@@ -55,7 +55,7 @@ def _step(row: Any, index: Any) -> Any:
 
 @native
 def _start(row: Any) -> Any:
-    """Return the position of the first query among the keys."""
+    """Return the position of the first query in the sequence of keys."""
     given = cell(row, 10)
     return vec.load_i64(given) if given else cell(row, 6) - cell(row, 5)
 
@@ -110,7 +110,7 @@ def _seen(row: Any, batch: Any, query: Any, j: Any, keys: Any, v: Any) -> Any:
 
 @native
 def _open(row: Any, i: Any, j: Any, rows: Any, keys: Any) -> Any:
-    """Return whether queries i to i + rows see all keys j to j + keys, and the keys fill whole vectors."""
+    """Return whether no mask is needed: queries i to i + rows see all keys j to j + keys, which fill whole vectors."""
     if keys & 15 or cell(row, 13):
         return False
     if cell(row, 11) == 0:
@@ -121,7 +121,7 @@ def _open(row: Any, i: Any, j: Any, rows: Any, keys: Any) -> Any:
 
 @native
 def _bounded(row: Any, at: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: Any, keys: Any) -> None:
-    """Scale and mask a block's scores, and write per query the new maximum and the factor ALPHA of earlier sums."""
+    """Scale and mask a block's scores; write per query the new maximum, and in ALPHA the factor of earlier sums."""
     low, scale, whole = vec.splat(F(-np.inf)), vec.splat(F(number(row, 9))), _open(row, i, j, rows, keys)
     for r in range(rows):
         line, top = at + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
@@ -142,7 +142,7 @@ def _bounded(row: Any, at: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: 
 
 @native
 def _raised(at: Any, scratch: Any, rows: Any, keys: Any, keep: Any) -> None:
-    """Add the exponentials of a block's scores to the sum per query; with `keep`, overwrite the scores with them."""
+    """Add exp(score - maximum) of a block's scores to the sum per query; with `keep`, overwrite the scores with it."""
     for r in range(rows):
         line, top = at + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
         base = vec.splat(top if top > F(-np.inf) or top != top else F(0.0))  # no key seen yet: weights e^-inf
@@ -398,7 +398,7 @@ def _weighted(typingctx: Any, out: Any, kept: Any, p: Any, v: Any, stride: Any, 
 def attend_cached(row: Any) -> Any:
     """Compute attention over a KV cache, one query at a time.
 
-    Words: 1 first unit and 2 number of units (a unit is one query head of one batch element); addresses of 3 q, 4 k,
+    Instruction words: 1 first unit, 2 number of units (one query head of one batch element); addresses of 3 q, 4 k,
     5 v, 6 out; 7 query heads, 8 key heads, 9 queries, 10 size of a key, 11 size of a value, 12 address of the first
     query's position or 0, 13 that position if word 12 is 0, 14 window or 0, 15 scale. Words of the next row: 0 to 2
     bytes of k per batch element, head and key, 3 to 5 the same of v, 6 the largest number of keys, 7 address of the
@@ -466,9 +466,9 @@ def _attend_head(row: Any, unit: Any) -> None:
 def kv_append(row: Any) -> Any:
     """Write new entries into a KV cache. Return -1, and write nothing, if they do not fit.
 
-    Words: 1 cache, 2 new entries, 3 address of the start position, 4 batch, 5 heads, 6 number of new positions, 7 size
-    of an entry, 8 to 10 bytes of the cache per batch element, head and position, 11 to 13 the same of the new entries,
-    14 capacity of the cache in positions.
+    Instruction words: 1 cache, 2 new entries, 3 address of the start position, 4 batch, 5 heads, 6 number of new
+    positions, 7 size of an entry, 8 to 10 bytes of the cache per batch element, head and position, 11 to 13 the same of
+    the new entries, 14 capacity of the cache in positions.
     """
     start, rows, width = vec.load_i64(cell(row, 3)), cell(row, 6), cell(row, 7)
     if start < 0 or start + rows > cell(row, 14):
@@ -486,10 +486,10 @@ def kv_append(row: Any) -> Any:
 def kv_scatter(row: Any) -> Any:
     """Write new entries into the blocks of a paged KV cache. Return -1, and write nothing, if a position has no block.
 
-    Words: 1 pool of blocks, 2 new entries, 3 block table (int32), 4 lengths (int32), 5 batch, 6 heads, 7 number of new
-    positions, 8 size of an entry, 9 positions in a block, 10 blocks per batch element in the table, 11 blocks in the
-    pool, 12 to 14 bytes of the new entries per batch element, head and position. A batch element with a negative length
-    is skipped.
+    Instruction words: 1 pool of blocks, 2 new entries, 3 block table (int32), 4 lengths (int32), 5 batch, 6 heads,
+    7 number of new positions, 8 size of an entry, 9 positions in a block, 10 blocks per batch element in the table,
+    11 blocks in the pool, 12 to 14 bytes of the new entries per batch element, head and position. A batch element with
+    a negative length is skipped.
     """
     table, lengths, batch, rows, width = cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 7), cell(row, 8)
     heads, block, most = cell(row, 6), cell(row, 9), cell(row, 10)

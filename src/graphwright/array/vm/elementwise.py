@@ -75,7 +75,7 @@ def _rest(p: Any, step: Any, i: Any, mask: Any) -> Any:
 
 @native
 def past(row: Any, out: Any) -> Any:
-    """Return whether the result that begins at `out` is written with non-temporal stores."""
+    """Return whether the result at address `out` is written with non-temporal stores (aligned, and step PAST)."""
     return cell(row, 5) == PAST and out & 63 == 0
 
 
@@ -139,7 +139,7 @@ def binary(f: Any, write: Any = put, write_rest: Any = vec.store_first, size: in
 
 @loop(Code.WHERE)
 def where(row: Any, turn: Any, scratch: Any) -> None:
-    """out = x where the condition is not 0, else y; words 6 to 8 describe the condition, of one byte per element."""
+    """out = x where c is not 0, else y; words 6 to 8 of the instruction describe c, which has one byte per element."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
     c, sc, cc = start(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
     x, sx, cx = start(row, 9, turn, scratch), cell(row, 10), cell(row, 11)
@@ -160,7 +160,7 @@ def where(row: Any, turn: Any, scratch: Any) -> None:
 
 @loop(Code.FILL)
 def fill(row: Any, turn: Any, scratch: Any) -> None:
-    """Set all entries of out to the float64 in word 6."""
+    """Set all entries of out to the float64 in word 6 of the instruction."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
     value = vec.splat(F(number(row, 6)))
     for _ in range(rows):
@@ -175,7 +175,7 @@ def fill(row: Any, turn: Any, scratch: Any) -> None:
 
 @loop(Code.PUT_I64)
 def put_i64(row: Any) -> None:
-    """Write the int64 in word 2 to the address in word 1."""
+    """Write the int64 in word 2 of the instruction to the address in word 1."""
     vec.store_i64(cell(row, 1), cell(row, 2))
 
 
@@ -227,7 +227,7 @@ LOOPS[Code.NARROW] = unary(native(lambda x: x), write=_put_bf16, write_rest=narr
 
 @loop(Code.SCALARS)
 def scalars(row: Any) -> Any:
-    """Run the operations packed in a SCALARS instruction; return how many rows of code they take, four per row."""
+    """Run the operations packed in a SCALARS instruction; return how many rows of code they take (four fit a row)."""
     line = row + BYTES
     stop = line + LINE * cell(row, 1)
     while line < stop:

@@ -28,7 +28,7 @@ from graphwright.native import cfunc, source_hash
 
 @intrinsic
 def _run(typingctx: Any, op: Any, row: Any, turn: Any, scratch: Any) -> Any:
-    """Run the loop of an instruction; return the number of further rows of code that it read, or -1 for a failure."""
+    """Run the loop of opcode `op` for the instruction at `row`; return how many further rows it read, or -1: failed."""
     names = {code: f.py_func.__code__.co_varnames[: f.py_func.__code__.co_argcount] for code, f in LOOPS.items()}
     kinds = {code: types.Dispatcher(f) for code, f in LOOPS.items()}
     typed = {code: kind.get_call_type(typingctx, (vec.i64,) * len(names[code]), {}) for code, kind in kinds.items()}
@@ -126,7 +126,7 @@ def _dispatcher(source: int) -> Any:
 
 
 def source() -> int:
-    """Return a hash of all files that the machine is compiled from; numba's cache would check only one.
+    """Return a hash of all files that the VM is compiled from; numba's cache would check only one.
 
     All code in the folder of this file is compiled, so any change there makes the machine stale.
     """
@@ -134,7 +134,7 @@ def source() -> int:
 
 
 def _stamp() -> Path:
-    """Return the marker file that exists once the machine is compiled for these sources, this numba and this CPU."""
+    """Return the marker file that exists once the VM is compiled for these sources, this numba and this CPU."""
     from llvmlite import binding
     from numba.core.caching import FunctionCache
 
@@ -145,13 +145,13 @@ def _stamp() -> Path:
 
 @cache
 def built() -> bool:
-    """Return whether the compiled machine is in the cache on disk."""
+    """Return whether the compiled interpreter of the VM is in the cache on disk."""
     return _stamp().exists()
 
 
 @cache
 def build() -> Any:
-    """Return the machine, a C function int64(int64) with an attribute `address`.
+    """Return the interpreter of the VM, a C function int64(int64) with an attribute `address`.
 
     It is compiled if it is not cached: about a minute, once per install.
     """

@@ -35,13 +35,13 @@ def _powers(x: Any, y: Any, n: Any) -> Any:
 
 @native
 def _skipped(row: Any) -> Any:
-    """Return whether to skip the step, because a gradient holds an infinity or NaN."""
+    """Return whether the instruction's flag tells to skip the step, because a gradient holds an infinity or NaN."""
     return vec.load_f32(cell(row, 3)) != 0.0
 
 
 @native
 def _lines(row: Any) -> Any:
-    """Return how many rows the parameter list occupies; each row holds two parameters."""
+    """Return how many rows of code the parameter list after the instruction takes; each row holds two parameters."""
     return (cell(row, 1) + 1) // 2
 
 
@@ -209,7 +209,7 @@ def lion(row: Any) -> Any:
 def average(row: Any) -> Any:
     """target += τ·(source - target), for several arrays.
 
-    Words: 1 number of arrays, 2 address of τ; half a row for each array: its number of elements, target, source.
+    Instruction words: 1 number of arrays, 2 address of τ; then half a row per array: its size, target, source.
     """
     share = vec.load_f64(cell(row, 2))
     for k in range(cell(row, 1)):

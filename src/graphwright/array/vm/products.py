@@ -1,4 +1,4 @@
-"""Matrix products of float32 on one core, and products with weights as a checkpoint stores them.
+"""Matrix products of float32 on one core, and products with stored weights: in the layout and dtype of a checkpoint.
 
 General products: tiles of C in registers, panels of B of 32 columns, 256 terms at a time. Source of the scheme: Goto
 and van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication". A may have any two strides; B is packed
@@ -47,7 +47,7 @@ def _tile(rows: int, vectors: int) -> Any:
             return builder.add(builder.add(base, builder.mul(stride, vec.I64(r))), vec.I64(64 * v))
 
         def terms(count: Any, at_a: Any, at_b: Any, sums: Any, unrolled: int) -> tuple[Any, ...]:
-            """Emit `count` iterations that add `unrolled` terms each; return the addresses and sums after them."""
+            """Emit a loop of `count` iterations that add `unrolled` terms each; return addresses and sums after it."""
             before = builder.block
             loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
             builder.cbranch(builder.icmp_signed(">", count, vec.I64(0)), loop, done)
@@ -88,7 +88,7 @@ def _tile(rows: int, vectors: int) -> Any:
 
 
 def _rows(height: int, vectors: int) -> Any:
-    """Return a function that computes tiles of `height` rows while that many are left, and returns the next row."""
+    """Return a loop that computes tiles of `height` rows while that many are left, and returns the next row's index."""
     tile = _tile(height, vectors)
 
     @native
@@ -163,7 +163,7 @@ def _small(
     a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, col_b: Any, c: Any, row_c: Any,
     m: Any, n: Any, k: Any, init: Any, row_i: Any,
 ) -> None:  # fmt: skip
-    """Compute four rows of C at a time without packing B; if fewer are left, the last row is computed repeatedly."""
+    """Compute `gemm` for at most 16 columns without packing B, four rows at a time; the last may be done repeatedly."""
     mask = vec.first(n)
     for i in range(0, m, 4):
         i1, i2, i3 = min(i + 1, m - 1), min(i + 2, m - 1), min(i + 3, m - 1)
@@ -183,7 +183,7 @@ def _small(
 
 @native
 def _strips(a: Any, row_a: Any, col_a: Any, m: Any, terms: Any, packed: Any) -> None:
-    """Pack A[m, terms], contiguous on one axis, as strips of rows, column by column; a strip is a tile of `tiles`."""
+    """Pack A[m, terms], contiguous on one axis, as strips in column order; a strip is the rows of one tile."""
     i, at = 0, packed
     while i < m:
         left = m - i
@@ -260,7 +260,7 @@ def gemm(
 
 @loop(Code.PRODUCT)
 def product(row: Any, scratch: Any) -> None:
-    """Compute a matrix product; words 1 to 13 are the arguments of `gemm`."""
+    """Compute a matrix product; words 1 to 13 of the instruction are the arguments of `gemm`."""
     gemm(
         cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6), cell(row, 7), cell(row, 8),
         cell(row, 9), cell(row, 10), cell(row, 11), cell(row, 12), cell(row, 13), scratch,
@@ -268,11 +268,11 @@ def product(row: Any, scratch: Any) -> None:
 
 
 def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, Any]:
-    """Return functions for dot products of one row with x, of four rows with x, and of one row with x and y.
+    """Return functions for dot products: one weight row with x, four weight rows with x, one weight row with x and y.
 
-    Rows have `k` weights of `size` bytes. `low` and `high` read 32 weights as two vectors; x is stored in their
-    order. The last k % 32 terms are read from `plain`, which is x in memory order. The function for
-    four rows, `far` bytes apart, gives the same bits as the function for one row.
+    Rows have k weights of `size` bytes. `low` and `high` each load 16 of 32 weights; x and y are stored in the same
+    order. Arguments of the functions: `plain`, x in its original order, from which the last k % 32 terms are read;
+    `far`, the distance of the four rows in bytes. The functions for one and for four rows give the same bits.
     """
 
     @native
@@ -346,13 +346,13 @@ def _apart(x: Any, k: Any, to: Any) -> None:
 
 @native
 def _cells(row: Any) -> Any:
-    """Return words 1 to 9: w, rows of w, terms, bias or 0, x, bytes per row of x, y, bytes per row of y, rows of x."""
+    """Return instruction words 1 to 9: w, its rows, k, bias or 0, x, bytes per row, y, bytes per row, rows of x."""
     w, n, k, bias, x = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5)
     return w, n, k, bias, x, cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9)
 
 
 def _few_rows(code: Code, low: Any, high: Any, read_first: Any, size: Any) -> None:
-    """Define the loop of opcode `code`: a product of few rows of x; the other arguments are those of `_dots`."""
+    """Register a loop for opcode `code`: stored weights times few rows of x. Other arguments as of `_dots`."""
     one, four, two = _dots(low, high, read_first, size)
 
     @loop(code)
@@ -446,7 +446,7 @@ def _scaled(w: Any, scales: Any, q: Any, steps: Any, k: Any) -> Any:
 
 @native
 def _two_scaled(w: Any, far: Any, scales: Any, far_scales: Any, q: Any, steps: Any, k: Any) -> Any:
-    """Return the dot products of x and two rows of int8 weights, `far` bytes apart, with the same bits as `_scaled`."""
+    """Return dot products of x with two rows of int8 weights, `far` bytes apart, with the same bits as by `_scaled`."""
     none = vec.splat(F(0.0))
     s = t = none, none
     v, more = w + far, scales + far_scales
@@ -458,7 +458,7 @@ def _two_scaled(w: Any, far: Any, scales: Any, far_scales: Any, q: Any, steps: A
 
 @loop(Code.ROWS_I8)
 def int8_rows(row: Any, scratch: Any) -> None:
-    """Compute a product with int8 weights; word 10 is the address of the scales [rows of w, groups]."""
+    """Multiply few rows of x by int8 weights. Words: as in `_cells`; 10 address of the scales [rows of w, groups]."""
     (w, n, k, bias, x, sx, y, sy, tokens), scales = _cells(row), cell(row, 10)
     groups = (k + GROUP - 1) // GROUP
     q, steps = scratch + ZEROS, scratch + ZEROS + 2 * GROUP * groups * tokens
@@ -504,7 +504,7 @@ def _dequantised(w: Any, k: Any, panel: Any, terms: Any, columns: Any, scales: A
 
 @loop(Code.PANELS_BF16, Code.PANELS_I8)
 def panels(row: Any, scratch: Any) -> None:
-    """Compute a product with stored weights for many rows of x; for int8, word 10 is the address of the scales."""
+    """Multiply many rows of x by stored weights. Words: as in `_cells`; for int8, 10 address of the scales."""
     (w, n, k, bias, x, sx, y, sy, tokens), quantised = _cells(row), cell(row, 0) == Code.PANELS_I8
     panel, groups = scratch + ZEROS, (k + GROUP - 1) // GROUP
     for k0 in range(0, k, DEPTH):

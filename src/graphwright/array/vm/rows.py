@@ -35,7 +35,7 @@ def _row_total(x: Any, cols: Any) -> Any:
 
 @loop(Code.SUM_ROWS)
 def sum_rows(row: Any) -> None:
-    """out[r] = Σ x[r, :] / d, with the divisor d in word 9; word 4 is the stride of out in bytes."""
+    """out[r] = Σ x[r, :] / d. Word 9 of the instruction is the divisor d, word 4 the stride of out in bytes."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, count = cell(row, 6), cell(row, 7), F(number(row, 9))
     for _ in range(rows):
@@ -46,7 +46,7 @@ def sum_rows(row: Any) -> None:
 
 @loop(Code.SUM_COLUMNS)
 def sum_columns(row: Any) -> None:
-    """out[c] = Σ x[:, c] / d, with the divisor d in word 9, summed 256 rows at a time."""
+    """out[c] = Σ x[:, c] / d, summed 256 rows at a time. Word 9 of the instruction is the divisor d."""
     rows, cols, o = cell(row, 1), cell(row, 2), cell(row, 3)
     x, sx, count = cell(row, 6), cell(row, 7), vec.splat(F(number(row, 9)))
     for i in range(0, cols, 16):
@@ -80,7 +80,7 @@ def _row_largest(x: Any, cols: Any) -> Any:
 
 @native
 def _row_top(x: Any, cols: Any) -> Any:
-    """Return the largest number of a row, ignoring NaN; the exponentials, computed next, are NaN there anyway."""
+    """Return the largest number of a row, ignoring NaN: the softmax that follows is NaN there anyway."""
     low = vec.splat(F(-np.inf))
     a, b, i = low, low, 0
     while i + 32 <= cols:
@@ -152,7 +152,7 @@ def _scaled_exponentials(x: Any, cols: Any, shift: Any) -> Any:
 def cross_entropy(row: Any) -> Any:
     """Compute the loss and log Σ exp of each row; return -1 for a target outside the classes.
 
-    Words: 3 loss, 6 scores, 7 their bytes per row, 8 targets (int64), 9 log Σ exp, 10 the target to ignore.
+    Instruction words: 3 loss, 6 scores, 7 their bytes per row, 8 targets (int64), 9 log Σ exp, 10 ignored target.
     """
     rows, cols, loss, x, sx = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 6), cell(row, 7)
     targets, lse, ignored = cell(row, 8), cell(row, 9), cell(row, 10)
@@ -173,7 +173,7 @@ def cross_entropy(row: Any) -> Any:
 
 @loop(Code.CROSS_ENTROPY_BACKWARD)
 def cross_entropy_backward(row: Any) -> Any:
-    """out[r, :] = g[r]·(softmax - one-hot). Words: 3, 4 out, stride; 11, 12 g, stride; others as in `cross_entropy`."""
+    """out[r, :] = g[r]·(softmax - one-hot). Words 3, 4: out, its stride; 11, 12: g, its stride; see `cross_entropy`."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, targets, lse, ignored = cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10)
     g, sg = cell(row, 11), cell(row, 12)
@@ -200,7 +200,7 @@ def cross_entropy_backward(row: Any) -> Any:
 
 @loop(Code.RMS_NORM)
 def rms_norm(row: Any, turn: Any, scratch: Any) -> None:
-    """out[r, :] = x[r, :] / √(mean x² + eps)·w; words 9 w, 10 its stride per turn of a LOOP, 11 eps."""
+    """out[r, :] = x[r, :] / √(mean x² + eps)·w. Instruction words: 9 w, 10 its stride in a LOOP, 11 eps."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
     x, sx, eps = start(row, 6, turn, scratch), cell(row, 7), F(number(row, 11))
     w = start(row, 9, turn, scratch)
@@ -235,8 +235,8 @@ def rms_norm(row: Any, turn: Any, scratch: Any) -> None:
 def layer_norm(row: Any) -> None:
     """out[r, :] = (x[r, :] - mean) / √(var + eps)·w + b.
 
-    Words: 9 w, 11 whether w is used, 12 b, 14 whether b is used, 15 eps. The variance is computed from the differences
-    in a second pass, which loses no digits where the mean is large.
+    Instruction words: 9 w, 11 whether w is used, 12 b, 14 whether b is used, 15 eps. The variance is computed from the
+    differences in a second pass, which loses no digits where the mean is large.
     """
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, w, b = cell(row, 6), cell(row, 7), cell(row, 9), cell(row, 12)
@@ -285,7 +285,7 @@ def copy_line(target: Any, source: Any, cols: Any) -> None:
 def copy_axes(row: Any) -> None:
     """Copy an array of four axes to a result with other strides.
 
-    Words: 1 to 4 sizes, 5 result, 6 to 8 its strides (that of the last axis is 4), 9 x, 10 to 13 its strides in bytes.
+    Instruction words: 1 to 4 sizes, 5 result, 6 to 8 its first strides (the last is 4), 9 x, 10 to 13 its strides.
     """
     cols, step = cell(row, 4), cell(row, 13)
     for a in range(cell(row, 1)):
@@ -307,7 +307,7 @@ def copy_axes(row: Any) -> None:
 def gather_rows(row: Any) -> Any:
     """out[i] = table[ids[i]]; return -1 if an id is outside the table.
 
-    Words: 1 number of ids, 2 columns, 3 out, 4 its bytes per row, 6 table, 7 its bytes per row, 8 ids, 9 rows of table.
+    Instruction words: 1 number of ids, 2 columns, 3 out, 4 its stride, 6 table, 7 its stride, 8 ids, 9 rows of table.
     """
     out, ids, cols = cell(row, 3), cell(row, 8), cell(row, 2)
     for i in range(cell(row, 1)):
@@ -322,7 +322,7 @@ def gather_rows(row: Any) -> Any:
 def add_rows(row: Any) -> Any:
     """Set out to zeros, then out[ids[i]] += x[i] in order; return -1 if an id is outside the rows of out.
 
-    Words: 1 number of ids, 2 columns, 3 out, 4 its bytes per row, 5 rows of out, 6 x, 7 its bytes per row, 8 ids.
+    Instruction words: 1 number of ids, 2 columns, 3 out, 4 its stride, 5 rows of out, 6 x, 7 its stride, 8 ids.
     """
     out, step, ids, cols = cell(row, 3), cell(row, 4), cell(row, 8), cell(row, 2)
     for r in range(cell(row, 5)):
@@ -344,9 +344,9 @@ def add_rows(row: Any) -> Any:
 def rope(row: Any) -> None:
     """Rotate pairs (a, b) -> (a·cos - b·sin, b·cos + a·sin), half an axis apart; copy the entries after both halves.
 
-    Words: 1 batch, 2 positions, 3 heads, 4 size of a head, 5 size of a half, 6 x, 7 to 9 its bytes per batch
-    element, position, head; 10 result, packed as [batch, head, position, size]; 11 cos, 12 sin, 13 their bytes per
-    batch element, 14 the result's bytes per batch element.
+    Instruction words: 1 batch, 2 positions, 3 heads, 4 size of a head, 5 size of a half, 6 x, 7 to 9 its bytes per
+    batch element, position, head; 10 result, packed as [batch, head, position, size]; 11 cos, 12 sin, 13 their bytes
+    per batch element, 14 the result's bytes per batch element.
     """
     positions, heads, size, half = cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5)
     for b in range(cell(row, 1)):
@@ -373,8 +373,8 @@ def rope(row: Any) -> None:
 def rope_table(row: Any) -> None:
     """Compute tables of cos and sin of position·frequency, multiplied by a factor.
 
-    Words: 1 number of positions, 2 of frequencies, 3 cos, 4 sin, both packed as [position, frequency]; 5 positions
-    (int64), 6 frequencies, 7 the factor.
+    Instruction words: 1 number of positions, 2 of frequencies, 3 cos, 4 sin, both packed as [position, frequency];
+    5 positions (int64), 6 frequencies, 7 the factor.
     """
     half, cos, sin, scale = cell(row, 2), cell(row, 3), cell(row, 4), vec.splat(F(number(row, 7)))
     for t in range(cell(row, 1)):

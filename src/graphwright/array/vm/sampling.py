@@ -1,8 +1,8 @@
 """Random numbers, and sampling of tokens from rows of logits: penalties, temperature, filters, random draw.
 
 Random numbers are those of `array.random` for a key and a stream, 16 counters at a time. The filters select by counting
-instead of sorting: entries are counted in 2048 buckets by the upper bits of their `_order`, then the entries of one
-bucket by the next bits. Noise is computed exactly only for entries that can win.
+instead of sorting: entries are counted in 2048 buckets by the upper bits of an integer of the same order (`_order`),
+then the entries of one bucket by the next bits. Noise is computed exactly only for entries that can win the draw.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _philox: Any = specialise(philox, {"product": _product, "wrapped": lambda x: x})
 
 
 def _uniform(b: Any, target: Any, block: Any, stream: Any, seed: Any, step: Any) -> None:
-    """Write 64 uniform numbers: 4 for each of 16 counters from `block` on, which must be a multiple of 16."""
+    """Write 64 uniform numbers to `target`: 4 for each of 16 Philox counters from `block`, a multiple of 16, on."""
 
     def word(value: Any, shift: int) -> Any:
         return vec.broadcast(b, b.trunc(b.lshr(value, vec.I64(shift)) if shift else value, vec.I32))
@@ -70,8 +70,8 @@ uniforms = vec.define("uniforms", types.void, (types.int64,) * 5, vec.effect(_un
 def noise(row: Any, scratch: Any) -> None:
     """Draw uniform numbers or Bernoulli samples, or apply dropout.
 
-    Words: 2 count, 3 out, 6 x or the probabilities, 7 address of seed and step, 8 stream, 9 kind; for dropout 10 the
-    least uniform number that keeps an entry, 11 the divisor.
+    Instruction words: 2 count, 3 out, 6 x or the probabilities, 7 address of seed and step, 8 stream, 9 kind; for
+    dropout 10 the least uniform number that keeps an entry, 11 the divisor.
     """
     count, o, x, key, kind = cell(row, 2), cell(row, 3), cell(row, 6), cell(row, 7), cell(row, 9)
     least, divisor, drawn = F(number(row, 10)), F(number(row, 11)), scratch + ZEROS
@@ -98,8 +98,8 @@ _FAINT = F(-87.0)  # exponentials of smaller numbers are subnormal, and slow
 def sample_token(row: Any, scratch: Any) -> None:
     """Sample one token id for each row of logits.
 
-    Words: 1 rows, 2 columns, 3 logits, 4 sampling parameters, 5 random keys, 6 pairs (id, count) of earlier tokens,
-    7 pairs per row, 8 ids, 9 the logits after all filters.
+    Instruction words: 1 rows, 2 columns, 3 logits, 4 sampling parameters, 5 random keys, 6 pairs (id, count) of
+    earlier tokens, 7 pairs per row, 8 ids, 9 the logits after all filters.
     """
     n = cell(row, 2)
     for b in range(cell(row, 1)):
@@ -139,7 +139,7 @@ def _chosen(z: Any, x: Any, n: Any, rules: Any, key: Any, seen: Any, pairs: Any,
 
 @native
 def _copied(z: Any, x: Any, n: Any, temperature: Any) -> Any:
-    """Copy logits, divided by a temperature; return the largest, or NaN if one is NaN."""
+    """Copy n logits from x to z, divided by a temperature; return the largest, or NaN if one is NaN."""
     best = vec.splat(_LOWEST)
     for i in range(0, n, 16):
         mask = vec.first(n - i)
@@ -153,7 +153,7 @@ def _copied(z: Any, x: Any, n: Any, temperature: Any) -> Any:
 
 @native
 def _penalised(z: Any, n: Any, rules: Any, seen: Any, pairs: Any) -> Any:
-    """Apply the penalties to the logits of earlier tokens; return whether there is a penalty.
+    """Apply the penalties in `rules` to the logits of earlier tokens; return False if there are no penalties.
 
     `seen` holds pairs (id, count in the output), up to the first negative id.
     """
@@ -173,7 +173,7 @@ def _penalised(z: Any, n: Any, rules: Any, seen: Any, pairs: Any) -> Any:
 
 @native
 def _first_of(z: Any, n: Any, best: Any) -> Any:
-    """Return the lowest index of an entry that equals `best`; -0 equals 0."""
+    """Return the lowest index at which the n logits at z equal `best`; -0 equals 0."""
     for i in range(0, n, 16):
         mask = vec.first(n - i)
         v = vec.select(mask, vec.load_first(z + 4 * i, mask), _LOWEST)
@@ -186,24 +186,24 @@ def _first_of(z: Any, n: Any, best: Any) -> Any:
 
 @native
 def _order(z: Any) -> Any:
-    """Return a 32-bit integer that grows with the float at address z, and is the same for -0 and 0."""
+    """Map the float at address z to a 32-bit integer, keeping the order of floats; -0 and 0 give the same integer."""
     bits = vec.load_i32(z)
     return (bits if bits >= 0 else -(1 << 31) - bits) + (1 << 31)
 
 
 @native
 def _share(v: Any, best: Any) -> Any:
-    """Return exp(v - best), the probabilities relative to the largest one, or 0 where they are subnormal."""
+    """Return exp(v - best), the probabilities of logits v relative to the largest one, or 0 where it is subnormal."""
     away = v - best
     return vec.select(away < _FAINT, 0.0, exp(vec.maximum(away, _FAINT)))
 
 
 @native
 def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> None:
-    """Keep the shortest prefix of the entries, in descending order, that reaches the limit; set the others to -inf.
+    """Apply top-k or top-p: keep the fewest largest logits that reach `limit`, and set the others to -inf.
 
-    Equal entries are ordered by id. The limit is a number of entries or, if `weighed`, a share of the total probability
-    in float32; sums are float64.
+    Equal logits are ordered by id. The limit is their number or, if `weighed`, their share of the total probability in
+    float32; sums are float64.
     """
     buckets, lanes = scratch + TILES_END, scratch + ZEROS
     prefix, base, total = 0, 0.0, 1.0
@@ -250,7 +250,7 @@ def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> N
 
 @native
 def _drawn(z: Any, n: Any, seed: Any, stream: Any, step: Any, scratch: Any) -> Any:
-    """Return the index of the largest z - ln(-ln u), where u are uniform; the lowest index if several are equal.
+    """Return the index of the largest z - ln(-ln u) with uniform u (Gumbel-max); the lowest index if several are equal.
 
     As -ln u >= 1 - u, noise is at most -ln(1 - u): where this bound cannot win, the noise is not computed.
     """

@@ -1,4 +1,4 @@
-"""The memory that the machine is called with, in words of 8 bytes, and the sharing of long instructions among threads.
+"""The memory that the VM's interpreter is called with, in words of 8 bytes; sharing long instructions among threads.
 
 A long instruction is split into tickets. A ticket is a share of the instruction's elements that one thread claims and
 computes. The thread that offers tickets can do all of them itself, so a helper thread that gets no core costs nothing:
@@ -88,7 +88,7 @@ def _open(team: Any) -> Any:
 
 @native
 def take(team: Any) -> Any:
-    """Claim the next ticket; return its index, or -1 if none is left."""
+    """Claim the next ticket (a share of one long instruction); return its index, or -1 if none is left."""
     if _open(team):
         word = fetch_add(team + 8 * WORD, 1)
         if word & _LOW < word >> 32:
@@ -98,7 +98,7 @@ def take(team: Any) -> Any:
 
 @native
 def share(team: Any, row: Any, threads: Any) -> Any:
-    """Offer the tickets after a SHARED instruction to the helpers; return False if no helper is free."""
+    """Offer the tickets after the SHARED instruction at `row` to helper threads; return False if none can help."""
     if team == 0 or threads < 2 or exchange(team + 8 * OWNER, 1):
         return False
     vec.store_i64(team + 8 * ROWS, row + BYTES)
@@ -114,7 +114,7 @@ def share(team: Any, row: Any, threads: Any) -> Any:
 
 @native
 def finish(team: Any, tickets: Any) -> Any:
-    """Wait for the tickets that helpers have begun; return the address of an instruction that failed, or 0."""
+    """Wait for the tickets that helper threads have begun; return the address of an instruction that failed, or 0."""
     looks = 0
     while read(team + 8 * DONE) < tickets:
         looks += 1
@@ -128,7 +128,7 @@ def finish(team: Any, tickets: Any) -> Any:
 
 @native
 def wait(team: Any, helper: Any) -> None:
-    """Wait, first in a loop, then on the semaphore, until there may be a ticket for the helper with number `helper`."""
+    """Block helper thread number `helper` until there may be a ticket for it: spin, then wait on the semaphore."""
     for _ in range(_LOOKS):
         if _open(team) and helper <= read(team + 8 * ALLOWED):
             return

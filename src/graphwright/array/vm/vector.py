@@ -37,7 +37,7 @@ def intrinsic_call(builder: Any, name: str, result: Any, *args: Any) -> Any:
 
 
 def pointer(builder: Any, address: Any, kind: Any) -> Any:
-    """Convert an address to a pointer to the LLVM type `kind`."""
+    """Convert an integer address to a pointer to the LLVM type `kind`."""
     return builder.inttoptr(address, kind.as_pointer())
 
 

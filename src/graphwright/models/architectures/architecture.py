@@ -21,14 +21,14 @@ LARGEST = sys.float_info.max  # JSON integers are unbounded; larger ones have no
 
 
 class Config(Mapping[str, Any]):
-    """The fields of the config.json at `path`; its bytes, `raw`, are written back if no field changed."""
+    """The fields of the config.json at `path`; `raw` are its bytes, which exports copy if no field changed."""
 
     def __init__(self, fields: Mapping[str, Any], raw: bytes, path: Path) -> None:
         self.fields, self.raw, self.path = dict(fields), raw, path
 
     @staticmethod
     def read(directory: Path, name: str = "config.json") -> Config:
-        """Read a config. Raises: ModelNotFound if there is no config.json; ConfigError if it is not a JSON object."""
+        """Read the file `name` in a directory. Raises: ModelNotFound; ConfigError if it is not a JSON object."""
         path = directory / name
         if not path.is_file():
             fix = "give the directory that save_pretrained wrote"
@@ -85,7 +85,7 @@ class Config(Mapping[str, Any]):
 
 
 def read_object(path: Path, limit: int, *, nesting: int) -> dict[str, Any]:
-    """Read a JSON file of at most `limit` bytes that contains an object. Raises: ConfigError."""
+    """Read a JSON object from a file of at most `limit` bytes and `nesting` levels. Raises: ConfigError."""
     try:
         data = read_json(path, limit, nesting=nesting)
     except (JsonError, OSError) as error:
@@ -112,7 +112,7 @@ class WeightKey:
         path: name of the param node; `{i}` is the layer.
         key: name in a checkpoint.
         dims: size of each axis, a product of dimension names, e.g. `heads*head_dim`.
-        when: name of the flag that tells whether a model has this weight; "" if every model has it.
+        when: name of the boolean dimension, e.g. `q_bias`, that tells whether a model has this weight; "" for always.
     """
 
     path: str
@@ -150,7 +150,7 @@ class Architecture:
     multiples: tuple[tuple[str, str], ...] = ()
 
     def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
-        """Yield (param path, checkpoint key, shape, dims) of every weight of a model with these dimensions."""
+        """Yield (param path, checkpoint key, shape, dimension names of the axes) of each weight of a model."""
         for row in self.keys:
             if row.when and not getattr(dims, row.when):
                 continue

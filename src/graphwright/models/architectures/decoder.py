@@ -68,7 +68,7 @@ def read_decoder(
 
     `head_dim`, `kv_heads`, `vocab` and `longest` are the family's defaults for absent fields. Without such a default,
     or for a field that is null, kv_heads equals heads and head_dim is hidden / heads. `layer_windows` maps (config,
-    number of layers) to the windows. Raises: ConfigError naming the field.
+    number of layers) to the windows; `flags` sets boolean fields of the result. Raises: ConfigError naming the field.
     """
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=1 << 20)
     layers = config.size("num_hidden_layers", least=1, most=100_000)
@@ -201,7 +201,7 @@ def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], comput
 
 
 def rope_tables(b: Builder, positions: Value, rope: RopeFrequencies, compute: DType) -> tuple[Value, Value]:
-    """Add ops for the tables cos and sin of all layers; dynamic RoPE and longrope depend on the largest position."""
+    """Return the cos and sin tables of all layers; in dynamic RoPE and longrope they depend on the largest position."""
     if compute is float64 and rope.wide is not None:
         rope = rope.wide
     frequencies = b.const("rope.frequencies", rope.frequencies)

@@ -9,18 +9,18 @@ _WINDOW, _FIRST_WINDOWED = 4096, 28  # if the fields are absent; null means no w
 
 
 def _llama(config: Config) -> Decoder:
-    """Read Llama dimensions: `attention_bias` adds biases to q, k, v and o, `mlp_bias` to the MLP; no windows."""
+    """Read Llama dimensions: `attention_bias` adds biases to q, k, v and o, `mlp_bias` to the MLP."""
     bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     return read_decoder(config, q_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
 
 def _mistral(config: Config) -> Decoder:
-    """Read Mistral dimensions: no biases, and one window for all layers unless the config sets it to null."""
+    """Read Mistral dimensions: no biases, and one sliding window for all layers unless the config sets it to null."""
     return read_decoder(config, lambda c, layers: (_window(c),) * layers, kv_heads=8, longest=131072)
 
 
 def _qwen2(config: Config) -> Decoder:
-    """Read Qwen2 and Qwen2.5 dimensions: biases on q, k, v; windows on the upper layers if `use_sliding_window`."""
+    """Read Qwen2 and Qwen2.5 dimensions: biases on q, k, v; sliding windows in upper layers if the config has them."""
     return read_decoder(config, _qwen_windows, kv_heads=32, vocab=151936, longest=32768, q_bias=True)
 
 
@@ -37,7 +37,7 @@ def _window(config: Config) -> int | None:
 
 
 def _qwen_windows(config: Config, layers: int) -> tuple[int | None, ...]:
-    """Return each layer's window: layers from `max_window_layers` on have one, unless `layer_types` decides."""
+    """Return each layer's window or None: `layer_types` decides, else layers from `max_window_layers` on have one."""
     window = _window(config) if config.flag("use_sliding_window", False) else None
     first = config.size("max_window_layers", _FIRST_WINDOWED, least=0)
     return layer_types(config, layers, window, lambda i: i >= first)

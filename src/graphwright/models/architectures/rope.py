@@ -67,14 +67,14 @@ def read_rope(config: Config, head_dim: int, longest: int = 2048) -> RopeFrequen
 
 
 class _RopeFields:
-    """The RoPE fields of a config; one method per kind of scaling computes the frequencies in the float type `kind`."""
+    """The RoPE fields of a config; one method per kind of scaling computes the frequencies, in `float_type`."""
 
     def __init__(
-        self, config: Config, scaling: Mapping[str, Any], head_dim: int, longest: int, kind: type[np.floating]
+        self, config: Config, scaling: Mapping[str, Any], head_dim: int, longest: int, float_type: type[np.floating]
     ) -> None:
-        self.config, self.scaling, self.head_dim, self.float = config, scaling, head_dim, kind
-        self.theta = self._number("rope_theta", 10000.0, also=True)
-        self.part = self._number("partial_rotary_factor", 1.0, also=True)
+        self.config, self.scaling, self.head_dim, self.float = config, scaling, head_dim, float_type
+        self.theta = self._number("rope_theta", 10000.0, top_level=True)
+        self.part = self._number("partial_rotary_factor", 1.0, top_level=True)
         self.longest = config.size("max_position_embeddings", longest)
         whole = scaling["rope_type"] in ("default", "proportional")  # these kinds ignore the factor
         self.dim = head_dim if whole else int(head_dim * self.part)
@@ -96,10 +96,10 @@ class _RopeFields:
         what, got = "the RoPE fields give frequencies that are not finite", {"rope_theta": self.theta, **self.scaling}
         raise ConfigError(what, where=str(self.config.path), expected="numbers of moderate size", got=got)
 
-    def _number(self, name: str, default: float | None = None, *, least: float = 0.0, also: bool = False) -> float:
-        """Return a scaling field, a number > `least`. With `also`, an absent field is read from the config itself."""
+    def _number(self, name: str, default: float | None = None, *, least: float = 0.0, top_level: bool = False) -> float:
+        """Return a scaling field, a number > `least`; if it is absent and `top_level` is set, the config field."""
         value = self.scaling.get(name)
-        if value is None and also:
+        if value is None and top_level:
             value = self.config.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= LARGEST:

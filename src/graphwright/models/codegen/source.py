@@ -35,7 +35,8 @@ LAYER = re.compile(r"^layers\.(\d+)\.")
 class CodeBlock:
     """Nodes written as one piece of source, in topological order: a layer, or nodes between layers (`layer` is None).
 
-    `enters` are values that the block reads from other blocks; `leaves` are its values that others or outputs read.
+    `enters` are values that the block reads from other blocks; `leaves` are its values that other blocks or outputs of
+    the program read.
     """
 
     layer: int | None
@@ -45,11 +46,11 @@ class CodeBlock:
 
 
 def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bool]) -> list[CodeBlock]:
-    """Group nodes, given in topological order, into blocks. `inline(node)` tells which are written in their readers."""
+    """Group nodes, in topological order, into blocks; nodes with `inline(node)` are written within their readers."""
     within = set(order)
-    home = {n: int(m[1]) if (m := LAYER.match(p.path(n))) else None for n in order}
+    layer_of = {n: int(m[1]) if (m := LAYER.match(p.path(n))) else None for n in order}
     reads = {n: [v.node for v in p.operands(n) if v.node in within] for n in order}
-    choices = (home, _adopted(p, order, home), dict.fromkeys(order))  # the last one has one group per node
+    choices = (layer_of, _adopted(p, order, layer_of), dict.fromkeys(order))  # the last one has one group per node
     found = next(blocks for choice in choices if (blocks := _grouped(order, choice, reads)) is not None)
     outputs = set(p.outputs())
     place = {n: i for i, n in enumerate(n for b in found for n in b.nodes)} | {n: -1 for n in p.inputs()}
@@ -91,9 +92,9 @@ def _ordered(before: Mapping[T, Collection[T]], key: Callable[[T], int]) -> list
     return found
 
 
-def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | None]) -> dict[NodeId, int | None]:
-    """Map each node to its layer or None; a node outside of layers gets the layer of its readers if they share one."""
-    found = dict(home)
+def _adopted(p: Program, order: Sequence[NodeId], layer_of: Mapping[NodeId, int | None]) -> dict[NodeId, int | None]:
+    """Return a copy of `layer_of` in which nodes outside of layers get the layer that all their readers share."""
+    found = dict(layer_of)
     for n in reversed(order):
         if found[n] is None:
             readers = {found[m] for m in p.consumers(n) if m in found}
@@ -103,14 +104,14 @@ def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | No
 
 
 def _grouped(
-    order: Sequence[NodeId], home: Mapping[NodeId, int | None], reads: Mapping[NodeId, list[NodeId]]
+    order: Sequence[NodeId], layer_of: Mapping[NodeId, int | None], reads: Mapping[NodeId, list[NodeId]]
 ) -> list[CodeBlock] | None:
     """Return blocks in topological order, or None if two groups of nodes depend on each other.
 
-    `home` maps a node to its layer or None. The nodes of a layer form one group, and every other node a group of its
-    own. Consecutive groups outside of layers share a block.
+    `layer_of` maps a node to its layer or None, `reads` to the nodes that it reads. The nodes of a layer form one
+    group, and every other node a group of its own. Consecutive groups outside of layers share a block.
     """
-    group: dict[NodeId, Any] = {n: n if home[n] is None else home[n] for n in order}
+    group: dict[NodeId, Any] = {n: n if layer_of[n] is None else layer_of[n] for n in order}
     members: dict[Any, list[NodeId]] = {}
     for n in order:
         members.setdefault(group[n], []).append(n)
@@ -119,7 +120,7 @@ def _grouped(
     found = _ordered(before, first.__getitem__)
     blocks: list[CodeBlock] = []
     for g in found:
-        layer = home[members[g][0]]
+        layer = layer_of[members[g][0]]
         if layer is None and blocks and blocks[-1].layer is None:
             blocks[-1].nodes += members[g]
         else:
@@ -133,8 +134,8 @@ FREQUENCIES = frozenset(name for name, row in OPS.items() if row.traits.float32_
 class Statements:
     """Writes Python statements for the `needed` nodes of a program.
 
-    If a program casts weights to some dtype, weights stored in that dtype are read through `.to(dtype)`, so that they
-    keep it when the model is loaded in a different one.
+    If the program casts some weights, e.g. to float32, weights stored in float32 are read through `.to(torch.float32)`,
+    so that they have this dtype even if transformers loads the model in a different one.
     """
 
     def __init__(self, p: Program, needed: Container[NodeId]) -> None:
@@ -156,7 +157,7 @@ class Statements:
         return base + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
 
     def _weight(self, node: NodeId, base: Callable[[str], str], layer: int | None) -> str:
-        """Return the expression that reads a weight, with its casts; `base` maps a key prefix to the module's name."""
+        """Return the expression that reads a weight, with its casts; see `write` for `base`."""
         p = self.p
         if p.op(node) not in STORED:
             return self._expression(node, [self._weight(p.operands(node)[0].node, base, layer)])
@@ -166,7 +167,7 @@ class Statements:
         return self._place(p.key(node), base, layer) + suffix
 
     def _exact(self, node: NodeId) -> bool:
-        """Return True if the value keeps its dtype when the model is loaded in a different one."""
+        """Return True if the value keeps its dtype when transformers loads the model in a different one."""
         readers = {self.p.op(n) for n in self.p.consumers(node)}
         return bool(self.pinned) or not self.p.spec(node).dtype.is_float or readers <= FREQUENCIES
 
@@ -182,10 +183,10 @@ class Statements:
         self, nodes: Sequence[NodeId], known: dict[Value, str], names: pieces.Names, base: Callable[[str], str],
         layer: int | None, indent: str, leaves: Container[Value],
     ) -> list[str]:  # fmt: skip
-        """Return statements for the nodes in order. A value gets no name if its only reader extends its expression.
+        """Return statements for the nodes in order; a value with one reader may get no name, like `a(x)` in `a(x).b()`.
 
-        New names are added to `known`. `base` maps a key prefix, "" for the model, to the variable that holds this
-        module. `leaves` are values that other blocks read.
+        `known` maps values to their names; new ones are added. `base` maps a prefix of keys, "" for the model, to the
+        variable that holds the module of this name. `leaves` are values that other blocks read.
         """
         p, lines = self.p, []
         here = set(nodes)
@@ -337,7 +338,7 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
 
 
 class _ModuleWriter:
-    """Names values, groups nodes into blocks, and writes functions and the forward pass."""
+    """Writes the source of a program: a function for each distinct layer, and the forward pass."""
 
     def __init__(self, p: Program) -> None:
         self.p = p
@@ -363,7 +364,7 @@ class _ModuleWriter:
 
     # -- text ---------------------------------------------------------------------------------------------------------
     def _add(self, b: CodeBlock, layer: int) -> None:
-        """Add the function that computes a layer's block, or reuse an existing function with the same text."""
+        """Add the function that computes the block `b` of a layer, or reuse an existing function with the same text."""
         names = pieces.Names({"x"})
         given = self._arguments(b, names)
         prefixes: dict[str, str] = {}
@@ -388,7 +389,7 @@ class _ModuleWriter:
         self.function[layer] = found
 
     def _arguments(self, b: CodeBlock, names: pieces.Names) -> list[str]:
-        """Return names for a block's inputs: `x` for the first, `skip` for others from layers, else the value's own."""
+        """Return names for a block's inputs: `x` for the first, `skip` for other results of layers, else own names."""
         found, main = [], True
         for value in b.enters:
             if main or LAYER.match(self.p.path(value)):
@@ -426,7 +427,7 @@ class _ModuleWriter:
         return "\n".join(lines)
 
     def _run_of_equals(self, at: int) -> int:
-        """Return the end of the run of blocks, from index `at` on, that a single loop `x = f(x)` can compute."""
+        """Return the end of the run of equal blocks, from index `at` on, that one loop `x = f(x)` can compute."""
         end, first = at + 1, self.blocks[at]
         while end < len(self.blocks):
             before, b = self.blocks[end - 1], self.blocks[end]

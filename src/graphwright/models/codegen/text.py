@@ -300,7 +300,7 @@ def _entry(key: str, text: str) -> str:
 
 
 def line(indent: str, target: str, text: str) -> str:
-    """Return the statement `target = text`, broken if too long: at plus signs, or else inside its outermost call."""
+    """Return the statement `target = text`; break a long line at plus signs, or else inside the outermost call."""
     whole = f"{indent}{target} = {text}"
     if len(whole) <= WIDTH:
         return whole

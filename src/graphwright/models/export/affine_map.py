@@ -164,7 +164,7 @@ def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] 
 
 
 def _keeps_tokens_apart(p: Program, node: NodeId, first: Value) -> bool:
-    """Return True if each token of the result depends on only one token of the operands: no token axis is mixed."""
+    """Return True if the op mixes no token axis of `first`, its first non-constant operand, e.g. by a sum."""
     shape, row = p.spec(first).shape, traits(p.op(node))
     if row.mixes:
         given = p.attrs(node)[row.mixes]

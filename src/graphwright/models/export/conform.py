@@ -1,4 +1,4 @@
-"""Write a matched program as its family's template: the same function in the original class.
+"""Rewrite a matched program as its family's template, so that the original class computes the same function.
 
 Removed units become zeros, or the config gets the smaller sizes. A weight of the template has the program's entries
 at the units that remain, and zeros elsewhere. Gates, factors and the scale of a narrower norm are multiplied into
@@ -72,7 +72,7 @@ def _over_channels(match: TemplateMatch, norm: str) -> bool:
 
 # -- from units of the template to the program's ----------------------------------------------------------------------
 def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
-    """Map each dimension to an array: for each unit of a template of sizes `dims` the program's unit, or -1 for none.
+    """Map each dimension to an array: for each unit of a template of sizes `dims` the program's unit, or -1 for zeros.
 
     If the units of the program's branch do not fit into `dims`, return the reason as a string.
     """
@@ -104,7 +104,7 @@ def head_maps(
     """Assign the program's heads to a template in which each key head serves equally many query heads.
 
     Args:
-        table: for each query head of the program the key head that it reads, one of `kv_here`.
+        table: for each query head of the program the key head that it reads, from 0 to `kv_here` - 1.
         heads, kv_heads: numbers of query heads and key heads of the template.
         known: for each query head its index before pruning, which is kept if possible.
     Returns: two arrays with the program's head, or -1, for each query head and each key head of the template; None if
@@ -128,7 +128,7 @@ def head_maps(
 
 
 def _original_indices(match: TemplateMatch, branch: int, name: str, wanted: int) -> np.ndarray | None:
-    """Return each unit's index before pruning, from the lineage of a weight; None if one is unknown or >= `wanted`."""
+    """Return the index before pruning of each unit of dimension `name`; None if one is unknown or >= `wanted`."""
     part, p = match.part(branch), match.program
     for path, source in part.weights.items() if part is not None else ():
         if not isinstance(source, Value) or p.op(source.node) not in STORED:
@@ -183,8 +183,6 @@ def conform(
 
 
 class _WeightBuilder:
-    """Builds weights of the template, one at a time."""
-
     def __init__(self, model: Model, match: TemplateMatch, dims: Any) -> None:
         self.model, self.match, self.p, self.dims = model, match, model.program, dims
         self.branch = {path: i for i, part in match.matched() for path in part.weights}
@@ -194,7 +192,7 @@ class _WeightBuilder:
         self.maps: dict[int, IndexMap] = {}
 
     def weight(self, path: str, shape: tuple[int, ...], terms: tuple[str, ...]) -> tuple[NDArray, str | None]:
-        """Return (value of a weight of the template, its name in the source if the array is unchanged, else None)."""
+        """Return (array of a weight of the template, its key in the source file if it is unchanged, else None)."""
         branch, kind = self.branch.get(path), self.match.template.spec(path).dtype
         if branch is None:
             return self._of_removed_branch(path, shape, kind)
@@ -232,14 +230,14 @@ class _WeightBuilder:
         return indices
 
     def _norm_scale(self, path: str, terms: tuple[str, ...]) -> tuple[float, float]:
-        """Return (factor on a norm's weight that compensates for added zero channels, the op's `unit_offset`)."""
+        """Return (factor for a norm with added zero channels, offset: 1 if the op scales by 1 + weight, else 0)."""
         norm, here, t = path.removesuffix(".weight"), self.match.sizes[TRUNK]["hidden"], self.match.template
         if here == self.dims.hidden or terms != ("hidden",) or norm not in self.norms:
             return 1.0, 0.0
         return (here / self.dims.hidden) ** 0.5, float(t.attrs(t.node(norm))["unit_offset"])
 
     def _of_removed_branch(self, path: str, shape: tuple[int, ...], kind: Any) -> tuple[NDArray, str | None]:
-        """Return (value, name in the source) of a removed branch's weight: zeros in its last op, else as stored."""
+        """Return (array, key in the source file or None) for a removed branch: zeros in its last op, else as stored."""
         known = self.p.weights.get(self.model.keys[path])
         if path not in self.last and known is not None and known.shape == shape:
             assert isinstance(known.data, NDArray)

@@ -180,7 +180,7 @@ def check_export(model: Model, directory: StrPath, options: ExportOptions) -> No
         raise MissingExtra("hf", "checking an export")
     source, folder = model.directory.resolve(), target.resolve()
     if model.opened and (source == folder or folder in source.parents):
-        what = f"the model's directory is {'' if source == folder else 'inside '}the target"
+        what = f"the target {'is' if source == folder else 'contains'} the directory of the model"
         raise ExportError(what, where=str(target), fix="choose another directory: source files are never written")
     check_free(target, options.overwrite)
 
@@ -291,7 +291,7 @@ def _source(model: Model) -> Model | None:
 
 
 def _drift(source: Model | None, run: _ProgramOutput, text: str | None) -> tuple[dict[str, Any], list[str]]:
-    """Return the drift of the stored program from the source, and warnings if the drift could not be measured."""
+    """Return the drift of the exported model's outputs from the source's, and warnings if it could not be measured."""
     moved: dict[str, Any] = {}
     if run.here is None:
         return moved, []
@@ -322,7 +322,7 @@ def _receipt(
     moved |= {"predicted": dict(o.predicted)} if o.predicted else {}
     confirmed = facts.get("loader") == "transformers" and "export_error" in facts
     if not confirmed:
-        warnings.insert(0, "not confirmed: transformers did not compute the same from these files")
+        warnings.insert(0, "not confirmed: transformers has not computed equal logits from these files")
     source: dict[str, Any] = {"name": model.directory.name}
     if model.opened:
         source["files"] = file_rows(model.directory)

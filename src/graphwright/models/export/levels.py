@@ -201,7 +201,7 @@ class ResizedConfig(_TemplateLevel):
     number, name, summary = 2, "resized_config", "same class, other sizes"
 
     def carries(self, d: Deviation) -> bool:
-        """Return True if the deviation is matched, a config can express it, and no reason in `sizes` forbids it."""
+        """Return True if `d` is in a matched branch, a config can express it, and no reason in `sizes` forbids it."""
         if not d.matched or d.kind in ("op", "dtype", "gate", "factor"):
             return False
         reasons = self.sizes if isinstance(self.sizes, list) else []
@@ -300,7 +300,7 @@ class ZeroFilled(_TemplateLevel):
     true_size = False
 
     def carries(self, d: Deviation) -> bool:
-        """Return True if the deviation is matched and its branch fits into the original sizes and eps."""
+        """Return True if the deviation's branch is matched and fits into the original sizes and eps."""
         no_eps = isinstance(self.fitted, str) and d.dimension == "hidden"
         return d.matched and d.kind not in ("op", "dtype") and d.branch not in self.misfits and not no_eps
 
@@ -322,7 +322,7 @@ class ZeroFilled(_TemplateLevel):
 
     @cached_property
     def misfits(self) -> dict[int, str]:
-        """Dict from the number of each branch that is too large for the original sizes to the reason."""
+        """Dict from branch number to reason, for the branches that are too large for the original sizes."""
         match = self.case.match
         maps = {i: index_maps(match, i, match.dims) for i, _ in match.matched()}
         return {i: found for i, found in maps.items() if isinstance(found, str)}

@@ -211,8 +211,6 @@ def cost(model: Model) -> dict[str, Any]:
 
 
 # -- the card ----------------------------------------------------------------------------------------------------------
-
-
 def snippet(name: str, trust: bool) -> str:
     """Return source that loads an exported directory, to be run in its parent folder."""
     extra = ", trust_remote_code=True" if trust else ""
@@ -220,8 +218,8 @@ def snippet(name: str, trust: bool) -> str:
     return f"from transformers import AutoModelForCausalLM\n\n{load}\n"
 
 
-def write_card(place: Path, receipt: Receipt, name: str, code: str, runs_code: bool) -> None:
-    """Write `README.md`: figures of the receipt, and `code`, the source that loads the directory."""
+def write_card(directory: Path, receipt: Receipt, name: str, code: str, runs_code: bool) -> None:
+    """Write `README.md`: figures of the receipt, and `code`, the source that loads the directory as `name`."""
     base = _plain(receipt.source["name"])
     rows = "\n".join(f"| {label} | {value} |" for label, value in receipt.summary())
     made = receipt.journal["edits"]
@@ -252,7 +250,7 @@ Exported by Graphwright {receipt.graphwright} from `{base}`.
 `receipt.json` holds all figures; `graphwright verify {_plain(name)}{trust}` checks the files against it. Greedy tokens
 per prompt: {GREEDY_TOKENS}.
 """
-    (place / "README.md").write_text(text, encoding="utf-8")
+    (directory / "README.md").write_text(text, encoding="utf-8")
 
 
 def _plain(text: str) -> str:

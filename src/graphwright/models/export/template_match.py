@@ -52,7 +52,7 @@ class MatchedPart:
     """A branch of the template, e.g. `layers.1.attn`, or its trunk, with the matching values of the program.
 
     Attributes:
-        weights: dict from a weight's path in the template to the constant or affine map in its role in the program.
+        weights: dict from a weight's path in the template to the program's constant or affine map that has its role.
         values: dict from value of the template to value of the program.
         eps: dict from the path of a norm in the template to its eps in the program.
         key_head: the program's constant that lists the key head of each query head; None if it has no such table.
@@ -69,7 +69,7 @@ class MatchedPart:
 
 @dataclass(frozen=True, slots=True)
 class TemplateBranch:
-    """A residual branch of the template: junction = stream + branch."""
+    """A residual branch of the template: `junction` is the sum of the residual stream `stream` and `branch`."""
 
     name: str
     junction: Value
@@ -94,7 +94,7 @@ class TemplateMatch:
         sizes: dict from branch number (`TRUNK` for the trunk) to a dict from dimension to size in the program.
         unmatched: dict from a node of the program to the reason why no node of the template matches it.
         mismatched: numbers of template branches whose counterpart in the program computes something else.
-        skipped: junctions of the program that need no match: with a single edge, or on the residual stream.
+        skipped: junctions of the program that need no match: they have a single edge or are on the residual stream.
         terms: dict from a weight's path in the template to the dimension names of its axes.
     """
 
@@ -219,9 +219,10 @@ class _Matcher:
         return True
 
     def _next_junction(self, v: Value, at: int) -> tuple[int, Value | None]:
-        """Match the branches that junction `v` adds to the residual stream; `at` is the last unmatched branch number.
+        """Match the branches that junction `v` adds to the residual stream.
 
-        Returns: the new `at`, and the stream before the junction, or None where the stream ends.
+        `at` is the highest number of an unmatched branch of the template. Returns: the new `at`, and the stream before
+        the junction, or None where the stream ends.
         """
         p = self.p
         operands = [self.canon(u) for u in p.operands(v.node)] if p.is_junction(v.node) else []
@@ -292,7 +293,7 @@ class _Matcher:
         return v
 
     def match(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:
-        """Match value `t` of the template with value `v` of the program, and everything that they are computed from.
+        """Match value `t` of the template with `v` of the program, and all that they are computed from up to `stream`.
 
         Raises: _Mismatch with the first node that differs.
         """
@@ -300,7 +301,7 @@ class _Matcher:
         known = part.values.get(t, self.shared.get(t))
         if known is not None or t == stream:
             if known is not None and known != v:
-                why = f"is read where the template reads {self.t.path(t)}, which matched {self.p.path(known)}"
+                why = f"is read for the template's {self.t.path(t)}, but other ops read {self.p.path(known)} for it"
                 raise _Mismatch(v.node, why)
             part.values[t] = v
             return
@@ -329,7 +330,7 @@ class _Matcher:
             if not same or p.weights.digest(p.key(found.node)) != self.t.weights.digest(self.t.key(root)):
                 raise _Mismatch(v.node, "its values differ from those that follow from the config")
         elif part.weights.setdefault(path, found) != found:
-            raise _Mismatch(v.node, f"takes the role of the template's {path}, which another value has elsewhere")
+            raise _Mismatch(v.node, f"is used as the template's {path}, but other ops use a different value")
         part.values[t] = v
 
     def _match_node(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:
@@ -361,7 +362,7 @@ class _Matcher:
             raise _Mismatch(v.node, ", ".join(found))
 
     def _without_table(self, given: list[Value], part: MatchedPart) -> list[Value]:
-        """Return an attention's operands without gathers by a table of key heads, recorded as `part.key_head`."""
+        """Return an attention's operands without gathers that repeat key heads; `part.key_head` gets their table."""
         p, found, tables = self.p, list(given), set[Value | None]()
         for port in (1, 2):
             node, table = self.canon(given[port]).node, None
@@ -409,7 +410,7 @@ class _Matcher:
             for term, size in zip(terms, shape, strict=True):
                 name, unit = unit_of(term, self.dims)
                 if size % unit or found.setdefault(name, size // unit) != size // unit:
-                    self.unmatched[node] = f"{size} along {term} of {path}"
+                    self.unmatched[node] = f"{size} along {term} of {path} does not fit the other weights of the branch"
                 if name in ("vocab", "head_dim") and size != getattr(self.dims, name):
                     self.unmatched[node] = f"{size} along {name} of {path} instead of {getattr(self.dims, name)}"
         return found
@@ -486,7 +487,8 @@ def _classified(
 ) -> Deviation:  # fmt: skip
     """Complete a deviation with its branch, dimension and final kind.
 
-    `node` is the program's node and `other` the template's; one of them is None if it has no counterpart.
+    `node` is the program's node and `other` the template's; one of them is None if it has no counterpart. `explained`
+    maps matched nodes to branch numbers, `maps` nodes of affine maps to `gate` or `factor`.
     """
     t = match.template
     path = t.path(other) if other is not None else ""

@@ -135,8 +135,8 @@ def compare(
     """Compare logits and greedy tokens; return a dict with the largest differences and the number of equal tokens.
 
     Logits pass if max abs difference <= tolerance · max abs. Greedy tokens pass if they are equal, or if at the first
-    difference the two best logits are closer than twice the largest difference: `margin` gives their distance at a
-    (prompt, position). Raises: VerificationFailed if logits or tokens differ by more than rounding.
+    difference the two best logits are closer than twice the largest difference of logits: `margin` gives their
+    distance at a (prompt, position). Raises: VerificationFailed if logits or tokens differ by more than rounding.
     """
     for a, b in zip(here.logits, there.logits, strict=True):
         if a.shape != b.shape:

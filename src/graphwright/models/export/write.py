@@ -84,7 +84,6 @@ def _untouched(p: Program, variable: Variable) -> bool:
 
 
 def _bytes_of(key: str, array: NDArray, target: DType) -> np.ndarray:
-    """Return the row-major bytes of an array, converted to the dtype `target`."""
     array = array if array.dtype is target else rounded(key, array, target)
     return np.ascontiguousarray(array.to_numpy(bits=True))
 

@@ -202,7 +202,7 @@ class KVCache:
         return ids
 
     def request(self, step: BoundStep, at: int, ids: np.ndarray, request: SamplingRequest, row: int = 0) -> None:
-        """Request the id after `ids` [T] of sequence `row` of this cache, which is row `at` of the step's batch."""
+        """Write into row `at` of a step's batch the request to sample the id after `ids` [T] of sequence `row`."""
         counts = self._counts.get(row)
         if counts is None or counts.prompt != request.prompt:
             counts = self._counts[row] = TokenCounts(request.prompt)
@@ -414,7 +414,7 @@ class StaticCache(KVCache):
     """Contiguous keys and values of `batch` sequences of equal length.
 
     Attributes:
-        variables: dict from key to cache state.
+        variables: the cache states by key: the length, and the keys and values of each attention.
         device: the device that holds the entries and runs the steps.
         steps: compiled steps.
     """

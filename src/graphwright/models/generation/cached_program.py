@@ -41,7 +41,7 @@ class Derived:
     """A program with a KV cache, derived from one version of a model's program.
 
     Its states are `cache.<attention path>.k` and `.v` and, unless the cache is paged, `cache.length`. A program that
-    returns only the last logits also has the inputs named in `CHOICE` and an output `ids` [B], sampled from the logits.
+    returns only the last logits also has the inputs `CHOICE`, rules for sampling, and an output `ids` [B], the samples.
     """
 
     program: Program
@@ -52,7 +52,7 @@ _MEMO = 8  # derived programs per model: a few capacities, each with and without
 
 
 def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
-    """Return `derive(p, capacity, last_only)`, cached by version and arguments: caches of one size share plans."""
+    """Return `derive(p, capacity, last_only)`, cached by version and arguments: caches of equal size share plans."""
     known: dict[tuple[int, int, bool], Derived] = p.derived.setdefault("cached", {})
     key = (p.version, capacity, last_only)
     for old in [k for k in known if k[0] != p.version]:
@@ -66,9 +66,9 @@ def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
 def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     """Derive the model's program with a cache of `capacity` entries at every causal attention.
 
-    `capacity` may be a named size: the number of cached and new tokens. With `last_only` the program returns only the
-    logits of the last position, so that the head runs on one row, and token ids sampled from them. Raises: UsageError
-    for an attention that is not causal or has a mask, because its keys cannot be cached.
+    `capacity` may be a named size, which then counts cached and new tokens. With `last_only` the program returns only
+    the logits of the last position, so that the head runs on one row, and token ids sampled from them. Raises:
+    UsageError for an attention that is not causal or has a mask, because its keys cannot be cached.
     """
     states = {LENGTH: Spec((), int64)}
 
@@ -95,7 +95,7 @@ TABLE, LENGTHS = "cache.table", "cache.lengths"
 
 
 def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DType | None = None) -> Derived:
-    """Derive the model's program with a paged cache, whose entries are in blocks of a pool.
+    """Derive the model's program with a paged cache: a pool of `blocks` blocks of `block` entries per attention.
 
     The inputs `cache.table` int32 [B, blocks] and `cache.lengths` int32 [B] give the blocks and length of each
     sequence. They are not states, because each step may batch other sequences. The plan owns their memory, so that a
@@ -128,7 +128,7 @@ def _add_state(new: Program, key: str, spec: Spec) -> Value:
 def _append(
     new: Program, path: str, states: dict[str, Spec], specs: list[Spec], op: str, added: list[Value], *at: Value
 ) -> list[Value]:
-    """Add cache states for the keys and values of an attention, and ops that append to them; return the results."""
+    """Add states for an attention's keys and values, and ops that append to them; `at` gives lengths and blocks."""
     found = []
     for name, spec, value in zip("kv", specs, added, strict=True):
         key = f"cache.{path}.{name}"
@@ -233,7 +233,7 @@ class BoundStep:
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
 
     def request(self, row: int, request: SamplingRequest, position: int, counts: np.ndarray) -> None:
-        """Request a sample of the id at `position` for one row of the batch; `counts` is `TokenCounts.pairs`."""
+        """Request in batch row `row` a sample of the id at `position`; `counts` is `TokenCounts.pairs`."""
         hosts = self.hosts
         hosts[RULES][row], hosts[KEYS][row] = request.rule.numbers(), request.keys(position)
         most = hosts[SEEN].shape[1]

@@ -121,9 +121,9 @@ class _PrefixEntry:
 
 
 class PrefixCache:
-    """Blocks cached for prompts that start with the same tokens, found by a hash chain (`digest`) over their ids.
+    """Blocks cached for prompts that start with the same tokens, found by a chain of hashes of their ids.
 
-    At most `most` blocks of the pool, of `block` tokens each, are cached.
+    At most `most` blocks of the pool, of `block` tokens each, are cached. `digest` extends the chain by one block.
     """
 
     def __init__(
@@ -159,7 +159,8 @@ class PrefixCache:
     def match(self, root: bytes, ids: np.ndarray) -> list[int]:
         """Return the longest chain of cached blocks that `ids` [T] starts with, and increment their reference counts.
 
-        The chain has at most ⌊(T - 1) / block⌋ blocks, so that at least one token is left to run.
+        `root`, from `PagedCache.root`, starts the chain of hashes. At most ⌊(T - 1) / block⌋ blocks are returned, so
+        that at least one token is left to run.
         """
         found: list[int] = []
         entry, key = None, root
@@ -181,7 +182,7 @@ class PrefixCache:
         return None
 
     def insert(self, root: bytes, ids: np.ndarray, table: Several[int]) -> None:
-        """Cache the full blocks of a sequence, except those whose prefix is already cached."""
+        """Cache the full blocks of a sequence unless their prefix is cached already; `root` is as in `match`."""
         entry, key = None, root
         for i in range(min(len(ids) // self.block, len(table))):
             tokens = np.array(ids[i * self.block : (i + 1) * self.block], np.int64)
@@ -200,7 +201,7 @@ class PrefixCache:
             entry = known
 
     def evict(self, wanted: int, keep: _PrefixEntry | None = None) -> int:
-        """Evict up to `wanted` unused blocks, least recently used first; return how many were evicted."""
+        """Evict up to `wanted` unused blocks except `keep`, least recently used first; return how many were evicted."""
         gone = 0
         while gone < wanted:
             leaves = [e for e in self._all() if not e.followers and e is not keep and self.pool.refs(e.block) == 1]
@@ -332,7 +333,7 @@ class PagedCache:
         if len({id(s) for s in sequences}) != len(sequences):
             raise PromptError("a sequence occurs twice in one step", where="sequences")
         if any(s.cache is not self for s in sequences):
-            raise BlockError("a sequence belongs to a different cache")
+            raise BlockError("a sequence of the batch belongs to a different cache", where="sequences")
         check_one_each(requests, len(sequences))
         with ExitStack() as locks:
             for s in sequences:

@@ -119,11 +119,11 @@ class Sampling:
         return self.repetition_penalty != 1 or self.presence != 0 or self.frequency != 0
 
     def numbers(self) -> list[float]:
-        """Return the operand `rules` of the op `sample_token`, clipped to the range of float32."""
+        """Return penalties, temperature, top_p, min_p, clipped to float32: the operand `rules` of `sample_token`."""
         return [min(max(float(getattr(self, name)), -_MOST), _MOST) for name in RULES]
 
     def keys(self, stream: int, position: int) -> tuple[int, int, int, int]:
-        """Return the operand `keys` of the op `sample_token`, wrapped to int64."""
+        """Return (seed, stream, position, top_k) as int64 numbers: the operand `keys` of the op `sample_token`."""
         seed = int(self.seed) & _WORD
         return seed - (_WORD + 1) * (seed >> 63), stream & 0xFFFFFFFF, position, min(int(self.top_k), _WORD >> 1)
 
@@ -223,7 +223,7 @@ class SamplingRequest:
     prompt: int = 0
 
     def keys(self, position: int) -> tuple[int, int, int, int]:
-        """Return the operand `keys` of `sample_token`. With processors the position is -1: the host samples instead."""
+        """Return `Sampling.keys`, with position -1 if there are processors: then the host samples, not the step."""
         return self.rule.keys(self.stream, -1 if self.rule.processors else position)
 
     def sample(self, logits: np.ndarray, ids: np.ndarray) -> int:

@@ -44,7 +44,7 @@ class PagedSnapshot:
         return self.tokens.shape[1]
 
     def release(self) -> None:
-        """Give up the blocks; a second call does nothing."""
+        """Release the blocks; a second call does nothing."""
         with self.cache.lock:
             self.released = True
             _free(self.cache.pool, self.table)
@@ -220,7 +220,7 @@ class Sequence(KVCache):
         self.cache.start()
 
     def rollback(self, length: int) -> None:
-        """Give up the blocks after `length`, and set the length."""
+        """Release the blocks that hold only entries from index `length` on, and set the length."""
         with self.cache.lock:
             self._trim(length)
             self._length = length
@@ -229,7 +229,7 @@ class Sequence(KVCache):
                 self._given = ENDLESS
 
     def _trim(self, length: int) -> None:
-        """Give up the blocks that hold only entries from index `length` on."""
+        """Release the blocks that hold only entries from index `length` on."""
         keep = -(-length // self.cache.block)
         dropped = self.table[keep:]
         del self.table[keep:]

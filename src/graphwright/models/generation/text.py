@@ -56,7 +56,7 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
         raise PromptError("the mask and the ids have different shapes", expected=list(shape), got=list(seen.shape))
     if seen.dtype.kind not in "biuf" or not np.isin(seen, (0, 1)).all():
         what = "the mask has entries other than true (token) and false (padding)"
-        raise PromptError(what, expected="0 and 1", got=f"{seen.dtype}")
+        raise PromptError(what, expected="0 and 1", got=f"entries of dtype {seen.dtype}")
     return np.ascontiguousarray(seen.astype(bool))
 
 

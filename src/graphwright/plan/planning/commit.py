@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class StateCommit:
-    """The final instruction order of a plan: the instructions that write states are inserted, or moved to the end.
+    """Computes the final instruction order of a plan, in which most instructions that write states are at the end.
 
     Args:
         order: ids of the instructions that the plan needs, in execution order.
         outputs, watched: name -> slot.
-        run: the functions of `passes`, compiled or as Python.
+        run: the functions of module `passes`, compiled or as Python.
 
     Attributes:
         order: ids of the instructions in execution order, including those that write states.

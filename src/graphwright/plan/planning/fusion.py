@@ -31,14 +31,14 @@ _DTYPES = (float32, bfloat16, bool_)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FusionRegion:
-    """A maximal run of fusible instructions and the groups in it. Positions count from the region's first instruction.
+    """A maximal run of fusible instructions, and its groups. A position is the index of an instruction in the region.
 
     Attributes:
         instrs: ids of its instructions in the builder's tables.
         groups: positions of each group's instructions.
         tiles: buffer that is used inside one group only -> the index of its tile.
-        ends: buffer with bytes whose last use is inside a group -> position of the group's last instruction, until
-            which the bytes are needed.
+        ends: buffer that is last used inside a group, but has no tile -> position of the group's last instruction,
+            until which its bytes are needed.
         cuts: position -> why an instruction does not continue the group before it: not_elementwise, no_form (the VM
             lacks the op), shape, dtype, layout, stateful, alias_hazard (a value would be read at an index other than
             the one written), registers (the group needs more tiles than there are) or large (ATen is faster).
@@ -59,21 +59,21 @@ class Fusion(NamedTuple):
     """The fusion regions of a plan; a region that an edit does not change is the same object in the next plan.
 
     Attributes:
-        starts: position of the first instruction of each region.
+        starts: index of the first instruction of each region.
         regions: the regions.
         tiles: per buffer the index of its tile, or -1.
-        facts: the first two results of `passes.facts`, from which the next plan sees which regions are unchanged.
+        keys: the first two results of `passes.region_keys`, by which the next plan finds its unchanged regions.
         rows: the first two results of `passes.update_lifetimes`, which the next plan reuses for unchanged regions.
     """
 
     starts: np.ndarray
     regions: list[FusionRegion]
     tiles: np.ndarray
-    facts: tuple[np.ndarray, np.ndarray]
+    keys: tuple[np.ndarray, np.ndarray]
     rows: tuple[np.ndarray, np.ndarray]
 
     def between(self, start: int, stop: int) -> list[tuple[int, FusionRegion]]:
-        """Return (position of its first instruction, region) for each region that overlaps `start..stop - 1`."""
+        """Return (index of its first instruction, region) for each region that overlaps `start..stop - 1`."""
         first = max(int(np.searchsorted(self.starts, start, "right")) - 1, 0)
         end = int(np.searchsorted(self.starts, stop))
         placed = zip(self.starts[first:end].tolist(), self.regions[first:end], strict=True)
@@ -113,13 +113,13 @@ class InstructionViews:
 
 
 def fuse(builder: PlanBuilder, numbers: tuple[np.ndarray, ...], run: Any) -> Fusion:
-    """Find the fusion groups, and update the lifetimes of their buffers in `last` and `own`.
+    """Find the fusion groups of a plan, and update the lifetimes of their buffers in `last` and `own`.
 
     The builder keeps the groups of each region for the next plan.
 
     Args:
         numbers: the arrays (order, home, first, last, own) of `passes.lifetimes`.
-        run: the functions of `passes`, compiled or as Python.
+        run: the functions of module `passes`, compiled or as Python.
     """
     order, home, first, last, own = numbers
     joins = builder.tables.fusible(order)
@@ -130,7 +130,7 @@ def fuse(builder: PlanBuilder, numbers: tuple[np.ndarray, ...], run: Any) -> Fus
     spans = edges[edges[:, 1] - edges[:, 0] > 1]
     reads, outs = builder.tables.reads.arrays(), builder.tables.outs.arrays()
     codes = np.frombuffer(builder.tables.codes, np.int8)
-    at, facts, known = run.facts(order, spans, *reads, *outs, codes, home, first, last, own, *before.facts)
+    at, keys, known = run.region_keys(order, spans, *reads, *outs, codes, home, first, last, own, *before.keys)
     regions = list(map([*before.regions, FusionRegion(())].__getitem__, known.tolist()))
     fresh = np.flatnonzero(known < 0).tolist()
     if fresh:
@@ -139,7 +139,7 @@ def fuse(builder: PlanBuilder, numbers: tuple[np.ndarray, ...], run: Any) -> Fus
             regions[s] = _found_in(rows, *spans[s].tolist())
     starts, made = spans[:, 0].copy(), _listed([regions[s].rows() for s in fresh])
     begins, updated, tiles = run.update_lifetimes(starts, known, *before.rows, *made, last, own)
-    builder.fusion = Fusion(starts, regions, tiles, (at, facts), (begins, updated))
+    builder.fusion = Fusion(starts, regions, tiles, (at, keys), (begins, updated))
     return builder.fusion
 
 
@@ -249,7 +249,7 @@ class _GroupBuilder:
             members = members[count:]
 
     def _held(self, members: Sequence[int]) -> int:
-        """Return how many leading members fit into one group, in which live inner buffers never outnumber the tiles."""
+        """Return how many of the first members can form a group: its live inner buffers must not outnumber tiles."""
         rows, held, most = self.rows, set(), self._tiles()
         for n, i in enumerate(members):
             b = rows.buffer(rows.instr(i).outs[0])

@@ -135,12 +135,12 @@ def reason(plan: Plan, instr: Instr) -> str:
 
 
 def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> list[int]:
-    """Reorder instructions so that non-capturable ones run before or after all others, where dependencies allow.
+    """Return an instruction order in which non-capturable ones run first or last, where dependencies allow.
 
     Args:
         why: per instruction the reason it cannot be captured, or "".
         found: the dependencies of the plan.
-        commit: the first instruction of the commit, which depends on all before it.
+        commit: index of the first instruction that commits (writes) states; it depends on all before it.
     """
     n = len(why)
     before, after = ([[] for _ in range(n)] for _ in range(2))
@@ -164,7 +164,7 @@ def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> lis
 
 
 def runs(why: Sequence[str]) -> list[tuple[int, int]]:
-    """Return (start, stop) of the spans to capture: of those whose `why` is "", the longest and all of length >= 8."""
+    """Return (start, stop) of spans to capture: of maximal spans without `why`, the longest and all of length >= 8."""
     groups = [list(group) for inside, group in groupby(range(len(why)), lambda i: not why[i]) if inside]
     found = [(group[0], group[-1] + 1) for group in groups]
     longest = max(found, key=lambda run: run[1] - run[0], default=None)

@@ -81,7 +81,7 @@ def elementwise(instr: Instr) -> bool:
 
 
 def needs(instr: Instr, kernels: Backend, spec: Callable[[int], Spec]) -> Needs:
-    """Return what the kernel of an instruction requires of the host; `spec` maps a slot to its spec."""
+    """Return what the kernel of an instruction needs from the host, such as values; `spec` maps a slot to its spec."""
     return expansion.needs(get(instr.op), kernels, [*map(spec, instr.outs)], [*map(spec, instr.ins)], instr.attrs)
 
 
@@ -130,7 +130,7 @@ LARGEST = 1 << 50
 
 
 class TooLarge(Exception):
-    """A value has more than `LARGEST` bytes; the planner turns this into an PlanOutOfMemory error."""
+    """A value has more than `LARGEST` bytes; the planner turns this into a PlanOutOfMemory error."""
 
 
 class PackedSpec(NamedTuple):
@@ -172,7 +172,7 @@ class Signature:
 
     Attributes:
         op: the op.
-        content: an id of op, attributes and specs.
+        content: an id shared by all signatures with equal op, attributes and specs.
         specs: specs of the results, without named sizes.
         packed: a `PackedSpec` per result; empty for a view.
         copied: indices of the operands that must be copied to row-major memory first.

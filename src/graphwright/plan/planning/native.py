@@ -21,7 +21,7 @@ SMALL = 300
 
 
 def loops(size: int) -> Any:
-    """Return the functions of `passes`, compiled if that saves time for a plan of `size` instructions."""
+    """Return the functions of module `passes`, compiled if that saves time for a plan of `size` instructions."""
     if ("numba" in sys.modules or size > SMALL) and built():
         return _compiled()
     return passes
@@ -65,7 +65,7 @@ def _run_on_empty(run: Any) -> None:
     run.keep_offsets(i8, i4, i4, i8, 0, i8)
     run.moved(none, *lists, *lists, *lists, flags)
     no_region, spans, rows = np.zeros(1, np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int32)
-    run.facts(none, spans, *lists, *lists, codes, u4, i4, i4, flags, no_region, none)
+    run.region_keys(none, spans, *lists, *lists, codes, u4, i4, i4, flags, no_region, none)
     run.update_lifetimes(no_region[1:], none, no_region, rows, no_region, rows, i4, flags)
 
 

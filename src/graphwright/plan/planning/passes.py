@@ -5,7 +5,7 @@ Buffers and instructions are integer ids. The buffers that instruction q reads a
 index into it is called a time. `home[b]` is the buffer whose memory b uses: b, or a buffer that is its own home.
 `codes[b]` is the location of b: the arena (`FED` for inputs, `TEMPORARY` for others) or `ELSEWHERE`.
 Buffer ids are unsigned, so native code need not check their sign before a lookup.
-Each function gives the same result as Python and compiled.
+Each function gives the same result when it runs as plain Python and when it is compiled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def aligned(nbytes: int) -> int:
 
 
 def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, need: Array) -> Array:
-    """Return, in order, the instructions that compute the buffers marked in `need`; mark their operands too."""
+    """Return the instructions of `order` that the buffers marked in `need` depend on; mark their operands too."""
     keep = np.zeros(len(order), np.bool_)
     for i in range(len(order) - 1, -1, -1):
         q = order[i]
@@ -41,7 +41,7 @@ def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Ar
 def sinking(
     order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, made: Array, kept: Array
 ) -> Array:
-    """Return a mask of the instructions that can move to the end of the step.
+    """Return the mask of the instructions that can move to the end of the step.
 
     Such an instruction computes a new state value; the plan returns none of its results, and only instructions in the
     mask read them. `made` marks the buffers of new state values, `kept` the buffers that the plan returns.
@@ -121,7 +121,7 @@ def lifetimes(
 
 
 def fullest(sizes: Array, first: Array, last: Array, steps: int) -> int:
-    """Return the largest total of bytes of live buffers at any time; `steps` is the number of instructions."""
+    """Return the largest number of bytes that are live at one time; `steps` is the number of instructions."""
     change = np.zeros(steps + 2, np.int64)
     for b in range(len(sizes)):
         if last[b] >= 0:
@@ -361,21 +361,21 @@ def moved(
     return order[found]
 
 
-def facts(
+def region_keys(
     order: Array, spans: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, codes: Array, home: Array,
     first: Array, last: Array, own: Array, before_at: Array, before: Array
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Collect the integers that determine the fusion groups of each region, and match regions of the previous plan.
+    """Compute a key of each region, which determines its fusion groups, and find regions of the previous plan by it.
 
-    For a region: its length; per instruction its id; then per buffer that the instruction writes or reads: the home,
-    its location (-1 if it has no own bytes), and its first and last use relative to the region's start. A region that
-    an edit did not touch has the same integers as before, so its groups can be reused.
+    A key is a list of integers: the region's length; per instruction its id; then per buffer that it writes or reads:
+    the home, its location (-1 if it has no own bytes), and its first and last use relative to the region's start. A
+    region that an edit did not touch has the same key as before, so its groups can be reused.
 
     Args:
         spans: (start, stop) per region.
         before_at, before: the first two results for the previous plan.
-    Returns: the start index of each region's integers; the integers; per region the index of the previous region with
-        equal integers, or -1.
+    Returns: the start index of each key; all keys in one array; per region the index of the previous region with the
+        same key, or -1.
     """
     count = len(spans)
     at, known = np.zeros(count + 1, np.int64), np.full(count, -1, np.int32)
@@ -420,7 +420,7 @@ def facts(
 def update_lifetimes(
     starts: Array, known: Array, before_at: Array, before: Array, fresh_at: Array, fresh: Array, last: Array, own: Array
 ) -> tuple[Array, Array, Array]:
-    """Update the lifetimes of buffers, `last` and `own`, for the fusion groups.
+    """Update for the fusion groups until when buffers are needed (`last`), and which have own bytes (`own`).
 
     Rows are (buffer, tile, end): a buffer used inside a group only has a tile >= 0 and no bytes; any other buffer
     (tile -1) is needed until `end`, a time relative to the region's start. A region with `known` >= 0 takes its rows

@@ -44,8 +44,8 @@ class RewriteRule(NamedTuple):
     """A rewrite rule: it is applied to each node record, before the record gets slots and an instruction.
 
     Attributes:
-        apply: takes a record whose `reads` are set; returns the slots that replace the record's results, or None. It
-            may also change `op`, `attrs` and `reads` of the record.
+        apply: function of a record whose `reads` are set; returns the slots that replace the record's results, or
+            None. It may also change `op`, `attrs` and `reads` of the record.
         matches: True for the ops that the rule is applied to.
     """
 
@@ -155,7 +155,7 @@ class PlanBuilder:
         self._walk.add(node for node in nodes if node in graph)
 
     def _update_record(self, node: NodeId, moved: bool) -> None:
-        """Rebuild the record of a node; if the slots of its results changed, schedule its readers for an update."""
+        """Rebuild a node's record; schedule its readers if its result slots changed. `moved`: the node was edited."""
         self.visited += 1
         p, old = self.program, self.records.get(node)
         record = NodeRecord(node, p.path(node), p.op(node), p.attrs(node), p.specs(node), p.operands(node))
@@ -279,7 +279,7 @@ class PlanBuilder:
         record.results = record.own = (made,)
 
     def passes_on(self, record: NodeRecord, op: Op) -> bool:
-        """Return whether the record is a junction with one edge, whose value is already the row-major result."""
+        """Return True for a junction with a single edge whose value is row-major: that value is the result."""
         return op.traits.nary and len(record.reads) == 1 and self.tables.slots[record.reads[0]].layout.contiguous
 
     def view_of(self, record: NodeRecord, op: Op) -> tuple[int, Layout]:
@@ -310,7 +310,7 @@ class PlanBuilder:
     def replace(
         self, rule: str, record: NodeRecord, by: tuple[int, ...], into: NodeId | None = None, bound: str = ""
     ) -> tuple[int, ...]:
-        """Log that a rule replaces the record's results by the slots `by`, and return `by`.
+        """Log that a rule replaces the record's results by the slots `by` (error bound: `bound`), and return `by`.
 
         `into` is the node that computes `by`; by default it is the node of the first slot's value.
         """
@@ -338,7 +338,7 @@ class PlanBuilder:
     def constant(self, slot: int) -> float | None:
         """Return the value of a constant with one element, and add the constant to `assumptions`.
 
-        None if the slot holds no such constant, an assign node writes it, or its memory-mapped file was not read yet.
+        None if the slot holds no such constant, an assign node writes it, or its file-backed bytes were not mapped yet.
         """
         record = self.maker(slot)
         if record is None or record.op != kinds.CONST or record.node in self._written:
@@ -400,7 +400,7 @@ class PlanBuilder:
         record.instr = tables.instruction(instr, lowering=lowering)
 
     def contiguous(self, record: NodeRecord, slot: int, rank: int, why: str) -> int:
-        """Return `slot` if it is row-major, else the slot of a shared row-major copy; fold small frozen copies."""
+        """Return `slot` if row-major, else a slot with a row-major copy for operand number `rank`, needed for `why`."""
         tables = self.tables
         layout = tables.slots[slot].layout
         if contiguous(layout):

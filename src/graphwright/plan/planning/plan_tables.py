@@ -46,7 +46,7 @@ class IndexLists:
         self._at, self._data = array("I", [0]), array("I")
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (start index of each list, concatenated lists); free both arrays before the next call grows them."""
+        """Return views (start of each list, concatenated lists). Drop both before the next call: it may grow them."""
         new = list(map(self._of, self._rows[len(self._at) - 1 :]))
         if new:
             flat = chain.from_iterable(new)
@@ -147,7 +147,7 @@ class PlanTables:
             self.buffers[buffer], self.codes[buffer] = (HOST, size, key), ELSEWHERE
 
     def fold(self, instr: Instr) -> None:
-        """Register an instruction that is constant-folded: it runs once per weight version, not in every run."""
+        """Register an instruction as constant-folded: it runs once per weight version, not in every run."""
         for slot in instr.outs:
             self.folds[self.holders[slot]] = instr
 
@@ -260,7 +260,7 @@ class InstructionOrder:
 
 
 def _inserted(order: np.ndarray, added: list[int], at: list[int]) -> np.ndarray:
-    """Insert each `added[i]` before position `at[i]`; `at` is ascending. Faster than `np.insert` for few insertions."""
+    """Insert each `added[i]` before index `at[i]`; `at` is ascending. Faster than `np.insert` for few insertions."""
     pieces: list[Any] = []
     for start, stop, q in zip([0, *at], at, added, strict=False):
         pieces += (order[start:stop], [q])

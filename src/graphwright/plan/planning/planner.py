@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Patched(NamedTuple):
-    """Origin of a plan: `kind` is "full" or "patched", `why` the reason; counts of visited nodes and placed buffers."""
+    """The way a plan was made: `kind` "full" or "patched", `why`, numbers of visited nodes and of placed buffers."""
 
     kind: str
     why: str
@@ -154,7 +154,7 @@ def uncollected() -> Iterator[None]:
 def lay_out(
     p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None, options: CompileOptions, before: Plan | None
 ) -> Planned:
-    """Compute a plan's commit and buffer layout, patching `before` if possible; arguments and errors: `make_plan`."""
+    """Compute the state writes and buffer layout of a plan, patching `before` if possible; arguments as `make_plan`."""
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in options.watch}
@@ -205,7 +205,9 @@ def _why_full(before: Plan | None, rewrites: str) -> str:
 def _arrange(
     builder: PlanBuilder, wanted: Named, watched: Named, mode: str, before: Plan | None, why: str, visited: int
 ) -> Planned:
-    """Order the instructions, and compute fusion groups and the lifetimes and offsets of buffers."""
+    """Order the instructions, and compute fusion groups and the lifetimes and offsets of buffers; `mode` is
+    `CompileOptions.layout`, and `why` the reason that the plan `before` cannot be patched, or "".
+    """
     run, tables = loops(len(builder.order.now)), builder.tables
     old = None if before is None else before.buffer_layout
     outputs, seen = (
@@ -256,7 +258,7 @@ def _arrange(
 
 
 def _chunk_ends(total: int, known: tuple[int, ...], kind: str, device: Device) -> tuple[int, ...]:
-    """Return the ends of an arena's chunks: the previous plan's if they suffice, so that no address changes.
+    """Return the ends of an arena's chunks: `known`, the previous plan's, if they suffice; then no address changes.
 
     A new chunk on the host has spare room, because memory that is never touched costs nothing there.
     """

@@ -84,7 +84,7 @@ class _Candidate:
     Attributes:
         path: path of the node that computes it.
         clones: nodes to run again for it.
-        late: edges that will carry the recomputed value instead of the original.
+        late: edges into later readers, which will carry the recomputed value instead of the original.
         score: bytes freed per floating-point operation that is run again.
     """
 

@@ -23,11 +23,11 @@ _SOURCES = frozenset({INPUT, PARAM, CONST, STATE})
 
 
 class HomeChanged(Exception):  # no error: the plan is made in full
-    """A buffer of the previous plan would have to move between host and device."""
+    """A buffer of the previous plan would have to move between host and device, so the program is planned in full."""
 
 
 class HostPlacement:
-    """The slots of a plan that are kept in host memory; `order` holds the ids of the plan's instructions."""
+    """Decides which slots of a plan are kept in host memory; `order` holds the ids of the plan's instructions."""
 
     def __init__(self, builder: PlanBuilder, order: np.ndarray) -> None:
         self.builder, self.tables = builder, builder.tables

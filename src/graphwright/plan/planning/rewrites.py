@@ -28,12 +28,12 @@ def single_edge(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 
 def _row_major(builder: PlanBuilder, slot: int) -> bool:
-    """Return whether readers of the slot compute the bits that they compute on a row-major copy."""
+    """Return True if reading the slot gives the same bits as reading a row-major copy of it."""
     return builder.tables.slots[slot].layout.contiguous
 
 
 def same_view(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Replace a view that changes nothing, such as a double permute, by its source, or by an equal earlier view."""
+    """Replace a view by its source if both are equal, as for a double transpose, else by an equal earlier view."""
     slots, layout = builder.tables.slots, record.signature.view_layout
     if layout is None:  # the view needs a copy
         return None
@@ -92,7 +92,7 @@ def zero_added(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 
 def addend_into_product(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Replace x·W + b by one matrix product with the addend b, if nothing else reads x·W."""
+    """Replace x·W + b by one op that multiplies and adds b, if nothing else reads x·W."""
     slots = builder.tables.slots
     for number, addend in _operand_pairs(record):
         inner, other = slots[record.reads[number]].spec, slots[addend].spec

@@ -1,4 +1,4 @@
-"""Padding buckets: pad feeds to one of a few sizes, so that many lengths share few plans, and slice the results.
+"""Padding buckets: pad inputs to one of a few sizes, so that many lengths share few plans, and slice the results.
 
 A program in which padding could change valid results (attention to later positions, means) needs a mask input. The
 first padded run of each size is compared with an unpadded run, and a difference raises BucketMismatch.

@@ -46,7 +46,7 @@ class CaptureTimeout(ComputeError, TimeoutError):
 
 
 class CaptureState(NamedTuple):
-    """State of a `CaptureExecutable`: cold, warm (after `warm` runs without graphs), captured or failed."""
+    """State of a `CaptureExecutable`: cold, warm (`warm` runs without graphs so far), captured, or failed."""
 
     name: str
     warm: int = 0
@@ -213,7 +213,7 @@ class CaptureExecutable(Executable):
             self._pins.append(block)
 
     def _rebound(self) -> None:
-        """Drop the graphs whose calls were rebound; the next run captures them again."""
+        """Drop the graphs that recorded calls which are no longer bound; the next run captures their regions again."""
         present = set(map(self._numbers, self.regions))
         kept = {numbers: g for numbers, g in self._graphs.items() if numbers in present and self._valid(numbers, g)}
         self.release()
@@ -239,7 +239,7 @@ class CaptureExecutable(Executable):
 
 
 class _Graph(NamedTuple):
-    """A captured region: the handle `made` of its graph, and per instruction the list of `calls` that were recorded."""
+    """A captured region: the handle `made` of its device graph, and per instruction the `calls` that it recorded."""
 
     made: int
     calls: list[list[Any] | None]
@@ -257,7 +257,7 @@ def captured(driver: Driver, stream: int, calls: Iterable[Callable[[], object]],
         for call in calls:
             call()
             if monotonic() > until:
-                raise CaptureTimeout("capturing a region as a graph took too long", expected=f"at most {watchdog} s")
+                raise CaptureTimeout(f"a graph capture took too long: over {watchdog} s", fix="a longer `watchdog`")
     except BaseException:
         with suppress(DriverError):
             driver.end_capture(stream)

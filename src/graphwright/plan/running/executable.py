@@ -197,7 +197,7 @@ class Executable:
         return {name: take() for name, take in bound.takes.items()}
 
     def execute(self) -> None:
-        """Run the calls on the current inputs. Raises: ComputeError with the path of the node that failed."""
+        """Run on the inputs that were written last. Raises: ComputeError with the path of the node that failed."""
         bound = self.kernels
         bound.runs.rise()  # the version of every block that the plan writes, also if it fails half way
         calls = iter(bound.calls)
@@ -280,7 +280,7 @@ class Executable:
             if given.spec != view.spec:
                 raise FeedError("the array does not match the shape or dtype of the slot", where=f"slot {slot}",
                                 expected=view.spec, got=given.spec,
-                                fix="an array of plan.slots[slot].spec")  # fmt: skip
+                                fix="pass an array with the spec plan.slots[slot].spec")  # fmt: skip
             backend(view.device).copy(view, given.copy() if self._in_arena(given) else given)
 
     def value(self, slot: int) -> NDArray:
@@ -370,7 +370,7 @@ class Executable:
 
     # -- failures ----------------------------------------------------------------------------------------------------
     def failed_single(self, row: int) -> GraphwrightError:
-        """Return the error of a run that consists of one VM segment; `row` is the address of the VM row that failed."""
+        """Return the error of a run of one VM segment; `row` is the address of the VM instruction that failed."""
         return self._failed_native(self.kernels.single, row)
 
     def _failed_native(self, segment: Any, row: int | None = None) -> GraphwrightError:

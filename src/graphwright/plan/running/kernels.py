@@ -41,7 +41,7 @@ ViewOf = Callable[[int], NDArray]
 
 
 class VmCode:
-    """A cache of encoded VM rows per instruction and per fusion region, for later plans of the same builder."""
+    """A cache of VM code per instruction and per fusion region, for later plans of the same builder."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Cut] = {}
@@ -49,12 +49,12 @@ class VmCode:
         self._region_of: dict[int, FusionRegion] = {}
 
     def between(self, plan: Plan, start: int, stop: int, at: ViewOf) -> list[Cut]:
-        """Return the VM rows of the instructions `start..stop - 1`, one entry per instruction.
+        """Return the VM code of the instructions `start..stop - 1`, one entry per instruction.
 
-        The rows of a fusion group are in the entry of its first instruction; its other entries are empty.
+        The code of a fusion group is in the entry of its first instruction; its other entries are empty.
 
         Args:
-            at: returns the view of a slot.
+            at: function from a slot to the array over its memory, whose address goes into the code.
         """
         layout = plan.buffer_layout
         numbers = layout.order[start:stop].tolist()
@@ -68,7 +68,7 @@ class VmCode:
         return self._fill(layout, numbers, code, at)
 
     def forget(self, instrs: Set[int]) -> None:
-        """Drop the cached rows of instructions."""
+        """Drop the cached code of instructions."""
         for q in instrs & self._rows.keys():
             del self._rows[q]
         for q in instrs & self._region_of.keys():
@@ -85,7 +85,7 @@ class VmCode:
         return self._parts[region]
 
     def _encode_part(self, layout: BufferLayout, region: FusionRegion, start: int, stop: int, at: ViewOf) -> list[Cut]:
-        """Encode positions `start..stop - 1` of a region; a group only partly inside is encoded op by op."""
+        """Return VM code of the positions `start..stop - 1` of a region; a group partly outside is encoded op by op."""
         numbers = region.instrs[start:stop]
         code = list(map(self._rows.get, numbers, repeat(_UNKNOWN)))
         for group in region.groups:
@@ -157,7 +157,8 @@ class BoundKernels:
         watching: True if plans write arrays that this one assumes unchanged, so that each run must compare versions.
         feeds: per input the function that copies an array into the plan's memory; None for an input that is not read.
         takes: output name -> function that returns a copy of the output.
-        fed: a native call that copies the inputs and runs all instructions, or None; `points` set its input addresses.
+        fed: a native call that copies the inputs and runs all instructions, or None. `points` are (index of an input,
+            function that sets its address in the call).
         overridden: False to ignore `plan.override`.
         override: the override that is bound, or None.
     """
@@ -263,7 +264,7 @@ class BoundKernels:
 
     @property
     def single(self) -> VmSegment | None:
-        """The VM segment, if it is the only call of a run; else None."""
+        """The VM segment that is the only call of a run; None if a run has other calls."""
         only = self.calls[0] if len(self.calls) == 1 else None
         return only if hasattr(only, "run") else None
 
@@ -358,7 +359,7 @@ class BoundKernels:
                                 got=self.variables[key].spec, fix="program.compile(...) again")  # fmt: skip
 
     def _array(self, key: str, variable: Variable) -> NDArray:
-        """Return the array that calls read for a variable; a variable that the plan writes moves to the device."""
+        """Return the array that calls read for a variable; a variable that the plan writes is moved to the device."""
         data, home = _data(variable), self._homes.get(key, self.device)
         if data.device != home and key in self.plan.buffer_layout.written:
             variable.data = data.to(home)
@@ -393,7 +394,7 @@ class BoundKernels:
             del self.instruction_calls[q]
 
     def view(self, slot: int) -> NDArray:
-        """Return a slot as an array over its memory."""
+        """Return an array over the memory of a slot."""
         if slot not in self._views:
             self._views[slot] = self._make_view(slot)
         return self._views[slot]
@@ -496,7 +497,7 @@ class BoundKernels:
                                got=str(self.device)) from error  # fmt: skip
 
     def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
-        """If a run is one native call, set `fed` to a native call that first copies the inputs."""
+        """If a run is one native call, set `fed` to a native call that first copies the inputs into `targets`."""
         single = self.single
         if single is None or self._separate or self.poison or any(t is not None and t.nbytes % 4 for t in targets):
             return

@@ -39,15 +39,14 @@ class BorrowedStorage(Storage):
     def memory(self) -> Any:
         """The memory of the chunk. Raises: StaleBorrow once the next run has started."""
         if self.closed:
-            raise StaleBorrow(
-                "this result was borrowed, and its memory was reused", fix="copy() it in time, or borrow=False"
-            )
+            raise StaleBorrow("a later run reused the memory of this borrowed result",
+                              fix="result.copy() before the next run, or run(..., borrow=False)")  # fmt: skip
         return super().memory
 
 
 @dataclass(slots=True)
 class Arena:
-    """Chunks with consecutive plan offsets. They are separate blocks of memory, so growing changes no address.
+    """The memory of a plan: blocks (chunks) for consecutive ranges of offsets, so that growing changes no address.
 
     Attributes:
         chunks: memory of each chunk.
@@ -84,7 +83,7 @@ class Arena:
 
 
 class SharedArena:
-    """Chunks that the executables of a device use in turn; they are freed with the last executable.
+    """Memory (chunks) that the executables of a device use in turn; it is freed with the last executable.
 
     Invariant: only the executable that holds the arena replaces a chunk by a larger one, so no run loses its memory.
     """
@@ -107,7 +106,7 @@ class SharedArena:
         return self._held.acquire(blocking=False)
 
     def enter(self, space: BoundKernels) -> bool:
-        """Lock the arena for a run until `leave`; return False if a different run has locked it."""
+        """Lock the arena until `leave`, for a run on `space`; return False if another run has locked it."""
         if not self._held.acquire(False):  # not by `hold`, to save a call in every run
             return False
         if self._user is not space.handle:
@@ -122,7 +121,7 @@ class SharedArena:
         self._held.release()
 
     def forget(self, space: BoundKernels) -> None:
-        """Remove an executable, which uses an arena of its own from now on."""
+        """Remove the executable with memory `space`, which uses an arena of its own from now on."""
         with self._members:
             self._spaces.discard(space)
             if self._user is space.handle:
@@ -204,7 +203,7 @@ def writer(target: NDArray) -> Callable[[Given], object]:
 def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[Given], bool]:
     """Return a function that makes the next native run copy a given array into the target.
 
-    The function passes the address to copy from to `source`. It returns True if native code reads the array itself,
+    The function calls `source` with the address to copy from. It returns True if native code reads the array itself,
     so that it sees later values too, and False if the current values were copied to the target at once.
     """
     kernels = backend(CPU)

@@ -85,7 +85,7 @@ def boundary(plan: Plan, start: int, stop: int) -> tuple[tuple[int, ...], tuple[
 
 
 class OverrideCall:
-    """A bound call of an override's function on views of its slots."""
+    """A call of an override's function, bound to arrays over the memory of its slots."""
 
     def __init__(self, plan: Plan, made: Override, view: Callable[[int], NDArray]) -> None:
         self.plan, self.fn = plan, made.fn

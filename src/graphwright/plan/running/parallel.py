@@ -145,7 +145,7 @@ class ParallelExecutable(Executable):
 
 
 class TaskGraph:
-    """The tasks of a plan, one per dispatch, and their dependencies.
+    """The tasks of a plan (VM segments, and the other instructions one by one) and their dependencies.
 
     Attributes:
         bounds: per task (index of its first instruction, index after its last one).
@@ -212,7 +212,7 @@ class _ParallelRun:
             _thread.inside = False
 
     def stop(self, error: tuple[int, Exception] | None = None) -> None:
-        """Let no further task start; `error` is recorded if it is the first."""
+        """Stop starting tasks; record `error`, (index of the instruction, exception), if it is the first."""
         with self._changed:
             self.error = self.error or error
             self._over = True

@@ -68,7 +68,7 @@ class AxisGroup:
             (groups, channels per group) for channels of a grouped convolution, else one size.
         size: number of units.
         frozen: reasons why the axis cannot be resized; empty if it can be.
-        ends: the reasons in `frozen` that are inputs and outputs of the program; `allow_io=True` overrides these.
+        ends: the reasons in `frozen` that name inputs and outputs of the program; `allow_io=True` overrides these.
         mixed: reasons why setting a unit to zero differs from removing the unit.
         corrected: True if all reasons in `mixed` are norms whose scale can be corrected for removed units.
     """
@@ -105,7 +105,7 @@ class AxisGroup:
         return whole if ids is None else whole[ids]
 
     def slices(self, unit: int) -> dict[str, dict[int, np.ndarray]]:
-        """Return a dict from weight key to {dimension: indices of the unit along it}. Raises: UnitRange."""
+        """Return a dict from weight key to {dimension: indices along it that belong to the unit}. Raises: UnitRange."""
         shape = [int(a.size) for a in self.atoms]
         coordinates = np.unravel_index(numbers(unit, self.size, self.name)[0], shape)
         chosen = dict(zip(self.atoms, coordinates, strict=True))
@@ -183,7 +183,7 @@ class Axes(Mapping[str, AxisGroup]):
     _groups: dict[str, AxisGroup] = field(default_factory=dict)
 
     def members_of(self, atom: Atom) -> list[AxisMember]:
-        """Return the dimensions whose terms contain an atom."""
+        """Return the dimensions that contain this size, alone or as a factor or part, such as heads in heads × 64."""
         return self._members.get(atom, [])
 
     def readers(self, weight: NodeId) -> int:
@@ -336,13 +336,13 @@ def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> Axis
 
 
 def _made(group: AxisGroup) -> list[AxisMember]:
-    """Return the weights that produce an axis, oldest first: each has a reader that does not sum over the axis."""
+    """Return the weights that produce the units of an axis, oldest first: not all their readers sum over the axis."""
     summed = group.axes.summed
     return [m for m in _weights(group) if not any(summed.get((m.value.node, m.dim, a)) for a in group.atoms)]
 
 
 def _weights(group: AxisGroup) -> list[AxisMember]:
-    """Return the weights of an axis, oldest first; only weights with all its atoms, and only params, if any exist."""
+    """Return the weights along an axis, oldest first; only those with the whole axis, and only params, if any exist."""
     p, dims = group.axes.program, group.axes.solution.dims
     weights = group._stored
     weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # gates must not rename an axis

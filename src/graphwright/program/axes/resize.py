@@ -48,7 +48,7 @@ _DIM = f.plain(forms.integer, 0, forms.MAX_RANK)
 
 
 class ResizedAxis(NamedTuple):
-    """A resized axis: its name, its old size `of`, and in `old` the old index, or -1, of the unit at each new index."""
+    """A resized axis: name, old size `of`, and in `old` for each new index the unit's old index, -1 for a new unit."""
 
     axis: str
     of: int
@@ -166,12 +166,12 @@ class ResizeAxis(Edit):
         for row in forms.array(record["axes"]):
             group = found[row["axis"]]
             if group.size != row["of"]:
-                raise UsageError("the axis does not have the recorded size",
+                raise UsageError("the axis does not have the size recorded in the journal",
                                  where=group.name, expected=row["of"], got=group.size)  # fmt: skip
             _check_single(group)
             old[group.name] = parsed(row["indices"])
             if any(not -1 <= i < group.size for i in old[group.name]):
-                raise UsageError("a recorded index is out of range", where=group.name,
+                raise UsageError("a unit index in the journal is out of range", where=group.name,
                                  expected=f"-1 to {group.size - 1}", got=row["indices"][:80])  # fmt: skip
 
         def new(key: str, array: NDArray, dims: Maps) -> np.ndarray:
@@ -191,7 +191,8 @@ def resize(
     """Return the edit that resizes or reorders axes of a program in its present state.
 
     Args:
-        indices: dict from the name of an axis with one atom to the old index, or -1, of the unit at each new index.
+        indices: dict from the name of an axis, not of a product of axes such as grouped query heads, to a list: for
+            each new index the old index of the unit, -1 for a new unit.
         correct: for norms over an axis resized from D to d, multiply the scale by √(D/d) and eps by D/d. Results are
             then unchanged if the removed units are always zero.
         new: function that returns a weight with the values of new units, see `New`; by default they are zeros.
@@ -239,7 +240,7 @@ def _along(terms: Iterable[Term], maps: IndexMap) -> bool:
 
 
 def _large(p: Program, keys: Sequence[str]) -> bool:
-    """Return True if these weights are in CPU memory and large enough to slice in parallel. Also map their files."""
+    """Map the files of these weights; return True if all are in CPU memory and large enough to slice in parallel."""
     arrays = [a for a in map(p.weights.array, keys) if not is_abstract(a)]
     if sum(a.nbytes for a in arrays) < LARGE or any(a.device != CPU for a in arrays):
         return False
@@ -279,10 +280,10 @@ def _numbers(changed: Maps) -> tuple[tuple[int, Numbers], ...]:
 
 
 def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return a dict from key to new value of each table that indexes a resized axis, without entries of removed units.
+    """Return a dict from key to new value of each constant table of indices into a resized axis.
 
-    Add the axis of each table itself to `maps`. Raises: FrozenAxis if a table cannot be resized, EmptyAxis if it would
-    become empty.
+    Entries that index removed units are dropped; the axis of the table's entries is added to `maps`. Raises: FrozenAxis
+    if a table cannot be resized, EmptyAxis if it would become empty.
     """
     tables: dict[str, np.ndarray] = {}
     for key, axis, entries in ((t.key, resolve(t.axis), resolve(t.entries)) for t in found.solution.lookups):
@@ -297,14 +298,14 @@ def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarr
             why = group.frozen[0] if group is not None else "the dimension of the table is not an axis"
             raise FrozenAxis("cannot remove the table entries that index the removed units", where=key, got=why)
         if not len(stays):
-            raise EmptyAxis("the table that indexes the removed units would become empty", where=key)
+            raise EmptyAxis("all entries of this index table point to removed units", where=key, fix="cut fewer units")
         maps[entries] = stays
         tables[key] = number[table[stays]]
     return tables
 
 
 def kept(shape: Iterable[int], changed: Maps) -> np.ndarray:
-    """Return a boolean array: False for entries of new units, whose old index in `changed` is -1, True for others."""
+    """Return a boolean array of this shape: False for entries of new units (old index -1 in `changed`), else True."""
     stays = np.ones(tuple(shape), bool)
     for dim, old in changed.items():
         stays[(slice(None),) * dim + (old < 0,)] = False
@@ -316,7 +317,7 @@ def _ratio(term: Term, maps: IndexMap) -> float:
 
 
 def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
-    """Return a dict from the key of each scale to correct to (factor, offset that the norm adds to the scale)."""
+    """Return {key of a norm's scale: (correction factor, constant that the norm adds to it)} for resized norms."""
     p, factors = found.program, dict[str, tuple[float, float]]()
     readers: Counter[NodeId] = Counter()
 
@@ -331,14 +332,14 @@ def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
         scale = origin(p, p.operands(node)[c.port])
         where = f"{p.path(node)} ({p.op(node)})"
         if scale is None:
-            raise refused("its scale is computed, not a weight", where)
+            raise refused("the scale of the norm is computed, not a weight", where)
         factor = ratio**0.5, c.offset
         if factors.setdefault(p.key(scale), factor) != factor:
-            raise refused("a norm of different size shares its scale", where)
+            raise refused("a norm that needs a different correction shares the scale", where)
         readers[scale] += 1
     for scale, count in readers.items():
         if count != found.readers(scale):
-            raise refused("other nodes also read its scale", p.path(scale))
+            raise refused("nodes other than the resized norms read the scale", p.path(scale))
     return factors
 
 
@@ -449,7 +450,7 @@ def _apart(group: AxisGroup, keep: np.ndarray) -> list[np.ndarray] | None:
     """Split a mask of the units to keep into one mask per atom, such as one over kv groups and one over their queries.
 
     Return None if the mask is not the outer product of such masks, or if it would remove all channels of a group of a
-    grouped convolution. Such a group also produces other channels, so it can be removed only as a unit of its own axis.
+    grouped convolution. The group would still produce output channels, so remove it as a unit of the axis of groups.
     """
     grid = keep.reshape([int(a.size) for a in group.atoms])
     dims = range(grid.ndim)
@@ -471,7 +472,7 @@ def _ragged_unit(group: AxisGroup, ids: Sequence[int]) -> RaggedUnit:
 
 
 def _tabulate(e: Transaction, group: AxisGroup) -> str:
-    """Map query heads to key heads by a table, with equal results; return the name of the new axis of query heads."""
+    """Insert a table that maps query heads to key heads; results stay equal. Return the name of the query-head axis."""
     p, each = e.program, int(group.atoms[1].size)
     here = [n for n, kind, term in group.axes.solution.composites
             if kind == "heads" and tuple(atoms(term)) == group.atoms]  # fmt: skip
@@ -503,7 +504,7 @@ class _Growth:
     def _consumers(self) -> dict[str, set[int]]:
         """Return a dict from weight key to the dimensions along the axis that all readers of the weight sum over.
 
-        Raises: UsageError if an op that sums over the axis reads no such weight, whose zeros could cancel new units.
+        Raises: UsageError if an op that sums over the axis reads no such weight: only zeros in it cancel new units.
         """
         p, found = self.e.program, {}
         for node, ends in self.found.solution.notes.get(self.atom, AtomNotes()).summed:
@@ -512,7 +513,7 @@ class _Growth:
             alone = [(w, dim) for w, dim in weights if self.found.summed[w, dim, self.atom]]
             if not alone and not (weights and self.group.mixed):
                 raise UsageError("cannot add units: this op sums over the axis, and new units would change its sum",
-                                 expected="a weight operand to set to zero for new units: all readers sum over it",
+                                 expected="a weight operand whose readers all sum: it is zero for new units",
                                  where=f"{self.group.name}, {p.path(node)} ({p.op(node)})")  # fmt: skip
             for w, dim in alone:
                 found.setdefault(p.key(w), set()).add(dim)
@@ -535,7 +536,7 @@ class _Growth:
             self._share()
 
     def _zero_out(self, key: str, array: NDArray, indices: Maps) -> np.ndarray:
-        """Return entries for new units: random if a weight produces them, zero if it reads them; reverse for norms."""
+        """Return values for new units: random if the weight produces them, zero if it reads them; swapped for norms."""
         shape = _new_shape(array, indices)
         old = array.to_numpy("float64")
         if len(shape) < 2:
@@ -589,9 +590,9 @@ class _Growth:
 
 
 def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
-    """Return the factor for each index of a dimension: that of the unit at this index, or 1 where there is no unit.
+    """Return the factor for each index of a dimension: that of the unit at this index, or 1 if no unit has it.
 
-    `term` describes the dimension, `group` lists the atoms of the axis, and `part` has one factor per unit.
+    `term` describes the dimension as atoms (unsplit sizes), `group` lists those of the axis; `part`: factor per unit.
     """
     if isinstance(term, Atom):
         return part if (term,) == tuple(group) else np.ones(known(term))

@@ -1,4 +1,4 @@
-"""Inference of axes: one walk over a program in topological order joins dimensions by the `axes` rule of each op.
+"""Inference of axes: one walk over a program in topological order unifies dimensions by the `axes` rule of each op.
 
 The result has a term for every dimension of every value (see `graphwright.ops.axes`), and notes on the atoms of the
 terms. An atom is a size that is not split further.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AtomNotes:
-    """Notes of ops on one atom: lists of (node, text), and `summed`.
+    """Notes of ops on one atom, a size that is not split further: lists of (node, text), and `summed`.
 
     `summed` lists the nodes that sum over the atom, each as (node, pairs of operand number and summed dimension).
     """
@@ -44,7 +44,7 @@ class Lookup(NamedTuple):
 
 @dataclass(slots=True)
 class AxisSolution:
-    """The dimensions of one state of a program, as terms of atoms.
+    """The dimensions of one state of a program, as terms: products and concatenations of atoms (unsplit sizes).
 
     `sizes` lists the op attributes that hold sizes of dimensions, as (node, attribute, term or terms). `composites`
     lists the dimensions of several atoms whose units have a kind, such as heads, as (node, kind, term).
@@ -59,7 +59,7 @@ class AxisSolution:
 
 
 def solve(p: Program) -> AxisSolution:
-    """Infer the terms of all dimensions of a program, whose specs must be up to date."""
+    """Infer which dimensions of a program are resized together; the specs of the program must be up to date."""
     found = AxisSolution()
     dims = found.dims
     ranges: dict[Value, Term | None] = {}
@@ -104,7 +104,7 @@ def solve(p: Program) -> AxisSolution:
         found.sizes += [(node, attr, term) for attr, term in use.sizes.items()]
     for name, value in zip(p.output_names(), p.outputs(), strict=True):
         notes += [(value.node, AxisFact("end", t, f"is the output {name!r} of the program")) for t in dims[value]]
-    for table, uses in lookups.items():  # join the axes that one table indexes, or freeze them
+    for table, uses in lookups.items():  # unify the axes that one table indexes, or freeze them
         axis = uses[0][1]
         fits = [same(axis, other) for _, other in uses]
         if len(uses) != p.graph.out_degree(table) or not all(fits):

@@ -73,9 +73,8 @@ class Units:
     def assert_count(self, n: int) -> Units:
         """Return self if `n` units are selected. Raises: CountMismatch otherwise."""
         if self.count != n:
-            raise errors.CountMismatch(
-                "unexpected number of selected units", expected=n, got=f"{self.count}: {self.names()[:10]}"
-            )
+            got = f"{self.count}: {self.names()[:10]}"
+            raise errors.CountMismatch("unexpected number of selected units", expected=n, got=got)
         return self
 
     def __len__(self) -> int:
@@ -222,7 +221,7 @@ def parsed(form: str, limit: int = 1 << 24) -> tuple[int, ...]:
 
 
 def layers(p: Program, nodes: Iterable[NodeId] | None = None) -> dict[str, list[int]]:
-    """Return a dict from module list path to sorted module numbers; given `nodes`, only of modules that contain one."""
+    """Return {path of a module list: sorted module numbers}; if `nodes` are given, only modules that contain one."""
     found = _modules(p, p.nodes() if nodes is None else nodes)
     return {prefix: sorted(numbers) for prefix, numbers in sorted(found.items())}
 
@@ -256,7 +255,7 @@ def _chosen(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tup
     inside = _modules(p, p.nodes()).get(prefix, {})
     if len(inside) != count:
         if not inside:
-            raise errors.StaleSelection("no axis and no list of layers has this name", where=prefix)
+            raise errors.StaleSelection("no axis or list of layers has this name", where=prefix, fix="select again")
         raise errors.StaleSelection("the number of layers has changed since they were selected", where=prefix,
                                     expected=count, got=len(inside))  # fmt: skip
     numbers = sorted(inside)
@@ -285,7 +284,7 @@ def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tu
 
 
 def _onto(p: Program, value: Value, before: Value, inside: set[NodeId], edges: dict[EdgeId, None]) -> bool:
-    """Return True if `value` is `before` plus other terms, by sums alone; add the edges of these terms to `edges`."""
+    """Return True if only sums are between `before` and `value`; add the edges of their other terms to `edges`."""
     if value == before:
         return True
     if value.node not in inside or not _sums(p, value.node):
@@ -313,7 +312,7 @@ def _remove(e: Transaction, nodes: list[NodeId], where: str) -> None:
 
 
 def _entering(p: Program, value: Value, inside: set[NodeId]) -> Value | None:
-    """Return the value from outside the layer that reaches `value` through sums alone; None for none or several."""
+    """Return the value from outside the layer that reaches `value` through sums alone; None if none or several do."""
     stack, found = [value], set()
     while stack:
         here = stack.pop()

@@ -56,9 +56,9 @@ class BackwardGraph:
     """The backward nodes of a mirrored program, for the gradients of `wanted` values; see `MirroredProgram`.
 
     Args:
-        seeds_at: returns the gradients that reach a value of the source from outside, which are summed before the
+        seeds_at: function from a value of the source to its initial gradients (seeds), which are summed before the
             gradients from its readers.
-        sum_dtype: returns the dtype in which the gradients of a value are summed; None for the dtype of the value.
+        sum_dtype: function from a value to the dtype in which its gradients are summed; None for the value's dtype.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class BackwardGraph:
             self.mirror.discard(known.made)
 
     def _updated(self, node: NodeId, op: str) -> bool:
-        """Store if a node passes gradients on; return True if that, or the set of its wanted values, changed."""
+        """Store whether a node passes gradients to its operands; return True if this or the wanted results changed."""
         passes = False
         if op not in SOURCES and op != ASSIGN:
             row = OPS[op]
@@ -221,7 +221,7 @@ class BackwardGraph:
     def _rewired(
         self, made: Sequence[NodeId], before: Sequence[Value | None], after: Sequence[Value | None]
     ) -> dict[Value, Value] | None:
-        """Rewire recorded nodes from old to new gradients; return old -> new.
+        """Rewire recorded nodes from old to new gradients; return a dict from old to new.
 
         Returns None if the nodes must be recorded again instead: an old gradient occurs twice, was removed, or has a
         different spec than its replacement.

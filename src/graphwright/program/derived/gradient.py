@@ -72,7 +72,7 @@ def differentiate(
     specs = [p.spec(n).bind(sizes) for n in p.inputs()]
     for node, spec in zip(p.inputs(), specs, strict=True):
         if spec.symbolic:
-            raise UnboundDim("an input has a dimension without a value", where=p.path(node), got=spec,
+            raise UnboundDim("a named dimension of an input has no size", where=p.path(node), got=spec,
                              fix='program.grad(outputs, wrt, {"B": 4, ...})')  # fmt: skip
     if steps == 1 and updatable(p):
         return _cached_gradient(p, roots, wanted, sizes, seeded)
@@ -237,7 +237,10 @@ def _leaf(value: Tensor) -> Tensor:
 
 
 def _reaches(p: Program, value: Value, roots: Sequence[Value], steps: int) -> bool:
-    """Return True if a root depends on a value, for a source node also through loop-carried state of `steps` runs."""
+    """Return True if a root depends on a value.
+
+    For an input, param, const or state, also follow state that is carried through `steps` consecutive runs.
+    """
     needed = p.reachable(roots)
     for _ in range(steps - 1 if p.op(value.node) in SOURCES else 0):
         carried = [new for state, new in writes(p) if state.node in needed and new.node not in needed]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class MirroredProgram:
-    """A program with a copy ("twin") of each needed node of `source` and the same variables; `source` never changes.
+    """A program with a copy ("twin") of each needed node of `source`, over the same variables; `source` is not edited.
 
     A node is needed while a mirrored node, or the owner of the mirror, reads it; reference counts track this.
 
@@ -109,7 +109,7 @@ class MirroredProgram:
     def update(self, changed: set[NodeId], needed: Sequence[NodeId], released: Sequence[NodeId] = ()) -> set[NodeId]:
         """Update the twins after edits of the nodes `changed`; return the visited nodes.
 
-        The owner of the mirror starts to read the nodes `needed` and no longer reads the nodes `released`.
+        The caller now reads the nodes `needed`, which must be mirrored, and no longer reads the nodes `released`.
         """
         graph = self.source.graph
         fresh = self._count_readers(changed, needed, released)
@@ -135,7 +135,7 @@ class MirroredProgram:
         return self.program.specs(value.node)[value.port]
 
     def tensor(self, value: Value, recorder: TraceRecorder | None = None) -> Tensor:
-        """Return a value of the derived program as a symbolic tensor."""
+        """Return a value of the derived program as a symbolic tensor of `recorder`, by default the mirror's own."""
         return Tensor(Symbol(self.spec(value), value, recorder or self.recorder))
 
     def rewire(self, node: NodeId, operands: Sequence[Value]) -> None:
@@ -219,7 +219,7 @@ class MirroredProgram:
 
     # -- one twin ----------------------------------------------------------------------------------------------------
     def _update_twin(self, node: NodeId) -> bool:
-        """Create or update a node's twin; return True if the readers of the node must be visited."""
+        """Create or update the copy (twin) of a source node; return True if the readers of the node must be visited."""
         source, p = self.source, self.program
         op, old = source.op(node), self._twins.get(node)
         self.dirty.update(self.operands[node])

@@ -41,7 +41,7 @@ class Recomputed:
             self._groups[node] = self.group
 
     def read(self, value: Value) -> Value:
-        """Return what backward reads for `value`: a recomputed clone if `value` is in a subgraph and not retained."""
+        """Return the value that backward reads: a recomputed clone if a checkpoint discards `value`, else `value`."""
         group = self._groups.get(value.node)
         if group is None or self._is_retained(value):
             return value
@@ -58,7 +58,7 @@ class Recomputed:
         return self._retained[value]
 
     def _clone(self, node: NodeId, group: Any) -> None:
-        """Clone a node and all its ancestors inside the subgraph that have no clone yet, in forward order."""
+        """Clone a node and all its ancestors inside the subgraph `group` that have no clone yet, in forward order."""
         p, found, stack = self.program, {node}, [node]
         while stack:
             for v in p.operands(stack.pop()):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class TracedNodes(NamedTuple):
-    """The nodes of one trace, by their content and by their role, so that the next trace can reuse them."""
+    """The nodes of one trace, by content (op, operands) and by role (position in the code), to reuse in the next."""
 
     by_content: dict[tuple[Any, ...], NodeId]  # (op, operands, attributes), or the id of an array or variable -> node
     by_role: dict[tuple[str, int, str], NodeId]  # (scope and op, how often it was recorded so far, attributes) -> node

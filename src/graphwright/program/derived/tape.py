@@ -66,7 +66,7 @@ def _steps(nodes: Sequence[Any]) -> dict[Any, int]:
 
 
 class _TapeProgram:
-    """The program built from a tape; `values` maps (tape node, port), or the id of a leaf, to a value of `program`."""
+    """The program built from a tape; `values` maps (tape node, result number), or the id of a leaf, to its value."""
 
     def __init__(self, name: str, steps: Mapping[Any, int]) -> None:
         self.program = Program(name)
@@ -81,9 +81,8 @@ class _TapeProgram:
         operands = [self._operand(node, number, edge, step) for number, edge in enumerate(node.edges)]
         owners = [edge.name for edge in node.edges if isinstance(edge, Parameter) and "." in edge.name]
         module = f"{owners[0].rpartition('.')[0]}." if owners else ""
-        made = insert_node(
-            p, node.op.name, node.attrs, p.free_name(step + module + node.op.name), tuple(node.out_specs)
-        )
+        name = p.free_name(step + module + node.op.name)
+        made = insert_node(p, node.op.name, node.attrs, name, tuple(node.out_specs))
         for port, value in enumerate(operands):
             insert_edge(p, value, made, port)
         for port in range(len(node.out_specs)):

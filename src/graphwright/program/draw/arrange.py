@@ -30,7 +30,8 @@ class X(NamedTuple):
     """A horizontal position: pin `b` of child `a` (IN, OUT), track `b` of channel `a` (TRACK), or lane `a` (LANE).
 
     A pin is the point where a wire meets a box. For a child that is a group, `b` is the index of the entry (IN) or exit
-    (OUT). For a pin on top of a node, `b` counts half steps from the middle. Channel k is between lanes k and k + 1.
+    (OUT); on top of a node it counts half pin distances from the middle. A lane is a vertical band of boxes. Channel k,
+    with tracks for vertical wires, is between lanes k and k + 1.
     """
 
     kind: int
@@ -42,8 +43,8 @@ class X(NamedTuple):
 class Wire:
     """The route from the source of a net to one target: down at `xs[0]`, across gutter `bends[0]` to `xs[1]`, ...
 
-    A bend is (gutter, track); tracks are 0 until `gutter_tracks` sets them. Gutter g is below row g; gutter -1 is above
-    row 0.
+    A bend is (gutter, track). Gutter g is the gap below row g of boxes, -1 the one above row 0. A gutter has parallel
+    horizontal tracks, numbered by `gutter_tracks`; until then all are 0.
     """
 
     net: int
@@ -56,7 +57,7 @@ class Wire:
 
 @dataclass(slots=True)
 class Arrangement:
-    """Rows, lanes and wires of one group."""
+    """The arrangement of one group (module) of a picture: its children in rows and lanes (columns), and its wires."""
 
     rank: list[int]  # row of each child
     lane: list[int]  # lane of each child
@@ -76,7 +77,7 @@ def arrange(nets: Sequence[Net], inner: Sequence[Arrangement | None], entries: i
     Args:
         nets: the nets of the group; those that enter from outside come first.
         inner: per child its own arrangement, None for a node.
-        entries, exits: number of values that enter the group from outside, and that leave it.
+        entries, exits: number of source nodes outside that are read inside, and inside that are read outside.
     """
     router = _Router(nets, inner, entries, exits)
     wires = router.wires()
@@ -199,7 +200,7 @@ class _Router:
     def _on_track(
         self, net: Net, wires: list[Wire], some: list[int], source: X | None, own: int, start: int, back: bool
     ) -> X:
-        """Route the wires `some` of one net on a shared vertical track; return the position at which the net starts."""
+        """Route the wires with indices `some` on one vertical track; return the position at which the net starts."""
         targets = [net.targets[k] for k in some]
         rows = [self._row(t) for t, _ in targets]
         first, last = (min(rows), start) if back else (start + 1, max(rows) - 1)
@@ -223,10 +224,10 @@ class _Router:
         return track if source is None else source
 
     def _channel(self, own: int, others: list[int], first: int, last: int, back: bool) -> int:
-        """Choose a channel beside lane `own` for a track in rows `first` to `last`, on the side of the lanes `others`.
+        """Choose the channel (gap beside a lane) for a vertical track through rows `first` to `last`.
 
-        If as many of `others` are left as right, the channel is beyond the used lanes. For wires that lead up (`back`),
-        it is to the right of all lanes.
+        It is beside lane `own`, on the side of the mean of the lanes `others`. If that mean is `own`, it is beyond the
+        used lanes on the nearer side; for wires that lead up (`back`), to the right of all lanes.
         """
         used = set(self.taken.used(first, last))
         if back:
@@ -253,7 +254,7 @@ class _Router:
     def assign_pins(self, wires: list[Wire]) -> list[int]:
         """Assign pins to the wires that enter each node, in left-to-right order; straighten wires if possible.
 
-        Returns: per child the largest absolute pin offset, in half steps.
+        Returns: per child the largest distance of a pin from the middle, in half pin distances.
         """
         arriving: dict[int, list[Wire]] = {}
         for wire in wires:
@@ -326,7 +327,7 @@ def trunk(rank: list[int], order: list[int], after: Lists, entries: Lists, exits
     the start of the longest path to it. In a residual network the trunk consists of the junctions.
 
     Args:
-        entries: per entry the children that read it.
+        entries: per source outside that is read inside (an entry), the children that read it.
         exits: the children that are read outside the group.
     """
     if not order:
@@ -348,7 +349,7 @@ def trunk(rank: list[int], order: list[int], after: Lists, entries: Lists, exits
 
 
 def _on_every_path(order: list[int], after: Lists, start: list[int], useful: dict[int, int]) -> list[int]:
-    """Return the children that are on every path from `start` to the exit; `useful` has all that lead to the exit."""
+    """Return the children that are on every path from `start` to the exit; `useful`: those that reach the exit."""
     reached = set(start)
     for i in order:
         if i in reached:
@@ -391,7 +392,7 @@ def _span(first: int, last: int) -> int:
 def lanes(
     rank: list[int], before: Lists, after: Lists, spine: list[int], inlet: bool, outlet: bool
 ) -> tuple[list[int], Occupancy, set[tuple[int, int]]]:
-    """Assign a lane to each child; also return the used rows per lane and the edges that run straight down a lane.
+    """Assign a lane (column) to each child; also return the used rows per lane and the edges straight down a lane.
 
     `spine` lists the children of the trunk. `inlet` is True if the first of them reads the main entry, `outlet` if the
     last of them is read outside the group.
@@ -431,7 +432,7 @@ def _chains(rank: list[int], before: Lists, after: Lists, spine: set[int]) -> Li
     """Split the children outside the trunk into chains, each drawn in one lane; sorted by their first child.
 
     A chain continues with the reader that has the longest path below it, if no other source of this reader is in a
-    lower row. Then a chain is appended to the lowest source of its first child that ends another chain, if any.
+    lower row. Then a chain is appended to the chain that ends in the lowest source of its first child, if there is one.
     """
     n = len(rank)
     height = [0] * n
@@ -483,7 +484,7 @@ def _place(chains: Lists, rank: list[int], lane: list[int], taken: Occupancy) ->
 
 
 def gutter_tracks(wires: Sequence[Wire], rows: int, position: Callable[[X], int]) -> list[int]:
-    """Assign a track to every bend; the wires of one net share a track.
+    """Assign a track, a line in the gap (gutter) between two rows, to every bend; the wires of one net share a track.
 
     Two nets share a track of a gutter if their horizontal segments do not touch. If net A enters the gutter at the
     horizontal position at which net B leaves it, A gets a track above that of B, so that their vertical segments do not
@@ -503,7 +504,7 @@ def gutter_tracks(wires: Sequence[Wire], rows: int, position: Callable[[X], int]
 
 
 def _assign(nets: dict[int, tuple[set[int], set[int]]]) -> dict[int, int]:
-    """Map nets to tracks in one gutter; `nets` has the positions of a net's wires above and below the gutter."""
+    """Return {net: track} for one gutter (gap between rows); `nets`: net -> positions of wires (above, below)."""
     span = {net: (min(above | below), max(above | below)) for net, (above, below) in nets.items()}
     leaving: dict[int, list[int]] = {}
     for net, (_, below) in nets.items():

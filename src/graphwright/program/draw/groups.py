@@ -68,7 +68,7 @@ class ModuleGroup:
 
 @dataclass(slots=True)
 class GroupTree:
-    """All groups, parents before children. Node i of the scene is child `position[i]` of the group `home[i]`."""
+    """All module groups, parents before children. Node i of the scene is child `position[i]` of the group `home[i]`."""
 
     modules: list[ModuleGroup]
     home: list[int]
@@ -83,13 +83,13 @@ class GroupTree:
         return found
 
     def seat(self, item: int) -> tuple[int, int]:
-        """Return the group that contains a node (or the group ~item if item < 0), and the index among its children."""
+        """Return the parent group of a node (of the group ~item if item < 0), and the index among its children."""
         if item >= 0:
             return self.home[item], self.position[item]
         return self.modules[~item].parent, self.modules[~item].position
 
     def legs(self, src: int, dst: int) -> tuple[list[tuple[int, int]], int]:
-        """Return the groups that an edge passes through, in order, and how many of them it leaves.
+        """Return the groups that an edge between nodes (or groups, as ~index) passes through, and how many it leaves.
 
         Each group comes with the child in which the edge ends, or OUTSIDE if the edge leaves the group.
         """
@@ -128,7 +128,7 @@ def grow(scene: Scene) -> GroupTree:
 
 
 def _group_at(tree: GroupTree, path: str) -> int:
-    """Return the group of a path; add it and the groups around it if they are missing."""
+    """Return the index of the group with this path; add the group and those around it if they are missing."""
     missing = []
     while path not in tree.by_path:
         missing.append(path)
@@ -143,7 +143,7 @@ def _group_at(tree: GroupTree, path: str) -> int:
 
 
 def wire(scene: Scene, tree: GroupTree) -> None:
-    """Fill in entries, exits and nets of every group, in O(edges · depth)."""
+    """Set the nets of every group, its entries (outer sources read inside) and exits (inner sources read outside)."""
     joined: list[dict[int, dict[int, list[int]]]] = [{} for _ in tree.modules]  # source -> child -> edges
     entries: list[dict[int, int]] = [{} for _ in tree.modules]
     leaving: list[set[int]] = [set() for _ in tree.modules]
@@ -349,7 +349,7 @@ def view(scene: Scene, expanded: Set[str] | None, level: int | None, fold: bool,
 
 
 def _bundled(found: SceneView, size: int) -> SceneView:
-    """Bundle the root's children in groups of `size`, all closed and listed in `closed`."""
+    """Bundle the top-level nodes and groups in groups of `size`, all closed and listed in `closed`."""
     made = _prepared(bundled(found.scene, found.tree, size))
     made.open = {ROOT}
     made.closed = tuple(m.path for m in made.tree.modules[1:] if m.depth == 1)

@@ -175,7 +175,7 @@ def _plain(a: Arrangement, nets: Sequence[Net]) -> dict[str, Any]:
 
 
 def _blame(program: Program) -> tuple[list[str], dict[str, list[int]]]:
-    """Return the journal entries as text, and a dict from path or checkpoint key to the entries whose edits name it."""
+    """Return the journal entries as text, and {path or checkpoint key: indices of the entries that name it}."""
     entries: list[str] = []
     found: dict[str, list[int]] = {}
     for number, entry in enumerate(program.journal):

@@ -30,7 +30,7 @@ BUDGET = 2000  # default limit on the boxes, frames and edges of a picture
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A node, or a closed group."""
+    """The box of a picture for a node or for a closed group."""
 
     path: str  # path of the node or group; a range such as `layers.[0-21]` stands for a folded run
     kind: str  # `group`, `junction`, `op`, or the kind of the node (`input`, `param`, `const`, `state`, `write`)
@@ -55,7 +55,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class DrawnEdge:
-    """All edges between two boxes."""
+    """A line of a picture, which stands for all edges from one box to another."""
 
     src: str  # path of the box
     dst: str
@@ -69,7 +69,7 @@ class DrawnEdge:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The frame of an open group: `rank` is its row within the parent, `repeat` the number of equal groups."""
+    """The frame of an open group: `rank` is its row within the parent; it stands for `repeat` equal groups."""
 
     path: str
     title: str
@@ -138,10 +138,10 @@ Points = list[tuple[int, int]]
 
 @dataclass(slots=True)
 class ChildExtent:
-    """Extent of a child left and right of the middle of its lane, its height, and the offsets of its pins.
+    """The pixels of a box or frame left and right of the middle of its lane (column), its height, and its pins.
 
-    `pins` are the offsets of a group's entries and exits from the middle; None for a node, whose input pins are
-    multiples of PIN / 2 from the middle and whose output pin is in the middle.
+    A pin is the point where a wire meets the box. `pins` are the offsets of a group's input and output pins from the
+    middle; None for a node: its input pins are multiples of PIN / 2 from the middle, its output pin is in the middle.
     """
 
     left: int
@@ -150,7 +150,7 @@ class ChildExtent:
     pins: tuple[Sequence[int], Sequence[int]] | None = None
 
     def pin(self, x: X) -> int:
-        """Return the offset of a pin from the middle."""
+        """Return the horizontal offset of a pin, the point where a wire meets the box, from the middle."""
         if self.pins is not None:
             return self.pins[x.kind][x.b]
         return x.b * PIN // 2 if x.kind == IN else 0
@@ -247,7 +247,7 @@ def _columns(
 
 
 def _rows(a: Arrangement, sizes: Sequence[ChildExtent], head: int) -> tuple[list[int], list[int], int]:
-    """Compute the top of each row, the y of the first track of each gutter, and the total height."""
+    """Compute the top of each row, the y of the first line in each gap (gutter) between rows, and the total height."""
     heights = [0] * a.rows
     for row, size in zip(a.rank, sizes, strict=True):
         heights[row] = max(heights[row], size.height)
@@ -274,7 +274,7 @@ class Composition:
 
     # -- sizes -------------------------------------------------------------------------------------------------------
     def node_size(self, node: int, pins: int = 0) -> ChildExtent:
-        """Compute the extent of a node's box, wide enough for its pins."""
+        """Compute the extent of a node's box, wide enough for pins up to `pins` · PIN / 2 from the middle."""
         w, h = box_size(self.view.labels[node], self.view.scene.nodes[node].junction)
         if node in self.roomy:
             w, h = w * 7 // 10 * 2, h * 3 // 4 * 2

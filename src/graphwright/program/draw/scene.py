@@ -262,7 +262,7 @@ MOST = 1 << 24  # size of the largest weight that `statistics` reads, in element
 
 
 def statistics(program: Program) -> dict[str, str]:
-    """Summarise the values of each floating-point weight by checkpoint key; weights still in their file are skipped."""
+    """Summarise the values of each floating-point weight by checkpoint key; weights not yet read are skipped."""
     found = {}
     for key, variable in program.weights.items():
         array = variable.data

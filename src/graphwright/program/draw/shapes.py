@@ -86,7 +86,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 620, 20, 210
 
 @dataclass(frozen=True, slots=True)
 class PlotArea:
-    """The mapping from data ranges to the pixels of a chart; a range of a single number maps to its left or low end."""
+    """The mapping from data ranges to the pixels of a chart; a range of one number maps to the left or bottom."""
 
     x: tuple[float, float]
     y: tuple[float, float]

@@ -96,7 +96,7 @@ def frame(group: Group, overlay: Overlay) -> Shape:
 
 
 def box(b: Box, overlay: Overlay) -> Shape:
-    """Draw a node or a closed group."""
+    """Draw the box of a node or a closed group."""
     classes = f"gw-b gw-{b.family}-box" + (f" gw-{b.mark}" if b.mark else "")
     colour, note = overlay.colours.get(b.target), overlay.notes.get(b.target)
     if overlay.levels is None and colour is None:
@@ -178,7 +178,7 @@ class Legend:
 
 
 def legend(made: PictureLayout, overlay: Overlay, diff: bool, hidden: Collection[str] = ()) -> Legend:
-    """Make the legend of a picture, with its top left at 0, 0: kinds of edge, marks, overlay, closed groups.
+    """Make the legend of a picture, with its top left at 0, 0: kinds of edge, diff marks, overlay, closed groups.
 
     `hidden` are further kinds of edge to explain, such as those inside closed groups.
     """

@@ -1,7 +1,7 @@
 """Adding and removing gates inside an open edit. All gates of a program share one vector of logits and one table.
 
-A gate consists of its sites, which are the nodes that multiply a value by it, and of a slot: a span of rows in logits
-and table. The slot of a removed gate is reused with the next generation number, so that other gates keep their rows.
+A gate has sites, the nodes that multiply a value by it, and a span of rows in logits and table. The span of a removed
+gate is reused by a new gate, with the next generation number, so that other gates keep their rows.
 """
 
 from __future__ import annotations
@@ -215,9 +215,9 @@ def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
 
 
 def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> list[_Place]:
-    """Return (value, dimension, edges that read the value) for the operands to gate of ops that sum over the axis.
+    """Return operands to gate of the ops that sum over the axis, as (value, dimension, edges that read the value).
 
-    Ops in `decided` are skipped. The dimension is exactly the axis if possible; else it also contains other axes.
+    Ops in `decided` are skipped. The gated dimension is exactly the axis if possible; else it also contains other axes.
     """
     solution = group.axes.solution
     found: dict[tuple[Value, int], dict[EdgeId, None]] = {}
@@ -362,7 +362,7 @@ def _put(e: Transaction, op: str, operands: Sequence[Value], name: str, **attrs:
 
 
 def _add_sites(e: Transaction, request: _Request, part: Value) -> NodeId:
-    """Add the nodes that multiply by a gate, one for each site; return the first of them, the handle of the gate."""
+    """Add the nodes that multiply the values of a request by its gate `part`; return the first, the gate's handle."""
     p, sites = e.program, []
     for at in request.sites:
         value, spec, factor = at.value, p.spec(at.value), part
@@ -408,7 +408,7 @@ def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -
 
 # -- removing ----------------------------------------------------------------------------------------------------------
 def ungate(e: Transaction, handle: NodeId) -> None:
-    """Remove a gate: values pass unchanged, and its slot can be reused. Raises: StaleHandle, UnknownGate."""
+    """Remove a gate: values pass unchanged, and new gates can reuse its logits. Raises: StaleHandle, UnknownGate."""
     p = e.program
     found = p.gates()[p.node(handle)]
     for site in found.sites:
@@ -417,7 +417,7 @@ def ungate(e: Transaction, handle: NodeId) -> None:
 
 
 def release(e: Transaction, site: NodeId) -> None:
-    """Remove a node that multiplies by a gate and has no readers. Free the gate's slot if no such node is left."""
+    """Remove a node that multiplies by a gate and has no readers. Free the gate's logits if no such node is left."""
     p = e.program
     part, nodes = g.of_site(p, site), g.between(p, site)
     assert part is not None

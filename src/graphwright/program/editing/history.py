@@ -32,7 +32,7 @@ class History:
 
     Attributes:
         undoable, redoable: stacks of the journal entries that can be undone and redone; the next entry is the last.
-        marks: dict from the name of a mark to `seq` of the last undoable entry when it was set; -1 if it had no entry.
+        marks: dict from the name of a mark to `seq` of the last undoable entry when it was set; -1 for none.
         open: the open edit; None if no edit is open.
         listeners: functions called with each new journal entry.
         spill: moves arrays of undo data to a temporary file when they exceed `program.history_bytes`.

@@ -132,7 +132,7 @@ def conflict_of(error: Exception, where: str) -> ReplayConflict:
 
 
 def _own_values(entry: Entry) -> list[str]:
-    """Return the keys of the weights that an entry sets or adds, except tables with their values in the journal."""
+    """Return the keys of the weights that an entry sets or adds, except those whose values the journal contains."""
     brought = [r for r in entry.edits if r["edit"] in ("SetWeight", "AddNode") and "payload" in r]
     records = [r for r in brought if "values" not in r["payload"]]
     return [r["key"] if r["edit"] == "SetWeight" else r["attrs"]["key"] for r in records]
@@ -152,7 +152,7 @@ class PayloadFinder:
         self._searched = False
 
     def find(self, entry: Entry, i: int, named: Mapping[str, Any]) -> NDArray:
-        """Return the array `named` in the record of edit `i` of an entry. Raises: ReplayConflict if it is not found."""
+        """Return the array that the field `named` of edit `i` of an entry names. Raises: ReplayConflict if missing."""
         if "values" in named:
             return _inline_array(named)
         own, digest = entry.undo.forward[i].payloads if entry.undo is not None else (), named.get("blake2b")

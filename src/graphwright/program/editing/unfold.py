@@ -105,7 +105,7 @@ def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> Nod
 
 
 def fold(e: Transaction, ref: Ref) -> NodeId:
-    """Revert `unfold`: join the units into one op. The program then has the hash that it had before `unfold`.
+    """Revert `unfold`: merge the units into one op. The program then has the hash that it had before `unfold`.
 
     Args:
         ref: the node that `unfold` returned.

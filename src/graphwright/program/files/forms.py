@@ -55,9 +55,8 @@ def array(data: Any, length: int | None = None) -> list[Any]:
 def table(data: Any, fields: Iterable[str] | None = None) -> dict[str, Any]:
     """Return `data` if it is a dict, with exactly these fields if any are given. Raises: ProgramFileError."""
     if not isinstance(data, dict) or (fields is not None and data.keys() != set(fields)):
-        raise wrong(
-            expected="an object" if fields is None else f"an object with fields {', '.join(sorted(fields))}", got=data
-        )
+        named = "" if fields is None else f" with fields {', '.join(sorted(fields))}"
+        raise wrong(expected=f"an object{named}", got=data)
     return data
 
 

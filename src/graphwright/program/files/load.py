@@ -127,7 +127,7 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
         report.check(p.name)
     p.valid = report.ok
     if verify and any(array.storage.memory is None for array in files.mapped):  # checks the bytes of all tensors now
-        raise ProgramFileError("the bytes of a tensor cannot be read")
+        raise AssertionError("reading a mapped tensor must return its bytes or raise an error")
     return p
 
 
@@ -158,7 +158,7 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
     data = forms.table(body["graph"])
     limits = (p.graph.block, p.graph.max_generation)
     if (data["block"], data["max_generation"]) != limits or type(data["block"]) is not int:
-        raise forms.wrong(expected=f"block and max_generation {limits}", got=(data["block"], data["max_generation"]))
+        raise forms.wrong(expected=f"block, max_generation: {limits}", got=(data["block"], data["max_generation"]))
     for side, declared in (("nodes", NODE_COLUMNS), ("edges", EDGE_COLUMNS)):
         forms.table(forms.table(data[side])["columns"], declared)
     strict = {

@@ -27,7 +27,7 @@ def _encoder(code: Code) -> vm.Encoder:
 
 
 def compared(code: Code, *, swapped: bool = False) -> vm.VmForm:
-    """Make the `VmForm` of a float32 comparison; if `swapped`, the instruction gets the operands in reverse order."""
+    """Make the `VmForm` of a float32 comparison; if `swapped`, the instruction gets its operands in reverse order."""
 
     def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         fits = vm.all_f32(*ins) and outs[0].dtype is bool_
@@ -107,7 +107,7 @@ def _reduction(out: vm.View, x: vm.View, axes: Any, rows_code: Code, columns_cod
 
 
 def _kept(x: vm.View, gone: set[int], out: vm.View) -> tuple[int, ...]:
-    """Return the strides of x along the axes of `out`, without the axes in `gone` (of size 1) if `out` lacks them."""
+    """Return the strides of x along the axes of `out`; if `out` lacks the reduced axes `gone`, theirs are left out."""
     strides = [s for a, s in enumerate(x.strides) if a not in gone]
     return tuple(strides) if len(strides) == len(out.shape) else x.strides
 

@@ -67,7 +67,7 @@ def f32(code: Code) -> vm.VmForm:
 
 
 def tiles_for(shape: tuple[int, ...], by_row: bool) -> int:
-    """Return how many inner values fit the scratch at a time; if `by_row`, each one is a whole row of `shape`."""
+    """Return how many intermediate values fit the scratch at a time; if `by_row`, each is a whole row of `shape`."""
     return TILES // -(-shape[-1] // TILE) if by_row else TILES
 
 
@@ -126,7 +126,7 @@ def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[vm.R
 
 
 def _together(members: Sequence[Member]) -> list[Member]:
-    """Merge pairs of consecutive members for which `TOGETHER` has one instruction."""
+    """Merge pairs of consecutive members, such as an addition and SiLU, for which `TOGETHER` has one instruction."""
     made: list[Member] = []
     for n, m in enumerate(members):
         code = TOGETHER.get((made[-1].form.code, m.form.code)) if made else None
@@ -150,7 +150,7 @@ def _read(tile: Inner, members: Sequence[Member]) -> bool:
 
 
 def _written_once(members: Sequence[Member], most: int) -> list[Member]:
-    """Redirect results in memory that a later member overwrites: they go to free tiles, so memory is written once."""
+    """Replace a result in memory that a later member overwrites by a free tile, so that memory is written only once."""
     last = {v.address: n for n, m in enumerate(members) for v in m.outs if isinstance(v, vm.View)}
     free = set(range(most)).difference(v.tile for m in members for v in m.outs if isinstance(v, Inner))
     held: dict[int, Inner] = {}
@@ -211,7 +211,7 @@ def _in_f32(members: Sequence[Member], most: int) -> list[Member]:
 
 
 def _free(tiles: Iterator[int], wide: dict[vm.View, Inner], busy: set[int]) -> Inner:
-    """Return the next of `tiles` that is not in `busy`; remove the operand that was widened into it from `wide`."""
+    """Return the next tile that is not in `busy`; remove from `wide` the operand whose widened copy it held."""
     tile = next(t for t in tiles if t not in busy)
     for v in [v for v, held in wide.items() if held.tile == tile]:
         del wide[v]
@@ -232,7 +232,7 @@ def _body(
     Operand k in memory begins at element offset `at[k]` and advances by `jumps[k]` elements per iteration.
 
     Args:
-        pieces: size of the tile of an inner value, in units of TILE elements.
+        pieces: size of the tile of an intermediate value, in units of TILE elements.
     """
     body: list[vm.Row] = []
     k = 0

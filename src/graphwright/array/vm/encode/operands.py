@@ -147,7 +147,7 @@ def offsets(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[
 
 
 def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> Rows:
-    """Encode an elementwise op by instructions that loop over 1 or 2 axes each; further axes are unrolled."""
+    """Encode an elementwise op by instructions that loop over 1 or 2 axes each, one per index of any further axes."""
     views = [out, *ins]
     if 0 in out.shape:
         return []
@@ -173,7 +173,7 @@ def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> Rows
 
 
 def along(out: View, step: int) -> int:
-    """Return `step`, or PAST (non-temporal stores) for a contiguous float32 result larger than the caches."""
+    """Return PAST (non-temporal stores) if `step` is 1 and `out` is float32 and larger than the caches, else `step`."""
     return PAST if step == 1 and out.dtype is float32 and 4 * out.size > CACHED else step
 
 

@@ -48,7 +48,7 @@ _MANY_ROWS = {bfloat16: Code.PANELS_BF16}
 
 
 def _few(m: int, w: vm.View) -> bool:
-    """Return True if x has so few rows (m) that reading the weights takes longest, and if x fits the scratch."""
+    """Return True if x has so few rows (m) that reading the weights takes longest, and x fits the scratch."""
     return m <= FEW and m * -(-w.shape[-1] // GROUP) * WORK.get(w.dtype.itemsize, 0) <= STRIPS - ZEROS
 
 

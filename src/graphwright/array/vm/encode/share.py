@@ -83,7 +83,7 @@ def is_scalar(row: vm.Row) -> bool:
 
 
 def pack_runs(units: Iterable[tuple[int, list[vm.Row]]], scratch: int) -> list[tuple[int, list[vm.Row]]]:
-    """Pack each run of scalar units, pairs (op index, rows of code), into one unit with the first op index."""
+    """Pack consecutive scalar instructions in pairs (op index, rows of code) into one pair with the first op index."""
     made: list[tuple[int, list[vm.Row]]] = []
     for single, run in groupby(units, lambda unit: len(unit[1]) == 1 and is_scalar(unit[1][0])):
         parts = list(run)
@@ -94,7 +94,7 @@ def pack_runs(units: Iterable[tuple[int, list[vm.Row]]], scratch: int) -> list[t
 
 
 def _packed(rows: Sequence[vm.Row], scratch: int) -> list[vm.Row]:
-    """Pack scalar instructions into one; addresses below LOCAL become absolute by adding `scratch`."""
+    """Pack scalar instructions into one SCALARS instruction; `scratch` is added to addresses below LOCAL."""
     table: list[int] = []
     for row in rows:
         operands = (row[3], row[6], row[9] if row[0] in _BINARY else row[6])
@@ -207,7 +207,7 @@ def _spans(total: int, count: int, grain: int) -> list[tuple[int, int]]:
 
 
 def _split(row: vm.Row, counted: int, steps: Sequence[tuple[int, int]], count: int, grain: int) -> list[list[vm.Row]]:
-    """Split the extent in word `counted`; `steps` are (index of an address word, bytes per unit of the extent)."""
+    """Split the loop that word `counted` counts; `steps` are (index of an address word, bytes per iteration)."""
     spans = _spans(row[counted], count, grain)
     return [[_moved(row, counted, size, [(a, begin * step) for a, step in steps])] for begin, size in spans]
 
@@ -239,7 +239,7 @@ def _product(row: vm.Row, count: int) -> list[vm.Row]:
 
 
 def _stored(row: vm.Row, count: int) -> list[list[vm.Row]]:
-    """Split a product with stored weights along the rows of the weights, in whole panels of 32."""
+    """Split a product with stored weights along the rows of the weights, in panels of 32 rows."""
     steps = [(1, STORED[row[0]] * row[3]), (7, 4)]
     steps += ([(4, 4)] if row[4] else []) + ([(10, -(-row[3] // GROUP) * 4)] if row[10] else [])
     return _split(row, 2, steps, count, 32)

@@ -1,4 +1,4 @@
-"""Encoding of optimizer steps for the VM: one instruction, and half a row for each parameter."""
+"""Encoding of optimizer steps for the VM: one instruction, then half a row of code for each parameter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _step(
     Args:
         numbers: names of the attributes in words 4 and following.
         flags: names of the attributes in the bits of word 9.
-        moments: a function of the attributes that returns for each moment of the instruction whether it is present.
+        moments: maps the attributes to bools: whether each moment of the instruction, such as m and v, is present.
     """
 
     def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:

@@ -1,1 +1,1 @@
-"""Running VM code: segments of a plan, calls of the machine, helper threads."""
+"""Running VM code: segments of a plan, calls of the interpreter, helper threads."""

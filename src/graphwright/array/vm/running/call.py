@@ -1,4 +1,4 @@
-"""Calls of the machine with a context (the arguments of a call, see `sharing.py`), and the helper threads.
+"""Calls of the VM's machine with a context (the arguments of a call, see `sharing.py`), and the helper threads.
 
 A quick call takes some 30 ns: it is a builtin method whose `self` is a bytes object with the context's address, and
 whose C function is the machine, which returns None, or NotImplemented for a failure. It holds the GIL, so only short
@@ -40,7 +40,7 @@ class _Method(ctypes.Structure):
 
 @cache
 def _make_method() -> Any:
-    """Return the constructor (method, self) -> builtin method, or None if the layout of CPython objects is unknown."""
+    """Return CPython's constructor (method, self) -> builtin method; None if the layout of its objects is unknown."""
     plain = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
     if not plain or bytes.__basicsize__ - 1 != at.PAYLOAD or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
@@ -57,7 +57,7 @@ def _method() -> _Method:
 def guarded(context: np.ndarray, memory: Any, otherwise: Callable[[], None]) -> Call:
     """Return a call that runs the code of `context` if its guard holds, else calls `otherwise`.
 
-    The guard holds if the number at the address in word `GUARD` equals word `SEEN`. `otherwise` is also called
+    The guard holds if the number at the address `context[GUARD]` equals `context[SEEN]`. `otherwise` is also called
     after a failed instruction. The call holds the GIL; its check is native code. Where quick calls are impossible,
     `otherwise` itself is returned.
     """
@@ -68,7 +68,7 @@ def guarded(context: np.ndarray, memory: Any, otherwise: Callable[[], None]) -> 
 
 
 def quick(context: np.ndarray, memory: Any) -> Call | None:
-    """Return a call that holds the GIL and keeps `memory`, which the context points to, alive; None if impossible."""
+    """Return a call of the VM that holds the GIL; it keeps `memory`, used by `context`, alive. None if impossible."""
     make = _make_method()
     if make is None:
         return None
@@ -82,7 +82,7 @@ _Plain = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 
 def patient(context: np.ndarray, memory: Any) -> Call:
-    """Return a call that releases the GIL and keeps `memory`, which the context points to, alive."""
+    """Return a call of the VM that releases the GIL; it keeps `memory`, used by `context`, alive."""
     context[at.FINE], context[at.FAILED], context[at.COUNTED] = 0, 1, 0
     block = np.array([context.ctypes.data], np.int64)
     run, me = _Plain(build().address), int(block.ctypes.data) - at.PAYLOAD

@@ -1,4 +1,4 @@
-"""A sequence of ops as code for the machine: encoded once, then run by one call."""
+"""A sequence of ops as VM code: encoded once, then run by one call."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class BadIndex(IndexError):
 
 
 def new_scratch() -> np.ndarray:
-    """Allocate scratch memory for a segment."""
+    """Allocate scratch memory for a `VmSegment`."""
     return np.zeros(SCRATCH + 64, np.uint8)
 
 
 def _blocks(ops: Sequence[Cut], scratch: int) -> list[np.ndarray]:
-    """Return the code of each op; consecutive scalar instructions become one, stored with the first of their ops."""
+    """Return the code of each op; scalar instructions in a row become one, which belongs to the first of their ops."""
     blocks = [op.code for op in ops]
     numbered = [(i, op) for i, op in enumerate(ops) if op.parts]
     for scalar, run in groupby(numbered, lambda one: one[1].scalar):
@@ -64,7 +64,7 @@ def _first_other(ops: Sequence[Cut], others: Sequence[Cut]) -> int:
 
 
 class VmSegment:
-    """The code of a sequence of ops for fixed addresses; calling it runs all of it and allocates nothing.
+    """The VM code of a sequence of ops for fixed addresses; a call of it runs all ops and allocates nothing.
 
     Args:
         ops: the code of each op in order, as rows or as a `Cut`.
@@ -94,7 +94,7 @@ class VmSegment:
         self._hold(blocks, owner, 0)
 
     def _hold(self, blocks: Sequence[np.ndarray], owner: np.ndarray, runs: int) -> None:
-        """Store the code and the op index of each row, and create the call."""
+        """Store the code and the op index of each row and create the call, which counts at address `runs`."""
         self._code, self._owner = np.concatenate([np.zeros((0, CELLS), np.int64), *blocks]), owner
         context = self._context = np.zeros(at.CELLS, np.int64)
         context[at.CODE] = self._code.ctypes.data
@@ -105,7 +105,7 @@ class VmSegment:
         self.run: Call = self._shared if self._shares else self._alone
 
     def after(self, lead: Sequence[Row], runs: int) -> VmSegment:
-        """Return a copy of the segment whose code begins with the instructions of `lead`.
+        """Return a copy of the segment that runs the instructions `lead` first.
 
         Args:
             runs: address of a counter that every call increments.
@@ -120,17 +120,17 @@ class VmSegment:
         return self._alone()
 
     def source_of(self, lead: int) -> Callable[[int], None]:
-        """Return a function that sets the source address of the instruction with index `lead`, which must be a COPY."""
+        """Return a setter of the source address of a COPY instruction: number `lead` of those passed to `after`."""
         cells = self._code.reshape(-1)
         return partial(cells.__setitem__, CELLS * lead + 6)
 
     @property
     def short(self) -> bool:
-        """Whether the call holds the GIL and needs no helper threads."""
+        """True if the call holds the GIL and needs no helper threads."""
         return not self._long and self.run is self._alone
 
     def failure(self, where: int | None = None) -> BadIndex:
-        """Return the exception to raise after a failed run; `where` is the address that `Guarded.failed` returned."""
+        """Return the exception to raise after a failed run; `where`, if given, is the address from `Guarded.failed`."""
         row = int(self._context[at.WHERE]) if where is None else where
         return BadIndex(int(self._owner[(row - self._code.ctypes.data) // BYTES]))
 
@@ -141,7 +141,7 @@ class VmSegment:
 
 
 class Guarded:
-    """A call that remains valid when its segment is replaced; the check for a stale segment is native code."""
+    """A call of a VM segment that remains valid when the segment is replaced; native code checks if it is stale."""
 
     def __init__(self) -> None:
         self._context = np.zeros(at.CELLS, np.int64)
@@ -155,7 +155,7 @@ class Guarded:
         return guarded(self._context, (self._context, self._segments), otherwise)
 
     def aim(self, segment: VmSegment, guard: int, seen: int, runs: int) -> None:
-        """Make the call run a short segment as long as the number at the address `guard` equals `seen`.
+        """Make the call run `segment` (a short one) as long as the number at the address `guard` equals `seen`.
 
         Args:
             runs: address of a counter that every run increments.
