@@ -12,7 +12,7 @@ from time import perf_counter
 
 from benchmarks.harness import show, write, write_part
 
-NOT_FIGURES = {"__init__", "__main__", "harness", "size", "render", "llama_cpp"}
+NOT_FIGURES = {"__init__", "__main__", "harness", "size", "render", "llama_cpp", "revisions"}
 
 
 def main() -> None:
