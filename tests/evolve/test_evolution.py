@@ -427,7 +427,7 @@ def test_contradictory_innovation_numbers_are_a_conflict(tmp_path):
     run: Any = run_of(generations=2)
     run.registry.keys[4] = run.registry.keys[3]
     run.save(tmp_path / "run")
-    with pytest.raises(RegistryConflict, match=r"\(2, .*\), number 4"):
+    with pytest.raises(RegistryConflict, match=r"\(2, .*\) again, number 4"):
         ev.resume(tmp_path / "run")
 
 

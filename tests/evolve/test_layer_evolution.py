@@ -285,7 +285,7 @@ def test_invalid_arguments_are_refused():
         ev.Evolution(ev.tasks.cartpole(), ev.blocks(start(4, 1)))
     with pytest.raises(UsageError, match="not for layers"):
         ev.Evolution(ev.tasks.two_moons(), ev.blocks(start(2, 1)), ev.NEAT())  # pyright: ignore[reportCallIssue,reportArgumentType]
-    with pytest.raises(UsageError, match="neither neurons nor blocks"):
+    with pytest.raises(UsageError, match="the argument `start` has the wrong type"):
         ev.Evolution(ev.tasks.two_moons(), start(2, 1))  # pyright: ignore[reportCallIssue,reportArgumentType]
     with pytest.raises(LimitTooSmall):
         evolution(max_params=2)

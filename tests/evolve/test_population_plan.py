@@ -51,7 +51,7 @@ def test_invalid_arguments_are_refused(programs):
     xor = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=2), seed=0)
     with pytest.raises(ev.TaskError, match="do not match those of the first one"):
         ev.PopulationPlan([programs[0], xor.program(xor.genes, 0)])
-    with pytest.raises(ev.TaskError, match="at least one program"):
+    with pytest.raises(ev.TaskError, match="no programs were given"):
         ev.PopulationPlan([])
     with pytest.raises(ev.TaskError, match="wrong shape"):
         ev.PopulationPlan(programs)(X[:, :2])

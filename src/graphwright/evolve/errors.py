@@ -13,7 +13,7 @@ class TaskError(UsageError):
 
 
 def need(holds: object, problem: str, **facts: Unpack[Facts]) -> None:
-    """Raise TaskError with the message `problem` unless `holds` is true."""
+    """Raise TaskError(problem, **facts) unless `holds` is true; `facts` are where, expected, got and fix."""
     if not holds:
         raise TaskError(problem, **facts)
 
@@ -27,7 +27,7 @@ class ResumeMismatch(UsageError):
 
 
 class RegistryConflict(UsageError):
-    """Innovation numbers of two registries or of one saved run contradict each other."""
+    """Two registries of innovation numbers cannot be merged, or a saved registry has two numbers for one gene."""
 
 
 class LimitTooSmall(UsageError):

@@ -18,12 +18,12 @@ from graphwright.program import Program, load
 
 
 class scalar(NamedTuple):
-    """The start for evolving neurons and links: genomes that only link inputs and bias to the outputs."""
+    """The start of a run on neurons: the first genomes only have links from inputs and bias to outputs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class blocks:
-    """The start for evolving layers: a program with one input [batch, ...] and one output [batch, outputs].
+    """The start of a run on layers: a program with one input [batch, ...] and one output [batch, outputs].
 
     For classification the output must be logits.
     """
@@ -65,7 +65,7 @@ class Evolution:
         if isinstance(start, blocks):
             return LayerEvolution(task, start.program, settings, seed=seed, threads=threads)
         if start is not None and not isinstance(start, scalar):
-            raise UsageError("the start is neither neurons nor blocks", got=repr(start)[:80],
+            raise UsageError("the argument `start` has the wrong type", got=repr(start)[:80],
                              expected="evolve.scalar() or evolve.blocks(program)")  # fmt: skip
         return NeuronEvolution(task, settings, seed=seed, threads=threads)
 
@@ -78,7 +78,7 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
         task: the task of the run; may be omitted for tasks that the command line knows by name.
         threads: number of threads of native calls.
     Raises: ResumeMismatch if the task or schema differs or a file is damaged (the error names an older saved state, if
-        any); RegistryConflict if innovation numbers contradict each other; UnreadableFile if there is no saved run.
+        any); RegistryConflict if a gene was saved with two innovation numbers; UnreadableFile if there is no saved run.
     """
     folder = Path(directory)
     folder = folder / "state" if (folder / "state" / "run.json").is_file() else folder

@@ -20,7 +20,7 @@ _CODES = [ACTIVATIONS.index(name) for name in FLAT]
 
 
 def blocked_links(genes: Any, inputs: int, outputs: int) -> np.ndarray:
-    """Find the open links that affect an output but get no gradient; return their indices, int64."""
+    """Return the indices, int64, of the open links of a population that affect an output but get no gradient."""
     flat = np.isin(genes.node_act, _CODES)
     if not flat.any():
         return np.zeros(0, np.int64)
@@ -34,7 +34,7 @@ def blocked_links(genes: Any, inputs: int, outputs: int) -> np.ndarray:
     back, ahead = np.searchsorted(nodes, (first + genes.link_src)[neural]), into[neural]
 
     def reached(passes: np.ndarray) -> np.ndarray:
-        """Return a mask of nodes with a path to an output on which `passes` is True for all nodes, ends included."""
+        """Return a mask of the nodes with a path to an output on which all nodes, ends included, have `passes` True."""
         found, before = passes & (genes.node_id <= inputs + outputs), -1
         while before != (before := int(found.sum())):
             found[back[found[ahead]]] = True

@@ -44,7 +44,7 @@ def crowding(objectives: np.ndarray, rank: np.ndarray) -> np.ndarray:
 
 
 def survivors(objectives: np.ndarray, count: int) -> np.ndarray:
-    """Select `count` members by front, then by larger crowding distance, then by index; int64 [count], best first."""
+    """Return the indices of the best `count` members, int64: by front, then larger crowding distance, then index."""
     rank = fronts(objectives)
     room = crowding(objectives, rank)
     return np.lexsort((np.arange(len(rank)), -room, rank))[:count]

@@ -129,7 +129,7 @@ def _kind(made: Composition, i: int) -> str:
 
 
 def _weights(program: Program) -> dict[str, float]:
-    """Map paths of `mul` nodes and gated nodes to the weights drawn on their edges: scalar params or `scale` gates."""
+    """Map the path of each multiplying node to the weight drawn on its edge: a scalar param or a `scale` gate."""
     found: dict[str, float] = {}
     for node in program.of_kind("mul"):
         scalars = [v.node for v in program.operands(node) if program.op(v.node) == PARAM and program.spec(v).size == 1]
@@ -143,7 +143,7 @@ def _weights(program: Program) -> dict[str, float]:
 
 
 def _closed(program: Program) -> dict[str, str]:
-    """Map sources to targets (paths) of closed links: genome links without edge, and nodes with a closed gate."""
+    """Map source to target path of each closed link: a cut link of a genome, or an edge after a closed gate."""
     found: dict[str, str] = {}
     for node in program.nodes():
         link = _LINK.match(program.path(node))

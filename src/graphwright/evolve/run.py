@@ -144,11 +144,11 @@ class EvolutionRun(ABC):
         return self._stuck()
 
     def _check_failures(self, born: int, failures: Sequence[str], missing: str) -> None:
-        """Raise EvaluationFailed if more than half of a generation failed."""
+        """Raise EvaluationFailed if over half of `born` candidates failed, that is, lack the score named `missing`."""
         if 2 * len(failures) > born:
             raise EvaluationFailed(f"more than half of the generation has no {missing}",
                                    where=f"{self.task.name}, generation {self.generation}",
-                                   expected=f"at most {born // 2} of {born}", got="; ".join(failures[:3]))  # fmt: skip
+                                   expected=f"at most {born // 2} failures", got="; ".join(failures[:3]))  # fmt: skip
 
     # -- the parts of each kind of run --------------------------------------------------------------------------------
     @abstractmethod
@@ -192,11 +192,11 @@ class EvolutionResult(ABC):
 
     @abstractmethod
     def _champion_facts(self) -> dict[str, Any]:
-        """Return a dict of facts about the champion for the report."""
+        """Return the entries of `to_json` that describe the champion."""
 
     @abstractmethod
     def _champion_lines(self, report: dict[str, Any]) -> list[str]:
-        """Return the lines of text about the champion."""
+        """Return the lines of `str(result)` that describe the champion; `report` is the result of `to_json`."""
 
     def _no_champion(self) -> UsageError:
         name = self.evolution.task.name
@@ -229,12 +229,12 @@ class EvolutionResult(ABC):
 
 
 def same_cases(report: dict[str, Any]) -> str:
-    """Return a remark if the task uses the same cases for training, validation and test, else ""."""
+    """Return a note for the report if training, validation and test use the same cases, else ""."""
     return " (the same cases for training, validation and test)" if report["split"] == "same" else ""
 
 
 def cost(report: dict[str, Any]) -> str:
-    """Return a text about the costs in a report: passes, share of time in environments, impossible mutations."""
+    """Return a line of text with the costs of a run: passes, share of time in environments, impossible mutations."""
     share, refused = report["environment_seconds"] / max(report["seconds"], 1e-9), sum(report["refused"].values())
     parts = [f"{report['forward_passes']:,} passes forward, {report['backward_passes']:,} with gradients"]
     parts += [f"{100 * share:.0f} % of the time in environments"] if share else []

@@ -105,13 +105,13 @@ def _state(directory: StrPath, age: int) -> Path:
 
 
 def previous_state(directory: StrPath) -> str | None:
-    """Return the advice to resume from the previous state, or None if no such state exists."""
+    """Return the `fix` text of an error: resume from the previous saved state; None if no such state exists."""
     older = _state(directory, 1)
     return f"resume from the previous state in {older}" if (older / "run.json").is_file() else None
 
 
 def rotate_states(directory: StrPath, keep: int) -> None:
-    """Copy each saved state to the next age, so that a new one can be written; files are hard-linked, not copied."""
+    """Copy each saved state to the name of the next older one (`run` to `run.1`, ...); files become hard links."""
     for age in range(keep - 1, 0, -1):
         younger = _state(directory, age - 1)
         if (younger / "run.json").is_file():
@@ -181,7 +181,8 @@ def restore_neurons(run: NeuronEvolution, folder: Path, content: Mapping[str, An
     run.registry = empty_registry(len(keys))
     for index, key in enumerate(keys.tolist()):
         if number(run.registry, *key) != index:
-            raise RegistryConflict("a key occurs twice in the saved registry", got=f"{tuple(key)}, number {index}")
+            raise RegistryConflict("the saved registry has two innovation numbers for one gene", where=folder,
+                                   got=f"{tuple(key)} again, number {index}", fix=previous_state(folder))  # fmt: skip
     run.genes, run.births = genes(""), Births(**columns("births", Births._fields))
     species = columns("species", _SPECIES)
     run.species = Species(**species, threshold=content["threshold"], next_id=content["next_species"])
@@ -228,7 +229,7 @@ def layer_content(run: LayerEvolution, folder: Path) -> dict[str, Any]:
 
 
 def _without_times(program: Program, start: Program) -> Program:
-    """Fork a program without journal entries, which contain times; the births record the history of a candidate."""
+    """Fork a program with an empty journal, since entries contain times; its hash chain continues that of `start`."""
     twin = program.fork(program.name)
     twin.journal = Journal(Chain(base=start.journal.hash))
     return twin

@@ -62,6 +62,7 @@ class NEAT(SavedSettings):
 
     The structural mutations of a child are tried in the order of `STRUCTURAL`, each with its probability, until one is
     drawn and possible. A child gets at most one structural mutation, and if it gets one, its weights do not change.
+    A link is a connection of the paper: open if enabled, closed if disabled.
 
     Attributes:
         population: number of genomes in a generation.
@@ -148,12 +149,12 @@ class NEAT(SavedSettings):
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """The activations of hidden nodes."""
+        """The activations that hidden nodes may have."""
         return (self.activation,) if isinstance(self.activation, str) else tuple(self.activation)
 
     @property
     def unchanging(self) -> bool:
-        """True if every child is identical to a parent."""
+        """True if mutation, crossover and training are all disabled, so that children equal their parents."""
         active = [name for name in STRUCTURAL if self.growth or name not in ("grow", "split_link", "add_link")]
         return self.train is None and not (self.crossover or self.weights or any(getattr(self, n) for n in active))
 

@@ -26,7 +26,7 @@ StrPath = str | os.PathLike[str]
 def flat_bytes(data: Buffer) -> memoryview:
     """Return a [nbytes] uint8 view of `data` in memory order, without a copy.
 
-    Raises: UsageError if `data` is not a C-contiguous buffer of native numbers (a transposed or byte-swapped array).
+    Raises: UsageError if `data` is not a C-contiguous buffer in native byte order (such as a transposed array).
     """
     try:
         view = memoryview(data)  # pyright: ignore[reportArgumentType]  # see the import
@@ -36,9 +36,9 @@ def flat_bytes(data: Buffer) -> memoryview:
             raise TypeError(f"big-endian format {view.format}")
         return view.cast("B")
     except TypeError as error:
-        raise UsageError("the buffer is not contiguous bytes in memory order",
-                         expected="a C-contiguous buffer of native numbers", got=f"{type(data).__name__}: {error}",
-                         fix="np.ascontiguousarray(x).view(np.uint8)") from error  # fmt: skip
+        raise UsageError("the buffer is not C-contiguous in native byte order",
+                         expected="a C-contiguous buffer, native byte order", got=f"{type(data).__name__}: {error}",
+                         fix='np.ascontiguousarray(x, x.dtype.newbyteorder("=")).view("u1")') from error  # fmt: skip
 
 
 def blake2b_128(data: Buffer) -> str:

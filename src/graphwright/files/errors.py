@@ -30,7 +30,7 @@ class DestinationExists(FileError, FileExistsError):
 
 
 class RuleError(GraphwrightError, ValueError):
-    """A file violates `rule`, one of the `RULES` of its `FORMAT`; `key` is the key or tensor at fault, if any."""
+    """A file violates `rule`, a key of `RULES` (rule -> message); `key` is the JSON key or tensor at fault, if any."""
 
     FORMAT: ClassVar[str]
     RULES: ClassVar[dict[str, str]]
@@ -52,7 +52,7 @@ JSON_RULES = {
 
 
 class JsonError(RuleError):
-    """A JSON text violates one of the `JSON_RULES`."""
+    """A JSON text violates one of `JSON_RULES`, such as a limit on nesting."""
 
     FORMAT, RULES = "JSON", JSON_RULES
 

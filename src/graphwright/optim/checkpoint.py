@@ -48,7 +48,7 @@ class HasVariables(Protocol):
 
 
 class HasStructure(HasVariables, Protocol):
-    """A module, program or model."""
+    """A module, program or model, whose structure has a hash."""
 
     def structure_hash(self) -> str:
         """Return a hash of the structure; models with equal hashes can load each other's saved states."""
@@ -209,9 +209,9 @@ class SavedState:
             raise StateError(f"the saved state does not match:\n  {lines}", where=self.directory)
 
     def _arrays(self, scope: Sequence[str], own: Mapping[str, Variable], wrong: list[str]) -> dict[str, NDArray]:
-        """Return a dict of the saved tensors of the parts in `scope`, such as `model`; verify their checksums.
+        """Return the saved tensors, by name, of the parts in `scope`, such as `model`, after verifying their checksums.
 
-        Mismatches with `own` are added to `wrong`. Raises: StateError for a wrong checksum or anything in `wrong`.
+        Mismatches with the variables `own` are added to `wrong`. Raises: StateError for a mismatch or wrong checksum.
         """
         names = [name for name in self.tensors if name.partition(".")[0] in scope]
         arrays: dict[str, NDArray] = {}
@@ -286,7 +286,7 @@ def program_of(model: object) -> Program | None:
 
 
 def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str]:
-    """Return one line of text for each tensor that is missing, unexpected or has a different spec."""
+    """Return a line of text per tensor in `own` that is not in `saved`, or conversely, or whose spec differs."""
     wrong = sorted(f"{name}: missing in the saved state" for name in own.keys() - saved.keys())
     wrong += sorted(f"{name}: unexpected in the saved state" for name in saved.keys() - own.keys())
     both = [(name, variable.spec, saved[name]) for name, variable in own.items() if name in saved]

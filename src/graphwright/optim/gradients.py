@@ -23,7 +23,7 @@ class NonFiniteGradient(ComputeError):
 def clip_grad_norm_(
     params: Iterable[Parameter], max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """Scale gradients so that their total norm is at most `max_norm`; return the norm before, a float32 scalar.
+    """Scale gradients so that their total norm is at most `max_norm`; return the unclipped norm, a float32 scalar.
 
     coefficient = min(1, max_norm / (norm + 1e-6)), as in torch.
 

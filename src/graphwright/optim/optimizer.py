@@ -25,7 +25,7 @@ _NOT_NEGATIVE = ("lr", "eps", "weight_decay", "momentum", "iterations")
 
 @runtime_checkable
 class HasParameters(Protocol):
-    """A module, program or model."""
+    """A module, program or model, whose parameters can be listed."""
 
     def parameters(self) -> Iterable[Parameter]:
         """Iterate over the trainable variables."""

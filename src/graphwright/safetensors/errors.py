@@ -42,7 +42,7 @@ INDEX_RULES = {
 
 
 class CheckpointError(GraphwrightError):
-    """Root of the errors of checkpoints."""
+    """Base class of errors of checkpoints; also raised itself, such as for a file that cannot be opened."""
 
 
 class CheckpointNotFound(CheckpointError, FileNotFoundError):

@@ -55,7 +55,7 @@ def refuse_by_name(path: Path) -> None:
 
 
 def refuse_by_magic(path: Path, start: bytes) -> None:
-    """Refuse a file whose first bytes `start`, at least 9, are those of a pickle or zip archive. Raises: UnsafeFile.
+    """Refuse a file whose first bytes `start` (9 or more) begin a pickle or zip archive. Raises: UnsafeFile.
 
     The length field of a 640-byte header begins like a pickle (80 02), but the `{` of the JSON follows it.
     """
@@ -86,7 +86,6 @@ class FileIdentity(NamedTuple):
 
 
 def _identity(file: Path | int) -> FileIdentity:
-    """Return the identity of a path or descriptor."""
     found = os.stat(file)
     return FileIdentity(found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
 
@@ -175,7 +174,7 @@ class TensorFile(_KeyedFile):
             raise self._changed(now)
 
     def check_mapped(self) -> None:
-        """Check that the mapped file was not written to; it may have been replaced. Raises: CheckpointChanged."""
+        """Check that the mapped file was not modified in place; replacing it is allowed. Raises: CheckpointChanged."""
         try:
             now = _identity(self.path)
         except OSError:
@@ -375,7 +374,7 @@ def _open_shards(index: Path) -> tuple[TensorFile, ...]:
     for key, name in weight_map.items():
         if holder.get(key) != name:
             got = holder.get(key, "no shard")
-            raise IndexFileError("absent", key, where=index, expected=f"the tensor in {name}", got=f"it in {got}")
+            raise IndexFileError("absent", key, where=index, expected=f"in {name}", got=f"in {got}")
     return tuple(files)
 
 

@@ -32,10 +32,9 @@ LEAST, MOST = 0.01, 0.99
 
 
 def decision(kind: str, z: np.ndarray) -> np.ndarray:
-    """Return the decision probability, for cuts: softmax(z) for a choice, min(|z|, 1) for a scale, else σ(z).
+    """Return the probabilities that decide which elements of a gate are cut, given its kind and its logits z, [n].
 
-    Args:
-        z: the logits of one gate, float [n].
+    They are softmax(z) for the kind "choice", min(|z|, 1) for "scale", and σ(z) for all others.
     """
     z = np.asarray(z, np.float64)
     if kind == "scale":
@@ -47,7 +46,7 @@ def decision(kind: str, z: np.ndarray) -> np.ndarray:
 
 
 def open_probability(kind: str, z: np.ndarray, temperature: float | np.ndarray) -> np.ndarray:
-    """Return the probability that a gate is not 0, which penalties use; |z| for a scale."""
+    """Return the probability that a gate of this kind is not 0, which penalties use; |z| for the kind "scale"."""
     z = np.asarray(z, np.float64)
     if kind == "scale":
         return np.abs(z)
@@ -107,7 +106,7 @@ def probabilities(p: Program, among: list[Element]) -> Tensor:
 
 
 def _with_choices(found: Tensor, z: Tensor, among: list[Element], starts: list[int]) -> Tensor:
-    """Set the entries of `found` for options to the softmax over the options of their choice; closed options get 0.
+    """Return probabilities `found` with the entries of options set to the softmax over their choice, or 0 if closed.
 
     `starts` are the indices in `among` of the first option of each choice.
     """
@@ -127,7 +126,7 @@ def _with_choices(found: Tensor, z: Tensor, among: list[Element], starts: list[i
 
 
 Key = tuple[int, int, int]
-"""Handle of the product node (index and generation) and number of the element; never reused."""
+"""Handle of the site (index and generation) and number of the element; never reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ class Element:
 
     @property
     def key(self) -> Key:
-        """The permanent identity of the element: handle of its product node (index, generation) and element number."""
+        """The permanent identity of the element: handle of its site (index, generation) and element number."""
         return self.site.index, self.site.generation, int(self.gate.rows[self.index, g.ELEMENT])
 
     @property
@@ -194,9 +193,9 @@ def elements(p: Program) -> list[Element]:
 
 
 def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return 5 arrays by logit offset: gate table, logits, decision probabilities, open probabilities, temperatures.
+    """Return gate table, logits, decision probabilities, open probabilities and temperatures, indexed by logit offset.
 
-    Unused logits have probability 0.
+    The gate table is an int array with a row per logit (kind, state, cost, ...). Unused logits have probability 0.
     """
     table, z = p.weights[g.TABLE].data.to_numpy(), p.weights[LOGITS].data.to_numpy().astype(np.float64)
     warmth = p.weights[TEMPERATURE].data.to_numpy().astype(np.float64)[table[:, g.GROUP]]
@@ -230,7 +229,7 @@ def sites_of(p: Program, element: Element) -> list[NodeId]:
 
 
 def _option(p: Program, site: NodeId) -> int:
-    """Return the index of the option by whose gate the node `site` multiplies."""
+    """Return the index of the option that `site` gates, in its choice."""
     node = p.operands(site)[1].node
     while not traits(p.op(node)).slices:
         node = p.operands(node)[0].node

@@ -179,8 +179,8 @@ class DifferentiableGraph:
     ) -> tuple[Tensor, list[Tensor], Terms]:  # fmt: skip
         """Return the task's loss (0 without a task), the list of penalty values, and the `Terms` passed to penalties.
 
-        Gates run in their current mode. If the program has no gates, penalties are 0, except those that capture nodes
-        or are objectives.
+        Gates run in their current mode. If the program has no gates, penalties are 0, except those that read nodes
+        (see `captures`) and objectives.
 
         Args:
             step: number of the step as a tensor; by default `self.step`.

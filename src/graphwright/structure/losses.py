@@ -34,7 +34,7 @@ class Terms:
     Attributes:
         program: the program with the gates.
         elements: the elements of its gates, in order of their logits.
-        values: values in this step of all outputs, and of the nodes that penalties capture.
+        values: values in this step of all outputs, and of the nodes in `captures` of penalties.
         feeds: the inputs by name.
         step: number of steps since the warm-up, 0-d float.
         task: the task's loss in this step, detached; None if the program was not run.
@@ -62,7 +62,7 @@ class Terms:
         return np.array([e.cost for e in self.elements], np.float64)
 
     def value(self, name: str) -> Tensor:
-        """Return the value of a captured node or of an output of the program, given its name."""
+        """Return the value of an output of the program, or of a node in `captures` of a penalty, by name."""
         p = self.program
         outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
         return self.values[outputs[name] if name in outputs else p.value(name)]
@@ -93,7 +93,7 @@ class Objective:
 
 
 def captures(penalty: Any) -> tuple[str, ...]:
-    """Return the names of the nodes that a penalty reads."""
+    """Return the names of the nodes whose values a penalty reads; () if it declares none."""
     return tuple(getattr(penalty, "captures", ()))
 
 
@@ -207,7 +207,7 @@ class budget(Penalty):
 
 
 def _expected(terms: Terms, p: Tensor, of: Cost) -> Tensor:
-    """Σ c·ΠP over elements, where c is the cost of the element alone and ΠP is over it and all that contain it."""
+    """Σ c·ΠP over elements: c is the cost of the element alone, ΠP is over the element and all that contain it."""
     own = element_costs(terms.program, terms.elements, of)
     parents = above(terms.program, terms.elements)
     whole = p
@@ -267,7 +267,7 @@ class edge_entropy(Penalty):
     def __call__(self, terms: Terms) -> Tensor:
         rows, count = _ends(terms)[1]
         if not count:
-            raise UsageError("the program has no gated edge", where=terms.program.name)
+            raise UsageError("the program has no gated edges for edge_entropy", where=terms.program.name)
         there = np.flatnonzero(rows >= 0)
         p = terms.open[there]
         sums = _by_row(p, rows[there], count)
@@ -450,7 +450,7 @@ class NormLimits:
         self.sync()
 
     def sync(self) -> None:
-        """After edits, collect the weights to limit again; new weights get the limit infinity."""
+        """Update the list of limited weights after edits; new weights get the limit infinity."""
         p = self.program
         if self._seen == p.version:
             return

@@ -350,7 +350,7 @@ class JointOptimizer:
     def _traced(
         self, names: Sequence[str], theirs: Sequence[str], by_weights: bool, by_gates: bool
     ) -> Callable[..., Tensor]:
-        """Return the whole step as a function of the tensors of both batches, for `compile`; edits re-trace it."""
+        """Return the step, for `compile`, as a function of tensors: `names` of the batch, `theirs` of the second."""
 
         def step(*values: Tensor) -> Tensor:
             p = self.view.program

@@ -52,7 +52,7 @@ def protect(
     the path on which the lowest decision probability is highest; among equal paths, the first in the order of edges.
 
     Args:
-        min_in: number of units per gated axis, and of options per choice, that must remain.
+        among: all elements; min_in: number of units per gated axis, and of options per choice, that must remain.
         keep: names of elements to protect, and of nodes that must keep a path from an input.
         strict: raise if an element would be protected.
     Raises: WouldDisconnect if `strict`.
@@ -80,7 +80,7 @@ def protect(
 
 
 def _closed(p: Program, going: Iterable[Element]) -> dict[EdgeId | NodeId, Element]:
-    """Return a dict from each edge or node that becomes zero to the element of `going` whose cut sets it to zero."""
+    """Map each edge or node that the cuts of the elements `going` set to zero to the element that causes it."""
     found: dict[EdgeId | NodeId, Element] = {}
     for e in going:
         if e.over in ("edges", "choice"):
@@ -305,7 +305,7 @@ def gains(
 ) -> list[tuple[str, float]]:
     """Return a pair (edge, gain) for each missing edge, the largest gain first.
 
-    The gain of an edge u -> v is the estimated decrease of the loss L if the edge is added: -Σ ⟨dL/dy_v, y_u⟩.
+    The gain of an edge u -> v is the estimated decrease of the loss L if it is added: -Σ ⟨dL/dy_v, y_u⟩; y are values.
 
     Args:
         newton: estimate to second order: gain²/(2d) if gain and d, the second difference of the loss, are positive.

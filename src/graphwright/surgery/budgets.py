@@ -77,7 +77,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """A limit `most` >= 0 of the relative Frobenius error: of layer outputs for `asvd`, of weights otherwise."""
+    """A budget: each matrix has a relative Frobenius error (`asvd`: of its layer's output) of at most `most` >= 0."""
 
     most: float
 
@@ -87,7 +87,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """A budget that retains at least `share` of the sum of squared singular values, 0 < `share` <= 1."""
+    """A budget that retains at least `share` of each matrix's sum of squared singular values, 0 < `share` <= 1."""
 
     share: float = 0.99
 

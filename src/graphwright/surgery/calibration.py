@@ -157,8 +157,8 @@ class Calibration:
 class Stream:
     """A run of a program on calibration data, node by node; only values that later nodes read stay in memory.
 
-    Nodes after the stream's position may be edited while it advances. Each layer can thus be pruned with the outputs of
-    the earlier, already pruned layers as its inputs.
+    Nodes that are not computed yet may be edited while the stream advances. Each layer can thus be pruned with the
+    outputs of the earlier, already pruned layers as its inputs.
     """
 
     def __init__(self, p: Program, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
@@ -170,7 +170,7 @@ class Stream:
         p, moving = self.p, input_dependent(self.p)
         order = [n for n in p.order() if n in moving]
         if node not in moving:
-            raise UsageError("the node does not depend on any input of the program", where=p.path(node))
+            raise UsageError("calibration data cannot reach a node that depends on no input", where=p.path(node))
         before = set(order[: order.index(node)])
         needed = p.reachable(p.outputs())
         wanted = list(dict.fromkeys(
@@ -182,7 +182,7 @@ class Stream:
         return self
 
     def read(self, values: Sequence[Value]) -> Iterator[dict[Value, NDArray]]:
-        """Yield a dict of the requested values for each chunk of data, computed from the stream's position onward."""
+        """Yield a dict of the requested values for each chunk of data, computed from where `advance` stopped."""
         for feeds, live in zip(self.feeds, self.live, strict=True):
             yield run_nodes(self.p, feeds, keep=list(values), given=live, whole=False).values if values else {}
 
@@ -227,7 +227,7 @@ def _windows(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.nd
         found = {str(name): np.asarray(a) for name, a in source.items()}
         shapes = {n: a.shape for n, a in found.items()}
         if len({len(a) for a in found.values()}) > 1:
-            raise UsageError("the inputs have different numbers of samples", expected="equal first sizes", got=shapes)
+            raise UsageError("the inputs have different numbers of samples", expected="equal shape[0]", got=shapes)
         if not found or not _count(found):
             raise UsageError("the calibration data are empty", expected="at least one sample per input", got=shapes)
         return found, 1

@@ -200,7 +200,7 @@ class ErrorReport(ReportBase):
     facts: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add(self, name: str, errors: Any, **facts: float) -> None:
-        """Add errors (numbers or `Moments`) to the recorded errors of a layer, and update its `facts`."""
+        """Add errors (numbers or `Moments`) to the statistics of layer `name`; merge `facts` into its other figures."""
         found = errors if isinstance(errors, Moments) else Moments.of(errors)
         self.layers[name] = self.layers.get(name, Moments()) | found
         if facts:

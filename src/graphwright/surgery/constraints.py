@@ -58,12 +58,12 @@ class Constraint:
     def broken(
         self, p: Program, what: str, *nodes: NodeId, where: str, severity: Severity = Severity.ERROR, **facts: Any
     ) -> Finding:
-        """Return a finding that reports a violation of this constraint; see `Finding.of` for the arguments."""
+        """Return a finding that reports the violation `what`; `facts` are further arguments of `Finding.of`."""
         return Finding.of(p, self.name, severity, what, *nodes, where=where, **facts)
 
 
 def from_json(form: Mapping[str, Any]) -> Constraint:
-    """Restore a constraint from the dict of `to_json`. Raises: UsageError for an unknown name or other fields."""
+    """Restore a constraint from the dict of `to_json`. Raises: UsageError for an unknown constraint or wrong fields."""
     kind = CONSTRAINTS.get(form.get("constraint", "")) if isinstance(form, Mapping) else None
     given = {k: v for k, v in form.items() if k != "constraint"} if kind is not None else {}
     if kind is None:
@@ -236,7 +236,7 @@ def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
 def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:
     """Return edges into junctions whose removal leaves no path; None if a path has no edge into a junction.
 
-    The search is greedy: while a path remains, its last edge into a junction joins the result.
+    The search is greedy: while a path remains, its last edge into a junction is added to the result.
     """
     gone: set[EdgeId] = set()
     while (path := shortest_path(p, source, target, lambda e: e not in gone)) is not None:
@@ -250,7 +250,7 @@ def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:
 # -- sizes, gradients and heads ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Budget(Constraint):
-    """A constraint: upper limits of a program's size; None is no limit. An exceeded limit has no repair.
+    """A constraint: upper limits of a program's size; None means no limit. An exceeded limit has no repair.
 
     Attributes:
         parameters: limit of the number of parameters.

@@ -149,7 +149,7 @@ def _matrix(p: Program, node: NodeId, named: bool) -> Matrix | Skipped:
 
 
 def _readers(p: Program, value: Value) -> list[Reader]:
-    """Return the readers of a value, through casts. Readers that do not use it as a matrix have op "<op> operand"."""
+    """Return the readers of a value, through casts; op is "<op> operand" for readers that do not use it as a matrix."""
     found = []
     for edge in p.out_edges(value.node):
         reader = p.graph.target(edge)

@@ -75,8 +75,9 @@ def loss(stream: Stream, reference: Sequence[np.ndarray] | None = None) -> float
 def quality(
     p: Program, calibration: Calibration, reference: Program | None = None, tokenizer: Any = None
 ) -> dict[str, float]:
-    """Return a dict of nats, perplexity and bits_per_byte on the held-out windows; of drift if no tokens are scored.
+    """Return a dict of nats (per token), perplexity and bits_per_byte on the held-out windows.
 
+    For a program that scores no tokens, the dict has only `drift`: the squared drift from the outputs of `reference`.
     `bits_per_byte` needs a tokenizer, to count the bytes of the scored tokens.
     Raises: CalibrationLeak if a held-out window is also a learning window; UsageError if no window is held out.
     """
@@ -112,7 +113,7 @@ def activation_memory(program: Program, inputs: Mapping[str, Any]) -> int:
 
 
 def speed(p: Program, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Return a dict of ms_per_token, tokens_per_s of decoding after 128 tokens; of ms_per_run without token scores."""
+    """Measure ms_per_token and tokens_per_s of decoding after 128 tokens, or ms_per_run if p scores no tokens."""
     if not scores_tokens(p):
         plan = p.compile(feeds, freeze=True)
         return {"ms_per_run": _median_ms(lambda: plan(feeds))}
@@ -138,7 +139,7 @@ def _median_ms(call: Callable[[], object]) -> float:
 def loss_gradients(
     p: Program, feeds: Sequence[Mapping[str, np.ndarray]], wrt: Sequence[str], keep: Sequence[Value] = ()
 ) -> Iterator[tuple[dict[Value, np.ndarray], dict[str, np.ndarray]]]:
-    """Yield two dicts per chunk: the values `keep`, and gradients of the summed next-token -ln p by path in `wrt`."""
+    """Yield two dicts per chunk: the values `keep`, and the gradients of Σ -ln p(next token), by path, for `wrt`."""
     for given in (part for f in feeds for part in chunked(p, f, max(1024 // f["ids"].shape[1], 1))):
         batch, length = given["ids"].shape
         with p.run(given, keep=[*keep]) as run:
@@ -173,7 +174,7 @@ class Drift(ReportBase):
         self._same = 0
 
     def add(self, old: np.ndarray, new: np.ndarray) -> None:
-        """Add the differences of one chunk of rows, given the values in both programs."""
+        """Accumulate the differences of one chunk: `old` and `new` are the value [.., n] in the two programs."""
         a, b = (x.reshape(-1, x.shape[-1]).astype(np.float64) for x in (old, new))
         difference = b - a
         self._squared += float(np.vdot(difference, difference))

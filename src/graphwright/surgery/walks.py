@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def flood(start: Iterable[T], after: Callable[[T], Iterable[T]]) -> list[T]:
-    """Return the start items and all items reachable through `after`, without repetition, breadth first."""
+    """Return `start` and all items reachable from it, each once, breadth first; `after` returns the successors."""
     order = list(dict.fromkeys(start))
     seen = set(order)
     for item in order:  # grows during iteration

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A planted defect: its kind, and the path of a node or the key of a weight that belongs to it."""
+    """A planted defect: its kind, and the path of a node or the key of a weight that it affects."""
 
     kind: str
     element: str

@@ -173,7 +173,7 @@ class _Interceptor:
         return done
 
     def open_stream(self, file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
-        """Replace `open`: streams of files under the folder use the replacements above."""
+        """Replace `open`: streams of files under `root` call the replaced `os` functions."""
         if isinstance(file, int) or kwargs.get("opener") or self._relative(file) is None:
             return self._real_open(file, mode, buffering, *args, **kwargs)
         raw = _RawFile(file, mode)
@@ -442,7 +442,7 @@ class _Trial:
         if self.old == self.new:
             raise UsageError("the save under test changes nothing", got=self.operations)
         if not self.operations:
-            raise UsageError("the calls of the save under test are not intercepted", fix="use os and open")
+            raise UsageError("the calls of the save under test are not intercepted", fix="use os.* calls and open")
         self.tops = {_top(path) for path in (*self.old, *self.new)}
 
     def inject_everywhere(self, kind: str) -> int:

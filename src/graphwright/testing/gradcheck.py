@@ -1,4 +1,4 @@
-"""Check gradients by central differences in float64, for every mask of wanted gradients.
+"""Check gradients by central differences in float64, or by a reference for each subset of the operands.
 
 A check that passes has compared at least one number; it raises UsageError if there is nothing to compare.
 """
@@ -97,10 +97,10 @@ def check_masks(
     row: Op, inputs: Sequence[Any], attrs: Mapping[str, Any], reference: Function, *, rtol: float = 1e-9,
     atol: float = 1e-11, seed: int = 0,
 ) -> int:  # fmt: skip
-    """Compare an op's gradients with a reference, for every mask of wanted gradients; return the number of masks.
+    """Compare gradients of the op `row` with a reference, for each subset (mask) of operands; return the mask count.
 
-    `attrs` has a value for each attribute. `reference` maps (inputs, seeds, mask) to one numpy gradient per operand,
-    or None where the mask is False. Raises: GradientMismatch; UsageError if no result is differentiable.
+    `reference` maps (inputs, upstream gradients, mask) to one numpy gradient per operand, or None where the mask is
+    False. `attrs` has a value for each attribute. Raises: GradientMismatch; UsageError if no result is differentiable.
     """
     arrays = [np.array(x) for x in inputs]
     floats = [i for i, x in enumerate(arrays) if x.dtype.kind == "f"]

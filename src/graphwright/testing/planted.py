@@ -104,7 +104,7 @@ BLOCK_NAMES = ("x", *(f"h{j}" for j in range(1, BLOCKS + 1)))
 
 
 def chain(seed: int, teacher: bool = False, widths: tuple[int, ...] = (CHAIN,) * (BLOCKS + 1)) -> Program:
-    """Build h_j = tanh(W_j h_(j-1) + b_j) with outputs y1 ... y6; W_j is random, if `teacher` 1.2 times orthogonal."""
+    """Build h_j = tanh(W_j h_(j-1) + b_j) with outputs y_j; W_j is random, and 1.2 × orthogonal for a `teacher`."""
     rng, b = np.random.default_rng(seed), Builder("chain")
     h = b.input("x", ("B", widths[0]))
     for j, (inner, outer) in enumerate(pairwise(widths), 1):
@@ -127,7 +127,7 @@ class SkipTeacher:
     """A teacher: `program` is a chain of six blocks with the skip connections `planted`.
 
     Args:
-        candidates: `structure.skips(BLOCK_NAMES)`.
+        candidates: the possible skips, `structure.skips(BLOCK_NAMES)`.
         count: number of planted skips.
         last: show only the last block to students; then other sets of skips may be as good as the planted one.
     """
@@ -149,6 +149,6 @@ class SkipTeacher:
         return {"x": x, **{f"t{j}": found[f"y{j}"].to_numpy() for j in self.shown}}
 
     def task(self, outputs: dict[str, Tensor], feeds: dict[str, Tensor]) -> Tensor:
-        """Return the mean squared error over the shown blocks."""
+        """Return the mean squared error between the blocks of a student and the teacher, over the shown blocks."""
         gaps = [((outputs[f"y{j}"] - feeds[f"t{j}"]) ** 2).mean() for j in self.shown]
         return sum(gaps[1:], start=gaps[0]) * (1 / len(gaps))

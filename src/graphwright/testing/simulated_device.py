@@ -98,7 +98,7 @@ class SimDriver:
         return address
 
     def free(self, address: int) -> None:
-        """Free memory."""
+        """Free the allocation at `address`. Raises: DriverError if none; RuleBroken if queued work uses it."""
         self._tick("free", outside_capture=True)
         if address not in self._memory:
             raise DriverError("no allocation begins at this address", where=str(self.device), got=hex(address))
@@ -110,14 +110,14 @@ class SimDriver:
         self.frees += 1
 
     def copy(self, target: Place, source: Place, nbytes: int, stream: int = 0) -> None:
-        """Queue a copy."""
+        """Queue a copy of `nbytes` bytes on a stream."""
         to, of = self._bytes(target, nbytes), self._bytes(source, nbytes)
         reads = [(source, source + nbytes)] if isinstance(source, int) else []
         writes = [(target, target + nbytes)] if isinstance(target, int) else []
         self.enqueue(stream, partial(np.copyto, to, of), reads, writes)
 
     def fill(self, address: int, value: int, nbytes: int, stream: int = 0) -> None:
-        """Queue a fill with one byte value."""
+        """Queue work that sets `nbytes` bytes to `value`."""
         self.enqueue(stream, partial(self._bytes(address, nbytes).fill, value), [], [(address, address + nbytes)])
 
     def mem_info(self) -> tuple[int, int]:
@@ -125,20 +125,20 @@ class SimDriver:
         return self.capacity - self._used, self.capacity
 
     def read(self, address: int, nbytes: int) -> np.ndarray:
-        """Return bytes as the host reads them. Raises: RuleBroken while a queued write would change them."""
+        """Return bytes of the device, without waiting. Raises: RuleBroken while a queued write would change them."""
         if any(_meet([(address, address + nbytes)], work.writes) for s in self._streams for work in s.queue):
             raise RuleBroken("the host reads memory that queued work will write", got=hex(address))
         return self._bytes(address, nbytes)
 
     # -- streams -----------------------------------------------------------------------------------------------------
     def stream(self) -> int:
-        """Return a new stream."""
+        """Create a stream; return its handle."""
         self._tick("stream")
         self._streams.append(_Stream())
         return len(self._streams) - 1
 
     def record(self, stream: int) -> int:
-        """Record an event at the end of a stream's queue."""
+        """Record an event at the end of a stream's queue; return its handle."""
         self._tick("record")
         s = self._streams[stream]
         self._events.append((stream, s.issued, {**s.seen, stream: s.issued}))
@@ -158,7 +158,7 @@ class SimDriver:
         return self._streams[stream].ran >= at
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Run the work of a stream, or of all streams."""
+        """Run the queued work of a stream, or of all streams."""
         self._tick("synchronize", outside_capture=True)
         self.syncs += 1
         for i in range(len(self._streams)) if stream is None else [stream]:
@@ -192,7 +192,7 @@ class SimDriver:
         for i, w in ((i, w) for i, o in others if i != stream for w in o.queue if w.at > s.seen.get(i, 0)):
             if _meet(writes, [*w.reads, *w.writes]) or _meet(reads, w.writes):
                 raise RuleBroken("two streams use the same memory without a wait between them",
-                                 got=f"streams {stream} and {i}", fix="wait(stream, record(other))")  # fmt: skip
+                                 got=f"streams {stream} and {i}", fix="call wait(stream, record(other))")  # fmt: skip
 
     # -- graphs ------------------------------------------------------------------------------------------------------
     def begin_capture(self, stream: int) -> None:
@@ -201,7 +201,7 @@ class SimDriver:
         self._streams[stream].capture = []
 
     def end_capture(self, stream: int) -> int:
-        """Return the captured graph. Raises: RuleBroken if there is no capture, or it was invalidated."""
+        """End the capture; return the graph's handle. Raises: RuleBroken if none was begun, or it was invalidated."""
         s = self._streams[stream]
         (kept, s.capture), (invalid, s.invalid) = (s.capture, None), (s.invalid, False)
         self._tick("end_capture")
@@ -217,12 +217,12 @@ class SimDriver:
         self._streams[stream].invalid = self._streams[stream].capture is not None
 
     def instantiate(self, graph: int) -> int:
-        """Prepare the graph for replay."""
+        """Prepare a captured graph; return a handle for `replay`."""
         self._tick("instantiate")
         return graph
 
     def replay(self, ready: int, stream: int) -> None:
-        """Queue a graph. Raises: RuleBroken if memory that it touches was freed; then nothing is queued."""
+        """Queue a prepared graph. Raises: RuleBroken if memory that it uses was freed; then nothing is queued."""
         self._tick("replay")
         for work in self._graphs[ready]:
             self._check(stream, work.reads, work.writes)
@@ -239,7 +239,7 @@ class SimDriver:
     def _tick(self, what: str, outside_capture: bool = False) -> None:
         self.calls += 1
         if self.calls == self.fail_at:
-            raise InjectedFault(f"call {self.calls} failed", where=what)
+            raise InjectedFault(f"driver call {self.calls} failed, as the test requested", where=what)
         if outside_capture and self.capturing:
             raise RuleBroken(f"{what} was called while a stream captures", where=str(self.device))
 
@@ -251,7 +251,7 @@ class SimDriver:
         block = self._memory.get(start)
         if block is None or address + nbytes > start + len(block):
             got = f"{nbytes} bytes at {hex(address)}"
-            raise RuleBroken("this range is not allocated on the device", where=str(self.device), got=got)
+            raise RuleBroken("the address range is not allocated on the device", where=str(self.device), got=got)
         return block[address - start : address - start + nbytes]
 
     def _push(self, work: _Work) -> None:
@@ -303,7 +303,7 @@ class SimStorage(Storage):
 class SimBackend:
     """The backend of the simulated device; work is queued on `stream`, see `on`.
 
-    `without` maps the name of a kernel to dtypes for which the device has none, so that it runs on the host.
+    `without` maps the name of a kernel to dtypes that it lacks on this device; for these it runs on the host.
     """
 
     def __init__(

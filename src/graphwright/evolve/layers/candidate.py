@@ -163,7 +163,7 @@ class Candidate:
 
 
 def entry(birth: CandidateBirth) -> tuple[Entry, dict[str, Any]]:
-    """Return the journal entry of a manual edit, and a dict that maps the digest of each added weight to zeros."""
+    """Return the journal entry of a manual edit, and as payloads for `replay` zeros for each weight that it added."""
     added: dict[str, Any] = {}
 
     def collect(value: Any) -> None:

@@ -283,7 +283,7 @@ class LayerEvolution(EvolutionRun):
         need(count <= limit, "the program has more operations than max_flops", expected=limit, got=count)
 
     def _number(self, kind: str, site: str, existing: set[str]) -> str:
-        """Return a name for the block of a mutation; its k-th block at a site has the same name in all candidates."""
+        """Name the block that mutation `kind` adds at `site`; its k-th block there has one name in all candidates."""
         for k in range(len(existing) + 1):
             name = self.numbers.get((kind, site, k))
             if name is None:
@@ -298,7 +298,7 @@ class LayerEvolution(EvolutionRun):
         self, program: Program, moments: Moments, training: TrainingGenes, parents: Parents = (None, None),
         change: tuple[str, str, str] = ("", "", ""),
     ) -> Candidate | CandidateBirth:  # fmt: skip
-        """Train and score a candidate; if that fails, return only the record of its birth."""
+        """Train and score a candidate; if that fails, return only its birth. `change` is (mutation, site, block)."""
         s, number, failure, metric, loss = self.settings, len(self.births), "", None, float("inf")
         untrained = program.fork(f"untrained {number}") if s.inherit == "baldwin" else None
         if s.steps and not self.warned and (blocked := blocked_params(program)):
@@ -352,7 +352,7 @@ class LayerEvolution(EvolutionRun):
         if member is None:
             numbers = ", ".join(str(m.number) for m in self.members)
             raise UsageError("no member of the population has this number", got=who, expected=numbers or "run(1) first",
-                             fix="edit a fork of its program outside of the run")  # fmt: skip
+                             fix="for a candidate that died, edit a fork of its program")  # fmt: skip
         number, training = len(self.births), member.birth.training
         program = member.program.fork(f"candidate {number}")
         opt = train.optimizer(program, training, member.moments)
@@ -469,7 +469,7 @@ class LayerEvolution(EvolutionRun):
         return program
 
     def line(self, number: int) -> list[CandidateBirth]:
-        """Return the births on the line of fitter parents to a candidate. Raises: UsageError for an unknown number."""
+        """Return the births of a candidate and its fitter-parent ancestors, oldest first. Raises: UsageError."""
         if not 0 <= number < len(self.births):
             raise UsageError("no candidate has this number", got=number, expected=f"0 to {len(self.births) - 1}")
         found = [self.births[number]]
@@ -496,7 +496,7 @@ def cross(
 ) -> tuple[Moments, list[str]]:
     """Copy weights from the other parent into a fork of the fitter parent, layer by layer with probability 1/2.
 
-    Only layers with the same weight shapes in both programs are copied.
+    Only layers with equal weight shapes are copied; `moments` and `others` are the parents' optimizer states.
     Returns: the optimizer state of the child, and the names of the copied layers.
     """
     mine, theirs = _layers(child), _layers(other)

@@ -1,7 +1,8 @@
 """Mutations of recurrent cells, in programs on sequences [batch, steps, units] of a fixed size.
 
 A cell is in a block `b<number>`: its unrolled steps are ordinary nodes (`b1.gru...`), and a linear layer `b1.to` reads
-its result. A CfC cell reads the time before each step from a node named `elapsed` [batch, steps, 1], if there is one.
+its result. A closed-form continuous-time (CfC) cell reads the time before each step from the node `elapsed`
+[batch, steps, 1], if there is one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from graphwright.program.op_graph import Value
 
 
 def _cfc(inputs: int, units: int) -> Any:
-    """Return a function that runs a CfC cell over x [B, T, inputs], with elapsed times [B, T, 1] or unit time steps."""
+    """Return a function of x [B, T, inputs] and times between steps [B, T, 1] (default 1) that runs a CfC cell."""
     cell = nn.CfCCell(inputs, units, backbone_units=units)
 
     def net(x: Any, elapsed: Any = None) -> tuple[Any, Any]:

@@ -22,7 +22,7 @@ ATTRIBUTES: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 def branches(p: Program) -> list[NodeId]:
-    """Return the last linear layer, named `b<number>.to`, of each added block."""
+    """Return the last linear layer, named `b<number>.to`, of each block that a mutation added."""
     return [n for n in p.of_kind("linear") if p.path(n).partition(".")[0] in parts(p) and p.path(n).endswith(".to")]
 
 
@@ -38,7 +38,7 @@ def readers_of_before(p: Program) -> list[NodeId]:
 
 
 def layers_added(p: Program) -> list[NodeId]:
-    """Return the last linear layers of added blocks, except skips and delay links."""
+    """Return the last linear layer of each block that a mutation added, except skips and delay links."""
     others = {*skips(p), *readers_of_before(p)}
     return [n for n in branches(p) if n not in others]
 

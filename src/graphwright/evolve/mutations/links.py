@@ -108,7 +108,7 @@ def _drop_lone(e: Transaction, base: str) -> None:
 
 
 def _free_value(p: Program, like: NodeId, taken: set[NodeId], rng: np.random.Generator, problem: str) -> NodeId:
-    """Draw an input or op that has the spec of `like` and is not in `taken`. Raises: UsageError if no value fits."""
+    """Draw an input or op with the spec of `like` that is not in `taken`. Raises: UsageError(problem) if none fits."""
     spec = (p.spec(like),)
     values = [n for n in p.order() if p.op(n) not in STORED and p.specs(n)[:1] == spec and n not in taken]
     if not values:
@@ -146,7 +146,7 @@ def new_link(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeI
 
 
 def open_link(e: Transaction, link: NodeId, total: NodeId) -> None:
-    """Connect a link to its junction. At a neuron the port is the link's number, which fixes the summation order."""
+    """Connect a link to its junction; in a neuron the port is the link's number, which fixes the order of the sum."""
     found = _NAME.match(e.program.path(link))
     assert found is not None
     e.connect(link, total, port=int(found[2]) if e.program.path(total).endswith(".sum") else None)
@@ -196,7 +196,7 @@ def remove_delay_link(e: Transaction, site: Any, rng: np.random.Generator) -> No
     node = p.node(site)
     if node not in delayed(p):
         raise UsageError("this node is not a delay link", where=p.path(node), got=p.op(node),
-                         expected=", ".join(map(p.path, delayed(p))) or "a link by `add_delay_link`")  # fmt: skip
+                         expected=", ".join(map(p.path, delayed(p))) or "a link from `add_delay_link`")  # fmt: skip
     if traits(p.op(node)).multiplies:
         remove_link(e, node, rng)
     else:

@@ -92,7 +92,7 @@ def name_parts(e: Transaction, before: Collection[NodeId], named: Callable[[str,
 
 
 def _structure(p: Program, part: str, nodes: list[NodeId]) -> str:
-    """Return a digest of the op, producers and consumers of each node of a block."""
+    """Return a digest of the structure of block `part`: the op, producers and consumers of each of its nodes."""
 
     def name(n: NodeId) -> str:
         return p.path(n).removeprefix(part)
@@ -163,7 +163,7 @@ def state_of(e: Transaction, name: str, value: Any) -> NodeId:
 
 
 def remove_unread_states(e: Transaction, node: NodeId) -> NodeId:
-    """Remove the state `node` if only its assign node reads it; if it stored another state, do the same for that state.
+    """Remove the state `node` if only its assign node reads it; if it stored another state's value, repeat with that.
 
     Returns: the node whose value the last removed state stored, or `node` if nothing was removed.
     """

@@ -275,7 +275,7 @@ class NeuronEvolution(EvolutionRun):
                 return key
             last = str(key)
         raise UsageError("no living individual has this key", expected=last, got=who,
-                         fix="run.alive(index); or edit its program outside of the run")  # fmt: skip
+                         fix="run.alive(index); or edit the individual's program outside of the run")  # fmt: skip
 
     def _replace(self, key: IndividualKey, why: str, after: Genome) -> None:
         assert self.fitness is not None
@@ -360,7 +360,7 @@ class NeuronEvolution(EvolutionRun):
                 return
 
     def _train(self) -> None:
-        """Train all genomes by gradient steps: copies if `inherit` is "baldwin", redrawn weights if it is "none"."""
+        """Train all genomes by gradient steps; for `inherit` "baldwin" train copies, for "none" redraw weights."""
         from graphwright.array.population.runner import fit
 
         s, count = self.settings, self.settings.population

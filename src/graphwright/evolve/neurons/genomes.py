@@ -1,7 +1,8 @@
 """The genomes of a population as arrays, and the registry of innovation numbers.
 
 A population is a `Genes` tuple of `array.population`: one array per property of all nodes and links, with the genomes
-one after the other. A single genome is a population of one.
+one after the other. A single genome is a population of one. The registry maps the key (kind, a, b, c) of a gene,
+such as (LINK, source, target, delay), to its innovation number.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def new_registry(inputs: int, outputs: int) -> Any:
 
 
 def number(registry: Any, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
-    """Return the innovation number of a key. A new key gets the next number and needs room (see `with_room`)."""
+    """Return the innovation number of the key (kind, a, b, c). A new key gets the next number; it needs `with_room`."""
     from graphwright.array.population.genes import number_of
 
     return int(number_of(registry, kind, a, b, c))
@@ -203,7 +204,7 @@ def merge(mine: Any, other: Any) -> tuple[Any, np.ndarray]:
 
 
 def renumbered(genes: Any, numbers: np.ndarray) -> Any:
-    """Renumber the genes of a population, and sort the genes of each genome by the new numbers.
+    """Replace each innovation number n by `numbers[n]`, and sort the genes of each genome by the new numbers.
 
     A neuron sums its links in the order of their numbers, so outputs may differ in the last bits.
     """

@@ -26,7 +26,7 @@ _EVERY = 64  # generations between two sweeps that drop genes without living des
 
 @dataclass(frozen=True, slots=True, order=True)
 class IndividualKey:
-    """The identity of an individual: its generation, its index in it, and the number of its manual edits so far."""
+    """The identity of an individual: generation, index in the generation, and number of its manual edits so far."""
 
     generation: int
     index: int

@@ -195,7 +195,7 @@ class PopulationPlan:
         from graphwright.array.population.table import tabulate
 
         found = [read(p) for p in programs]
-        need(found, "a population needs at least one program", got="no programs")
+        need(found, "no programs were given", expected="at least one program")
         self.inputs, self.outputs, self.threads = found[0].inputs, found[0].outputs, threads
         for p, g in zip(programs, found, strict=True):
             sizes, expected = (g.inputs, g.outputs), (self.inputs, self.outputs)
@@ -233,7 +233,7 @@ class PopulationPlan:
 
 
 def edited_genome(p: Program, before: Genome, names: tuple[str, ...], settings: NEAT) -> Genome:
-    """Convert an edited program to a genome; new genes get the numbers in their node names, until `numbered` is called.
+    """Convert an edited program to a genome; new genes have the numbers of their node names until `numbered` is called.
 
     Raises: TaskError if genes cannot express the program or it exceeds the limits.
     """
@@ -287,7 +287,7 @@ def numbered(before: Genome, after: Genome, kept: Collection[int], registry: Any
 
 
 def _key(node: int, after: Genome, closed: list[LinkGene], mine: dict[int, int]) -> tuple[int, int]:
-    """Return the registry key of a new neuron: (SPLIT, the link that it splits), or (MANUAL, digest of its links)."""
+    """Return a new neuron's registry key: (SPLIT, number of a link in `closed`) or (MANUAL, digest of its links)."""
     ends = {(mine.get(e.src, -1), mine.get(e.dst, -1), e.delay) for e in after.links if node in (e.src, e.dst)}
     for e in closed:
         if {(e.src, -1, e.delay), (-1, e.dst, 0)} <= ends:
@@ -295,17 +295,17 @@ def _key(node: int, after: Genome, closed: list[LinkGene], mine: dict[int, int])
     return genomes.MANUAL, int(blake2b_128(repr(sorted(ends)).encode())[:14], 16)
 
 
-def inherited(one: Any, row: Any) -> None:
-    """Copy the moments of common links from `row` to `one` in place; both are populations of one genome."""
-    here, there = _common(one, row)
+def inherited(one: Any, old: Any) -> None:
+    """Copy the optimizer moments of common links from `old` to `one` in place; both are populations of one genome."""
+    here, there = _common(one, old)
     for name in ("first", "second", "steps"):
-        getattr(one, name)[here] = getattr(row, name)[there]
+        getattr(one, name)[here] = getattr(old, name)[there]
 
 
 def untrained(one: Any, trained: Any, seeds: Any) -> Any:
     """Return a copy of genome `one` in which weights equal to those in `trained` are replaced by those in `seeds`.
 
-    All arguments are populations of one genome: after an edit, after training, and before training.
+    All are populations of one genome: `one` after an edit, `trained` before the edit, `seeds` before training.
     """
     heir = type(one)(*(column.copy() for column in one))
     here, there = _common(one, trained)

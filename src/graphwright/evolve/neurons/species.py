@@ -98,7 +98,7 @@ def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> 
 
     Args:
         species: the species; settings: settings of the run; generation: the current generation.
-        silent: number of generations since the population improved. When it exceeds `silence`, only the two best
+        silent: number of generations since the population improved. When it becomes `silence` + 1, only the two best
             species breed and count as newly improved, so the search restarts from them.
     """
     breeds = generation - species.gained < settings.stagnation
@@ -124,7 +124,7 @@ def rates(settings: NEAT) -> Any:
 
 
 def founding(settings: NEAT) -> NEAT:
-    """Return settings for a random start: one structural mutation per child, even if `growth` is False."""
+    """Return settings that give each child one structural mutation, even if `growth` is False, for start="random"."""
     left, hits = 1.0, {}
     for name in STRUCTURAL:
         hits[name] = left * getattr(settings, name)
@@ -170,7 +170,7 @@ class Breeder:
     def breed(
         self, genes: Any, fitness: np.ndarray, of: Any, registry: Any, generation: int
     ) -> tuple[Any, Births, Any]:
-        """Breed the children of the `Parents` tuple `of` in the native loop; see `array.population.breed`."""
+        """Breed the children whose parents `of` (a `Parents` tuple) lists, in the loop of `array.population.breed`."""
         from graphwright.array.population.breed import breed, largest
 
         count = len(of.elite)

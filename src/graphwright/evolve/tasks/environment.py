@@ -23,7 +23,7 @@ Step = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Environment(Protocol):
-    """An environment of many parallel episodes, indexed by the leading axes of arrays; `step` changes only `state`."""
+    """Protocol of an environment that runs many episodes at once; `state` is the only attribute that `step` changes."""
 
     inputs: int
     outputs: int
@@ -70,7 +70,7 @@ class Episodes:
         return Scores(returns.mean(1), returns.mean(1), steps, seconds)
 
     def confirm(self, population: Population) -> Trial:
-        """Accept a single genome if its mean return on 100 starts is at least two standard errors above the target."""
+        """Test if the mean return of a single genome on 100 starts is at least two standard errors above the target."""
         returns, steps, seconds = self.play(population, 100, (_CONFIRM, population.generation))
         return Trial(bool(returns.mean() - 2 * returns.std(ddof=1) / 10 >= self.target), steps, seconds)
 
@@ -85,7 +85,7 @@ class Episodes:
     ) -> tuple[np.ndarray, int, float]:
         """Play episodes with all genomes.
 
-        `purpose` selects the random stream of the start states.
+        `purpose` selects the random stream of the start states; `limit` is the maximum number of steps.
         Returns: the return of each episode, float64 [G, episodes]; the number of steps; the seconds in the environment.
         """
         rng = np.random.Generator(np.random.Philox(key=[population.seed, (purpose[0] << 32) | purpose[1]]))
@@ -114,7 +114,7 @@ class Episodes:
 class Gymnasium:
     """Instances of a gymnasium environment.
 
-    A discrete action is the index of the largest output. Two actions share one output, above 0.5 for the second.
+    A discrete action is the index of the largest output. If there are only two, one output > 0.5 selects action 1.
     """
 
     def __init__(self, name: str) -> None:
@@ -276,7 +276,7 @@ class _Balance(Episodes):
     """The task of balancing poles from one fixed start; a solution balances for 100 000 steps."""
 
     def confirm(self, population: Population) -> Trial:
-        """Accept a single genome if it balances for 100 000 steps."""
+        """Test if a single genome balances for 100 000 steps."""
         returns, steps, seconds = self.play(population, 1, (0, 0), limit=100_000)
         return Trial(bool(returns[0, 0] >= 100_000), steps, seconds)
 
@@ -287,6 +287,6 @@ class _Balance(Episodes):
 
 
 def double_pole() -> Episodes:
-    """Create a task of balancing two poles for 100 000 steps, with speeds as inputs; fitness counts at most 1000."""
+    """Create a task of balancing two poles for 100 000 steps, with speeds as inputs; fitness is steps, at most 1000."""
     names = ("position", "speed", "angle 1", "spin 1", "angle 2", "spin 2")
     return _Balance(DoublePole(), "double-pole", 1, 1000.0, names)

@@ -1,7 +1,7 @@
 """A task on data: inputs, targets, a split, losses and metrics; and the population that tasks score.
 
 Training reads the split `train`, fitness reads `valid`, and only `Result.test` reads the test split. The scores of a
-genome do not depend on the rest of the population, not even in the last bits: each is a sum over one contiguous row.
+genome do not depend on the rest of the population, not even in the last bits: each is a sum over contiguous memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """A head and its range of network outputs.
+    """A checked `Head`, and the range of network outputs that belongs to it.
 
     Attributes:
         name, loss, metric, weight: see `Head`; start, stop: the head has the outputs `start..stop - 1`.
@@ -69,9 +69,9 @@ class HeadSpec:
         return slice(self.start, self.stop)
 
     def cost(self, y: np.ndarray, wanted: np.ndarray, share: np.ndarray, logits: bool) -> np.ndarray:
-        """Compute the unweighted loss of this head, float64 [G], from the outputs [G, N, T, outputs] of all heads.
+        """Compute the unweighted loss of this head, float64 [G], given outputs `y` and targets `wanted` of all heads.
 
-        `share` [N, T] holds the weight of each step in the loss; the weights sum to 1.
+        `y` is [G, N, T, outputs]. `share` [N, T] holds the weight of each step in the loss; the weights sum to 1.
         """
         y, wanted = y[..., self.outputs], wanted[..., self.outputs].astype(np.float64)
         if self.loss == "mse":
@@ -87,7 +87,7 @@ class HeadSpec:
         return np.ascontiguousarray((each * share).reshape(len(y), -1)).sum(1)
 
     def measure(self, final: np.ndarray, right: np.ndarray, logits: bool) -> np.ndarray:
-        """Compute the metric of this head, float64 [G], from the last step's outputs [G, N, outputs] of all heads."""
+        """Compute this head's metric, float64 [G], from the last outputs [G, N, outputs] and targets of all heads."""
         if self.stop - self.start < final.shape[-1]:
             final, right = np.ascontiguousarray(final[..., self.outputs]), right[..., self.outputs]
         if self.metric == "r2":
@@ -176,7 +176,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class DataSplit:
-    """Cases: inputs x [N, T, inputs], targets y [N, T, outputs], step weights [N, T], index of the last step [N]."""
+    """Cases `x` [N, T, inputs], targets `y` [N, T, outputs], weights of steps `counts` [N, T], last step `last` [N]."""
 
     x: np.ndarray
     y: np.ndarray
@@ -320,7 +320,7 @@ class Task:
             return (values - self.scale[0]) / self.scale[1]
 
     def _finite(self, x: np.ndarray) -> np.ndarray:
-        """Return scaled inputs. Raises: TaskError if one is not finite."""
+        """Return `x`, the scaled inputs. Raises: TaskError if one is not finite."""
         odd = ~np.isfinite(x).all((0, 1))
         need(not odd.any(), "a scaled input exceeds float32, since it is far from all training cases",
              where=f"{self.name}, {self.names[int(odd.argmax())]}", fix="remove the case")  # fmt: skip
@@ -357,7 +357,7 @@ class Task:
         return self._score(population, "valid", self.valid)
 
     def confirm(self, population: Population) -> Trial:
-        """Accept a single genome that reached the target as a solution; tasks on data always do."""
+        """Confirm that a single genome that reached the target is a solution; tasks on data need no further test."""
         return Trial(True)
 
     def test(self, population: Population) -> float:
@@ -394,7 +394,7 @@ class Task:
         return Scores(fitness, metric, len(population) * part.x.shape[0] * part.x.shape[1], failures=failures)
 
     def _mean(self, fitness: Callable[[Any], Any], given: Any) -> Any:
-        """Return the mean of `runs` calls of a user's fitness function."""
+        """Return the mean of `runs` calls `fitness(given)` of a user's fitness function."""
         if self.runs == 1:
             return fitness(given)
         from graphwright.autograd import fork_rng

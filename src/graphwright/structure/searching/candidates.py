@@ -65,7 +65,7 @@ class Skips:
         for name in self.blocks:
             spec = p.spec(name)
             if not spec.dtype.is_float or not spec.shape:
-                raise UsageError("a block of skips is not a floating-point tensor with axes", where=name, got=spec)
+                raise UsageError("a block in skips(blocks) is not a float tensor with axes", where=name, got=spec)
         for a, b in ends:
             projection(p.spec(a), p.spec(b), f"{a} -> {b}")
         return [f"{a} -> {b}" for a, b in ends]

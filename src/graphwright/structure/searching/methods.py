@@ -65,7 +65,7 @@ class Trials:
         return p
 
     def fit(self, p: Program, steps: int, purpose: int = 0) -> Program:
-        """Train the weights of a program in place for some steps of the budget; return the program."""
+        """Train a program in place for `steps` of the budget, on batches drawn by `rng(purpose)`, and return it."""
         if steps <= 0:
             return p
         view = DifferentiableGraph(p, seed=self.seed)
@@ -80,8 +80,7 @@ class Trials:
 
         Args:
             purpose: purpose of the random generator that draws batches; see `rng`.
-            valid: the same for second batches, if the optimizer takes two batches per step; each step then counts
-                twice.
+            valid: purpose for second batches, if the optimizer takes two batches per step; a step then counts twice.
         """
         assert opt.weights is not None
         schedule = CosineAnnealingLR(opt.weights, steps, eta_min=self.lr / 20)
@@ -180,13 +179,12 @@ def gates(t: Trials) -> SearchOutcome:
 
 @dataclass(frozen=True)
 class _LossShares:
-    """Σ P·share·L over elements, where P is the open probability, and L the task's loss without gradient."""
+    """Σ share·P·L over elements: P is the open probability, L the task's loss, detached, and `shares` are weights."""
 
     shares: tuple[float, ...]
     name: str = "penalty"
 
     def __call__(self, terms: Terms) -> Tensor:
-        """Return the penalty of a step."""
         assert terms.task is not None
         return (terms.open * terms.constant(self.shares)).sum() * terms.task.to(terms.open.dtype)
 
@@ -247,7 +245,7 @@ def random(t: Trials) -> SearchOutcome:
 
 
 def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, ...]:
-    """Draw a random structure: one op per path, and the other candidates with a probability that is drawn first."""
+    """Draw a random structure: one op per path, and every other candidate with one probability, drawn beforehand."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.partition(": ")[0] if ": " in name else name, []).append(name)

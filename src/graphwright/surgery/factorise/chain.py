@@ -1,4 +1,4 @@
-"""Replacement of a matrix by a chain of products with its factors, and the inverse.
+"""Replacement of a matrix by a chain of multiplications by its factors, and the inverse.
 
 The factors of a linear map `q` are the params `q.outer.weight` and `q.inner.weight`, or `q.core1.weight`, ... A saved
 chain is recognised by these names.
@@ -34,7 +34,7 @@ class _ChainBuilder:
     """Builder of the nodes of one chain of factors; their paths begin with `name`.
 
     Attributes:
-        lead: number of batch axes of the intermediate result; they precede the axes of modes and bonds.
+        lead: number of batch axes of the intermediate result; they precede the axes that cores contract.
     """
 
     def __init__(self, e: Transaction, name: str, factors: Factors, cores: list[NodeId]) -> None:
@@ -228,7 +228,7 @@ def _densify(e: Transaction, base: str) -> tuple[str, list[NodeId]]:
 
 
 def _region(p: Program, base: str, end: NodeId, cores: Sequence[NodeId]) -> tuple[Value, Value | None]:
-    """Return the input and the bias of the chain with last node `end`. Raises: UsageError if the chain was edited."""
+    """Return the input and the bias of the chain that ends in `end`. Raises: UsageError if the chain was edited."""
     prefix, row = f"{p.path(end)}.", traits(p.op(end))
 
     def before(node: NodeId) -> list[NodeId]:
@@ -239,12 +239,12 @@ def _region(p: Program, base: str, end: NodeId, cores: Sequence[NodeId]) -> tupl
     for node in chain:
         if p.op(node) not in _OPS:
             raise UsageError(
-                "the chain of factors was edited, so it has no dense matrix", where=p.path(node), got=f"op {p.op(node)}"
+                "cannot multiply out a chain of factors that was edited", where=p.path(node), got=f"op {p.op(node)}"
             )
     read = [(n, port, v) for n in chain for port, v in enumerate(p.operands(n)) if v.node not in (*cores, *chain)]
     biases = [v for n, port, v in read if n == end and (port == row.addend or (port == 1 and row.sums))]
     entering = {v for _, _, v in read if v not in biases}
     if len(entering) != 1:
-        raise UsageError("the chain of factors was edited, so it has no dense matrix", where=base,
-                         expected="one input", got=[p.path(v) for v in entering])  # fmt: skip
+        raise UsageError("cannot multiply out a chain of factors that was edited", where=base,
+                         expected="one input of the chain", got=[p.path(v) for v in entering])  # fmt: skip
     return entering.pop(), biases[0] if biases else None

@@ -102,7 +102,7 @@ def compress(
         method: `svd`; `asvd`, which minimises the error of the outputs and needs calibration; `tt` and `tr`, tensor
             train and ring; `best`: per matrix, the method of fewest parameters (for a size budget: of least error).
         budget: `Error(e)` or `Energy(share)` of each matrix; or `Ratio`, `Params` or `Bytes` of all selected matrices
-            together, allocated rank by rank to where a parameter saves most error. `Energy(0.99)` by default.
+            together; each unit of rank goes where it saves most error per parameter. `Energy(0.99)` by default.
         calibration: data on which output errors and drift are measured.
         dry_run: compress a copy and return its report; leave the program unchanged.
         keep_partial: on Ctrl-C or lack of memory keep the finished matrices; otherwise nothing changes.

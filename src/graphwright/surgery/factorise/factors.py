@@ -1,4 +1,4 @@
-"""Factors of a matrix: cores with labelled axes. A run multiplies vectors by the cores, and never core by core.
+"""Factors of a matrix: cores with labelled axes. Runs multiply vectors by cores, but never two cores.
 
 The indices of W[o, i] are split into modes, o = (o₁ .. o_d). Axes that two cores share are called bonds; W is the sum
 over all bonds of the product of the cores. Sources: Zhao et al. 2016, "Tensor ring decomposition"; Oseledets 2011 for
@@ -142,7 +142,7 @@ def reconstruct(factors: Factors) -> np.ndarray:
 
 
 class ContractionStep(NamedTuple):
-    """A product of a value and core number `core`: labels `kept` of the value, `summed`, and `free` of the core."""
+    """Contraction of a value with core `core` over axes `summed`; the result has axes `kept` (value), `free` (core)."""
 
     core: int
     kept: tuple[str, ...]

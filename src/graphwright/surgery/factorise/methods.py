@@ -57,7 +57,7 @@ def refine(tensor: np.ndarray, cores: Sequence[np.ndarray], sweeps: int) -> tupl
 def recover(
     tensor: np.ndarray, ranks: Sequence[int], sweeps: int, restarts: int = 3, seed: int = 0, tol: float = 1e-9
 ) -> tuple[list[np.ndarray], list[float]]:
-    """Fit a ring of given ranks r_0 .. r_{d-1} from random cores; restart until the relative error is at most `tol`.
+    """Fit a ring of given ranks r_0 .. r_{d-1} from random cores, up to `restarts` times, until its error is <= `tol`.
 
     Each start is the best of several random candidates, compared after a few sweeps. Returns: see `refine`.
     """

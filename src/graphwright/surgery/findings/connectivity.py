@@ -125,7 +125,7 @@ def _unreachable(
 
 
 def _reconnect(d: Diagnosis, frontier: list[int], later: set[int], reached: set[int]) -> tuple[Fix, ...]:
-    """Return a fix that rewires readers of a value that no input affects to the nearest `frontier` node that fits."""
+    """Return a fix: readers in `later` of a value not in `reached` read the nearest fitting `frontier` node instead."""
     p, w = d.program, d.wiring
     found: list[tuple[int, int, Value]] = []
     for last in frontier:
@@ -189,7 +189,7 @@ def dead_end(d: Diagnosis) -> Iterator[Finding]:
 
 
 def orphan_source(d: Diagnosis) -> Iterator[Finding]:
-    """Report ports without an edge, and junctions without incoming edges, which are zero."""
+    """Report ports without an edge, and junctions without an incoming edge (their value is zero)."""
     p, w = d.program, d.wiring
     for node, port in empty_ports(p, w):
         path, source, at = p.path(node), best_source(p, w, node, port), None if p.is_junction(node) else port

@@ -1,4 +1,4 @@
-"""The table of rules in the order in which `diagnose` runs them. The first rule that finds a defect reports it.
+"""The table of rules in the order in which `diagnose` runs them. Only the first rule that finds a defect reports it.
 
 A rule is a function from a `Diagnosis` to findings. User rules are registered with `@finding("name")`, or come as entry
 points of the group `graphwright.findings`.

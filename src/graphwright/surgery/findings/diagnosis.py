@@ -57,7 +57,7 @@ class Diagnosis:
 
     @property
     def mismatches(self) -> Sequence[Mismatch]:
-        """Mismatches that `program.validate()` reports; empty without a check if the program is known to be valid."""
+        """Mismatches that `program.validate()` reports; empty, without a check, if the program is known to be valid."""
         return () if self.program.valid else self._of_version("mismatches", lambda: self.program.validate().mismatches)
 
     @property

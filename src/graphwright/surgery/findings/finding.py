@@ -98,7 +98,7 @@ class Finding(Mismatch, ReportBase):
         where: str | None = None, fixes: tuple[Fix, ...] = (), witness: Mapping[str, Any] | None = None,
         axis: int | None = None, expected: str | None = None, got: str | None = None,
     ) -> Finding:  # fmt: skip
-        """Return a finding about nodes and edges of a program; `where` defaults to the first path."""
+        """Return a finding about nodes and edges; `what` describes the defect, `where` defaults to the first path."""
         paths = (*map(p.path, nodes), *map(p.path, edges))
         return Finding(kind, where or paths[0], what, axis, expected, got, severity, nodes, edges, paths,
                        dict(witness or {}), tuple(sorted(fixes, key=lambda f: f.cost)))  # fmt: skip
@@ -183,7 +183,7 @@ def add_linear(e: Transaction, x: Value, weight: np.ndarray, name: str) -> NodeI
 
 
 def cut(p: Program, *edges: EdgeId, keeps: bool) -> Fix:
-    """Return a fix that cuts edges into junctions, and removes nodes that only these edges used."""
+    """Return a fix that cuts edges into junctions, and removes nodes that are then unread. `keeps`: see `Fix`."""
 
     def apply(e: Transaction) -> None:
         sources = [e.program.graph.source(edge) for edge in edges]
@@ -195,7 +195,7 @@ def cut(p: Program, *edges: EdgeId, keeps: bool) -> Fix:
 
 
 def rewired(p: Program, edge: EdgeId, source: Value, *, keeps: bool) -> Fix:
-    """Return a fix that rewires an edge to another value, and removes nodes that only the old value used."""
+    """Return a fix that rewires an edge to `source`, and removes nodes that are then unread. `keeps`: see `Fix`."""
     before = p.graph.source(edge)
 
     def apply(e: Transaction) -> None:
@@ -206,7 +206,7 @@ def rewired(p: Program, edge: EdgeId, source: Value, *, keeps: bool) -> Fix:
 
 
 def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
-    """Return a fix that removes a node with one operand, and rewires the node's readers to the operand."""
+    """Return a fix that removes a node with one operand, which its readers then read. `keeps`: see `Fix`."""
 
     def apply(e: Transaction) -> None:
         (operand,) = e.program.operands(node)
@@ -217,7 +217,7 @@ def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
 
 
 def removed(p: Program, nodes: Sequence[NodeId], *, keeps: bool) -> Fix:
-    """Return a fix that removes the given nodes."""
+    """Return a fix that removes the given nodes. `keeps`: see `Fix.keeps_function`."""
     more = f" and {len(nodes) - 1} nodes that only it uses" if len(nodes) > 1 else ""
     return Fix(f"remove {p.path(nodes[0])}{more}", lambda e: remove(e, nodes), edges=1, keeps_function=keeps)
 

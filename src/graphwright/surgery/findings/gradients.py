@@ -65,7 +65,7 @@ def _open(p: Program, w: Wiring, i: int) -> bool:
 
 
 def _differentiated(p: Program, w: Wiring, i: int) -> list[int]:
-    """Return the floating operands to which a node passes a gradient; a factor of a fixed 0 gets no gradient."""
+    """Return the floating operands to which a node passes a gradient; one multiplied by a fixed 0 gets none."""
     node = w.nodes[i]
     values = p.operands(node)
     shut: set[int] = set()
@@ -82,7 +82,7 @@ def _frozen_zero(p: Program, node: NodeId) -> bool:
 
 
 def _closed(p: Program, product: NodeId, gate: Value) -> bool:
-    """Return whether a product multiplies by a gate that is fixed at 0."""
+    """Return whether the multiplication `product` has the factor `gate`, and this gate is fixed at 0."""
     if not traits(p.op(gate.node)).gates or product not in (gates := Gates(p)):
         return False
     return set(gates[product].states) == {"closed"}
@@ -105,7 +105,7 @@ def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
 
 
 def _first_blocker(p: Program, w: Wiring, start: int, ends: set[int]) -> int:
-    """Return the first node after a param that blocks its gradient from the loss; the param if no node does."""
+    """Return the first node after the param `start` that blocks its gradient from the loss; `start` if no node does."""
     order, seen = [start], {start}
     for i in order:  # grows during iteration
         if i != start and not _open(p, w, i):

@@ -163,7 +163,7 @@ def _unbalanced(
 def _rescale(
     d: Diagnosis, parts: dict[str, HeadProjection], mine: dict[str, dict[int, float]], off: list[tuple[str, int, float]]
 ) -> Iterator[Fix]:
-    """Yield a fix that scales q by c and k by 1/c, or o by c and v by 1/c. c is a power of two, which is exact."""
+    """Yield a fix that scales q by c and k by 1/c, or o by c and v by 1/c. c is a power of two: no rounding."""
     p, factors = d.program, {}
     for one, shared in (("q", "k"), ("o", "v")):
         if not any(n in (one, shared) for n, _, _ in off):

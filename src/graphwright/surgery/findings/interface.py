@@ -69,9 +69,9 @@ def _edge(d: Diagnosis, node: NodeId) -> tuple[EdgeId, Spec] | None:
 
 
 def _changed(p: Program, edge: EdgeId, spec: Spec, others: list[Spec]) -> tuple[Iterable[Spec], ...]:
-    """Return candidates for the spec that an edge should have, as one iterable per kind of mistake.
+    """Return candidates for the spec that an edge should have instead of `spec`, as one iterable per kind of mistake.
 
-    The kinds, in order: a wrong dtype, a wrongly inserted source node, a wrong size, and permuted axes.
+    The kinds: a wrong dtype, a wrongly inserted source node, a wrong size (sizes come from `others`), permuted axes.
     """
     shape, operands = spec.shape, p.operands(p.graph.source(edge))
     sizes = dict.fromkeys(n for o in others for n in o.shape)

@@ -110,7 +110,7 @@ def _by_svd(w: np.ndarray, special: bool = False) -> np.ndarray:
 
 
 def _by_gram(w: np.ndarray) -> np.ndarray | None:
-    """Return Q = R C^-½ Vᵀ for R = W V, C = RᵀR and the eigenvectors V of WᵀW; None for an ill-conditioned W.
+    """Return the polar factor Q = R C^-½ Vᵀ: R = W V, C = RᵀR, V eigenvectors of WᵀW; None for ill-conditioned W.
 
     The eigenvectors have an error of ε κ², so that C = S² + F is not quite diagonal. To first order, C^-½ is S^-1 minus
     F_ij / (s_i s_j (s_i + s_j)) (Higham 2008, "Functions of Matrices", section 6.1: the derivative of the square root
@@ -132,7 +132,7 @@ def _by_gram(w: np.ndarray) -> np.ndarray | None:
 
 
 def _straighten(r: np.ndarray) -> float:
-    """Set R := R C^-½ to first order, C = RᵀR, if all cosines between columns are small; return the largest cosine."""
+    """Set R := R C^-½ to first order, C = RᵀR, if the columns are nearly orthogonal; return their largest cosine."""
     c = r.T @ r
     s = np.sqrt(np.diagonal(c))
     c /= -s

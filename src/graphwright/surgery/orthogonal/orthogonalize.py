@@ -408,7 +408,7 @@ def _orthogonalize(
 
 
 def _low_rank(m: Matrix, parts: list[MatrixSlice], solved: _Solved) -> LowRank:
-    """Return W = Q P or W = P Q as a `LowRank`; the factors P of heads are joined to a block diagonal matrix."""
+    """Return W = Q P or W = P Q as a `LowRank`; the factors P of heads form a block diagonal matrix."""
     shapes = [part.of(solved.q).shape for part in parts]
     before = all(rows >= columns for rows, columns in shapes)
     if parts[0].indices is None:
@@ -416,8 +416,8 @@ def _low_rank(m: Matrix, parts: list[MatrixSlice], solved: _Solved) -> LowRank:
         return LowRank(solved.q, p) if before else LowRank(p, solved.q)
     if any((part.dim == 1) != before or (rows < columns) != (part.dim == 0)
            for part, (rows, columns) in zip(parts, shapes, strict=True)):  # fmt: skip
-        raise UsageError("the heads are too wide to join their factors P to one matrix", where=m.path, got=shapes[0],
-                         expected="heads narrower than the other side", fix='pass per="matrix"')  # fmt: skip
+        raise UsageError("the heads are too wide to insert their factors P as one matrix", where=m.path, got=shapes[0],
+                         expected="heads narrower than the other dimension", fix='pass per="matrix"')  # fmt: skip
     p = np.eye(m.shape[parts[0].dim])
     for part, block in zip(parts, solved.factors, strict=True):
         assert part.indices is not None

@@ -199,10 +199,10 @@ def _chosen(p: Program, where: str | Selection, baked: bool | None = None) -> li
     chosen = selection_of(p, where)
     bases = [b for b in named(p, ".generator.weight") if p.node(f"{b}.generator.weight") in chosen]
     if not bases:
-        raise EmptySelection("no selected map is parametrised", where=str(where), fix="call parametrize first")
+        raise EmptySelection("no selected linear map is parametrised", where=str(where), fix="call parametrize first")
     if not (found := [b for b in bases if baked is None or _baked(p, b) == baked]):
-        what = "no selected map is baked" if baked else "all selected maps are already baked"
         raise EmptySelection(
-            what, where=str(where), got=", ".join(bases), fix="call bake(program, where)" if baked else None
-        )
+            "no selected linear map is baked" if baked else "all selected linear maps are baked", where=str(where),
+            got=", ".join(bases), fix="call bake(program, where)" if baked else None,
+        )  # fmt: skip
     return found

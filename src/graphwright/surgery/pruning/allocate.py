@@ -1,7 +1,7 @@
 """Allocation: choose how many units each axis loses, so that a budget is met at the least predicted error.
 
 The units of each axis form blocks, cheapest first. The blocks of all axes are sorted by error per cost; the shortest
-prefix that meets the budget is cut. Within an axis the sort keys never fall, so its blocks are cut in order.
+prefix that meets the budget is cut. Within an axis the sort keys never decrease, so its blocks are cut in order.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Footprint:
 
 
 def _share(terms: Collection[Term], shares: Mapping[tuple[Atom, ...], float]) -> float:
-    """Return the share of a tensor that remains: the product of `shares` over the axes in the tensor's dimensions."""
+    """Return the share of a tensor that remains: the product of `shares` over the axes in its dimensions `terms`."""
     inside = {a for t in terms for a in atoms(t)}
     return prod(left for group, left in shares.items() if set(group) <= inside)
 
@@ -194,7 +194,7 @@ class Goal:
 
     @staticmethod
     def of_target(p: Program, target: SizeBudget, nodes: Collection[NodeId], feeds: Mapping[str, np.ndarray]) -> Goal:
-        """Return the goal of a budget. A `Ratio` counts the given nodes, other budgets count the whole program."""
+        """Return the goal for a budget. A `Ratio` counts the given nodes, other budgets count the whole program."""
         if isinstance(target, Ratio):
             base = getattr(size(p, nodes), target.of)
             return Goal(target.of, base, (1 - target.share) * base, frozenset(nodes), feeds)

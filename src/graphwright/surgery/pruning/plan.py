@@ -45,7 +45,7 @@ class PruneOptions:
         recipe: `units`, which cuts units of axes; `modules`, which removes whole residual branches; or `default`, which
             removes attention modules for 0, 25 or 50 % of the reduction (by least calibration loss), then units.
         method: score that ranks units: `greedy`, `obs`, `wanda`, `magnitude`, `taylor`, `random`; see `scores`.
-        scope: how units of different axes compare: `loss` (predicted loss per parameter; the default for programs that
+        scope: how to compare units across axes: `loss` (predicted loss per parameter; the default for programs that
             score tokens), `global` (error relative to a layer's output, per parameter; the default otherwise), `kind`
             (among axes of equal kind and size), `layer` (the same share of every axis).
         kinds: kinds of units: `neurons`, `channels` (between convolutions), `head_dim` (widths of values), `kv_groups`
@@ -55,7 +55,7 @@ class PruneOptions:
         round_to: new sizes are multiples of this number.
         min_keep: smallest share of an axis that must remain, unless its whole module is removed.
         uniform: axes of equal kind and size keep equally many units, so that all layers have the same size.
-        restore: refit the weights of products that sum over the pruned units, by least squares.
+        restore: refit the weights that read a pruned axis by least squares, to compensate for the removed units.
         sequential: score and restore each layer with the outputs of the already pruned layers before it.
         ridge: λ of the fit, relative to the mean of the diagonal; by default 1e-4, or more if the fit needs it.
         seed: seed of `method="random"`.
@@ -123,7 +123,7 @@ class PruneStep(ReportBase):
         digests: dict from the key of each affected weight to its digest at planning.
         shapes: dict from the key of each resized weight to (shape before, shape after).
         params: number of removed parameters.
-        error, plain: relative mean squared error of the output of the products that sum over the axis, with and without
+        error, plain: relative mean squared error of the outputs of the linear maps that read the axis, with and without
             restoring, on the calibration data; for a module the loss after and before its removal.
         held_out: `error` on the held-out windows.
         ridge: λ of the fit, relative to the mean of the diagonal; None if nothing was restored.
@@ -168,7 +168,7 @@ class PruneStep(ReportBase):
         return self.weights
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures that can be computed again from the journal, as a dict."""
+        """Return a dict of the figures that `optimise_report` can recompute from the journal."""
         return {k: v for k, v in self.to_json().items() if k not in ("ridge", "quantiles")}
 
     def apply(self, p: Program) -> None:
@@ -177,7 +177,7 @@ class PruneStep(ReportBase):
             self.make(e)
 
     def details(self) -> str:
-        """Return a text of the step, of every weight whose shape changes, and of the removed units."""
+        """Describe the step, every weight whose shape changes, and the removed units, as text."""
         lines = [str(self)]
         lines += [f"  {key}: {list(a)} => {list(b) if b else 'removed'}" for key, (a, b) in self.shapes.items()]
         return "\n".join([*lines, *([f"  units {runs(self.units)}"] if self.units else [])])
@@ -234,7 +234,7 @@ class PruneReport(ReportBase):
         return not self.steps
 
     def figures(self) -> dict[str, Any]:
-        """Return a dict of the figures that `optimise_report` can compute again: no times, settings and attempts."""
+        """Return a dict of the figures that `optimise_report` can recompute: all but times, settings and attempts."""
         sides = {side: {k: v for k, v in getattr(self, side).items() if k not in TIMES} for side in ("before", "after")}
         layers = [step.figures() for step in self.steps]
         return {**sides, "layers": layers, "calibration": self.calibration, "journal": self.journal}
@@ -286,7 +286,7 @@ class PrunePlan(ReportBase):
                     step.make(e)
 
     def details(self) -> str:
-        """Return a text of all steps with their weights and units."""
+        """Describe all steps with their weights and units, as text."""
         return "\n".join(f"{i}. {step.details()}" for i, step in enumerate(self.steps))
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Axes that can be pruned: an axis must be exact, and only products with trained matrices may sum over it."""
+"""Prunable axes: removing a unit has the effect of zeroing it, and only trained linear maps sum over the units."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Where = str | Selection | Iterable[NodeId]
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A product of a value x and a trained matrix. The product sums over all units of an axis.
+    """A linear map (or convolution) with trained weights, whose input x has the units of an axis; it sums over them.
 
     Attributes:
         bias: key of the trained bias, or None.
@@ -59,22 +59,22 @@ class Consumer:
         return w.T if traits(self.op).contracts == "in_out" else w.reshape(len(w), -1)
 
     def shaped(self, matrix: np.ndarray, like: tuple[int, ...]) -> np.ndarray:
-        """Reshape a matrix [out, columns] to the shape in which this product's weights are stored."""
+        """Convert a matrix [out, columns] to the layout of the stored weights, whose shape is `like`."""
         return np.ascontiguousarray(matrix.T if traits(self.op).contracts == "in_out" else matrix.reshape(like))
 
     def rows(self, p: Program, a: np.ndarray) -> np.ndarray:
-        """Reshape the product's input to rows [rows, columns]; for a convolution, one row per window."""
+        """Reshape the input `a` of this map to [rows, columns]; for a convolution, one row per window (im2col)."""
         if traits(self.op).contracts != "window":
             return a.reshape(-1, a.shape[-1])
         return _windows(a, p.weights.array(self.key).shape[2:], self.attrs)
 
     def result_rows(self, y: np.ndarray) -> np.ndarray:
-        """Reshape the product's result, or its gradient, to rows [rows, out], in the same order as `rows`."""
+        """Reshape the result of this map, or its gradient, to [rows, out], in the same order as `rows`."""
         last = np.moveaxis(y, 1, -1) if traits(self.op).contracts == "window" else y
         return last.reshape(-1, last.shape[-1])
 
     def remaining(self, keep: np.ndarray, width: int) -> np.ndarray:
-        """Return the indices of all columns except those that read a unit outside the mask `keep`."""
+        """Return the indices of those of `width` columns that read no removed unit (False in the mask `keep`)."""
         kept = np.ones(width, bool)
         kept[self.columns[~keep].reshape(-1)] = False
         return np.flatnonzero(kept)
@@ -97,7 +97,7 @@ def _consumer(p: Program, group: AxisGroup, node: NodeId, ends: tuple[tuple[int,
 
 
 def unit_indices(group: AxisGroup, term: Term) -> np.ndarray:
-    """Return the indices [units, k] that each unit has along the dimension that `term` describes."""
+    """Return the indices [units, k] that belong to each unit along the tensor dimension that `term` describes."""
     if isinstance(term, Atom) and len(group.atoms) == 1:
         return np.arange(group.size)[:, None]
     found = []
@@ -123,7 +123,7 @@ def _windows(x: np.ndarray, kernel: tuple[int, ...], attrs: dict[str, Any]) -> n
 
 @dataclass(frozen=True, slots=True)
 class PrunableAxis:
-    """An axis that can be pruned, and the products that sum over it.
+    """An axis that can be pruned, and the linear maps that sum over it.
 
     Attributes:
         start: the first node whose value has this axis; no node before it depends on the units.
@@ -191,7 +191,7 @@ def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, prot
 
 
 def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) -> PrunableAxis | None:
-    """Return the axis with its consumers; None if it is frozen or not exact, or if another op sums over it."""
+    """Return the axis with its consumers, or None if it cannot be pruned; `moving` caches `input_dependent(p)`."""
     if group.frozen or not group.exact:
         return None
     p, notes = group.axes.program, [note for a in group.atoms if (note := group.axes.solution.notes.get(a)) is not None]
@@ -206,7 +206,7 @@ def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) ->
 
 def refusal(group: AxisGroup) -> str:
     """Return the reason why an axis cannot be pruned, as text."""
-    return (*group.frozen, *group.mixed, "a sum over it is not a product with a trained matrix")[0]
+    return (*group.frozen, *group.mixed, "an op other than a trained linear map sums over it")[0]
 
 
 def check_finite(p: Program, axes: Iterable[PrunableAxis]) -> None:
@@ -240,7 +240,7 @@ class ResidualBranch:
 
 
 def residual_branches(p: Program, inside: Collection[NodeId] | None = None) -> list[ResidualBranch]:
-    """Return the branches with trained weights and all nodes in `inside` (None: anywhere), in topological order."""
+    """Return, in topological order, the branches with trained weights and only nodes of `inside` (None: any nodes)."""
     needed, moving, found = p.reachable(p.outputs()), input_dependent(p), []
     rank = {n: i for i, n in enumerate(p.order())}
     for edge in (e for n in p.junctions() if n in needed and p.graph.in_degree(n) > 1 for e in p.in_edges(n)):
@@ -304,7 +304,7 @@ def rotation(p: Program, candidates: Sequence[ResidualBranch], stream: Stream) -
 
 
 def _only_through(p: Program, edge: EdgeId, needed: Collection[NodeId]) -> set[NodeId]:
-    """Return the nodes that reach an output only through the given edge."""
+    """Return the nodes, among the `needed` ones, that reach an output only through the given edge."""
     others = flood(
         (v.node for v in p.outputs()), lambda n: [p.graph.source(e) for e in p.graph.in_edges(n) if e != edge]
     )

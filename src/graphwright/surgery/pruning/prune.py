@@ -121,9 +121,8 @@ class Pruner:
             if left <= aim or (not found and not whole):
                 break
             if not found:
-                raise BudgetUnreachable(
-                    "all removable modules together do not meet the budget", asked=goal.most, best=left
-                )
+                raise BudgetUnreachable("the budget is exceeded even if all removable modules are removed",
+                                        asked=goal.most, best=left, fix="pass recipe='default'")  # fmt: skip
             if not whole and left - goal.least(p, found) / 2 <= aim:
                 break  # the next one would overshoot by more than half of its size
             branch, after = pr.cheapest(p, found, Stream(p, self.feeds), self.reference)
@@ -158,7 +157,7 @@ class Pruner:
         self._cut_all(attempt, axes, kept)
 
     def _curves(self, p: Program, axes: Sequence[PrunableAxis], footprint: Any) -> list[Curve]:
-        """Return a curve per axis, from one pass over the calibration data, plus one for gradients if needed."""
+        """Return a curve per axis, from one pass over the calibration data (a second one if gradients are needed)."""
         o = self.options
         criterion, by_loss = CRITERIA[o.method], o.scope == "loss"
         weighed = None
@@ -219,7 +218,7 @@ class Pruner:
                        quantiles=tuple(np.quantile(scored, [0, 0.25, 0.5, 0.75, 1]).tolist()))  # fmt: skip
 
     def _fit(self, axis: PrunableAxis, cut: ProductCut, gram: Gram) -> Restored | None:
-        """Fit the remaining weights of a product by least squares; None if restoring is off or does not help."""
+        """Fit the remaining weights of one linear map by least squares; None if restoring is off or does not help."""
         ridge, columns = self.options.ridge, len(cut.columns)
         if not self.options.restore:
             return None
@@ -278,8 +277,7 @@ def _steps(p: Program, entry: Entry) -> list[PruneStep]:
         elif isinstance(edit, RemoveNode):
             node = edit.node
         elif not isinstance(edit, RemoveEdge):
-            what = "the figures of this pruning cannot be recomputed, because it cut single query heads"
-            raise UsageError(what, where=f"entry {entry.seq}")
+            raise UsageError("cannot recompute a pruning that cut single query heads", where=f"entry {entry.seq}")
         elif p.graph.target(edit.edge) != node:  # other edges enter the node that is removed next
             found.append(PruneStep("module", p.path(edit.edge)))
     return found[::-1]
@@ -318,7 +316,7 @@ def remove_module(p: Program, branch: ResidualBranch, before: float, after: floa
 
 
 def product_cuts(p: Program, axis: PrunableAxis, removed: Sequence[int] | np.ndarray) -> list[ProductCut]:
-    """Record each product that reads an axis, before the units `removed` are cut from it."""
+    """Record each linear map that reads an axis, before the units `removed` are cut from the axis."""
     keep = np.ones(axis.size, bool)
     keep[list(removed)] = False
     return [ProductCut.of(p, c, keep) for c in axis.consumers]
@@ -328,10 +326,11 @@ def cut_units(
     p: Program, axis: PrunableAxis, removed: Sequence[int] | np.ndarray, cuts: Sequence[ProductCut],
     moments: Sequence[Sequence[Gram]], restore: Callable[[Transaction], Mapping[str, NDArray]],
 ) -> PruneStep:  # fmt: skip
-    """Remove units, restore the products that sum over them, and measure the errors of the products' outputs.
+    """Remove units, restore the linear maps that read them, and measure the errors of the maps' outputs.
 
     Args:
-        moments: moments of the products' inputs, on the learning windows and on the held-out windows.
+        cuts: the linear maps before the cut, from `product_cuts`.
+        moments: moments of the maps' inputs, on the learning windows and on the held-out windows.
         restore: called after the cut, in the same edit, to set weights; returns a dict from key to stored value.
     """
 
@@ -349,7 +348,7 @@ def cut_units(
 def _made(
     p: Program, step: PruneStep, keys: Sequence[str], edit: Callable[[Transaction], Mapping[str, NDArray]]
 ) -> PruneStep:
-    """Run `edit`; return the step, completed with the weights that were set and the changes of the weights `keys`."""
+    """Run `edit`; return the step with the weights that it set, and digests and shape changes of the weights `keys`."""
     digests, sizes = {k: p.weights.digest(k) for k in keys}, {k: p.weights.array(k).shape for k in keys}
     with p.edit(f"prune {step.name}", author="pass", tool=TOOL) as e:
         weights = edit(e)

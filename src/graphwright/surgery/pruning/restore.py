@@ -1,7 +1,7 @@
-"""Least-squares restoring: refit the weights of a product in the columns that remain after a cut.
+"""Least-squares restoring: refit the weights of a linear map W in the columns that remain after a cut.
 
-With H = E[a aᵀ] of the product's input a and S the remaining columns, the new weights minimise the mean squared error
-of the output: W_S = W H[:,S] (H[S,S] + λI)⁻¹. A bias, if the product has one, absorbs the means; H is the covariance.
+With H = E[a aᵀ] of the map's input a and S the remaining columns, the new weights minimise the mean squared error of
+the output: W_S = W H[:,S] (H[S,S] + λI)⁻¹. If the map has a bias, it absorbs the means, and H is the covariance.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Gram:
 
     @staticmethod
     def of(chunks: Iterable[np.ndarray]) -> Gram:
-        """Compute the moments of chunks of rows [n, m]: products of 2048 rows in their dtype, summed in float64.
+        """Compute the moments of chunks of rows [n, m]: aᵀa of 2048 rows at a time in their dtype, summed in float64.
 
         Raises: NonFinite if the rows contain NaN or infinity.
         """
@@ -107,11 +107,11 @@ class Gram:
             mean = mean + a.sum(axis=0, dtype=np.float64)
             count += len(a)
         if not np.isfinite(total).all():
-            raise NonFinite("activations on the calibration data contain NaN or infinity", where="input of a product")
+            raise NonFinite("activations on the calibration data contain NaN or infinity", where="linear map input")
         return Gram(total / max(count, 1), mean / max(count, 1), count)
 
     def centred(self) -> np.ndarray:
-        """Return the covariance of the inputs, for a product whose bias absorbs the means."""
+        """Return the covariance of the inputs, for a linear map whose bias absorbs the means."""
         return self.second - np.outer(self.mean, self.mean)
 
 
@@ -137,7 +137,7 @@ def regularised(h: np.ndarray, ridge: float | None = None) -> tuple[np.ndarray, 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Least-squares weights of one product.
+    """Least-squares weights of one linear map.
 
     Attributes:
         matrix: new weights [out, remaining columns].
@@ -162,13 +162,13 @@ class Restored:
 def restored(
     matrix: np.ndarray, gram: Gram, keep: np.ndarray, *, bias: bool = False, ridge: float | None = None
 ) -> Restored:
-    """Fit the weights of the remaining columns by least squares.
+    """Fit the weights of the remaining columns of a linear map by least squares.
 
     Args:
         matrix: W [out, columns] before the cut.
-        gram: moments of the product's input.
+        gram: moments of the map's input.
         keep: indices of the remaining columns, ascending.
-        bias: whether the product has a bias to adjust.
+        bias: whether the map has a bias to adjust.
         ridge: see `regularised`.
     """
     h = gram.centred() if bias else gram.second
@@ -201,7 +201,7 @@ def energy(matrix: np.ndarray, gram: Gram) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProductCut:
-    """A product before a cut: matrix [out, columns], bias [out] (or zeros), indices of columns that remain."""
+    """A linear map before a cut: matrix [out, columns], bias [out] (or zeros), indices `columns` that will remain."""
 
     consumer: Consumer
     matrix: np.ndarray
@@ -210,7 +210,7 @@ class ProductCut:
 
     @staticmethod
     def of(p: Program, c: Consumer, keep: np.ndarray) -> ProductCut:
-        """Record a product before the cut; `keep` is a mask of the remaining units."""
+        """Record a linear map before the cut; `keep` is a mask of the remaining units."""
         matrix = c.matrix(p)
         bias = np.zeros(len(matrix)) if c.bias is None else p.weights.array(c.bias).to_numpy("float64")
         return ProductCut(c, matrix, bias, c.remaining(keep, matrix.shape[1]))

@@ -1,7 +1,7 @@
-"""Scores of units: the cost of removing each unit, computed from the columns of the product that reads the unit.
+"""Scores of units: the cost of removing each unit, computed from the weight columns that read it.
 
-A unit is a block J of columns of W [out, columns]. All scores are squared quantities, so that the scores of a
-unit in several products can be added up:
+A unit is read by a block J of columns of W [out, columns]. All scores are squared quantities, so that the scores of a
+unit that several linear maps read can be added up:
 
     random      uniform random numbers
     magnitude   Σ |W_J|²
@@ -62,7 +62,7 @@ def greedy(
     W -= W_J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J: and H⁻¹ -= (H⁻¹)_:J [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:.
 
     Args:
-        matrix, columns: weights of the product, and the columns of each unit.
+        matrix, columns: weights [out, columns], and the columns [units, k] that read each unit.
         h: second moment (or covariance) [columns, columns] of the input.
         most: number of units to remove; by default all except one.
         ridge: see `regularised`.
@@ -87,15 +87,15 @@ def greedy(
 
 @dataclass(frozen=True, slots=True)
 class UnitColumns:
-    """The input of a pruning criterion: one product that sums over an axis, and the matrix columns of each unit.
+    """The input of a pruning criterion: one linear map that reads an axis, and the matrix columns that read each unit.
 
     Attributes:
         matrix: the weights [out, columns].
         columns: indices [units, k] of the columns that read each unit.
-        gram: moments of the product's input, if the criterion needs them.
+        gram: moments of the map's input, if the criterion needs them.
         effect: Σ a ∂L/∂a [columns] over the rows, for the input a of each column, if the criterion needs gradients.
-        bias: True if the product has a bias, which absorbs the mean of a removed unit.
-        weight: factor of this product's squared error in sums over products.
+        bias: True if the map has a bias, which absorbs the mean of a removed unit.
+        weight: factor of this map's squared error in the sum over all maps that read the axis.
         ridge: see `regularised`.
         seed: seed of random scores.
     """
@@ -111,14 +111,14 @@ class UnitColumns:
 
     @property
     def second(self) -> np.ndarray:
-        """Second moment of the input, or its covariance if the product has a bias; float64 [columns, columns]."""
+        """Second moment of the input, or its covariance if the map has a bias; float64 [columns, columns]."""
         assert self.gram is not None
         return self.gram.centred() if self.bias else self.gram.second
 
 
 @dataclass(frozen=True, slots=True)
 class RemovalOrder:
-    """The order in which units are removed, the error `growth` by each, and the initial `scores` of all units."""
+    """The order in which units are removed, the error `growth` that each adds, and initial `scores` of all units."""
 
     order: np.ndarray
     growth: np.ndarray
@@ -126,7 +126,7 @@ class RemovalOrder:
 
 
 class Criterion:
-    """Base class of scores of units. A subclass defines `score`, or `total` if costs of products do not add up.
+    """Base class of scores of units. A subclass defines `score`, or `total` if costs do not add up.
 
     Attributes:
         needs: data that the score needs besides the weights: "moments" of the inputs, "gradients" of the loss, or
@@ -136,11 +136,11 @@ class Criterion:
     needs: ClassVar[Literal["moments", "gradients", "nothing"]] = "moments"
 
     def score(self, u: UnitColumns) -> np.ndarray:
-        """Return the cost of removing each unit from one product, [units]."""
+        """Return the cost of removing each unit from the input of one linear map, [units]."""
         raise NotImplementedError
 
     def total(self, products: Sequence[UnitColumns]) -> np.ndarray:
-        """Return the cost of removing each unit from all products that read the axis, [units]."""
+        """Return the cost [units] of removing each unit, summed over all linear maps that read the axis."""
         return np.sum([u.weight * self.score(u) for u in products], axis=0)
 
     def order(self, products: Sequence[UnitColumns], most: int) -> RemovalOrder:
@@ -150,7 +150,7 @@ class Criterion:
         return RemovalOrder(order, scored[order], scored)
 
     def costs(self, products: Sequence[UnitColumns]) -> np.ndarray:
-        """Return the cost [units] of each unit that the function `scores` reports; by default its `total`."""
+        """Return the cost [units] of removing each unit, as the function `scores` reports it; by default `total`."""
         return self.total(products)
 
 
@@ -166,7 +166,7 @@ class Greedy(OBS):
     """OBS with the remaining weights refitted after each removal, or on wide axes after several (see `ROUNDS`)."""
 
     def order(self, products: Sequence[UnitColumns], most: int) -> RemovalOrder:
-        """Order units by greedy removal; an axis that several products read is ordered by its OBS scores."""
+        """Order units by greedy removal; an axis that several linear maps read is ordered by its OBS scores."""
         if len(products) > 1:
             return super().order(products, most)
         (u,) = products
@@ -207,7 +207,7 @@ class Taylor(Criterion):
     needs = "gradients"
 
     def total(self, products: Sequence[UnitColumns]) -> np.ndarray:
-        """(Σ a_j ∂L/∂a_j)² of each unit, [units]; the sum runs over all products that read the unit."""
+        """(Σ a_j ∂L/∂a_j)² of each unit, [units]; the sum runs over the columns of all linear maps that read it."""
         effect = np.zeros(len(products[0].columns))
         for u in products:
             assert u.effect is not None
@@ -237,9 +237,9 @@ class Importance:
     """Gradients of the loss over the calibration data.
 
     Attributes:
-        output: dict from product to the mean square of dL/dy for the product's output y, summed over entries; this
+        output: dict from linear map to the mean square of dL/dy for the map's output y, summed over entries; this
             factor converts a squared error of y to loss, to second order.
-        effect: dict from product to Σ a ∂L/∂a [columns] for the product's input a, through this product alone.
+        effect: dict from linear map to Σ a ∂L/∂a [columns] for the map's input a, through this map alone.
     """
 
     output: Mapping[NodeId, float]
@@ -269,7 +269,7 @@ def importance(
 
 
 def grams(p: Program, ends: Sequence[Consumer], stream: Stream) -> list[Gram]:
-    """Compute the moments of each product's input by running a stream onward from its position."""
+    """Compute the moments of the input of each linear map in `ends` by running the stream up to these inputs."""
     return [Gram.of(c.rows(p, as_float(values[c.x])) for values in stream.read([c.x])) for c in ends]
 
 
@@ -277,11 +277,11 @@ def unit_columns(
     p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], *, scales: Sequence[float] | None = None,
     weighed: Importance | None = None, ridge: float | None = None, seed: int = 0,
 ) -> list[UnitColumns]:  # fmt: skip
-    """Return the data by which a criterion scores an axis: one entry per product that reads the axis.
+    """Return the data by which a criterion scores an axis: one entry per linear map that reads the axis.
 
     Args:
-        moments: input moments of each product; None if the criterion does not need moments.
-        scales: factor of the squared error of each product; 1 by default.
+        moments: input moments of each linear map; None if the criterion does not need moments.
+        scales: factor of the squared error of each linear map; 1 by default.
         weighed: gradients of the loss, for a criterion that needs gradients.
     """
     effects: Mapping[NodeId, np.ndarray] = {} if weighed is None else weighed.effect
@@ -298,7 +298,7 @@ def unit_columns(
 def error_scales(
     p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], weighed: Importance | None
 ) -> list[float]:
-    """Return factors that convert each product's squared error to loss, or without `weighed` to relative error."""
+    """Return the factor from squared output error to loss (without `weighed`: relative error) per map on the axis."""
     if weighed is not None:
         return [weighed.output[c.node] for c in axis.consumers]
     return [1 / max(energy(c.matrix(p), gram), 1e-300) if gram is not None else 1.0

@@ -1,7 +1,7 @@
 """Removal of units that contribute nothing, and of nodes that no output needs; the function stays the same.
 
-A unit contributes nothing if all products that read the unit have zero weights for it, or if its value is zero for
-every input: zero rows of weights produce zeros, and sums, products and functions with f(0) = 0 preserve zeros.
+A unit contributes nothing if all linear maps that read the unit have zero weights for it, or if its value is zero for
+every input: zero rows of weights produce zeros; sums, products and functions with f(0) = 0, elementwise, preserve them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def remove_zeros(p: Program, where: Where | None = None) -> dict[str, int]:
     """Remove units that contribute exactly nothing, and nodes that no output needs, in one edit.
 
-    Only zero terms of sums are removed, so that results change by the order of summation at most. An axis keeps at
-    least one unit.
+    Only zero terms of sums are removed, so results change at most by rounding, because sums run in another order. An
+    axis keeps at least one unit.
 
     Args:
         p: the program, edited in place.
@@ -54,7 +54,7 @@ def remove_zeros(p: Program, where: Where | None = None) -> dict[str, int]:
 
 
 def idle(p: Program, axis: PrunableAxis) -> np.ndarray:
-    """Return a mask [units] of the units that contribute nothing to any product that sums over the axis."""
+    """Return a mask [units] of the units that contribute nothing to any linear map that reads the axis."""
     zero = _zeros(p, axis)
     found = np.ones(axis.size, bool)
     for c in axis.consumers:
@@ -64,7 +64,7 @@ def idle(p: Program, axis: PrunableAxis) -> np.ndarray:
 
 
 def _axes(p: Program, where: Where | None) -> list[PrunableAxis]:
-    """Return prunable axes of one independent size; grouped query heads have two, but other axes cover them."""
+    """Return the prunable axes, without grouped query heads, whose kv groups and queries are separate axes."""
     try:
         return [a for a in prunable(p, where, (*KINDS, "units")) if len(a.group.atoms) == 1]
     except NothingToPrune:
@@ -98,7 +98,7 @@ def _zeros(p: Program, axis: PrunableAxis) -> dict[Value, np.ndarray]:
 
 
 def _zero_rows(p: Program, axis: PrunableAxis, operands: Sequence[Value], op: str) -> np.ndarray | None:
-    """Return a mask [units] of the units with zero rows of the matrix and zero bias; None if they are not trained."""
+    """Return a mask [units] of the units with zero rows of the matrix and zero bias; None if either is no param."""
     dims, found = axis.group.axes.solution.dims, np.ones(axis.size, bool)
     for port, operand in enumerate(operands[1:]):
         source = origin(p, operand)
