@@ -5,7 +5,7 @@ venv=${VENV:-.venv}
 rm -rf build/docs site
 mkdir -p build/docs/reference
 cp -r docs/*.md docs/pictures build/docs/
-sed -E 's/\]\(docs\//](/g' SECURITY.md >build/docs/reporting.md  # the one page that lies beside docs/
+sed -E 's/\]\(docs\//](/g; 1s/.*/# Reporting a vulnerability/' SECURITY.md >build/docs/reporting.md  # stored outside docs/
 sed -E 's/\]\(\.\.\/SECURITY\.md/](reporting.md/g' docs/security.md >build/docs/security.md
 for init in src/graphwright/*/__init__.py; do
   name=$(basename "$(dirname "$init")")
