@@ -14,7 +14,8 @@ from graphwright.array import NDArray, from_numpy, random
 from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
-from graphwright.models.architectures.architecture import Architecture, Config, find, read_object
+from graphwright.models.architectures.architecture import Architecture, Config, read_object
+from graphwright.models.architectures.registry import find
 from graphwright.models.errors import ConfigError, ModelNotFound, UnsupportedArchitecture
 from graphwright.models.inspect import Inspection, inspect_files
 from graphwright.models.loading import build, match_keys
