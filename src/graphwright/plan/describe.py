@@ -13,7 +13,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import Cost, get
 from graphwright.plan.table import ARENA, Instr, Slot
 from graphwright.program.hashing import encode_attrs
-from graphwright.report import ReportBase
+from graphwright.report import Report
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
@@ -136,7 +136,7 @@ def tables(plan: Plan) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PlanDiff(ReportBase):
+class PlanDiff(Report):
     """The differences from an older plan to a newer one, as sorted paths of nodes.
 
     Attributes:
