@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphwright.surgery.constraints import Constraint
 
 KINDS: dict[str, type[Constraint]] = {}
-"""Name -> class of each kind of constraint; a kind is entered when its module is imported."""
+"""Name -> class of each kind of constraint; a kind is registered when its module is imported."""
 
 
 class Constraints:
@@ -79,7 +79,7 @@ class Constraints:
 
 def constraint_from_json(form: Mapping[str, Any]) -> Constraint:
     """Restore a constraint from the dict of its `to_json`. Raises: UsageError for an unknown name or other fields."""
-    import_module("graphwright.surgery.constraints")  # it enters the kinds of this package
+    import_module("graphwright.surgery.constraints")  # registers the kinds of this package
     kind = KINDS.get(form.get("constraint", "")) if isinstance(form, Mapping) else None
     if kind is None:
         raise UsageError("unknown constraint", got=repr(form)[:120], expected=", ".join(KINDS))
