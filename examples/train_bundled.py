@@ -68,7 +68,7 @@ def main() -> None:
             shown = f"loss {p.facts['loss']:.3f}  {p.facts['tokens/s']:,.0f} bytes/s"
             bar.update(task, completed=p.done, description=shown)
 
-        result = trainer.run(report=show)
+        result = trainer.run(progress=show)
     minutes = (perf_counter() - started) / 60
     with atomic_directory(args.out, overwrite=True) as place:
         write_model(model, place, dtype="bfloat16")

@@ -45,10 +45,22 @@ FACADES_REACH_UP = {
     ("program/program.py", "graphwright.plan.compile"),
     ("program/program.py", "graphwright.plan.options"),
     ("program/program.py", "graphwright.models.onnx"),
-    ("program/files/load.py", "graphwright.surgery.constraints"),
     ("models/model.py", "graphwright.surgery"),
 }
 """Methods of a facade whose code is in a layer above import it when they are called: (file, module)."""
+REGISTRIES_LOAD = {("program/constraints.py", "graphwright.surgery.constraints")}
+"""A registry, when it is read, loads the module of a layer above that enters its rows, by name: (file, module)."""
+FACADES = {
+    "program/program.py": {"program/builder.py": "constructs programs, for tracing, taping and loading too"},
+    "plan/plan.py": {"plan/compile.py": "caches the plans that it makes"},
+    "plan/running/executable.py": {
+        "plan/plan.py": "makes the executables of a plan",
+        "plan/running/capture.py": "derives the executable that captures graphs",
+        "plan/running/parallel.py": "derives the executable that runs on several threads",
+    },
+    "models/model.py": {"models/open.py": "makes the models that it opens"},
+}
+"""Facade -> the files of its folder that import it, with the reason; all others know it as a type only."""
 
 
 def layer(path: Path) -> str:
@@ -76,6 +88,14 @@ def imports(path: Path) -> list[tuple[int, str]]:
             module = ".".join(p for p in (base, node.module or "") if p)
             found += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
     return found
+
+
+def loaded_by_name(path: Path) -> set[str]:
+    """Modules of the package that `import_module` loads, by a literal name."""
+    calls = (n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.Call))
+    names = [n.args[0] for n in calls if ast.unparse(n.func).endswith("import_module")]
+    literals = {str(n.value) for n in names if isinstance(n, ast.Constant)}
+    return {name for name in literals if name.startswith("graphwright.")}
 
 
 def problems(path: Path, found: list[tuple[int, str]]) -> list[str]:
@@ -109,6 +129,25 @@ FILES = sorted(SRC.rglob("*.py"))
 def test_each_facade_import_that_reaches_up_exists():
     found = {(str(path.relative_to(SRC)), name.rpartition(".")[0]) for path in FILES for _, name in imports(path)}
     assert found >= FACADES_REACH_UP
+
+
+def test_modules_loaded_by_name_are_of_a_layer_below_or_enter_a_registry():
+    found = {(str(path.relative_to(SRC)), name) for path in FILES for name in loaded_by_name(path)}
+    up = {(file, name) for file, name in found if LEVEL[name.split(".")[1]] >= LEVEL[layer(SRC / file)]}
+    assert up == REGISTRIES_LOAD
+
+
+@pytest.mark.parametrize("facade", FACADES)
+def test_a_facade_is_the_last_file_of_its_folder(facade):
+    module = "graphwright." + facade.removesuffix(".py").replace("/", ".")
+    folder = SRC / facade.split("/")[0]
+    importers = {
+        str(path.relative_to(SRC))
+        for path in folder.rglob("*.py")
+        if path != folder / "__init__.py"
+        and any(name == module or name.startswith(f"{module}.") for _, name in imports(path))
+    }
+    assert importers == FACADES[facade].keys()
 
 
 def test_every_folder_has_a_level():

@@ -6,16 +6,19 @@ import ast
 import difflib
 import inspect
 import os
+import re
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 import graphwright as gw
 
 FROZEN = Path(__file__).parent / "public_api.txt"
-PARTS = ("OpGraph", "TensorBase", "OpMethods")  # bases that are no public classes
+PARTS = ("OpGraph", "TensorBase", "OpMethods", "Report")  # bases that are no public classes
 MODULES = (
     "amp",
     "errors",
@@ -102,6 +105,30 @@ def test_public_api_is_the_frozen_one():
     assert not diff, (
         f"the public API changed; edit tests/public_api.txt (FREEZE_API=1 writes it) and CHANGELOG.md\n{diff}"
     )
+
+
+def options(fn: Callable[..., Any]) -> dict[str, str]:
+    """The parameters after the first, which is the object that the function is about."""
+    return {p.name: f"{p.kind.name} {p}" for p in list(inspect.signature(fn).parameters.values())[1:]}
+
+
+@pytest.mark.parametrize(
+    ("method", "twin", "without"),
+    [
+        (gw.models.Model.diagnose, gw.surgery.diagnose, ()),
+        (gw.models.Model.save, gw.program.save, ("companions",)),
+        (gw.models.Model.parameters, gw.program.Program.parameters, ()),
+        (gw.program.Selection.gate, gw.program.Units.gate, ()),
+    ],
+)
+def test_the_same_verb_takes_the_same_options_everywhere(method, twin, without):
+    assert options(method) == {name: text for name, text in options(twin).items() if name not in without}
+    returned = {inspect.signature(fn).return_annotation for fn in (method, twin)}
+    assert len(returned) == 1
+
+
+def test_a_progress_callback_is_always_called_progress():
+    assert set(re.findall(r"(\w+): 'ProgressCallback", current())) == {"progress"}
 
 
 def test_every_public_name_resolves():

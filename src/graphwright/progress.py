@@ -24,4 +24,4 @@ class Progress:
     table: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-Report = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], None]

@@ -1,29 +1,34 @@
-"""Base of all reports: dataclass fields as JSON, and tables of aligned text."""
+"""Base of all reports, results and differences: dataclass fields as JSON, and tables of aligned text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from html import escape
+from math import isfinite
 from typing import Any, ClassVar, cast
 
 
-class ReportBase:
-    """Base of reports that are dataclasses.
+class Report:
+    """Base of reports, results and differences, most of which are dataclasses.
 
     Attributes:
-        FIGURES: names of properties that the JSON contains besides the fields.
+        FIGURES: names of properties (or attributes) that the JSON contains besides the fields of a dataclass.
         HIDDEN: names of fields that the JSON leaves out.
+        OPTIONAL: names of fields that the JSON leaves out if they are None or empty.
     """
 
     __slots__ = ()
     FIGURES: ClassVar[tuple[str, ...]] = ()
     HIDDEN: ClassVar[tuple[str, ...]] = ()
+    OPTIONAL: ClassVar[tuple[str, ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict of the fields except `HIDDEN`, and of the properties `FIGURES`."""
-        names = [f.name for f in fields(cast(Any, self)) if f.name not in self.HIDDEN]
-        return {name: plain(getattr(self, name)) for name in (*names, *self.FIGURES)}
+        names = [f.name for f in fields(self)] if is_dataclass(self) else []
+        hidden = {*self.HIDDEN, *(name for name in self.OPTIONAL if getattr(self, name) in (None, ""))}
+        return {n: plain(getattr(self, n)) for n in (*names, *self.FIGURES) if n not in hidden}
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<14}{value}" for name, value in self.to_json().items())
@@ -36,8 +41,11 @@ class ReportBase:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to JSON-serialisable values: dataclasses and named tuples to dicts, sequences to lists."""
-    if isinstance(value, ReportBase):
+    """Convert a value to strict JSON: dataclasses and named tuples to dicts, functions to their names.
+
+    Enums, infinities and NaN become text.
+    """
+    if isinstance(value, Report):
         return value.to_json()
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
@@ -45,7 +53,11 @@ def plain(value: Any) -> Any:
         value = cast(Any, value)._asdict()
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if callable(value):
+        return getattr(value, "__name__", repr(value))
+    return str(value) if isinstance(value, Enum) or (isinstance(value, float) and not isfinite(value)) else value
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:

@@ -147,11 +147,11 @@ def test_interrupted_training_reports_what_was_saved(call, text, tmp_path, monke
 
     run = Trainer.run
 
-    def stop_at_three(self, steps, report):
+    def stop_at_three(self, steps, *, progress):
         if self.done >= 2:
-            run(self, 1, report)
+            run(self, 1, progress=progress)
             raise KeyboardInterrupt
-        return run(self, steps, report)
+        return run(self, steps, progress=progress)
 
     monkeypatch.setattr(Trainer, "run", stop_at_three)
     small = ["--batch", 2, "--window", 32, "--save-every", 2, "--steps", 6]
@@ -174,17 +174,17 @@ def test_a_bar_fits_a_narrow_terminal(monkeypatch):
     for name, value in (("TERM", "xterm"), ("COLUMNS", "80")):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with bar() as report:
-        assert report is not None
-        report(Progress("training", 3, 1000, {"loss": 1.234, "lr": 5.585e-05, "tokens/s": 12345.0}))
+    with bar() as progress:
+        assert progress is not None
+        progress(Progress("training", 3, 1000, {"loss": 1.234, "lr": 5.585e-05, "tokens/s": 12345.0}))
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
     assert "3/1000" in text
     assert "loss 1.234" in text
     assert text.count("0:00:00") >= 1
     with monkeypatch.context() as m:
         m.setenv("NO_COLOR", "1")
-        with bar() as report:
-            assert report is None
+        with bar() as progress:
+            assert progress is None
 
 
 def test_a_hugging_face_directory_is_never_changed(call, tmp_path):
@@ -257,7 +257,7 @@ def test_interrupted_generation_reports_its_text(monkeypatch):
     monkeypatch.setattr(TextStream, "add", interrupted)
     said = CliRunner().invoke(app, ["generate", "bundled", "The following", "--json"])
     assert said.exit_code == 130
-    assert json.loads(said.stdout)["what"].endswith(f"here: {bytes(added).decode()}")
+    assert json.loads(said.stdout)["what"].endswith(f"generated: {bytes(added).decode()}")
 
 
 def test_interruption_is_one_json_document(call, monkeypatch):

@@ -131,7 +131,7 @@ def test_wilson_interval_matches_scipy(trials):
 def test_runs_from_many_seeds_are_distributions():
     steps = []
     limits: Any = {"max_generations": 25}
-    found = ev.over_seeds(ev.tasks.xor(), None, ev.NEAT(population=60), seeds=20, report=steps.append, **limits)
+    found = ev.over_seeds(ev.tasks.xor(), None, ev.NEAT(population=60), seeds=20, progress=steps.append, **limits)
     alone = [ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=60), seed=s).run(**limits) for s in range(20)]
     facts = through_json(found)
     check(facts, SEEDS)

@@ -60,7 +60,7 @@ def test_equals_transformers(bytewise: Made, length: int | None, window: int, st
 
 def test_progress_is_reported(bytewise: Made) -> None:
     seen = []
-    gw.open(bytewise.path).perplexity(TEXT, window=32, stride=16, report=seen.append)
+    gw.open(bytewise.path).perplexity(TEXT, window=32, stride=16, progress=seen.append)
     assert seen[-1].done == seen[-1].total
     assert [p.done for p in seen] == sorted(p.done for p in seen)
 

@@ -309,7 +309,7 @@ def test_a_json_file_is_no_model_and_its_directory_is_named(made: Callable[[str]
     path = made("llama").path
     with pytest.raises(ModelNotFound) as caught:
         gw.open(path / "config.json")
-    assert caught.value.fix == str(path)
+    assert caught.value.fix == f"give its directory, {path}"
 
 
 def test_opening_generated_code_raises_with_the_fix(proved: Callable[[str], Any]) -> None:

@@ -41,7 +41,7 @@ def network(dropout: float = 0.0) -> Program:
     net = Net(dropout)
     p = gw.trace(net, np.zeros((B, 6), np.float32))
     names = {v: n for n, v in net.named_parameters()}
-    assert len(names) == len(p.parameters())
+    assert len(names) == len(list(p.parameters()))
     return p
 
 

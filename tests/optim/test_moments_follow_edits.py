@@ -163,7 +163,7 @@ def test_undo_restores_moments_of_surviving_entries():
     step = run_of(p, opt, compiled=False)
     for _ in range(3):
         step()
-    first = p.parameters()[0]
+    first = next(p.parameters())
     held = opt.state_of(first).moments["m"].numpy().copy()
     with p.edit("cut") as e:
         e.cut_units(p.axes()["first.neurons"].units([0]))
@@ -207,7 +207,7 @@ def test_a_shape_set_between_two_edits_resets_moments():
     with p.edit("cut") as e:
         e.cut_units(p.axes()["first.neurons"].units([0]))
     assert p.weights["first.weight"].shape == (5, 3)
-    assert opt.state_of(p.parameters()[0]).steps.item() == 0
+    assert opt.state_of(next(p.parameters())).steps.item() == 0
 
 
 def test_masters_follow_edits_and_take_new_rows_from_the_parameter():

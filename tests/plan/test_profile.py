@@ -7,6 +7,7 @@ import pytest
 
 from graphwright import Builder
 from graphwright.errors import UsageError
+from graphwright.testing.simulated_device import SimBackend, SimDriver
 
 
 def net():
@@ -40,6 +41,19 @@ def test_a_row_per_instruction_with_the_costs_of_the_table(executor: str) -> Non
     assert "a.linear" in str(found)
     assert "1 more" in found.text(most=len(plan.instrs) - 1)
     assert p.weights.array("count").item() == 7  # 1 to bind, 3 whole, 3 in parts
+
+
+def test_the_whole_runs_of_a_captured_plan_launch_its_graphs(sim: SimBackend) -> None:
+    b = Builder("chain")
+    x = b.input("x", (4,))
+    for i in range(12):
+        x = b.tanh(x, name=f"act{i}")
+    b.output(x, "y")
+    plan = b.build().compile(x=(4,), device="sim", executor="capture")
+    assert isinstance(sim.driver, SimDriver)
+    before = sim.driver.replays
+    assert len(plan.profile({"x": np.ones(4, np.float32)}, n=4).timings) == len(plan.instrs)
+    assert sim.driver.replays > before
 
 
 def test_no_run_is_no_profile() -> None:

@@ -142,7 +142,7 @@ def test_masks_and_statistics_are_as_before() -> None:
 def test_two_runs_in_one_trace_have_marks_of_their_own() -> None:
     p, feeds = deep(2, 8)
     x = feeds["x"]
-    params = p.parameters()
+    params = list(p.parameters())
 
     def step(x: Any) -> Any:
         for v in params:

@@ -105,7 +105,7 @@ def test_a_failure_in_the_middle_leaves_the_model_as_it_was():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        st.learn(model, ("heads",), 0.5, report=stop, params=1e-3, **QUICK)
+        st.learn(model, ("heads",), 0.5, progress=stop, params=1e-3, **QUICK)
     assert model.program.hash() == start
     assert not model.program.gates()
     rows = seen[-1].table
@@ -118,10 +118,10 @@ def test_a_bar_has_the_table_of_the_last_event_below_it(monkeypatch, capsys):
     for name, value in (("TERM", "xterm"), ("COLUMNS", "100"), ("LINES", "30")):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with bar() as report:
-        assert report is not None
-        report(Progress("learn", 1, 2, {"loss": 0.5}, {"layers.0.heads": {"open": 5.0, "of": 6.0}}))
-        report(Progress("learn", 2, 2, {"loss": 0.25}, {"layers.0.heads": {"open": 4.0, "of": 6.0}}))
+    with bar() as progress:
+        assert progress is not None
+        progress(Progress("learn", 1, 2, {"loss": 0.5}, {"layers.0.heads": {"open": 5.0, "of": 6.0}}))
+        progress(Progress("learn", 2, 2, {"loss": 0.25}, {"layers.0.heads": {"open": 4.0, "of": 6.0}}))
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err)
     assert re.search(r"open +of", shown)
     assert re.findall(r"layers\.0\.heads +(\d)", shown)[-1] == "4"

@@ -102,7 +102,7 @@ def test_moments_of_one_layer_are_in_memory_at_a_time(layers):
         nonlocal most
         most = max(most, sum(type(o) is Gram for o in gc.get_objects()))
 
-    sg.prune(p, sg.Ratio(0.3), cal, recipe="units", timed=False, report=look)
+    sg.prune(p, sg.Ratio(0.3), cal, recipe="units", timed=False, progress=look)
     assert most <= 2  # on learned and on held-out windows, of the layer before
 
 

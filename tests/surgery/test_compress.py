@@ -421,9 +421,9 @@ def test_an_interrupted_run_is_undone_or_partly_kept() -> None:
 
     stop = interrupting(2)
     with pytest.raises(KeyboardInterrupt):
-        sg.compress(p, MLP, "svd", sg.Ratio(0.5), report=stop)
+        sg.compress(p, MLP, "svd", sg.Ratio(0.5), progress=stop)
     assert p.hash() == start
-    kept = sg.compress(p, MLP, "svd", sg.Ratio(0.5), report=stop, keep_partial=True)
+    kept = sg.compress(p, MLP, "svd", sg.Ratio(0.5), progress=stop, keep_partial=True)
     assert (len(kept.applied), kept.interrupted) == (2, True)
     assert "interrupted" in str(kept)
     assert len(sg.densify(p)) == 2

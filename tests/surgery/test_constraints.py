@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from networks import feeds, mlp, outputs, random_decoder
@@ -80,9 +83,9 @@ def test_each_constraint_accepts_good_and_rejects_bad_programs(kind):
 
 
 def test_every_constraint_has_a_case():
-    from graphwright.surgery.constraints import CONSTRAINTS
+    from graphwright.program.constraints import KINDS
 
-    assert set(CONSTRAINTS) == set(CASES)
+    assert set(KINDS) == set(CASES)
 
 
 def test_a_residual_path_elsewhere_does_not_count():
@@ -244,6 +247,19 @@ def test_constraints_survive_a_fork_and_a_save(tmp_path):
     assert not (tmp_path / "refused").exists()
     with pytest.raises(gw.GraphwrightError, match="registered"):
         surgery.Custom("unknown")
+
+
+def test_a_process_that_imports_no_surgery_loads_constraints(tmp_path):
+    p = branches()
+    p.constraints.add(surgery.MaxDepth(99), enforce=True)
+    p.save(tmp_path / "saved")
+    code = f"""if True:
+        import sys
+        from graphwright.program import load
+        assert not any(name.startswith("graphwright.surgery") for name in sys.modules)
+        print(*load({str(tmp_path / "saved")!r}).constraints)"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.stdout.strip(), run.stderr) == ("MaxDepth(n=99)", "")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_sound_networks_have_no_findings(name):
     p = CLEAN[name]()
     before = p.state_hash()
     assert list(diagnose(p)) == []
-    found = diagnose(p, feeds(p), with_loss)
+    found = diagnose(p, inputs=feeds(p), loss=with_loss)
     assert list(found) == []
     assert set(found.asked) > set(diagnose(p).asked)
     assert p.state_hash() == before
@@ -235,7 +235,7 @@ def test_a_probe_finds_silent_units_and_weak_gradients():
         e.set_weight("0.bias", lambda b: np.where(np.arange(24) < 2, -100, b))
     x = {"x": np.random.default_rng(0).normal(size=(64, 12)).astype("f4")}
     assert not diagnose(p)
-    (found,) = diagnose(p, x, with_loss)
+    (found,) = diagnose(p, inputs=x, loss=with_loss)
     assert (found.kind, found.where, found.witness["units"]) == ("blocked_gradient", "0.act", [0, 1])
 
 
@@ -252,7 +252,7 @@ def test_the_key_bias_of_gpt2_is_exempt():
     slopes = p.run(x).grad("y", ["k.bias", "q.bias"], [rng.normal(size=(2, 2, 5, 4))])
     norms = [np.linalg.norm(g.to_numpy()) for g in slopes]
     assert norms[0] < 1e-9 * norms[1]
-    assert not diagnose(p, x, with_loss)
+    assert not diagnose(p, inputs=x, loss=with_loss)
 
 
 @pytest.mark.parametrize(("kind", "factor", "redundant"), [("const", 1e-9, 1), ("param", 1e-9, 0), ("param", 0.0, 0)])
@@ -261,7 +261,7 @@ def test_only_a_trained_factor_excuses_a_redundant_edge(kind, factor, redundant)
     with p.edit("a faint branch") as e:
         scale = getattr(e, kind)("scale", np.full((), factor, "f4"))
         e.connect(e.add("mul", "layers.0.out", scale, name="faint"), "layers.2.mid")
-    assert [f.kind for f in diagnose(p, feeds(p), with_loss)] == ["redundant"] * redundant
+    assert [f.kind for f in diagnose(p, inputs=feeds(p), loss=with_loss)] == ["redundant"] * redundant
 
 
 def test_a_redundant_edge_is_proved_by_a_run():
@@ -269,10 +269,10 @@ def test_a_redundant_edge_is_proved_by_a_run():
     with p.edit("an echo of nothing") as e:
         faint = e.add("mul", "layers.0.out", e.const("tiny", np.full((), 1e-9, "f4")), name="faint")
         e.connect(e.add("tanh", faint, name="echo"), "layers.2.mid")
-    (found,) = diagnose(p, feeds(p), with_loss)
+    (found,) = diagnose(p, inputs=feeds(p), loss=with_loss)
     assert (found.kind, found.where) == ("redundant", "echo -> layers.2.mid")
     before = outputs(p)
-    diagnose(p, feeds(p), with_loss).fix_all()
+    diagnose(p, inputs=feeds(p), loss=with_loss).fix_all()
     close(outputs(p), before, "cut")
     assert "echo" not in p.select().names()
 
@@ -289,7 +289,7 @@ def test_gain_is_found_along_a_chain_and_in_collapsed_tokens():
     q = random_decoder("llama")
     with q.edit("one token") as e:
         e.set_weight("model.embed_tokens.weight", lambda w: np.ones_like(w) * w[:1] * 100)
-    kinds = {f.kind for f in diagnose(q, feeds(q), with_loss, kinds=["gain"])}
+    kinds = {f.kind for f in diagnose(q, inputs=feeds(q), loss=with_loss, kinds=["gain"])}
     assert kinds == {"gain"}
 
 
@@ -482,7 +482,7 @@ def test_a_gap_among_ports_is_no_operand():
 def test_cancelling_and_wrong_use():
     p = random_decoder("llama")
     before, seen = p.state_hash(), []
-    found = diagnose(p, feeds(p), with_loss, report=seen.append, cancel=lambda: len(seen) > 9)
+    found = diagnose(p, inputs=feeds(p), loss=with_loss, progress=seen.append, cancel=lambda: len(seen) > 9)
     assert not found.complete
     assert p.state_hash() == before
     with pytest.raises(gw.GraphwrightError, match="nonsense"):
@@ -491,6 +491,10 @@ def test_cancelling_and_wrong_use():
         diagnose(p, limits={"nonsense": 1})
     with p.edit("open"), pytest.raises(gw.GraphwrightError, match="open"):
         diagnose(p)
+    with pytest.raises(gw.GraphwrightError, match="no tokenizer"):
+        diagnose(p, text="some text")
+    with pytest.raises(gw.GraphwrightError, match="replaces inputs"):
+        diagnose(gw.open("bundled"), text="some text", inputs=feeds(p))
     plant(p, "dead_end", 0)
     found = diagnose(p)
     plant(p, "dead_end", 1)

@@ -35,7 +35,7 @@ def test_a_failed_healing_leaves_the_weights():
     before = p.hash()
 
     with pytest.raises(KeyboardInterrupt):
-        sg.heal(p, p.fork(), cal, 5, report=interrupting(2))
+        sg.heal(p, p.fork(), cal, 5, progress=interrupting(2))
     assert p.hash() == before
     with pytest.raises(UsageError):
         sg.heal(p, p.fork(), cal, 0)

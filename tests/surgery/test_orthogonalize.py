@@ -260,9 +260,9 @@ def test_an_interrupted_run_is_undone_or_partly_kept() -> None:
 
     stop = interrupting(3)
     with pytest.raises(KeyboardInterrupt):
-        sg.orthogonalize(p, ATTENTION, report=stop)
+        sg.orthogonalize(p, ATTENTION, progress=stop)
     assert p.hash() == start
-    kept = sg.orthogonalize(p, ATTENTION, report=stop, keep_partial=True)
+    kept = sg.orthogonalize(p, ATTENTION, progress=stop, keep_partial=True)
     assert (len(kept.rows), kept.interrupted) == (3, True)
     assert len(kept.rows) + len(kept.skipped) == 8
     p.undo()

@@ -280,7 +280,7 @@ def test_an_interruption_loses_nothing():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sg.prune(p, sg.Ratio(0.3), data(512), timed=False, report=stop)
+        sg.prune(p, sg.Ratio(0.3), data(512), timed=False, progress=stop)
     assert p.hash() == before
     assert p.history.open is None
 

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from graphwright.errors import GraphwrightError, UsageError
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress, ProgressCallback
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -193,8 +193,8 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def bar() -> Iterator[Report | None]:
-    """Show a progress bar, and the table of the last report, on stderr; yield None if silent or not on a terminal."""
+def bar() -> Iterator[ProgressCallback | None]:
+    """Show a progress bar, and the table of the last event, on stderr; yield None if silent or not on a terminal."""
     if silent() or not colours(sys.stderr):
         yield None
         return
@@ -225,14 +225,14 @@ def bar() -> Iterator[Report | None]:
     with Shown(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, Any] = {}
 
-        def report(p: Progress) -> None:
+        def show(p: Progress) -> None:
             facts = "  ".join(f"{name} {_number(value)}" for name, value in p.facts.items())
             if p.what not in tasks:
                 tasks[p.what] = shown.add_task(p.what, total=p.total, facts=facts)
             shown.update(tasks[p.what], completed=p.done, facts=facts)
             shown.rows = p.table
 
-        yield report
+        yield show
 
 
 def _number(value: float) -> str:

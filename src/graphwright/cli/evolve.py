@@ -75,8 +75,8 @@ def evolve(
         out.mkdir(parents=True, exist_ok=True)
         state = out if (out / "run.json").is_file() else state  # a run that was saved from Python
     try:
-        with bar() as report:
-            show = None if report is None else lambda run: report(_progress(run, generations))
+        with bar() as progress:
+            show = None if progress is None else lambda run: progress(_progress(run, generations))
             result = run.run(generations, evaluations, callback=show, save=state, save_every=save_every)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_saved(state)) from None

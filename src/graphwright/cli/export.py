@@ -43,13 +43,11 @@ def export(
     if out is None:
         raise UsageError("the argument OUT is missing", fix=f"graphwright export {directory} OUT")
     words = None if text is None else text.read_text(encoding="utf-8")
-    with bar() as report:
+    with bar() as progress:
         receipt = model.export(
-            out, prefer=prefer, check=check, text=words, overwrite=overwrite, report=report, **options
+            out, prefer=prefer, check=check, text=words, overwrite=overwrite, progress=progress, **options
         )
-    warnings = [("warning", warning) for warning in receipt.warnings]
-    lines = [f"{label:<22} {value}" for label, value in [*receipt.summary(), *warnings, ("wrote", out)]]
-    return Output({"out": str(out), "receipt": receipt.to_json()}, "\n".join(lines))
+    return Output({"out": str(out), "receipt": receipt.to_json()}, f"{receipt}\n{'wrote':<22} {out}")
 
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
@@ -77,9 +75,7 @@ def verify(
         compared = compare(a, b, Calibration.of(a, max_tokens=4096, context=256))
         return Output(compared.to_json(), str(compared), 0 if compared.equal else FAILED)
     found = check(resolve(directory), against, trust_code=trust_code)
-    rows = {"passed": found.checked, "unchecked": found.unchecked, "failed": found.problems}
-    lines = [f"{label:<11}{line}" for label, some in rows.items() for line in some]
-    return Output(found.to_json(), "\n".join(lines), found.exit_code)
+    return Output(found.to_json(), str(found), found.exit_code)
 
 
 @command("graphwright diff bundled bundled")
@@ -95,13 +91,8 @@ def diff(
     from graphwright.models.open import compare_models
 
     found = compare_models(left, right, text=logits)
-    lines = [f"config {name}: {a} -> {b}" for name, (a, b) in found.config.items()]
-    same = ["structure and weights are equal"]
-    lines += same if found.program.identical else folded(str(found.program).splitlines())
-    if found.logits:
-        moved, nats, top1 = (found.logits[n] for n in ("max_abs_dlogits", "mean_kl_nats", "top1_agreement"))
-        lines.append(f"logits differ by up to {moved:.4g}, KL {nats:.4g} nats, top-1 equal {100 * top1:.1f} %")
-    return Output(found.to_json(), "\n".join(lines), 0 if found.identical else FAILED)
+    text = "\n".join(folded(str(found).splitlines()))
+    return Output(found.to_json(), text, 0 if found.identical else FAILED)
 
 
 def folded(lines: list[str]) -> list[str]:

@@ -100,9 +100,7 @@ def diagnose(
     1 if there are findings, and 2 for an error.
     """
     from graphwright.files import check_free
-    from graphwright.models import Model
-    from graphwright.surgery import diagnose as diagnose_program
-    from graphwright.surgery import diagnose_model
+    from graphwright.surgery import diagnose as find_defects
 
     if fix and out is None:
         raise UsageError("--fix was given without a directory for the repaired model", where=directory, fix="--out DIR")
@@ -112,10 +110,8 @@ def diagnose(
     words = None if text is None else read_text(text)
 
     def look() -> Any:
-        with bar() as report:
-            if isinstance(target, Model):
-                return diagnose_model(target, words, kinds=kind or None, report=report)
-            return diagnose_program(target, kinds=kind or None, report=report)
+        with bar() as progress:
+            return find_defects(target, text=words, kinds=kind or None, progress=progress)
 
     found = before = look()
     if svg is not None:

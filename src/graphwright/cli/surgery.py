@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,9 +84,9 @@ def prune(
     seed, overwrite = options["seed"], options["overwrite"]
     model, data, to = _open(directory, out, options)
     receipt = None
-    with bar() as report:
+    with bar() as progress:
         plan = run(
-            model, goal, data, dry_run=True, kinds=names_of(kinds), timed=time, seed=seed, report=report, **options
+            model, goal, data, dry_run=True, kinds=names_of(kinds), timed=time, seed=seed, progress=progress, **options
         )
         if to is not None:
             plan.apply()
@@ -95,7 +94,7 @@ def prune(
             if save:
                 model.save(to, overwrite=overwrite)
             else:
-                receipt = model.export(to, check=check, overwrite=overwrite, report=report)
+                receipt = model.export(to, check=check, overwrite=overwrite, progress=progress)
     if to is None:
         return Output({"plan": plan.to_json()}, str(plan.report))
     level, facts = ("", None) if receipt is None else (f", export level {receipt.level}", receipt.to_json())
@@ -156,8 +155,8 @@ def _edited(run: Callable[..., Any], directory: str, out: Path | None, *args: An
     """Call `run`, which replaces matrices of the model, and save the edited model unless it is a dry run."""
     dry_run, overwrite = options["dry_run"], options["overwrite"]
     model, data, to = _open(directory, out, options)
-    with bar() as report:
-        found = run(model, *args, calibration=data, dry_run=dry_run, report=report, **options)
+    with bar() as progress:
+        found = run(model, *args, calibration=data, dry_run=dry_run, progress=progress, **options)
     if to is not None:
         model.save(to, overwrite=overwrite)
     return Output({**found.to_json(), "out": None if to is None else str(to)}, str(found))
@@ -232,6 +231,7 @@ def search(
     from graphwright.files import check_free
     from graphwright.models import open
     from graphwright.models.export.export import ExportOptions, check_export
+    from graphwright.models.export.levels import LEVELS
     from graphwright.structure import GatesCannotClose, learn
     from graphwright.structure.report import probabilities
     from graphwright.surgery import Calibration
@@ -241,28 +241,24 @@ def search(
     words = None if text is None else read_text(text)
     model = open(directory)
     check_export(model, out, ExportOptions(check=check, prefer=prefer, overwrite=overwrite))
-    with warnings.catch_warnings(record=True) as heard, bar() as report:
+    with warnings.catch_warnings(record=True) as heard, bar() as progress:
         warnings.simplefilter("always", GatesCannotClose)
         found = learn(model, names_of(units), target, words, steps=steps, batch=batch, window=window, gates=lr,
-                      params=weights, seed=seed, report=report, **options)  # fmt: skip
+                      params=weights, seed=seed, progress=progress, **options)  # fmt: skip
         healing = None
         if heal:
             windows = Calibration.of(model, words, max_tokens=heal * batch * window, context=window, seed=seed)
-            healing = distil(model.program, model.original, windows, heal, batch=batch, seed=seed, report=report)
-        receipt = model.export(out, check=check, prefer=prefer, overwrite=overwrite, report=report)
+            healing = distil(model.program, model.original, windows, heal, batch=batch, seed=seed, progress=progress)
+        receipt = model.export(out, check=check, prefer=prefer, overwrite=overwrite, progress=progress)
     for warning in heard:
         print(f"warning  {warning.message}", file=sys.stderr)
     gone = set(found.hardened.cut)
     picture = probabilities(found.probabilities, found.names, [name not in gone for name in found.names], steps)
     drawn = out.with_name(f"{out.name}.gates.svg")  # not inside OUT: the receipt does not list it
     drawn.write_text(picture, encoding="utf-8")
-    healed, lines = None, [str(found)]
-    if healing is not None:
-        healed = asdict(healing)
-        lines.append(
-            f"healed in {heal} steps: {healing.before:.4f} -> {healing.after:.4f} nats per token from the original"
-        )
-    zeros = ", with zeros for removed weights (--prefer size leaves them out)" if receipt.level == 3 else ""
+    lines = [str(found), *([] if healing is None else [str(healing)])]
+    full = LEVELS[receipt.level].true_size
+    zeros = "" if full else ", with zeros for removed weights (--prefer size leaves them out)"
     lines.append(f"wrote {out}, export level {receipt.level}{zeros}, and {drawn}")
-    facts = {**found.to_json(), "healing": healed, "out": str(out), "receipt": receipt.to_json()}
+    facts = {**found.to_json(), "healing": healing and healing.to_json(), "out": str(out), "receipt": receipt.to_json()}
     return Output(facts, "\n".join(lines))

@@ -50,9 +50,9 @@ def train(
     trainer = Trainer(model, words, recipe)
     facts: dict[str, Any] = {"parameters": model.inspect().parameters}
     losses: list[float] = []
-    with bar() as report:
+    with bar() as progress:
         if held is not None:
-            facts["bits_per_byte"] = {"before": model.perplexity(held, report=report).bits_per_byte}
+            facts["bits_per_byte"] = {"before": model.perplexity(held, progress=progress).bits_per_byte}
         if state is not None and (state / "train.json").is_file():
             trainer.load(state)
             facts["resumed_at"] = trainer.done
@@ -60,7 +60,7 @@ def train(
             while trainer.done < recipe.steps:
                 done = trainer.done
                 try:
-                    made = trainer.run(min(save_every, recipe.steps - done), report)
+                    made = trainer.run(min(save_every, recipe.steps - done), progress=progress)
                 except KeyboardInterrupt:
                     raise KeyboardInterrupt(_saved(state, done)) from None
                 losses += made.losses
@@ -68,7 +68,7 @@ def train(
                 if state is not None:
                     trainer.save(state)
         if held is not None:
-            facts["bits_per_byte"]["after"] = model.perplexity(held, report=report).bits_per_byte
+            facts["bits_per_byte"]["after"] = model.perplexity(held, progress=progress).bits_per_byte
     first, last = (losses[0], losses[-1]) if losses else (None, None)
     facts |= {"steps": trainer.done, "loss": {"first": first, "last": last}}
     lines = [f"the training is complete: the state in {state} is at step {trainer.done}"]

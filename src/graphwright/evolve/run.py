@@ -19,7 +19,8 @@ from graphwright.evolve.errors import EvaluationFailed, Status
 from graphwright.evolve.saving import rotate_states, write_run
 from graphwright.evolve.tasks.task import Scores, Trial
 from graphwright.files import StrPath, atomic_directory
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress, ProgressCallback
+from graphwright.report import Report
 from graphwright.settings import Range
 
 
@@ -72,8 +73,8 @@ class EvolutionRun(ABC):
 
     def run(
         self, max_generations: int | None = None, max_evaluations: int | None = None, max_seconds: float | None = None,
-        *, target: float | None = None, callback: Callable[[Self], object] | None = None, report: Report | None = None,
-        save: StrPath | None = None, save_every: int = 10, keep: int = 3,
+        *, target: float | None = None, callback: Callable[[Self], object] | None = None,
+        progress: ProgressCallback | None = None, save: StrPath | None = None, save_every: int = 10, keep: int = 3,
     ) -> Any:  # fmt: skip
         """Run until the target or a limit is reached. Limits count from the start of the run, not of this call.
 
@@ -81,7 +82,7 @@ class EvolutionRun(ABC):
             max_generations, max_evaluations, max_seconds: limits; None for no limit.
             target: target of the metric; by default that of the task.
             callback: called with the run after each generation; the run stops if it returns a true value.
-            report: called with the progress after each generation.
+            progress: called with the progress after each generation.
             save: a directory, written every `save_every` generations and at the end.
             save_every: generations between two saved states.
             keep: number of saved states to keep: the last one in `save`, older ones in `save.1`, `save.2`, ...
@@ -105,8 +106,8 @@ class EvolutionRun(ABC):
         while status is None and (status := self._limit(*limits, aim)) is None:
             self._advance(aim, max_generations, max_evaluations)
             self.counters.seconds = perf_counter() - began
-            if report is not None:
-                report(self._progress(max_generations, max_evaluations))
+            if progress is not None:
+                progress(self._progress(max_generations, max_evaluations))
             if callback is not None and callback(self):
                 status = Status.CALLBACK_STOPPED
             if save is not None and len(self.log) % save_every == 0:
@@ -171,7 +172,7 @@ class EvolutionRun(ABC):
     def _progress(self, generations: int | None, evaluations: int | None) -> Progress: ...
 
 
-class EvolutionResult(ABC):
+class EvolutionResult(Report, ABC):
     """The outcome of `Evolution.run`.
 
     Attributes:

@@ -27,6 +27,7 @@ from graphwright.evolve.neurons.species import Species
 from graphwright.files import StrPath, atomic_directory, blake2b_128, read_json
 from graphwright.graph import Chain
 from graphwright.program import Journal, Program, load
+from graphwright.report import plain
 from graphwright.safetensors import Checkpoint, TensorData, write_tensors
 
 if TYPE_CHECKING:
@@ -117,15 +118,6 @@ def rotate_states(directory: StrPath, keep: int) -> None:
         if (younger / "run.json").is_file():
             with atomic_directory(_state(directory, age), overwrite=True) as folder:
                 shutil.copytree(younger, folder, copy_function=os.link, dirs_exist_ok=True)
-
-
-def plain(value: Any) -> Any:
-    """Convert a value to strict JSON: tuples become lists, infinities and NaN become strings."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    return str(value) if isinstance(value, float) and not np.isfinite(value) else value
 
 
 # -- runs on neurons ---------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.evolve.evolution import Evolution, blocks, scalar
 from graphwright.evolve.run import same_cases
-from graphwright.evolve.saving import plain
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress, ProgressCallback
+from graphwright.report import Report, plain
 
 _Z = 1.959963984540054  # half-width of the two-sided 95 % interval of a normal distribution
 _FIGURES = (
@@ -36,8 +36,8 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     return max(0.0, (middle - half) / (1 + z2)), min(1.0, (middle + half) / (1 + z2))
 
 
-@dataclass(frozen=True, slots=True)
-class Seeds:
+@dataclass(frozen=True, slots=True, repr=False)
+class Seeds(Report):
     """The reports of runs from several seeds.
 
     Attributes:
@@ -108,7 +108,7 @@ def _digits(value: float) -> str:
 
 def over_seeds(
     task: Any, start: scalar | blocks | None = None, settings: Any = None, *, seeds: int | Iterable[int] = 20,
-    test: bool = False, threads: int = 1, report: Report | None = None, max_generations: int | None = None,
+    test: bool = False, threads: int = 1, progress: ProgressCallback | None = None, max_generations: int | None = None,
     max_evaluations: int | None = None, max_seconds: float | None = None, target: float | None = None,
 ) -> Seeds:  # fmt: skip
     """Run evolution once per seed, and return the reports.
@@ -118,7 +118,7 @@ def over_seeds(
         start, settings, threads: arguments of `Evolution`.
         seeds: the seeds, or a number n for the seeds 0 to n - 1.
         test: also compute the metric of each champion on the test cases.
-        report: called with the progress after every run.
+        progress: called with the progress after every run.
         max_generations, max_evaluations, max_seconds, target: arguments of `Evolution.run`.
     Raises: errors of `Evolution` and of its `run`; UsageError if there is no seed, or if a run makes no generation.
     """
@@ -136,9 +136,9 @@ def over_seeds(
         if test:
             facts["metric"]["test"] = result.test()
         reports.append(facts)
-        if report is not None:
+        if progress is not None:
             solved = sum(r["status"] == "TargetReached" for r in reports)
-            report(Progress("seeds", k + 1, len(numbers), {"solved": float(solved)}))
+            progress(Progress("seeds", k + 1, len(numbers), {"solved": float(solved)}))
     return Seeds(tuple(reports))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from graphwright.errors import NonFinite
-from graphwright.models.architectures.architecture import Architecture, WeightKey, architectures, register
+from graphwright.models.architectures.architecture import Architecture, WeightKey
+from graphwright.models.architectures.registry import architectures, register
 from graphwright.models.errors import (
     BlockError,
     CacheFull,

@@ -13,7 +13,7 @@ from graphwright.graph import NodeId
 from graphwright.models.architectures.architecture import Config
 from graphwright.ops import get, traits
 from graphwright.program.cost import flops
-from graphwright.report import ReportBase
+from graphwright.report import Report
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class TensorRow:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Inspection(ReportBase):
+class Inspection(Report):
     """Size and cost of a model, from headers and config.
 
     Attributes:

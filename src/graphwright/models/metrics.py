@@ -16,7 +16,8 @@ from graphwright.models.loading import EMBEDDING, TIED_HEAD
 from graphwright.models.tokenizer import ByteTokenizer, need_tokenizer
 from graphwright.program.kinds import STORED
 from graphwright.program.validate import Mismatch
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress, ProgressCallback
+from graphwright.report import Report
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from graphwright.program.validate import AssemblyReport
 
 
-@dataclass(frozen=True, slots=True)
-class BitsPerByte:
+@dataclass(frozen=True, slots=True, repr=False)
+class BitsPerByte(Report):
     """Score of a model on a text: bits per byte, nats / (ln 2 · bytes), and perplexity, exp(nats / tokens).
 
     `nats` is Σ -ln p over the scored tokens, `tokens` is their number and `bytes` the length of their text in UTF-8.
@@ -42,8 +43,9 @@ class BitsPerByte:
 
 
 def bits_per_byte(
-    model: Model, text: str, *, window: int = 256, stride: int = 128, batch: int = 8, report: Report | None = None
-) -> BitsPerByte:
+    model: Model, text: str, *, window: int = 256, stride: int = 128, batch: int = 8,
+    progress: ProgressCallback | None = None,
+) -> BitsPerByte:  # fmt: skip
     """Score a text in windows of `window` tokens, `stride` apart.
 
     A window scores the positions that earlier windows did not, each with at least window - stride tokens of context.
@@ -72,9 +74,9 @@ def bits_per_byte(
             nats += float(_nll(row[first - 1 : window - 1], targets).sum())
             scored += len(targets)
             upto = start + window
-        if report is not None:
+        if progress is not None:
             facts = {"bits per byte": nats / log(2) / max(scored, 1)}
-            report(Progress("scoring", min(at + batch, len(starts)), len(starts), facts))
+            progress(Progress("scoring", min(at + batch, len(starts)), len(starts), facts))
     size = scored
     if not isinstance(tokenizer, ByteTokenizer):
         size = len(tokenizer.decode(ids[1:].tolist(), skip_special_tokens=False).encode())

@@ -37,8 +37,9 @@ from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
 from graphwright.program.editing.journal import Entry
+from graphwright.program.files.save import HistoryMode
 from graphwright.program.selection import Filters
-from graphwright.progress import Report
+from graphwright.progress import ProgressCallback
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
@@ -284,10 +285,10 @@ class Model:
 
     # -- measuring ---------------------------------------------------------------------------------------------------
     def perplexity(
-        self, text: str, *, window: int = 256, stride: int = 128, report: Report | None = None
+        self, text: str, *, window: int = 256, stride: int = 128, progress: ProgressCallback | None = None
     ) -> BitsPerByte:
         """Score how well the model predicts a text: nats per token, bits per byte, perplexity."""
-        return bits_per_byte(self, text, window=window, stride=stride, report=report)
+        return bits_per_byte(self, text, window=window, stride=stride, progress=progress)
 
     def inspect(self) -> Inspection:
         """Report family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
@@ -298,8 +299,8 @@ class Model:
         return validate(self)
 
     def parameters(self) -> Iterator[Parameter]:
-        """Return the trainable variables, for an optimizer."""
-        return iter(self.program.parameters())
+        """Iterate over the trainable variables; see `Program.parameters`."""
+        return self.program.parameters()
 
     def variables(self) -> dict[str, Variable]:
         """Return the params and states as a dict from key to variable."""
@@ -316,62 +317,58 @@ class Model:
 
     def orthogonalize(
         self, where: str | Selection | Units, method: str = "polar", *, calibration: Calibration | None = None,
-        dry_run: bool = False, keep_partial: bool = False, report: Report | None = None,
+        dry_run: bool = False, keep_partial: bool = False, progress: ProgressCallback | None = None,
         **options: Unpack[OrthogonalizeKeywords],
     ) -> OrthoReport:  # fmt: skip
         """Make matrices orthonormal in one edit; see `graphwright.surgery.orthogonalize`."""
         from graphwright.surgery import orthogonalize
 
         return orthogonalize(self, where, method, calibration=calibration, dry_run=dry_run, keep_partial=keep_partial,
-                             report=report, **options)  # fmt: skip
+                             progress=progress, **options)  # fmt: skip
 
     def compress(
         self, where: str | Selection, method: str = "best", budget: MatrixBudget | None = None, *,
         calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
-        report: Report | None = None, **options: Unpack[CompressKeywords],
+        progress: ProgressCallback | None = None, **options: Unpack[CompressKeywords],
     ) -> CompressionReport:  # fmt: skip
         """Replace matrices by smaller factors in one edit; see `graphwright.surgery.compress`."""
         from graphwright.surgery import compress
 
         return compress(self, where, method, budget, calibration=calibration, dry_run=dry_run,
-                        keep_partial=keep_partial, report=report, **options)  # fmt: skip
+                        keep_partial=keep_partial, progress=progress, **options)  # fmt: skip
 
     @overload
     def prune(
         self, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: Literal[False] = False,
-        report: Report | None = None, **options: Unpack[PruneKeywords],
+        progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
     ) -> PruneReport: ...  # fmt: skip
     @overload
     def prune(
         self, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: Literal[True],
-        report: Report | None = None, **options: Unpack[PruneKeywords],
+        progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
     ) -> PrunePlan: ...  # fmt: skip
     def prune(
         self, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: bool = False,
-        report: Report | None = None, **options: Unpack[PruneKeywords],
+        progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
     ) -> PruneReport | PrunePlan:  # fmt: skip
         """Remove the units that matter least, in one edit that can be undone; see `graphwright.surgery.prune`."""
         from graphwright.surgery import prune
 
         if dry_run:
-            return prune(self, target, calibration, dry_run=True, report=report, **options)
-        return prune(self, target, calibration, report=report, **options)
+            return prune(self, target, calibration, dry_run=True, progress=progress, **options)
+        return prune(self, target, calibration, progress=progress, **options)
 
     def diagnose(
-        self, text: str | None = None, kinds: Sequence[str] | None = None,
-        limits: Limits | Mapping[str, Any] | None = None, *, report: Report | None = None,
+        self, *, text: str | None = None, inputs: Mapping[str, Any] | None = None,
+        loss: str | Callable[[Program], str] | None = None, kinds: Sequence[str] | None = None,
+        limits: Limits | Mapping[str, Any] | None = None, progress: ProgressCallback | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> Findings:  # fmt: skip
-        """Find defects of the program and its weights, and contradictions with the config.
+        """Find defects of the program and its weights, and contradictions with the config; see `surgery.diagnose`."""
+        from graphwright.surgery import diagnose
 
-        Args:
-            text: input on which the program is run; the loss is the cross-entropy of the next token.
-            kinds, limits, report, cancel: see `graphwright.surgery.diagnose`.
-        Raises: UsageError for unknown kinds or limits, and while an edit is open.
-        """
-        from graphwright.surgery import diagnose_model
-
-        return diagnose_model(self, text, kinds, limits, report=report, cancel=cancel)
+        return diagnose(self, text=text, inputs=inputs, loss=loss, kinds=kinds, limits=limits, progress=progress,
+                        cancel=cancel)  # fmt: skip
 
     # -- files -------------------------------------------------------------------------------------------------------
     def export_plan(self, prefer: str = "original") -> ExportPlan:
@@ -380,22 +377,27 @@ class Model:
 
         return Ladder(self).plan(prefer)
 
-    def export(self, directory: StrPath, *, report: Report | None = None, **options: Unpack[ExportKeywords]) -> Receipt:
+    def export(
+        self, directory: StrPath, *, progress: ProgressCallback | None = None, **options: Unpack[ExportKeywords]
+    ) -> Receipt:
         """Write a checkpoint that transformers loads, checked in a clean process, with a receipt.
 
         Args:
             directory: must not exist, unless `overwrite=True`; never the source.
-            report: called at each step.
+            progress: called at each step.
             options: fields of `models.export.export.ExportOptions`: level, prefer, dtype, check, onnx, overwrite, ...
         Raises: ExportLevelImpossible, DestinationExists, ExportError, VerificationFailed, MissingExtra.
         """
         from graphwright.models.export.export import ExportOptions, export
 
-        return export(self, directory, ExportOptions(**options), report)
+        return export(self, directory, ExportOptions(**options), progress=progress)
 
-    def save(self, directory: str | Path, *, history: str = "full", overwrite: bool = False) -> Path:
-        """Save program, journal, config and tokenizer, so that `gw.open(directory)` continues from here."""
-        return save_model(self, directory, history=history, overwrite=overwrite)
+    def save(
+        self, directory: StrPath, *, history: HistoryMode = "full", overwrite: bool = False,
+        max_shard_size: int | str = "5GB",
+    ) -> Path:  # fmt: skip
+        """Save the program, config and tokenizer, so that `gw.open(directory)` continues; see `Program.save`."""
+        return save_model(self, directory, history=history, overwrite=overwrite, max_shard_size=max_shard_size)
 
     def _repr_html_(self) -> str:
         return f"<p><code>{escape(repr(self))}</code></p>{self.program._repr_html_()}"

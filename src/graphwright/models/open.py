@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from graphwright.array import NDArray, from_numpy, random
 from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
-from graphwright.models.architectures.architecture import Architecture, Config, find, read_object
+from graphwright.models.architectures.architecture import Architecture, Config, read_object
+from graphwright.models.architectures.registry import find
 from graphwright.models.errors import ConfigError, ModelNotFound, UnsupportedArchitecture
 from graphwright.models.inspect import Inspection, inspect_files
 from graphwright.models.loading import build, match_keys
@@ -24,6 +25,7 @@ from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, find_toke
 from graphwright.program.builder import Builder
 from graphwright.program.diff import ProgramDiff
 from graphwright.program.files.load import load
+from graphwright.report import Report
 from graphwright.safetensors import Checkpoint
 
 
@@ -158,8 +160,8 @@ def inspect_path(path: str | os.PathLike[str]) -> Inspection:
         return inspect_files(Checkpoint(place), config, f"unknown class {error.got}")
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDiff:
+@dataclass(frozen=True, slots=True, repr=False)
+class ModelDiff(Report):
     """Differences of two models.
 
     `config` maps each field that differs to [left, right], with None if it is absent; `logits` is the drift of the
@@ -169,16 +171,20 @@ class ModelDiff:
     config: dict[str, list[Any]]
     program: ProgramDiff
     logits: dict[str, float] = field(default_factory=dict)
+    FIGURES: ClassVar = ("identical",)
 
     @property
     def identical(self) -> bool:
         """True if nothing differs."""
         return not self.config and self.program.identical
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict."""
-        facts = {"config": self.config, "program": self.program.to_json(), "logits": self.logits}
-        return {"identical": self.identical, **facts}
+    def __str__(self) -> str:
+        lines = [f"config {name}: {a} -> {b}" for name, (a, b) in self.config.items()]
+        lines.append("structure and weights are equal" if self.program.identical else str(self.program))
+        if self.logits:
+            moved, nats, top1 = (self.logits[n] for n in ("max_abs_dlogits", "mean_kl_nats", "top1_agreement"))
+            lines.append(f"logits differ by up to {moved:.4g}, KL {nats:.4g} nats, top-1 equal {100 * top1:.1f} %")
+        return "\n".join(lines)
 
 
 def compare_models(left: str | Path | Model, right: str | Path | Model, *, text: str | None = None) -> ModelDiff:

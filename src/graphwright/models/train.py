@@ -20,7 +20,8 @@ from graphwright.optim.checkpoint import SavedState, save_state
 from graphwright.optim.lr_scheduler import warmup_cosine
 from graphwright.optim.optimizers import AdamW
 from graphwright.optim.training_step import compile_step
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress, ProgressCallback
+from graphwright.report import Report
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -61,8 +62,8 @@ class TrainOptions:
             raise UsageError("lr is out of range", expected="> 0", got=self.lr)
 
 
-@dataclass(slots=True)
-class Training:
+@dataclass(slots=True, repr=False)
+class Training(Report):
     """Record of one run: loss (nats per token) of each step, tokens and seconds."""
 
     losses: list[float] = field(default_factory=list)
@@ -107,7 +108,7 @@ class Trainer:
         rows = self.ids[starts[:, None] + np.arange(r.window + 1)]
         return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
 
-    def run(self, steps: int | None = None, report: Report | None = None) -> Training:
+    def run(self, steps: int | None = None, *, progress: ProgressCallback | None = None) -> Training:
         """Train for some steps, by default all that remain.
 
         Raises: NonFinite if the loss is not finite; the weights then include the update of that step.
@@ -127,9 +128,9 @@ class Trainer:
             if not np.isfinite(loss):
                 raise NonFinite("the loss is not finite", where=f"step {self.done}", got=loss,
                                 fix="use a smaller lr, or clip=1.0; undo() reverts the training")  # fmt: skip
-            if report is not None:
+            if progress is not None:
                 facts = {"loss": loss, "lr": self.optimizer.lr, "tokens/s": made.tokens_per_s}
-                report(Progress("training", self.done, r.steps, facts))
+                progress(Progress("training", self.done, r.steps, facts))
         return made
 
     # -- resuming ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
         target: a module, or a program, whose inputs are passed in order or by name.
         share: whether torch's parameters share the memory of the target's, so that training one trains both; False
             copies. After a step of a torch optimizer, call `.written()` of the result before running the target itself.
-    Returns: a torch module with the target's parameters, but not its buffers, by dotted name.
+    Returns: a torch module with the target's parameters, but not its buffers, by dotted name. Its calls return a dict
+        of all outputs by name for a program, and what `forward` of the module returns for a module.
     Raises: UsageError for any other target.
     """
     if isinstance(target, Program):
@@ -40,11 +41,6 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
     return _TorchAdapter(target, variables, names, share).torch()
 
 
-def _only(outputs: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-    """Return the only output of a program, or else the dict from names to outputs."""
-    return next(iter(outputs.values())) if len(outputs) == 1 else outputs
-
-
 class _TorchAdapter:
     """Adapter that runs a module or program for torch; `arrays` maps names to the arrays of torch's parameters."""
 
@@ -56,8 +52,8 @@ class _TorchAdapter:
         self.call = self.infer = target
         if isinstance(target, Program):
             program, planned = target, compile(target)
-            self.call = lambda *xs: _only(program(**dict(zip(names, xs, strict=True))))
-            self.infer = lambda *xs: _only(planned(dict(zip(names, xs, strict=True))))
+            self.call = lambda *xs: program(**dict(zip(names, xs, strict=True)))
+            self.infer = lambda *xs: planned(dict(zip(names, xs, strict=True)))
         self.keys: list[Any] | None = None
 
     def torch(self) -> Any:

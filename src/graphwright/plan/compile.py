@@ -14,11 +14,12 @@ import numpy as np
 from graphwright.array import DType, Spec, UnboundDim
 from graphwright.autograd import as_tensor
 from graphwright.plan.options import DEFAULT, CompileOptions, refuse_string
-from graphwright.plan.plan import Plan, make_plan
+from graphwright.plan.plan import make_plan
 from graphwright.plan.planning.plan_tables import tables_lock
 from graphwright.program.derived.rewrite import PatchPoint, patched
 
 if TYPE_CHECKING:
+    from graphwright.plan.plan import Plan
     from graphwright.program.program import Program
 
 CACHED = 32

@@ -12,15 +12,15 @@ from graphwright.autograd.modes import modes
 from graphwright.errors import UsageError
 from graphwright.plan.compile import CACHED, plan_for
 from graphwright.plan.options import CompileKeywords, CompileOptions
-from graphwright.plan.plan import Plan
 from graphwright.plan.planning.planner import uncollected
 from graphwright.plan.running.buckets import PaddingBuckets
-from graphwright.plan.running.executable import BoundCall, Executable
 from graphwright.program.builder import record
 from graphwright.program.program import Program
 from graphwright.program.run import check_feeds
 
 if TYPE_CHECKING:
+    from graphwright.plan.plan import Plan
+    from graphwright.plan.running.executable import BoundCall, Executable
     from graphwright.program.recorder import TraceRecorder
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import Cost, get
-from graphwright.plan.running.executable import Executable
 from graphwright.plan.table import ARENA, Instr, Slot
 from graphwright.program.hashing import encode_attrs
-from graphwright.report import ReportBase
+from graphwright.report import Report
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
@@ -137,7 +136,7 @@ def tables(plan: Plan) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PlanDiff(ReportBase):
+class PlanDiff(Report):
     """The differences from an older plan to a newer one, as sorted paths of nodes.
 
     Attributes:
@@ -275,7 +274,7 @@ def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
     if n < 1:
         raise UsageError("the number of runs is less than 1", where=plan.program.name, expected="n >= 1", got=n,
                          fix="n=5")  # fmt: skip
-    space = Executable(plan)
+    space = plan.new_executable()
     walls, taken = [], [[0.0] * n for _ in plan.instrs]
     space.run(feeds)  # the first run binds kernels
     for _ in range(n):

@@ -21,6 +21,11 @@ from graphwright.program.recorder import TraceRecorder, record_into
 from graphwright.program.weights import as_array
 
 
+def new_program(name: str) -> Program:
+    """Return a program without nodes; the other modules of this folder construct programs by this function."""
+    return Program(name)
+
+
 class _Built(Value):
     """A value that also stores its program, because equal handles may occur in different programs."""
 
@@ -40,7 +45,7 @@ class Builder:
 
     def __init__(self, name: str = "program") -> None:
         self._root, self._prefix = self, ()
-        self._building = Program(name)
+        self._building = new_program(name)
 
     @property
     def _program(self) -> Program:
@@ -104,7 +109,7 @@ class Builder:
         """Return the program and start a new, empty one. Raises: UsageError if nothing is output or assigned."""
         if not self._program.outputs() and not self._program.assigns():
             raise UsageError("the program has no output and assigns no state", fix="b.output(value, name='y')")
-        program, self._root._building = self._program, Program(self._program.name)
+        program, self._root._building = self._program, new_program(self._program.name)
         return program
 
     def __getattr__(self, name: str) -> Any:
@@ -157,5 +162,5 @@ def record(
     fn: Callable[..., Any], specs: Sequence[Spec], names: Sequence[str] | None = None
 ) -> tuple[Program, TraceRecorder, Any]:
     """Trace `fn` for given specs; returns the program, the recorder and the result of `fn`."""
-    program = Program(getattr(fn, "__name__", type(fn).__name__))
+    program = new_program(getattr(fn, "__name__", type(fn).__name__))
     return program, *record_into(program, fn, specs, names)

@@ -1,12 +1,13 @@
 """Constraints of a program: conditions that are saved with it; every commit checks the enforced ones.
 
-The kinds of constraint are defined in `graphwright.surgery.constraints`; this module accepts any object with a method
-`violations(program)`.
+This module accepts any object with a method `violations(program)`; `KINDS` lists the classes that a file can name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
     from graphwright.program.validate import Mismatch
     from graphwright.surgery.constraints import Constraint
+
+KINDS: dict[str, type[Constraint]] = {}
+"""Name -> class of each kind of constraint; a kind is registered when its module is imported."""
 
 
 class Constraints:
@@ -71,3 +75,16 @@ class Constraints:
 
     def __repr__(self) -> str:
         return f"Constraints({', '.join(map(repr, self._held))})"
+
+
+def constraint_from_json(form: Mapping[str, Any]) -> Constraint:
+    """Restore a constraint from the dict of its `to_json`. Raises: UsageError for an unknown name or other fields."""
+    import_module("graphwright.surgery.constraints")  # registers the kinds of this package
+    kind = KINDS.get(form.get("constraint", "")) if isinstance(form, Mapping) else None
+    if kind is None:
+        raise UsageError("unknown constraint", got=repr(form)[:120], expected=", ".join(KINDS))
+    given, known = {k: v for k, v in form.items() if k != "constraint"}, {f.name for f in fields(kind)}
+    if given.keys() != known:
+        raise UsageError("the constraint has missing or unknown fields", where=kind.name,
+                         expected=", ".join(sorted(known)), got=", ".join(map(str, given)))  # fmt: skip
+    return kind(**given)

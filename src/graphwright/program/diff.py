@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.op_graph import OpGraph
-from graphwright.report import plain
+from graphwright.report import Report, plain
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -27,15 +27,19 @@ _CHUNK = 1 << 20  # elements compared at once in float64
 
 
 @dataclass(frozen=True, slots=True)
-class NodeChange:
+class NodeChange(Report):
     """A node that differs: `facts` maps `op`, `specs`, `operands` and `attrs.<name>` to (before, after)."""
 
     path: str
     facts: dict[str, tuple[Any, Any]]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-serialisable dict of the path and the facts."""
+        return {"path": self.path, **plain(self.facts)}
+
 
 @dataclass(frozen=True, slots=True)
-class WeightChange:
+class WeightChange(Report):
     """A weight of both programs whose bytes differ.
 
     Attributes:
@@ -53,8 +57,8 @@ class WeightChange:
     cosine: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramDiff:
+@dataclass(frozen=True, slots=True, repr=False)
+class ProgramDiff(Report):
     """Result of `program.diff(other)`, as the change from `other` to `program`.
 
     Attributes:
@@ -79,17 +83,12 @@ class ProgramDiff:
     extra: tuple[str, ...]
     equal: int
     resized: dict[str, tuple[int, int]] = field(default_factory=dict)
+    FIGURES: ClassVar = ("identical",)
 
     @property
     def identical(self) -> bool:
         """True if the two programs are equal in structure and in every byte."""
         return not any(getattr(self, name) for name in self.__slots__ if name not in ("equal", "resized"))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the diff as JSON values; numbers that are not finite become null."""
-        changed = [{"path": c.path, **plain(c.facts)} for c in self.changed]
-        weights = [{n: _finite(value) for n, value in plain(w).items()} for w in self.weights]
-        return {"identical": self.identical, **plain(self), "changed": changed, "weights": weights}
 
     def __str__(self) -> str:
         if self.identical:
@@ -240,7 +239,3 @@ def _distance(a: NDArray, b: NDArray) -> tuple[float, float, float]:
     relative = math.sqrt(delta) / math.sqrt(xx) if xx else (0.0 if delta == 0 else math.inf)
     cosine = xy / norm if norm else (1.0 if xx == yy else 0.0)
     return largest, float(relative), float(cosine)
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

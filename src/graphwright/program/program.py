@@ -5,7 +5,7 @@ Invariant: outside an open edit every port has an edge, every spec is what its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from graphwright.array import CPU
@@ -118,10 +118,10 @@ class Program(OpGraph):
         stored = [n for n in self.order() if self.op(n) in (PARAM, CONST)]
         return {key: self.weights.array(key) for key in dict.fromkeys(self.key(n) for n in stored)}
 
-    def parameters(self) -> list[Parameter]:
-        """Return the trainable variables for an optimizer, in creation order; a tied variable occurs once."""
+    def parameters(self) -> Iterator[Parameter]:
+        """Iterate over the trainable variables for an optimizer, in creation order; a tied variable occurs once."""
         found = (self.weights[self.key(n)] for n in self.params() if self.attrs(n).get("trainable", True))
-        return list(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
+        return iter(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
 
     def variables(self) -> dict[str, Variable]:
         """Map checkpoint key to variable for all params and states, as saved with the state of a training run."""

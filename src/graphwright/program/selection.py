@@ -320,10 +320,10 @@ class Selection:
             e.remove(self)
 
     def gate(
-        self, kind: str = "hard_concrete", why: str = "gates on nodes", **options: Unpack[GateKeywords]
+        self, kind: str = "hard_concrete", *, why: str | None = None, **options: Unpack[GateKeywords]
     ) -> tuple[NodeId, ...]:
         """Gate the result of each node, in one edit; see `Transaction.gate`."""
-        with self.edit(why) as e:
+        with self.edit(why or "gates on nodes") as e:
             return e.gate(list(self.nodes), kind, **options)
 
     def _other(self, other: Selection) -> set[NodeId]:

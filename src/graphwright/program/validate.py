@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from graphwright.errors import GraphwrightError, ShapeError, UsageError
 from graphwright.graph.analysis import strongly_connected_components
@@ -13,6 +13,7 @@ from graphwright.program.errors import InvalidProgram, PortEmpty, SpecMismatch
 from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import ASSIGN, KINDS, PARAM, SOURCES, STATE, STORED
 from graphwright.program.primitives import update_node
+from graphwright.report import Report
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -126,7 +127,7 @@ def infer(
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatch:
+class Mismatch(Report):
     """One defect of a program.
 
     Attributes:
@@ -143,24 +144,22 @@ class Mismatch:
     axis: int | None = None
     expected: str | None = None
     got: str | None = None
+    OPTIONAL: ClassVar = ("axis", "expected", "got")
 
     def __str__(self) -> str:
         axis = "" if self.axis is None else f", axis {self.axis}"
         known = [f"{name} {value}" for name, value in (("expected", self.expected), ("got", self.got)) if value]
         return f"{self.where}{axis}: {self.what}" + (f" ({', '.join(known)})" if known else "")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields that are set."""
-        return {n: getattr(self, n) for n in self.__slots__ if getattr(self, n) is not None}
 
-
-@dataclass(frozen=True, slots=True)
-class AssemblyReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class AssemblyReport(Report):
     """Result of `program.validate()`; without mismatches the program is valid."""
 
     mismatches: tuple[Mismatch, ...]
     nodes: int
     edges: int
+    FIGURES: ClassVar = ("ok",)
 
     @property
     def ok(self) -> bool:
@@ -173,11 +172,6 @@ class AssemblyReport:
             fix = "repair it in program.edit(why, check=False); load(dir, check=False) opens a saved one"
             what = "the program is invalid:\n  " + "\n  ".join(map(str, self.mismatches))
             raise InvalidProgram(what, where=name, findings=self.mismatches, fix=fix)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        found = [m.to_json() for m in self.mismatches]
-        return {"ok": self.ok, "nodes": self.nodes, "edges": self.edges, "mismatches": found}
 
     def __str__(self) -> str:
         verdict = "valid" if self.ok else f"{len(self.mismatches)} mismatches"

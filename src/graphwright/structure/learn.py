@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.progress import Progress, Report
-from graphwright.report import ReportBase
+from graphwright.progress import Progress, ProgressCallback
+from graphwright.report import Report
 from graphwright.settings import Range
 from graphwright.structure.elements import Element
 from graphwright.structure.graph import DifferentiableGraph
@@ -34,7 +34,7 @@ _ROWS = 24  # of the live table in a terminal
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Learned(ReportBase):
+class Learned(Report):
     """Report on learned pruning.
 
     Attributes:
@@ -67,7 +67,7 @@ class Learned(ReportBase):
 def learn(
     model: Model, units: Sequence[str] = ("heads", "neurons"), target: float = 0.7, text: str | None = None, *,
     held_out: str | None = None, steps: int = 300, batch: int = 8, window: int = 128, gates: float = 0.05,
-    params: float = 0.0, round_to: int = 16, seed: int = 0, report: Report | None = None,
+    params: float = 0.0, round_to: int = 16, seed: int = 0, progress: ProgressCallback | None = None,
 ) -> Learned:  # fmt: skip
     """Learn which units a model needs, and cut the others.
 
@@ -82,7 +82,7 @@ def learn(
         gates, params: learning rates of the logits, and of the weights (0: weights are not trained).
         round_to: an axis with more units than this keeps a multiple of this number, for efficient vector code.
         seed: seed of text windows and gate noise.
-        report: called with `Progress`; its table has the gate probabilities of each axis.
+        progress: called with `Progress`; its table has the gate probabilities of each axis.
     Raises: UsageError for invalid kinds, targets or texts; BudgetUnreachable; Diverged. After any error the model is
         unchanged.
     """
@@ -111,7 +111,7 @@ def learn(
         price, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
         opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, warmup=0, steps=steps)
         with p.edit("train weights beside gates", author="gate") if params else nullcontext():
-            history, seen = _train(view, opt, lambda rng: _feeds(ids, rng, batch, window), steps, seed, report)
+            history, seen = _train(view, opt, lambda rng: _feeds(ids, rng, batch, window), steps, seed, progress)
         names = [e.name for e in view.elements()]
         probe = _feeds(ids, np.random.default_rng(seed), batch, window)
         hardened = view.discretize(final, probe=probe, task=task)
@@ -123,8 +123,9 @@ def learn(
 
 
 def _train(
-    view: DifferentiableGraph, opt: JointOptimizer, batches: Batches, steps: int, seed: int, report: Report | None
-) -> tuple[list[dict[str, float]], list[list[float]]]:
+    view: DifferentiableGraph, opt: JointOptimizer, batches: Batches, steps: int, seed: int,
+    progress: ProgressCallback | None,
+) -> tuple[list[dict[str, float]], list[list[float]]]:  # fmt: skip
     rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
     history: list[dict[str, float]] = []
     seen: list[list[float]] = []
@@ -137,8 +138,8 @@ def _train(
             among = view.elements()
             seen.append([e.p for e in among])
             table = _table(among)
-        if report is not None:
-            report(Progress("learn", step + 1, steps, facts, table))
+        if progress is not None:
+            progress(Progress("learn", step + 1, steps, facts, table))
     return history, seen
 
 

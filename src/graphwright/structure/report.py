@@ -14,13 +14,13 @@ from graphwright.program.cost import ModelSize, size
 from graphwright.program.draw.shapes import HEIGHT, chart, label, legend, lines
 from graphwright.program.gates import RESERVED
 from graphwright.program.kinds import PARAM
-from graphwright.report import ReportBase, plain
+from graphwright.report import Report, plain
 from graphwright.structure.elements import Element
 from graphwright.structure.policy import ProtectedElement
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class StepReport(ReportBase):
+class StepReport(Report):
     """Report on one training step.
 
     Attributes:
@@ -51,7 +51,7 @@ def ungated(p: Program) -> ModelSize:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Discretized(ReportBase):
+class Discretized(Report):
     """Report on hardening.
 
     Attributes:

@@ -27,7 +27,7 @@ from graphwright.surgery.factorise.factors import LowRank, TensorRing, TensorTra
 from graphwright.surgery.factorise.lora import lora, merge_lora
 from graphwright.surgery.factorise.methods import asvd, svd
 from graphwright.surgery.factorise.report import CompressionReport
-from graphwright.surgery.findings.diagnose import diagnose, diagnose_model, finding
+from graphwright.surgery.findings.diagnose import diagnose, finding
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Findings, Fix, Limits, Severity
 from graphwright.surgery.matrices import DtypeUnsupported, NonFiniteWeight
@@ -51,7 +51,7 @@ __all__ = [
     "MultipleOf", "NoPath", "NonFiniteWeight", "NotAbsorbable", "NotFactorable", "NotRotation", "OrthoReport",
     "OrthogonalizeOptions", "Params", "PruneOptions", "PrunePlan", "PruneReport", "Ratio", "Reachable", "ResidualPath",
     "Severity", "TensorRing", "TensorTrain", "Unsatisfied", "activation_memory", "asvd", "bake", "cayley", "compare",
-    "compress", "compression_ratio", "constraint", "curve", "densify", "diagnose", "diagnose_model", "finding", "heal",
+    "compress", "compression_ratio", "constraint", "curve", "densify", "diagnose", "finding", "heal",
     "is_orthogonal", "lie_exp", "lie_log", "lora", "make_dense", "merge_lora", "newton_schulz", "optimise_report",
     "orthogonalize", "parametrize", "polar", "prune", "qr", "remove_zeros", "retract", "scores", "skew", "so_generator",
     "solve", "svd", "unbake",

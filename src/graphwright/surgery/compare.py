@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from graphwright.errors import ShapeError, UsageError
-from graphwright.report import ReportBase, table
+from graphwright.report import Report, table
 from graphwright.surgery.calibration import Calibration, Stream, chunked
 from graphwright.surgery.matrices import program_of
 from graphwright.surgery.measure import Drift, next_token_nats, scores_tokens
@@ -25,7 +25,7 @@ GREEDY, PROMPT = 16, 8
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ComparisonReport(ReportBase):
+class ComparisonReport(Report):
     """Differences between two programs a and b.
 
     Attributes:
@@ -144,7 +144,7 @@ TOP = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class Moments(Report):
     """Count, mean, population standard deviation, minimum and maximum of some numbers.
 
     Attributes:
@@ -187,7 +187,7 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ErrorReport(ReportBase):
+class ErrorReport(Report):
     """Statistics of the errors of each layer, with further figures of the layer.
 
     Attributes:

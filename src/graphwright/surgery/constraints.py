@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +14,7 @@ from graphwright.graph import EdgeId, NodeId
 from graphwright.graph.analysis import critical_path
 from graphwright.ops import OPS, traits
 from graphwright.program.axes.solve_axes import origin
+from graphwright.program.constraints import KINDS
 from graphwright.program.cost import size
 from graphwright.program.editing.replace import redirect
 from graphwright.program.editing.transaction import Transaction
@@ -30,8 +31,6 @@ from graphwright.surgery.walks import shortest_path
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
-CONSTRAINTS: dict[str, type[Constraint]] = {}
-
 
 @dataclass(frozen=True)
 class Constraint:
@@ -42,7 +41,7 @@ class Constraint:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if cls.name:
-            CONSTRAINTS[cls.name] = cls
+            KINDS[cls.name] = cls
 
     def violations(self, p: Program) -> list[Finding]:
         """Return a finding with repairs for each violation in a program; an empty list if the constraint holds."""
@@ -60,18 +59,6 @@ class Constraint:
     ) -> Finding:
         """Return a finding that reports the violation `what`; `facts` are further arguments of `Finding.of`."""
         return Finding.of(p, self.name, severity, what, *nodes, where=where, **facts)
-
-
-def from_json(form: Mapping[str, Any]) -> Constraint:
-    """Restore a constraint from the dict of `to_json`. Raises: UsageError for an unknown constraint or wrong fields."""
-    kind = CONSTRAINTS.get(form.get("constraint", "")) if isinstance(form, Mapping) else None
-    given = {k: v for k, v in form.items() if k != "constraint"} if kind is not None else {}
-    if kind is None:
-        raise UsageError("unknown constraint", got=repr(form)[:120], expected=", ".join(CONSTRAINTS))
-    if given.keys() != (known := {f.name for f in fields(kind)}):
-        raise UsageError("the constraint has missing or unknown fields", where=kind.name,
-                         expected=", ".join(sorted(known)), got=", ".join(map(str, given)))  # fmt: skip
-    return kind(**given)
 
 
 Condition = Callable[["Program"], "Iterable[Finding | str]"]

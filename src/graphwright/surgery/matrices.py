@@ -19,8 +19,8 @@ from graphwright.ops import OPS, traits
 from graphwright.program.errors import EmptySelection
 from graphwright.program.kinds import PARAM
 from graphwright.program.op_graph import OpGraph, Value
-from graphwright.progress import Progress, Report
-from graphwright.report import ReportBase
+from graphwright.progress import Progress, ProgressCallback
+from graphwright.report import Report
 from graphwright.surgery.calibration import Calibration
 from graphwright.surgery.measure import Drift, measure_drift
 
@@ -232,7 +232,7 @@ def output_error(w: np.ndarray, new: np.ndarray, gram: np.ndarray) -> float:
 
 # -- editing matrix by matrix ------------------------------------------------------------------------------------------
 @dataclass(slots=True, kw_only=True, repr=False)
-class MatrixReport(ReportBase):
+class MatrixReport(Report):
     """Base class of reports on an edit of several matrices.
 
     Attributes:
@@ -267,7 +267,7 @@ def program_of(program: Program | Model) -> Program:
 def edit_matrices(
     program: Program, matrices: Sequence[Matrix], edit: Callable[[Transaction, Matrix], dict[str, float]],
     found: MatrixReport, *, name: str, why: str, calibration: Calibration | None, keep_partial: bool,
-    report: Report | None, layers: bool = False,
+    progress: ProgressCallback | None, layers: bool = False,
 ) -> dict[str, Drift]:  # fmt: skip
     """Edit matrices one by one in a single journal entry, and measure the drift of the outputs.
 
@@ -288,8 +288,8 @@ def edit_matrices(
             try:
                 with target.edit(matrix.path):
                     facts = edit(e, matrix)
-                if report is not None:
-                    report(Progress(name, i + 1, len(matrices), facts))
+                if progress is not None:
+                    progress(Progress(name, i + 1, len(matrices), facts))
             except (KeyboardInterrupt, MemoryError):
                 if not keep_partial:
                     raise

@@ -13,7 +13,7 @@ import numpy as np
 from graphwright.errors import NonFinite
 from graphwright.models.generation.cache import StaticCache
 from graphwright.program.cost import size
-from graphwright.report import ReportBase
+from graphwright.report import Report
 from graphwright.surgery.calibration import Calibration, Stream, as_float, chunked
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def loss_gradients(
         yield values, {path: as_float(found[f"grad.{path}"]) for path in wrt}
 
 
-class Drift(ReportBase):
+class Drift(Report):
     """Difference of one value [.., n] between an old and a new program, over all calibration rows.
 
     Attributes:
@@ -167,6 +167,8 @@ class Drift(ReportBase):
         same_top: for logits, share of rows whose largest entry (the greedy token) has the same index; else None.
         rows: number of rows.
     """
+
+    FIGURES = ("relative", "max_abs", "kl", "same_top", "rows")
 
     def __init__(self, scores: bool = False) -> None:
         self.scores, self.max_abs, self.rows, self.kl_max = scores, 0.0, 0, 0.0
@@ -201,10 +203,6 @@ class Drift(ReportBase):
     def same_top(self) -> float | None:
         """Share of rows whose largest entry has the same index; None if the rows are not logits."""
         return self._same / self.rows if self.scores else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict of the figures."""
-        return {name: getattr(self, name) for name in ("relative", "max_abs", "kl", "same_top", "rows")}
 
     def __str__(self) -> str:
         moved = f"differ by {self.relative:.3g} relative, {self.max_abs:.3g} at most"

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.program import Entry, Program
-from graphwright.report import ReportBase
+from graphwright.report import Report
 from graphwright.surgery.constraints import Constraint
 from graphwright.surgery.findings.diagnose import diagnose, rules
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
@@ -21,7 +21,7 @@ TOOL = "graphwright solve"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Unsatisfied(ReportBase):
+class Unsatisfied(Report):
     """A remaining violation, and pairs (repair, reason for which it was rejected)."""
 
     violation: Finding
@@ -33,7 +33,7 @@ class Unsatisfied(ReportBase):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ConstraintSolution(ReportBase):
+class ConstraintSolution(Report):
     """The result of `solve`.
 
     Attributes:

@@ -17,7 +17,7 @@ from checkpoints import Made, edit_config, some_ids
 import graphwright as gw
 from graphwright.errors import UsageError
 from graphwright.models import Architecture, ConfigError, architectures, register
-from graphwright.models.architectures.architecture import _registry
+from graphwright.models.architectures.registry import _registry
 
 IDS = some_ids((2, 6))
 

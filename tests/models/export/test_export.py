@@ -267,7 +267,7 @@ def test_sabotage_leaves_no_new_target_and_an_old_one_intact(made, tmp_path, mon
     level, damage, words = SABOTAGE[what]
     m = gw.open(made("llama-tied").path)
     before = (m.program.hash(), len(m.program.journal))
-    kind = next(found for found in LEVELS if found.number == level)
+    kind = LEVELS[level]
     honest = kind.write
 
     def write(self, place, *rest):

@@ -20,6 +20,7 @@ from graphwright.errors import ShapeError, UsageError
 from graphwright.models import NonFinite, Sampling
 from graphwright.models.generation.sampling import log_softmax
 from graphwright.ops import compute, get
+from graphwright.report import plain
 
 
 def logits(n: int, size: int = 60, seed: int = 0) -> np.ndarray:
@@ -250,7 +251,7 @@ def test_settings_as_json() -> None:
     def keep(ids: np.ndarray, z: np.ndarray) -> np.ndarray:
         return z
 
-    assert Sampling(top_k=3, processors=(keep,)).to_json()["processors"] == ["keep"]
+    assert plain(Sampling(top_k=3, processors=(keep,)))["processors"] == ["keep"]
 
 
 def test_a_processor_that_is_no_function_is_refused_at_once() -> None:

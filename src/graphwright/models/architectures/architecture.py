@@ -1,4 +1,4 @@
-"""Architectures: checked access to config.json, the description of a model family, and the registry of families."""
+"""Architectures: checked access to config.json, and the description of a model family."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from importlib import import_module
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from graphwright.errors import UsageError
 from graphwright.files import JsonError, read_json
-from graphwright.models.errors import ConfigError, ModelNotFound, UnsupportedArchitecture
+from graphwright.models.errors import ConfigError, ModelNotFound
 
 _LIMIT = 8 << 20
 LARGEST = sys.float_info.max  # JSON integers are unbounded; larger ones have no float
@@ -157,67 +154,3 @@ class Architecture:
             shape = tuple(prod(getattr(dims, name) for name in d.split("*")) for d in row.dims)
             for i in range(dims.layers) if "{i}" in row.key else (0,):
                 yield row.path.format(i=i), row.key.format(i=i), shape, row.dims
-
-
-_BUILTIN = "graphwright.models.architectures.families"
-"""Importing this module registers the families of this package."""
-
-_registry: dict[str, Architecture] = {}
-
-
-def register(arch: Architecture) -> Architecture:
-    """Add a family. Raises: UsageError if another family has one of its classes or model types."""
-    import_module(_BUILTIN)  # so that a conflict with a family of this package shows here
-    for name in (*arch.classes, *arch.model_types):
-        other = _registry.get(name)
-        if other is not None and other is not arch:
-            raise UsageError("a different architecture is registered under this name", where=name, expected=other.name,
-                             got=arch.name)  # fmt: skip
-    for name in (*arch.classes, *arch.model_types):
-        _registry[name] = arch
-    return arch
-
-
-def architectures() -> Mapping[str, Architecture]:
-    """Map each class name and model type to its family; the first call loads plugins (entry points)."""
-    import_module(_BUILTIN)
-    _load_entry_points()
-    return _registry
-
-
-def find(config: Config) -> Architecture:
-    """Find the family of a config. Raises: UnsupportedArchitecture naming similar classes."""
-    known = architectures()
-    classes = [] if config.get("architectures") is None else config["architectures"]
-    if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
-        raise config.invalid("architectures", "a list of class names", classes)
-    wanted = classes or [str(config.get("model_type"))]
-    for name in wanted:
-        if name in known:
-            return known[name]
-    near = get_close_matches(wanted[0], known, 3, 0.3)
-    fix = "add it with graphwright.models.register(Architecture(...)); `graphwright inspect` works without it"
-    if str(config.get("model_type")).startswith("graphwright-"):
-        fix = "this is an export with generated code, for transformers; to edit further, open a directory of model.save"
-    raise UnsupportedArchitecture("no registered architecture describes this class", where=str(config.path),
-                                  got=wanted[0],
-                                  expected=", ".join(near) or ", ".join(sorted({a.name for a in known.values()})),
-                                  fix=fix)  # fmt: skip
-
-
-_entry_points_loaded = False
-
-
-def _load_entry_points() -> None:
-    global _entry_points_loaded
-    if _entry_points_loaded:
-        return
-    _entry_points_loaded = True
-    import logging
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group="graphwright.architectures"):
-        try:
-            register(point.load())
-        except Exception as error:  # a broken plugin must not break the others
-            logging.getLogger("graphwright.models").warning("architecture plugin %r was skipped: %s", point.name, error)

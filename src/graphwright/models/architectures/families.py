@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphwright.models.architectures.architecture import Architecture, Config, register
+from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.architectures.decoder import KEYS, Decoder, build_decoder, layer_types, read_decoder
 
 _WINDOW, _FIRST_WINDOWED = 4096, 28  # if the fields are absent; null means no window
@@ -45,8 +45,9 @@ def _qwen_windows(config: Config, layers: int) -> tuple[int | None, ...]:
 
 # LlamaConfig.validate_architecture requires the multiple even if head_dim is set. TinyLlama, SmolLM, Llama 2 and
 # Llama 3.x have this class too.
-LLAMA = register(Architecture("llama", ("LlamaForCausalLM",), ("llama",), _llama, KEYS, build_decoder,
-                              multiples=(("hidden", "heads"),)))  # fmt: skip
-MISTRAL = register(Architecture("mistral", ("MistralForCausalLM",), ("mistral",), _mistral, KEYS, build_decoder))
-QWEN2 = register(Architecture("qwen2", ("Qwen2ForCausalLM",), ("qwen2",), _qwen2, KEYS, build_decoder))
-QWEN3 = register(Architecture("qwen3", ("Qwen3ForCausalLM",), ("qwen3",), _qwen3, KEYS, build_decoder))
+LLAMA = Architecture("llama", ("LlamaForCausalLM",), ("llama",), _llama, KEYS, build_decoder,
+                     multiples=(("hidden", "heads"),))  # fmt: skip
+MISTRAL = Architecture("mistral", ("MistralForCausalLM",), ("mistral",), _mistral, KEYS, build_decoder)
+QWEN2 = Architecture("qwen2", ("Qwen2ForCausalLM",), ("qwen2",), _qwen2, KEYS, build_decoder)
+QWEN3 = Architecture("qwen3", ("Qwen3ForCausalLM",), ("qwen3",), _qwen3, KEYS, build_decoder)
+FAMILIES = LLAMA, MISTRAL, QWEN2, QWEN3

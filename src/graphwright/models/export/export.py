@@ -44,7 +44,7 @@ from graphwright.ops.onnx import OPSET
 from graphwright.program.errors import NotUndoable
 from graphwright.program.gates import refuse_soft
 from graphwright.program.weights import SOURCE
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress, ProgressCallback
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -115,14 +115,16 @@ class ExportKeywords(TypedDict, total=False):
     keep_failed: bool
 
 
-def export(model: Model, directory: StrPath, options: ExportOptions, report: Report | None = None) -> Receipt:
+def export(
+    model: Model, directory: StrPath, options: ExportOptions, *, progress: ProgressCallback | None = None
+) -> Receipt:
     """Write a checkpoint directory with its receipt; it appears complete and checked, or not at all.
 
     Args:
         model: the model to export, edited or not.
         directory: must not exist, unless `overwrite`; never the source.
         options: see `ExportOptions`.
-        report: called at each step.
+        progress: called at each step.
     Raises: ExportLevelImpossible with the deviations, DestinationExists, ExportError, VerificationFailed, MissingExtra.
     """
     o = options
@@ -142,8 +144,8 @@ def export(model: Model, directory: StrPath, options: ExportOptions, report: Rep
     steps = iter(range(1, 5))
 
     def step(what: str) -> None:
-        if report is not None:
-            report(Progress(what, next(steps), 4))
+        if progress is not None:
+            progress(Progress(what, next(steps), 4))
 
     stored = model if o.dtype == "keep" else _rounded(model, o.dtype)
     prompts = check_prompts(model.tokenizer, model.vocab, o.prompts)

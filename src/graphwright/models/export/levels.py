@@ -27,14 +27,14 @@ from graphwright.models.export.receipt import edit_rows
 from graphwright.models.export.template_match import AXES, TRUNK, Deviation, find_deviations, key_heads, match_template
 from graphwright.models.export.write import companion_files, write_model
 from graphwright.ops import traits
-from graphwright.report import ReportBase, plain
+from graphwright.report import Report
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
 
 @dataclass(frozen=True, slots=True)
-class Reason(ReportBase):
+class Reason(Report):
     """A reason why a level cannot carry a program; `path` names a node, or is "" for the whole program.
 
     If a size is the reason, `axis` names its units and `field` the config field that counts them. `branch` is the
@@ -46,18 +46,15 @@ class Reason(ReportBase):
     axis: str = ""
     field: str = ""
     branch: int | None = None
-
-    def to_json(self) -> dict[str, str]:
-        """Return a JSON-serialisable dict; it has `axis` and `field` only if they are set."""
-        given = {name: value for name, value in (("axis", self.axis), ("field", self.field)) if value}
-        return {"path": self.path, "reason": self.reason, **given}
+    HIDDEN: ClassVar = ("branch",)
+    OPTIONAL: ClassVar = ("axis", "field")
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}" if self.path else self.reason
 
 
 @dataclass(frozen=True, slots=True)
-class LevelPlan(ReportBase):
+class LevelPlan(Report):
     """Plan of an export at one level: names of the files that it would write, and bytes of the weights.
 
     Attributes:
@@ -373,14 +370,16 @@ class GeneratedCode(ExportLevel):
             (directory / name).write_text(text, encoding="utf-8")
 
 
-LEVELS: tuple[type[ExportLevel], ...] = (SameClass, ResizedConfig, ZeroFilled, GeneratedCode)
+LEVELS: dict[int, type[ExportLevel]] = {
+    level.number: level for level in (SameClass, ResizedConfig, ZeroFilled, GeneratedCode)
+}
 
 
 PREFER = ("original", "size")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ExportPlan(ReportBase):
+class ExportPlan(Report):
     """Plans of all export levels for a model, and its deviations from the family's template.
 
     Attributes:
@@ -420,7 +419,7 @@ class ExportPlan(ReportBase):
     def why_not(self, level: int | None) -> tuple[dict[str, Any], ...]:
         """Return why each level below the given one was not taken: its first reason, or the option that excludes it."""
         rows = []
-        for row, kind in zip(self.levels, LEVELS, strict=True):
+        for row, kind in zip(self.levels, LEVELS.values(), strict=True):
             path, reason = "", f"possible, but level {level} was requested"
             if row.reasons:
                 first, *rest = row.reasons
@@ -433,16 +432,12 @@ class ExportPlan(ReportBase):
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict."""
-        shown = ("path", "kind", "detail", "levels", "axis", "field")
-        name = None if self.level is None else self.at(self.level).name
-        deviations = [{k: v for k, v in plain(d).items() if k in shown} for d in self.deviations]
-        return {**ReportBase.to_json(self), "name": name, "deviations": deviations}
+        return {**Report.to_json(self), "name": None if self.level is None else self.at(self.level).name}
 
     def __str__(self) -> str:
         lines = ["no export level can carry this structure"]
         if self.level is not None:
-            summary = next(level.summary for level in LEVELS if level.number == self.level)
-            lines = [f"export level {self.level} ({self.at(self.level).name}): {summary}"]
+            lines = [f"export level {self.level} ({self.at(self.level).name}): {LEVELS[self.level].summary}"]
         reasons: dict[str, list[str]] = {}
         for n in self.not_better:
             reasons.setdefault(n["reason"], []).append(str(n["level"]))
@@ -459,7 +454,7 @@ class Ladder:
 
     def __init__(self, model: Model) -> None:
         case = ExportCase(model)
-        self.levels = tuple(level(case) for level in LEVELS)
+        self.levels = tuple(level(case) for level in LEVELS.values())
         numbers = [tuple(level.number for level in self.levels if level.carries(d)) for d in case.deviations]
         self.deviations = tuple(replace(d, levels=n) for d, n in zip(case.deviations, numbers, strict=True))
 

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from graphwright.errors import NonFinite
 from graphwright.files import JsonError, atomic_write, blake2b_128, read_json, sha256_file
 from graphwright.graph import canonical_json
 from graphwright.models.errors import ExportError
+from graphwright.report import Report
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 _KINDS = {"int": int, "str": str, "bool": bool, "list": list, "dict": dict}
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+@dataclass(frozen=True, slots=True, repr=False)
+class Receipt(Report):
     """Figures of one export, all measured in the call that wrote it; figures that were not measured are absent.
 
     Attributes:
@@ -72,11 +73,11 @@ class Receipt:
     probe: dict[str, Any]
     warnings: list[str]
     unknown: dict[str, Any] = field(default_factory=dict)
+    HIDDEN: ClassVar = ("unknown",)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict of the fields, with the `sha256` of their canonical JSON."""
-        body = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "unknown"}
-        body = json.loads(json.dumps({**self.unknown, **body}))
+        body = {**self.unknown, **Report.to_json(self)}
         return {**body, "sha256": digest(body)}
 
     def write(self, directory: Path) -> None:
@@ -139,6 +140,10 @@ class Receipt:
         made = len(self.journal["edits"])
         rows.append(("edits", f"{made}, journal {self.journal['hash'][:12]}" if self.journal["entries"] else "none"))
         return rows
+
+    def __str__(self) -> str:
+        rows = [*self.summary(), *(("warning", warning) for warning in self.warnings)]
+        return "\n".join(f"{label:<22} {value}" for label, value in rows)
 
 
 def digest(body: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, INPUT, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.weights import abstract_array
+from graphwright.report import Report
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -448,7 +449,7 @@ AXES = {"mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "
 
 
 @dataclass(frozen=True, slots=True)
-class Deviation:
+class Deviation(Report):
     """One difference from the template, at the path of a node.
 
     Attributes:
@@ -470,6 +471,7 @@ class Deviation:
     branch: int | None = None
     dimension: str = ""
     matched: bool = False
+    HIDDEN: ClassVar = ("branch", "dimension", "matched")
 
 
 def find_deviations(match: TemplateMatch) -> list[Deviation]:

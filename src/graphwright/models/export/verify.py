@@ -24,7 +24,7 @@ from graphwright.models.errors import VerificationFailed
 from graphwright.models.export.levels import LEVELS
 from graphwright.models.export.receipt import GREEDY_TOKENS, Receipt, file_rows, tensor_digests
 from graphwright.models.tokenizer import Tokenizer
-from graphwright.report import ReportBase
+from graphwright.report import Report
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -170,8 +170,8 @@ _TOLERANCE = 1e-3
 """Tolerated relative difference of the probe's logits; another machine rounds differently."""
 
 
-@dataclass(slots=True)
-class Verification(ReportBase):
+@dataclass(slots=True, repr=False)
+class Verification(Report):
     """The failed checks (`problems`), the passed ones, and those that could not be run, as lists of sentences."""
 
     problems: list[str] = field(default_factory=list)
@@ -182,6 +182,10 @@ class Verification(ReportBase):
     def exit_code(self) -> int:
         """0 if all checks passed, 1 if a check failed, 3 if a check could not be run."""
         return 1 if self.problems else 3 if self.unchecked else 0
+
+    def __str__(self) -> str:
+        rows = {"passed": self.checked, "unchecked": self.unchecked, "failed": self.problems}
+        return "\n".join(f"{label:<11}{line}" for label, lines in rows.items() for line in lines)
 
 
 def verify(directory: str | Path, against: str | Path | None = None, *, trust_code: bool = False) -> Verification:
@@ -254,7 +258,7 @@ def _probe(folder: Path, receipt: Receipt, trust_code: bool, found: Verification
     if not transformers_installed():
         found.unchecked.append("loading with transformers: not installed (pip install 'graphwright[hf]')")
         return
-    runs_code = any(level.runs_code for level in LEVELS if level.number == receipt.level)
+    runs_code = LEVELS[receipt.level].runs_code
     if runs_code and not trust_code:
         code = f"runs {' and '.join(f.name for f in sorted(folder.glob('*.py')))}; read the code"
         found.unchecked.append(f"the probe: loading this directory {code}, then use --trust-code (trust_code=True)")

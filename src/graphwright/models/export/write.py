@@ -122,10 +122,10 @@ def write_model(
         atomic_write(directory / "tokenizer.json", byte_tokenizer_json().encode())
 
 
-def save_model(model: Model, directory: StrPath, *, history: Any = "full", overwrite: bool = False) -> Path:
+def save_model(model: Model, directory: StrPath, **options: Any) -> Path:
     """Save a model so that `gw.open` can continue it: structure, weights, journal and undo, config, tokenizer.
 
-    Raises the errors of `Program.save`; an existing directory is then unchanged.
+    The options are those of `Program.save`, as are the errors; an existing directory is then unchanged.
     """
     files = {"config.json": model.config.raw}
     facts = {"schema": 1, "keys": model.keys, "compute": model.compute, "source": model.directory.name}
@@ -134,7 +134,7 @@ def save_model(model: Model, directory: StrPath, *, history: Any = "full", overw
         files.setdefault(file.name, file.read_bytes())
     if model.checkpoint is None and model.tokenizer is not None and model.tokenizer.size == 256:
         files.setdefault("tokenizer.json", byte_tokenizer_json().encode())
-    model.program.save(directory, history=history, overwrite=overwrite, companions=files)
+    model.program.save(directory, companions=files, **options)
     return Path(directory)
 
 

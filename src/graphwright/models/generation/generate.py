@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from graphwright.models.generation.text import TextStream, prompt_ids
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
 from graphwright.models.tokenizer import generation_defaults
 from graphwright.plan.planning.lowering import on_vm
+from graphwright.report import Report
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -78,7 +79,7 @@ class GenerationKeywords(SamplingKeywords, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationResult:
+class GenerationResult(Report):
     """One generated text.
 
     Attributes:
@@ -114,6 +115,7 @@ class GenerationResult:
     bytes_per_token: int = 0
     fingerprint: str = ""
     stale_layers: tuple[str, ...] = ()
+    FIGURES: ClassVar = ("tokens_per_s",)
 
     @property
     def tokens_per_s(self) -> float:
@@ -123,11 +125,6 @@ class GenerationResult:
     def reached(self, bandwidth: float) -> float:
         """Return the fraction of `bandwidth`, a measured memory bandwidth in bytes/s, that decoding used."""
         return self.tokens_per_s * self.bytes_per_token / bandwidth
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict, as `--json` prints it."""
-        facts = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**facts, "sampling": self.sampling.to_json(), "tokens_per_s": self.tokens_per_s}
 
     def __str__(self) -> str:
         return self.text

@@ -7,7 +7,7 @@ numbers keyed by (seed, stream, position), so a token does not depend on chunkin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
@@ -163,10 +163,6 @@ class Sampling:
         for processor in self.processors:
             z = _processed(processor, ids, z)
         return _sample_token(z, [1.0, 0.0, 0.0, *self.numbers()[3:]], keys, seen.pairs)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict of the rules; processors are given by name."""
-        return {**asdict(self), "processors": [getattr(p, "__name__", repr(p)) for p in self.processors]}
 
 
 def _check(z: np.ndarray, what: str, position: int) -> None:

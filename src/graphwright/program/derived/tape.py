@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphwright.array import NDArray, Spec
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
+from graphwright.program.builder import new_program
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_source, insert_edge, insert_node, set_outputs
-from graphwright.program.program import Program
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
 
 STEPS = 3  # least number of uses of one parameter for which the tape is a loop over steps; a tied weight has two uses
 
@@ -69,7 +72,7 @@ class _TapeProgram:
     """The program built from a tape; `values` maps (tape node, result number), or the id of a leaf, to its value."""
 
     def __init__(self, name: str, steps: Mapping[Any, int]) -> None:
-        self.program = Program(name)
+        self.program = new_program(name)
         self.values: dict[Any, Value] = {}
         self._steps = steps
         self._leaves: list[Tensor] = []  # kept alive, so that no id is reused

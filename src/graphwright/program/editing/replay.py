@@ -26,7 +26,7 @@ from graphwright.program.editing.journal import Entry, Journal, in_force
 from graphwright.program.errors import ProgramFileError, ReplayConflict, UnknownAxis
 from graphwright.program.files.load import load
 from graphwright.program.fork import abstract_fork
-from graphwright.program.program import Program
+from graphwright.program.op_graph import OpGraph
 from graphwright.program.selection import matches
 from graphwright.program.weights import array_digest
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from graphwright.array import DType, NDArray
     from graphwright.files import StrPath
     from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def replay(
 
 
 def _entries(journal: Sequence[Entry] | Program | StrPath) -> Sequence[Entry]:
-    if isinstance(journal, Program):
+    if isinstance(journal, OpGraph):
         return journal.journal
     if not isinstance(journal, str | os.PathLike):
         entries = list(journal) if isinstance(journal, Sequence) else [None]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphwright.array import CPU, NDArray, Storage
 from graphwright.array.dtype import BY_TAG
@@ -18,6 +18,8 @@ from graphwright.autograd import Parameter, Variable
 from graphwright.errors import CycleError, GraphwrightError
 from graphwright.files import StrPath, parse_json
 from graphwright.graph import ColumnSpec, Graph, chain
+from graphwright.program.builder import new_program
+from graphwright.program.constraints import constraint_from_json
 from graphwright.program.editing.journal import Entry, Journal
 from graphwright.program.editing.undo_storage import Unpacker
 from graphwright.program.errors import InvalidProgram, ProgramFileError
@@ -27,10 +29,12 @@ from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import KINDS, STORED
 from graphwright.program.op_graph import EDGE_COLUMNS, NODE_COLUMNS, is_key, is_name
 from graphwright.program.primitives import list_key, order_back_edges, set_order, set_outputs, touch
-from graphwright.program.program import Program
 from graphwright.program.validate import validate
 from graphwright.program.weights import Promise, digest_of
 from graphwright.safetensors import Checkpoint
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
 
 
 class TensorFiles:
@@ -110,18 +114,15 @@ def load(directory: StrPath, check: bool = True, verify: bool = False) -> Progra
 
 def _load(folder: Path, check: bool, verify: bool) -> Program:
     body = _read_body(folder)
-    p = Program(forms.text(body["name"]))
+    p = new_program(forms.text(body["name"]))
     _load_graph(p, body)
     files = TensorFiles(folder, forms.table(body["files"]), p)
     _load_weights(p, forms.table(body["weights"]), files)
     _check_nodes(p)
     p.version, p.valid = forms.integer(body["version"]), forms.flag(body["valid"])
     _load_journal(p, folder, body, files)
-    if rows := forms.array(body.get("constraints", [])):
-        from graphwright.surgery.constraints import from_json
-
-        for row in map(forms.table, rows):
-            p.constraints.add(from_json(row["constraint"]), bool(row["enforce"]))
+    for row in map(forms.table, forms.array(body.get("constraints", []))):
+        p.constraints.add(constraint_from_json(row["constraint"]), bool(row["enforce"]))
     report = validate(p)
     if check:
         report.check(p.name)

@@ -38,6 +38,7 @@ HistoryMode = Literal["full", "edits", "none"]
 def save(
     p: Program,
     directory: StrPath,
+    *,
     history: HistoryMode = "full",
     overwrite: bool = False,
     max_shard_size: int | str = "5GB",

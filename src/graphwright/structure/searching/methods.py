@@ -16,8 +16,8 @@ from graphwright.optim.lr_scheduler import CosineAnnealingLR
 from graphwright.program import Program
 from graphwright.program.cost import parameters
 from graphwright.program.editing.journal import Journal
-from graphwright.progress import Progress, Report
-from graphwright.report import ReportBase
+from graphwright.progress import Progress, ProgressCallback
+from graphwright.report import Report
 from graphwright.settings import Range
 from graphwright.structure.elements import Element
 from graphwright.structure.graph import DifferentiableGraph, Task, task_of
@@ -50,7 +50,7 @@ class Trials:
     budget: int
     seed: int
     lr: float
-    report: Report | None = None
+    progress: ProgressCallback | None = None
     spent: int = 0
     curve: list[tuple[int, float]] = field(default_factory=list)
 
@@ -89,9 +89,9 @@ class Trials:
             opt.step(self.train(rng), None if other is None else self.train(other))
             schedule.step()
         self.spent += steps if other is None else 2 * steps
-        if self.report is not None:
+        if self.progress is not None:
             facts = {"loss": self.curve[-1][1]} if self.curve else {}
-            self.report(Progress("search", min(self.spent, self.budget), self.budget, facts))
+            self.progress(Progress("search", min(self.spent, self.budget), self.budget, facts))
 
     def score(self, p: Program) -> float:
         """Return the task's loss on the validation batch, and append it to the curve."""
@@ -349,7 +349,7 @@ class SearchRow:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SearchResult(ReportBase):
+class SearchResult(Report):
     """The result of a search.
 
     Attributes:
@@ -382,7 +382,7 @@ class SearchResult(ReportBase):
 def search(
     program: Program, candidates: Candidates, train: Batches | Batch, valid: Batch, method: str = "gates",
     budget: int = 4000, seed: int = 0, *, task: Task | None = None, lr: float = 0.01,
-    beside: Sequence[str] = ("random", "evolve"), report: Report | None = None,
+    beside: Sequence[str] = ("random", "evolve"), progress: ProgressCallback | None = None,
 ) -> SearchResult:  # fmt: skip
     """Search for the candidates that lower a program's validation loss most within a budget of training steps.
 
@@ -413,7 +413,7 @@ def search(
     rows: list[SearchRow] = []
     results: list[SearchResult] = []
     for name in dict.fromkeys((method, "random", *beside)):
-        t = Trials(program, candidates, batches, valid, task, budget, seed, lr, report)
+        t = Trials(program, candidates, batches, valid, task, budget, seed, lr, progress)
         found = METHODS[name](t)
         rows.append(SearchRow(name, found.loss, t.spent, found.chosen, parameters(found.program)))
         results.append(SearchResult(found.program, found.chosen, found.loss, t.curve, rows))

@@ -11,7 +11,7 @@ import numpy as np
 
 from graphwright.errors import BudgetUnreachable, UsageError
 from graphwright.ops import traits
-from graphwright.progress import Report
+from graphwright.progress import ProgressCallback
 from graphwright.report import plain
 from graphwright.surgery import matrices as mx
 from graphwright.surgery.budgets import Bytes, Energy, Error, MatrixBudget, Params, Ratio
@@ -92,7 +92,7 @@ class _Subject:
 def compress(
     program: Program | Model, where: str | Selection, method: str = "best", budget: MatrixBudget | None = None, *,
     calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
-    report: Report | None = None, **options: Unpack[CompressKeywords],
+    progress: ProgressCallback | None = None, **options: Unpack[CompressKeywords],
 ) -> CompressionReport:  # fmt: skip
     """Replace matrices by factors with fewer parameters, in one edit that `program.undo()` reverts.
 
@@ -104,9 +104,9 @@ def compress(
         budget: `Error(e)` or `Energy(share)` of each matrix; or `Ratio`, `Params` or `Bytes` of all selected matrices
             together; each unit of rank goes where it saves most error per parameter. `Energy(0.99)` by default.
         calibration: data on which output errors and drift are measured.
-        dry_run: compress a copy and return its report; leave the program unchanged.
+        dry_run: compress a copy and return its report, not a plan as `prune` does; leave the program unchanged.
         keep_partial: on Ctrl-C or lack of memory keep the finished matrices; otherwise nothing changes.
-        report: called with `Progress` per matrix.
+        progress: called with `Progress` per matrix.
         options: see `CompressOptions`.
     Raises: EmptySelection, NonFiniteWeight, DtypeUnsupported, BudgetUnreachable, MissingCalibration, NotFactorable;
         CompressionWouldGrow if a single matrix is selected and its factors are not smaller.
@@ -139,7 +139,7 @@ def compress(
 
     why = f"compress {len(matrices)} matrices: {method} within {wanted}"
     mx.edit_matrices(p, matrices, edit, found, name="compress", why=why, calibration=calibration,
-                     keep_partial=keep_partial, report=report)  # fmt: skip
+                     keep_partial=keep_partial, progress=progress)  # fmt: skip
     return found
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
 from graphwright.program.builder import Builder
-from graphwright.report import ReportBase, table
+from graphwright.report import Report, table
 from graphwright.surgery.calibration import Calibration
 from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import Factors
@@ -30,7 +30,7 @@ COLUMNS = ("path", "method", "ranks", "ratio", "weight_error", "output_error", "
 
 
 @dataclass(slots=True, repr=False)
-class FitRow(ReportBase):
+class FitRow(Report):
     """Figures of one matrix factored by one method.
 
     Attributes:

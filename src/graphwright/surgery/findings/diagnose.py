@@ -17,7 +17,7 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.program.op_graph import OpGraph
-from graphwright.progress import Report
+from graphwright.progress import ProgressCallback
 from graphwright.surgery.calibration import chunked
 from graphwright.surgery.findings import connectivity, gradients, heads, interface, residuals, tensors
 from graphwright.surgery.findings.diagnosis import Diagnosis, DiagnosisCancelled, Probe, stepper
@@ -115,32 +115,42 @@ TARGETS = "diagnose.targets"
 
 
 def diagnose(
-    program: Program | Model, inputs: Mapping[str, Any] | None = None,
+    target: Program | Model, *, text: str | None = None, inputs: Mapping[str, Any] | None = None,
     loss: str | Callable[[Program], str] | None = None, kinds: Sequence[str] | None = None,
-    limits: Limits | Mapping[str, Any] | None = None, *, report: Report | None = None,
+    limits: Limits | Mapping[str, Any] | None = None, progress: ProgressCallback | None = None,
     cancel: Callable[[], bool] | None = None,
 ) -> Findings:  # fmt: skip
-    """Find the defects of a network, without changing the program.
+    """Find the defects of a network, without changing it.
 
     Rules run in a fixed order. The findings of each rule are fixed on a fork before the next rule runs, so that the
     consequences of a defect are not reported as well.
 
     Args:
-        program: program or model; it may be invalid, from `edit(check=False)` or `load(check=False)`. A model is also
+        target: program or model; it may be invalid, from `edit(check=False)` or `load(check=False)`. A model is also
             checked against its config.
+        text: for a model, at least two tokens of text in place of `inputs` and `loss`: windows of 64 tokens are the
+            batch, and the cross-entropy of the next token is the loss.
         inputs: a batch by input name, for rules that run the program.
         loss: name of the output or node whose sum is the loss for gradients, or a function that adds a loss to a fork
             and returns the name of the loss.
-        kinds: names of rules, by default all; rules that need a batch run only with `inputs`.
+        kinds: names of rules, by default all; rules that need a batch run only with `inputs` or `text`.
         limits: thresholds of the rules; a mapping replaces the defaults that it names.
-        report: called with `Progress`.
+        progress: called with `Progress`.
         cancel: polled; once it returns True, `diagnose` stops and returns the findings so far.
-    Raises: UsageError while an edit is open, or for unknown kinds or limits; FeedError for inputs that do not fit.
+    Raises: UsageError while an edit is open, for unknown kinds or limits, or for a text that is too short, given to a
+        program, or given with inputs; FeedError for inputs that do not fit.
     """
-    model, p = (None, program) if isinstance(program, OpGraph) else (program, program.program)
+    model, p = (None, target) if isinstance(target, OpGraph) else (target, target.program)
     if p.history.open is not None:
         raise UsageError("the program has an open edit", where=p.name, fix="leave its with-block first")
-    step = stepper(report, cancel)
+    if text is not None:
+        if model is None:
+            raise UsageError("a program without a model has no tokenizer for a text", where=p.name, expected="a Model",
+                             fix="diagnose(program, inputs=batch, loss=name)")  # fmt: skip
+        if inputs is not None or loss is not None:
+            raise UsageError("a text replaces inputs and a loss, but both were given", where="text", fix="drop one")
+        inputs, loss = _windows(model, text), _next_token_loss
+    step = stepper(progress, cancel)
     probe = None if inputs is None else Probe(inputs, loss, step)
     asked = [k for k in chosen(kinds) if k.reads != "probe" or probe is not None]
     if isinstance(limits, Mapping):
@@ -170,20 +180,8 @@ def _ask(d: Diagnosis, rule: FindingRule, found: dict[tuple[str, str], Finding])
             d.mend(f)
 
 
-def diagnose_model(
-    model: Model, text: str | None = None, kinds: Sequence[str] | None = None,
-    limits: Limits | Mapping[str, Any] | None = None, *, report: Report | None = None,
-    cancel: Callable[[], bool] | None = None,
-) -> Findings:  # fmt: skip
-    """Find the defects of a model: in its program, in its weights, and in how they contradict its config.
-
-    Args:
-        model: the model; it is not changed.
-        text: at least two tokens of text; windows of 64 tokens are the batch, next-token cross-entropy is the loss.
-        kinds, limits, report, cancel: see `diagnose`.
-    """
-    if text is None:
-        return diagnose(model, None, None, kinds, limits, report=report, cancel=cancel)
+def _windows(model: Model, text: str) -> dict[str, Any]:
+    """Return a batch of up to 8 windows of a text with their targets. Raises: UsageError for less than two tokens."""
     from graphwright.models.tokenizer import need_tokenizer
 
     ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
@@ -191,12 +189,13 @@ def diagnose_model(
     if width < 1:
         raise UsageError("the text is too short", where="text", expected="two tokens or more", got=f"{len(ids)} tokens")
     rows = np.stack([ids[s : s + width + 1] for s in range(0, len(ids) - width, width)][:8])
-
-    def next_token_loss(twin: Program) -> str:
-        with twin.edit("a loss") as e:
-            wanted = e.input(TARGETS, twin.spec("ids").shape, "int64")
-            nats = e.add("cross_entropy", twin.output("logits"), wanted, name=twin.free_name("diagnose.nats"))
-            return twin.path(e.add("mean", nats, name=twin.free_name("diagnose.loss"), axes=None, keepdims=False))
-
     (feeds,) = chunked(model.program, {"ids": rows[:, :-1], TARGETS: rows[:, 1:]}, len(rows))
-    return diagnose(model, feeds, next_token_loss, kinds, limits, report=report, cancel=cancel)
+    return feeds
+
+
+def _next_token_loss(p: Program) -> str:
+    """Add the mean cross-entropy of the targets to a fork; return its name."""
+    with p.edit("a loss") as e:
+        wanted = e.input(TARGETS, p.spec("ids").shape, "int64")
+        nats = e.add("cross_entropy", p.output("logits"), wanted, name=p.free_name("diagnose.nats"))
+        return p.path(e.add("mean", nats, name=p.free_name("diagnose.loss"), axes=None, keepdims=False))

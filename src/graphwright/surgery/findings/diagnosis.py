@@ -13,7 +13,7 @@ import numpy as np
 
 from graphwright.errors import GraphwrightError
 from graphwright.graph import NodeId
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress, ProgressCallback
 from graphwright.surgery.findings.finding import Finding, Limits
 from graphwright.surgery.findings.wiring import Wiring, best_source, empty_ports
 
@@ -92,12 +92,12 @@ Step = Callable[[str, int, int], None]
 """Report progress: what, steps done, and all steps. Raises: DiagnosisCancelled."""
 
 
-def stepper(report: Report | None, cancel: Callable[[], bool] | None) -> Step:
+def stepper(progress: ProgressCallback | None, cancel: Callable[[], bool] | None) -> Step:
     """Return a function that reports progress, and raises DiagnosisCancelled once `cancel` returns True."""
 
     def step(what: str, done: int, total: int) -> None:
-        if report is not None:
-            report(Progress(what, done, total))
+        if progress is not None:
+            progress(Progress(what, done, total))
         if cancel is not None and cancel():
             raise DiagnosisCancelled
 

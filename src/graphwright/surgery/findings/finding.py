@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.validate import Mismatch
-from graphwright.report import ReportBase, plain
+from graphwright.report import Report
 from graphwright.surgery.findings.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Severity(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fix:
+class Fix(Report):
     """Edits that fix one finding.
 
     Attributes:
@@ -62,19 +62,17 @@ class Fix:
     ops: int = 0
     parameters: int = 0
     keeps_function: bool = False
+    HIDDEN: ClassVar = ("apply", "edges", "ops", "parameters")
+    FIGURES: ClassVar = ("cost",)
 
     @property
     def cost(self) -> float:
         """Cost by which fixes are ranked: 1 per edge, 2 per op, 1 per 10⁶ parameters, 10 if the function changes."""
-        return self.edges + 2 * self.ops + self.parameters / 1e6 + (0 if self.keeps_function else 10)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict of the description, the cost and `keeps_function`."""
-        return {"what": self.what, "cost": round(self.cost, 6), "keeps_function": self.keeps_function}
+        return round(self.edges + 2 * self.ops + self.parameters / 1e6 + (0 if self.keeps_function else 10), 6)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding(Mismatch, ReportBase):
+class Finding(Mismatch):
     """One defect: a `Mismatch` with evidence and fixes.
 
     Attributes:
@@ -91,6 +89,8 @@ class Finding(Mismatch, ReportBase):
     paths: tuple[str, ...] = ()
     witness: Mapping[str, Any] = field(default_factory=dict)
     fixes: tuple[Fix, ...] = ()
+    HIDDEN: ClassVar = ("nodes", "edges")
+    OPTIONAL: ClassVar = ()
 
     @staticmethod
     def of(
@@ -111,13 +111,6 @@ class Finding(Mismatch, ReportBase):
     def cheapest(self, only: str | None = None) -> Fix | None:
         """Return the cheapest fix, or with `only="keeps_function"` the cheapest that changes no output; else None."""
         return next((f for f in self.fixes if only is None or f.keeps_function), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict, which has the same keys for every finding."""
-        names = ("kind", "where", "what", "axis", "expected", "got", "paths", "witness")
-        return {n: plain(getattr(self, n)) for n in names} | {
-            "severity": str(self.severity), "fixes": [f.to_json() for f in self.fixes],
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +230,7 @@ TOOL = "graphwright diagnose"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Findings(Sequence[Finding]):
+class Findings(Report, Sequence[Finding]):
     """The findings of a diagnosis: a sequence, empty if the program has no defects.
 
     Attributes:

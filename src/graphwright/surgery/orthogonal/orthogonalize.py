@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypedDict, Unpack
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, TypedDict, Unpack
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import traits
 from graphwright.program.axes.units import Units
-from graphwright.progress import Report
-from graphwright.report import ReportBase, plain, table
+from graphwright.progress import ProgressCallback
+from graphwright.report import Report, plain, table
 from graphwright.surgery import matrices as mx
 from graphwright.surgery.calibration import Calibration
 from graphwright.surgery.errors import NotAbsorbable, check_choices
@@ -214,7 +214,7 @@ class OrthogonalizeKeywords(TypedDict, total=False):
 
 
 @dataclass(slots=True, repr=False)
-class OrthoRow(ReportBase):
+class OrthoRow(Report):
     """Figures of one orthogonalised matrix.
 
     Attributes:
@@ -243,11 +243,6 @@ class OrthoRow(ReportBase):
     predicted: float | None
     seconds: float
     measured: Drift | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict, in which an infinite condition number is the text `inf`."""
-        facts = ReportBase.to_json(self)
-        return {**facts, **{n: "inf" for n in ("condition", "condition_after") if facts[n] == inf}}
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
@@ -295,7 +290,7 @@ class _Solved(NamedTuple):
 def orthogonalize(
     program: Program | Model, where: str | Selection | Units, method: str = "polar", *,
     calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
-    report: Report | None = None, **options: Unpack[OrthogonalizeKeywords],
+    progress: ProgressCallback | None = None, **options: Unpack[OrthogonalizeKeywords],
 ) -> OrthoReport:  # fmt: skip
     """Replace matrices by their orthonormal factors, in one edit that `program.undo()` reverts.
 
@@ -308,9 +303,9 @@ def orthogonalize(
             processed head by head; the bytes of other heads stay the same.
         method: `polar`, the nearest factor; `qr`, the cheapest; `newton_schulz`, `polar` by matrix products only.
         calibration: data on which drift is predicted and measured.
-        dry_run: edit a copy and return its report; leave the program unchanged.
+        dry_run: edit a copy and return its report, not a plan as `prune` does; leave the program unchanged.
         keep_partial: on Ctrl-C or lack of memory keep the finished matrices; otherwise nothing changes.
-        report: called with `Progress` per matrix.
+        progress: called with `Progress` per matrix.
         options: see `OrthogonalizeOptions`.
     Raises: EmptySelection, NonFiniteWeight, DtypeUnsupported, NotAbsorbable; UsageError for invalid options.
     """
@@ -331,7 +326,7 @@ def orthogonalize(
 
     why = f"orthogonalise {len(matrices)} matrices: {method}, fold {given.fold}"
     drifts = mx.edit_matrices(p, matrices, edit, found, name="orthogonalize", why=why, calibration=calibration,
-                           keep_partial=keep_partial, report=report, layers=True)  # fmt: skip
+                           keep_partial=keep_partial, progress=progress, layers=True)  # fmt: skip
     for row in found.rows:
         row.measured = drifts.get(row.path)
     return found

@@ -13,8 +13,8 @@ from graphwright.nn import functional
 from graphwright.optim.gradients import clip_grad_norm_
 from graphwright.optim.optimizers import AdamW
 from graphwright.plan.compiled import compile
-from graphwright.progress import Progress, Report
-from graphwright.report import ReportBase
+from graphwright.progress import Progress, ProgressCallback
+from graphwright.report import Report
 from graphwright.surgery.calibration import Calibration, Stream
 from graphwright.surgery.measure import Drift, log_softmax
 from graphwright.surgery.pruning.plan import TOOL
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Healing(ReportBase):
+class Healing(Report):
     """The losses of a distillation by `heal`.
 
     Attributes:
@@ -37,10 +37,14 @@ class Healing(ReportBase):
     before: float
     after: float
 
+    def __str__(self) -> str:
+        nats = f"{self.before:.4f} -> {self.after:.4f} nats per token from the original"
+        return f"healed in {len(self.losses)} steps: {nats}"
+
 
 def heal(
     program: Program, teacher: Program, calibration: Calibration, steps: int = 100, *, lr: float = 1e-4, batch: int = 8,
-    seed: int = 0, report: Report | None = None,
+    seed: int = 0, progress: ProgressCallback | None = None,
 ) -> Healing:  # fmt: skip
     """Train a program to score tokens as its teacher does: minimise KL(teacher ‖ program) by AdamW, in one edit.
 
@@ -52,7 +56,7 @@ def heal(
         lr: peak learning rate; the schedule is a warm-up over a tenth of the steps, then a cosine decay to 0.
         batch: windows per step.
         seed: seed of the random choice of windows.
-        report: called with `Progress`.
+        progress: called with `Progress`.
     Raises: UsageError if steps or batch is below 1; MissingCalibration if the program scores no tokens; NonFinite if
         the loss is not finite. After any error, and after Ctrl-C, the weights are unchanged.
     """
@@ -87,8 +91,8 @@ def heal(
             losses.append(float(step(log_softmax(goal), *feeds.values()).item()))
             if not np.isfinite(losses[-1]):
                 raise NonFinite("the loss is not finite", where=f"step {i}", got=losses[-1], fix="pass a smaller lr")
-            if report is not None:
-                report(Progress("healing", i + 1, steps, {"kl": losses[-1]}))
+            if progress is not None:
+                progress(Progress("healing", i + 1, steps, {"kl": losses[-1]}))
     return Healing(tuple(losses), before, divergence(program, teacher, calibration))
 
 

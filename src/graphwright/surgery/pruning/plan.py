@@ -14,7 +14,7 @@ from graphwright.array import NDArray
 from graphwright.errors import UsageError
 from graphwright.program.axes.units import Units, runs
 from graphwright.program.editing.transaction import Transaction
-from graphwright.report import ReportBase, plain
+from graphwright.report import Report, plain
 from graphwright.surgery.errors import StaleStep, check_choices
 from graphwright.surgery.pruning.allocate import SCOPES
 from graphwright.surgery.pruning.prunable import NEURONS, Where, remove_branch, residual_branches
@@ -111,7 +111,7 @@ class PruneKeywords(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PruneStep(ReportBase):
+class PruneStep(Report):
     """The removal of units of an axis, or of a module, with all coupled weights.
 
     Attributes:
@@ -197,7 +197,7 @@ class PruneStep(ReportBase):
 
 
 @dataclass(slots=True, repr=False)
-class PruneReport(ReportBase):
+class PruneReport(Report):
     """Report on a pruning that was applied or planned.
 
     Attributes:
@@ -241,7 +241,7 @@ class PruneReport(ReportBase):
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict, in which the steps are called `layers`."""
-        facts = ReportBase.to_json(self)
+        facts = Report.to_json(self)
         return {"schema": SCHEMA, "layers": facts.pop("steps"), **facts}
 
     def __str__(self) -> str:
@@ -270,7 +270,7 @@ def _number(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PrunePlan(ReportBase):
+class PrunePlan(Report):
     """A planned pruning of a program: its steps in order, and the report, which was measured on a pruned copy."""
 
     program: Program

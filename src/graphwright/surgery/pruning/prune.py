@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from statistics import fmean
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, overload
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from graphwright.program.editing.journal import Entry
 from graphwright.program.errors import NotUndoable
 from graphwright.program.kinds import PARAM
 from graphwright.program.op_graph import OpGraph
-from graphwright.progress import Progress, Report
+from graphwright.progress import Progress, ProgressCallback
+from graphwright.report import Report
 from graphwright.surgery.budgets import SizeBudget
 from graphwright.surgery.calibration import Calibration, CalibrationTooSmall, MissingCalibration, Stream
 from graphwright.surgery.matrices import program_of
@@ -46,26 +47,28 @@ SHARES = (0.0, 0.25, 0.5)
 """Shares of the removal that are tried as whole attention modules."""
 
 
-@dataclass(slots=True)
-class Attempt:
+@dataclass(slots=True, repr=False)
+class Attempt(Report):
     """A pruned copy of a program, and the steps that pruned it.
 
     Attributes:
         share: part of the reduction that comes from removing whole modules.
-        loss: nats per token (or drift) on the calibration data; None if the attempt was given up.
-        why: reason why the attempt was given up; empty if it was not.
+        calibration_loss: nats per token (or drift) on the calibration data; None if the attempt was given up.
+        given_up: reason why the attempt was given up; None if it was not.
     """
 
     share: float
     program: Program
     steps: list[PruneStep] = field(default_factory=list)
-    loss: float | None = None
-    why: str = ""
+    calibration_loss: float | None = None
+    given_up: str | None = None
+    HIDDEN: ClassVar = ("program", "steps")
+    FIGURES: ClassVar = ("modules",)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict."""
-        removed = [s.name for s in self.steps if s.what == "module"]
-        return {"share": self.share, "modules": removed, "calibration_loss": self.loss, "given_up": self.why or None}
+    @property
+    def modules(self) -> list[str]:
+        """Names of the removed modules."""
+        return [s.name for s in self.steps if s.what == "module"]
 
 
 class Pruner:
@@ -73,10 +76,10 @@ class Pruner:
 
     def __init__(
         self, p: Program, calibration: Calibration, goal: Goal, options: PruneOptions, nodes: Collection[NodeId],
-        report: Report | None,
+        progress: ProgressCallback | None,
     ) -> None:  # fmt: skip
         self.p, self.calibration, self.goal, self.options = p, calibration, goal, options
-        self.nodes, self.report = nodes, report or (lambda progress: None)
+        self.nodes, self.progress = nodes, progress or (lambda _: None)
         self.feeds, self.held = calibration.feeds(p), calibration.feeds(p, held=True)
         self.reference = None if scores_tokens(p) else list(Stream(p, self.feeds).outputs())
         self.warnings: list[str] = []
@@ -91,15 +94,15 @@ class Pruner:
             attempt = Attempt(share, self.p.fork())
             try:
                 self._modules(attempt, best)
-                if not attempt.why and self.options.recipe != "modules":
+                if not attempt.given_up and self.options.recipe != "modules":
                     self._units(attempt)
             except BudgetUnreachable as error:
-                attempt.why, unreachable = str(error.got), error
+                attempt.given_up, unreachable = str(error.got), error
             self.attempts.append(attempt)
-            if attempt.why:
+            if attempt.given_up:
                 continue
-            attempt.loss = loss(Stream(attempt.program, self.feeds), self.reference)
-            if best is None or best.loss is None or attempt.loss < best.loss:
+            attempt.calibration_loss = loss(Stream(attempt.program, self.feeds), self.reference)
+            if best is None or best.calibration_loss is None or attempt.calibration_loss < best.calibration_loss:
                 best = attempt
         if best is None:
             assert unreachable is not None
@@ -129,11 +132,11 @@ class Pruner:
             attempt.steps.append(remove_module(p, branch, value, after))
             value = after
             done = len(attempt.steps)
-            self.report(Progress("modules", done, len(found) + done, {"loss": value}))
+            self.progress(Progress("modules", done, len(found) + done, {"loss": value}))
         if not attempt.steps and not whole:
-            attempt.why = "no module fits into this share"
-        elif best is not None and best.loss is not None and value >= best.loss:
-            attempt.why = f"a loss of {value:.4f} after removing the modules alone"
+            attempt.given_up = "no module fits into this share"
+        elif best is not None and best.calibration_loss is not None and value >= best.calibration_loss:
+            attempt.given_up = f"a loss of {value:.4f} after removing the modules alone"
 
     # -- units -------------------------------------------------------------------------------------------------------
     def _units(self, attempt: Attempt) -> None:
@@ -165,7 +168,7 @@ class Pruner:
             weighed = importance(p, axes, self.feeds, criterion)
         stream, curves = Stream(p, self.feeds), []
         for i, axis in enumerate(axes):
-            self.report(Progress("scoring", i, len(axes)))
+            self.progress(Progress("scoring", i, len(axes)))
             moments: Sequence[Gram | None] = [None] * len(axis.consumers)
             scales = None
             if criterion.needs == "moments":
@@ -189,7 +192,7 @@ class Pruner:
         criterion = CRITERIA[o.method]
         weighed = importance(p, cut, self.feeds, criterion) if criterion.needs == "gradients" else None
         for i, name in enumerate(names):
-            self.report(Progress("restoring" if o.restore else "cutting", i, len(names)))
+            self.progress(Progress("restoring" if o.restore else "cutting", i, len(names)))
             axis = pr.prunable_axis(p.axes()[name])
             assert axis is not None
             moments: Sequence[Gram] = grams(source, axis.consumers, learn.advance(axis.start))
@@ -361,16 +364,16 @@ def _made(
 @overload
 def prune(
     program: Program | Model, target: SizeBudget, calibration: Calibration | None = None, *,
-    dry_run: Literal[False] = False, report: Report | None = None, **options: Unpack[PruneKeywords],
+    dry_run: Literal[False] = False, progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PruneReport: ...  # fmt: skip
 @overload
 def prune(
     program: Program | Model, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: Literal[True],
-    report: Report | None = None, **options: Unpack[PruneKeywords],
+    progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PrunePlan: ...  # fmt: skip
 def prune(
     program: Program | Model, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: bool = False,
-    report: Report | None = None, **options: Unpack[PruneKeywords],
+    progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PruneReport | PrunePlan:  # fmt: skip
     """Make a program smaller, in one edit that can be undone.
 
@@ -378,8 +381,8 @@ def prune(
         program: a program; or a model, which also provides the tokenizer, and calibration data by default.
         target: `Ratio`, `Params`, `Flops`, `Bytes` or `Latency`. A `Ratio` counts the nodes that `where` selects.
         calibration: data to learn from, and held-out data to measure on.
-        dry_run: change nothing, and return a plan with its report.
-        report: called with `Progress`.
+        dry_run: change nothing, and return a plan (`compress` and `orthogonalize` return the report of a copy).
+        progress: called with `Progress`.
         options: see `PruneOptions`.
     Returns: a `PruneReport`; with `dry_run` a `PrunePlan`.
     Raises: BudgetUnreachable with the smallest size that can be reached; NothingToPrune; MissingCalibration;
@@ -397,7 +400,7 @@ def prune(
     feeds = calibration.feeds(p, held=True)[0]
     goal = Goal.of_target(p, target, nodes, feeds)
     chosen = replace(given, scope=given.scope or ("loss" if scores_tokens(p) else "global"))
-    pruner = Pruner(p, calibration, goal, chosen, nodes, report)
+    pruner = Pruner(p, calibration, goal, chosen, nodes, progress)
     made = pruner.run()
     tokenizer = None if model is None else model.tokenizer
 

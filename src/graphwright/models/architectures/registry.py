@@ -1,0 +1,69 @@
+"""The registry of model families: those of this package, those of plugins, and those that a program registers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+
+from graphwright.errors import UsageError
+from graphwright.models.architectures.architecture import Architecture, Config
+from graphwright.models.architectures.families import FAMILIES
+from graphwright.models.errors import UnsupportedArchitecture
+
+_logger = logging.getLogger("graphwright.models")
+_registry = {name: arch for arch in FAMILIES for name in (*arch.classes, *arch.model_types)}
+
+
+def register(arch: Architecture) -> Architecture:
+    """Add a family. Raises: UsageError if another family has one of its classes or model types."""
+    for name in (*arch.classes, *arch.model_types):
+        other = _registry.get(name)
+        if other is not None and other is not arch:
+            raise UsageError("a different architecture is registered under this name", where=name, expected=other.name,
+                             got=arch.name)  # fmt: skip
+    for name in (*arch.classes, *arch.model_types):
+        _registry[name] = arch
+    return arch
+
+
+def architectures() -> Mapping[str, Architecture]:
+    """Map each class name and model type to its family; the first call loads plugins (entry points)."""
+    _load_entry_points()
+    return _registry
+
+
+def find(config: Config) -> Architecture:
+    """Find the family of a config. Raises: UnsupportedArchitecture naming similar classes."""
+    known = architectures()
+    classes = [] if config.get("architectures") is None else config["architectures"]
+    if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
+        raise config.invalid("architectures", "a list of class names", classes)
+    wanted = classes or [str(config.get("model_type"))]
+    for name in wanted:
+        if name in known:
+            return known[name]
+    near = get_close_matches(wanted[0], known, 3, 0.3)
+    fix = "add it with graphwright.models.register(Architecture(...)); `graphwright inspect` works without it"
+    if str(config.get("model_type")).startswith("graphwright-"):
+        fix = "this is an export with generated code, for transformers; to edit further, open a directory of model.save"
+    raise UnsupportedArchitecture("no registered architecture describes this class", where=str(config.path),
+                                  got=wanted[0],
+                                  expected=", ".join(near) or ", ".join(sorted({a.name for a in known.values()})),
+                                  fix=fix)  # fmt: skip
+
+
+_entry_points_loaded = False
+
+
+def _load_entry_points() -> None:
+    global _entry_points_loaded
+    if _entry_points_loaded:
+        return
+    _entry_points_loaded = True
+    for point in entry_points(group="graphwright.architectures"):
+        try:
+            register(point.load())
+        except Exception as error:  # a broken plugin must not break the others
+            _logger.warning("architecture plugin %r was skipped: %s", point.name, error)
