@@ -16,6 +16,8 @@ from graphwright import evolve as ev
 from graphwright.evolve import mutations as m
 from graphwright.evolve.neurons.program import founder
 from graphwright.evolve.pictures import structure
+from graphwright.ops import OPS, op
+from graphwright.ops.activation import Activation
 
 SVG = "{http://www.w3.org/2000/svg}"
 SHAPES = {  # kind: shape, corners, is it round?, hue of its outline
@@ -100,6 +102,21 @@ def test_each_kind_has_its_shape_and_colour():
     drawn = re.search(r"\.delay{stroke:(#\w+);stroke-dasharray:6 3}", style)
     assert drawn is not None
     assert hue(drawn[1]) == "purple"
+
+
+def test_a_new_activation_is_drawn_as_one():
+    @op("softsign")
+    class Softsign(Activation):
+        """x / (1 + |x|), elementwise."""
+
+        vjp, onnx, emit, why = None, None, "F.softsign({0})", dict.fromkeys(("vjp", "onnx"), "it is only drawn")
+
+    try:
+        b = gw.Builder()
+        b.output(b.softsign(b.input("x", ("B", 4)), name="act"), "y")
+        assert read(structure(b.build()))[0]["act"].get("class") == "activation"
+    finally:
+        del OPS["softsign"]
 
 
 def test_a_closed_gate_is_a_dotted_grey_link():

@@ -461,3 +461,24 @@ def test_an_unknown_weight_lists_the_nearest_keys():
     assert repr(p.weights) == "Weights(1: w)"
     with pytest.raises(UnknownNode, match="did you mean w"):
         p.weights["w0"]
+
+
+def test_nodes_of_a_trait_are_in_creation_order_after_undo_too():
+    b = Builder()
+    x = b.input("x", ("B", 4))
+    acts = [getattr(b, op)(x, name=op) for op in ("tanh", "sigmoid", "relu")]
+    b.output(b.junction(*acts, b.tanh(x, name="last"), name="total"), "y")
+    p = b.build()
+    wanted = tuple(map(p.node, ("tanh", "sigmoid", "relu", "last")))
+    assert p.of_traits(activation=True) == wanted
+    assert p.of_traits(activation=True, keeps_zero=True) == (wanted[0], *wanted[2:])
+    assert p.of_traits(nary=True) == p.junctions() == (p.node("total"),)
+    with p.edit("cut two") as e:
+        for name in ("tanh", "relu"):
+            e.cut(p.out_edges(p.node(name))[0])
+            e.remove(name)
+    assert p.of_traits(activation=True) == (wanted[1], wanted[3])
+    p.undo()
+    assert p.of_traits(activation=True) == wanted
+    with pytest.raises(AttributeError):
+        p.of_traits(activatoin=True)

@@ -186,7 +186,7 @@ def test_a_cycle_is_admitted_found_and_repaired():
     assert {(m.kind, m.where) for m in p.validate().mismatches} == {("cycle", "j"), ("spec", "h")}
     x = np.zeros((1, 3), "f4")
     uses = [lambda: p.run(x=x), lambda: p.compile(x=(1, 3)), lambda: p(x=x)]
-    for use in (*uses, lambda: p.extract([p.node("r")]), lambda: rewrite(p, "derived", {})):
+    for use in (*uses, lambda: p.extract([p.node("r")]), lambda: rewrite(p, "derived")):
         with pytest.raises(InvalidProgram) as caught:
             use()
         assert caught.value.findings == p.validate().mismatches

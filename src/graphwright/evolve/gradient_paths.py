@@ -16,12 +16,11 @@ from graphwright.program import Program
 
 FLAT = tuple(name for name in ACTIVATIONS if name in OPS and OPS[name].vjp is None)
 """Activations of neurons with slope 0."""
-_CODES = [ACTIVATIONS.index(name) for name in FLAT]
 
 
 def blocked_links(genes: Any, inputs: int, outputs: int) -> np.ndarray:
     """Return the indices, int64, of the open links of a population that affect an output but get no gradient."""
-    flat = np.isin(genes.node_act, _CODES)
+    flat = np.isin(genes.node_act, [*map(ACTIVATIONS.index, FLAT)])
     if not flat.any():
         return np.zeros(0, np.int64)
     genomes = np.arange(len(genes.node_off) - 1)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.array import Spec
 from graphwright.evolve.neurons.genomes import Genome
-from graphwright.ops import OPS, traits
+from graphwright.ops import traits
 from graphwright.program import Program
 from graphwright.program.draw import shapes as draw
 from graphwright.program.draw.layout import Box, Composition, DrawnEdge, compose
@@ -31,13 +31,6 @@ if TYPE_CHECKING:
     from graphwright.evolve.layers.engine import LayerResult
     from graphwright.evolve.neurons.engine import NeuronGeneration
     from graphwright.evolve.neurons.lineage import IndividualKey, Lineage
-
-_ACTIVATIONS = frozenset(
-    ("relu", "leaky_relu", "elu", "tanh", "sigmoid", "gelu", "silu", "softplus", "sech", "sin", "abs", "sign", "step",
-     "exp", "softmax", "log_softmax")
-)  # fmt: skip
-_LOSSES = frozenset(name for name, row in OPS.items() if row.traits.loss)
-"""Ops that `structure` draws as activations and as losses; no other picture uses these sets."""
 
 FILLS = {
     "input": ("#cfe3ff", "#0969da"),
@@ -117,7 +110,7 @@ def _kind(made: Composition, i: int) -> str:
     scene = made.view.scene
     node = scene.nodes[i]
     if node.op == INPUT:
-        readers = {(scene.nodes[e.dst].op in _LOSSES, e.dst_port) for e in scene.edges if e.src == i}
+        readers = {(traits(scene.nodes[e.dst].op).loss, e.dst_port) for e in scene.edges if e.src == i}
         return "target" if (True, 1) in readers else "input"
     if node.op in (PARAM, CONST):
         return "param"
@@ -125,13 +118,13 @@ def _kind(made: Composition, i: int) -> str:
         return "state"
     if node.junction:
         return "junction"
-    return "loss" if node.op in _LOSSES else "activation" if node.op in _ACTIVATIONS else "op"
+    return "loss" if traits(node.op).loss else "activation" if traits(node.op).activation else "op"
 
 
 def _weights(program: Program) -> dict[str, float]:
     """Map the path of each multiplying node to the weight drawn on its edge: a scalar param or a `scale` gate."""
     found: dict[str, float] = {}
-    for node in program.of_kind("mul"):
+    for node in program.of_traits(multiplies=True):
         scalars = [v.node for v in program.operands(node) if program.op(v.node) == PARAM and program.spec(v).size == 1]
         if len(scalars) == 1:
             found[program.path(node)] = float(program.weights.array(program.key(scalars[0])).to_numpy().reshape(-1)[0])

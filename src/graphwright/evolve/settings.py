@@ -15,9 +15,7 @@ from graphwright.settings import AtLeastOne, Count, NotNegative, Range, Settings
 
 OPTIMIZERS = ("adam", "sgd")
 OBJECTIVES = ("metric", "loss", "params", "flops")
-STRUCTURAL = (
-    "grow", "split_link", "add_link", "toggle_link", "remove_link", "remove_delay_link", "set_activation",
-)  # fmt: skip
+STRUCTURAL = ("grow", "split_link", "add_link", "toggle_link", "remove_link", "remove_delay_link", "set_activation")
 """Structural mutations of NEAT, in the order in which they are tried."""
 
 

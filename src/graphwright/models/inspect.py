@@ -114,7 +114,7 @@ def _inspection(family: str, config: Config, rows: tuple[TensorRow, ...], **fact
 def kv_bytes_per_token(p: Program) -> int:
     """Return the bytes that each token adds to a sequence's KV cache, over all attention ops that outputs need."""
     total, needed = 0, p.reachable(p.outputs())
-    for node in (n for n in p.of_kind("sdpa") if n in needed):
+    for node in (n for n in p.of_traits(attention=True) if n in needed):
         for v in p.operands(node)[1:3]:
             spec = p.spec(v)
             total += Spec((spec.shape[1], spec.shape[3]), spec.dtype).nbytes  # without batch and length

@@ -14,6 +14,7 @@ from graphwright.array.vm.code import GROUP
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import traits
+from graphwright.program.axes.solve_axes import origin
 from graphwright.program.editing.journal import Entry
 from graphwright.program.editing.replace import remove_unread, take_over
 from graphwright.program.editing.transaction import Transaction
@@ -21,7 +22,6 @@ from graphwright.program.kinds import PARAM
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
-    from graphwright.program.program import Program
 
 KINDS = ("int8",)
 
@@ -44,27 +44,19 @@ def quantize(model: Model, kind: str = "int8", where: str = "**") -> Entry:
         raise UsageError("cannot quantise a model whose activations are not float32", where="compute",
                          got=model.compute, fix='gw.open(..., compute="float32")')  # fmt: skip
     p = model.program
-    found = [n for n in p.select(where, op="linear") if _stored(p, n) is not None]
+    linear = p.select(where, where=lambda n: traits(p.op(n)).contracts == "out_in")
+    read = {node: origin(p, p.operands(node)[1]) for node in linear}
+    found = {node: matrix for node, matrix in read.items() if matrix is not None and p.op(matrix) == PARAM}
     if not found:
         fix = "model.inspect() lists the stored matrices"
         raise UsageError("the pattern matches no linear op with a stored matrix", where=where, fix=fix)
     with p.edit(f"quantise {len(found)} matrices to {kind}") as e:
         made: dict[NodeId, tuple[NodeId, NodeId]] = {}
-        for node in found:
-            matrix = _stored(p, node)
-            assert matrix is not None
+        for node, matrix in found.items():
             if matrix not in made:
                 made[matrix] = _params(e, matrix)
             _replace(e, node, made[matrix])
     return p.journal[-1]
-
-
-def _stored(p: Program, node: NodeId) -> NodeId | None:
-    """Return the param that a linear op reads as its matrix, directly or through casts; None if it is computed."""
-    source = p.operands(node)[1].node
-    while traits(p.op(source)).casts:
-        source = p.operands(source)[0].node
-    return source if p.op(source) == PARAM else None
 
 
 def quantised(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -56,7 +56,7 @@ class RNNCell(Cell):
         self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh", *,
         name: str = "", seed: int | None = None,
     ) -> None:  # fmt: skip
-        if nonlinearity not in ("tanh", "relu"):
+        if nonlinearity not in ("tanh", "relu"):  # by name: the choices that torch offers
             raise UsageError("unknown nonlinearity", expected="tanh or relu", got=nonlinearity)
         super().__init__(input_size, hidden_size, bias, name=name, seed=seed)
         self.nonlinearity = nonlinearity

@@ -203,7 +203,7 @@ class MoE(Module):
     ) -> None:  # fmt: skip
         if not 1 <= k <= experts:
             raise UsageError("invalid number of experts per token", expected=f"1 <= k <= {experts}", got=k)
-        if score not in ("softmax", "sigmoid"):
+        if score not in ("softmax", "sigmoid"):  # by name: the choices of published models
             raise UsageError("unknown score function of experts", expected="softmax or sigmoid", got=score)
         self.experts, self.k, self.normalize, self.score = experts, k, normalize, score
         self.router = Linear(dim, experts, bias=False, name=name and f"{name}router.", seed=seed)
@@ -219,7 +219,7 @@ class MoE(Module):
         """Assign tokens [N, dim] to experts; scores are float32 or wider for any dtype of x."""
         logits = self.router(x)
         logits = logits.to(float32) if logits.dtype.is_low else logits
-        scores = logits.softmax() if self.score == "softmax" else logits.sigmoid()
+        scores = call(self.score, logits)
         weights, ids = scores.topk(self.k)
         if self.normalize:
             weights = weights / weights.sum(axis=-1, keepdims=True)

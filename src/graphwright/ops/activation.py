@@ -77,7 +77,7 @@ class SwiGlu(Binary):
 class Relu(Activation):
     """max(x, 0), elementwise; gradient 0 at 0."""
 
-    saves, sample, traits = Saves(outputs=(0,)), away_from_zero, Traits(keeps_zero=True)
+    saves, sample, traits = Saves(outputs=(0,)), away_from_zero, Traits(keeps_zero=True, rectifies=True)
     emit, onnx, vm = "F.relu({0})", "Relu", forms.pointwise(Code.RELU)
     method, functional, module = "relu", "relu", "ReLU"
     expand = lambda ins, attrs: call("clamp", ins[0], low=0.0)

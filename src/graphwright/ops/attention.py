@@ -150,7 +150,7 @@ class Rope(Row):
     eq. 34).
     """
 
-    arity, attrs, saves, traits = 3, {"style": "half"}, Saves(inputs=(1, 2)), Traits(amp="f32")
+    arity, attrs, saves, traits = 3, {"style": "half"}, Saves(inputs=(1, 2)), Traits(amp="f32", scales_rows=True)
     vm, onnx_23 = row_forms.ROPE, WholeNode(all_float32, _rope_node)
     vjp = lambda g, ins, outs, attrs, needs: (call("rope", g, ins[1], -ins[2], **attrs), None, None)
     cost = lambda ins, outs, attrs: Cost(3 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)

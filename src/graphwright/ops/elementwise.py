@@ -32,7 +32,7 @@ class Neg(rules.Unary):
 class Abs(rules.Unary):
     """|x|, elementwise; gradient sign(x), 0 at 0."""
 
-    saves, sample, traits = Saves(inputs=(0,)), rules.away_from_zero, Traits(keeps_zero=True)
+    saves, sample, traits = Saves(inputs=(0,)), rules.away_from_zero, Traits(activation=True, keeps_zero=True)
     emit, onnx, aten, vm, method = "torch.abs({0})", "Abs", "abs", forms.pointwise(Code.ABS), "abs"
     vjp = lambda g, ins, outs, attrs, needs: (g * call("sign", ins[0]),)
 
@@ -41,7 +41,7 @@ class Abs(rules.Unary):
 class Sign(rules.Flat, rules.Unary):
     """-1, 0 or 1, the sign of x, elementwise; gradient 0."""
 
-    sample, traits = rules.away_from_zero, Traits(keeps_zero=True)
+    sample, traits = rules.away_from_zero, Traits(activation=True, keeps_zero=True)
     emit, onnx, aten, vm, method = "torch.sign({0})", "Sign", "sign", forms.pointwise(Code.SIGN), "sign"
 
 
@@ -49,7 +49,7 @@ class Sign(rules.Flat, rules.Unary):
 class Step(rules.Flat, rules.Unary):
     """1 if x > 0 else 0, elementwise; gradient 0."""
 
-    sample, traits, emit = rules.away_from_zero, Traits(keeps_zero=True), "({0} > 0).to({0}.dtype)"
+    sample, traits, emit = rules.away_from_zero, Traits(activation=True, keeps_zero=True), "({0} > 0).to({0}.dtype)"
     onnx = lambda u: u.cast(u("Greater", u.names[0], u.scalar(0)), u.outs[0].dtype)
 
 
@@ -88,7 +88,7 @@ class _Wide(rules.UnaryFloat):
 class Exp(_Wide):
     """eˣ, elementwise."""
 
-    saves, sample = Saves(outputs=(0,)), rules.unary_sample(-2, 2)
+    saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(-2, 2), Traits(activation=True)
     emit, onnx, aten, vm, method = "torch.exp({0})", "Exp", "exp", forms.pointwise(Code.EXP), "exp"
     vjp = lambda g, ins, outs, attrs, needs: (g * outs[0],)
 
@@ -157,7 +157,7 @@ class Reciprocal(_Wide):
 class Sin(rules.UnaryFloat):
     """sin x, elementwise."""
 
-    saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-3, 3), Traits(keeps_zero=True)
+    saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-3, 3), Traits(activation=True, keeps_zero=True)
     emit, onnx, aten, method = "torch.sin({0})", "Sin", "sin", "sin"
     vjp = lambda g, ins, outs, attrs, needs: (g * call("cos", ins[0]),)
 

@@ -20,7 +20,6 @@ from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, floating
 
-NOISY = frozenset({"bernoulli", "concrete", "concrete_st", "hard_concrete", "choice"})
 _RUN = Spec((3,), int64)
 
 

@@ -104,7 +104,7 @@ class RmsNorm(_Norm):
     """
 
     arity, saves, vm, onnx_23 = 2, Saves(inputs=(0, 1)), forms.RMS_NORM, WholeNode(all_float32, _rms_node)
-    attrs = {"eps": 1e-6, "unit_offset": False, "cast_before_scale": True}
+    attrs, traits = {"eps": 1e-6, "unit_offset": False, "cast_before_scale": True}, Traits(scales_rows=True)
 
     def infer(x, w, eps, unit_offset, cast_before_scale):
         floating(one_dtype(x, w))
@@ -411,8 +411,8 @@ class Softmax(_AlongAxis):
     If all entries along the axis are excluded, they give 0; if all are -inf, NaN.
     """
 
-    arity, attrs, traits = (1, 2), {"axis": -1}, Traits(normalises=True, amp="f32", fixed=(1,))
-    axes, vm = along_axis("takes a softmax over it"), forms.SOFTMAX
+    arity, attrs, axes, vm = (1, 2), {"axis": -1}, along_axis("takes a softmax over it"), forms.SOFTMAX
+    traits = Traits(activation=True, normalises=True, excludes_minus_infinity=True, amp="f32", fixed=(1,))
 
     def infer(x, mask=None, *, axis):
         axis_of(axis, len(x.shape))
@@ -462,7 +462,7 @@ class Softmax(_AlongAxis):
 class LogSoftmax(_AlongAxis):
     """x - max x - ln Σ e^(x - max x) along an axis; gradient g - e^y·Σ g."""
 
-    arity, attrs, traits = 1, {"axis": -1}, Traits(amp="f32")
+    arity, attrs, traits = 1, {"axis": -1}, Traits(activation=True, amp="f32")
     axes = along_axis("takes a softmax over it")
     emit = "{0}.log_softmax({axis})"
     sample = lambda rng: ([rng.normal(size=(2, 3, 5))], {"axis": int(rng.integers(-3, 3))})

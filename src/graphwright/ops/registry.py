@@ -88,10 +88,13 @@ class Traits:
     addend: int | None = None
     narrow: tuple[int, ...] = ()  # indices of operands that the VM can also read as bfloat16
     backward_of: str = ""  # the op whose gradient this op computes; "" for every other op
-    random: bool = False  # draws random numbers from a key
-    activation: bool = False  # an elementwise nonlinearity of one operand, as a network's hidden layer has it
+    training_only: bool = False  # acts in training alone: for inference, its readers read operand 0
+    activation: bool = False  # a nonlinearity that networks apply to the result of a layer
+    rectifies: bool = False  # 0 with gradient 0 wherever the operand is below 0
     loss: bool = False  # compares predictions with targets
     normalises: bool = False  # divides by a statistic of its own operand
+    excludes_minus_infinity: bool = False  # an entry of -∞ gives 0 and has no effect on the other entries
+    scales_rows: bool = False  # scales or rotates each row of operand 0 along the last axis; does not mix rows
     attention: bool = False  # reads queries, keys and values (operands 0, 1, 2)
     # layout of operand 1, a weight that operand 0 is contracted with: `out_in` for x·Wᵀ, `in_out` for x·W, `window`
     # for [out, in, kernel...]; "" for ops that contract nothing

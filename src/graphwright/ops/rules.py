@@ -161,7 +161,7 @@ class Loss(Row):
 class Random(Row):
     """An op that draws random numbers from a key."""
 
-    vjp, traits = None, Traits(random=True)
+    vjp = None
     why = {
         "vjp": "no gradient flows to random numbers",
         "emit": "exported models draw no random numbers: they are not trained there",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 NODE = "gates"
-LOGARITHM = ("clamp", "log")  # the ops by which `gate` takes a logarithm: a pattern of this package
+LOGARITHM = ("clamp", "log")  # by name: the ops by which `gate` takes a logarithm
 LEAST = 1.2e-38
 """Least gate whose logarithm is taken, the smallest normal float32: adding a softmax weight of it changes no sum."""
 LOGITS, TABLE, TEMPERATURE, RUN = (f"{NODE}.{name}" for name in ("logits", "table", "temperature", "run"))
@@ -167,7 +167,7 @@ class Gates(Mapping[NodeId, Gate]):
 
 def has_gates(p: Program) -> bool:
     """Return True if the program has gates, or logits that removed gates left."""
-    return bool(p.of_kind("gate"))
+    return bool(p.of_traits(gates=True))
 
 
 def gates(p: Program) -> Gates:
@@ -259,7 +259,7 @@ def axis_of(p: Program, gate: Gate) -> AxisGroup:
     return found
 
 
-_MERGES = frozenset({"reshape", "flatten"})  # an unflatten would split the gated axis, a permute would move it
+_MERGES = frozenset({"reshape", "flatten"})  # by name: an unflatten splits the gated axis, a permute moves it
 
 
 def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:

@@ -15,7 +15,7 @@ from weakref import ref as weak
 
 from graphwright.array import Spec
 from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder
-from graphwright.ops import OPS
+from graphwright.ops import traits
 from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownEdge, UnknownNode
 from graphwright.program.hashing import StructureHash, decode_attrs, encode_attrs
 from graphwright.program.kinds import ASSIGN, INPUT, PARAM, STATE, STORED
@@ -159,6 +159,11 @@ class OpGraph:
             self._unsorted.discard(kind)
         return tuple(self._kinds.get(kind, ()))
 
+    def of_traits(self, **wanted: Any) -> tuple[NodeId, ...]:
+        """Return the nodes whose op has traits with these values, in creation order: `p.of_traits(attention=True)`."""
+        kinds = [k for k in self._kinds if all(getattr(traits(k), name) == value for name, value in wanted.items())]
+        return tuple(sorted((n for kind in kinds for n in self._kinds[kind]), key=self.seq))
+
     def inputs(self) -> tuple[NodeId, ...]:
         """Return the input nodes, in creation order."""
         return self.of_kind(INPUT)
@@ -177,12 +182,11 @@ class OpGraph:
 
     def junctions(self) -> tuple[NodeId, ...]:
         """Return the junctions, nodes that sum any number of edges, in topological order."""
-        return tuple(sorted(self.of_kind("junction"), key=self.order_labels.key))
+        return tuple(sorted(self.of_traits(nary=True), key=self.order_labels.key))
 
     def is_junction(self, node: NodeId) -> bool:
         """Return True if a node is a junction, into which edges can be added and cut."""
-        op = OPS.get(self.op(node))
-        return op is not None and op.traits.nary
+        return traits(self.op(node)).nary
 
     def outputs(self) -> tuple[Value, ...]:
         """Return the outputs of the program, in order of declaration."""

@@ -107,7 +107,7 @@ def remove_dead(e: Transaction) -> list[str]:
     needed = p.reachable([*p.outputs(), *p.assigns()])
     names = []
     for node in sorted((n for n in p.nodes() if n not in needed), key=p.order_labels.key, reverse=True):
-        own = {n for gate in p.of_kind("gate") for n in (gate, *p.producers(gate))}  # removed with the last gate
+        own = {n for g in p.of_traits(gates=True) for n in (g, *p.producers(g))}  # removed with the last gate
         if node in p.graph and p.op(node) != INPUT and node not in own:
             names.append(p.path(node))
             if of_site(p, node) is not None:

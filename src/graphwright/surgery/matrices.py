@@ -15,7 +15,7 @@ import numpy as np
 from graphwright.array import DType, NDArray, empty, from_numpy
 from graphwright.errors import DTypeError, UsageError
 from graphwright.graph import NodeId
-from graphwright.ops import OPS, traits
+from graphwright.ops import traits
 from graphwright.program.errors import EmptySelection
 from graphwright.program.kinds import PARAM
 from graphwright.program.op_graph import OpGraph, Value
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
     from graphwright.program.selection import Selection
-
-
-MATRIX_PORT = {name: row.traits.matrix for name, row in OPS.items() if row.traits.matrix is not None}
-"""Op -> operand index of its matrix [out, in], which it uses as x · Wᵀ or as a table of rows."""
 
 
 class NonFiniteWeight(UsageError, ArithmeticError):
@@ -122,9 +118,10 @@ def _param(p: Program, node: NodeId) -> NodeId | None:
     """Return the node if it is a param, else the param that the node reads as its matrix, or None."""
     if p.op(node) == PARAM:
         return node
-    if p.op(node) not in MATRIX_PORT:
+    port = traits(p.op(node)).matrix
+    if port is None:
         return None
-    source = p.operands(node)[MATRIX_PORT[p.op(node)]].node
+    source = p.operands(node)[port].node
     while traits(p.op(source)).casts:
         source = p.operands(source)[0].node
     return source if p.op(source) == PARAM else None
@@ -137,7 +134,7 @@ def _matrix(p: Program, node: NodeId, named: bool) -> Matrix | Skipped:
     if not spec.dtype.is_float:
         raise DtypeUnsupported("the matrix holds integers", where=path, expected="a float dtype", got=spec.dtype.name)
     readers = tuple(_readers(p, Value(node)))
-    others = sorted({r.op for r in readers} - set(MATRIX_PORT))
+    others = sorted({r.op for r in readers if traits(r.op).matrix is None})
     if others or not readers:
         return Skipped(path, f"read by {', '.join(others)}" if others else "nothing reads it")
     if not named and any(traits(r.op).lookup for r in readers):
@@ -157,7 +154,7 @@ def _readers(p: Program, value: Value) -> list[Reader]:
         if traits(op).casts:
             found += _readers(p, Value(reader))
         else:
-            found.append(Reader(reader, op if MATRIX_PORT.get(op) == p.edge_port(edge) else f"{op} operand"))
+            found.append(Reader(reader, op if traits(op).matrix == p.edge_port(edge) else f"{op} operand"))
     return found
 
 

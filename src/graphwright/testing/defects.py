@@ -16,6 +16,7 @@ from graphwright.array import Spec
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program import Program, Value
+from graphwright.program.editing.replace import redirect
 from graphwright.program.kinds import INPUT, KINDS
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Limits
@@ -117,12 +118,10 @@ def _trunk(p: Program) -> list[NodeId]:
 
 def _unreachable(p: Program, rng: np.random.Generator) -> str | None:
     for node in _shuffled(rng, _trunk(p)):
-        edges = p.out_edges(node)
         name = p.free_name(f"{p.path(node)}.blank")
         with _edit(p, "unreachable") as e:
             blank = e.add("full_like", node, name=name, value=0.5)
-            for edge in edges:
-                e.rewire(edge, blank)
+            redirect(e, {Value(node): Value(blank)}, outputs=False)
         return p.path(node)
     return None
 
@@ -193,7 +192,7 @@ def _unbalanced_heads(p: Program, rng: np.random.Generator) -> str | None:
 
     Weights and biases are scaled, so the program still computes the same function.
     """
-    for node in _shuffled(rng, list(p.of_kind("sdpa"))):
+    for node in _shuffled(rng, list(p.of_traits(attention=True))):
         parts = attention_parts(p, node)
         names = [("q", "k"), ("o", "v")][int(rng.integers(2))]
         if not set(names) <= parts.keys():
@@ -248,7 +247,7 @@ def _misfit(spec: Spec, narrow: bool) -> tuple[str, dict[str, Any]]:
 def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
     """Project a value that `_trunk` returns to two channels and back."""
     for node in _shuffled(rng, _trunk(p)):
-        spec, readers = p.spec(node), p.out_edges(node)
+        spec = p.spec(node)
         width = spec.shape[-1] if len(spec.shape) in (1, 2, 3) else 0
         if not isinstance(width, int) or width < 16 or p.assigns(node):
             continue
@@ -258,8 +257,7 @@ def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
             up = e.param(f"{base}.up.weight", rng.normal(size=(width, 2)).astype(np.float32))
             here = e.add("linear", node, down, name=f"{base}.down")
             back = e.add("linear", here, up, name=f"{base}.up")
-            for edge in readers:
-                e.rewire(edge, back)
+            redirect(e, {Value(node): Value(back)}, skip=[here], outputs=False)
         return f"{base}.down"
     return None
 

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-ACTIVATIONS = (
+ACTIVATIONS = (  # by name: the codes of compiled loops
     "identity", "sigmoid49", "sigmoid", "tanh", "relu", "leaky_relu", "gelu", "silu", "softplus", "sech", "gauss",
     "sin", "abs", "step", "sign",
 )  # fmt: skip
 """See `array.formulas.activations`."""
 
-LOSSES = ("mse", "bce", "cross_entropy")
+LOSSES = ("mse", "bce", "cross_entropy")  # by name: the codes of compiled loops
 """Mean squared error; binary cross entropy of logits; softmax cross entropy of logits."""
 
 MUTATIONS = (

@@ -15,9 +15,6 @@ from graphwright.program import Entry, Program
 RATES = tuple(10.0 ** (-5 + i / 3) for i in range(13))
 """The learning rates that training genes choose from, 1e-5 to 1e-1."""
 _INITIAL_RATES = {"adam": (6, 9), "sgd": (8, 12)}  # indices of the first and last rate after a change of optimizer
-LOSSES = {"bce": ("bce", "mse"), "cross_entropy": ("cross_entropy", "mse"), "mse": ("mse", "huber"),
-          "heads": ("heads",)}  # fmt: skip
-"""The losses that training may minimise, by loss of the task; scores always use the loss of the task."""
 GENES = {"learning_rate": (0.05, 0.15), "optimizer": (0.02, 0.08), "loss": (0.02, 0.02)}
 """Weights (early, late in a run) with which the change of a training gene is drawn, relative to layer mutations."""
 
@@ -27,7 +24,7 @@ class TrainingGenes:
     """The genes that say how a candidate is trained.
 
     Attributes:
-        rate: index into `RATES`; optimizer: one of `OPTIMIZERS`; loss: one of `LOSSES[task.loss]`.
+        rate: index into `RATES`; optimizer: one of `OPTIMIZERS`; loss: a key of `Loss.trained`, or "heads".
     """
 
     rate: int

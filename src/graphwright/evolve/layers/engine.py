@@ -18,13 +18,14 @@ from graphwright.errors import GraphwrightError, UsageError
 from graphwright.evolve.errors import LimitTooSmall, Status, TaskError, need
 from graphwright.evolve.gradient_paths import blocked_params, warn_of_blocked
 from graphwright.evolve.layers import train
-from graphwright.evolve.layers.candidate import GENES, LOSSES, Candidate, CandidateBirth, Moments, TrainingGenes, entry
+from graphwright.evolve.layers.candidate import GENES, Candidate, CandidateBirth, Moments, TrainingGenes, entry
 from graphwright.evolve.mutations.registry import MUTATIONS, MutationKind, name_parts, parts
 from graphwright.evolve.mutations.sizes import widths
 from graphwright.evolve.pareto import crowding, fronts, survivors
 from graphwright.evolve.run import EvolutionResult, EvolutionRun, cost, same_cases
 from graphwright.evolve.saving import layer_content
 from graphwright.evolve.settings import Layers
+from graphwright.evolve.tasks.losses import LOSSES
 from graphwright.evolve.tasks.task import Task
 from graphwright.program import Program, Transaction, replay
 from graphwright.program.cost import flops, parameters
@@ -398,7 +399,8 @@ class LayerEvolution(EvolutionRun):
 
     @property
     def _losses(self) -> tuple[str, ...]:
-        return (self.task.loss,) if self.task.sequence else LOSSES[self.task.loss]
+        loss = self.task.loss
+        return (loss,) if self.task.sequence or loss not in LOSSES else tuple(LOSSES[loss].trained)
 
     def _objectives(self, members: list[Candidate]) -> np.ndarray:
         names = ("metric", "params") if self.settings.pareto is None else self.settings.pareto.objectives

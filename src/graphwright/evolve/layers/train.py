@@ -10,27 +10,27 @@ import numpy as np
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
 from graphwright.evolve.layers.candidate import Moments, TrainingGenes
-from graphwright.evolve.mutations.registry import rewire_readers
 from graphwright.evolve.settings import Layers
+from graphwright.evolve.tasks.losses import LOSSES
 from graphwright.evolve.tasks.task import DataSplit, Task
-from graphwright.nn import functional
 from graphwright.optim import SGD, Adam, Optimizer, clip_grad_norm_
 from graphwright.plan import compile
-from graphwright.program import Program
+from graphwright.program import Program, Value
+from graphwright.program.editing.replace import redirect
 
 
 def inference(program: Program) -> Program:
     """Fork a program for inference: dropout is removed, batch norm uses running statistics; weights are shared."""
     p = program.fork(f"{program.name}, inference")
-    drops, norms = p.of_kind("dropout"), p.of_kind("batch_norm_train")
+    drops, norms = p.of_traits(training_only=True), p.of_traits(batch_statistics=True)
     if drops or norms:
         with p.edit("inference", author="evolution", keep_undo=False) as e:
             for node in drops:
-                rewire_readers(e, node, p.operands(node)[0])
+                redirect(e, {Value(node): p.operands(node)[0]})
                 e.remove(node)
             for node in norms:
-                eps = p.attrs(node)["eps"]
-                rewire_readers(e, node, e.add("batch_norm", *p.operands(node), name=f"{p.path(node)}.still", eps=eps))
+                name, eps = f"{p.path(node)}.still", p.attrs(node)["eps"]
+                redirect(e, {Value(node): Value(e.add("batch_norm", *p.operands(node), name=name, eps=eps))})
                 e.remove([*p.assigns(node), node])
     return p
 
@@ -100,8 +100,8 @@ def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float
         if counts is not None:
             return _over_time(found, target, counts, training.loss)
         if training.loss != "heads":
-            return _loss(found, target, training.loss, task.loss)
-        parts = [_loss(found[:, h.outputs], target[:, h.outputs], h.loss, h.loss, dense=True) * h.weight
+            return LOSSES[task.loss].trained[training.loss](found, target)
+        parts = [LOSSES[h.loss].trained[h.loss](found[:, h.outputs], target[:, h.outputs]) * h.weight
                  for h in task.heads.values()]  # fmt: skip
         return sum(parts[1:], start=parts[0])
 
@@ -128,7 +128,7 @@ def fit(
     data: tuple[np.ndarray, ...] = (x, part.y, part.counts)
     if not task.sequence:
         y = part.y[:, 0]
-        data = (x, y.argmax(1) if training.loss == "cross_entropy" else y)
+        data = (x, LOSSES[training.loss].labels(y) if training.loss in LOSSES else y)
     slot, batch = cache.take(program, opt, training, task, s.clip), batch_of(program, s, task)
     for _ in range(s.steps):
         rows = rng.choice(len(x), batch, replace=False)
@@ -141,30 +141,9 @@ def fit(
     return s.steps * batch
 
 
-def _loss(answer: Tensor, target: Tensor, loss: str, given: str, dense: bool = False) -> Tensor:
-    """Compute the loss `loss` of a head, where `given` is the loss of the task; with `dense`, targets are one-hot."""
-    if loss == "cross_entropy":
-        return -(answer.log_softmax(-1) * target).sum(-1).mean() if dense else functional.cross_entropy(answer, target)
-    if loss == "bce":
-        return functional.binary_cross_entropy_with_logits(answer, target)
-    if loss == "huber":
-        return functional.huber_loss(answer, target)
-    if given == "bce":
-        answer = answer.sigmoid()
-    elif given == "cross_entropy":
-        answer = answer.softmax(-1)
-    return functional.mse_loss(answer, target)
-
-
 def _over_time(answer: Tensor, target: Tensor, counts: Tensor, loss: str) -> Tensor:
     """Compute the mean loss of outputs [B, T, outputs] over the steps with `counts` [B, T] = 1."""
-    if loss == "cross_entropy":
-        each = -(answer.log_softmax(-1) * target).sum(-1)
-    elif loss == "bce":
-        each = (functional.softplus(answer) - answer * target).mean(-1)
-    else:
-        each = ((answer - target) ** 2).mean(-1)
-    return (each * counts).sum() / counts.sum()
+    return (LOSSES[loss].steps(answer, target) * counts).sum() / counts.sum()
 
 
 def measure(task: Task, program: Program, part: DataSplit) -> tuple[float, float]:

@@ -11,10 +11,11 @@ from graphwright.errors import UsageError
 from graphwright.evolve.mutations import registry
 from graphwright.evolve.mutations.registry import in_cell, linears, mutation, parts
 from graphwright.graph import NodeId
-from graphwright.program import Program, Transaction
+from graphwright.program import Program, Transaction, Value
+from graphwright.program.editing.replace import redirect, take_over
 
-ACTIVATIONS = ("relu", "tanh", "gelu", "silu", "sigmoid", "leaky_relu")
-ATTRIBUTES: dict[str, tuple[str, tuple[float, ...]]] = {
+ACTIVATIONS = ("relu", "tanh", "gelu", "silu", "sigmoid", "leaky_relu")  # by name: a menu, in the order of draws
+ATTRIBUTES: dict[str, tuple[str, tuple[float, ...]]] = {  # by name: a menu, with values that suit each op
     "dropout": ("p", (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)),
     "leaky_relu": ("slope", (0.001, 0.01, 0.05, 0.1, 0.2)),
 }
@@ -23,7 +24,8 @@ ATTRIBUTES: dict[str, tuple[str, tuple[float, ...]]] = {
 
 def branches(p: Program) -> list[NodeId]:
     """Return the last linear layer, named `b<number>.to`, of each block that a mutation added."""
-    return [n for n in p.of_kind("linear") if p.path(n).partition(".")[0] in parts(p) and p.path(n).endswith(".to")]
+    linear = p.of_traits(contracts="out_in")
+    return [n for n in linear if p.path(n).partition(".")[0] in parts(p) and p.path(n).endswith(".to")]
 
 
 def skips(p: Program) -> list[NodeId]:
@@ -122,10 +124,8 @@ def replace_activation(e: Transaction, site: Any, rng: np.random.Generator, acti
     p = e.program
     node = p.node(site)
     others = [a for a in ACTIVATIONS if a != p.op(node)]
-    name = p.path(node)
-    e.rename(node, p.free_name(f"{name}_before"))
-    registry.rewire_readers(e, node, e.add(activation or str(rng.choice(others)), p.operands(node)[0], name=name))
-    e.remove(node)
+    name = p.free_name(f"{p.path(node)}_after")
+    take_over(e, node, e.add(activation or str(rng.choice(others)), p.operands(node)[0], name=name))
 
 
 @mutation("layer_attr", sites=lambda p: [n for op in ATTRIBUTES for n in p.of_kind(op)], weight=0.05)
@@ -150,7 +150,7 @@ def output_sum(e: Transaction, node: NodeId) -> NodeId:
     if len(readers) == 1 and p.is_junction(readers[0]) and not is_output:
         return readers[0]
     total = e.add("junction", node, name=p.free_name(f"{p.path(node)}_total"))
-    registry.rewire_readers(e, node, total)
+    redirect(e, {Value(node): Value(total)})
     return total
 
 

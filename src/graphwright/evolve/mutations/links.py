@@ -25,7 +25,7 @@ _NAME = re.compile(r"^(.*)\.l(\d+)$")
 
 def links(p: Program) -> list[NodeId]:
     """Return the `mul` nodes of links: open links, which a junction reads, and closed links, which no node reads."""
-    return [n for n in p.of_kind("mul") if _NAME.match(p.path(n)) and not p.spec(p.operands(n)[1]).shape]
+    return [n for n in p.of_traits(multiplies=True) if _NAME.match(p.path(n)) and not p.spec(p.operands(n)[1]).shape]
 
 
 def open_links(p: Program) -> list[NodeId]:
@@ -140,7 +140,7 @@ def target(p: Program, link: NodeId) -> NodeId:
 def new_link(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeId:
     """Add a closed link with this weight from `source` to the junction `total`; `open_link` connects it."""
     p = e.program
-    used = [int(found[2]) for n in p.of_kind("mul") if (found := _NAME.match(p.path(n)))]
+    used = [int(found[2]) for n in p.of_traits(multiplies=True) if (found := _NAME.match(p.path(n)))]
     name = f"{p.path(total).removesuffix('.sum')}.l{max(used, default=-1) + 1}"
     return e.add("mul", source, e.param(f"{name}.weight", np.asarray(weight, p.spec(source).dtype.numpy)), name=name)
 
@@ -155,9 +155,6 @@ def open_link(e: Transaction, link: NodeId, total: NodeId) -> None:
 def _free_neuron(p: Program) -> int:
     heads = (p.path(n).partition(".")[0] for n in p.nodes())
     return max((int(h[1:]) for h in heads if h[0] == "n" and h[1:].isdigit()), default=-1) + 1
-
-
-_NEURON = r"n\d+"  # first segment of n5.out and n0.x0; a genome names a state by this segment
 
 
 def delayed(p: Program) -> list[NodeId]:
@@ -216,8 +213,8 @@ def _from_state(e: Transaction, total: NodeId, rng: np.random.Generator, source:
     value = p.value(source)
     path = p.path(value.node)
     head = path.partition(".")[0]
-    name = f"{head if re.fullmatch(_NEURON, head) else path}.before1"
-    open_link(e, new_link(e, p.value(registry.state_of(e, name, value)), total, weight), total)
+    base = head if re.fullmatch(r"n\d+", head) else path  # a genome names the state of n5.out n5.before1
+    open_link(e, new_link(e, registry.state_of(e, f"{base}.before1", value), total, weight), total)
 
 
 def _source(p: Program, link: NodeId) -> NodeId:
@@ -227,9 +224,7 @@ def _source(p: Program, link: NodeId) -> NodeId:
     return p.operands(write)[1].node
 
 
-def _along_time(
-    e: Transaction, node: NodeId, rng: np.random.Generator, source: Any, weight: float, base: str
-) -> None:  # fmt: skip
+def _along_time(e: Transaction, node: NodeId, rng: np.random.Generator, source: Any, weight: float, base: str) -> None:
     p = e.program
     lead, steps = p.spec(node).shape[:2], int(p.spec(node).shape[1])
     if steps < 2:

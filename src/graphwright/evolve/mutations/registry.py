@@ -125,25 +125,13 @@ def free_part(p: Program) -> str:
 
 def linears(p: Program) -> list[NodeId]:
     """Return the linear layers whose weight and bias no other node reads."""
-    return [n for n in p.of_kind("linear") if all(len(p.consumers(v.node)) == 1 for v in p.operands(n)[1:])]
+    return [n for n in p.of_traits(contracts="out_in") if all(len(p.consumers(v.node)) == 1 for v in p.operands(n)[1:])]
 
 
 def over_time(p: Program) -> list[NodeId]:
     """Return the layers of `linears` whose input is a sequence [batch, steps, units] of fixed size."""
     specs = {n: p.spec(p.operands(n)[0]) for n in linears(p)}
     return [n for n, spec in specs.items() if len(spec.shape) == 3 and not spec.symbolic]
-
-
-def rewire_readers(e: Transaction, node: NodeId, other: Any) -> None:
-    """Rewire all readers of a node's first result to the value `other`, except the node that computes `other`."""
-    p = e.program
-    new = p.value(other)
-    for edge in list(p.out_edges(node)):
-        if p.graph.edge(edge, "src_port") == 0 and p.graph.target(edge) != new.node:
-            e.rewire(edge, other)
-    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
-    if any(value.node == node for value in outputs.values()):
-        e.set_outputs(**{name: other if value.node == node else value for name, value in outputs.items()})
 
 
 def cut_readers(e: Transaction, node: NodeId) -> None:

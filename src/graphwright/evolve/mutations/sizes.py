@@ -17,7 +17,7 @@ from graphwright.program import Program, Transaction
 
 def convolutions(p: Program) -> list[NodeId]:
     """Return the convolutions without dilation whose weight no other node reads."""
-    found = [n for n in p.of_kind("conv") if set(_pair(p, n, "dilation")) == {1}]
+    found = [n for n in p.of_traits(contracts="window") if set(_pair(p, n, "dilation")) == {1}]
     return [n for n in found if len(p.consumers(p.operands(n)[1].node)) == 1]
 
 

@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 
 from graphwright.evolve.errors import TaskError, need
-from graphwright.evolve.mutations.registry import cut_readers, remove_unread_states, rewire_readers, state_of
+from graphwright.evolve.mutations.registry import cut_readers, remove_unread_states, state_of
 from graphwright.evolve.neurons import genomes
 from graphwright.evolve.neurons.genomes import Genome, LinkGene, NodeGene
 from graphwright.evolve.settings import NEAT
 from graphwright.files import blake2b_128
 from graphwright.program import Program
+from graphwright.program.editing.replace import redirect, remove_unread
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import STATE
 
-_RECIPES = {
+_RECIPES = {  # by name: how ops compute the activations that are no ops
     "identity": (("out", "copy"),),
     "sigmoid49": (("steep", "mul"), ("out", "sigmoid")),
     "gauss": (("square", "mul"), ("minus", "neg"), ("out", "exp")),
@@ -143,7 +144,7 @@ def _value(p: Program, number: int, inputs: int) -> Any:
         return p.node(f"n{number}.bias")
     if number > inputs:
         return p.node(f"n{number}.out")
-    return next(n for n in p.of_kind("slice") if p.path(n).startswith(f"n{number}."))
+    return next(n for n in p.of_traits(slices=True) if p.path(n).startswith(f"n{number}."))
 
 
 def _open(e: Transaction, link: LinkGene) -> None:
@@ -160,14 +161,9 @@ def _activation(e: Transaction, node: NodeGene, fresh: bool = False) -> None:
         steep = [e.const(f"{base}.steep.factor", np.float32(_STEEP))] if name == "steep" else []
         value = e.add(op, value, *steep, *([value] if name == "square" else []), name=f"{base}.{name}")
     if not fresh:
-        rewire_readers(e, p.node(f"{base}.old"), f"{base}.out")
-        kept = {f"{base}.sum", f"{base}.out"}
-        above = [p.node(f"{base}.old")]
-        while above:
-            node_ = above.pop()
-            before = [n for n in p.producers(node_) if p.path(n) not in kept]
-            e.remove(node_)
-            above += [n for n in before if not p.consumers(n)]
+        old = p.value(f"{base}.old")
+        redirect(e, {old: p.value(f"{base}.out")})
+        remove_unread(e, old)
 
 
 def _activation_of(p: Program, base: str) -> str:

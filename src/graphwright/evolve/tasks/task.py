@@ -17,10 +17,10 @@ from typing import Any, Literal
 import numpy as np
 
 from graphwright.evolve.errors import TaskError, need
+from graphwright.evolve.tasks.losses import LOSSES
 from graphwright.files import blake2b_128
 
 METRICS = ("accuracy", "r2")
-LOSSES = ("mse", "bce", "cross_entropy")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +57,8 @@ class HeadSpec:
     @staticmethod
     def of(name: str, head: Head, start: int, width: int) -> HeadSpec:
         """Check a head and assign it `width` outputs from index `start`. Raises: TaskError if a field is invalid."""
-        metric, valid = head.metric or ("r2" if head.loss == "mse" else "accuracy"), 0 < head.weight < float("inf")
-        need(head.loss in LOSSES, "unknown loss", where=name, expected=", ".join(LOSSES), got=head.loss)
+        need(head.loss in [*LOSSES], "unknown loss", where=name, expected=", ".join(LOSSES), got=head.loss)
+        metric, valid = head.metric or LOSSES[head.loss].metric, 0 < head.weight < float("inf")
         need(metric in METRICS, "unknown metric", where=name, expected=", ".join(METRICS), got=metric)
         need(valid, "the weight of a head is not a positive number", where=name, got=head.weight)
         return HeadSpec(name, head.loss, metric, float(head.weight), start, start + width)
@@ -73,17 +73,8 @@ class HeadSpec:
 
         `y` is [G, N, T, outputs]. `share` [N, T] holds the weight of each step in the loss; the weights sum to 1.
         """
-        y, wanted = y[..., self.outputs], wanted[..., self.outputs].astype(np.float64)
-        if self.loss == "mse":
-            each = ((y - wanted) ** 2).mean(-1)
-        else:
-            p = probabilities(y, self.loss) if logits else np.clip(y, 1e-7, 1 - 1e-7)
-            if self.loss == "cross_entropy":
-                p = p if logits else p / p.sum(-1, keepdims=True)
-                each = -(wanted * np.log(np.maximum(p, 1e-30))).sum(-1)
-            else:
-                p = np.clip(p, 1e-30, None), np.clip(1 - p, 1e-30, None)
-                each = -(wanted * np.log(p[0]) + (1 - wanted) * np.log(p[1])).mean(-1)
+        y, wanted, loss = y[..., self.outputs], wanted[..., self.outputs].astype(np.float64), LOSSES[self.loss]
+        each = loss.error(loss.predictions(y) if logits else loss.bounded(y), wanted)
         return np.ascontiguousarray((each * share).reshape(len(y), -1)).sum(1)
 
     def measure(self, final: np.ndarray, right: np.ndarray, logits: bool) -> np.ndarray:
@@ -93,20 +84,8 @@ class HeadSpec:
         if self.metric == "r2":
             spread = ((right - right.mean(0)) ** 2).sum()
             return 1 - np.ascontiguousarray(((final - right) ** 2).reshape(len(final), -1)).sum(1) / max(spread, 1e-30)
-        if self.loss == "cross_entropy":
-            hit = final.argmax(-1) == right.argmax(-1)
-        else:
-            hit = (final > (0.0 if logits else 0.5)) == (right > 0.5)
-            hit = hit[..., 0] if hit.shape[-1] == 1 else hit.all(-1)
+        hit = LOSSES[self.loss].correct(final, right, 0.0 if logits else 0.5)
         return np.add.reduce(hit, -1) / hit.shape[-1]
-
-
-def probabilities(logits: np.ndarray, loss: str) -> np.ndarray:
-    """Return softmax(x) over the last axis for the loss "cross_entropy", else σ(x), elementwise."""
-    if loss == "cross_entropy":
-        grown = np.exp(logits - logits.max(-1, keepdims=True))
-        return grown / grown.sum(-1, keepdims=True)
-    return 0.5 * (1 + np.tanh(0.5 * logits))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -331,8 +310,7 @@ class Task:
         if logits:
             answers = answers.copy()
             for each in self.heads.values():
-                if each.loss != "mse":
-                    answers[..., each.outputs] = probabilities(answers[..., each.outputs], each.loss)
+                answers[..., each.outputs] = LOSSES[each.loss].predictions(answers[..., each.outputs])
         return answers if head is None else answers[..., self.head(head).outputs]
 
     def hash(self) -> str:
@@ -471,24 +449,13 @@ def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray
     finite = np.isfinite(x).all() and np.isfinite(y).all()
     need(finite, "inputs or targets are not finite", where=name, got="NaN or infinity")
     x = x[:, None] if x.ndim == 2 else x
-    classes = np.zeros(len(x), np.int64)
-    if loss == "cross_entropy":
-        need(y.ndim == 1 and y.min() >= 0 and np.equal(y, y.astype(np.int64)).all(),
-             "targets of cross entropy are not classes 0, 1, ..., one per case", where=name,
-             got=f"{y.dtype} {y.shape}")  # fmt: skip
-        classes = y.astype(np.int64)
-        y = np.eye(int(classes.max()) + 1, dtype=np.float32)[classes]
-    elif loss == "bce":
-        need(y.min() >= 0 and y.max() <= 1, "targets of binary cross entropy are not in [0, 1]", where=name,
-             got=f"{y.min()} to {y.max()}", fix='"cross_entropy" for classes 0, 1, ..., "mse" for numbers')  # fmt: skip
-        if y.ndim == 1:
-            classes = (y > 0.5).astype(np.int64)
+    y, classes = LOSSES[loss].targets(y, name)
     y = y.astype(np.float32)
     y = y[:, None] if y.ndim == 1 else y
     y = np.repeat(y[:, None], x.shape[1], 1) if y.ndim == 2 else y
     need(y.shape[1] == x.shape[1], "inputs and targets have different numbers of steps", where=name,
          expected=x.shape[1], got=y.shape[1])  # fmt: skip
-    return x, y, classes
+    return x, y, np.zeros(len(x), np.int64) if classes is None else classes
 
 
 def _varies(head: HeadSpec, whole: DataSplit, parts: Mapping[str, DataSplit]) -> None:

@@ -16,13 +16,9 @@ if TYPE_CHECKING:
     from graphwright.program.op_graph import Value
 
 
-_ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
-    "silu": ("silu", {}),
-    "relu": ("relu", {}),
-    "tanh": ("tanh", {}),
-    "sigmoid": ("sigmoid", {}),
-    "swish": ("silu", {}),
-    "gelu": ("gelu", {"approximate": "none"}),
+_ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {  # by name: the values of `hidden_act` that are supported
+    **{name: (name, {}) for name in ("silu", "relu", "tanh", "sigmoid")},
+    **{"swish": ("silu", {}), "gelu": ("gelu", {"approximate": "none"})},
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), ("gelu", {"approximate": "tanh"})),
 }
 

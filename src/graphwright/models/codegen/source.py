@@ -128,9 +128,6 @@ def _grouped(
     return blocks if len(found) == len(members) else None
 
 
-FREQUENCIES = frozenset(name for name, row in OPS.items() if row.traits.float32_constants)
-
-
 class Statements:
     """Writes Python statements for the `needed` nodes of a program.
 
@@ -168,8 +165,8 @@ class Statements:
 
     def _exact(self, node: NodeId) -> bool:
         """Return True if the value keeps its dtype when transformers loads the model in a different one."""
-        readers = {self.p.op(n) for n in self.p.consumers(node)}
-        return bool(self.pinned) or not self.p.spec(node).dtype.is_float or readers <= FREQUENCIES
+        exact = (traits(self.p.op(n)).float32_constants for n in self.p.consumers(node))
+        return bool(self.pinned) or not self.p.spec(node).dtype.is_float or all(exact)
 
     def _place(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
         """Return the expression that reads a weight: through its layer's module if possible, else through the model."""

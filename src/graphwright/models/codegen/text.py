@@ -34,36 +34,36 @@ class EditedConfig(PretrainedConfig):
     model_type = "graphwright-@id@"
 '''
 
-HELPERS = {
-    "rms_norm": '''def rms_norm(x, weight, eps):
+_HELPERS = (
+    '''def rms_norm(x, weight, eps):
     """Scale to unit root mean square in float32, cast back, times the weight."""
     wide = x.to(torch.float32)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * wide.to(x.dtype)''',
-    "rope_table": '''def rope_table(positions, frequencies, scale):
+    '''def rope_table(positions, frequencies, scale):
     """cos and sin [B, T, d/2] of position times frequency."""
     angle = positions[..., None].to(torch.float32) * frequencies
     return angle.cos() * scale, angle.sin() * scale''',
-    "rope_dynamic": '''def rope_dynamic(positions, frequencies, theta, factor, original):
+    '''def rope_dynamic(positions, frequencies, theta, factor, original):
     """Frequencies for the longest position."""
     length, dim = int(positions.max()) + 1, 2 * len(frequencies)
     if length <= original:
         return frequencies
     scaled = theta * (factor * length / original - (factor - 1)) ** (dim / (dim - 2))
     return 1.0 / scaled ** (torch.arange(0, dim, 2, device=frequencies.device) / dim)''',
-    "rope": '''def rope(x, cos, sin):
+    '''def rope(x, cos, sin):
     """Rotate pairs half an axis apart; entries after the rotated part stay."""
     half = cos.shape[-1]
     cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)''',
-    "rope_pairs": '''def rope_pairs(x, cos, sin):
+    '''def rope_pairs(x, cos, sin):
     """Rotate neighbouring pairs; entries after the rotated part stay."""
     width = 2 * cos.shape[-1]
     cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
     a, b, rest = x[..., :width:2], x[..., 1:width:2], x[..., width:]
     return torch.cat((torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2), rest), -1)''',
-    "attend": '''def attend(q, k, v, run, scale, window=None):
+    '''def attend(q, k, v, run, scale, window=None):
     """Causal attention with grouped heads; keys and values pass through the cache first."""
     k, v = run.cached(k, v)
     queries, keys = q.shape[2], k.shape[2]
@@ -78,7 +78,8 @@ HELPERS = {
     scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) * scale
     scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v.repeat_interleave(groups, 1)''',
-}
+)
+HELPERS = {text[len("def ") : text.index("(")]: text for text in _HELPERS}
 """Functions that emitted texts call, by name; a file contains the ones it needs."""
 
 MODELING = '''"""A language model whose structure was edited with Graphwright; this file defines its structure.

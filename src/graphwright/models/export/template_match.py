@@ -354,7 +354,7 @@ class _Matcher:
     def _match_attrs(self, t: Value, v: Value, part: MatchedPart) -> None:
         """Compare attributes. The number of heads may differ, because it is a size; a norm's eps is recorded."""
         op, here, there = self.p.op(v.node), dict(self.p.attrs(v.node)), dict(self.t.attrs(t.node))
-        if op == "rms_norm":  # the norm of every template; eps of other norms must be equal
+        if traits(op).normalises and "eps" in there:
             part.eps[self.t.path(t)] = here.pop("eps")
             there.pop("eps")
         if traits(op).splits_axis and len(here["sizes"]) == len(there["sizes"]):
@@ -367,6 +367,7 @@ class _Matcher:
         p, found, tables = self.p, list(given), set[Value | None]()
         for port in (1, 2):
             node, table = self.canon(given[port]).node, None
+            # by name: a table of key heads is written as this op, by cuts of ragged heads
             if p.op(node) == "index" and p.attrs(node)["axis"] == 1 and p.operands(node)[1].node in self.fixed:
                 found[port], table = p.operands(node)[:2]
                 if p.spec(table).shape != p.spec(given[0]).shape[1:2]:

@@ -27,21 +27,19 @@ from graphwright.models.generation.cached_program import (
 from graphwright.models.generation.sampling import Requests, SamplingRequest, TokenCounts, check_number, check_one_each
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.models.metrics import check_finite
-from graphwright.ops import OPS
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
 CHUNK = 512  # tokens of a prefill that run at once
-LENGTH_DEPENDENT = tuple(name for name, row in OPS.items() if row.traits.looks_ahead)
 MIXED = "entries of several model states"
 ENDLESS = 1 << 62
 
 
 def independent(p: Program) -> int:
     """Return the text length beyond which RoPE angles, and so cache entries, depend on the length of the text."""
-    return min((p.attrs(n)["original"] for op in LENGTH_DEPENDENT for n in p.of_kind(op)), default=ENDLESS)
+    return min((p.attrs(n)["original"] for n in p.of_traits(looks_ahead=True)), default=ENDLESS)
 
 
 class FingerprintWatch:

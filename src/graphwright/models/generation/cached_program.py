@@ -82,7 +82,7 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     def start(new: Program) -> None:
         _add_state(new, LENGTH, states[LENGTH])
 
-    derived, _ = rewrite(p, f"{p.name} (cached)", {"sdpa": attention}, start)
+    derived, _ = rewrite(p, f"{p.name} (cached)", attention, start)
     rows = Value(add_op(derived, "size", [derived.value("ids")], {"axis": 1}, "cache.rows"))
     grown = Value(add_op(derived, "add", [derived.value(LENGTH), rows], {}, "cache.longer"))
     add_assign(derived, derived.value(LENGTH), grown, f"{LENGTH}.next")
@@ -114,7 +114,7 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
         extra = {"scale": attrs["scale"], "window": attrs["window"]}
         return Value(add_op(new, "sdpa_paged", [operands[0], *cached, *table], extra, p.path(node)))
 
-    derived, _ = rewrite(p, f"{p.name} (paged)", {"sdpa": attention}, start)
+    derived, _ = rewrite(p, f"{p.name} (paged)", attention, start)
     if last_only:
         _keep_last(derived, blocks * block)
     return Derived(derived, states)
@@ -183,7 +183,7 @@ def fingerprints(p: Program) -> dict[str, str]:
     refuse_broken(p)
     known: dict[NodeId, bytes] = {}
     needed = p.reachable([*p.outputs(), *p.assigns()])
-    attentions = [n for n in p.of_kind("sdpa") if n in needed]
+    attentions = [n for n in p.of_traits(attention=True) if n in needed]
     upstream = p.reachable([v for n in attentions for v in p.operands(n)[1:3]])
     for node in p.order():
         if node not in upstream:
@@ -211,7 +211,7 @@ def with_padding(p: Program) -> Program:
         extra = {**attrs, "optional": ("key_mask", *attrs["optional"])}
         return Value(add_op(new, "sdpa", [*operands[:3], new.value("mask"), *operands[3:]], extra, p.path(node)))
 
-    return rewrite(p, f"{p.name} (padded)", {"sdpa": attention}, start)[0]
+    return rewrite(p, f"{p.name} (padded)", attention, start)[0]
 
 
 EXECUTOR = "auto"  # of the plans: the VM if it is available, which reads weights in their stored dtype

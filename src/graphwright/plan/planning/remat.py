@@ -116,7 +116,7 @@ class _Candidate:
                 twins.update({Value(inner, k): Value(made, k) for k in range(len(p.specs(inner)))})
             return {e: twins[p.edge_value(e)] for e in self.late}
 
-        return rewrite(p, p.name, {}, before=insert_clones)[0]
+        return rewrite(p, p.name, before=insert_clones)[0]
 
 
 class _ValueUses:

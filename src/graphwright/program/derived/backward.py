@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def updatable(p: Program) -> bool:
     """Return True if the gradient of a program can follow edits: the program has no checkpoints and no opaque ops."""
-    return not p.checkpoints and not any(p.of_kind(name) for name, row in OPS.items() if row.traits.opaque)
+    return not p.checkpoints and not p.of_traits(opaque=True)
 
 
 def writes(p: Program) -> list[tuple[Value, Value]]:

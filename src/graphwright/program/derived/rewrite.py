@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from graphwright.graph import EdgeId, NodeId
+from graphwright.ops import traits
 from graphwright.program.kinds import ASSIGN, INPUT, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_source, insert_edge, insert_node, set_outputs
@@ -24,15 +25,15 @@ Swaps = Mapping[Value | EdgeId, Value]
 def rewrite(
     p: Program,
     name: str,
-    handlers: Mapping[str, Emit],
+    attention: Emit | None = None,
     start: Callable[[Program], Swaps | None] | None = None,
     before: Callable[[Program, NodeId, Mapping[Value, Value]], Swaps] | None = None,
 ) -> tuple[Program, dict[Value, Value]]:
     """Copy all inputs, and the nodes that outputs and assignments depend on, into a new program.
 
     Args:
-        handlers: op -> function of (new program, old node, new operands) that adds nodes and returns the result, or
-            returns None to copy the node unchanged.
+        attention: called at every attention with (new program, old node, new operands); it adds nodes and returns the
+            result, or returns None to copy the node unchanged.
         start: called with the empty program to add inputs and states first; returns replacements, a dict from values or
             edges of the old program to the values of the new program that are read instead.
         before: called with (new program, old node, dict from old to new values) before each node is copied; returns
@@ -52,7 +53,7 @@ def rewrite(
             swaps.update(before(new, node, values))
         op, path = p.op(node), p.path(node)
         operands = [swaps.get(e) or values[p.edge_value(e)] for e in p.in_edges(node)]
-        made = handlers[op](new, node, operands) if op in handlers else None
+        made = attention(new, node, operands) if attention is not None and traits(op).attention else None
         if made is not None:
             values[Value(node)] = swaps.get(Value(node), made)
             continue
@@ -115,5 +116,5 @@ def patched(p: Program, refs: Iterable[PatchPoint]) -> Program:
             specs = {at: p.specs(v.node)[v.port] for at, v in values.items()}
             return {at: Value(add_source(new, INPUT, feed_name(p, at), spec, {})) for at, spec in specs.items()}
 
-        cached[key] = rewrite(p, f"{p.name} (patched)", {}, inputs)[0]
+        cached[key] = rewrite(p, f"{p.name} (patched)", None, inputs)[0]
     return cached[key]

@@ -185,8 +185,7 @@ def feedback(scene: Scene) -> Scene:
 DATA, ATTENTION, RESIDUAL, RECURRENT, MIXED = "data", "attention", "residual", "state", "data"
 
 _ATTENDS = frozenset(n for n, row in OPS.items() if row.traits.attention or traits(row.traits.backward_of).attention)
-_ADDS = frozenset(n for n, row in OPS.items() if row.traits.sums)
-"""Ops that attend, and ops that add two operands as a junction does."""
+"""Attention ops and their gradients."""
 
 _FAR = 600  # nodes to visit before an edge is taken for a shortcut without further search
 
@@ -216,7 +215,7 @@ def kinds(scene: Scene) -> list[str]:
     found = []
     for src, _, dst, _, _ in edges:
         op = nodes[dst].op
-        adds = (nodes[dst].junction or op in _ADDS) and len(after[src]) > 1
+        adds = (nodes[dst].junction or traits(op).sums) and len(after[src]) > 1
         if nodes[src].op == STATE or op in (STATE, ASSIGN):
             found.append(RECURRENT)
         elif op in _ATTENDS:

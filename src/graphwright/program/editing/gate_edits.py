@@ -18,7 +18,7 @@ from graphwright.array import float64
 from graphwright.array.formulas.gates import COLUMNS, KINDS
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
-from graphwright.ops import get
+from graphwright.ops import get, traits
 from graphwright.ops.axes import Product, atoms, known
 from graphwright.program import gates as g
 from graphwright.program.axes.solve_axes import AtomNotes, origin
@@ -204,7 +204,7 @@ def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
     """
     found = []
     for node in _mixed(group):
-        if p.op(node) == "softmax":  # the one op that is exact for a score of -∞
+        if traits(p.op(node)).excludes_minus_infinity:
             edge = p.in_edges(node)[0]
             value = p.edge_value(edge)
             terms = group.axes.solution.dims[value]

@@ -177,14 +177,13 @@ def take_over(e: Transaction, old: NodeId, new: NodeId) -> None:
 
 
 def remove_unread(e: Transaction, value: Value) -> None:
-    """Remove the node of a value if it has no readers, then likewise the node of its first operand, and so on."""
+    """Remove the node of a value if it has no readers, then likewise the nodes of its operands, and so on."""
     p = e.program
-    while not p.out_edges(value.node) and value not in p.outputs():
-        before = p.operands(value.node)
+    if not p.out_edges(value.node) and value not in p.outputs():
+        before = {v.node: v for v in p.operands(value.node)}
         e.remove(value.node)
-        if not before:
-            return
-        value = before[0]
+        for operand in before.values():
+            remove_unread(e, operand)
 
 
 def extract(p: Program, selection: Selection | Sequence[NodeId]) -> Program:

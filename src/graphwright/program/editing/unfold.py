@@ -35,7 +35,7 @@ class SplitAxis(NamedTuple):
     bias: int | None = None
 
 
-SPLIT_AXES: Mapping[str, Mapping[str, SplitAxis]] = {
+SPLIT_AXES: Mapping[str, Mapping[str, SplitAxis]] = {  # by name: the axes are arguments of `unfold`, named per op
     "linear": {"in": SplitAxis((-1, 1), None, bias=2), "out": SplitAxis((None, 0, 0), -1)},
     "matmul": {
         "in": SplitAxis((-1, -2), None),

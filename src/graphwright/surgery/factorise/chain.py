@@ -161,7 +161,6 @@ def cores_of(p: Program, base: str) -> dict[str, NodeId]:
 
 
 _STEP = re.compile(r"(.+?)\.(?:outer|inner|core\d+|order|joined|padded|input|input_modes|cut|sum)(?:\..*)?$")
-_OPS = {"linear", "embedding", "permute", "flatten", "unflatten", "squeeze", "unsqueeze", "pad_slice", "slice", "add"}
 
 
 def densify(program: Program, where: str | Selection = "**") -> list[str]:
@@ -237,7 +236,8 @@ def _region(p: Program, base: str, end: NodeId, cores: Sequence[NodeId]) -> tupl
 
     chain = flood([end], before)
     for node in chain:
-        if p.op(node) not in _OPS:
+        kind = traits(p.op(node))
+        if not (kind.rearranges or kind.slices or kind.pads or kind.sums or kind.matrix is not None):
             raise UsageError(
                 "cannot multiply out a chain of factors that was edited", where=p.path(node), got=f"op {p.op(node)}"
             )

@@ -178,7 +178,7 @@ def _silent(d: Diagnosis) -> dict[int, list[int]]:
     """Map ReLU nodes with at least `limits.rows` probe rows to their units that are zero on every row."""
     assert d.probe is not None
     run, found = d.probe.run(d.program), {}
-    for node in d.program.of_kind("relu"):
+    for node in d.program.of_traits(rectifies=True):
         rows = run.values[Value(node)].to_numpy("float32") if Value(node) in run.values else np.zeros(0)
         if rows.ndim < 2:
             continue
@@ -266,7 +266,7 @@ def _collapse(d: Diagnosis) -> Iterator[Finding]:
 def _chains(d: Diagnosis) -> Iterator[Finding]:
     """Report chains of linear maps, without norms in between, whose product of spectral norms is extreme."""
     p = d.program
-    after = {n: _next(p, n) for n in p.of_kind("linear")}
+    after = {n: _next(p, n) for n in p.of_traits(contracts="out_in")}
     inner = set(after.values())
     for start in [n for n in after if n not in inner]:
         chain = flood([start], lambda n: [m for m in [after[n]] if m is not None])

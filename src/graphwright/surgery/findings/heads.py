@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
-_BETWEEN = frozenset({"rope", "rms_norm"})
-"""Ops between a projection and the attention that do not mix heads, besides views and casts."""
-
-
 @dataclass(frozen=True, slots=True)
 class HeadProjection:
     """One projection (q, k, v or o) of an attention, divided into heads.
@@ -60,7 +56,7 @@ class HeadProjection:
 def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
     """Report a key head if one of its norms, or of its query heads' norms, is far from the median of the layer."""
     p = d.program
-    found = {node: attention_parts(p, node) for node in p.of_kind("sdpa")} if p.valid else {}
+    found = {node: attention_parts(p, node) for node in p.of_traits(attention=True)} if p.valid else {}
     norms = {(node, name): part.norms(p) for node, parts in found.items() for name, part in parts.items()}
     for node, parts in found.items():
         if not {"q", "k", "v"} <= parts.keys() or parts["q"].heads % parts["k"].heads:
@@ -119,7 +115,7 @@ def _made_by(p: Program, value: Value) -> tuple[NodeId, int, int] | None:
             if attrs["axis"] % len(p.spec(value).shape) != len(p.spec(value).shape) - 1:
                 return None
             start, size = attrs["start"], attrs["size"]
-        elif not (op in _BETWEEN or (row.view is not None and not row.traits.slices) or row.traits.convert):
+        elif not (row.traits.scales_rows or (row.view is not None and not row.traits.slices) or row.traits.convert):
             return None
         value = p.operands(value.node)[0]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from graphwright.array import Spec
 from graphwright.errors import GraphwrightError
 from graphwright.graph import NodeId
-from graphwright.ops import OPS, get
+from graphwright.ops import OPS, get, traits
 from graphwright.program.kinds import ASSIGN, INPUT, PARAM, SOURCES, STATE
 from graphwright.program.op_graph import Value
 from graphwright.surgery.walks import flood
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
-VALUELESS = frozenset(name for name, row in OPS.items() if row.traits.valueless)
-"""Ops whose result depends on the shape of their operands, not on the values."""
 _NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 """A segment of a path that is a number."""
 
@@ -54,7 +52,7 @@ class Wiring:
 
     def passes(self, i: int) -> bool:
         """Return whether a node's result depends on the values of its operands, not only on their shapes."""
-        return self.ops[i] not in VALUELESS
+        return not traits(self.ops[i]).valueless
 
     def reached(self) -> set[int]:
         """Return the indices of the nodes that the values of the inputs affect, in this step or a later one."""
