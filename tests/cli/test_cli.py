@@ -40,6 +40,17 @@ def test_inspect_describes_the_model(call):
     assert "4 layers" in call("inspect", "bundled")
 
 
+def test_inspect_lists_the_tensors_of_an_unknown_class(call, tmp_path):
+    directory = shutil.copytree(gw.open("bundled").directory, tmp_path / "unknown")
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    (directory / "config.json").write_text(json.dumps({**config, "architectures": ["Unknown"]}), encoding="utf-8")
+    facts, known = (json.loads(call("inspect", path, "--json")) for path in (directory, "bundled"))
+    assert facts["family"] == "unknown class Unknown"
+    assert facts["notes"] == ["no registered architecture describes this class: Unknown"]
+    shapes = [{t["key"]: (t["dtype"], t["shape"]) for t in found["tensors"]} for found in (facts, known)]
+    assert shapes[0] == shapes[1]
+
+
 def test_run_prints_the_probabilities_of_the_model(call):
     facts = json.loads(call("run", "bundled", "--text", "The following", "--watch", "layers.1.out", "--json"))
     model = gw.open("bundled")

@@ -233,23 +233,3 @@ def test_reflections_and_matrices_that_are_not_skew_are_refused() -> None:
             refused(np.zeros((2, 3)))
     with pytest.raises(ValueError, match="axes of the plane"):
         surgery.so_generator(3, 1, 1)
-
-
-@pytest.mark.parametrize("by", ["qr", "polar", "cayley"])
-@pytest.mark.parametrize("shape", [(6, 6), (8, 3), (3, 8)])
-def test_retraction_descends_to_the_known_optimum(shape: tuple[int, int], by: str) -> None:
-    a, w = random(shape, 0), polar(random(shape, 1))
-    if shape[0] == shape[1]:  # steps are continuous: the optimum is sought on the side of the determinant of w
-        a = a if np.linalg.det(a) * np.linalg.det(w) > 0 else -a[:, ::-1] if shape[0] % 2 == 0 else -a
-        a = a if np.linalg.det(a) * np.linalg.det(w) > 0 else a * np.where(np.arange(shape[1]) == 0, -1, 1)
-    for _ in range(3000):
-        w = surgery.retract(w, -a, 0.1, by)  # of -tr(AᵀW)
-        assert gram_error(w) <= 1e-10
-    assert np.vdot(a, w) == pytest.approx(np.linalg.svd(a, compute_uv=False).sum(), abs=1e-6)
-
-
-def test_a_retraction_needs_a_known_method_and_a_fitting_gradient() -> None:
-    with pytest.raises(ValueError, match="unknown value of by"):
-        surgery.retract(np.eye(3), np.eye(3), 0.1, "exp")
-    with pytest.raises(ShapeError):
-        surgery.retract(np.eye(3), np.eye(2), 0.1)
