@@ -24,15 +24,15 @@ def test_a_log_record_is_shown_only_where_a_handler_was_set_up():
 def test_only_commands_print():
     found = set()
     for path in SOURCE.rglob("*.py"):
-        place = path.relative_to(SOURCE)
-        if place.parts[0] in ("cli", "__main__.py"):
+        relative = path.relative_to(SOURCE)
+        if relative.parts[0] in ("cli", "__main__.py"):
             continue
         text = path.read_text(encoding="utf-8")
         for function in ast.walk(ast.parse(text)) if "print(" in text else ():
             if isinstance(function, ast.FunctionDef):
                 calls = [n.func for n in ast.walk(function) if isinstance(n, ast.Call)]
                 if any(isinstance(f, ast.Name) and f.id == "print" for f in calls):
-                    found.add((place.as_posix(), function.name))
+                    found.add((relative.as_posix(), function.name))
     assert found == PRINTS
 
 

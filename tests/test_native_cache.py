@@ -56,10 +56,10 @@ def test_what_a_read_only_installation_was_built_with_is_used(
         monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")  # not writable
     function = twice()
     assert counts(function) == (1, 0)
-    place = Path(function.stats.cache_path)
-    assert place.is_relative_to(tmp_path / "home" if home else native._process_folder())
-    assert (place / "code-1.built").exists()
-    assert not list(place.glob("*.part"))
+    folder = Path(function.stats.cache_path)
+    assert folder.is_relative_to(tmp_path / "home" if home else native._process_folder())
+    assert (folder / "code-1.built").exists()
+    assert not list(folder.glob("*.part"))
 
 
 def test_newer_code_of_the_installation_replaces_the_users(

@@ -15,7 +15,7 @@ from typing import Any
 import graphwright as gw
 
 FROZEN = Path(__file__).parent / "public_api.txt"
-PARTS = ("OpGraph", "TensorBase", "OpMethods")  # bases that are no public classes
+PARTS = ("OpGraph", "TensorBase", "OpMethods")  # bases that are not public
 MODULES = (
     "amp",
     "errors",
@@ -61,7 +61,7 @@ def describe(name: str, value: object) -> list[str]:
 
 
 def _members(cls: type) -> dict[str, object]:
-    """Its own, and those of bases that are no public class themselves."""
+    """Its own members, and those of bases that are not public."""
     bases = [c for c in reversed(cls.__mro__) if c is cls or c.__qualname__ in PARTS]
     return {name: attr for c in bases for name, attr in vars(c).items()}
 

@@ -67,8 +67,8 @@ def test_inspect_runs_from_the_wheel_alone(installed: Path, bare: dict[str, str]
     assert Path(where.strip()).is_relative_to(installed)
     script = installed / "bin" / "graphwright"
     for command in ([script], ["-m", "graphwright"]):
-        said = run(sys.executable, "-S", *command, "inspect", "bundled", "--json", env=bare, cwd=tmp_path)
-        facts = json.loads(said)
+        output = run(sys.executable, "-S", *command, "inspect", "bundled", "--json", env=bare, cwd=tmp_path)
+        facts = json.loads(output)
         assert (facts["schema"], facts["family"], facts["parameters"]) == (1, "llama", 1_623_744)
 
 

@@ -77,11 +77,11 @@ def rsqrt(outs: Arrays, ins: Arrays, attrs: Attrs) -> Call:
 @kernel("pad_slice")
 def pad_slice(outs: Arrays, ins: Arrays, attrs: Attrs) -> Call:
     axis, start, step = attrs["axis"] % ins[0].ndim, attrs["start"], attrs["step"]
-    place = (slice(None),) * axis + (slice(start, start + step * ins[0].shape[axis], step),)
+    index = (slice(None),) * axis + (slice(start, start + step * ins[0].shape[axis], step),)
 
     def run() -> None:
         outs[0].fill(0)
-        outs[0][place] = ins[0]
+        outs[0][index] = ins[0]
 
     return run
 

@@ -34,7 +34,7 @@ class Silu(Function):
 
 
 class ScaledProduct(Function):
-    """a·b·factor; the factor is a number. It notes what was wanted of it."""
+    """a·b·factor; the factor is a number. It records its `needs`."""
 
     wanted: list[tuple[bool, ...]] = []  # noqa: RUF012
 

@@ -169,10 +169,10 @@ def test_an_invalid_generator_state_is_refused(state) -> None:
 
 def test_dropout_keeps_entries_whose_number_equals_p() -> None:
     drawn = random.uniform(50, seed=3)
-    for place in (7, 31):
+    for index in (7, 31):
         rng.manual_seed(3)
-        kept = dropout(tensor(np.ones(50)), float(drawn[place])).numpy() > 0
-        assert np.array_equal(kept, drawn >= drawn[place])
+        kept = dropout(tensor(np.ones(50)), float(drawn[index])).numpy() > 0
+        assert np.array_equal(kept, drawn >= drawn[index])
 
 
 def test_dropout_with_p_0_and_1() -> None:

@@ -266,9 +266,9 @@ def test_interrupted_generation_reports_its_text(monkeypatch):
         return add(self, token)
 
     monkeypatch.setattr(TextStream, "add", interrupted)
-    said = CliRunner().invoke(app, ["generate", "bundled", "The following", "--json"])
-    assert said.exit_code == 130
-    assert json.loads(said.stdout)["what"].endswith(f"here: {bytes(added).decode()}")
+    output = CliRunner().invoke(app, ["generate", "bundled", "The following", "--json"])
+    assert output.exit_code == 130
+    assert json.loads(output.stdout)["what"].endswith(f"here: {bytes(added).decode()}")
 
 
 def test_interruption_is_one_json_document(call, monkeypatch):
@@ -276,10 +276,10 @@ def test_interruption_is_one_json_document(call, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(import_module("graphwright.models.open"), "compare_models", lambda *_, **__: stop())
-    said = call("diff", "bundled", "bundled", "--json", code=130)
-    facts = json.loads(said[: said.rindex("}") + 1])
+    output = call("diff", "bundled", "bundled", "--json", code=130)
+    facts = json.loads(output[: output.rindex("}") + 1])
     assert (facts["ok"], facts["error"]) == (False, "Interrupted")
-    assert "interrupted" in said[said.rindex("}") :]
+    assert "interrupted" in output[output.rindex("}") :]
 
 
 @pytest.mark.deep

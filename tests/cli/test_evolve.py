@@ -1,4 +1,4 @@
-"""`graphwright evolve`: one JSON document, a directory that goes on, a CSV of one's own, errors in three lines."""
+"""`graphwright evolve`: one JSON document, a directory that is resumed, a CSV of one's own, errors in three lines."""
 
 from __future__ import annotations
 
@@ -130,9 +130,9 @@ def test_task_of_a_python_file(tmp_path):
     assert rest["generations"] == 3
     assert "both given" in call("xor", "--task", own, code=2)
     own.write_text("x = 1\ntask = x / 0\n")
-    said = call("--task", own, code=2)
-    assert "own.py:2: the task file raised an error" in said.replace("\n", "")
-    assert "division by zero" in said
+    output = call("--task", own, code=2)
+    assert "own.py:2: the task file raised an error" in output.replace("\n", "")
+    assert "division by zero" in output
     own.write_text("x = 1\n")
     assert "defines no task" in call("--task", own, code=2)
     assert "does not exist" in call("--task", tmp_path / "none.py", code=2)
@@ -170,10 +170,10 @@ def test_interrupted_run_reports_what_was_saved(tmp_path):
         "task = ev.Task([[0.0], [1.0]], [0, 1], fitness_batch=fitness, split='same')\n"
     )
     small = ("--task", own, "--population", 4, "--generations", 9, "--out", out)
-    said = call(*small, code=130)
-    assert "nothing was saved yet" in " ".join(said.split())
-    said = call(*small, "--overwrite", "--save-every", 1, code=130)
-    assert f"2 generations are saved in {out}" in " ".join(said.split()).replace("- ", "-")
+    output = call(*small, code=130)
+    assert "nothing was saved yet" in " ".join(output.split())
+    output = call(*small, "--overwrite", "--save-every", 1, code=130)
+    assert f"2 generations are saved in {out}" in " ".join(output.split()).replace("- ", "-")
     assert ev.resume(out, ev.Task([[0.0], [1.0]], [0, 1], split="same")).generation == 1
 
 

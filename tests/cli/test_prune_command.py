@@ -30,9 +30,9 @@ def test_smaller_model_is_written_and_differs(call, tmp_path):
     text, out = tmp_path / "text.txt", tmp_path / "smaller"
     text.write_text("The value of an expression is the value of its last operand. " * 200)
     options = ("--round-to", 8, "--text", text, "--of", "flops", "--check", "none", "--quiet")
-    said = call("prune", "bundled", out, "--target", 0.1, *options, *SMALL)
-    assert "flops" in said
-    assert "wrote" in said
+    output = call("prune", "bundled", out, "--target", 0.1, *options, *SMALL)
+    assert "flops" in output
+    assert "wrote" in output
     assert (out / "receipt.json").exists()
     assert "OUT is missing" in call("prune", "bundled", code=2)
     assert "params, flops, bytes" in call("prune", "bundled", out, "--of", "weight", code=2)

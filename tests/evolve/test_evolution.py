@@ -89,17 +89,17 @@ def test_runs_in_environments_resume_in_another_process(tmp_path, name):
 
 
 def test_previous_states_are_saved(tmp_path):
-    place = tmp_path / "run"
+    directory = tmp_path / "run"
     run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=10), seed=1)
-    run.run(9, target=2.0, save=place, save_every=2)
+    run.run(9, target=2.0, save=directory, save_every=2)
     assert {p.name for p in tmp_path.iterdir()} == {"run", "run.1", "run.2"}
     assert [len(ev.resume(tmp_path / n).log) for n in ("run", "run.1", "run.2")] == [9, 8, 6]
-    (place / "run.json").write_text("{")
+    (directory / "run.json").write_text("{")
     with pytest.raises(ResumeMismatch, match=r"previous state in .*run\.1"):
-        ev.resume(place)
+        ev.resume(directory)
     older = ev.resume(tmp_path / "run.1")
-    older.run(9, target=2.0, save=place, keep=1)
-    for a, b in zip(ev.resume(place).genes, run.genes, strict=True):
+    older.run(9, target=2.0, save=directory, keep=1)
+    for a, b in zip(ev.resume(directory).genes, run.genes, strict=True):
         assert a.tobytes() == b.tobytes()
 
 
@@ -193,10 +193,10 @@ def test_failure_names_genome_mutation_and_line():
     line = deeper.__code__.co_firstlineno
     assert run.failures[0].startswith("generation 0, genome 4 (founder): ValueError: boom, at test_evolution.py:")
     assert run.failures[0].endswith(f"test_evolution.py:{line + 1}")
-    said = "; ".join(run.failures)
-    assert "(split link at " in said
+    text = "; ".join(run.failures)
+    assert "(split link at " in text
     for got in ("None", "'many'", "array([0., 0.])"):
-        assert f"the fitness function returned {got}, not a number" in said
+        assert f"the fitness function returned {got}, not a number" in text
 
 
 def test_a_fitness_may_be_an_array_of_one_number():
@@ -401,26 +401,26 @@ def test_training_out_of_range_is_named(name, value):
 
 
 def test_damaged_files_are_refused(tmp_path):
-    place = tmp_path / "run"
+    directory = tmp_path / "run"
     run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=10), seed=1)
-    run.run(2, target=2.0, save=place, save_every=1)
+    run.run(2, target=2.0, save=directory, save_every=1)
     older = r"try +resume from the previous state in .*run\.1"
-    arrays = place / "arrays.safetensors"
+    arrays = directory / "arrays.safetensors"
     whole = arrays.read_bytes()
     flipped = whole[:-1] + bytes([whole[-1] ^ 1])
     for damaged in (flipped, whole[:-5], whole[:20], b"", whole.replace(b"births.site", b"births.cite"), None):
         arrays.unlink() if damaged is None else arrays.write_bytes(damaged)
         with pytest.raises(ResumeMismatch, match=f"damaged(.|\n)*{older}"):
-            ev.resume(place)
+            ev.resume(directory)
     arrays.write_bytes(whole)
-    assert ev.resume(place).generation == 1
-    text = (place / "run.json").read_text()
+    assert ev.resume(directory).generation == 1
+    text = (directory / "run.json").read_text()
     changes = ('"seed"', '"sed"'), ('"best"', '"most"'), ('"population": 10', '"population": -1')
     for damaged in (text[: len(text) // 2], *(text.replace(*change) for change in changes)):
         assert damaged != text
-        (place / "run.json").write_text(damaged)
+        (directory / "run.json").write_text(damaged)
         with pytest.raises(ResumeMismatch, match=f"damaged(.|\n)*{older}"):
-            ev.resume(place)
+            ev.resume(directory)
 
 
 def test_contradictory_innovation_numbers_are_a_conflict(tmp_path):
@@ -478,9 +478,9 @@ def test_invalid_keys_and_programs_are_refused(tmp_path):
         with pytest.raises(TaskError, match="not a genome"):
             ev.PopulationPlan([program])
     run.save(tmp_path / "run")
-    place = tmp_path / "run" / "run.json"
-    content = json.loads(place.read_text())
+    directory = tmp_path / "run" / "run.json"
+    content = json.loads(directory.read_text())
     for name, value in (("best", [5, 99, 0]), ("pinned", [[0, 44, 0]])):
-        place.write_text(json.dumps(content | {name: value}))
+        directory.write_text(json.dumps(content | {name: value}))
         with pytest.raises(ResumeMismatch, match="no individual has the key"):
             ev.resume(tmp_path / "run")

@@ -322,13 +322,13 @@ def test_link_ends_at_a_junction_and_makes_no_cycle():
         m.add_link(e, m.linears(p)[0], rng)
     total, before = junctions(p)[0], len(links(p))
 
-    def all_there_are():
+    def all_possible():
         with p.edit("all there are") as e:
             for k in range(20):
                 m.add_link(e, total, np.random.default_rng(k))
 
     with pytest.raises(UsageError, match="all earlier values"):
-        all_there_are()
+        all_possible()
     assert len(links(p)) == before
     with p.edit("one") as e:
         m.add_link(e, total, rng)

@@ -147,9 +147,9 @@ def test_moments_follow_the_genes():
     for g in range(8):
         fitter_parent = int(run.births.fitter_parent[g])
         old = take(parents, np.array([fitter_parent]))
-        place = {i: k for k, i in enumerate(old.link_id.tolist())}
+        index = {i: k for k, i in enumerate(old.link_id.tolist())}
         for e in range(run.genes.link_off[g], run.genes.link_off[g + 1]):
-            k = place.get(int(run.genes.link_id[e]))
+            k = index.get(int(run.genes.link_id[e]))
             for name in ("first", "second", "steps"):
                 got = getattr(run.genes, name)[e]
                 assert got == (0 if k is None else getattr(old, name)[k])

@@ -74,14 +74,14 @@ def test_a_report_of_neurons_has_these_fields_and_the_log_s_figures():
     assert (r["hidden"], r["links"]) == (result.best.genome.hidden, sum(e.open for e in result.best.genome.links))
     assert r["parameters"] == r["links"]
     assert r["refused"]["split_link"] > 0
-    assert r["flops"] == _flops_by_hand(result.best.program)
+    assert r["flops"] == _expected_flops(result.best.program)
     text = str(result)
     for part in ("MaxGenerations after 6 generations, 120 evaluations", "484 passes forward", "mutations refused",
                  "24 candidates failed", "the same cases for training, validation and test"):  # fmt: skip
         assert part in text
 
 
-def _flops_by_hand(p):
+def _expected_flops(p):
     """Of one case: a product per open link, their sum, and what the output's 4.9 and sigmoid cost."""
     ops = [p.op(n) for n in p.nodes()]
     junction = next(n for n in p.nodes() if p.is_junction(n))

@@ -169,17 +169,17 @@ def test_exchange_swaps_two_directories_in_one_step_where_the_system_can(tmp_pat
 
 
 def test_a_full_disk_inside_the_block_names_the_target(tmp_path):
-    def fill_by_hand(folder: Path) -> None:
-        with atomic_directory(folder / "out") as place:
-            (place / "a").write_text("x")
-            shutil.copyfile(tmp_path / "source", place / "b")
+    def fill_manually(folder: Path) -> None:
+        with atomic_directory(folder / "out") as target:
+            (target / "a").write_text("x")
+            shutil.copyfile(tmp_path / "source", target / "b")
 
     (tmp_path / "source").write_text("y" * 100)
     (tmp_path / "work").mkdir()
     failed = 0
     for at in range(60):
         with inject(tmp_path / "work", "ENOSPC", at) as log, suppress(UnwritableTarget):
-            fill_by_hand(tmp_path / "work")
+            fill_manually(tmp_path / "work")
         failed += any(op.fault for op in log)
         if (tmp_path / "work/out").exists():
             shutil.rmtree(tmp_path / "work/out")
@@ -211,22 +211,22 @@ def test_other_errors_of_the_block_are_passed_on(tmp_path):
 def test_what_is_in_the_way_of_a_folder_is_said_with_a_way_out_that_works(tmp_path):
     (tmp_path / "afile").write_text("x")
 
-    def said(place, write):
+    def error_of(target, write):
         with pytest.raises(UnwritableTarget) as caught:
-            write(place)
+            write(target)
         return caught.value
 
-    def make(place):
-        with atomic_directory(place):
+    def make(target):
+        with atomic_directory(target):
             pass
 
-    for write in (make, atomic.check_free, lambda place: atomic_write(place, b"x")):
-        for place in (tmp_path / "afile/x", tmp_path / "afile/x/y"):
-            error = said(place, write)
+    for write in (make, atomic.check_free, lambda target: atomic_write(target, b"x")):
+        for target in (tmp_path / "afile/x", tmp_path / "afile/x/y"):
+            error = error_of(target, write)
             assert "is a file" in error.what
             assert "mkdir" not in str(error)
             assert error.expected == f"{tmp_path / 'afile'} to be a directory"
-        assert said(tmp_path / "no ne/x", write).fix == f"mkdir -p '{tmp_path / 'no ne'}'"
+        assert error_of(tmp_path / "no ne/x", write).fix == f"mkdir -p '{tmp_path / 'no ne'}'"
 
 
 @pytest.mark.linux

@@ -55,7 +55,7 @@ def test_handles_read_copy_and_serialise_as_integers():
 
 
 def test_no_handle_is_built_by_hand_outside_the_container():
-    """A generation that somebody makes up is always dead, or somebody else's."""
+    """A made-up generation is always dead, or names another element."""
     package = Path(graphwright.__file__).parent
     found = []
     for path in package.rglob("*.py"):

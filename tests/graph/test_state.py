@@ -1,4 +1,4 @@
-"""Saving, loading, snapshots; and that files from strangers are refused before they do harm."""
+"""Saving, loading, snapshots; and that untrusted files are refused before they do harm."""
 
 import copy
 import json

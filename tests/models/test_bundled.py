@@ -24,16 +24,16 @@ SAME_TEXT = pytest.mark.skipif(
 
 
 def test_the_files_are_those_that_were_trained():
-    place = bundled()
+    directory = bundled()
     assert {"config.json", "model.safetensors", "tokenizer.json", "training.json", "README.md"} <= {
-        f.name for f in place.iterdir()
+        f.name for f in directory.iterdir()
     }
     for name, digest in FACTS["sha256"].items():
-        assert sha256((place / name).read_bytes()).hexdigest() == digest
-    assert sum(f.stat().st_size for f in place.iterdir()) < 4_000_000
-    assert json.loads((place / "config.json").read_text()) == CONFIG
+        assert sha256((directory / name).read_bytes()).hexdigest() == digest
+    assert sum(f.stat().st_size for f in directory.iterdir()) < 4_000_000
+    assert json.loads((directory / "config.json").read_text()) == CONFIG
     assert FACTS["recipe"]["steps"] == RECIPE.steps == len(FACTS["loss"])
-    card = (place / "README.md").read_text()
+    card = (directory / "README.md").read_text()
     assert f"{FACTS['bits_per_byte']['held_out']:.4f} bits per byte" in card
     assert FACTS["bits_per_byte"]["held_out"] <= 1.66
 

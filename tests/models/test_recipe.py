@@ -36,7 +36,7 @@ def pair(tmp_path_factory):
     return [checkpoints.make(tmp_path_factory.mktemp("pair"), "llama", seed=seed).path for seed in (1, 2)]
 
 
-def by_hand(p):
+def edit_manually(p):
     with p.edit("a third of the neurons of two layers, and whole key heads") as e:
         e.cut_units(p.select("layers.{1,2}.mlp").neurons[[*range(20), 30]])
         e.cut_units(p.select("layers.0.attn").kv_groups[1])
@@ -62,7 +62,7 @@ def touched(p) -> bool:
 
 def test_a_recipe_is_the_edits_written_by_hand(pair, tmp_path):
     ours, theirs = (gw.open(pair[0]).program for _ in range(2))
-    by_hand(theirs)
+    edit_manually(theirs)
     done = apply_recipe(written(tmp_path), ours)
     assert ours.hash() == theirs.hash()
     assert [e.why for e in done.entries][:2] == [e.why for e in theirs.journal][:2]
@@ -74,7 +74,7 @@ def test_a_recipe_is_the_edits_written_by_hand(pair, tmp_path):
 def test_a_journal_of_units_replays_from_its_lines_alone(pair, tmp_path):
     """Cuts of neurons, of key heads and of a head alone, whose table the line tells itself; then the same level."""
     first, second = (gw.open(path) for path in pair)
-    by_hand(first.program)
+    edit_manually(first.program)
     lines = tmp_path / "journal.jsonl"
     chain.write(lines, first.program.journal.chain)
     replay(lines, second.program)
@@ -156,7 +156,7 @@ def test_on_the_command_line(pair, tmp_path):
     assert json.loads(done.stdout)["journal"] == 4
     assert json.loads(done.stdout)["warnings"] == []
     one = gw.open(pair[0]).program
-    by_hand(one)
+    edit_manually(one)
     assert gw.open(out).program.structure_hash() == one.structure_hash()
     again = tmp_path / "again"
     for journal in (out, out / "journal.jsonl"):

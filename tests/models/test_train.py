@@ -257,9 +257,9 @@ def test_the_loss_curve_is_that_of_torch(source):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [({"lr": -1.0}, "lr.*\n.*> 0"), ({"steps": 0}, "steps.*\n.*>= 1"), ({"clip": -2.0}, "clip.*\n.*>= 0\n.*-2")],
 )
-def test_a_figure_out_of_range_is_named(change, said):
-    with pytest.raises(UsageError, match=said):
+def test_a_figure_out_of_range_is_named(change, message):
+    with pytest.raises(UsageError, match=message):
         replace(RECIPE, **change)

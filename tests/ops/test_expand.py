@@ -61,8 +61,8 @@ def blind(name: str) -> tuple[int, ...]:
 def run(row: Op, inputs: list[np.ndarray], attrs: dict, kind: DType, expanded: bool) -> tuple[list[Tensor], list]:
     """Results, and gradients of all floating operands under a random upstream gradient."""
     given = [tensor(x, kind if x.dtype == np.float64 else None) for x in inputs]
-    for place, t in enumerate(given):
-        t.requires_grad = t.dtype.is_float and place not in blind(row.name) and row.vjp is not None
+    for index, t in enumerate(given):
+        t.requires_grad = t.dtype.is_float and index not in blind(row.name) and row.vjp is not None
     if expanded:
         assert row.expand is not None
         outs = row.expand(given, attrs)

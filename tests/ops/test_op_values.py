@@ -1,4 +1,4 @@
-"""Values of every op against torch: dtypes, empty and unit sizes, broadcasting, operands that lie strided."""
+"""Values of every op against torch: dtypes, empty and unit sizes, broadcasting, strided operands."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_values_in_every_float(name: str, kind) -> None:
             arrays = [_as(x, kind if i == 0 else wide) for i, x in enumerate(inputs)]
             if kind.is_low:
                 continue
-        elif OPS[name].traits.carried:  # its scalars keep their dtypes; moments and weights are never in 16 bits
+        elif OPS[name].traits.updates_states:  # its scalars keep their dtypes; moments and weights are never in 16 bits
             if kind.is_low and name.endswith("_step"):
                 continue
             arrays = [_as(x, kind) if x.ndim else from_numpy(x) for x in inputs]

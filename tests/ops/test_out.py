@@ -1,4 +1,4 @@
-"""`out=` on every op: what may lie where, and what an operation keeps alive of its operands."""
+"""`out=` on every op: which memory it may share, and which operands an operation keeps alive."""
 
 from __future__ import annotations
 

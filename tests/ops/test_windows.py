@@ -91,9 +91,9 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 def test_the_first_of_equal_entries_is_the_largest() -> None:
     x = from_numpy(np.zeros((1, 1, 4, 4)))
-    best, place = call("max_pool", x, kernel=(2, 2))
+    best, indices = call("max_pool", x, kernel=(2, 2))
     assert not best.to_numpy().any()
-    assert place.to_numpy().ravel().tolist() == [0, 2, 8, 10]
+    assert indices.to_numpy().ravel().tolist() == [0, 2, 8, 10]
 
 
 @pytest.mark.parametrize("shape", [(70, 1, 8, 8), (1, 277, 32, 32)])
@@ -101,16 +101,16 @@ def test_planes_that_fill_no_whole_block(shape: tuple[int, ...]) -> None:
     """70 are 64 and 6 abreast; 277 are blocks of 256, 16 and 5. NaN is the largest, as in torch."""
     x = numbers(shape).astype("f4")
     x[0, 0, 2, 3] = np.nan
-    best, place = call("max_pool", from_numpy(x), kernel=(2, 3), stride=(1, 2), padding=(1, 0))
+    best, indices = call("max_pool", from_numpy(x), kernel=(2, 3), stride=(1, 2), padding=(1, 0))
     theirs = F.max_pool2d(torch.from_numpy(x), (2, 3), (1, 2), (1, 0), return_indices=True)
     assert_bits(best, theirs[0].numpy())
-    assert_bits(place, theirs[1].numpy())
+    assert_bits(indices, theirs[1].numpy())
 
 
 def test_padding_is_never_the_largest_entry() -> None:
-    best, place = call("max_pool", from_numpy(np.full((1, 1, 3), -5.0)), kernel=(2,), stride=1, padding=1)
+    best, indices = call("max_pool", from_numpy(np.full((1, 1, 3), -5.0)), kernel=(2,), stride=1, padding=1)
     assert set(best.to_numpy().ravel()) == {-5.0}
-    assert place.to_numpy().ravel().tolist() == [0, 0, 1, 2]
+    assert indices.to_numpy().ravel().tolist() == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["max_pool", "avg_pool"])

@@ -65,10 +65,10 @@ def test_reordering_obeys_dependencies_and_commit(case, data) -> None:
     commit = data.draw(st.integers(0, n))
     found = [e for e in dependencies(plan)]
     order = hoisted(why, found, commit)
-    place = {i: k for k, i in enumerate(order)}
+    position = {i: k for k, i in enumerate(order)}
     assert sorted(order) == list(range(n))
-    assert all(place[e.before] < place[e.after] for e in found)
-    assert all(place[a] < place[b] for a in range(commit) for b in range(commit, n))
+    assert all(position[e.before] < position[e.after] for e in found)
+    assert all(position[a] < position[b] for a in range(commit) for b in range(commit, n))
     held = {k for k, i in enumerate(order) if not why[i]}
     between = [i for k, i in enumerate(order) if held and min(held) < k < max(held) and why[i]]
     for i in between:  # each is tied to something on both sides of it

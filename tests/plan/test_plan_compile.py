@@ -338,7 +338,7 @@ def test_a_bound_call_allocates_no_tensor(name: str, kind: str) -> None:
 
     inputs, attrs = row.sample(np.random.default_rng(zlib.crc32(name.encode())))
     b = Builder()
-    keeps = OPS[name].traits.carried  # dtypes of scalars
+    keeps = OPS[name].traits.updates_states  # dtypes of scalars
     values = [x.astype(kind) if x.dtype == np.float64 and (x.ndim or not keeps) else x for x in map(np.asarray, inputs)]
     handles = [b.input(f"x{i}", v.shape, v.dtype) for i, v in enumerate(values)]
     out = b.op(name, *handles, **attrs)

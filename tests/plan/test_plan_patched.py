@@ -110,7 +110,7 @@ def test_memory_and_calls_survive_edits(case, data, executor: str, freeze: bool)
         edit_at_random(p, data.draw)
 
 
-def carried(n: int) -> Program:
+def stateful(n: int) -> Program:
     """A chain whose state takes each step's result, so that the order of reads and writes counts."""
     b = Builder()
     x, s, t = b.input("x", (4,)), b.state("s", np.ones(4, np.float32)), b.state("t", np.zeros(4, np.float32))
@@ -126,7 +126,7 @@ def carried(n: int) -> Program:
 @settings(deadline=None)
 @given(data=st.data())
 def test_states_match_full_plans_after_edits(data) -> None:
-    p, feeds = carried(4), {"x": np.linspace(-1, 1, 4, dtype=np.float32)}
+    p, feeds = stateful(4), {"x": np.linspace(-1, 1, 4, dtype=np.float32)}
     for _ in range(data.draw(st.integers(1, 5))):
         edit_at_random(p, data.draw)
         twin = p.fork()

@@ -1,4 +1,4 @@
-"""What goes on around an edit: order of steps, listeners, threads, marks, blame, the size of the work."""
+"""Around an edit: order of steps, listeners, threads, marks, blame, the size of the work."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def order_in_plan(p: Program) -> list[str]:
     return [p.path(value) for slot in instr.ins if (value := plan.slots[slot].value) is not None]
 
 
-def by_hand(p: Program, x: np.ndarray) -> bytes:
+def reference(p: Program, x: np.ndarray) -> bytes:
     """The sum in port order, in float32."""
     total = None
     for value in p.operands(p.node("sum")):
@@ -52,8 +52,8 @@ def test_a_plan_sums_in_port_order_through_cuts_undo_and_new_edges(cut):
 
     def check(wanted: list[str]) -> None:
         assert order_in_plan(p) == wanted
-        assert p.compile(x=(2, 4))(x=x)["y"].to_numpy().tobytes() == by_hand(p, x)
-        assert p.run(x=x)["y"].tobytes() == by_hand(p, x)
+        assert p.compile(x=(2, 4))(x=x)["y"].to_numpy().tobytes() == reference(p, x)
+        assert p.run(x=x)["y"].tobytes() == reference(p, x)
 
     check(terms)
     before, rest = fingerprint(p), [t for t in terms if t != f"t{cut}"]

@@ -74,7 +74,7 @@ def test_a_payload_bit_is_found_at_the_first_touch(saved):
 
 
 def forged(folder, change) -> None:
-    """Change the body of a saved program and put the right checksum on it, as a stranger could."""
+    """Change the body of a saved program and put the right checksum on it, as an attacker could."""
     text = (folder / "program.json").read_bytes()
     body = json.loads(text)["program"]
     body = change(body) or body
@@ -159,6 +159,6 @@ def test_deep_nesting_and_other_texts(saved, tmp_path):
 
 
 def test_other_directories_raise(tmp_path):
-    for place in (tmp_path, tmp_path / "nowhere"):
+    for directory in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ProgramFileError, match=r"program\.json is missing\n.*graphwright\.open"):
-            load(place)
+            load(directory)

@@ -212,7 +212,7 @@ def test_weights_of_an_opened_checkpoint_hash_by_reference(tmp_path):
 
 
 def opened(path, seed=0):
-    """Two linear maps whose weights lie untouched in a checkpoint."""
+    """Two linear maps whose weights are untouched in a checkpoint."""
     rng = np.random.default_rng(seed)
     if not path.exists():
         tensors = {"a": (8, 3), "b": (2, 8)}
@@ -230,7 +230,7 @@ def opened(path, seed=0):
 
 
 def test_slices_of_an_opened_checkpoint_hash_by_reference(tmp_path, monkeypatch):
-    """Their bytes are hashed where somebody asks for them, not by the edit; what is written to counts by its bytes."""
+    """Their bytes are hashed on request, not by the edit; what is written to counts by its bytes."""
     p = opened(tmp_path / "m.safetensors")
     hashed = []
     real = weights.array_digest

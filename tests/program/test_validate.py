@@ -77,7 +77,7 @@ def test_mismatch_of_two_matrices():
     assert caught.value.findings == report.mismatches
     with pytest.raises(InvalidProgram):
         p.compile(x=(1, 7))
-    with p.edit("mend") as e:
+    with p.edit("repair") as e:
         e.set_weight("b", np.zeros((3, 4), "f4"))
     assert p.valid
     assert p.validate().ok
@@ -193,7 +193,7 @@ def test_a_cycle_is_admitted_found_and_repaired():
     with pytest.raises(CycleError, match="r -> j"), p.edit("elsewhere") as e:
         e.add("neg", "x")
     assert "j" in p.to_svg()
-    with p.edit("mend") as e:
+    with p.edit("repair") as e:
         e.cut(closing)
         e.set_weight("w", np.ones((2, 3), "f4"))
     assert p.valid
@@ -277,6 +277,6 @@ def test_a_cycle_is_saved_and_loaded(tmp_path):
         load(tmp_path / "broken")
     q = load(tmp_path / "broken", check=False)
     assert (q.valid, q.back_edges, q.validate()) == (False, {closing}, p.validate())
-    with q.edit("mend") as e:
+    with q.edit("repair") as e:
         e.cut(closing)
     assert q.hash() == tiny().hash()

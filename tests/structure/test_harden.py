@@ -172,13 +172,13 @@ def test_blame_of_a_missing_edge_names_its_cut(tmp_path) -> None:
     for ref in (name, edge):
         entry = p.blame(ref)[-1]
         assert (entry.author, entry.seq) == ("gate", done.entry.seq)
-    (said,) = done.entry.annotations(name)
-    assert (said["step"], said["z"], said["temperature"]) == (120, -2.0, 1.0)
-    assert said["p"] == pytest.approx(1 / (1 + np.exp(2.0)))
-    assert said["gradient"] == pytest.approx(float(slope), rel=1e-5)
+    (note,) = done.entry.annotations(name)
+    assert (note["step"], note["z"], note["temperature"]) == (120, -2.0, 1.0)
+    assert note["p"] == pytest.approx(1 / (1 + np.exp(2.0)))
+    assert note["gradient"] == pytest.approx(float(slope), rel=1e-5)
     assert {r["name"] for r in done.entry.annotations()} == set(done.cut)
     p.save(tmp_path / "saved")
-    assert gw.load(tmp_path / "saved").blame(name)[-1].annotations(name) == [said]
+    assert gw.load(tmp_path / "saved").blame(name)[-1].annotations(name) == [note]
     p.undo()
     assert p.hash() == digest
     assert edge in p.graph

@@ -15,7 +15,7 @@ from graphwright.autograd import Tensor, grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.program import Program
-from graphwright.structure.pricing import above, element_costs
+from graphwright.structure.costs import above, element_costs
 from graphwright.testing.planted import Edges
 
 KINDS = ("sigmoid", "ste", "hard_concrete", "concrete", "scale")

@@ -93,9 +93,9 @@ def test_a_learning_rate_of_zero_keeps_the_bits() -> None:
     for _ in range(3):
         opt.step(problem.batch())
     after = problem.program.gates().logits()
-    place = problem.program.gates()[node].offset
-    assert after[place] != held[place]
-    np.testing.assert_array_equal(np.delete(after, place), np.delete(held, place))
+    offset = problem.program.gates()[node].offset
+    assert after[offset] != held[offset]
+    np.testing.assert_array_equal(np.delete(after, offset), np.delete(held, offset))
 
 
 def test_gates_alone_leave_weights() -> None:
@@ -418,11 +418,11 @@ def test_online_cuts_record_step_probability_and_gradient() -> None:
     while not made.edits:
         made = opt.step(problem.batch())
     name = made.edits[0]
-    (said,) = problem.program.blame(name)[-1].annotations(name)
-    assert (said["decision"], said["step"]) == ("cut", opt.steps)
-    assert said["p"] < 0.72
-    assert said["gradient"] > 0  # to open it would cost
-    assert "below 0.72" in said["reason"]
+    (note,) = problem.program.blame(name)[-1].annotations(name)
+    assert (note["decision"], note["step"]) == ("cut", opt.steps)
+    assert note["p"] < 0.72
+    assert note["gradient"] > 0  # to open it would cost
+    assert "below 0.72" in note["reason"]
     problem.program.undo()
     assert name in opt.view.probabilities()
 

@@ -66,8 +66,8 @@ def test_gates_start_when_the_loss_has_levelled_off(losses: list[float], until: 
 
 
 def test_a_budget_falls_from_the_end_of_the_warmup() -> None:
-    price = st.budget(0.5, steps=10)
-    problem, opt = joint(penalties=[price], warmup=4)
+    limit = st.budget(0.5, steps=10)
+    problem, opt = joint(penalties=[limit], warmup=4)
     found = [opt.step(problem.batch()).penalties["budget"] for _ in range(6)]
     assert found[:5] == pytest.approx([found[0]] * 5)  # the target is 1, and all gates are where they began
     assert found[5] < found[4]  # 0.73 of them are open, as long as the target is above

@@ -92,16 +92,16 @@ def test_gradients_reach_every_core(kind: str) -> None:
         variable = p.weights[p.key(node)]
         assert variable.grad is not None
         values, found = variable.data.to_numpy().copy(), variable.grad.numpy()
-        for place in [tuple(rng.integers(0, n) for n in values.shape) for _ in range(4)]:
+        for index in [tuple(rng.integers(0, n) for n in values.shape) for _ in range(4)]:
             sides = []
             for h in (1e-6, -1e-6):
                 moved = values.copy()
-                moved[place] += h
+                moved[index] += h
                 q = p.fork()
                 with q.edit("moved") as e:
                     e.set_weight(p.key(node), moved)
                 sides.append(float((q(x=x)["y"].numpy() * seed).sum()))
-            assert found[place] == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-5, abs=1e-7)
+            assert found[index] == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["svd", "tt3", "tr3"])

@@ -102,7 +102,7 @@ def test_the_errors_of_a_step_match_the_two_programs(pruned):
     assert step.name == "layers.1.mlp.neurons"
     mixed, after = model.program.fork(), model.program
     stay = np.delete(np.arange(step.size), step.units)
-    for held, said in ((False, step.error), (True, step.held_out)):
+    for held, reported in ((False, step.error), (True, step.held_out)):
         rows = []
         for feeds in data().feeds(before, held=held):
             x = after.run(feeds).value("layers.1.mlp.norm").to_numpy("float64").reshape(-1, 64)
@@ -114,7 +114,7 @@ def test_the_errors_of_a_step_match_the_two_programs(pruned):
         w, made = (p.weights["model.layers.1.mlp.down_proj.weight"].numpy().astype("f8") for p in (before, after))
         y = a @ w.T
         measured = ((a[:, stay] @ made.T - y) ** 2).sum() / (y**2).sum()
-        assert said == pytest.approx(measured, rel=1e-3)
+        assert reported == pytest.approx(measured, rel=1e-3)
         if not held:
             assert step.plain == pytest.approx(error_of(w, w[:, stay], Gram.of([a]), stay), rel=1e-3)
     assert step.error <= step.plain

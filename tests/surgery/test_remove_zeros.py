@@ -1,4 +1,4 @@
-"""Units that add nothing are found by where the zeros lie, and only those; the function stays."""
+"""Units that add nothing are found by the positions of zeros, and only those; the function stays."""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ def test_compare_matches_a_slow_comparison():
     assert found.outputs["kl_max"] == pytest.approx(kl.max(), rel=1e-3)
     assert found.outputs["top1"] == pytest.approx((x.argmax(-1) == y.argmax(-1)).mean())
     everything = np.ones((len(HELD), 63), bool)
-    for said, z in zip(found.outputs["perplexity"], (x, y), strict=True):
-        assert said == pytest.approx(np.exp(tiny_llama.loss(z, HELD, everything)), rel=1e-5)
+    for reported, z in zip(found.outputs["perplexity"], (x, y), strict=True):
+        assert reported == pytest.approx(np.exp(tiny_llama.loss(z, HELD, everything)), rel=1e-5)
     greedy = [[m.generate(row[:8], 16).ids for row in HELD[:4]] for m in (a, b)]
     assert found.outputs["greedy"] == pytest.approx(np.mean(np.array(greedy[0]) == np.array(greedy[1])))
     changed = {k for k, w in found.weights.items() if not w["equal"]}

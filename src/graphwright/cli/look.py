@@ -122,9 +122,9 @@ def _open(directory: str) -> Any:
     from graphwright.models.open import FACTS
     from graphwright.program import load
 
-    place = resolve(directory)
-    if (place / "program.json").is_file() and not (place / FACTS).is_file():
-        return load(place, check=False)
+    path = resolve(directory)
+    if (path / "program.json").is_file() and not (path / FACTS).is_file():
+        return load(path, check=False)
     return open(directory, check=False)
 
 

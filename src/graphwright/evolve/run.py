@@ -229,7 +229,7 @@ class EvolutionResult(ABC):
 
 
 def same_cases(report: dict[str, Any]) -> str:
-    """Return a remark if the task uses the same cases for training, validation and test, else ""."""
+    """Return a note if the task uses the same cases for training, validation and test, else ""."""
     return " (the same cases for training, validation and test)" if report["split"] == "same" else ""
 
 

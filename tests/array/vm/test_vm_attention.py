@@ -89,7 +89,7 @@ def test_strided_keys_and_values() -> None:
 def test_bfloat16_is_computed_in_float32_and_rounded_once(options: dict[str, Any]) -> None:
     """Beside the float32 kernels on the same numbers; rounding costs half a unit of the last of 8 bits."""
     wide = [a.to_numpy() for a in operands(70, 70, 17, 5)]
-    wide[1] = np.ascontiguousarray(wide[1].transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)  # as heads lie in a projection
+    wide[1] = np.ascontiguousarray(wide[1].transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)  # the layout of heads in a projection
     extra = [from_numpy(np.random.default_rng(2).random((2, 70)) < 0.6)] if "optional" in options else []
     attrs = OPS["sdpa"].complete({"scale": 0.3, **options})
     narrow = [low(x) for x in wide]
@@ -140,10 +140,10 @@ def test_block_table_selects_key_blocks() -> None:
     assert rows is not None
     rows[0][14] = table.ctypes.data
     VmSegment([rows])()
-    place = np.arange(150)
+    positions = np.arange(150)
     seen = np.tril(np.ones((150, 150), bool))
     for block, keys in enumerate(lists):
-        seen[place // 64 == block] &= np.isin(place // 64, keys)
+        seen[positions // 64 == block] &= np.isin(positions // 64, keys)
     s = np.where(seen, 0.3 * (q.to_numpy() @ k.to_numpy().swapaxes(-1, -2)), -np.inf)
     w = np.exp(s - s.max(-1, keepdims=True))
     np.testing.assert_allclose(out.to_numpy(), (w / w.sum(-1, keepdims=True)) @ v.to_numpy(), rtol=1e-5, atol=1e-6)

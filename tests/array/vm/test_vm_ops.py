@@ -33,7 +33,7 @@ def test_samples_of_every_op(name: str) -> None:
     for k in range(12):
         inputs, attrs = row.sample(np.random.default_rng(zlib.crc32(name.encode()) + k))
         arrays = [single(x) for x in inputs]
-        if row.traits.carried and name != "unscale_check":  # a rate is float64
+        if row.traits.updates_states and name != "unscale_check":  # a rate is float64
             arrays[0] = from_numpy(np.asarray(inputs[0], np.float64))
         done += agree(name, arrays, row.complete(attrs), atol=TOLERANCE.get(name, 2e-6))
     assert done >= 2, "the VM takes samples of every op it has"
@@ -215,10 +215,10 @@ def test_sizes_around_a_vector_and_a_tile(name: str) -> None:
 @pytest.mark.parametrize("name", ["sum", "mean", "amax", "softmax", "rms_norm", "layer_norm", "matmul", "linear"])
 def test_rows_with_special_values_match_aten(name: str, special: float) -> None:
     for n in (1, 5, 16, 40):
-        for place in {0, n // 2, n - 1}:
+        for index in {0, n // 2, n - 1}:
             arrays, attrs = SIZED[name](n)
             x = arrays[0].to_numpy().copy()
-            x[1, place] = special
+            x[1, index] = special
             with np.errstate(all="ignore"):
                 assert agree(name, [from_numpy(x), *arrays[1:]], OPS[name].complete(attrs), atol=1e-5, rtol=1e-5), n
 

@@ -35,7 +35,7 @@ def test_padded_logits_equal_transformers(checkpoint: Made) -> None:
 
 @pytest.mark.parametrize("name", ["rope-dynamic", "rope-longrope-long"])
 def test_positions_do_not_count_padding(name: str, made: Callable[[str], Made]) -> None:
-    """Only 12 true tokens: the frequencies are those of short inputs, wherever the tokens lie."""
+    """Only 12 true tokens: the frequencies are those of short inputs, at any position of the tokens."""
     c, mask = made(name), np.stack([np.arange(37) >= 25] * 2)
     ours = gw.open(c.path).logits(IDS, mask)
     assert relative(ours[mask], c.logits(IDS, mask)[mask]) < 5e-6

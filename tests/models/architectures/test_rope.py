@@ -127,10 +127,10 @@ def test_theta_absent_null_explicit(fields: dict[str, Any], theta: float) -> Non
 
 def test_factor_of_yarn_follows_from_the_lengths() -> None:
     silent = read_rope(config(rope_parameters={"rope_type": "yarn", "original_max_position_embeddings": 16}), 10)
-    said = read_rope(
+    explicit = read_rope(
         config(rope_parameters={"rope_type": "yarn", "original_max_position_embeddings": 16, "factor": 4.0}), 10
     )
-    np.testing.assert_array_equal(silent.frequencies, said.frequencies)
+    np.testing.assert_array_equal(silent.frequencies, explicit.frequencies)
 
 
 @pytest.mark.parametrize(

@@ -178,8 +178,8 @@ def runs(made, tmp_path_factory, warm_process):
     out.mkdir()
     (folder / "jobs.json").write_text(json.dumps(jobs))
     script = Path(__file__).with_name("clean_jobs.py")
-    code, said = warm_process(["-I", str(script), str(folder / "jobs.json"), str(out)], str(folder))
-    assert code == 0, said[-3000:]
+    code, output = warm_process(["-I", str(script), str(folder / "jobs.json"), str(out)], str(folder))
+    assert code == 0, output[-3000:]
     facts = json.loads((out / "facts.json").read_text())
 
     def get(case):
@@ -217,15 +217,15 @@ def test_greedy_tokens_are_equal_with_and_without_cache(runs, case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_save_pretrained_writes_a_model_that_loads(runs, case):
-    _, place, _, _, found, facts = runs(case)
+    _, directory, _, _, found, facts = runs(case)
     np.testing.assert_array_equal(found["again"], found["logits"])
-    code = {f.name for f in place.glob("*.py")}
+    code = {f.name for f in directory.glob("*.py")}
     assert code <= set(facts["files"])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_flows_into_every_weight(runs, case):
-    m, place, ids, _, found, facts = runs(case)
+    m, directory, ids, _, found, facts = runs(case)
     logits = m.logits(ids).astype(np.float64)[:, :-1]
     top = logits.max(-1, keepdims=True)
     lse = np.log(np.exp(logits - top).sum(-1)) + top[..., 0]
@@ -235,12 +235,12 @@ def test_gradient_flows_into_every_weight(runs, case):
     assert not [key for key in dead if not (case == "zero-junction" and ".layers.3." in key)]  # it reads zeros
     from graphwright.safetensors import Checkpoint
 
-    assert facts["keys"] == sorted(Checkpoint(place).keys())
+    assert facts["keys"] == sorted(Checkpoint(directory).keys())
 
 
 def test_generated_files_are_plain_and_clean(runs):
     folders = [runs(case)[1] for case in CASES]
-    for file in (f for place in folders for f in place.glob("*.py")):
+    for file in (f for directory in folders for f in directory.glob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         imports = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
         imports += [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and not n.level]

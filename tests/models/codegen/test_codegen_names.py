@@ -1,4 +1,4 @@
-"""Generated modeling code: what a journal or a checkpoint of strangers says stays text and never becomes code."""
+"""Generated modeling code: text of an untrusted journal or checkpoint stays text and never becomes code."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ def test_every_structural_edit_deviates_where_it_was_made(made, name):
     assert found
     cuts = {"cut_attention": {3, 5}, "cut_mlp": {3, 5}, "narrow": {3, 5}, "remove_layer": {2, 3, 5}}
     assert set.intersection(*(set(d.levels) for d in found)) == cuts.get(name, {5})
-    place = "layers.2" if layer == 0 else "layers.1"
-    assert any(d.path.startswith(place) for d in found), found
+    module = "layers.2" if layer == 0 else "layers.1"
+    assert any(d.path.startswith(module) for d in found), found
     m.program.undo()
     assert deviations(m) == []
 

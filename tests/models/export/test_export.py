@@ -36,8 +36,8 @@ def read(m) -> set[str]:
     return {key for key, a in arrays.items() if a.storage.readonly and a.storage.touched}
 
 
-def unconfirmed(m, place, **options):
-    return m.export(place, check="none", prompts=PROMPTS, **options)
+def unconfirmed(m, directory, **options):
+    return m.export(directory, check="none", prompts=PROMPTS, **options)
 
 
 # -- levels ------------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_nan_of_the_source_that_an_edit_mends_leaves_no_drift_to_measure(copy, t
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
     m = gw.open(source)
-    with m.program.edit("mend") as e:
+    with m.program.edit("repair") as e:
         e.set_weight("model.norm.weight", np.nan_to_num)
     receipt = m.export(tmp_path / "out", prompts=PROMPTS)
     assert receipt.confirmed
@@ -223,35 +223,35 @@ def test_drift_is_of_the_edit_and_export_error_of_the_files(proved):
 
 
 def test_the_card_shows_the_receipt(proved):
-    _, place, receipt = proved("edited")
-    card = (place / "README.md").read_text(encoding="utf-8")
+    _, directory, receipt = proved("edited")
+    card = (directory / "README.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| (.+?) \| (.+?) \|$", card, re.MULTILINE)
     assert [row for row in table if row[0] != "---"] == receipt.summary()
     assert re.findall(r"^1\. (.*) \((\w+);", card, re.MULTILINE) == [
-        (e["why"], e["author"]) for e in json.loads((place / "receipt.json").read_text())["journal"]["edits"]
+        (e["why"], e["author"]) for e in json.loads((directory / "receipt.json").read_text())["journal"]["edits"]
     ]
     code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
-    assert code == exporting.snippet(place.name, True)
+    assert code == exporting.snippet(directory.name, True)
 
 
-def flip_weight(place: Path) -> None:
-    file = place / "model.safetensors"
+def flip_weight(directory: Path) -> None:
+    file = directory / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-2] ^= 0x40  # an exponent of the last tensor
     file.write_bytes(data)
 
 
-def another_config(place: Path) -> None:
-    checkpoints.edit_config(place, rms_norm_eps=0.5)
+def another_config(directory: Path) -> None:
+    checkpoints.edit_config(directory, rms_norm_eps=0.5)
 
 
-def another_code(place: Path) -> None:
-    file = next(place.glob("modeling_*.py"))
+def another_code(directory: Path) -> None:
+    file = next(directory.glob("modeling_*.py"))
     file.write_text(file.read_text().replace("F.silu", "F.relu"))
 
 
-def broken_code(place: Path) -> None:
-    next(place.glob("modeling_*.py")).write_text("import graphwright\n")
+def broken_code(directory: Path) -> None:
+    next(directory.glob("modeling_*.py")).write_text("import graphwright\n")
 
 
 SABOTAGE = {
@@ -270,9 +270,9 @@ def test_sabotage_leaves_no_new_target_and_an_old_one_intact(made, tmp_path, mon
     kind = next(found for found in LEVELS if found.number == level)
     honest = kind.write
 
-    def write(self, place, *rest):
-        honest(self, place, *rest)
-        damage(place)
+    def write(self, directory, *rest):
+        honest(self, directory, *rest)
+        damage(directory)
 
     monkeypatch.setattr(kind, "write", write)
     old = tmp_path / "old"

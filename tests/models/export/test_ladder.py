@@ -57,13 +57,13 @@ def stock(path: Any, ids: np.ndarray = IDS) -> np.ndarray:
         return model.eval()(torch.tensor(ids)).logits.numpy()
 
 
-def written(m: gw.Model, place: Any, level: int | str = "auto") -> LevelPlan:
+def written(m: gw.Model, target: Any, level: int | str = "auto") -> LevelPlan:
     """The files of a level, without what an export measures."""
     ladder = Ladder(m)
     plan = ladder.plan()
     chosen = ladder.choose(plan, level)
-    place.mkdir()
-    chosen.write(place, max_shard_size="5GB")
+    target.mkdir()
+    chosen.write(target, max_shard_size="5GB")
     return plan.at(chosen.number)
 
 

@@ -39,27 +39,27 @@ COMPANIONS = {
 @pytest.fixture(scope="module", params=[(f, s) for f in FAMILIES for s in STORED], ids="-".join)
 def source(request, tmp_path_factory) -> Path:
     family, stored = request.param
-    place = tmp_path_factory.mktemp(f"{family}-{stored}")
+    directory = tmp_path_factory.mktemp(f"{family}-{stored}")
     shard = "60KB" if stored == "sharded" else "5GB"
-    checkpoints.make(place, family, dtype=STORED[stored], shard=shard, **FAMILIES[family])
+    checkpoints.make(directory, family, dtype=STORED[stored], shard=shard, **FAMILIES[family])
     for name, content in COMPANIONS.items():
-        (place / name).write_bytes(content)
-    return place
+        (directory / name).write_bytes(content)
+    return directory
 
 
-def files(place: Path) -> dict[str, bytes]:
-    return {f.name: f.read_bytes() for f in place.iterdir()}
+def files(directory: Path) -> dict[str, bytes]:
+    return {f.name: f.read_bytes() for f in directory.iterdir()}
 
 
-def payloads(place: Path) -> dict[str, bytes]:
-    with Checkpoint(place) as c:
+def payloads(directory: Path) -> dict[str, bytes]:
+    with Checkpoint(directory) as c:
         return {key: bytes(c.bytes(key)) for key in c}
 
 
-def written(m, place: Path, **options) -> Path:
-    place.mkdir()
-    write_model(m, place, **options)
-    return place
+def written(m, directory: Path, **options) -> Path:
+    directory.mkdir()
+    write_model(m, directory, **options)
+    return directory
 
 
 def test_an_unedited_model_leaves_byte_for_byte(source, tmp_path):
@@ -92,15 +92,15 @@ def test_an_undone_edit_leaves_no_trace_in_the_files(source, tmp_path):
 @pytest.fixture
 def odd_bits(made, tmp_path) -> Path:
     """A bf16 file with NaN payloads, infinities and negative zeros, and a tensor that no node reads."""
-    place = tmp_path / "odd"
-    checkpoints.make(place, "llama", dtype="bfloat16")
-    file = place / "model.safetensors"
+    directory = tmp_path / "odd"
+    checkpoints.make(directory, "llama", dtype="bfloat16")
+    file = directory / "model.safetensors"
     tensors = load_file(file)
     bits = tensors["model.norm.weight"].view(torch.int16)
     bits[:6] = torch.tensor([0x7F81, -0x7F, 0x7FC0, 0x7F80, -0x8000, 0x0001], dtype=torch.int16)
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.tensor([1.0, 0.1])
     save_file(tensors, file, metadata={"format": "pt", "note": "kept"})
-    return place
+    return directory
 
 
 def test_nan_payloads_and_negative_zeros_survive(odd_bits, tmp_path):
@@ -116,16 +116,16 @@ def test_nan_payloads_and_negative_zeros_survive(odd_bits, tmp_path):
 
 
 def test_a_tied_copy_of_the_head_follows_the_embedding(tmp_path):
-    place = tmp_path / "tied"
-    checkpoints.make(place, "llama", tie_word_embeddings=True)
-    tensors = load_file(place / "model.safetensors")
+    directory = tmp_path / "tied"
+    checkpoints.make(directory, "llama", tie_word_embeddings=True)
+    tensors = load_file(directory / "model.safetensors")
     save_file(
         {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()},
-        place / "model.safetensors",
+        directory / "model.safetensors",
         metadata={"format": "pt"},
     )
-    m = gw.open(place)
-    assert files(written(m, tmp_path / "same")) == files(place)
+    m = gw.open(directory)
+    assert files(written(m, tmp_path / "same")) == files(directory)
     with m.program.edit("embedding") as e:
         e.set_weight("model.embed_tokens.weight", lambda w: w * 1.25)
     for name, options in {"edited": {}, "low": {"dtype": "bfloat16"}}.items():

@@ -100,7 +100,7 @@ def test_what_is_used_longest_ago_leaves_first_and_never_before_what_follows_it(
     pool.drop(a)
     assert prefix.evictable == 3
     assert prefix.evict(1) == 1
-    assert [pool.refs(x) for x in a] == [1, 1, 0]  # b is older, but somebody holds it
+    assert [pool.refs(x) for x in a] == [1, 1, 0]  # b is older, but it is held
     pool.drop(b)
     assert prefix.evict(2) == 2
     assert pool.free == 9 - 2

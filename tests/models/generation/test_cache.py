@@ -59,7 +59,7 @@ def test_a_decode_step_is_one_call(name: str, weights: str, kind: str, made: Cal
         rows.step(ids)
     space = cache.steps.spaces[True, 1, 1].space
     assert len(space.kernels.calls) == space.plan.schedule.dispatches == 1, space.plan.segments
-    assert space.kernels.fed is not None, "it takes its inputs from where they lie"
+    assert space.kernels.fed is not None, "it reads its inputs in place"
 
 
 def test_40_steps_in_float64(made: Callable[[str], Made]) -> None:

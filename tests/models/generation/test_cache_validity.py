@@ -177,7 +177,7 @@ def test_allow_stale_is_recorded(model: gw.Model) -> None:
 
 # -- faults ------------------------------------------------------------------------------------------------------------
 def _ready(model: gw.Model) -> tuple[StaticCache, Any, list[int]]:
-    """A cache of 6 rows, the workspace of its next step, and what the model goes on with."""
+    """A cache of 6 rows, the workspace of its next step, and the ids that follow."""
     cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :6])
     undisturbed = model.generate(IDS[0, :6], 4).ids

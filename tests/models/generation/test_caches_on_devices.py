@@ -39,7 +39,7 @@ def steps(s: Any) -> list[Any]:
 
 
 def rows(s: Any, i: int = 1) -> np.ndarray:
-    """Keys and values of one layer. Weights of the host lie where the file has them, so last bits may differ."""
+    """Keys and values of one layer. Weights on the host are mapped from the file, so last bits may differ."""
     if hasattr(s, "gather"):
         return np.stack(s.gather(i))
     return np.stack([v.data.to_numpy()[0, :, : s.length] for k, v in s.variables.items() if f".{i}." in k])
@@ -70,7 +70,7 @@ def test_captured_tokens_and_rows_are_those_of_the_host(kind: str, model: gw.Mod
 
 @pytest.mark.usefixtures("sim", "plain")
 def test_forks_and_new_blocks_need_no_other_graph(model: gw.Model) -> None:
-    """200 steps with 20 forks are one graph; each fork goes on as its prompt does alone."""
+    """200 steps with 20 forks are one graph; each fork continues as its prompt does alone."""
     found, spaces = {}, []
     for device in ("cpu", "sim"):
         s = filled(model, "paged", device, poison=True)

@@ -172,7 +172,7 @@ class Unwritable:
     def __init__(self, pool: Any) -> None:
         self.shape = pool.shape
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         raise OSError("planted")
 
 

@@ -14,12 +14,12 @@ from checkpoints import relative, some_ids
 import graphwright as gw
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models import CacheFull, PagedCache, PromptError, SequenceReleased
-from graphwright.models.generation.sequence import Sequence
+from graphwright.models.generation.sequence import CachedSequence
 
 IDS = some_ids((1, 60))[0]
 
 
-def bits(s: Sequence) -> list[bytes]:
+def bits(s: CachedSequence) -> list[bytes]:
     return [a.tobytes() for i in range(3) for a in s.gather(i)]
 
 
@@ -110,7 +110,7 @@ def test_rows_given_without_ids_outlive_a_reprefill_that_cannot_be(model: gw.Mod
 
 
 # -- one thread --------------------------------------------------------------------------------------------------------
-CHANGES: dict[str, Callable[[Sequence], Any]] = {
+CHANGES: dict[str, Callable[[CachedSequence], Any]] = {
     "step": lambda s: s.step(IDS[None, :1]),
     "prefill": lambda s: s.prefill(IDS[None, :1]),
     "append": lambda s: s.append(*given(1)),
@@ -152,7 +152,7 @@ def test_two_first_prefills_at_once_lose_no_block(model: gw.Model) -> None:
     for _ in range(3):
         s = cache.sequence()
 
-        def run(s: Sequence = s) -> None:
+        def run(s: CachedSequence = s) -> None:
             with suppress(UsageError):
                 s.prefill(IDS[None, :40])
 

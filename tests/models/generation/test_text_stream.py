@@ -1,4 +1,4 @@
-"""Streaming: pieces add up to the text, nothing is taken back, stop strings are met wherever token borders lie."""
+"""Streaming: pieces add up to the text, nothing is taken back, stop strings are found at any token borders."""
 
 from __future__ import annotations
 

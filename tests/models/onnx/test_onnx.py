@@ -55,13 +55,13 @@ WHOLE = {"RMSNormalization", "RotaryEmbedding", "Attention"}
 @pytest.mark.parametrize("name", FAMILIES)
 def test_with_a_cache_and_whole_ops_a_text_may_come_in_pieces(made, tmp_path, name):
     m = gw.open(made(name).path)
-    place = save_onnx(m.program, tmp_path / "model.onnx", opset=23, cache=True)
-    assert {n.op_type for n in onnx.load(place).graph.node} >= WHOLE
+    file = save_onnx(m.program, tmp_path / "model.onnx", opset=23, cache=True)
+    assert {n.op_type for n in onnx.load(file).graph.node} >= WHOLE
     ids = checkpoints.some_ids((2, 24), seed=2)
-    assert checkpoints.relative(run_cached(place, ids, []), m.logits(ids)) <= 1e-5
+    assert checkpoints.relative(run_cached(file, ids, []), m.logits(ids)) <= 1e-5
     cuts, cache = [9, 10, 16], m.new_cache(24, batch=2, kind="static")
     ours = np.stack([m.prefill(cache, part) for part in np.split(ids, cuts, axis=1)], axis=1)
-    theirs = run_cached(place, ids, cuts)[:, [*(c - 1 for c in cuts), -1]]
+    theirs = run_cached(file, ids, cuts)[:, [*(c - 1 for c in cuts), -1]]
     assert checkpoints.relative(theirs, ours) <= 1e-5
 
 
@@ -72,8 +72,8 @@ def test_20_cached_steps_choose_the_tokens_that_the_program_chooses(made, tmp_pa
     narrow(m, 2)
     skip(m, 0)
     m.select("layers.0.attn").heads[[0, 1, 3]].prune(ragged=True)
-    place = save_onnx(m.program, tmp_path / "model.onnx", opset=opset, cache=True)
-    session = onnxruntime.InferenceSession(str(place), providers=["CPUExecutionProvider"])
+    file = save_onnx(m.program, tmp_path / "model.onnx", opset=opset, cache=True)
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
     assert names == ["logits", *(f"present.{n}.{s}" for n in (0, 1) for s in ("key", "value"))]
     shapes = {i.name: i.shape for i in session.get_inputs()}
@@ -213,7 +213,7 @@ def test_an_export_brings_its_onnx_and_is_compared(made, tmp_path, monkeypatch):
     m = gw.open(made("llama").path)
     narrow(m, 1)
     monkeypatch.setattr(exporting, "transformers_installed", lambda: False)
-    monkeypatch.setattr(exporting, "compute_there", lambda place, ids, **_: honest(ids))
+    monkeypatch.setattr(exporting, "compute_there", lambda file, ids, **_: honest(ids))
     computed = exporting.compute_here
 
     def honest(ids):

@@ -583,13 +583,13 @@ class _Growth:
         group = after[self.group.name]
         for key, dims in self.consumers.items():
             for dim in dims:
-                whole = by_place(after.weights[key][dim], group.atoms, part)
+                whole = by_index(after.weights[key][dim], group.atoms, part)
                 shape = [-1 if d == dim else 1 for d in range(len(after.weights[key]))]
                 scaled = after.program.weights.array(key).to_numpy("float64") * whole.reshape(shape)
                 self.e.set_weight(key, scaled)
 
 
-def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
+def by_index(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
     """Return the factor for each index of a dimension: that of the unit at this index, or 1 if no unit has it.
 
     `term` describes the dimension as atoms (unsplit sizes), `group` lists those of the axis; `part`: factor per unit.
@@ -600,8 +600,8 @@ def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
         result, at = np.ones(1), 0
         while at < len(term.factors):
             several = len(group) > 1 and term.factors[at : at + len(group)] == tuple(group)
-            here = part if several else by_place(term.factors[at], group, part)
+            here = part if several else by_index(term.factors[at], group, part)
             result = np.multiply.outer(result, here).reshape(-1)
             at += len(group) if several else 1
         return result
-    return np.concatenate([by_place(t, group, part) for t in term.parts])
+    return np.concatenate([by_index(t, group, part) for t in term.parts])
