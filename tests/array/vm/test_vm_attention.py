@@ -89,7 +89,7 @@ def test_strided_keys_and_values() -> None:
 def test_bfloat16_is_computed_in_float32_and_rounded_once(options: dict[str, Any]) -> None:
     """Beside the float32 kernels on the same numbers; rounding costs half a unit of the last of 8 bits."""
     wide = [a.to_numpy() for a in operands(70, 70, 17, 5)]
-    wide[1] = np.ascontiguousarray(wide[1].transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)  # the layout of heads in a projection
+    wide[1] = np.ascontiguousarray(wide[1].transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)  # as in a projection
     extra = [from_numpy(np.random.default_rng(2).random((2, 70)) < 0.6)] if "optional" in options else []
     attrs = OPS["sdpa"].complete({"scale": 0.3, **options})
     narrow = [low(x) for x in wide]
