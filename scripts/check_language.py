@@ -61,9 +61,13 @@ PROSE = {
 NAMES = {
     "anew", "alike", "lies", "behind", "mother", "father", "graveyard", "hollow", "loose", "rung", "rungs", "ledger",
     "stretch", "stretches", "nobody", "told", "says", "said", "settle", "settled", "arranged", "worth", "turned",
-    "price", "priced", "pricing", "carried",
+    "price", "priced", "pricing",
 }  # fmt: skip
-PHRASES = {r"^what (?:is|was|no|the|does|cannot)": "say the noun", r"there (?:is|are|was|were)": "say the noun"}
+PHRASES = {
+    r"^what (?:is|was|no|the|does|cannot)": "say the noun",
+    r"there (?:is|are|was|were)": "say the noun",
+    r"(?<!loop )\bcarried": "loop-carried, or what it carries",
+}
 _PROSE = {re.compile(rf"\b(?:{pattern})\b", re.I): word for pattern, word in PROSE.items()}
 _PHRASES = _PROSE | {re.compile(rf"{pattern}\b"): word for pattern, word in PHRASES.items()}
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")

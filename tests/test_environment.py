@@ -102,7 +102,7 @@ def test_a_second_run_installs_nothing(directory: Path) -> None:
     assert installs(directory)[2:] == ["hf"]
 
 
-def test_an_installation_that_failed_is_tried_again(directory: Path) -> None:
+def test_a_failed_installation_is_retried(directory: Path) -> None:
     fake(directory, no_network=1)
     assert script(directory, "scripts/environment.sh", "hf").returncode == 1
     assert not list((directory / ".venv").glob(".extras-*"))
@@ -111,7 +111,7 @@ def test_an_installation_that_failed_is_tried_again(directory: Path) -> None:
     assert installs(directory) == ["hf", "hf"]
 
 
-def test_pins_are_names_and_versions_and_count_as_installed(directory: Path) -> None:
+def test_a_lock_writes_names_and_versions_that_count_as_installed(directory: Path) -> None:
     script(directory, "scripts/environment.sh", "hf")
     assert script(directory, "scripts/lock.sh").returncode == 0
     assert (directory / "constraints.txt").read_text(encoding="utf-8").splitlines() == [
@@ -126,7 +126,7 @@ def test_pins_are_names_and_versions_and_count_as_installed(directory: Path) -> 
     assert installs(directory) == ["hf"]
 
 
-def test_a_lock_that_fails_leaves_the_pins_alone(directory: Path) -> None:
+def test_a_failed_lock_leaves_the_pins_unchanged(directory: Path) -> None:
     before = (directory / "constraints.txt").read_bytes()
     script(directory, "scripts/environment.sh", "hf")
     (directory / "frozen").write_text("numpy==2.5.1\n", encoding="utf-8")  # an environment without torch
@@ -134,7 +134,7 @@ def test_a_lock_that_fails_leaves_the_pins_alone(directory: Path) -> None:
     assert (directory / "constraints.txt").read_bytes() == before
 
 
-def test_the_pins_of_this_repository() -> None:
+def test_the_pins_of_this_repository_are_exact_and_unique() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "torch==2.13.0"
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line) for line in lines)
@@ -205,7 +205,7 @@ def test_known(): 1 / 0
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_only_the_absence_of_what_a_marker_names_skips(tmp_path: Path, present: bool) -> None:
+def test_tests_skip_only_if_the_marked_requirement_is_missing(tmp_path: Path, present: bool) -> None:
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")

@@ -46,7 +46,7 @@ def counts(function: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("home", [True, False])
-def test_what_a_read_only_installation_was_built_with_is_used(
+def test_code_built_with_a_read_only_installation_is_used(
     twice: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: bool
 ) -> None:
     assert counts(twice()) == (0, 1)
@@ -62,7 +62,7 @@ def test_what_a_read_only_installation_was_built_with_is_used(
     assert not list(folder.glob("*.part"))
 
 
-def test_newer_code_of_the_installation_replaces_the_users(
+def test_newer_installed_code_replaces_the_users_cache(
     twice: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -77,5 +77,5 @@ def test_newer_code_of_the_installation_replaces_the_users(
     assert counts(twice()) == (1, 0)
 
 
-def test_code_of_others_is_left_to_numba(tmp_path: Path) -> None:
+def test_code_outside_the_package_uses_the_cache_of_numba(tmp_path: Path) -> None:
     assert native.Seeded.from_function(refuse, str(tmp_path / "theirs.py")) is None

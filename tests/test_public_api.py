@@ -91,7 +91,7 @@ def _defined(name: str, value: object, module: ModuleType) -> bool:
     return known and not name.startswith("_") and value.__module__ == module.__name__
 
 
-def test_public_api_is_the_frozen_one():
+def test_the_public_api_matches_the_stored_one():
     now = current()
     if os.environ.get("FREEZE_API"):
         FROZEN.write_text(now, encoding="utf-8")

@@ -47,7 +47,7 @@ def test_planted_edges_are_found(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(deep(5, 1)))
-def test_sources_with_weights_of_their_own_are_found(seed: int) -> None:
+def test_planted_sources_with_trained_weights_are_found(seed: int) -> None:
     """Gates wait for the weights: at random weights every source disturbs, and all gates would close."""
     problem = Sources(seed, scale=0.3)
     p = problem.program
@@ -86,7 +86,7 @@ def test_each_kind_hardens_without_loss(kind: str) -> None:
 
 
 @pytest.mark.deep
-def test_a_soft_sigmoid_hardens_badly() -> None:
+def test_a_soft_sigmoid_gate_loses_accuracy_when_hardened() -> None:
     """What the annealed kinds are for: at T = 1, unfolded, no warm-up, the loss at least doubles in the median."""
     ratios = []
     for seed in range(3):
@@ -135,7 +135,7 @@ def accuracy(p: Program) -> float:
 
 
 @pytest.mark.deep
-def test_heads_of_noise_go_first() -> None:
+def test_noise_heads_are_cut_first() -> None:
     model = noisy_llama()
     p = model.program
     before = accuracy(p)

@@ -308,7 +308,7 @@ def train(
 
 
 @pytest.mark.parametrize(("make", "steps"), [(mlp, 30), (transformer, 20)])
-def test_a_network_trains_on_numpy_as_it_does_on_torch(make: Any, steps: int, request: pytest.FixtureRequest) -> None:
+def test_training_on_numpy_matches_training_on_torch(make: Any, steps: int, request: pytest.FixtureRequest) -> None:
     theirs = train(make, steps)
     request.getfixturevalue("on_numpy")
     ours = train(make, steps)
@@ -334,7 +334,7 @@ def test_support_reports_how_each_op_runs(on_numpy: None) -> None:
     np.testing.assert_allclose(values.softmax().numpy(), _probabilities(values.numpy()), rtol=1e-6)
 
 
-def test_support_of_the_cpu_and_the_simulated_device() -> None:
+def test_support_is_equal_on_the_cpu_and_the_simulated_device() -> None:
     cpu, sim = support("cpu"), support(Device("sim"))
     assert cpu == sim
     assert all(how != "missing" for op in cpu.values() for kind, how in op.items() if kind in ("float32", "float64"))

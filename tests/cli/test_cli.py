@@ -175,7 +175,7 @@ def test_interrupted_training_reports_what_was_saved(call, text, tmp_path, monke
     assert json.loads(call("train", "bundled", "--text", text, "--state", state, *small, "--json"))["resumed_at"] == 2
 
 
-def test_a_bar_fits_a_narrow_terminal(monkeypatch):
+def test_the_progress_bar_fits_a_narrow_terminal(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -219,7 +219,7 @@ def test_train_resumes_where_it_stopped(call, text, tmp_path):
     assert gw.open(tmp_path / "a").program.hash() != gw.open("bundled").program.hash()
 
 
-def test_train_from_a_config(call, text, tmp_path):
+def test_train_creates_a_model_from_a_config(call, text, tmp_path):
     fields = dict(
         gw.open("bundled").config.fields,
         num_hidden_layers=1,
@@ -316,7 +316,7 @@ def test_full_disk_on_stdout_is_a_short_error(capfd, monkeypatch):
 
 
 @pytest.mark.parametrize("verb", ["prune", "compress", "orthogonalize", "search"])
-def test_input_files_and_destinations_are_checked_first(call, tmp_path, monkeypatch, verb):
+def test_input_files_and_destinations_are_checked_before_the_model_is_opened(call, tmp_path, monkeypatch, verb):
     (tmp_path / "text").write_bytes(b"\xff\xfe")
     monkeypatch.chdir(tmp_path)
     assert "cannot read the text file" in call(verb, "bundled", "out", "--text", "text", code=2)
@@ -348,7 +348,7 @@ def test_input_files_and_destinations_are_checked_first(call, tmp_path, monkeypa
         (("inspect", "bundled", "--nonsense"), "nonsense"),
     ],
 )
-def test_wrong_use_is_named_and_exits_with_2(call, args, names):
+def test_usage_errors_are_named_and_exit_with_2(call, args, names):
     assert names in call(*args, code=2)
 
 

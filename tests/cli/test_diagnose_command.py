@@ -37,7 +37,7 @@ def run(*args):
     return RUNNER.invoke(app, ["diagnose", *map(str, args)])
 
 
-def test_exit_codes(hurt):
+def test_exit_codes_depend_on_findings(hurt):
     assert run("bundled").exit_code == 0
     assert "no defects" in run("bundled").stdout
     for name in ("hurt", "broken", "plain"):
@@ -48,7 +48,7 @@ def test_exit_codes(hurt):
     assert run(hurt / "hurt", "--kind", "cycle").exit_code == 0
 
 
-def test_json_is_one_document(hurt):
+def test_json_output_is_one_document(hurt):
     done = run(hurt / "broken", "--json")
     data = json.loads(done.stdout)
     assert data["schema"] == 1
@@ -73,7 +73,7 @@ def test_fixed_model_opens_as_a_model(hurt, tmp_path):
     assert gw.open(tmp_path / "repaired").generate("The", 2)
 
 
-def test_pictures_and_text(hurt, tmp_path):
+def test_diagnose_writes_pictures_and_runs_a_text(hurt, tmp_path):
     (tmp_path / "text.txt").write_text("What a text does to a model is seen in its gradients. " * 4, encoding="utf-8")
     svg, page = tmp_path / "f.svg", tmp_path / "f.html"
     assert run(hurt / "hurt", "--svg", svg, "--text", tmp_path / "text.txt").exit_code == 1

@@ -33,7 +33,7 @@ def test_population_plan_matches_single_programs(programs, monkeypatch):
     assert ev.PopulationPlan(programs, threads=2)(X).tobytes() == together.tobytes()
 
 
-def test_next_population_plan_sees_an_edit(programs):
+def test_a_new_population_plan_contains_later_edits(programs):
     p = programs[0].fork("edited")
     link = links.open_links(p)[0]
     with p.edit("close") as e:

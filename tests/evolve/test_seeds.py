@@ -59,7 +59,7 @@ def noisy(answers):
     return fitness
 
 
-def test_a_report_of_neurons_has_these_fields_and_the_log_s_figures():
+def test_the_report_of_a_neuron_run_has_the_documented_fields_and_logged_figures():
     x = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
     task = ev.Task(x, [0, 1, 1, 0], fitness_batch=noisy, split="same", target=9.0, name="noisy")
     result = ev.Evolution(task, None, ev.NEAT(population=20, max_nodes=1, split_link=0.3), seed=1).run(6)
@@ -97,7 +97,7 @@ def _one(op):
     return b.build()
 
 
-def test_a_report_of_layers_has_these_fields():
+def test_the_report_of_a_layer_run_has_the_documented_fields():
     b = gw.Builder()
     h = b.tanh(b.linear(b.input("x", ("B", 2)), b.param("in.weight", np.ones((3, 2), np.float32)), name="in"))
     b.output(b.linear(h, b.param("out.weight", np.zeros((1, 3), np.float32)), name="out"), "y")

@@ -23,7 +23,7 @@ SAME_TEXT = pytest.mark.skipif(
 )
 
 
-def test_the_files_are_those_that_were_trained():
+def test_the_bundled_files_have_the_recorded_digests():
     directory = bundled()
     assert {"config.json", "model.safetensors", "tokenizer.json", "training.json", "README.md"} <= {
         f.name for f in directory.iterdir()
@@ -55,7 +55,7 @@ def test_it_loads_in_transformers_with_its_tokenizer(theirs):
     assert tokenizer.decode(list("héllo".encode())) == "héllo"
 
 
-def test_bits_per_byte_of_a_part_equal_those_of_transformers(theirs):
+def test_bits_per_byte_of_an_excerpt_match_transformers(theirs):
     text = pydoc_split()[1][:4000]
     ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
     nats, scored, upto = 0.0, 0, 1
@@ -76,7 +76,7 @@ def test_bits_per_byte_of_a_part_equal_those_of_transformers(theirs):
 
 
 @SAME_TEXT
-def test_held_out_bits_per_byte_are_those_of_training_json():
+def test_held_out_bits_per_byte_match_training_json():
     held_out = pydoc_split()[1]
     assert FACTS["text"]["held_out_bytes"] == len(held_out.encode())
     found = gw.open("bundled").perplexity(held_out)

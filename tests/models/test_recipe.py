@@ -60,7 +60,7 @@ def touched(p) -> bool:
     return any(v.data.storage.readonly and v.data.storage.touched for v in p.weights.values())
 
 
-def test_a_recipe_is_the_edits_written_by_hand(pair, tmp_path):
+def test_a_recipe_equals_manual_edits(pair, tmp_path):
     ours, theirs = (gw.open(pair[0]).program for _ in range(2))
     edit_manually(theirs)
     done = apply_recipe(written(tmp_path), ours)
@@ -71,7 +71,7 @@ def test_a_recipe_is_the_edits_written_by_hand(pair, tmp_path):
     assert ours.hash() == gw.open(pair[0]).program.hash()
 
 
-def test_a_journal_of_units_replays_from_its_lines_alone(pair, tmp_path):
+def test_a_journal_of_unit_cuts_replays_from_its_lines_alone(pair, tmp_path):
     """Cuts of neurons, of key heads and of a head alone, whose table the line tells itself; then the same level."""
     first, second = (gw.open(path) for path in pair)
     edit_manually(first.program)
@@ -99,7 +99,7 @@ def test_a_journal_of_units_replays_from_its_lines_alone(pair, tmp_path):
         ("remove: layers.1.mlp.act", "step 4", ""),
     ],
 )
-def test_the_first_step_that_does_not_fit_is_named_and_nothing_is_read_or_changed(pair, tmp_path, step, where, what):
+def test_the_first_invalid_step_is_named_and_nothing_is_read_or_changed(pair, tmp_path, step, where, what):
     p = gw.open(pair[0]).program
     before = p.structure_hash()
     with pytest.raises(ReplayConflict, match=where) as error:
@@ -109,7 +109,7 @@ def test_the_first_step_that_does_not_fit_is_named_and_nothing_is_read_or_change
     assert (p.structure_hash(), len(p.journal)) == (before, 0)
 
 
-def test_a_journal_that_does_not_fit_reads_nothing(pair, made):
+def test_a_mismatched_journal_is_refused_without_reading_weights(pair, made):
     p = gw.open(pair[0]).program
     p.select("layers.2.mlp").neurons[:70].prune()
     p.select("layers.1.attn").kv_groups[1].prune()
@@ -143,13 +143,13 @@ NO_RECIPES = [
 
 
 @pytest.mark.parametrize("text", NO_RECIPES)
-def test_a_file_that_is_no_recipe(pair, tmp_path, text):
+def test_invalid_recipe_files_are_refused(pair, tmp_path, text):
     p = gw.open(pair[0]).program
     with pytest.raises(ProgramFileError, match=r"recipe\.yaml"):
         apply_recipe(written(tmp_path, text), p)
 
 
-def test_on_the_command_line(pair, tmp_path):
+def test_recipes_can_be_applied_on_the_command_line(pair, tmp_path):
     path, out = written(tmp_path), tmp_path / "out"
     done = CliRunner().invoke(app, ["edit", str(pair[1]), "--apply", str(path), str(out), "--json"])
     assert done.exit_code == 0, done.output

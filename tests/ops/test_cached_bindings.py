@@ -38,7 +38,7 @@ def newly_bound(name: str, arrays: list[NDArray], attrs: dict) -> tuple[NDArray,
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_results_are_those_of_a_new_binding(name: str) -> None:
+def test_cached_bindings_compute_the_same_as_new_ones(name: str) -> None:
     row = OPS[name]
     for inputs, attrs in draws(name, 2):
         for turn in range(3):  # learned, bound and kept, run again
@@ -56,7 +56,7 @@ def losses(scores: np.ndarray, smoothing: float = 0.0) -> NDArray:
     return call("cross_entropy", from_numpy(scores), from_numpy(np.array([1, 2, 0])), smoothing=smoothing)[0]
 
 
-def test_only_small_kernels_of_many_calls_are_kept(uses: dict) -> None:
+def test_only_small_kernels_of_many_calls_are_cached(uses: dict) -> None:
     losses(np.zeros((3, 5)))
     assert len(kept(uses)) == 1
     call("cumsum", from_numpy(np.zeros(4)), axis=0)  # one call
@@ -67,7 +67,7 @@ def test_only_small_kernels_of_many_calls_are_kept(uses: dict) -> None:
     assert len(kept(uses)) == 2
 
 
-def test_attributes_that_are_equal_and_differ_are_bound_apart(uses: dict) -> None:
+def test_equal_attributes_of_different_types_or_signs_are_bound_separately(uses: dict) -> None:
     scores = np.random.default_rng(0).normal(size=(3, 5))
     for smoothing in (0.0, -0.0, 0.0, False):
         losses(scores, smoothing)
@@ -84,7 +84,7 @@ def test_a_kernel_that_raised_is_bound_again(uses: dict) -> None:
     assert len(kept(uses)) == 1
 
 
-def test_threads_do_not_meet_in_a_binding() -> None:
+def test_threads_do_not_share_a_binding() -> None:
     rng = np.random.default_rng(0)
     cases = [rng.normal(size=(3, 5)) for _ in range(8)]
     expected = [losses(x).to_numpy() for x in cases]

@@ -66,7 +66,7 @@ def decisions(text: str) -> Iterator[int]:
                 yield node.lineno
 
 
-def test_few_decisions_by_an_ops_name() -> None:
+def test_decisions_by_op_name_do_not_increase() -> None:
     found: Counter[str] = Counter()
     for file in sorted(SOURCE.rglob("*.py")):
         name = file.relative_to(SOURCE).as_posix()
@@ -77,7 +77,7 @@ def test_few_decisions_by_an_ops_name() -> None:
     assert sum(found.values()) < 15
 
 
-def test_the_count_sees_names_and_lists_of_ops() -> None:
+def test_decisions_by_name_are_counted_in_comparisons_and_lists() -> None:
     assert list(decisions('p.op(n) == "linear"')) == [1]
     assert list(decisions('op in {"mul", "add"}')) == [1]
     assert list(decisions('TABLE = ("mul", "add")')) == [1]

@@ -193,7 +193,7 @@ def test_captured_states_advance_once_a_step(name: str, sim: SimBackend) -> None
     assert steps(device="sim", executor="capture") == steps()
 
 
-def test_states_of_capture_and_dispatches(sim: SimBackend) -> None:
+def test_the_capture_state_and_dispatches_are_reported(sim: SimBackend) -> None:
     plan = chain(14, (0, 6)).compile(x=(4,), device="sim", executor="capture")
     space: Any = CaptureExecutable(plan, poison=True)
     rng, seen = np.random.default_rng(0), []
@@ -236,7 +236,7 @@ def test_a_captured_training_step_has_the_bits_of_the_cpu(sim: SimBackend, make:
     assert found["sim"] == found["cpu"]
 
 
-def test_twenty_captured_tokens_are_those_of_the_cpu(sim: SimBackend) -> None:
+def test_twenty_captured_tokens_equal_those_of_the_cpu(sim: SimBackend) -> None:
     """A prefill and single tokens: each signature has graphs of its own, and the length lives on the device."""
     assert decode("sim", 20, executor="capture") == decode("cpu", 20)
 
@@ -449,7 +449,7 @@ def test_captured_memory_is_pinned(sim: SimBackend) -> None:
     sim.pool.reset()
 
 
-def test_edit_records_only_touched_regions_again(sim: SimBackend) -> None:
+def test_an_edit_recaptures_only_touched_regions(sim: SimBackend) -> None:
     p = chain(32, (10, 21))
     plan, x = p.compile(x=(4,), device="sim", executor="capture"), np.linspace(-1, 1, 4, dtype=np.float32)
     assert [kind for kind, _ in kinds(plan)] == [CAPTURED, GAP, CAPTURED, GAP, CAPTURED]

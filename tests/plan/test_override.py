@@ -46,7 +46,7 @@ def manual_kernel(plan: Plan, wrong: float = 1.0) -> Any:
     return kernel
 
 
-def test_a_function_runs_the_plan_inside_the_block_only() -> None:
+def test_an_override_is_active_inside_its_block_only() -> None:
     p, feeds = mlp()
     plan = p.compile(x=(3, 4))
     calls: list[int] = []
@@ -177,7 +177,7 @@ def test_error_of_an_instruction_outside_the_override_names_its_node() -> None:
         plan(ids=np.array([5]))
 
 
-def test_an_override_stays_with_its_plan_when_the_program_is_edited() -> None:
+def test_an_override_stays_with_its_plan_after_an_edit() -> None:
     b = Builder("edited")
     b.output(b.tanh(b.neg(b.input("x", (5,)), name="first"), name="second"), "y")
     p = b.build()

@@ -20,7 +20,7 @@ def net():
 
 
 @pytest.mark.parametrize("executor", ["aten", "vm"])
-def test_a_row_per_instruction_with_the_costs_of_the_table(executor: str) -> None:
+def test_the_profile_has_a_row_per_instruction_with_its_costs(executor: str) -> None:
     p = net()
     plan = p.compile(x=(8, 16), executor=executor)
     found = plan.profile({"x": np.ones((8, 16), np.float32)}, n=3)
@@ -42,6 +42,6 @@ def test_a_row_per_instruction_with_the_costs_of_the_table(executor: str) -> Non
     assert p.weights.array("count").item() == 7  # 1 to bind, 3 whole, 3 in parts
 
 
-def test_no_run_is_no_profile() -> None:
+def test_profiling_zero_runs_is_refused() -> None:
     with pytest.raises(UsageError, match="run"):
         net().compile(x=(8, 16)).profile({"x": np.ones((8, 16), np.float32)}, n=0)

@@ -133,7 +133,7 @@ def agrees(
 
 
 @pytest.mark.parametrize("name", JOINING)
-def test_an_operand_may_be_a_tile(name: str) -> None:
+def test_ops_on_tile_operands_match_aten(name: str) -> None:
     arity, scratch, done = OPS[name].arity, new_scratch(), 0
     least, most = (arity, arity) if isinstance(arity, int) else (max(arity[0], 1), arity[1] or 3)
     for n in range(least, most + 1):

@@ -112,7 +112,7 @@ def test_a_saved_model_is_not_exported_onto_itself(made, tmp_path):
         unconfirmed(gw.open(tmp_path / "saved"), tmp_path / "saved", overwrite=True)
 
 
-def test_an_existing_target_stays_unless_it_may_be_replaced(made, tmp_path):
+def test_an_existing_target_is_replaced_only_with_overwrite(made, tmp_path):
     m = gw.open(made("llama").path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("mine")
@@ -123,13 +123,13 @@ def test_an_existing_target_stays_unless_it_may_be_replaced(made, tmp_path):
     assert not (tmp_path / "out/mine.txt").exists()
 
 
-def test_a_target_that_cannot_be_written_is_named(made):
+def test_an_unwritable_target_is_named(made):
     with pytest.raises(GraphwrightError, match="/proc/nowhere"):
         unconfirmed(gw.open(made("llama").path), "/proc/nowhere/out")
 
 
 # -- values that are not finite ---------------------------------------------------------------------------------------
-def test_nan_of_an_edit_is_refused_and_nan_of_the_source_passed_on(copy, tmp_path):
+def test_nan_caused_by_an_edit_is_refused_and_nan_of_the_source_written(copy, tmp_path):
     source = copy("llama")
     tensors = load_file(source / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")
@@ -155,7 +155,7 @@ def test_nan_of_an_edit_is_refused_and_nan_of_the_source_passed_on(copy, tmp_pat
 
 
 @pytest.mark.deep
-def test_nan_of_the_source_that_an_edit_mends_leaves_no_drift_to_measure(copy, tmp_path):
+def test_drift_is_not_measured_if_an_edit_removes_nan_of_the_source(copy, tmp_path):
     source = copy("llama-tied")
     tensors = load_file(source / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")
@@ -171,7 +171,7 @@ def test_nan_of_the_source_that_an_edit_mends_leaves_no_drift_to_measure(copy, t
     ]
 
 
-def test_a_saved_model_knows_its_source_and_its_drift(made, tmp_path):
+def test_a_saved_model_exports_with_its_source_and_drift(made, tmp_path):
     """Figures as of the model that was not saved in between."""
     m = gw.open(made("llama").path)
     narrow(m, 1)
@@ -201,7 +201,7 @@ def test_overflow_of_a_dtype_is_refused_naming_the_key(made, tmp_path):
 
 # -- proof -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["copy", "pruned", "edited"])
-def test_transformers_confirms_what_was_written(proved, name):
+def test_transformers_confirms_the_written_files(proved, name):
     receipt = proved(name)[2]
     assert receipt.confirmed
     assert receipt.check["export_error"]["max_rel"] <= 1e-5
@@ -212,7 +212,7 @@ def test_transformers_confirms_what_was_written(proved, name):
     assert not any("not confirmed" in w for w in receipt.warnings)
 
 
-def test_drift_is_of_the_edit_and_export_error_of_the_files(proved):
+def test_drift_measures_the_edit_and_export_error_the_files(proved):
     _, _, copied = proved("copy")
     _, _, edited = proved("edited")
     assert copied.drift == {"max_abs_dlogits": 0.0, "mean_kl_nats": 0.0, "top1_agreement": 1.0}
@@ -263,7 +263,7 @@ SABOTAGE = {
 
 
 @pytest.mark.parametrize("what", SABOTAGE)
-def test_sabotage_leaves_no_new_target_and_an_old_one_intact(made, tmp_path, monkeypatch, what):
+def test_corrupted_exports_leave_no_target_and_an_old_one_intact(made, tmp_path, monkeypatch, what):
     level, damage, words = SABOTAGE[what]
     m = gw.open(made("llama-tied").path)
     before = (m.program.hash(), len(m.program.journal))
@@ -286,7 +286,7 @@ def test_sabotage_leaves_no_new_target_and_an_old_one_intact(made, tmp_path, mon
     assert (m.program.hash(), len(m.program.journal)) == before
 
 
-def test_without_transformers_required_raises_and_auto_reopens(made, tmp_path, monkeypatch):
+def test_without_transformers_check_required_raises_and_auto_reopens(made, tmp_path, monkeypatch):
     m = gw.open(made("llama-tied").path)
     for module in (exporting, clean):
         monkeypatch.setattr(module, "transformers_installed", lambda: False)
@@ -331,7 +331,7 @@ def computed(logits, greedy) -> LoaderOutput:
         ([[1.0, 2.0]], [1], 0.5, "greedy token of the files"),
     ],
 )
-def test_what_counts_as_equal(logits, greedy, margin, words):
+def test_logits_and_tokens_are_compared_within_tolerance(logits, greedy, margin, words):
     ours = computed([[1.0, 2.0]], [1, 2])
     given = None if margin is None else lambda prompt, at: margin
     if words is None:
@@ -341,7 +341,7 @@ def test_what_counts_as_equal(logits, greedy, margin, words):
             compare(ours, computed(logits, greedy), 1e-5, given)
 
 
-def test_prompts_are_those_given_and_else_ones_that_the_vocabulary_can_spell(made):
+def test_default_prompts_fit_the_vocabulary(made):
     bundled = gw.open("bundled")
     assert check_prompts(bundled.tokenizer, 256, ["ab", [1, 2]])[0].tolist() == [97, 98]
     assert len(check_prompts(bundled.tokenizer, 256)) == 8
@@ -353,7 +353,7 @@ def test_prompts_are_those_given_and_else_ones_that_the_vocabulary_can_spell(mad
         check_prompts(None, 97, ["text"])
 
 
-def test_a_clean_process_that_does_not_end_is_stopped(made, monkeypatch):
+def test_a_verifying_process_that_times_out_is_stopped(made, monkeypatch):
     monkeypatch.setattr(clean, "_start", START)
     monkeypatch.setattr(clean, "TIMEOUT_S", 0.05)
     with pytest.raises(VerificationFailed, match="did not finish"):

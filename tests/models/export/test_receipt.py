@@ -25,7 +25,7 @@ def sha256(path):
 
 
 @pytest.mark.parametrize("name", ["copy", "pruned", "edited"])
-def test_files_and_tensors_are_those_that_lie_there(proved, made, name):
+def test_the_receipt_lists_the_files_and_tensors_of_the_directory(proved, made, name):
     m, folder, receipt = proved(name)
     listed = {f["name"]: (f["bytes"], f["sha256"]) for f in receipt.result["files"]}
     there = {f.name: (f.stat().st_size, sha256(f)) for f in folder.iterdir()}
@@ -43,7 +43,7 @@ def test_files_and_tensors_are_those_that_lie_there(proved, made, name):
     assert receipt.cost["bytes"]["after"] == 4 * sum(sizes)
 
 
-def test_drift_probe_and_error_by_transformers(proved):
+def test_drift_probe_and_export_error_match_transformers(proved):
     m, _, receipt = proved("edited")
     source = transformers.AutoModelForCausalLM.from_pretrained(m.directory, attn_implementation="eager").eval()
     prompts = [checkpoints.some_ids((n,), seed=n) for n in (9, 17)]
@@ -63,7 +63,7 @@ def test_drift_probe_and_error_by_transformers(proved):
     assert receipt.check["prompts"] == 2
 
 
-def test_journal_costs_and_hashes_are_those_of_the_program(proved, made):
+def test_journal_costs_and_hashes_match_the_program(proved, made):
     m, _, receipt = proved("edited")
     assert receipt.journal["hash"] == m.program.journal.hash
     assert [e["why"] for e in receipt.journal["edits"]] == ["cut mlp 1", "link 0 to 2", "scale model.norm.weight"]
@@ -83,7 +83,7 @@ def test_journal_costs_and_hashes_are_those_of_the_program(proved, made):
     assert (datetime.now(UTC) - datetime.fromisoformat(receipt.created)).total_seconds() < 3600
 
 
-def test_bits_per_byte_of_a_text_by_transformers(byte_path, tmp_path):
+def test_bits_per_byte_of_a_text_match_transformers(byte_path, tmp_path):
     """A text of one window: all bytes but the first are scored."""
     m = gw.open(byte_path)
     with m.program.edit("scale") as e:
@@ -109,7 +109,7 @@ def test_bits_per_byte_need_a_tokenizer(made, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_receipt_names_no_machine_and_survives_a_round_trip(proved):
+def test_a_receipt_contains_no_machine_names_and_round_trips(proved):
     import getpass
     import socket
 
@@ -124,7 +124,7 @@ def test_a_receipt_names_no_machine_and_survives_a_round_trip(proved):
     assert all(v is not None for v in data.values())
 
 
-def test_fields_of_a_later_version_survive_a_rewrite(proved, tmp_path):
+def test_fields_of_a_later_version_are_preserved(proved, tmp_path):
     _, folder, _ = proved("copy")
     (tmp_path / "receipt.json").write_bytes((folder / "receipt.json").read_bytes())
     rewrite(tmp_path, lambda d: d.update(signature={"by": "another"}))
@@ -142,7 +142,7 @@ def test_fields_of_a_later_version_survive_a_rewrite(proved, tmp_path):
         (lambda d: d.update(result=[]), "fields of the receipt"),
     ],
 )
-def test_a_receipt_that_is_none_is_refused(proved, tmp_path, change, words):
+def test_invalid_receipts_are_refused(proved, tmp_path, change, words):
     _, folder, _ = proved("copy")
     (tmp_path / "receipt.json").write_bytes((folder / "receipt.json").read_bytes())
     rewrite(tmp_path, change)
@@ -151,14 +151,14 @@ def test_a_receipt_that_is_none_is_refused(proved, tmp_path, change, words):
 
 
 @pytest.mark.parametrize(("text", "words"), [("[1", "cannot be read"), ("[]", "unknown schema"), (None, "no receipt")])
-def test_broken_receipts(tmp_path, text, words):
+def test_damaged_receipt_files_are_refused(tmp_path, text, words):
     if text is not None:
         (tmp_path / "receipt.json").write_text(text)
     with pytest.raises(ExportError, match=words):
         Receipt.read(tmp_path)
 
 
-def test_an_edited_figure_is_noticed(proved, tmp_path):
+def test_edited_figures_are_detected(proved, tmp_path):
     _, folder, _ = proved("edited")
     text = (folder / "receipt.json").read_text()
     (tmp_path / "receipt.json").write_text(text.replace('"top1_agreement": 0', '"top1_agreement": 1', 1))
@@ -166,6 +166,6 @@ def test_an_edited_figure_is_noticed(proved, tmp_path):
         Receipt.read(tmp_path)
 
 
-def test_without_an_edit_the_summary_shows_no_hash(proved):
+def test_the_summary_of_an_unedited_model_shows_no_hash(proved):
     assert dict(proved("copy")[2].summary())["edits"] == "none"
     assert dict(proved("edited")[2].summary())["edits"].startswith("3, journal ")

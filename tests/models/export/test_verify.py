@@ -38,7 +38,7 @@ def unloaded(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["copy", "pruned", "edited"])
-def test_an_untouched_export_holds(proved, name):
+def test_an_untouched_export_passes(proved, name):
     m, folder, _ = proved(name)
     found = verify(folder, against=m.directory, trust_code=name == "edited")
     assert found.problems == found.unchecked == []
@@ -47,7 +47,7 @@ def test_an_untouched_export_holds(proved, name):
     assert "source model.safetensors: sha256" in found.checked
 
 
-def test_any_flipped_bit_of_the_weights_names_file_and_key(exported, unloaded):
+def test_flipped_bits_of_the_weights_are_reported_with_file_and_key(exported, unloaded):
     folder = exported()
     file = folder / "model.safetensors"
     data = bytearray(file.read_bytes())
@@ -109,7 +109,7 @@ def cut_the_weights(folder):
 @pytest.mark.parametrize(
     "damage", [edit_config, edit_code, delete_code, add_a_file, delete_the_receipt, edit_the_receipt, cut_the_weights]
 )
-def test_damage_is_named(exported, unloaded, damage):
+def test_damage_is_reported(exported, unloaded, damage):
     folder = exported()
     words = damage(folder)
     found = verify(folder)
@@ -142,7 +142,7 @@ def test_code_is_run_only_when_trusted(exported, tmp_path):
 
 
 @pytest.mark.parametrize("checked", [{}, {"trust_remote_code": False}, {"trust_remote_code": True}])
-def test_a_receipt_cannot_talk_its_way_into_running_code(exported, tmp_path, checked):
+def test_a_forged_receipt_cannot_cause_code_to_run(exported, tmp_path, checked):
     folder, mark = exported(), tmp_path / "ran"
     plant_code(folder, mark)
     rewrite(folder, lambda d: d.update(level=1, check=checked))
@@ -162,7 +162,7 @@ def test_swapped_shards_are_found(made, tmp_path, unloaded):
     assert sum("changed since" in line for line in verify(tmp_path / "out").problems) == 2
 
 
-def test_another_source_is_noticed(exported, copy, unloaded):
+def test_a_changed_source_is_reported(exported, copy, unloaded):
     source = copy("llama-attention-bias")
     edit_config(source)
     found = verify(exported(), against=source)
@@ -201,13 +201,13 @@ def test_a_forged_receipt_is_reported_not_raised(exported, unloaded, change):
     assert verify(folder).exit_code == 1
 
 
-def test_a_receipt_cannot_point_outside(exported, unloaded):
+def test_receipt_paths_outside_the_directory_are_reported(exported, unloaded):
     folder = exported()
     rewrite(folder, lambda d: d["result"]["files"][0].update(name="../copy.txt"))
     assert "'../copy.txt': not a plain file name" in verify(folder).problems
 
 
-def test_without_transformers_files_are_checked_and_the_rest_is_said(exported, monkeypatch):
+def test_without_transformers_files_are_checked_and_the_rest_is_reported_unchecked(exported, monkeypatch):
     monkeypatch.setattr(verifying, "transformers_installed", lambda: False)
     found = verify(exported())
     assert found.problems == []
@@ -215,5 +215,5 @@ def test_without_transformers_files_are_checked_and_the_rest_is_said(exported, m
     assert "not installed" in found.unchecked[0]
 
 
-def test_a_directory_that_is_not_there_has_no_receipt(tmp_path):
+def test_a_missing_directory_has_no_receipt(tmp_path):
     assert verify(tmp_path / "nowhere").exit_code == 1

@@ -62,7 +62,7 @@ def written(m, directory: Path, **options) -> Path:
     return directory
 
 
-def test_an_unedited_model_leaves_byte_for_byte(source, tmp_path):
+def test_an_unedited_model_is_written_byte_for_byte(source, tmp_path):
     m = gw.open(source, tokenizer=False)
     assert files(written(m, tmp_path / "out")) == files(source)
 
@@ -103,7 +103,7 @@ def odd_bits(made, tmp_path) -> Path:
     return directory
 
 
-def test_nan_payloads_and_negative_zeros_survive(odd_bits, tmp_path):
+def test_nan_payloads_and_negative_zeros_are_preserved(odd_bits, tmp_path):
     m = gw.open(odd_bits)
     assert files(written(m, tmp_path / "a")) == files(odd_bits)
     with m.program.edit("touch the same file") as e:
@@ -115,7 +115,7 @@ def test_nan_payloads_and_negative_zeros_survive(odd_bits, tmp_path):
         assert f.metadata()["note"] == "kept"
 
 
-def test_a_tied_copy_of_the_head_follows_the_embedding(tmp_path):
+def test_a_tied_copy_of_the_head_is_written_like_the_embedding(tmp_path):
     directory = tmp_path / "tied"
     checkpoints.make(directory, "llama", tie_word_embeddings=True)
     tensors = load_file(directory / "model.safetensors")
@@ -136,7 +136,7 @@ def test_a_tied_copy_of_the_head_follows_the_embedding(tmp_path):
     assert checkpoints.relative(theirs(torch.tensor(ids)).logits.detach().numpy(), m.logits(ids)) < 2e-5
 
 
-def test_a_renamed_key_takes_its_own_bytes_along(made, tmp_path):
+def test_swapped_keys_keep_their_own_bytes(made, tmp_path):
     m = gw.open(made("llama").path)
     first, second = (f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1))
     p = m.program
@@ -155,7 +155,7 @@ def test_a_renamed_key_takes_its_own_bytes_along(made, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["float16", "bfloat16", "float32"])
-def test_rounding_equals_torch(made, tmp_path, target):
+def test_rounding_matches_torch(made, tmp_path, target):
     m = gw.open(made("llama").path)
     found = load_file(written(m, tmp_path / "out", dtype=target) / "model.safetensors")
     for key, tensor in load_file(made("llama").path / "model.safetensors").items():
@@ -178,7 +178,7 @@ def test_float64_that_overflows_float32_is_refused():
         rounded("k", from_numpy(np.array([1e300])), dtype("float32"))
 
 
-def test_many_shards(made, tmp_path):
+def test_models_of_many_shards_are_written(made, tmp_path):
     m = gw.open(checkpoints.make(tmp_path / "in", "llama").path)
     assert m.checkpoint is not None
     m.checkpoint.close()
@@ -221,7 +221,7 @@ def arrays(m):
     return [m.program.weights.array(m.program.key(n)) for n in m.program.params()]
 
 
-def test_a_model_made_from_fields_takes_nothing_from_where_one_stands(tmp_path, monkeypatch):
+def test_a_created_model_copies_no_file_of_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "LICENSE").write_text("of another thing")
     fields = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **checkpoints.SIZES, "vocab_size": 256}
@@ -231,13 +231,13 @@ def test_a_model_made_from_fields_takes_nothing_from_where_one_stands(tmp_path, 
     assert ids == list("héllo".encode())
 
 
-def test_companions_are_files_and_no_weights(tmp_path):
+def test_companion_files_exclude_weights_and_directories(tmp_path):
     for name in ("tokenizer.json", "vocab.safetensors", "pytorch_model.bin", "notes.txt", "LICENSE.txt"):
         (tmp_path / name).write_text("")
     (tmp_path / "tokenizer_dir").mkdir()
     assert [f.name for f in companion_files(tmp_path)] == ["LICENSE.txt", "tokenizer.json"]
 
 
-def test_only_some_keys(made):
+def test_tensors_can_be_limited_to_some_keys(made):
     m = gw.open(made("llama").path)
     assert [t.key for t in tensor_items(m, only={"model.norm.weight"})] == ["model.norm.weight"]
