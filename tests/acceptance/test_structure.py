@@ -28,7 +28,7 @@ def trained(
     return view
 
 
-def kept(done: st.Discretized) -> set[str]:
+def remaining(done: st.Discretized) -> set[str]:
     return {e.name for e in done.elements} - set(done.cut)
 
 
@@ -37,7 +37,7 @@ def test_planted_edges_are_found(seed: int) -> None:
     problem = Edges(seed)
     problem.gate("hard_concrete")
     done = trained(problem, seed).discretize(0.5, probe=problem.batch(512))
-    planted, others = problem.found(kept(done))
+    planted, others = problem.found(remaining(done))
     assert planted >= 0.95
     assert others >= 0.9
     assert done.loss_after is not None
@@ -58,7 +58,7 @@ def test_planted_sources_with_trained_weights_are_found(seed: int) -> None:
     for _ in range(STEPS):
         opt.step(problem.batch())
     done = view.discretize(0.5, probe=problem.batch(512))
-    assert kept(done) == problem.planted
+    assert remaining(done) == problem.planted
     assert done.loss_after is not None
     assert done.loss_before is not None
     assert done.loss_after <= 1.05 * done.loss_before
@@ -81,7 +81,7 @@ def test_each_kind_hardens_without_loss(kind: str) -> None:
     assert done.loss_after is not None
     assert done.loss_before is not None
     assert done.loss_after <= 1.05 * done.loss_before
-    planted, _ = problem.found(kept(done))
+    planted, _ = problem.found(remaining(done))
     assert planted >= 0.95
 
 
@@ -154,7 +154,7 @@ def test_noise_heads_are_cut_first() -> None:
     for step in range(STEPS):
         opt.step(batch(1000 + step, 8))
     done = view.discretize(st.TopPolicy(8), probe=batch(5000), task=task)
-    stay = kept(done)
+    stay = remaining(done)
     assert len(stay) == 8
     noise = {f"layers.{layer}.attn.heads[{i}]" for layer in range(2) for i in (4, 5)}
     assert before - accuracy(p) <= 0.01

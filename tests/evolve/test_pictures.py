@@ -62,7 +62,7 @@ def test_the_lineage_page_is_written_with_escaped_names(tmp_path):
 def test_genes_without_descendants_are_dropped():
     run = run_of()
     run.run(200, target=2.0)
-    kept = [len(past.kept) for past in run.lineage.past]
+    kept = [len(past.stored) for past in run.lineage.past]
     assert max(kept[:60]) <= 20
     assert sum(kept[:60]) < 0.5 * 60 * 20
     for g in range(20):

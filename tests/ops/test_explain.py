@@ -34,16 +34,16 @@ def golden() -> dict[str, str]:
     return {name: text.removesuffix("\n") for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
-KEPT = golden()
+STORED = golden()
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_explanations_equal_the_stored_texts(name: str) -> None:
-    assert explained(name) == KEPT[name]
+    assert explained(name) == STORED[name]
 
 
 def test_no_explanation_is_stored_for_a_removed_op() -> None:
-    assert sorted(KEPT) == sorted(OPS)
+    assert sorted(STORED) == sorted(OPS)
 
 
 @pytest.mark.parametrize("doc", [None, "", "  \n "])

@@ -59,7 +59,7 @@ class CrossEntropy(Loss):
             grads[2] = call("full_like", weight[0], value=0.0)
         elif weight and needs[2]:
             t = _ClassIds(targets, attrs)
-            share = _column(t.kept(loss_grad)) * (_column(outs[1]) - as_dtype(scores, kind))
+            share = _column(t.masked(loss_grad)) * (_column(outs[1]) - as_dtype(scores, kind))
             whole = call("sum", _rows(share), axes=(0,))
             grads[2] = as_dtype(t.spread(t.pick(share), weight[0]) + t.smooth(whole, scores.shape[-1]), weight[0].dtype)
         return tuple(grads)
@@ -104,7 +104,7 @@ class CrossEntropyBackward(Backward):
         # out = grad·kept·(p·Σq - q) with p = exp(scores - lse): lse is an operand of its own here
         scores, targets, lse, grad, *weight = ins
         t, kind, g = _ClassIds(targets, attrs), lse.dtype, as_dtype(g, lse.dtype)
-        p, row = call("exp", as_dtype(scores, kind) - _column(lse)), t.kept(grad)
+        p, row = call("exp", as_dtype(scores, kind) - _column(lse)), t.masked(grad)
         total = row
         if weight:
             w = as_dtype(weight[0], kind)
@@ -138,7 +138,7 @@ class _ClassIds:
         self.ignored, self.smoothing = call("eq", targets, attrs["ignore_index"]), attrs["smoothing"]
         self.ids = call("where", self.ignored, call("full_like", targets, value=0), targets)
 
-    def kept(self, row):
+    def masked(self, row):
         """Return `row`, one value per row of scores, with 0 for ignored rows."""
         return call("where", self.ignored, call("full_like", row, value=0.0), row)
 

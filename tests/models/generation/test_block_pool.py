@@ -46,7 +46,7 @@ def test_releasing_unheld_blocks_is_refused_and_changes_no_count() -> None:
         pool.drop([a])
 
 
-def kept(most: int = 9, digest=chained) -> tuple[BlockPool, PrefixCache]:
+def pool_and_cache(most: int = 9, digest=chained) -> tuple[BlockPool, PrefixCache]:
     pool = BlockPool(9)
     return pool, PrefixCache(pool, 4, most, digest)
 
@@ -59,14 +59,14 @@ def matched(prefix: PrefixCache, ids: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("length", [0, 3, 4, 5, 8, 9, 12, 13])
 def test_prefix_matches_leave_at_least_one_token_to_run(length: int) -> None:
-    pool, prefix = kept()
+    pool, prefix = pool_and_cache()
     ids = list(range(12))
     prefix.insert(ROOT, np.array(ids), pool.take(3))
     assert len(matched(prefix, [*ids, 99][:length])) == max(length - 1, 0) // 4
 
 
 def test_a_chain_of_blocks_is_cached_once_and_shared_by_branches() -> None:
-    pool, prefix = kept()
+    pool, prefix = pool_and_cache()
     table = pool.take(3)
     prefix.insert(ROOT, np.arange(12), table)
     prefix.insert(ROOT, np.arange(12), table)
@@ -81,7 +81,7 @@ def test_a_chain_of_blocks_is_cached_once_and_shared_by_branches() -> None:
 
 
 def test_equal_hashes_of_different_tokens_do_not_match() -> None:
-    pool, prefix = kept(digest=lambda before, tokens: b"same")
+    pool, prefix = pool_and_cache(digest=lambda before, tokens: b"same")
     one, two = pool.take(2), pool.take(2)
     prefix.insert(ROOT, np.arange(8), one)
     prefix.insert(ROOT, np.array([4, 5, 6, 7, 4, 5, 6, 7]), two)
@@ -92,7 +92,7 @@ def test_equal_hashes_of_different_tokens_do_not_match() -> None:
 
 
 def test_the_least_recently_used_block_is_evicted_after_its_continuations() -> None:
-    pool, prefix = kept()
+    pool, prefix = pool_and_cache()
     a, b = pool.take(3), pool.take(2)
     prefix.insert(ROOT, np.arange(12), a)
     prefix.insert(ROOT, np.arange(50, 58), b)
@@ -111,7 +111,7 @@ def test_the_least_recently_used_block_is_evicted_after_its_continuations() -> N
 
 def test_a_block_before_a_held_one_is_not_evicted() -> None:
     """A sequence with the same prefix holds the third block, but not those that are kept before it."""
-    pool, prefix = kept()
+    pool, prefix = pool_and_cache()
     first, own = pool.take(2), pool.take(3)
     prefix.insert(ROOT, np.arange(8), first)
     prefix.insert(ROOT, np.arange(12), own)
@@ -126,7 +126,7 @@ def test_a_block_before_a_held_one_is_not_evicted() -> None:
 
 
 def test_uncaching_a_block_uncaches_its_continuations() -> None:
-    pool, prefix = kept()
+    pool, prefix = pool_and_cache()
     table, other = pool.take(3), pool.take(1)
     prefix.insert(ROOT, np.arange(12), table)
     prefix.insert(ROOT, np.array([0, 1, 2, 3, 9, 9, 9, 9]), [table[0], *other])
@@ -140,7 +140,7 @@ def test_uncaching_a_block_uncaches_its_continuations() -> None:
 
 @pytest.mark.parametrize("most", [0, 1, 2])
 def test_no_more_blocks_than_the_limit_are_cached(most: int) -> None:
-    pool, prefix = kept(most)
+    pool, prefix = pool_and_cache(most)
     table = pool.take(3)
     prefix.insert(ROOT, np.arange(12), table)
     assert len(prefix) == most

@@ -36,7 +36,7 @@ _LINE = 4 * _SIDE
 _SCORES, _SLOPES = TILES_END, TILES_END + _SIDE * _LINE  # after the part that products pack into
 _TOP = _SLOPES + _SIDE * _LINE
 _SUM, _ALPHA = _TOP + _LINE, _TOP + 2 * _LINE
-_KEPT, _MOST = STRIPS, 4 * DEPTH * BLOCK // (_SIDE * _LINE)
+_SAVED, _MOST = STRIPS, 4 * DEPTH * BLOCK // (_SIDE * _LINE)
 """Offset at which the gradient stores blocks of scores, and how many fit; products of one block do not use it."""
 
 
@@ -263,7 +263,7 @@ def attend_backward(row: Any, scratch: Any) -> Any:
                 for t in range(begin, end):
                     j = _block(row, t)
                     keys = min(_SIDE, keys_all - j)
-                    weights = scratch + (_KEPT + (t - begin) * _SIDE * _LINE if kept else _SCORES)
+                    weights = scratch + (_SAVED + (t - begin) * _SIDE * _LINE if kept else _SCORES)
                     _scores(row, weights, q, k + j * sk, rows, keys, scratch)
                     _bounded(row, weights, scratch, batch, i, j, rows, keys)
                     if not kept:
@@ -273,7 +273,7 @@ def attend_backward(row: Any, scratch: Any) -> Any:
                         vec.store(scratch + _ALPHA + 4 * r, vec.splat(F(1.0)))
                     for t in range(begin, end):
                         keys = min(_SIDE, keys_all - _block(row, t))
-                        _raised(scratch + _KEPT + (t - begin) * _SIDE * _LINE, scratch, rows, keys, True)
+                        _raised(scratch + _SAVED + (t - begin) * _SIDE * _LINE, scratch, rows, keys, True)
                 for r in range(rows):
                     whole, top = vec.load_f32(scratch + _SUM + 4 * r), vec.load_f32(scratch + _TOP + 4 * r)
                     seen = whole > F(0.0) or whole != whole
@@ -288,7 +288,7 @@ def attend_backward(row: Any, scratch: Any) -> Any:
                 for t in range(begin, end):
                     j = _block(row, t)
                     keys = min(_SIDE, keys_all - j)
-                    weights = scratch + (_KEPT + (t - begin) * _SIDE * _LINE if kept else _SCORES)
+                    weights = scratch + (_SAVED + (t - begin) * _SIDE * _LINE if kept else _SCORES)
                     slopes = scratch + _SLOPES
                     at_k, at_v, to_k, to_v = k + j * sk, v + j * sv, dk + j * tk, dv + j * tv
                     if kept:

@@ -260,7 +260,7 @@ def _sliced(p: Program, key: str, changed: Maps, factor: tuple[float, float] | N
     made = from_numpy(np.ascontiguousarray(host), bits=array.dtype)
     if fresh and new is not None:
         wide = made.to_numpy("float64") if array.dtype.is_float else made.to_numpy()
-        at_new = ~kept(host.shape, changed)
+        at_new = ~old_entries(host.shape, changed)
         made = as_array(np.where(at_new, new(key, array, changed), wide), array.dtype)
         made = from_numpy(np.where(at_new, made.to_numpy(bits=True), host), bits=array.dtype)  # old entries keep bits
     if factor is not None:
@@ -304,7 +304,7 @@ def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarr
     return tables
 
 
-def kept(shape: Iterable[int], changed: Maps) -> np.ndarray:
+def old_entries(shape: Iterable[int], changed: Maps) -> np.ndarray:
     """Return a boolean array of this shape: False for entries of new units (old index -1 in `changed`), else True."""
     stays = np.ones(tuple(shape), bool)
     for dim, old in changed.items():
@@ -547,7 +547,7 @@ class _Growth:
             return np.full(shape, level)
         read = self.consumers.get(key, set())
         zero = {d: old for d, old in indices.items() if (d in read) != bool(self.group.mixed)}
-        return np.where(kept(shape, zero), self.rng.normal(0.0, old.std() or 1.0, shape), 0.0)
+        return np.where(old_entries(shape, zero), self.rng.normal(0.0, old.std() or 1.0, shape), 0.0)
 
     def _changes_zero(self) -> str | None:
         """Return the path of an elementwise op along the axis that maps zero to a nonzero value; None if no op does."""

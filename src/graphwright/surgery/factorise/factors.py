@@ -142,10 +142,10 @@ def reconstruct(factors: Factors) -> np.ndarray:
 
 
 class ContractionStep(NamedTuple):
-    """A product of a value and core number `core`: labels `kept` of the value, `summed`, and `free` of the core."""
+    """A product of a value and core number `core`: labels `remaining` of the value, `summed`, `free` of the core."""
 
     core: int
-    kept: tuple[str, ...]
+    remaining: tuple[str, ...]
     summed: tuple[str, ...]
     free: tuple[str, ...]
 
