@@ -39,14 +39,14 @@ BESIDE = [
 def run() -> list[Figure]:
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint(place := Path(folder))
-        with llama_cpp.peer(place) as peer:
-            figures = large(place, peer)
+        checkpoint(directory := Path(folder))
+        with llama_cpp.peer(directory) as peer:
+            figures = large(directory, peer)
     return [*figures, small(), choices(), forks(), prefixes(), host(), blocks()]
 
 
 # -- the large shape ---------------------------------------------------------------------------------------------------
-def checkpoint(place: Path) -> None:
+def checkpoint(directory: Path) -> None:
     """Config and random weights N(0, 0.02²) in bfloat16; norms 1."""
     fields = {
         **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN},
@@ -55,7 +55,7 @@ def checkpoint(place: Path) -> None:
         **{"hidden_act": "silu", "max_position_embeddings": 2048, "tie_word_embeddings": False},
         **{"torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2},
     }
-    (place / "config.json").write_text(json.dumps(fields))
+    (directory / "config.json").write_text(json.dumps(fields))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
     for i in range(LAYERS):
         at = f"model.layers.{i}"
@@ -73,7 +73,7 @@ def checkpoint(place: Path) -> None:
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % 64)
     rng = np.random.default_rng(0)
-    with (place / "model.safetensors").open("wb") as file:
+    with (directory / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for shape in shapes.values():
             w = rng.standard_normal(shape, np.float32) * np.float32(0.02) if len(shape) > 1 else np.ones(shape, "f4")
@@ -107,13 +107,13 @@ class Ours:
         started = perf_counter()
         self.cache = model.new_cache(128, kind="static")
         self.first = int(model.prefill(self.cache, ids).argmax())
-        self.place, self.cold = self.cache.length, perf_counter() - started
+        self.directory, self.cold = self.cache.length, perf_counter() - started
 
     def tokens(self, count: int) -> list[int]:
         made = [self.first]
         while len(made) < count:
             made.append(int(self.cache.step(np.array([[made[-1]]])).to_numpy()[0, -1].argmax()))
-        self.cache.truncate(self.place)
+        self.cache.truncate(self.directory)
         return made
 
 
@@ -122,9 +122,9 @@ class Theirs:
 
     cpu = staticmethod(process_time)
 
-    def __init__(self, place: Path, kind: torch.dtype, ids: np.ndarray) -> None:
+    def __init__(self, directory: Path, kind: torch.dtype, ids: np.ndarray) -> None:
         started = perf_counter()
-        self.model: Any = transformers.LlamaForCausalLM.from_pretrained(place, dtype=kind).eval()
+        self.model: Any = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=kind).eval()
         self.cache = transformers.DynamicCache()
         with torch.no_grad():
             out = self.model(torch.tensor(ids)[None], past_key_values=self.cache)
@@ -141,9 +141,9 @@ class Theirs:
         return made
 
 
-def large(place: Path, peer: llama_cpp.Peer | None) -> list[Figure]:
+def large(directory: Path, peer: llama_cpp.Peer | None) -> list[Figure]:
     ids = np.random.default_rng(1).integers(3, VOCAB, PROMPT)
-    plain, whole = gw.open(place), gw.open(place)
+    plain, whole = gw.open(directory), gw.open(directory)
     started, used = perf_counter(), process_time()
     whole.quantize("int8")
     quantised = f"quantising took {perf_counter() - started:.1f} s ({process_time() - used:.1f} s of CPU)"
@@ -151,8 +151,8 @@ def large(place: Path, peer: llama_cpp.Peer | None) -> list[Figure]:
     runs: dict[str, Any] = {
         "graphwright, bf16 weights": Ours(plain, ids),
         "graphwright, int8 weights": Ours(whole, ids),
-        "transformers eager, bf16": Theirs(place, torch.bfloat16, ids),
-        "transformers eager, f32": Theirs(place, torch.float32, ids),
+        "transformers eager, bf16": Theirs(directory, torch.bfloat16, ids),
+        "transformers eager, f32": Theirs(directory, torch.float32, ids),
     }
     if peer is not None:
         for kind in llama_cpp.KINDS:
@@ -206,7 +206,7 @@ def large(place: Path, peer: llama_cpp.Peer | None) -> list[Figure]:
 
 
 def agreeing(made: list[int], reference: list[int]) -> int:
-    """How many tokens are the same from the first on; with random weights the two largest logits lie close together."""
+    """How many tokens are the same from the first on; with random weights the two largest logits are close together."""
     return next((i for i, (a, b) in enumerate(zip(made, reference, strict=True)) if a != b), len(made))
 
 
@@ -218,13 +218,13 @@ def weight_bytes(m: gw.Model) -> int:
 def small() -> Figure:
     figure = Figure("Decode of small models", "f32 weights, 1 thread, prompt 32; median of interleaved rounds")
     set_num_threads(1)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as directory:
         for width, layers in ((64, 2), (128, 4), (256, 4)):
             config = transformers.LlamaConfig(
                 hidden_size=width, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
                 intermediate_size=3 * width, vocab_size=512,
             )  # fmt: skip
-            at = Path(place) / f"{width}"
+            at = Path(directory) / f"{width}"
             transformers.LlamaForCausalLM(config).save_pretrained(at)
             ids = np.arange(32) + 7
             ours, theirs = Ours(gw.open(at), ids), Theirs(at, torch.float32, ids)

@@ -65,7 +65,7 @@ def ours(rounds_: int) -> dict[str, list[float]]:
                 return plan()(feeds)
 
             step()
-            p.hash()  # fresh weights lie in no file: the first hash of a session reads them all
+            p.hash()  # fresh weights are in no file: the first hash of a session reads them all
             t0 = perf_counter()
             with p.edit(kind) as e:
                 if kind == "skip":

@@ -76,9 +76,9 @@ class Theirs:
         self.cold = perf_counter() - started
 
     def tokens(self, count: int) -> list[int]:
-        said = self.peer.ask(kind=self.kind, count=count, threads=self.threads())
-        self.used = said["cpu"]
-        return said["tokens"]
+        answer = self.peer.ask(kind=self.kind, count=count, threads=self.threads())
+        self.used = answer["cpu"]
+        return answer["tokens"]
 
     def cpu(self) -> float:
         """Seconds of CPU that the process had used when it last answered."""
@@ -125,7 +125,7 @@ class Sequence:
         fields.n_ctx = fields.n_batch = 128
         self.context = c.llama_init_from_model(self.model, fields)
         self.vocabulary = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self.model))
-        self.place = len(prompt)
+        self.position = len(prompt)
         c.llama_set_n_threads(self.context, threads, threads)
         self.first = int(self.logits(prompt).argmax())
 
@@ -135,7 +135,7 @@ class Sequence:
         made = [self.first]
         while len(made) < count:
             made.append(int(self.logits(made[-1:]).argmax()))
-        assert self.c.llama_memory_seq_rm(self.c.llama_get_memory(self.context), 0, self.place, -1)
+        assert self.c.llama_memory_seq_rm(self.c.llama_get_memory(self.context), 0, self.position, -1)
         return made
 
     def logits(self, ids: list[int]) -> np.ndarray:

@@ -27,29 +27,29 @@ _FIELDS = {
 }
 
 
-def sparse_checkpoint(place: Path) -> None:
+def sparse_checkpoint(directory: Path) -> None:
     """A TinyLlama-shaped directory whose payload is a hole in the file."""
     from graphwright.models.architectures.architecture import Config
     from graphwright.models.architectures.families import LLAMA
 
-    (place / "config.json").write_text(json.dumps(_FIELDS))
+    (directory / "config.json").write_text(json.dumps(_FIELDS))
     infos, at = [], 0
-    for _, key, shape, _ in LLAMA.weights(LLAMA.read(Config.read(place))):
+    for _, key, shape, _ in LLAMA.weights(LLAMA.read(Config.read(directory))):
         size = 2
         for n in shape:
             size *= n
         infos.append(TensorInfo(key, "BF16", shape, at, at + size))
         at += size
     header = build_header(infos, {"format": "pt"})
-    with open(place / "model.safetensors", "wb") as file:
+    with open(directory / "model.safetensors", "wb") as file:
         file.write(header)
         file.truncate(len(header) + at)
 
 
 def run() -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        sparse_checkpoint(place)
+        directory = Path(name)
+        sparse_checkpoint(directory)
         scripts = {
             "bare interpreter": "pass",
             "import graphwright": "import graphwright",
@@ -69,7 +69,7 @@ def run() -> list[Figure]:
         opens = []
         for _ in range(9):
             started = perf_counter()
-            gw.open(place)
+            gw.open(directory)
             opens.append((perf_counter() - started) * 1e3)
     figure = Figure(
         "Looking at a model", "whole processes, 9 interleaved rounds; a sparse payload of 2.2 GB that is never read"

@@ -228,19 +228,19 @@ DEEP = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 22,
         "bos_token_id": None, "eos_token_id": None}  # fmt: skip
 
 
-def deep(place: Path) -> Any:
+def deep(directory: Path) -> Any:
     """22 layers with random weights in float32, written to a directory; the module of transformers."""
     torch.manual_seed(0)
     module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**DEEP)).eval()
-    module.save_pretrained(place)
+    module.save_pretrained(directory)
     return module
 
 
 def first_token() -> Figure:
     """From the request, 30 % of the neurons by magnitude, to the first token of the smaller model, which ran before."""
     prompt = np.arange(32)[None]
-    with tempfile.TemporaryDirectory() as place:
-        module, model = deep(Path(place)), gw.open(place)
+    with tempfile.TemporaryDirectory() as directory:
+        module, model = deep(Path(directory)), gw.open(directory)
         model.logits(prompt)
         with torch.no_grad():
             module(torch.from_numpy(prompt))
@@ -314,9 +314,9 @@ def speed_up() -> Figure:
         "measured speed beside the share of operations that went: 22 layers, width 1024, random float32 weights",
         "neurons by magnitude, the same share of every layer, multiples of 16; decode after 128 tokens, prefill of 256",
     )
-    with tempfile.TemporaryDirectory() as place:
-        deep(Path(place))
-        dense = gw.open(place)
+    with tempfile.TemporaryDirectory() as directory:
+        deep(Path(directory))
+        dense = gw.open(directory)
         for share in (0.3, 0.5):
             pruned = dense.with_program(dense.program.fork())
             for axis in [a for a in pruned.program.axes().values() if a.kind == "neurons"]:

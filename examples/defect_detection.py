@@ -89,13 +89,13 @@ def main() -> None:
         out = args.out or Path(folder)
         out.mkdir(parents=True, exist_ok=True)
         draw(p, out / "before.dot", report.overlay())
-        mended = report.fix_all(only=None)
+        repaired = report.fix_all(only=None)
         left = diagnose(model)
         draw(p, out / "after.dot", left.overlay())
         assert (out / "before.dot").read_text() != (out / "after.dot").read_text()
         if args.out:
             print(f"wrote {out}/before.dot and {out}/after.dot")
-    print(f"repaired {len(mended)} in one edit: {left}")
+    print(f"repaired {len(repaired)} in one edit: {left}")
     drift = np.abs(model.logits(ids) - logits).max() / np.abs(logits).max()
     print(f"the model runs again; the bottleneck lost information, so logits differ by {drift:.2g} until it is trained")
     assert not left

@@ -86,10 +86,10 @@ def main() -> None:
         started = perf_counter()
         first = Training(make, images[train], digits.target[train], epochs)
         losses = [first.epoch() for _ in range(epochs // 2)]
-        with tempfile.TemporaryDirectory() as place:
-            gw.save_state(Path(place) / "state", **first.parts(), step=epochs // 2)
+        with tempfile.TemporaryDirectory() as directory:
+            gw.save_state(Path(directory) / "state", **first.parts(), step=epochs // 2)
             second = Training(make, images[train], digits.target[train], epochs)
-            done = gw.load_state(Path(place) / "state", **second.parts())
+            done = gw.load_state(Path(directory) / "state", **second.parts())
         losses += [second.epoch() for _ in range(done, epochs)]
         right = second.accuracy(images[held], digits.target[held])
         size = sum(p.size for p in second.net.parameters())

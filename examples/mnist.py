@@ -33,14 +33,14 @@ def cnn() -> nn.Module:
     )
 
 
-def read(place: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+def read(directory: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Images float32 [N, 1, 28, 28] in 0..1, labels int64 [N]."""
-    files = [next(p for p in (place / name, place / f"{name}.gz") if p.exists()) for name in NAMES[split]]
+    files = [next(p for p in (directory / name, directory / f"{name}.gz") if p.exists()) for name in NAMES[split]]
     images, labels = map(data.read_idx, files)
     return images[:, None].astype(np.float32) / 255, labels.astype(np.int64)
 
 
-def write_digits(place: Path) -> None:
+def write_digits(directory: Path) -> None:
     """The 8 x 8 digits of scikit-learn as files of MNIST's format: each pixel 3 x 3, two pixels of margin."""
     digits = load_digits()
     images = np.pad(np.kron(digits.images, np.ones((3, 3))) * (255 / 16), ((0, 0), (2, 2), (2, 2))).astype(np.uint8)
@@ -48,14 +48,16 @@ def write_digits(place: Path) -> None:
     for split, rows in (("train", order[:1400]), ("t10k", order[1400:])):
         for name, array in zip(NAMES[split], (images[rows], digits.target[rows].astype(np.uint8)), strict=True):
             sizes = struct.pack(f">{array.ndim}I", *array.shape)
-            (place / f"{name}.gz").write_bytes(gzip.compress(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()))
+            (directory / f"{name}.gz").write_bytes(
+                gzip.compress(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
+            )
 
 
-def train(make, place: Path, epochs: int, seed: int) -> float:
+def train(make, directory: Path, epochs: int, seed: int) -> float:
     """Share of the test images that a net trained from a seed gets right."""
     gw.manual_seed(seed)
     net = make()
-    loader = data.DataLoader(data.TensorDataset(*read(place, "train")), 64, shuffle=True, seed=seed, drop_last=True)
+    loader = data.DataLoader(data.TensorDataset(*read(directory, "train")), 64, shuffle=True, seed=seed, drop_last=True)
     opt = optim.AdamW(net, lr=2e-3)
     total = epochs * len(loader)
     schedule = optim.lr_scheduler.WarmupCosineLR(opt, warmup=total // 10, total=total)
@@ -72,7 +74,7 @@ def train(make, place: Path, epochs: int, seed: int) -> float:
         for x, y in loader:
             step(x, y)
             schedule.step()
-    images, labels = read(place, "t10k")
+    images, labels = read(directory, "t10k")
     with gw.mode("eval"):
         parts = [net(gw.tensor(images[at : at + 500])).numpy().argmax(1) for at in range(0, len(images), 500)]
     return float((np.concatenate(parts) == labels).mean())
@@ -88,15 +90,15 @@ def main() -> None:
     if args.data is None and not args.quick:
         parser.error("--data DIR, or --quick")
     with tempfile.TemporaryDirectory() as made:
-        place = args.data if args.data is not None else Path(made)
+        directory = args.data if args.data is not None else Path(made)
         if args.data is None:
-            write_digits(place)
+            write_digits(directory)
         least = {"mlp": 0.95, "cnn": 0.95} if args.data is None else {"mlp": 0.97, "cnn": 0.98}
         epochs = {"mlp": 8, "cnn": 4} if args.quick else dict.fromkeys(least, args.epochs)
         for make in (mlp, cnn):
             for seed in range(1 if args.quick else args.seeds):
                 started = perf_counter()
-                right = train(make, place, epochs[make.__name__], seed)
+                right = train(make, directory, epochs[make.__name__], seed)
                 print(f"{make.__name__}, seed {seed}: {right:.2%} right, {perf_counter() - started:.1f} s")
                 assert right >= least[make.__name__]
 

@@ -20,8 +20,8 @@ from graphwright.testing.defects import KINDS_OF_DEFECT, plant
 class Workshop:
     """One model and the data that its operations learn from; each step yields what it found."""
 
-    def __init__(self, checkpoint: str, place: Path, quick: bool) -> None:
-        self.model, self.place, self.quick = gw.open(checkpoint), place, quick
+    def __init__(self, checkpoint: str, folder: Path, quick: bool) -> None:
+        self.model, self.folder, self.quick = gw.open(checkpoint), folder, quick
         self.p = self.model.program
         self.start = self.p.hash()
         self.ids = np.arange(48)[None] * 7 % self.model.vocab
@@ -48,14 +48,14 @@ class Workshop:
         yield f"logits {whole.shape}, with a cache the same within {off:.0e}"
 
     def save(self) -> Iterator[str]:
-        receipt = self.model.export(self.place / "untouched", check="none")
+        receipt = self.model.export(self.folder / "untouched", check="none")
         for before in self.model.directory.glob("*.safetensors"):
-            after = self.place / "untouched" / before.name
+            after = self.folder / "untouched" / before.name
             assert before.read_bytes() == after.read_bytes()
         yield f"untouched: export level {receipt.level}, the same bytes"
 
-    def mend(self) -> Iterator[str]:
-        mended = 0
+    def repair(self) -> Iterator[str]:
+        repaired = 0
         for kind in KINDS_OF_DEFECT:
             plant(self.p, kind, 0)
             report = self.model.diagnose()
@@ -64,10 +64,10 @@ class Workshop:
             if found.fixes:
                 report.fix(found)
                 assert not self.model.diagnose()
-                mended += 1
+                repaired += 1
                 self.p.undo()
             self.undo()
-        yield f"{len(KINDS_OF_DEFECT)} defects planted one by one, each found as what it is, {mended} mended"
+        yield f"{len(KINDS_OF_DEFECT)} defects planted one by one, each found as what it is, {repaired} repaired"
 
     def orthogonalise(self) -> Iterator[str]:
         where = "layers.0.attn.{q,k,v,o}" if self.quick else "layers.*.attn.{q,k,v,o}"
@@ -104,8 +104,8 @@ class Workshop:
 
     def export(self) -> Iterator[str]:
         for name, prefer in (("original class", "original"), ("true size", "size")):
-            receipt = self.model.export(self.place / prefer, prefer=prefer)
-            size = sum(f.stat().st_size for f in (self.place / prefer).glob("*.safetensors"))
+            receipt = self.model.export(self.folder / prefer, prefer=prefer)
+            size = sum(f.stat().st_size for f in (self.folder / prefer).glob("*.safetensors"))
             error = receipt.check["export_error"]["max_rel"]
             assert receipt.confirmed
             yield f"{name}: export level {receipt.level}, {size:,} bytes, transformers' logits within {error:.0e}"
@@ -120,9 +120,9 @@ def main() -> None:
     parser.add_argument("checkpoint", nargs="?", default="bundled", help="a directory; the bundled model by default")
     parser.add_argument("--quick", action="store_true", help="an eighth of the data, one layer, one export")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        workshop = Workshop(args.checkpoint, Path(place), args.quick)
-        for step in ("load", "run", "save", "mend", "orthogonalise", "compress", "prune", "export"):
+    with tempfile.TemporaryDirectory() as folder:
+        workshop = Workshop(args.checkpoint, Path(folder), args.quick)
+        for step in ("load", "run", "save", "repair", "orthogonalise", "compress", "prune", "export"):
             started = perf_counter()
             for i, line in enumerate(getattr(workshop, step)()):
                 print(f"{step if not i else '':<14} {line}", flush=True)

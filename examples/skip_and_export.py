@@ -54,8 +54,8 @@ def main() -> None:
     print(f"{recipe.steps} steps, {result.tokens_per_s:,.0f} bytes/s, the skip has grown to norm {norm:.3f}")
     print(f"held out: {before.bits_per_byte:.4f} -> {after.bits_per_byte:.4f} bits per byte\n")
 
-    with tempfile.TemporaryDirectory() as place:
-        out = args.out or Path(place) / "skipped"
+    with tempfile.TemporaryDirectory() as directory:
+        out = args.out or Path(directory) / "skipped"
         receipt = model.export(out, check="none" if args.quick else "auto", overwrite=args.out is not None)
         for label, value in receipt.summary():
             print(f"{label:<24}{value}")

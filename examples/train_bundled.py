@@ -70,9 +70,9 @@ def main() -> None:
 
         result = trainer.run(progress=show)
     minutes = (perf_counter() - started) / 60
-    with atomic_directory(args.out, overwrite=True) as place:
-        write_model(model, place, dtype="bfloat16")
-        final = gw.open(place)
+    with atomic_directory(args.out, overwrite=True) as directory:
+        write_model(model, directory, dtype="bfloat16")
+        final = gw.open(directory)
         held = final.perplexity(held_out)
         seen = final.perplexity(train[: len(held_out)])
         facts = {
@@ -90,10 +90,10 @@ def main() -> None:
             "loss": [round(x, 4) for x in result.losses],
             "minutes": round(minutes, 1),
             "versions": {"graphwright": gw.__version__, **loaded("torch", "numpy")},
-            "sha256": {"model.safetensors": sha256_file(place / "model.safetensors")},
+            "sha256": {"model.safetensors": sha256_file(directory / "model.safetensors")},
         }
-        (place / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        (place / "README.md").write_text(
+        (directory / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        (directory / "README.md").write_text(
             CARD.format(
                 python=platform.python_version(),
                 train_bytes=len(train.encode()),

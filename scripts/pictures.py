@@ -22,7 +22,7 @@ from graphwright.structure.report import probabilities
 from graphwright.surgery import diagnose
 from graphwright.testing.planted import Edges
 
-PLACE = Path(__file__).parents[1] / "docs" / "pictures"
+FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 
 
 def edit() -> str:
@@ -83,7 +83,7 @@ def skips() -> str:
 
 def example(name: str) -> dict[str, Any]:
     """What a file of examples/ defines."""
-    return run_path(str(PLACE.parents[1] / "examples" / f"{name}.py"))
+    return run_path(str(FOLDER.parents[1] / "examples" / f"{name}.py"))
 
 
 def bars(values: dict[str, float], what: str) -> str:
@@ -127,9 +127,9 @@ def compress() -> str:
 def recipe() -> str:
     """What the recipe of docs/export.md does to blocks 0 and 1 of the bundled model: neurons, a head, a whole layer."""
     p, before = gw.open("bundled").program, gw.open("bundled").program
-    text = (PLACE.parent / "export.md").read_text(encoding="utf-8")
-    with tempfile.TemporaryDirectory() as place:
-        written = Path(place) / "recipe.yaml"
+    text = (FOLDER.parent / "export.md").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "recipe.yaml"
         written.write_text(text.split('Path("recipe.yaml").write_text("""')[1].split('"""')[0], encoding="utf-8")
         gw.program.apply_recipe(written, p)
     return p.to_svg(diff=before, expanded={"layers"})
@@ -209,12 +209,12 @@ def _ladder(rows: dict[str, Any]) -> str:
             kind = "taken" if r.level == plan.level else "exact" if r.exact else "inexact" if r.possible else "not"
             why = escape(r.reasons[0].reason if r.reasons else f"{r.bytes:,} bytes of weights")
             x, ink = left + wide * column, "#ffffff" if kind == "taken" else "#24292f"
-            said = f"{r.bytes / 2**20:.2f} MiB" if r.possible else ""
+            label = f"{r.bytes / 2**20:.2f} MiB" if r.possible else ""
             ring = ' stroke="#0969da" stroke-width="3"' if r.level == smaller != plan.level else ""
             parts.append(f"<g><title>{why}</title>"
                          f'<rect x="{x + 3}" y="{y}" width="{wide - 6}" height="{high - 8}" rx="4" '
                          f'fill="{colours[kind]}"{ring}/><text x="{x + wide / 2:g}" y="{y + 20}" text-anchor="middle" '
-                         f'style="fill:{ink}">{said}</text></g>')  # fmt: skip
+                         f'style="fill:{ink}">{label}</text></g>')  # fmt: skip
     y = 62 + high * len(rows)
     legend = (("taken", "taken by itself", 6), ("exact", "exact too", 140), ("inexact", "if asked for: rounds", 245),
             ("not", "no", 410))  # fmt: skip
@@ -250,18 +250,18 @@ def _diff(found: Any) -> str:
         parts.append(f'<text x="6" y="{y + 18}">{name}</text>')
         for i in range(4):
             at, w = f"model.layers.{i}.{key}", changed.get(f"model.layers.{i}.{key}.weight")
-            said, fill, ink = "", "#f6f8fa", "#24292f"
+            label, fill, ink = "", "#f6f8fa", "#24292f"
             if f"{at}.weight" in found.missing:
-                said = f"in {sum(k.startswith(f'{at}.') for k in found.extra)} factors"
+                label = f"in {sum(k.startswith(f'{at}.') for k in found.extra)} factors"
                 fill, ink = "#8250df", "#ffffff"
             elif w is not None and w.relative is None:
-                said, fill = f"{w.before.split('[')[1][:-1]} → {w.after.split('[')[1][:-1]}", "#f5c98b"
+                label, fill = f"{w.before.split('[')[1][:-1]} → {w.after.split('[')[1][:-1]}", "#f5c98b"
             elif w is not None:
-                said, fill = f"moved by {w.relative:.2f} of its norm", "#cfe3ff"
+                label, fill = f"moved by {w.relative:.2f} of its norm", "#cfe3ff"
             x = left + wide * i
             parts.append(f'<rect x="{x}" y="{y}" width="{wide - 4}" height="{high - 4}" rx="4" fill="{fill}"/>'
                          f'<text x="{x + wide / 2 - 2:g}" y="{y + 17}" text-anchor="middle" '
-                         f'style="fill:{ink};font-size:10.5px">{said}</text>')  # fmt: skip
+                         f'style="fill:{ink};font-size:10.5px">{label}</text>')  # fmt: skip
     y = 48 + high * len(matrices)
     parts.append(f'<text x="6" y="{y}">blank: the same bytes, {found.equal} weights in all with the norms</text>')
     return _page(left + wide * 4 + 6, y + 12, parts)
@@ -307,6 +307,6 @@ TRAINED = {"gates.svg", "attention.svg", "orthogonal.svg", "skips.svg", "evolved
 """Those that take seconds."""
 
 if __name__ == "__main__":
-    PLACE.mkdir(exist_ok=True)
+    FOLDER.mkdir(exist_ok=True)
     for name in sys.argv[1:] or PICTURES:
-        (PLACE / name).write_text(PICTURES[name](), encoding="utf-8")
+        (FOLDER / name).write_text(PICTURES[name](), encoding="utf-8")

@@ -50,7 +50,7 @@ def masked(p: Program, units: Units) -> Program:
             gone = np.zeros(group.size, bool)
             gone[list(ids)] = True
             atoms = group.atoms
-            ends = {end for a in atoms for end in said(found, a)}
+            ends = {end for a in atoms for end in occurrences(found, a)}
             for node, port, dim in sorted(ends):
                 edge = twin.in_edges(node)[port]
                 value = twin.edge_value(edge)
@@ -64,7 +64,7 @@ def masked(p: Program, units: Units) -> Program:
     return twin
 
 
-def said(found: Any, atom: Any) -> list[tuple[Any, int, int]]:
+def occurrences(found: Any, atom: Any) -> list[tuple[Any, int, int]]:
     """(node, operand, dimension) of the first operand of each sum over an axis."""
     about = found.solution.notes.get(atom)
     return [] if about is None else [(node, *ends[0]) for node, ends in about.summed]
@@ -74,9 +74,9 @@ def marks(term: Any, atoms: tuple[Any, ...], gone: np.ndarray) -> np.ndarray:
     """Indices of a dimension that belong to removed units, found by visiting every index: slow and obvious."""
     grid = gone.reshape([int(a.size) for a in atoms])
     result = []
-    for place in range(int(size(term))):
+    for index in range(int(size(term))):
         at: dict[Any, int] = {}
-        locate(term, place, at)
+        locate(term, index, at)
         inside = [at.get(a) for a in atoms]
         result.append(all(i is not None for i in inside) and bool(grid[tuple(inside)]))
     return np.array(result)
@@ -88,20 +88,20 @@ def size(term: Any) -> int:
     return sum(size(p) for p in term.parts) if hasattr(term, "parts") else term.size
 
 
-def locate(term: Any, place: int, at: dict[Any, int]) -> None:
+def locate(term: Any, index: int, at: dict[Any, int]) -> None:
     """Coordinates of an index on the axes that a dimension is made of."""
     if hasattr(term, "factors"):
         for factor in reversed(term.factors):
-            place, here = divmod(place, size(factor))
+            index, here = divmod(index, size(factor))
             locate(factor, here, at)
     elif hasattr(term, "parts"):
         for part in term.parts:
-            if place < size(part):
-                locate(part, place, at)
+            if index < size(part):
+                locate(part, index, at)
                 return
-            place -= size(part)
+            index -= size(part)
     else:
-        at[term] = place
+        at[term] = index
 
 
 def agree(p: Program, units: Units, feeds: dict[str, Any], tolerance: float, **options: Any) -> None:

@@ -83,15 +83,15 @@ def warm_process() -> Iterator[Callable[[list[str], str], tuple[int, str]]]:
     """
     server: list[Any] = []
 
-    def start(command: list[str], place: str) -> tuple[int, str]:
+    def start(command: list[str], directory: str) -> tuple[int, str]:
         if not server:
             script = [sys.executable, "-I", str(Path(__file__).parent / "models" / "warm_process.py")]
             server.append(subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        said = Path(place) / "stderr"
+        errors = Path(directory) / "stderr"
         assert command[0] == "-I"
-        server[0].stdin.write(json.dumps({"command": command[1:], "cwd": place, "stderr": str(said)}) + "\n")
+        server[0].stdin.write(json.dumps({"command": command[1:], "cwd": directory, "stderr": str(errors)}) + "\n")
         server[0].stdin.flush()
-        return int(server[0].stdout.readline()), said.read_text()
+        return int(server[0].stdout.readline()), errors.read_text()
 
     yield start
     if server:

@@ -30,7 +30,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         exec(compile("\n" * (line - 1) + found[1], str(page), "exec", dont_inherit=True), names)
 
 
-def test_command_lines_run(tmp_path, monkeypatch):
+def test_documented_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("To be or not to be, that is the question.\n" * 40, encoding="utf-8")
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def test_command_lines_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_local_links_lead_somewhere(page):
+def test_local_links_point_to_existing_files(page):
     for target in _LINK.findall(page.read_text(encoding="utf-8")):
         if "://" not in target and not target.startswith("mailto:"):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
@@ -71,7 +71,7 @@ def test_the_readme_has_an_example():
     assert _BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
 
 
-def test_pictures_are_what_the_script_draws():
+def test_stored_pictures_equal_those_of_the_script():
     script = runpy.run_path(str(ROOT / "scripts" / "pictures.py"))
     stored = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "docs" / "pictures").iterdir()}
     assert stored.keys() == script["PICTURES"].keys()

@@ -28,7 +28,7 @@ FROZEN = """\
 -e git+https://example.org/x@1234#egg=x
 Zope==5.0 --hash=sha256:abcd
 graphwright==0.1.0
-local @ file:///home/somebody/local
+local @ file:///home/user/local
 numpy==2.5.1
 pytest==9.2.0
 pytest-timeout==2.4.0
@@ -38,7 +38,7 @@ yaml-thing==1.0+cu128
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     """A copy of what the scripts read, and a Python that only writes down what it is asked."""
     for name in ("pyproject.toml", "constraints.txt", "Makefile"):
         shutil.copy(ROOT / name, tmp_path / name)
@@ -52,22 +52,22 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def fake(place: Path, *, too_old: int = 0, no_venv: int = 0, no_network: int = 0) -> None:
+def fake(directory: Path, *, too_old: int = 0, no_venv: int = 0, no_network: int = 0) -> None:
     facts = {"too_old": too_old, "no_venv": no_venv, "no_network": no_network}
-    text = PYTHON.format(log=place / "log", frozen=place / "frozen", **facts)
-    for path in (place / "python", place / ".venv" / "bin" / "python"):
+    text = PYTHON.format(log=directory / "log", frozen=directory / "frozen", **facts)
+    for path in (directory / "python", directory / ".venv" / "bin" / "python"):
         if path.parent.exists():
             path.write_text(text, encoding="utf-8")
             path.chmod(0o755)
 
 
-def script(place: Path, *command: str, python: str | None = None) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHON": python or str(place / "python"), "VENV": ".venv"}
-    return subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, check=False)
+def script(directory: Path, *command: str, python: str | None = None) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHON": python or str(directory / "python"), "VENV": ".venv"}
+    return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False)
 
 
-def installs(place: Path) -> list[str]:
-    calls = (place / "log").read_text(encoding="utf-8").splitlines()
+def installs(directory: Path) -> list[str]:
+    calls = (directory / "log").read_text(encoding="utf-8").splitlines()
     return [extra for call in calls if "pip install" in call for extra in re.findall(r"\.\[(.*)\]", call)]
 
 
@@ -80,39 +80,41 @@ def installs(place: Path) -> list[str]:
         ({"no_venv": 1}, None, "venv module is missing"),
     ],
 )
-def test_an_unusable_python_is_reported_in_one_line(place: Path, facts: dict, python: str | None, words: str) -> None:
-    fake(place, **facts)
-    done = script(place, "scripts/environment.sh", "hf", python=python)
+def test_an_unusable_python_is_reported_in_one_line(
+    directory: Path, facts: dict, python: str | None, words: str
+) -> None:
+    fake(directory, **facts)
+    done = script(directory, "scripts/environment.sh", "hf", python=python)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert words in line
-    assert not (place / ".venv").exists()
+    assert not (directory / ".venv").exists()
 
 
-def test_a_second_run_installs_nothing(place: Path) -> None:
+def test_a_second_run_installs_nothing(directory: Path) -> None:
     for extras in ("hf", "hf", "all,dev", "hf", "all,dev"):
-        assert script(place, "scripts/environment.sh", extras).returncode == 0
-    assert installs(place) == ["hf", "hf,all,dev"]  # what is there is asked for again, so that nothing is lost
-    assert sum("-m venv" in call for call in (place / "log").read_text(encoding="utf-8").splitlines()) == 1
-    with open(place / "constraints.txt", "a", encoding="utf-8") as file:
+        assert script(directory, "scripts/environment.sh", extras).returncode == 0
+    assert installs(directory) == ["hf", "hf,all,dev"]  # what is there is asked for again, so that nothing is lost
+    assert sum("-m venv" in call for call in (directory / "log").read_text(encoding="utf-8").splitlines()) == 1
+    with open(directory / "constraints.txt", "a", encoding="utf-8") as file:
         file.write("another==1.0\n")
-    script(place, "scripts/environment.sh", "hf")
-    assert installs(place)[2:] == ["hf"]
+    script(directory, "scripts/environment.sh", "hf")
+    assert installs(directory)[2:] == ["hf"]
 
 
-def test_an_installation_that_failed_is_tried_again(place: Path) -> None:
-    fake(place, no_network=1)
-    assert script(place, "scripts/environment.sh", "hf").returncode == 1
-    assert not list((place / ".venv").glob(".extras-*"))
-    fake(place)
-    assert script(place, "scripts/environment.sh", "hf").returncode == 0
-    assert installs(place) == ["hf", "hf"]
+def test_a_failed_installation_is_retried(directory: Path) -> None:
+    fake(directory, no_network=1)
+    assert script(directory, "scripts/environment.sh", "hf").returncode == 1
+    assert not list((directory / ".venv").glob(".extras-*"))
+    fake(directory)
+    assert script(directory, "scripts/environment.sh", "hf").returncode == 0
+    assert installs(directory) == ["hf", "hf"]
 
 
-def test_pins_are_names_and_versions_and_count_as_installed(place: Path) -> None:
-    script(place, "scripts/environment.sh", "hf")
-    assert script(place, "scripts/lock.sh").returncode == 0
-    assert (place / "constraints.txt").read_text(encoding="utf-8").splitlines() == [
+def test_a_lock_writes_names_and_versions_that_count_as_installed(directory: Path) -> None:
+    script(directory, "scripts/environment.sh", "hf")
+    assert script(directory, "scripts/lock.sh").returncode == 0
+    assert (directory / "constraints.txt").read_text(encoding="utf-8").splitlines() == [
         "torch==2.13.0",
         "numpy==2.5.1",
         "pytest==9.2.0",
@@ -120,19 +122,19 @@ def test_pins_are_names_and_versions_and_count_as_installed(place: Path) -> None
         "yaml-thing==1.0",
         "Zope==5.0",
     ]
-    script(place, "scripts/environment.sh", "hf")
-    assert installs(place) == ["hf"]
+    script(directory, "scripts/environment.sh", "hf")
+    assert installs(directory) == ["hf"]
 
 
-def test_a_lock_that_fails_leaves_the_pins_alone(place: Path) -> None:
-    before = (place / "constraints.txt").read_bytes()
-    script(place, "scripts/environment.sh", "hf")
-    (place / "frozen").write_text("numpy==2.5.1\n", encoding="utf-8")  # an environment without torch
-    assert script(place, "scripts/lock.sh").returncode != 0
-    assert (place / "constraints.txt").read_bytes() == before
+def test_a_failed_lock_leaves_the_pins_unchanged(directory: Path) -> None:
+    before = (directory / "constraints.txt").read_bytes()
+    script(directory, "scripts/environment.sh", "hf")
+    (directory / "frozen").write_text("numpy==2.5.1\n", encoding="utf-8")  # an environment without torch
+    assert script(directory, "scripts/lock.sh").returncode != 0
+    assert (directory / "constraints.txt").read_bytes() == before
 
 
-def test_the_pins_of_this_repository() -> None:
+def test_the_pins_of_this_repository_are_exact_and_unique() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "torch==2.13.0"
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line) for line in lines)
@@ -203,7 +205,7 @@ def test_known(): 1 / 0
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_only_the_absence_of_what_a_marker_names_skips(tmp_path: Path, present: bool) -> None:
+def test_tests_skip_only_if_the_marked_requirement_is_missing(tmp_path: Path, present: bool) -> None:
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "test_cases.py").write_text(CASES, encoding="utf-8")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
-def test_examples_use_public_names_alone():
+def test_examples_use_only_public_names():
     private = re.compile(r"\b(?!self\b)[a-z]\w*\._[a-z]|import _[a-z]|from [\w.]*\._[a-z]")
     assert not {p.stem: found for p in EXAMPLES if (found := private.findall(p.read_text(encoding="utf-8")))}
 
@@ -33,7 +33,7 @@ def test_example_runs(path, tmp_path, monkeypatch, capsys):
     assert len(text.splitlines()) <= 150
 
 
-def test_an_example_is_a_program(tmp_path):
+def test_an_example_runs_as_a_script(tmp_path):
     path = next(p for p in EXAMPLES if p.stem == "xor")
     done = subprocess.run(
         [sys.executable, path, "--seeds", "1"], cwd=tmp_path, capture_output=True, text=True, check=False

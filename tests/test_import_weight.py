@@ -29,7 +29,7 @@ print(sorted(m for m in {heavy} if m in sys.modules))
     ],
     ids=["import", "names", "open and inspect", "export plan", "draw", "cli inspect"],
 )
-def test_looking_imports_nothing_heavy(work):
+def test_inspection_imports_no_heavy_library(work):
     script = SCRIPT.format(work=work, heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -154,7 +154,7 @@ def test_every_folder_has_a_level():
     assert {layer(f) for f in FILES} == set(LEVEL)
 
 
-def test_imports_point_down():
+def test_imports_only_refer_to_lower_layers():
     assert [wrong for path in FILES for wrong in problems(path, imports(path))] == []
 
 
@@ -180,7 +180,7 @@ def test_no_import_circle_has_more_than_two_files():
         ("models/x.py", "import pickle"),
     ],
 )
-def test_a_planted_violation_is_found(tmp_path, monkeypatch, name, line):
+def test_planted_violations_are_found(tmp_path, monkeypatch, name, line):
     monkeypatch.setattr(f"{__name__}.SRC", tmp_path)
     path = tmp_path / name
     path.parent.mkdir()
@@ -188,6 +188,6 @@ def test_a_planted_violation_is_found(tmp_path, monkeypatch, name, line):
     assert problems(path, imports(path))
 
 
-def test_no_file_is_past_900_lines():
+def test_no_file_exceeds_900_lines():
     lines = {str(path.relative_to(SRC)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {name: count for name, count in lines.items() if count > 900} == {}

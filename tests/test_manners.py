@@ -14,7 +14,7 @@ PRINTS = {("program/selection.py", "show"), ("program/axes/units.py", "show")}
 """Functions whose job it is to print."""
 
 
-def test_a_log_record_is_shown_only_where_a_handler_was_set_up():
+def test_log_records_are_shown_only_if_a_handler_is_configured():
     code = "import logging, graphwright\n{}logging.getLogger('graphwright.models').warning('a plugin was skipped')"
     for setup, shown in (("", ""), ("logging.basicConfig();", "WARNING:graphwright.models:a plugin was skipped\n")):
         done = subprocess.run([sys.executable, "-c", code.format(setup)], capture_output=True, text=True, check=True)
@@ -24,19 +24,19 @@ def test_a_log_record_is_shown_only_where_a_handler_was_set_up():
 def test_only_commands_print():
     found = set()
     for path in SOURCE.rglob("*.py"):
-        place = path.relative_to(SOURCE)
-        if place.parts[0] in ("cli", "__main__.py"):
+        relative = path.relative_to(SOURCE)
+        if relative.parts[0] in ("cli", "__main__.py"):
             continue
         text = path.read_text(encoding="utf-8")
         for function in ast.walk(ast.parse(text)) if "print(" in text else ():
             if isinstance(function, ast.FunctionDef):
                 calls = [n.func for n in ast.walk(function) if isinstance(n, ast.Call)]
                 if any(isinstance(f, ast.Name) and f.id == "print" for f in calls):
-                    found.add((place.as_posix(), function.name))
+                    found.add((relative.as_posix(), function.name))
     assert found == PRINTS
 
 
-def test_every_logger_is_under_the_packages_name():
+def test_every_logger_is_named_after_the_package():
     for path in SOURCE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         for call in ast.walk(ast.parse(text)) if "getLogger" in text else ():

@@ -46,7 +46,7 @@ def counts(function: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("home", [True, False])
-def test_what_a_read_only_installation_was_built_with_is_used(
+def test_code_built_with_a_read_only_installation_is_used(
     twice: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: bool
 ) -> None:
     assert counts(twice()) == (0, 1)
@@ -56,13 +56,13 @@ def test_what_a_read_only_installation_was_built_with_is_used(
         monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")  # not writable
     function = twice()
     assert counts(function) == (1, 0)
-    place = Path(function.stats.cache_path)
-    assert place.is_relative_to(tmp_path / "home" if home else native._process_folder())
-    assert (place / "code-1.built").exists()
-    assert not list(place.glob("*.part"))
+    folder = Path(function.stats.cache_path)
+    assert folder.is_relative_to(tmp_path / "home" if home else native._process_folder())
+    assert (folder / "code-1.built").exists()
+    assert not list(folder.glob("*.part"))
 
 
-def test_newer_code_of_the_installation_replaces_the_users(
+def test_newer_installed_code_replaces_the_users_cache(
     twice: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -77,5 +77,5 @@ def test_newer_code_of_the_installation_replaces_the_users(
     assert counts(twice()) == (1, 0)
 
 
-def test_code_of_others_is_left_to_numba(tmp_path: Path) -> None:
+def test_code_outside_the_package_uses_the_cache_of_numba(tmp_path: Path) -> None:
     assert native.Seeded.from_function(refuse, str(tmp_path / "theirs.py")) is None

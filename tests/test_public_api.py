@@ -18,7 +18,7 @@ import pytest
 import graphwright as gw
 
 FROZEN = Path(__file__).parent / "public_api.txt"
-PARTS = ("OpGraph", "TensorBase", "OpMethods", "Report")  # bases that are no public classes
+PARTS = ("OpGraph", "TensorBase", "OpMethods", "Report")  # bases that are not public
 MODULES = (
     "amp",
     "errors",
@@ -64,7 +64,7 @@ def describe(name: str, value: object) -> list[str]:
 
 
 def _members(cls: type) -> dict[str, object]:
-    """Its own, and those of bases that are no public class themselves."""
+    """Its own members, and those of bases that are not public."""
     bases = [c for c in reversed(cls.__mro__) if c is cls or c.__qualname__ in PARTS]
     return {name: attr for c in bases for name, attr in vars(c).items()}
 
@@ -94,7 +94,7 @@ def _defined(name: str, value: object, module: ModuleType) -> bool:
     return known and not name.startswith("_") and value.__module__ == module.__name__
 
 
-def test_public_api_is_the_frozen_one():
+def test_the_public_api_matches_the_stored_one():
     now = current()
     if os.environ.get("FREEZE_API"):
         FROZEN.write_text(now, encoding="utf-8")

@@ -45,7 +45,7 @@ def bare(installed: Path) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join([str(installed), *sorted(dependencies)])}
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_exactly_the_files_of_the_package(wheel: Path) -> None:
     source = ROOT / "src"
     ours = {str(p.relative_to(source)) for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
     with ZipFile(wheel) as archive:
@@ -62,13 +62,13 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path)
     }
 
 
-def test_inspect_runs_from_the_wheel_alone(installed: Path, bare: dict[str, str], tmp_path: Path) -> None:
+def test_inspect_runs_from_the_installed_wheel(installed: Path, bare: dict[str, str], tmp_path: Path) -> None:
     where = run(sys.executable, "-S", "-c", "import graphwright; print(graphwright.__file__)", env=bare, cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(installed)
     script = installed / "bin" / "graphwright"
     for command in ([script], ["-m", "graphwright"]):
-        said = run(sys.executable, "-S", *command, "inspect", "bundled", "--json", env=bare, cwd=tmp_path)
-        facts = json.loads(said)
+        output = run(sys.executable, "-S", *command, "inspect", "bundled", "--json", env=bare, cwd=tmp_path)
+        facts = json.loads(output)
         assert (facts["schema"], facts["family"], facts["parameters"]) == (1, "llama", 1_623_744)
 
 

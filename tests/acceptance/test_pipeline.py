@@ -73,7 +73,7 @@ def payloads(directory: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_1_load(kind: str) -> None:
+def test_1_a_model_is_loaded_correctly(kind: str) -> None:
     model = opened(kind)
     p, own = model.program, payloads(tiny_llama.directory(kind))
     assert p.valid
@@ -83,7 +83,7 @@ def test_1_load(kind: str) -> None:
     assert not model.diagnose()
 
 
-def test_2_run() -> None:
+def test_2_a_model_runs_correctly() -> None:
     model = opened()
     ours, wanted = model.logits(HELD[:4]), theirs(tiny_llama.directory("f32"))
     assert off(ours, wanted) <= 2e-5
@@ -93,14 +93,14 @@ def test_2_run() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_3_save_untouched(kind: str, tmp_path: Path) -> None:
+def test_3_an_unedited_model_is_saved_unchanged(kind: str, tmp_path: Path) -> None:
     receipt = opened(kind).export(tmp_path / "out", check="none")
     assert receipt.level == 1
     assert payloads(tmp_path / "out") == payloads(tiny_llama.directory(kind))
     np.testing.assert_array_equal(theirs(tmp_path / "out"), theirs(tiny_llama.directory(kind)))
 
 
-def test_4_break_and_mend() -> None:
+def test_4_planted_defects_are_found_and_repaired() -> None:
     model = opened()
     p = model.program
     before, sound = p.hash(), logits(p)
@@ -121,7 +121,7 @@ def test_4_break_and_mend() -> None:
     np.testing.assert_array_equal(logits(p), sound)
 
 
-def test_5_orthogonalise() -> None:
+def test_5_orthogonalising_reports_its_error_and_drift() -> None:
     model = opened(dtype="float64", compute="float64")
     p, cal = model.program, data(512)
     before, plain = p.fork(), logits(p)
@@ -141,7 +141,7 @@ def test_5_orthogonalise() -> None:
     assert moved > 0.1  # the symmetric factor was dropped, and the report says so
 
 
-def test_6_compress() -> None:
+def test_6_compression_meets_its_budgets() -> None:
     model = opened()
     p, cal = model.program, data(512)
     start = p.hash()
@@ -161,7 +161,7 @@ def test_6_compress() -> None:
     assert off(logits(p), factored) <= 1e-5
 
 
-def test_7_prune_and_10_export(tmp_path: Path) -> None:
+def test_7_a_pruned_model_keeps_its_accuracy_and_10_is_exported(tmp_path: Path) -> None:
     model = opened()
     p = model.program
     before, was = p.fork(), accuracy(p)
@@ -185,7 +185,7 @@ def test_7_prune_and_10_export(tmp_path: Path) -> None:
     assert set(p.to_dot().splitlines()) == old
 
 
-def test_8_a_gate_that_is_closed_is_cut_for_good() -> None:
+def test_8_hardening_cuts_closed_gates() -> None:
     model = opened()
     p = model.program
     start = p.hash()
@@ -201,7 +201,7 @@ def test_8_a_gate_that_is_closed_is_cut_for_good() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bf16", "sharded"])
-def test_11_the_other_files_are_pruned_and_exported_as_well(kind: str, tmp_path: Path) -> None:
+def test_11_other_checkpoint_formats_are_pruned_and_exported(kind: str, tmp_path: Path) -> None:
     model = opened(kind)
     report = sg.prune(model, sg.Ratio(0.2), data(512), recipe="units", restore=False, timed=False)
     assert report.steps

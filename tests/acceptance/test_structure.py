@@ -28,7 +28,7 @@ def trained(
     return view
 
 
-def kept(done: st.Discretized) -> set[str]:
+def remaining(done: st.Discretized) -> set[str]:
     return {e.name for e in done.elements} - set(done.cut)
 
 
@@ -37,7 +37,7 @@ def test_planted_edges_are_found(seed: int) -> None:
     problem = Edges(seed)
     problem.gate("hard_concrete")
     done = trained(problem, seed).discretize(0.5, probe=problem.batch(512))
-    planted, others = problem.found(kept(done))
+    planted, others = problem.found(remaining(done))
     assert planted >= 0.95
     assert others >= 0.9
     assert done.loss_after is not None
@@ -47,7 +47,7 @@ def test_planted_edges_are_found(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(deep(5, 1)))
-def test_sources_with_weights_of_their_own_are_found(seed: int) -> None:
+def test_planted_sources_with_trained_weights_are_found(seed: int) -> None:
     """Gates wait for the weights: at random weights every source disturbs, and all gates would close."""
     problem = Sources(seed, scale=0.3)
     p = problem.program
@@ -58,7 +58,7 @@ def test_sources_with_weights_of_their_own_are_found(seed: int) -> None:
     for _ in range(STEPS):
         opt.step(problem.batch())
     done = view.discretize(0.5, probe=problem.batch(512))
-    assert kept(done) == problem.planted
+    assert remaining(done) == problem.planted
     assert done.loss_after is not None
     assert done.loss_before is not None
     assert done.loss_after <= 1.05 * done.loss_before
@@ -81,12 +81,12 @@ def test_each_kind_hardens_without_loss(kind: str) -> None:
     assert done.loss_after is not None
     assert done.loss_before is not None
     assert done.loss_after <= 1.05 * done.loss_before
-    planted, _ = problem.found(kept(done))
+    planted, _ = problem.found(remaining(done))
     assert planted >= 0.95
 
 
 @pytest.mark.deep
-def test_a_soft_sigmoid_hardens_badly() -> None:
+def test_a_soft_sigmoid_gate_loses_accuracy_when_hardened() -> None:
     """What the annealed kinds are for: at T = 1, unfolded, no warm-up, the loss at least doubles in the median."""
     ratios = []
     for seed in range(3):
@@ -135,7 +135,7 @@ def accuracy(p: Program) -> float:
 
 
 @pytest.mark.deep
-def test_heads_of_noise_go_first() -> None:
+def test_noise_heads_are_cut_first() -> None:
     model = noisy_llama()
     p = model.program
     before = accuracy(p)
@@ -154,7 +154,7 @@ def test_heads_of_noise_go_first() -> None:
     for step in range(STEPS):
         opt.step(batch(1000 + step, 8))
     done = view.discretize(st.TopPolicy(8), probe=batch(5000), task=task)
-    stay = kept(done)
+    stay = remaining(done)
     assert len(stay) == 8
     noise = {f"layers.{layer}.attn.heads[{i}]" for layer in range(2) for i in (4, 5)}
     assert before - accuracy(p) <= 0.01

@@ -50,7 +50,7 @@ GOLDEN = [
 ]
 
 
-def test_golden_casts_and_undo_restores_the_hash():
+def test_apply_inserts_the_expected_casts_and_undo_restores_the_hash():
     p = gw.trace(Net(), X)
     before = p.hash()
     assert casts(p) == []

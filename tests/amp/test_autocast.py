@@ -74,7 +74,7 @@ def casts(enabled: bool) -> list[str]:
     return [f"{p.spec(p.operands(n)[0])} -> {p.spec(n)}" for n in p.order() if p.op(n) == "cast"]
 
 
-def test_golden_cast_list_of_a_trace():
+def test_a_trace_has_the_expected_casts():
     assert casts(True) == [
         "f32[2, 4] -> bf16[2, 4]",
         "f32[4, 4] -> bf16[4, 4]",

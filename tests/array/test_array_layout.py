@@ -57,7 +57,7 @@ def views(draw) -> tuple[Layout, np.ndarray]:
 
 
 @given(views())
-def test_a_layout_shows_what_numpy_shows(pair: tuple[Layout, np.ndarray]) -> None:
+def test_layouts_address_the_same_elements_as_numpy(pair: tuple[Layout, np.ndarray]) -> None:
     layout, host = pair
     assert layout.shape == host.shape
     assert np.array_equal(shown(layout), host)
@@ -65,7 +65,7 @@ def test_a_layout_shows_what_numpy_shows(pair: tuple[Layout, np.ndarray]) -> Non
 
 
 @given(views())
-def test_span_is_the_first_and_past_the_last_element(pair: tuple[Layout, np.ndarray]) -> None:
+def test_the_span_runs_from_the_first_element_past_the_last(pair: tuple[Layout, np.ndarray]) -> None:
     layout, host = pair
     low, high = span(layout)
     assert (low, high) == ((layout.offset, layout.offset) if host.size == 0 else (int(host.min()), int(host.max()) + 1))
@@ -106,7 +106,7 @@ def test_reshape_is_a_view_exactly_when_numpy_can_make_one(pair: tuple[Layout, n
 
 
 @given(SHAPES)
-def test_row_major_strides_are_numpys(shape: tuple[int, ...]) -> None:
+def test_row_major_strides_match_numpy(shape: tuple[int, ...]) -> None:
     if 0 not in shape:
         assert row_major(shape) == tuple(s // 8 for s in np.empty(shape).strides)
     assert is_row_major(shape, row_major(shape))

@@ -64,7 +64,7 @@ def sim(sim: SimBackend) -> Iterator[SimBackend]:
         ("meta", "meta", 0, "meta"),
     ],
 )
-def test_a_name_is_read(text: str, kind: str, index: int, shown: str) -> None:
+def test_device_names_are_parsed(text: str, kind: str, index: int, shown: str) -> None:
     device = Device(text)
     assert device == Device.parse(text) == Device(kind, index) == Device.parse(device)
     assert hash(device) == hash(Device(kind, index))
@@ -73,14 +73,14 @@ def test_a_name_is_read(text: str, kind: str, index: int, shown: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["tpu", "cpu:x", "", ":1", "cuda:-1", "cuda:1:2", "cuda:1.0"])
-def test_what_is_no_name(text: str) -> None:
+def test_invalid_device_names_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="unknown device"):
         Device(text)
     with pytest.raises(UsageError):
         Device("cuda:1", 2)
 
 
-def test_missing_device_gives_the_reason() -> None:
+def test_a_missing_device_raises_with_the_reason() -> None:
     for text in ("cuda", "cuda:1", "cpu:1"):
         with pytest.raises(DeviceUnavailable, match=text):
             backend(Device(text))
@@ -106,7 +106,7 @@ BINARY = [n for n, row in OPS.items() if row.arity == 2 and row.traits.elementwi
 
 
 @pytest.mark.parametrize("name", BINARY)
-def test_operands_meet_on_one_device(name: str, sim: SimBackend) -> None:
+def test_numbers_are_moved_to_the_device_of_the_other_operand(name: str, sim: SimBackend) -> None:
     there, here = tensor(np.full((2, 3), 2.0, np.float32)).to(SIM), tensor(np.full((2, 3), 2.0, np.float32))
     number = tensor(np.float32(3.0))
     for order in (1, -1):
@@ -124,7 +124,7 @@ def test_operands_meet_on_one_device(name: str, sim: SimBackend) -> None:
         call(name, array_of(there), array_of(there), out=out)
 
 
-def test_moving_is_differentiable(sim: SimBackend) -> None:
+def test_moving_between_devices_is_differentiable(sim: SimBackend) -> None:
     x = tensor(np.array([1.0, 2.0]), requires_grad=True)
     scale = tensor(np.array(3.0), requires_grad=True)
     there = x.to("sim")
@@ -163,7 +163,7 @@ def test_the_simulated_device_computes_the_same_bits_and_never_waits(sim: SimBac
     assert ours == [t.numpy().tobytes() for t in (loss, *theirs)]
 
 
-def test_what_is_fed_may_change_after_it_was_queued(sim: SimBackend) -> None:
+def test_host_arrays_may_change_after_a_transfer_was_queued(sim: SimBackend) -> None:
     host = np.ones(4, np.float32)
     x = from_numpy(host).to(SIM)
     host[:] = 7
@@ -185,7 +185,7 @@ def test_a_read_waits_for_the_stream_that_wrote(sim: SimBackend) -> None:
     assert (z + x).tolist() == [4.0] * 4
 
 
-def test_every_block_goes_back_once_without_the_collector(sim: SimBackend) -> None:
+def test_every_block_is_freed_once_without_the_garbage_collector(sim: SimBackend) -> None:
     rng = np.random.default_rng(0)
     gc.collect()
     gc.disable()
@@ -236,7 +236,7 @@ def test_live_memory_is_flat_over_steps_and_after_exceptions(sim: SimBackend) ->
         gc.enable()
 
 
-def test_closing_frees_once_and_is_final(sim: SimBackend) -> None:
+def test_closing_a_storage_frees_it_once(sim: SimBackend) -> None:
     array = from_numpy(np.ones(1000)).to(SIM)
     view = array[::2]
     array.storage.close()
@@ -261,7 +261,7 @@ def test_a_process_ends_cleanly_with_memory_on_a_device() -> None:
 
 
 # -- whose memory it is ------------------------------------------------------------------------------------------------
-def test_a_borrowed_block_keeps_its_owner_and_frees_nothing() -> None:
+def test_borrowed_memory_keeps_its_owner_alive_and_frees_nothing() -> None:
     host = np.arange(6.0)
     array = from_numpy(host)
     alive = weakref.ref(host)
@@ -274,7 +274,7 @@ def test_a_borrowed_block_keeps_its_owner_and_frees_nothing() -> None:
         array.to_numpy()
 
 
-def test_sharing_and_copying_is_said_and_can_be_asked_for() -> None:
+def test_copy_controls_sharing_and_kind_reports_it() -> None:
     host = np.arange(12, dtype=np.float32).reshape(3, 4)
     packed = np.zeros(3, dtype=[("a", "u1"), ("b", "<f4")])["b"]
     swapped = host.astype(">f4")
@@ -296,7 +296,7 @@ def test_sharing_and_copying_is_said_and_can_be_asked_for() -> None:
 @pytest.mark.parametrize(
     "kind", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 )
-def test_torch_and_numpy_share_memory_with_us(kind: str) -> None:
+def test_torch_and_numpy_share_memory_through_dlpack(kind: str) -> None:
     theirs = torch.arange(24).reshape(2, 3, 4).to(getattr(torch, kind))[:, 1:].transpose(0, 2)
     ours = from_dlpack(theirs)
     assert (ours.shape, ours.strides, ours.dtype.name) == (tuple(theirs.shape), theirs.stride(), kind)
@@ -313,7 +313,7 @@ def test_torch_and_numpy_share_memory_with_us(kind: str) -> None:
         assert np.shares_memory(np.from_dlpack(ours), ours.to_numpy())
 
 
-def test_what_is_shared_outlives_either_side() -> None:
+def test_shared_memory_outlives_either_owner() -> None:
     ours = empty((3,), float32).copy_from(from_numpy(np.array([1, 2, 3], np.float32)))
     theirs = torch.from_dlpack(ours)
     storage = weakref.ref(ours.storage)
@@ -325,7 +325,7 @@ def test_what_is_shared_outlives_either_side() -> None:
     assert ours.to_numpy().tolist() == [1, 2, 3]
 
 
-def test_what_cannot_be_shared_is_refused() -> None:
+def test_arrays_that_dlpack_cannot_share_are_refused() -> None:
     readonly = np.arange(3.0)
     readonly.flags.writeable = False
     array = from_numpy(np.arange(6.0))
@@ -344,7 +344,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
         from_dlpack(OnGpu())
 
 
-def test_plan_accepts_reversed_feeds_and_refuses_closed_ones() -> None:
+def test_plans_accept_reversed_feeds_and_refuse_closed_ones() -> None:
     step = gw.compile(lambda x: x * 2.0, executor="aten")
     host = np.arange(6, dtype=np.float32).reshape(2, 3)
     flipped = Tensor(from_numpy(host)[::-1, ::-1])
@@ -358,7 +358,7 @@ def test_plan_accepts_reversed_feeds_and_refuses_closed_ones() -> None:
 
 
 # -- more of the simulated device --------------------------------------------------------------------------------------
-def test_indices_and_training_on_the_simulated_device(sim: SimBackend) -> None:
+def test_indexing_and_training_work_on_the_simulated_device(sim: SimBackend) -> None:
     table = tensor(np.arange(12, dtype=np.float32).reshape(4, 3)).to(SIM)
     ids = from_numpy(np.array([3, 0])).to(SIM)
     assert call("embedding", array_of(table), ids).to_numpy().tolist() == [[9, 10, 11], [0, 1, 2]]
@@ -371,7 +371,7 @@ def test_indices_and_training_on_the_simulated_device(sim: SimBackend) -> None:
     assert isinstance(low, NDArray)
 
 
-def test_modules_train_there_by_moving_their_parameters(sim: SimBackend) -> None:
+def test_modules_train_on_a_device_after_moving_their_parameters(sim: SimBackend) -> None:
     layer = nn.Linear(3, 1)
     for p in layer.parameters():
         p.data = p.data.to(SIM)

@@ -25,7 +25,7 @@ def host(values: bytes) -> np.ndarray:
 
 
 # -- every driver ------------------------------------------------------------------------------------------------------
-def test_bytes_go_there_and_back(driver: Driver) -> None:
+def test_bytes_round_trip_through_device_memory(driver: Driver) -> None:
     a, b, back = driver.alloc(1000), driver.alloc(1000), host(bytes(1000))
     data = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
     driver.copy(a, data, 1000)
@@ -96,7 +96,7 @@ def test_a_pointer_of_another_device_is_refused() -> None:
 
 
 # -- the rules of the simulated one ------------------------------------------------------------------------------------
-def test_work_waits_until_it_is_waited_for() -> None:
+def test_queued_work_runs_only_when_it_is_waited_for() -> None:
     d = SimDriver()
     a = d.alloc(4)
     d.fill(a, 5, 4)
@@ -183,7 +183,7 @@ def test_a_capture_allows_launches_only() -> None:
         d.replay(graph, 0)
 
 
-def test_a_fault_comes_at_the_call_that_was_asked_for_and_changes_nothing() -> None:
+def test_an_injected_fault_occurs_at_the_requested_call_and_changes_nothing() -> None:
     def work(d: SimDriver) -> None:
         a = d.alloc(8)
         d.fill(a, 1, 8)
@@ -202,6 +202,6 @@ def test_a_fault_comes_at_the_call_that_was_asked_for_and_changes_nothing() -> N
         assert d.mem_info()[0] == d.capacity - 8 * (d.allocs - d.frees)
 
 
-def test_new_memory_is_nan() -> None:
+def test_new_memory_is_filled_with_nan() -> None:
     d = SimDriver()
     assert np.isnan(d.read(d.alloc(16), 16).view(np.float32)).all()

@@ -59,7 +59,7 @@ def torch_dlpack_code(kind: torch.dtype) -> tuple[int, int] | None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_column_leads_back(name: str) -> None:
+def test_every_name_of_a_dtype_resolves_to_it(name: str) -> None:
     row = DTYPES[name]
     assert dtype(name) is dtype(row) is row
     assert dtype(name + "_") is row
@@ -86,7 +86,7 @@ def test_unknown_dtypes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_values_go_to_numpy_and_back_sharing_memory(name: str) -> None:
+def test_values_round_trip_through_numpy_sharing_memory(name: str) -> None:
     row = DTYPES[name]
     host = np.arange(6).astype(row.numpy).reshape(2, 3)
     array = from_numpy(host, bits=row if row.as_bits else None)
@@ -113,12 +113,12 @@ def test_all_bfloat16_patterns_survive_the_round_trip() -> None:
     assert np.array_equal(wide, theirs, equal_nan=True)
 
 
-def test_bfloat16_asks_numpy_users_what_they_want() -> None:
+def test_converting_bfloat16_to_numpy_needs_a_dtype_or_bits() -> None:
     with pytest.raises(DTypeError, match="bits=True"):
         empty((2,), bfloat16).to_numpy()
 
 
-def test_rounding_to_bfloat16_is_torchs_to_nearest_even() -> None:
+def test_rounding_to_bfloat16_matches_torch() -> None:
     rng = np.random.default_rng(0)
     anywhere = rng.integers(0, 2**32, 1_000_000, dtype=np.uint32).view(np.float32)
     base = (PATTERNS.astype(np.uint32) << 16)[np.newaxis]
@@ -134,7 +134,7 @@ def test_rounding_to_bfloat16_is_torchs_to_nearest_even() -> None:
         assert np.isnan(from_numpy(ours[~number], bits=bfloat16).to_numpy("float32")).all()
 
 
-def test_wide_casts_keep_every_low_value() -> None:
+def test_widening_casts_keep_every_16_bit_value() -> None:
     low = from_numpy(PATTERNS.copy(), bits=bfloat16)
     for kind in (float32, float64):
         back = call("cast", call("cast", low, dtype=kind), dtype=bfloat16).to_numpy(bits=True)
@@ -146,12 +146,12 @@ def test_wide_casts_keep_every_low_value() -> None:
     ("short", "name"),
     [("bf16", "bfloat16"), ("f16", "float16"), ("fp16", "float16"), ("f32", "float32"), ("fp32", "float32")],
 )
-def test_the_short_names_that_specs_print_are_read(short: str, name: str) -> None:
+def test_short_dtype_names_are_parsed(short: str, name: str) -> None:
     assert dtype(short) is DTYPES[name]
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
-def test_floats_of_8_bits_are_stored_and_cast(name: str, tmp_path) -> None:
+def test_float8_values_are_stored_and_cast(name: str, tmp_path) -> None:
     codes = np.arange(256, dtype=np.uint8)
     array = from_numpy(codes, bits=DTYPES[name])
     theirs = torch.from_numpy(codes.copy()).view(TORCH_DTYPE[DTYPES[name]]).float().numpy()

@@ -26,7 +26,7 @@ def expected(x: np.ndarray, index: Any) -> np.ndarray | None:
 
 
 @given(shape=SIDES, data=st.data())
-def test_reading_is_numpys(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_reading_matches_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
     x = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
     index = data.draw(indices(shape))
     ours = strided(x, data.draw(st.sampled_from(["plain", "permuted", "sliced"])))
@@ -43,7 +43,7 @@ def test_reading_is_numpys(shape: tuple[int, ...], data: st.DataObject) -> None:
 
 
 @given(shape=SIDES, data=st.data())
-def test_views_of_views_are_numpys(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_views_of_views_match_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
     x = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
     ours = from_numpy(x)
     for _ in range(3):
@@ -54,7 +54,7 @@ def test_views_of_views_are_numpys(shape: tuple[int, ...], data: st.DataObject) 
 
 
 @given(shape=SIDES, data=st.data())
-def test_writing_is_numpys_and_touches_nothing_else(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_writing_matches_numpy_and_changes_no_other_element(shape: tuple[int, ...], data: st.DataObject) -> None:
     block = np.full(int(np.prod(shape)) * 2 + 3, -7.0)
     size = int(np.prod(shape))
     index = data.draw(indices(shape))
@@ -81,20 +81,20 @@ def test_writing_is_numpys_and_touches_nothing_else(shape: tuple[int, ...], data
 
 
 @pytest.mark.parametrize("size", [1, 1024, 5000])
-def test_a_mask_reads_row_by_row_and_the_same_every_time(size: int) -> None:
+def test_reading_by_mask_is_row_major_and_deterministic(size: int) -> None:
     rng = np.random.default_rng(size)
     x, mask = rng.normal(size=(size, 3)), rng.random((size, 3)) < 0.4
     found = {from_numpy(x)[from_numpy(mask)].tobytes() for _ in range(20)}
     assert found == {x[mask].tobytes()}
 
 
-def test_of_repeats_the_last_is_written() -> None:
+def test_the_last_of_repeated_indices_is_written() -> None:
     x = from_numpy(np.zeros(3))
     x[[1, 1, -2, 0]] = np.array([1.0, 2.0, 3.0, 4.0])
     assert x.to_numpy().tolist() == [4.0, 3.0, 0.0]
 
 
-def test_a_part_may_be_written_over_itself() -> None:
+def test_overlapping_views_may_be_assigned() -> None:
     x, y = from_numpy(np.arange(5.0)), np.arange(5.0)
     x[1:] = x[:-1]
     y[1:] = y[:-1].copy()
@@ -104,7 +104,7 @@ def test_a_part_may_be_written_over_itself() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "int32", "bool", "uint8"])
-def test_backward_views_in_every_dtype(kind: str) -> None:
+def test_reversed_views_can_be_read_and_written_in_every_dtype(kind: str) -> None:
     host = np.arange(6).reshape(2, 3) % 2
     x = empty((2, 3), named(kind)).copy_from(from_numpy(host))
     wide = empty((3, 2), named("float32")).copy_from(x.view(permute(x[::-1, ::-1].layout, (1, 0))))
@@ -113,7 +113,7 @@ def test_backward_views_in_every_dtype(kind: str) -> None:
     assert x.to_numpy("float32").tolist() == host[::-1].tolist()
 
 
-def test_ops_read_arrays_that_run_backwards() -> None:
+def test_ops_accept_reversed_arrays() -> None:
     x = from_numpy(np.arange(4.0))
     assert call("add", x[::-1], x).to_numpy().tolist() == [3.0] * 4
     assert call("reshape", x[::-1], shape=(2, 2)).to_numpy().tolist() == [[3, 2], [1, 0]]
@@ -137,7 +137,7 @@ REFUSED: list[tuple[Any, type[GraphwrightError]]] = [
 
 
 @pytest.mark.parametrize(("index", "error"), REFUSED, ids=str)
-def test_what_is_no_index_is_refused_and_nothing_is_written(index: Any, error: type[GraphwrightError]) -> None:
+def test_invalid_indices_are_refused_and_nothing_is_written(index: Any, error: type[GraphwrightError]) -> None:
     x = from_numpy(X.copy())
     with pytest.raises(error):
         x[index]
@@ -146,7 +146,7 @@ def test_what_is_no_index_is_refused_and_nothing_is_written(index: Any, error: t
     assert not x.to_numpy().any()
 
 
-def test_a_value_that_does_not_fit_and_a_read_only_array_are_refused() -> None:
+def test_mismatched_values_and_read_only_arrays_are_refused() -> None:
     x = from_numpy(X.copy())
     with pytest.raises(ShapeError):
         x[0] = np.ones(2)

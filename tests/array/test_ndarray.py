@@ -35,7 +35,7 @@ from graphwright.ops import call, compute, get
 
 
 @given(axes=st.permutations(range(3)), step=st.sampled_from([1, 2, -1]), fortran=st.booleans())
-def test_numpy_views_come_in_with_their_values_and_share_memory(axes, step: int, fortran: bool) -> None:
+def test_arrays_made_from_numpy_views_share_their_memory(axes, step: int, fortran: bool) -> None:
     block = np.arange(60.0).reshape(3, 4, 5)
     block = np.asfortranarray(block) if fortran else block
     host = block.transpose(axes)[::step]
@@ -52,14 +52,14 @@ def test_numpy_views_come_in_with_their_values_and_share_memory(axes, step: int,
 @pytest.mark.parametrize(
     "host", [np.float32(3.5), np.zeros((0, 4)), np.zeros((3, 0, 2)).transpose(2, 0, 1), np.ones((), np.int64)]
 )
-def test_scalars_and_empty_arrays(host: np.ndarray) -> None:
+def test_scalars_and_empty_arrays_round_trip(host: np.ndarray) -> None:
     array = from_numpy(host)
     assert array.shape == np.shape(host)
     assert array.to_numpy().shape == np.shape(host)
     assert array.copy().tobytes() == np.asarray(host).tobytes()
 
 
-def test_each_write_counts_one() -> None:
+def test_each_write_raises_the_version_by_one() -> None:
     array = from_numpy(np.zeros(4))
     array.copy_from(from_numpy(np.ones(4)))
     assert array.storage.version == 1
@@ -111,13 +111,13 @@ def test_a_mapped_file_is_opened_at_the_first_use_and_never_written(tmp_path) ->
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3])
-def test_bytes_at_odd_addresses_are_read_right(offset: int) -> None:
+def test_unaligned_bytes_are_read_correctly(offset: int) -> None:
     raw = bytearray(offset) + np.arange(5, dtype=np.float32).tobytes()
     storage = Storage(memoryview(raw)[offset:], 20, CPU, readonly=True)
     assert NDArray(storage, float32, (5,)).to_numpy().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_view_keeps_its_memory_alive_and_nothing_else() -> None:
+def test_a_view_keeps_only_its_storage_alive() -> None:
     gc.disable()
     try:
         base = empty((4, 4), float32)
@@ -141,7 +141,7 @@ def test_owned_memory_is_aligned() -> None:
 @pytest.mark.parametrize(
     "host", [np.arange(12.0).reshape(3, 4).T[::-1], np.zeros((0, 3)), np.float32(2), np.ones(3, "?")]
 )
-def test_numpy_takes_an_array_as_what_it_is(host: np.ndarray) -> None:
+def test_numpy_converts_an_array_with_its_dtype_and_values(host: np.ndarray) -> None:
     for array in (from_numpy(host), from_numpy(host).copy()):
         seen = np.asarray(array)
         assert seen.dtype == host.dtype
@@ -159,7 +159,7 @@ def test_numpy_takes_an_array_as_what_it_is(host: np.ndarray) -> None:
     assert np.stack([from_numpy(host)] * 2).dtype == host.dtype
 
 
-def test_what_numpy_cannot_look_at_is_a_typed_error(sim) -> None:
+def test_arrays_that_numpy_cannot_read_raise_typed_errors(sim) -> None:
     narrow = from_numpy(np.array([0x3F80, 0xC000], np.uint16), bits=bfloat16)
     with pytest.raises(DTypeError, match="bfloat16"):
         np.asarray(narrow)
@@ -174,7 +174,7 @@ def test_what_numpy_cannot_look_at_is_a_typed_error(sim) -> None:
         np.asarray(array)
 
 
-def test_item_and_repr() -> None:
+def test_item_and_repr_of_scalars_and_large_arrays() -> None:
     assert from_numpy(np.array([[7]])).item() == 7
     low = call("cast", from_numpy(np.array(1.5)), dtype=bfloat16)
     assert low.item() == 1.5
@@ -197,18 +197,18 @@ def test_a_repr_reads_no_file() -> None:
     assert not array.storage.touched
 
 
-def test_a_kernel_that_is_missing_is_named() -> None:
+def test_missing_kernels_are_named() -> None:
     with pytest.raises(MissingKernel, match="conv9d"):
         backend(CPU).bind("conv9d", [], [], {}, [])
 
 
-def test_a_bfloat16_scalar_is_an_array_of_no_axes() -> None:
+def test_a_bfloat16_scalar_converts_to_a_0_d_array() -> None:
     one = empty((), bfloat16).copy_from(from_numpy(np.array(1.5, np.float32))).to_numpy("float32")
     assert isinstance(one, np.ndarray)
     assert (one.shape, one.item()) == ((), 1.5)
 
 
-def test_specs() -> None:
+def test_specs_bind_named_sizes_and_round_trip() -> None:
     spec = Spec(("B", 8), float32)
     assert spec.symbolic
     assert repr(spec) == "f32[B, 8]"
@@ -228,7 +228,7 @@ def test_specs() -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from([0, 1, 1, 3]), max_size=4).map(tuple), min_size=1, max_size=3))
-def test_broadcast_shapes_are_numpys(shapes: list[tuple[int, ...]]) -> None:
+def test_broadcast_shapes_match_numpy(shapes: list[tuple[int, ...]]) -> None:
     try:
         theirs = np.broadcast_shapes(*shapes)
     except ValueError:

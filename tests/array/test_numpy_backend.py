@@ -77,11 +77,11 @@ def rsqrt(outs: Arrays, ins: Arrays, attrs: Attrs) -> Call:
 @kernel("pad_slice")
 def pad_slice(outs: Arrays, ins: Arrays, attrs: Attrs) -> Call:
     axis, start, step = attrs["axis"] % ins[0].ndim, attrs["start"], attrs["step"]
-    place = (slice(None),) * axis + (slice(start, start + step * ins[0].shape[axis], step),)
+    index = (slice(None),) * axis + (slice(start, start + step * ins[0].shape[axis], step),)
 
     def run() -> None:
         outs[0].fill(0)
-        outs[0][place] = ins[0]
+        outs[0][index] = ins[0]
 
     return run
 
@@ -308,7 +308,7 @@ def train(
 
 
 @pytest.mark.parametrize(("make", "steps"), [(mlp, 30), (transformer, 20)])
-def test_a_network_trains_on_numpy_as_it_does_on_torch(make: Any, steps: int, request: pytest.FixtureRequest) -> None:
+def test_training_on_numpy_matches_training_on_torch(make: Any, steps: int, request: pytest.FixtureRequest) -> None:
     theirs = train(make, steps)
     request.getfixturevalue("on_numpy")
     ours = train(make, steps)
@@ -334,7 +334,7 @@ def test_support_reports_how_each_op_runs(on_numpy: None) -> None:
     np.testing.assert_allclose(values.softmax().numpy(), _probabilities(values.numpy()), rtol=1e-6)
 
 
-def test_support_of_the_cpu_and_the_simulated_device() -> None:
+def test_support_is_equal_on_the_cpu_and_the_simulated_device() -> None:
     cpu, sim = support("cpu"), support(Device("sim"))
     assert cpu == sim
     assert all(how != "missing" for op in cpu.values() for kind, how in op.items() if kind in ("float32", "float64"))

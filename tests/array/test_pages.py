@@ -21,7 +21,7 @@ def asked(address: int) -> bool:
     raise AssertionError("no mapping holds the address")
 
 
-def test_blocks_and_arrays() -> None:
+def test_large_blocks_and_arrays_request_large_pages() -> None:
     size = 64 << 20
     block, array = backend(CPU).allocate(size), empty((size // 4,), float32)
     middles = block.memory.data_ptr() + size // 2, backend(CPU).address(array) + size // 2

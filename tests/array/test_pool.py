@@ -71,7 +71,7 @@ def check(pool: MemoryPool, live: list[Block]) -> None:
 
 
 @given(TRACES)
-def test_any_trace_keeps_the_pool_whole_and_runs_the_same_again(trace: list[tuple[bool, int, int]]) -> None:
+def test_any_trace_keeps_the_pool_consistent_and_is_deterministic(trace: list[tuple[bool, int, int]]) -> None:
     pool = MemoryPool(SimDriver())
     live, addresses = run(pool, trace)
     spans = sorted((b.address, b.address + b.nbytes) for b in live)
@@ -86,7 +86,7 @@ def test_any_trace_keeps_the_pool_whole_and_runs_the_same_again(trace: list[tupl
     assert pool.driver.mem_info()[0] == pool.driver.mem_info()[1]
 
 
-def test_a_step_that_repeats_asks_the_driver_for_nothing() -> None:
+def test_a_repeated_step_requests_nothing_from_the_driver() -> None:
     driver = SimDriver()
     pool = MemoryPool(driver)
     sizes = np.random.default_rng(0).integers(1, 3 * MIB, 40).tolist()
@@ -98,7 +98,7 @@ def test_a_step_that_repeats_asks_the_driver_for_nothing() -> None:
     assert counts == counts[:1] * 5
 
 
-def test_mixed_sizes_are_served_from_what_was_given_back() -> None:
+def test_mixed_sizes_are_served_from_freed_blocks() -> None:
     """Twelve sizes from 1 KiB to 4 MiB, eight alive at a time; without a pool each request would go to the driver."""
     driver = SimDriver()
     pool = MemoryPool(driver)
@@ -112,7 +112,7 @@ def test_mixed_sizes_are_served_from_what_was_given_back() -> None:
     assert driver.allocs < 0.2 * len(sizes)
 
 
-def test_sums_of_a_trace_worked_out_by_hand() -> None:
+def test_statistics_of_a_small_trace_are_exact() -> None:
     pool = MemoryPool(SimDriver())
     a = pool.alloc(1000, owner="a")  # class 1024
     b = pool.alloc(3 * MIB, owner="b")  # class 3 MiB, a segment of 4
@@ -129,7 +129,7 @@ def test_sums_of_a_trace_worked_out_by_hand() -> None:
     pool.free(b)
 
 
-def test_more_than_a_gibibyte_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_above_a_gibibyte_have_their_own_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "full", lambda n, *rest: np.empty(n, np.uint8))  # untouched pages take no memory
     pool = MemoryPool(SimDriver())
     big = pool.alloc(DIRECT + 1)
@@ -224,7 +224,7 @@ def test_late_finalizer_frees_only_its_own_memory() -> None:
     assert pool.stats().stale == 2
 
 
-def test_a_driver_that_fails_leaves_the_pool_whole() -> None:
+def test_a_failing_driver_leaves_the_pool_consistent() -> None:
     trace = [(False, 1000, 0), (False, 3 * MIB, 0), (True, 0, 0), (False, 500, 0), (True, 0, 1), (True, 0, 0)]
     counted = SimDriver()
     run(MemoryPool(counted), trace)
@@ -236,7 +236,9 @@ def test_a_driver_that_fails_leaves_the_pool_whole() -> None:
 
 
 @pytest.mark.parametrize(("text", "limit"), [("1048576", MIB), ("0.25", 2 * MIB), ("1.0", 8 * MIB), ("", None)])
-def test_the_environment_limits_a_pool(monkeypatch: pytest.MonkeyPatch, text: str, limit: int | None) -> None:
+def test_the_environment_sets_the_limit_of_a_pool(
+    monkeypatch: pytest.MonkeyPatch, text: str, limit: int | None
+) -> None:
     monkeypatch.setenv("GRAPHWRIGHT_CUDA_LIMIT", text)
     assert MemoryPool(SimDriver(capacity=8 * MIB)).limit == limit
     assert MemoryPool(SimDriver(capacity=8 * MIB), 3 * MIB).limit == 3 * MIB
@@ -249,7 +251,7 @@ def test_the_environment_limits_a_pool(monkeypatch: pytest.MonkeyPatch, text: st
 
 
 @pytest.mark.parametrize("text", ["half", "-1", "nan", "2 GiB"])
-def test_an_environment_that_names_no_limit_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_an_invalid_limit_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("GRAPHWRIGHT_CUDA_LIMIT", text)
     with pytest.raises(UsageError, match="invalid memory limit"):
         MemoryPool(SimDriver())

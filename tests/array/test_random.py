@@ -24,11 +24,11 @@ N = 200_000
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), VECTORS)
-def test_published_vectors(counter: tuple, key: tuple, expected: tuple) -> None:
+def test_philox_matches_the_published_vectors(counter: tuple, key: tuple, expected: tuple) -> None:
     assert random.philox(np.array([counter], np.uint32), key).tolist() == [list(expected)]
 
 
-def test_counter_and_key_are_laid_out_as_documented() -> None:
+def test_counter_and_key_have_the_documented_layout() -> None:
     seed, stream, step = 0x0123456789ABCDEF, 5, 7
     words = random.bits(9, seed=seed, stream=stream, step=step)
     for i in range(9):
@@ -36,18 +36,18 @@ def test_counter_and_key_are_laid_out_as_documented() -> None:
         assert words[i] == block[0, i % 4]
 
 
-def test_a_prefix_does_not_depend_on_the_length() -> None:
+def test_numbers_do_not_depend_on_the_requested_length() -> None:
     for make in (random.bits, random.uniform, random.normal, random.gumbel):
         assert np.array_equal(make(1001, seed=3)[:7], make(7, seed=3))
 
 
-def test_seed_stream_and_step_each_give_other_numbers() -> None:
+def test_seed_stream_and_step_each_change_the_numbers() -> None:
     base = random.bits(4000, seed=1)
     for other in ({"seed": 2}, {"seed": 1, "stream": 1}, {"seed": 1, "step": 1}, {"seed": 1 + 2**32}):
         assert np.mean(base == random.bits(4000, **other)) < 0.01
 
 
-def test_uniform_is_on_its_grid_below_one() -> None:
+def test_uniform_numbers_are_multiples_of_the_grid_below_one() -> None:
     u = random.uniform(N, seed=11)
     assert u.dtype == np.float32
     assert u.min() >= 0
@@ -58,7 +58,7 @@ def test_uniform_is_on_its_grid_below_one() -> None:
     assert abs(u.var() - 1 / 12) < 0.001
 
 
-def test_normal_has_its_moments_and_distribution() -> None:
+def test_normal_numbers_have_the_normal_distribution() -> None:
     z = random.normal(N, seed=12).astype(np.float64)
     assert np.isfinite(z).all()
     assert stats.kstest(z, "norm").pvalue > 1e-3
@@ -68,7 +68,7 @@ def test_normal_has_its_moments_and_distribution() -> None:
     assert abs(stats.kurtosis(z)) < 0.05
 
 
-def test_gumbel_has_its_distribution() -> None:
+def test_gumbel_numbers_have_the_gumbel_distribution() -> None:
     g = random.gumbel(N, seed=13).astype(np.float64)
     assert np.isfinite(g).all()
     assert stats.kstest(g, "gumbel_r").pvalue > 1e-3
@@ -76,18 +76,18 @@ def test_gumbel_has_its_distribution() -> None:
     assert abs(g.var() - np.pi**2 / 6) < 0.03
 
 
-def test_integers_cover_their_range_evenly() -> None:
+def test_integers_are_uniform_over_their_range() -> None:
     k = random.integers(-3, 7, N, seed=14)
     assert (k.min(), k.max()) == (-3, 6)
     assert stats.chisquare(np.bincount(k + 3)).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3, 4, 8, 1024, 8192])
-def test_neighbours_do_not_correlate(lag: int) -> None:
+def test_consecutive_numbers_are_uncorrelated(lag: int) -> None:
     u = random.uniform(N, seed=15).astype(np.float64) - 0.5
     assert abs(np.mean(u[:-lag] * u[lag:]) * 12) < 0.01
 
 
-def test_a_normal_matrix_has_the_largest_singular_value_of_one() -> None:
+def test_a_normal_matrix_has_the_expected_largest_singular_value() -> None:
     m = random.normal(1024 * 896, seed=16).reshape(1024, 896)
     assert abs(np.linalg.norm(m, 2) / (1024**0.5 + 896**0.5) - 1) < 0.03

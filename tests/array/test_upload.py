@@ -17,7 +17,7 @@ SIZES = [0, 1, 63, 64, 65, MOST_BYTES // 3, MOST_BYTES - 1, MOST_BYTES, 2 * MOST
 
 
 @given(st.lists(st.sampled_from(SIZES), max_size=40))
-def test_chunks_tile_the_arrays_under_both_bounds(sizes: list[int]) -> None:
+def test_chunks_cover_the_arrays_within_both_limits(sizes: list[int]) -> None:
     parts = list(chunks(sizes))
     assert [at for part in parts for at in part] == list(range(len(sizes)))
     for part in parts:
@@ -25,7 +25,7 @@ def test_chunks_tile_the_arrays_under_both_bounds(sizes: list[int]) -> None:
         assert len(part) == 1 or sum(sizes[at] for at in part) <= MOST_BYTES
 
 
-def test_chunks_are_as_large_as_they_may_be() -> None:
+def test_chunks_are_as_large_as_the_limits_allow() -> None:
     assert [len(p) for p in chunks([8] * (2 * MOST_ARRAYS + 5))] == [MOST_ARRAYS, MOST_ARRAYS, 5]
     assert [len(p) for p in chunks([MOST_BYTES // 4] * 9)] == [4, 4, 1]
     assert [len(p) for p in chunks([8, 2 * MOST_BYTES, 8, 8])] == [1, 1, 2]
@@ -49,7 +49,7 @@ def test_every_byte_of_213304_arrays_arrives_once(sim: SimBackend) -> None:
 
 
 @pytest.mark.parametrize("kind", DTYPES)
-def test_shape_dtype_and_bits_are_kept_whatever_the_layout(kind: str) -> None:
+def test_uploads_keep_shape_dtype_and_bits_of_any_layout(kind: str) -> None:
     rng = np.random.default_rng(0)
     plain = [_bits(rng, s, kind) for s in ((), (3,), (2, 0), (5, 4))]
     given_ = [from_numpy(a, bits=DTYPES[kind]) for a in plain]
@@ -67,7 +67,7 @@ def _bits(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.nda
     return raw.view(DTYPES[kind].numpy).reshape(shape)
 
 
-def test_what_is_there_stays_and_nothing_is_nothing(sim: SimBackend) -> None:
+def test_arrays_already_on_the_device_are_returned_unchanged(sim: SimBackend) -> None:
     there = from_numpy(np.ones(3)).to(SIM)
     both = upload([there, from_numpy(np.zeros(2, np.uint16), bits=bfloat16)], SIM)
     assert both[0] is there

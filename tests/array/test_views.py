@@ -79,7 +79,7 @@ def pairs(draw: Any) -> tuple[NDArray, np.ndarray]:
 
 @settings(max_examples=settings().max_examples * 10)
 @given(pairs())
-def test_a_view_shows_what_numpys_shows_and_shares_its_memory(pair: tuple[NDArray, np.ndarray]) -> None:
+def test_views_match_numpy_and_share_memory(pair: tuple[NDArray, np.ndarray]) -> None:
     array, host = pair
     assert array.shape == host.shape
     assert np.array_equal(array.to_numpy(), host)
@@ -92,7 +92,7 @@ def test_a_view_shows_what_numpys_shows_and_shares_its_memory(pair: tuple[NDArra
 
 
 @given(pairs(), st.data())
-def test_memory_of_a_backend_has_the_same_views(pair: tuple[NDArray, np.ndarray], data: st.DataObject) -> None:
+def test_device_memory_has_the_same_views(pair: tuple[NDArray, np.ndarray], data: st.DataObject) -> None:
     """Allocated memory, not numpy's: reversed and written through."""
     shape = data.draw(SHAPES)
     array, host = empty(shape, float32), np.zeros(shape, np.float32)
@@ -109,7 +109,7 @@ def test_memory_of_a_backend_has_the_same_views(pair: tuple[NDArray, np.ndarray]
 
 
 @given(SHAPES.filter(lambda s: len(s) > 0), st.data())
-def test_pieces_of_a_split_are_numpys(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_split_matches_numpy(shape: tuple[int, ...], data: st.DataObject) -> None:
     host = np.arange(int(np.prod(shape))).reshape(shape)
     axis = data.draw(st.integers(0, len(shape) - 1))
     cuts = sorted(data.draw(st.lists(st.integers(0, shape[axis]), max_size=3)))
@@ -146,7 +146,7 @@ def test_view_of_a_tensor_never_copies() -> None:
     assert x.T.reshape(12).shape == (12,)
 
 
-def test_what_is_no_view() -> None:
+def test_invalid_indices_and_shapes_are_refused() -> None:
     array = from_numpy(np.zeros((2, 3)))
     for index in ((0, 0, 0), (..., ...), 2, -3):
         with pytest.raises(ShapeError):
@@ -159,7 +159,7 @@ def test_what_is_no_view() -> None:
         array.squeeze(0)
 
 
-def test_an_expanded_array_is_not_written_to() -> None:
+def test_writing_to_an_expanded_array_is_refused() -> None:
     array = from_numpy(np.zeros((2, 1)))
     for write in (
         lambda: array.expand(2, 3).copy_from(from_numpy(np.ones((2, 3)))),

@@ -53,7 +53,7 @@ def test_gradients_flow_to_each_operand(equation: str) -> None:
 
 
 @given(data=st.data())
-def test_random_equations(data: st.DataObject) -> None:
+def test_random_equations_match_numpy(data: st.DataObject) -> None:
     labels = st.lists(st.sampled_from("abcdijk"), max_size=4)
     terms = ["".join(data.draw(labels)) for _ in range(data.draw(st.integers(1, 3)))]
     used = sorted(set("".join(terms)))
@@ -63,7 +63,7 @@ def test_random_equations(data: st.DataObject) -> None:
     assert_close(einsum(equation, *map(tensor, operands)), np.einsum(equation, *operands), rtol=1e-11, atol=1e-12)
 
 
-def test_sizes_of_one_broadcast_and_empty_axes_sum_to_zero() -> None:
+def test_axes_of_size_1_broadcast_and_empty_axes_sum_to_zero() -> None:
     a, b = RNG.normal(size=(1, 3)), RNG.normal(size=(3, 4))
     full = np.broadcast_to(a, (2, 3))
     assert_close(einsum("ij,jk->ik", tensor(a), tensor(b)), a @ b, rtol=1e-13)

@@ -191,7 +191,7 @@ def test_a_write_through_a_view_is_detected() -> None:
         y.backward()
 
 
-def test_gradients_of_inner_values_duplicates_and_the_result_itself() -> None:
+def test_gradients_of_inner_values_duplicates_and_the_result_are_correct() -> None:
     x = leaf(0.5)
     h = x * 2.0
     y = h * h
@@ -200,7 +200,7 @@ def test_gradients_of_inner_values_duplicates_and_the_result_itself() -> None:
     assert x.grad is None
 
 
-def test_second_derivatives() -> None:
+def test_higher_derivatives_of_a_cube_are_exact() -> None:
     x = leaf(0.7, -1.3)
     g = grad((x * x * x).sum(), x, create_graph=True)[0]
     assert np.allclose(g.numpy(), 3 * np.array([0.7, -1.3]) ** 2)
@@ -337,7 +337,7 @@ def test_an_invalid_vjp_is_named_in_the_error() -> None:
         assert x.grad is None
 
 
-def test_attributes_of_leaves_and_results() -> None:
+def test_leaves_and_results_have_the_attributes_of_torch() -> None:
     x = leaf(1.0, 2.0)
     h = x * 3.0
     loss = h.sum()

@@ -34,7 +34,7 @@ class Silu(Function):
 
 
 class ScaledProduct(Function):
-    """a·b·factor; the factor is a number. It notes what was wanted of it."""
+    """a·b·factor; the factor is a number. It records its `needs`."""
 
     wanted: list[tuple[bool, ...]] = []  # noqa: RUF012
 
@@ -145,7 +145,7 @@ def test_saved_tensors_are_version_checked_freed_and_form_no_cycle() -> None:
 def test_saved_tensors_are_freed_after_the_vjp_while_the_result_lives() -> None:
     held: list[weakref.ref[Any]] = []
 
-    class Kept(Silu):
+    class Watched(Silu):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
             y = Silu.forward(ctx, x)
@@ -153,7 +153,7 @@ def test_saved_tensors_are_freed_after_the_vjp_while_the_result_lives() -> None:
             return y
 
     x = tensor(X, requires_grad=True)
-    y = Kept.apply(x)
+    y = Watched.apply(x)
     assert [r() is not None for r in held] == [True]
     y.sum().backward()
     assert [r() for r in held] == [None]

@@ -50,7 +50,7 @@ def test_streams_are_numbered_in_the_order_of_the_calls() -> None:
     assert np.array_equal(rand(5).numpy(), first.numpy())
 
 
-def test_a_plan_samples_what_eager_steps_sample() -> None:
+def test_a_plan_samples_the_same_numbers_as_eager_steps() -> None:
     x = tensor(ONES)
     outside = []
     for _ in range(3):
@@ -66,7 +66,7 @@ def test_a_plan_samples_what_eager_steps_sample() -> None:
     assert [np.array_equal(program.run({"x": x})["out"].to_numpy(), y) for y in outside] == [True] * 3
 
 
-def test_next_step_inside_a_trace() -> None:
+def test_next_step_can_be_traced() -> None:
     def two(x: Tensor) -> Tensor:
         a = noisy(x)
         rng.next_step()
@@ -169,13 +169,13 @@ def test_an_invalid_generator_state_is_refused(state) -> None:
 
 def test_dropout_keeps_entries_whose_number_equals_p() -> None:
     drawn = random.uniform(50, seed=3)
-    for place in (7, 31):
+    for index in (7, 31):
         rng.manual_seed(3)
-        kept = dropout(tensor(np.ones(50)), float(drawn[place])).numpy() > 0
-        assert np.array_equal(kept, drawn >= drawn[place])
+        kept = dropout(tensor(np.ones(50)), float(drawn[index])).numpy() > 0
+        assert np.array_equal(kept, drawn >= drawn[index])
 
 
-def test_dropout_with_p_0_and_1() -> None:
+def test_dropout_with_p_0_and_1_keeps_and_drops_everything() -> None:
     x = tensor([np.inf, -2.0], requires_grad=True)
     assert dropout(x, 0.0).tolist() == [np.inf, -2.0]
     y = dropout(x, 1.0)
@@ -193,7 +193,7 @@ def test_uniform_stays_below_one_in_every_dtype(kind: str) -> None:
     assert abs(u.mean() - 0.5) < 0.005
 
 
-def test_shapes_dtypes_and_leaves() -> None:
+def test_random_tensors_have_the_requested_shape_dtype_and_are_leaves() -> None:
     x = rand(2, 3, dtype="float64", requires_grad=True)
     assert (x.shape, x.dtype, x.is_leaf) == ((2, 3), gw.float64, True)
     assert randn_like(x).spec == rand_like(x).spec == x.spec

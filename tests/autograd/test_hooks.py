@@ -48,7 +48,7 @@ def test_a_removed_hook_is_not_called() -> None:
     assert grad_of(x).tolist() == [1.0]
 
 
-def test_each_backward_calls_it_once() -> None:
+def test_each_backward_calls_a_hook_once() -> None:
     x, seen = leaf(1.0), []
     x.register_hook(lambda g: seen.append(g.tolist()))
     for _ in range(3):

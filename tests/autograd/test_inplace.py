@@ -182,8 +182,8 @@ def test_a_trace_cannot_write_a_tensor_from_outside() -> None:
     outside = tensor(A)
     with pytest.raises(TraceMutation, match="Variable"):
         gw.trace(lambda x: outside.add_(x), A)
-    carried = Variable(from_numpy(A.copy()), name="total")
-    step = gw.compile(lambda x: carried.add_(x) * 1.0)
+    total = Variable(from_numpy(A.copy()), name="total")
+    step = gw.compile(lambda x: total.add_(x) * 1.0)
     for k in (2, 3):
         assert np.array_equal(step(A).numpy(), k * A)
-    assert np.array_equal(carried.numpy(), 3 * A)
+    assert np.array_equal(total.numpy(), 3 * A)

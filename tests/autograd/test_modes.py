@@ -30,7 +30,7 @@ from values import array_of, grad_of
 
 @pytest.mark.parametrize("outer", [no_grad, enable_grad])
 @pytest.mark.parametrize("inner", [no_grad, enable_grad])
-def test_nesting(outer, inner) -> None:
+def test_gradient_modes_nest_and_are_restored(outer, inner) -> None:
     with outer():
         with inner():
             assert grad_enabled() is (inner is enable_grad)
@@ -56,7 +56,7 @@ def test_an_exception_restores_the_mode() -> None:
     assert autocast_dtype() is None
 
 
-def test_decorated_functions() -> None:
+def test_decorated_functions_run_in_their_mode() -> None:
     @no_grad()
     def inside() -> bool:
         return grad_enabled()

@@ -120,7 +120,7 @@ def test_a_wrong_axis_is_refused() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_softmax_and_cumsum_along_an_axis(axis: int) -> None:
+def test_softmax_and_cumsum_along_an_axis_match_torch(axis: int) -> None:
     x = RNG.normal(size=(3, 4))
     ours, theirs = tensor(x), torch.from_numpy(x)
     for name in ("cumsum", "softmax", "log_softmax", "argmax", "argmin"):
@@ -131,7 +131,7 @@ def test_softmax_and_cumsum_along_an_axis(axis: int) -> None:
 
 
 @pytest.mark.parametrize("correction", [0, 1, 2])
-def test_var_and_std(correction: int) -> None:
+def test_var_and_std_match_torch(correction: int) -> None:
     x = RNG.normal(size=(3, 5))
     for ours, theirs in ((var, torch.var), (std, torch.std)):
         wanted = theirs(torch.from_numpy(x), 1, correction=correction)
@@ -142,7 +142,7 @@ def test_var_and_std(correction: int) -> None:
 
 
 @pytest.mark.parametrize("p", [0, 0.5, 1, 1.5, 2, 3, inf, -inf])
-def test_norms(p: float) -> None:
+def test_norms_match_torch(p: float) -> None:
     x = RNG.normal(size=(3, 5))
     assert_close(norm(tensor(x), p, 1), torch.linalg.vector_norm(torch.from_numpy(x), p, 1), rtol=1e-14)
     if p:
@@ -169,7 +169,7 @@ def test_16_bit_statistics_are_computed_in_float32() -> None:
     assert_close(norm(x, 2, 1), wide.norm(dim=1).to(torch.float16), rtol=1e-3)
 
 
-def test_outer_lerp_and_other_functions() -> None:
+def test_outer_lerp_and_other_functions_match_torch() -> None:
     a, b = RNG.normal(size=4), RNG.normal(size=3)
     s, t = torch.from_numpy(a), torch.from_numpy(b)
     assert_close(outer(tensor(a), tensor(b)), torch.outer(s, t), rtol=1e-15)
@@ -184,7 +184,7 @@ def test_outer_lerp_and_other_functions() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
-def test_stack(axis: int) -> None:
+def test_stack_matches_torch(axis: int) -> None:
     parts = [RNG.normal(size=(2, 3)) for _ in range(3)]
     assert_bits(stack([tensor(p) for p in parts], axis), np.stack(parts, axis))
     gradcheck(lambda *ts: stack(ts, axis), parts)
@@ -232,7 +232,7 @@ def test_topk_refuses_a_k_beyond_the_axis() -> None:
         topk(tensor(A), 5)
 
 
-def test_nan_is_the_largest() -> None:
+def test_sorting_and_maxima_treat_nan_as_the_largest() -> None:
     x = tensor([1.0, float("nan"), 3.0])
     assert x.argsort().tolist() == [0, 2, 1]
     assert topk(x, 1)[1].tolist() == [1]

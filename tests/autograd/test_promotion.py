@@ -31,7 +31,7 @@ def _torch(kind: DType, category: str):
 
 
 @pytest.mark.parametrize("first", DTYPES)
-def test_the_whole_table_equals_torch(first: str) -> None:
+def test_the_promotion_table_equals_torch(first: str) -> None:
     kinds = [(k, c) for k in DTYPES.values() for c in ("array", "scalar0d")] + [(dtype(n), "python") for n in PYTHON]
     for mine in ("array", "scalar0d"):
         for kind, category in kinds:
@@ -68,7 +68,7 @@ def test_ops_promote_their_operands_in_either_order(name: str) -> None:
         assert out.dtype is (dtype("bool") if name == "eq" else wanted), (name, a, b, category)
 
 
-def test_python_numbers_on_either_side() -> None:
+def test_python_numbers_promote_on_either_side() -> None:
     x = tensor([1, 2])
     assert (x + 0.5).dtype is dtype("float32")
     assert (0.5 - x).tolist() == [-0.5, -1.5]
@@ -80,7 +80,7 @@ def test_python_numbers_on_either_side() -> None:
     assert np.signbit((tensor([0.0]) * -0.0).numpy()).tolist() == [True]
 
 
-def test_casts_are_operations_of_their_own() -> None:
+def test_promotion_records_casts_as_separate_operations() -> None:
     x, y = tensor(np.ones(2, np.float32), requires_grad=True), tensor(np.ones(2))
     z = x * y
     assert z.dtype is dtype("float64")
@@ -111,7 +111,7 @@ def test_dtype_inference_from_data_matches_torch() -> None:
     assert call("embedding", tensor(np.eye(3)), arange(3)).numpy().tolist() == np.eye(3).tolist()
 
 
-def test_promoting_ops_have_several_free_operands() -> None:
+def test_promoting_ops_have_several_castable_operands() -> None:
     assert set(PROMOTING) == {
         *("add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "minimum", "maximum", "swiglu"),
         *("bce", "bce_with_logits"),

@@ -70,7 +70,7 @@ def test_indexing_matches_torch(index: tuple[Any, ...]) -> None:
     assert_like_torch(lambda x: x[index])
 
 
-def test_single_and_numpy_integer_indices() -> None:
+def test_single_and_numpy_integer_indices_are_accepted() -> None:
     assert_like_torch(lambda x: x[1])
     assert_like_torch(lambda x: x[...])
     x, _ = pair()
@@ -205,7 +205,7 @@ def test_numpy_converts_a_tensor() -> None:
         np.asarray(low)
 
 
-def test_repr_of_a_tensor() -> None:
+def test_the_repr_of_a_tensor_shows_values_and_spec() -> None:
     assert repr(tensor([1.0, 2.5])) == "Tensor([1. , 2.5])"
     assert repr(tensor([1], requires_grad=False)) == "Tensor([1], dtype=int64)"
     assert repr(tensor([1.5], dtype="bfloat16", requires_grad=True)) == (
@@ -222,7 +222,7 @@ def test_repr_of_a_tensor() -> None:
 
 # -- making them -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16", "int64", "bool"])
-def test_filled_tensors(kind: str) -> None:
+def test_filled_tensors_match_torch(kind: str) -> None:
     wanted = getattr(torch, kind)
     for ours, theirs in [
         (zeros(2, 3, dtype=kind), torch.zeros(2, 3, dtype=wanted)),
@@ -235,7 +235,7 @@ def test_filled_tensors(kind: str) -> None:
 
 
 @pytest.mark.parametrize("args", [(5,), (2, 5), (1, 8, 3), (0.0, 1.0, 0.25), (5, 0, -2)])
-def test_ranges(args: tuple[float, ...]) -> None:
+def test_arange_matches_torch(args: tuple[float, ...]) -> None:
     ours, theirs = arange(*args), torch.arange(*args)
     assert ours.tolist() == theirs.tolist()
     assert ours.dtype is (int64 if theirs.dtype == torch.int64 else float32)
@@ -250,20 +250,20 @@ def test_arange_refuses_a_step_that_cannot_reach_stop() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
-def test_linspace(count: int) -> None:
+def test_linspace_matches_torch(count: int) -> None:
     np.testing.assert_allclose(gw.linspace(-1, 2, count).numpy(), torch.linspace(-1, 2, count).numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [(3,), (2, 4), (3, 0)])
 @pytest.mark.parametrize("kind", ["bfloat16", "int64", "bool"])
-def test_eye(size: tuple[int, ...], kind: str) -> None:
+def test_eye_matches_torch(size: tuple[int, ...], kind: str) -> None:
     theirs = torch.eye(*size, dtype=getattr(torch, kind))
     ours = gw.eye(*size, dtype=kind)
     assert ours.dtype.name == kind
     assert ours.tolist() == theirs.tolist()
 
 
-def test_like_factories() -> None:
+def test_like_factories_match_torch() -> None:
     x = tensor(np.ones((2, 3)))
     for made, value in ((gw.zeros_like(x), 0.0), (gw.ones_like(x), 1.0), (gw.full_like(x, 2.5), 2.5)):
         assert made.spec == x.spec
@@ -276,7 +276,7 @@ def test_like_factories() -> None:
     )
 
 
-def test_a_made_tensor_has_its_own_memory() -> None:
+def test_tensor_copies_its_data() -> None:
     host = np.ones(3, np.float32)
     first = tensor(host)
     for source in (host, first, first.data):
@@ -299,7 +299,7 @@ def test_integer_tensors_cannot_require_gradients() -> None:
         assert not (tensor([1.0], requires_grad=True) * 2.0).requires_grad
 
 
-def test_iterating_goes_along_the_first_axis() -> None:
+def test_iteration_follows_the_first_axis() -> None:
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     first, *rest = tensor(x)
     assert [r.numpy().tolist() for r in (first, *rest)] == x.tolist()

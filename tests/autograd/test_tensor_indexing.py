@@ -44,7 +44,7 @@ def entries(shape: tuple[int, ...], index: Any) -> np.ndarray | None:
 
 
 @given(shape=SIDES, data=st.data())
-def test_reading_and_its_gradient(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_reading_by_index_and_its_gradient_match_torch(shape: tuple[int, ...], data: st.DataObject) -> None:
     index = data.draw(indices(shape))
     picked = entries(shape, index)
     if picked is None:
@@ -61,7 +61,7 @@ def test_reading_and_its_gradient(shape: tuple[int, ...], data: st.DataObject) -
 
 
 @given(shape=SIDES, data=st.data())
-def test_writing_and_its_gradients(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_writing_by_index_and_its_gradients_match_torch(shape: tuple[int, ...], data: st.DataObject) -> None:
     index = data.draw(indices(shape))
     picked = entries(shape, index)
     if picked is None or len(np.unique(picked)) < picked.size:
@@ -100,7 +100,7 @@ def test_writing_and_its_gradients(shape: tuple[int, ...], data: st.DataObject) 
 
 
 @pytest.mark.parametrize("part", [slice(None, None, -1), slice(None, None, -2), slice(3, 0, -1), slice(-2, None, -3)])
-def test_negative_steps(part: slice) -> None:
+def test_negative_steps_match_numpy(part: slice) -> None:
     x = np.arange(10.0).reshape(2, 5)
     assert np.array_equal(tensor(x)[:, part].numpy(), x[:, part])
     assert np.array_equal(tensor(x)[::-1, part].numpy(), x[::-1, part])
@@ -116,7 +116,7 @@ def test_an_untaped_write_is_in_place() -> None:
     assert x.tolist() == [[1.0, 1.0, 1.0], [1.1, 1.0, 0.2]]
 
 
-def test_writes_follow_the_rules_of_the_tape() -> None:
+def test_indexed_writes_follow_the_rules_of_the_tape() -> None:
     leaf = tensor([1.0, 2.0], requires_grad=True)
     with pytest.raises(LeafModified):
         leaf[0] = 3.0
@@ -139,7 +139,7 @@ def _overwrite(a: Tensor, row: Tensor) -> Tensor:
     return b + part + row
 
 
-def test_a_variable_is_written_in_a_step_and_planned() -> None:
+def test_a_variable_can_be_written_by_index_in_a_compiled_step() -> None:
     table = Variable(tensor(np.zeros((3, 2))).data.copy(), name="table")  # pyright: ignore[reportAttributeAccessIssue]
 
     def step(i: Tensor, v: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def test_a_variable_is_written_in_a_step_and_planned() -> None:
     assert table.tolist() == [[0.0, 1.0], [0.0, 0.0], [2.0, 1.0]]
 
 
-def test_index_arrays_are_data_in_a_trace_and_masks_are_not() -> None:
+def test_index_arrays_are_inputs_of_a_trace_and_masks_are_refused() -> None:
     x = tensor(np.arange(12.0).reshape(3, 4))
     p = gw.trace(lambda x, i: x[1:, i], x, tensor([0, 1]))
     assert p.run({"x": x, "i": tensor([3, -4])})["out"].to_numpy().tolist() == [[7, 4], [11, 8]]
@@ -163,7 +163,7 @@ def test_index_arrays_are_data_in_a_trace_and_masks_are_not() -> None:
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
-def test_bincount_and_one_hot() -> None:
+def test_bincount_and_one_hot_match_torch() -> None:
     ids = [[0, 2], [2, 1]]
     theirs = torch.tensor(ids)
     assert one_hot(ids).tolist() == torch.nn.functional.one_hot(theirs).tolist()
@@ -175,7 +175,7 @@ def test_bincount_and_one_hot() -> None:
         one_hot(ids, 2)
 
 
-def test_cat_and_pad() -> None:
+def test_cat_and_pad_match_torch() -> None:
     a, b = tensor([[1.0]]), tensor([[2]])
     assert cat([a, b], -1).tolist() == [[1.0, 2.0]]
     assert pad(a, [(1, 0), (0, 2)], value=9.0).tolist() == [[9, 9, 9], [1, 9, 9]]
@@ -210,7 +210,7 @@ MASK, HALF, THREE = gw.tensor([True, False, True]), gw.tensor([0.0, 1.0, 0.5]), 
     ],
     ids=["gather", "scatter", "scatter_add", "index_select", "index_add", "repeat_interleave"],
 )
-def test_masks_and_floats_are_no_indices(function: Callable[[Any], object], index: Any) -> None:
+def test_masks_and_floats_are_refused_as_indices(function: Callable[[Any], object], index: Any) -> None:
     with pytest.raises(DTypeError, match="integers"):
         function(index)
 

@@ -106,7 +106,7 @@ def test_update_by_any_op_writes_its_results(name: str) -> None:
     assert w.data is memory
 
 
-def test_swapping_two_variables_in_one_op_sequence() -> None:
+def test_two_variables_can_be_swapped() -> None:
     a, b = Variable(from_numpy(np.zeros(2))), Variable(from_numpy(np.ones(2)))
     old = a.clone()
     a.assign(b)

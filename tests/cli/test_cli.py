@@ -40,6 +40,17 @@ def test_inspect_describes_the_model(call):
     assert "4 layers" in call("inspect", "bundled")
 
 
+def test_inspect_lists_the_tensors_of_an_unknown_class(call, tmp_path):
+    directory = shutil.copytree(gw.open("bundled").directory, tmp_path / "unknown")
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    (directory / "config.json").write_text(json.dumps({**config, "architectures": ["Unknown"]}), encoding="utf-8")
+    facts, known = (json.loads(call("inspect", path, "--json")) for path in (directory, "bundled"))
+    assert facts["family"] == "unknown class Unknown"
+    assert facts["notes"] == ["no registered architecture describes this class: Unknown"]
+    shapes = [{t["key"]: (t["dtype"], t["shape"]) for t in found["tensors"]} for found in (facts, known)]
+    assert shapes[0] == shapes[1]
+
+
 def test_run_prints_the_probabilities_of_the_model(call):
     facts = json.loads(call("run", "bundled", "--text", "The following", "--watch", "layers.1.out", "--json"))
     model = gw.open("bundled")
@@ -164,7 +175,7 @@ def test_interrupted_training_reports_what_was_saved(call, text, tmp_path, monke
     assert json.loads(call("train", "bundled", "--text", text, "--state", state, *small, "--json"))["resumed_at"] == 2
 
 
-def test_a_bar_fits_a_narrow_terminal(monkeypatch):
+def test_the_progress_bar_fits_a_narrow_terminal(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -208,7 +219,7 @@ def test_train_resumes_where_it_stopped(call, text, tmp_path):
     assert gw.open(tmp_path / "a").program.hash() != gw.open("bundled").program.hash()
 
 
-def test_train_from_a_config(call, text, tmp_path):
+def test_train_creates_a_model_from_a_config(call, text, tmp_path):
     fields = dict(
         gw.open("bundled").config.fields,
         num_hidden_layers=1,
@@ -255,9 +266,9 @@ def test_interrupted_generation_reports_its_text(monkeypatch):
         return add(self, token)
 
     monkeypatch.setattr(TextStream, "add", interrupted)
-    said = CliRunner().invoke(app, ["generate", "bundled", "The following", "--json"])
-    assert said.exit_code == 130
-    assert json.loads(said.stdout)["what"].endswith(f"generated: {bytes(added).decode()}")
+    output = CliRunner().invoke(app, ["generate", "bundled", "The following", "--json"])
+    assert output.exit_code == 130
+    assert json.loads(output.stdout)["what"].endswith(f"generated: {bytes(added).decode()}")
 
 
 def test_interruption_is_one_json_document(call, monkeypatch):
@@ -265,10 +276,10 @@ def test_interruption_is_one_json_document(call, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(import_module("graphwright.models.open"), "compare_models", lambda *_, **__: stop())
-    said = call("diff", "bundled", "bundled", "--json", code=130)
-    facts = json.loads(said[: said.rindex("}") + 1])
+    output = call("diff", "bundled", "bundled", "--json", code=130)
+    facts = json.loads(output[: output.rindex("}") + 1])
     assert (facts["ok"], facts["error"]) == (False, "Interrupted")
-    assert "interrupted" in said[said.rindex("}") :]
+    assert "interrupted" in output[output.rindex("}") :]
 
 
 @pytest.mark.deep
@@ -305,7 +316,7 @@ def test_full_disk_on_stdout_is_a_short_error(capfd, monkeypatch):
 
 
 @pytest.mark.parametrize("verb", ["prune", "compress", "orthogonalize", "search"])
-def test_input_files_and_destinations_are_checked_first(call, tmp_path, monkeypatch, verb):
+def test_input_files_and_destinations_are_checked_before_the_model_is_opened(call, tmp_path, monkeypatch, verb):
     (tmp_path / "text").write_bytes(b"\xff\xfe")
     monkeypatch.chdir(tmp_path)
     assert "cannot read the text file" in call(verb, "bundled", "out", "--text", "text", code=2)
@@ -337,7 +348,7 @@ def test_input_files_and_destinations_are_checked_first(call, tmp_path, monkeypa
         (("inspect", "bundled", "--nonsense"), "nonsense"),
     ],
 )
-def test_wrong_use_is_named_and_exits_with_2(call, args, names):
+def test_usage_errors_are_named_and_exit_with_2(call, args, names):
     assert names in call(*args, code=2)
 
 

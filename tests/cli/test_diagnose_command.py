@@ -16,28 +16,28 @@ RUNNER = CliRunner()
 
 @pytest.fixture(scope="module")
 def hurt(tmp_path_factory):
-    """A saved model with a dead end, one with a cycle, and a saved program that is no model."""
-    place = tmp_path_factory.mktemp("hurt")
+    """A saved model with a dead end, one with a cycle, and a saved program without a model."""
+    directory = tmp_path_factory.mktemp("hurt")
     model = gw.open("bundled")
     plant(model.program, "dead_end", 1)
     plant(model.program, "blocked_gradient", 1)
-    model.save(place / "hurt")
+    model.save(directory / "hurt")
     plant(model.program, "cycle", 1)
-    model.save(place / "broken")
+    model.save(directory / "broken")
     b = gw.Builder("plain")
     x = b.input("x", (2, 3))
     b.output(b.tanh(x, name="t"), "y")
     p = b.build()
     plant(p, "isolated", 1)
-    p.save(place / "plain")
-    return place
+    p.save(directory / "plain")
+    return directory
 
 
 def run(*args):
     return RUNNER.invoke(app, ["diagnose", *map(str, args)])
 
 
-def test_exit_codes(hurt):
+def test_exit_codes_depend_on_findings(hurt):
     assert run("bundled").exit_code == 0
     assert "no defects" in run("bundled").stdout
     for name in ("hurt", "broken", "plain"):
@@ -48,7 +48,7 @@ def test_exit_codes(hurt):
     assert run(hurt / "hurt", "--kind", "cycle").exit_code == 0
 
 
-def test_json_is_one_document(hurt):
+def test_json_output_is_one_document(hurt):
     done = run(hurt / "broken", "--json")
     data = json.loads(done.stdout)
     assert data["schema"] == 1
@@ -58,22 +58,22 @@ def test_json_is_one_document(hurt):
 
 
 def test_fixed_model_is_saved_without_findings(hurt, tmp_path):
-    done = run(hurt / "broken", "--fix", "--out", tmp_path / "mended", "--json")
+    done = run(hurt / "broken", "--fix", "--out", tmp_path / "repaired", "--json")
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
     assert len(data["fixed"]) == len(data["found"]["findings"]) == 3
     assert data["findings"] == []
-    assert gw.load(tmp_path / "mended").valid
+    assert gw.load(tmp_path / "repaired").valid
     assert run(hurt / "plain", "--fix", "--out", tmp_path / "plain").exit_code == 0
     assert gw.load(tmp_path / "plain").journal[-1].tool == "graphwright diagnose"
 
 
 def test_fixed_model_opens_as_a_model(hurt, tmp_path):
-    assert run(hurt / "broken", "--fix", "--out", tmp_path / "mended").exit_code == 0
-    assert gw.open(tmp_path / "mended").generate("The", 2)
+    assert run(hurt / "broken", "--fix", "--out", tmp_path / "repaired").exit_code == 0
+    assert gw.open(tmp_path / "repaired").generate("The", 2)
 
 
-def test_pictures_and_text(hurt, tmp_path):
+def test_diagnose_writes_pictures_and_runs_a_text(hurt, tmp_path):
     (tmp_path / "text.txt").write_text("What a text does to a model is seen in its gradients. " * 4, encoding="utf-8")
     svg, page = tmp_path / "f.svg", tmp_path / "f.html"
     assert run(hurt / "hurt", "--svg", svg, "--text", tmp_path / "text.txt").exit_code == 1

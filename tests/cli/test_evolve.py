@@ -1,4 +1,4 @@
-"""`graphwright evolve`: one JSON document, a directory that goes on, a CSV of one's own, errors in three lines."""
+"""`graphwright evolve`: one JSON document, a directory that is resumed, a CSV of one's own, errors in three lines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_run_is_replaced_only_with_overwrite(tmp_path):
     assert ev.resume(out / "state.1", ev.tasks.xor()).seed == 1
 
 
-def test_a_csv_with_a_column_to_predict(tmp_path):
+def test_a_csv_with_a_target_column_is_a_task(tmp_path):
     path = tmp_path / "points.csv"
     rows = [f"{i % 7},{i % 5},{'yes' if i % 7 > i % 5 else 'no'}" for i in range(140)]
     path.write_text("a,b,more\n" + "\n".join(rows) + "\n")
@@ -67,7 +67,7 @@ def test_a_column_of_numbers_is_predicted(tmp_path):
     assert facts["metric"]["valid"] > 0.5
 
 
-def test_output_and_errors(tmp_path):
+def test_runs_print_status_and_lineage_and_errors_are_named(tmp_path):
     text = call("xor", "--seed", 1, "--lineage", "--quiet")
     assert "TargetReached" in text
     assert "the same cases for training, validation and test" in text
@@ -116,7 +116,7 @@ def test_seeds_are_reported_as_distributions(tmp_path):
     assert "cannot save or resume runs from several seeds" in call(*args, "--out", tmp_path / "run", code=2)
 
 
-def test_task_of_a_python_file(tmp_path):
+def test_a_task_can_be_defined_in_a_python_file(tmp_path):
     own, out = tmp_path / "own.py", tmp_path / "run"
     own.write_text(
         "import numpy as np\nfrom graphwright import evolve as ev\n\n\ndef task():\n"
@@ -130,15 +130,15 @@ def test_task_of_a_python_file(tmp_path):
     assert rest["generations"] == 3
     assert "both given" in call("xor", "--task", own, code=2)
     own.write_text("x = 1\ntask = x / 0\n")
-    said = call("--task", own, code=2)
-    assert "own.py:2: the task file raised an error" in said.replace("\n", "")
-    assert "division by zero" in said
+    output = call("--task", own, code=2)
+    assert "own.py:2: the task file raised an error" in output.replace("\n", "")
+    assert "division by zero" in output
     own.write_text("x = 1\n")
     assert "defines no task" in call("--task", own, code=2)
     assert "does not exist" in call("--task", tmp_path / "none.py", code=2)
 
 
-def test_champion_of_a_csv_has_its_scale_and_meaning(tmp_path):
+def test_the_champion_of_a_csv_stores_its_scale_and_classes(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,kind,price\n" + "\n".join(f"{i % 9},{'up' if i % 9 > 4 else 'down'},{2 * i}" for i in range(60)))
     small = ("--generations", 1, "--population", 4)
@@ -170,10 +170,10 @@ def test_interrupted_run_reports_what_was_saved(tmp_path):
         "task = ev.Task([[0.0], [1.0]], [0, 1], fitness_batch=fitness, split='same')\n"
     )
     small = ("--task", own, "--population", 4, "--generations", 9, "--out", out)
-    said = call(*small, code=130)
-    assert "nothing was saved yet" in " ".join(said.split())
-    said = call(*small, "--overwrite", "--save-every", 1, code=130)
-    assert f"2 generations are saved in {out}" in " ".join(said.split()).replace("- ", "-")
+    output = call(*small, code=130)
+    assert "nothing was saved yet" in " ".join(output.split())
+    output = call(*small, "--overwrite", "--save-every", 1, code=130)
+    assert f"2 generations are saved in {out}" in " ".join(output.split()).replace("- ", "-")
     assert ev.resume(out, ev.Task([[0.0], [1.0]], [0, 1], split="same")).generation == 1
 
 

@@ -26,20 +26,20 @@ def test_dry_run_matches_the_api_and_writes_nothing(call, tmp_path):
     assert keys | {"schema", "seconds", "layers"} == set(facts["plan"])
 
 
-def test_smaller_model_is_written_and_differs(call, tmp_path):
+def test_the_pruned_model_is_written_and_differs(call, tmp_path):
     text, out = tmp_path / "text.txt", tmp_path / "smaller"
     text.write_text("The value of an expression is the value of its last operand. " * 200)
     options = ("--round-to", 8, "--text", text, "--of", "flops", "--check", "none", "--quiet")
-    said = call("prune", "bundled", out, "--target", 0.1, *options, *SMALL)
-    assert "flops" in said
-    assert "wrote" in said
+    output = call("prune", "bundled", out, "--target", 0.1, *options, *SMALL)
+    assert "flops" in output
+    assert "wrote" in output
     assert (out / "receipt.json").exists()
     assert "OUT is missing" in call("prune", "bundled", code=2)
     assert "params, flops, bytes" in call("prune", "bundled", out, "--of", "weight", code=2)
 
 
 @pytest.mark.deep
-def test_two_models_compared(call, tmp_path):
+def test_two_models_can_be_compared(call, tmp_path):
     facts = json.loads(call("verify", "bundled", "bundled", "--json"))
     assert facts["equal"] is True
     assert facts["outputs"]["top1"] == 1.0

@@ -118,7 +118,7 @@ def test_states_of_other_loaders_are_refused(state):
     assert loader.state_dict() == {"epoch": 0, "done": 0, "seed": 0, "batch_size": 2}
 
 
-def test_batches_are_stacked_entry_by_entry():
+def test_batches_stack_each_entry():
     x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6)
     (a, b), _ = DataLoader(TensorDataset(x, y), 3)
     assert (a.shape, a.dtype.name, b.shape, b.dtype.name) == ((3, 2), "float32", (3,), "int64")

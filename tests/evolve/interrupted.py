@@ -42,8 +42,8 @@ def new(kind: str, folder: Path, threads: int = 1) -> Any:
     return ev.Evolution(ev.tasks.xor(), ev.scalar(), settings, seed=4, threads=threads)
 
 
-def finish(run: Any, place: Path | None = None, callback: Any = None) -> None:
-    run.run(GENERATIONS, target=2.0, save=place, save_every=3, callback=callback)
+def finish(run: Any, directory: Path | None = None, callback: Any = None) -> None:
+    run.run(GENERATIONS, target=2.0, save=directory, save_every=3, callback=callback)
 
 
 def main(folder: Path, threads: int) -> None:

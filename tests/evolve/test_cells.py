@@ -126,7 +126,7 @@ def test_elapsed_times_of_another_shape_are_refused():
     assert p.hash() == before
 
 
-def test_a_run_grows_cells_that_read_the_time():
+def test_a_run_inserts_cells_that_read_elapsed_times():
     task = ev.tasks.irregular_sine(20, 5)
     b = gw.Builder("readings")
     x = b.input("x", (6, 5, 2))
@@ -191,7 +191,7 @@ def test_cells_need_sequences():
 
 
 @pytest.mark.parametrize("loss", ["bce", "mse", "cross_entropy"])
-def test_training_over_time_lowers_the_task_s_loss(loss):
+def test_training_over_time_lowers_the_loss(loss):
     x = rng.normal(size=(40, 4, 2)).astype("f4")
     y: Any = rng.random((40, 4, 2)) if loss != "cross_entropy" else rng.integers(0, 2, 40)
     task = ev.Task(x, y, loss, lengths=rng.integers(2, 5, 40), split="same")

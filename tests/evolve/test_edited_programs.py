@@ -178,16 +178,16 @@ def test_refused_edits_change_nothing():
     p, other, draw = net(), mlp((3, *[5] * 8, 2)), np.random.default_rng(0)
     mutated(p, draw, ("insert_layer",))
     mutated(p, draw, ("split_link",) if open_links(p) else ("add_link",))
-    strangers = [n for n in other.nodes() if n.index > 8 + max(k.index for k in p.nodes())]  # nor made in an edit
-    assert strangers
+    foreign = [n for n in other.nodes() if n.index > 8 + max(k.index for k in p.nodes())]  # nor made in an edit
+    assert foreign
     bad = [
         lambda e: e.add("add", "x", "b.weight"),
         lambda e: e.set_weight("a.weight", np.zeros((5, 3, 2), np.float32)),
         lambda e: e.connect("x", "total"),
         lambda e: e.connect("total", "total"),
         lambda e: e.rewire(p.in_edges("a")[0], "b"),
-        lambda e: e.add("tanh", strangers[int(draw.integers(len(strangers)))]),
-        lambda e: e.connect(strangers[int(draw.integers(len(strangers)))], "total"),
+        lambda e: e.add("tanh", foreign[int(draw.integers(len(foreign)))]),
+        lambda e: e.connect(foreign[int(draw.integers(len(foreign)))], "total"),
         lambda e: e.rename("a", "b"),
         lambda e: e.param("total", np.zeros(2, np.float32)),
         lambda e: m.add_link(e, "b", draw),

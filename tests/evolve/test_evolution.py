@@ -36,7 +36,7 @@ def test_neat_finds_xor():
     assert best.rescore() == best.fitness
 
 
-def test_without_growth_nothing_is_solved():
+def test_xor_is_not_solved_without_structural_mutations():
     assert not any(ev.Evolution(ev.tasks.xor(), None, ev.NEAT(growth=False), seed=s).run(40).solved for s in range(3))
 
 
@@ -68,7 +68,7 @@ def test_hybrid_solves_xor_with_few_candidates():
     assert c.forward == c.evaluations * 4 + 4  # and the best founder once more, whether its fitness is the same
 
 
-def test_the_number_of_threads_changes_nothing():
+def test_results_do_not_depend_on_the_number_of_threads():
     one, two = run_of(), ev.Evolution(ev.tasks.xor(), None, seed=7, threads=2)
     two.run(20, target=2.0)
     for a, b in zip(one.genes, two.genes, strict=True):
@@ -89,17 +89,17 @@ def test_runs_in_environments_resume_in_another_process(tmp_path, name):
 
 
 def test_previous_states_are_saved(tmp_path):
-    place = tmp_path / "run"
+    directory = tmp_path / "run"
     run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=10), seed=1)
-    run.run(9, target=2.0, save=place, save_every=2)
+    run.run(9, target=2.0, save=directory, save_every=2)
     assert {p.name for p in tmp_path.iterdir()} == {"run", "run.1", "run.2"}
     assert [len(ev.resume(tmp_path / n).log) for n in ("run", "run.1", "run.2")] == [9, 8, 6]
-    (place / "run.json").write_text("{")
+    (directory / "run.json").write_text("{")
     with pytest.raises(ResumeMismatch, match=r"previous state in .*run\.1"):
-        ev.resume(place)
+        ev.resume(directory)
     older = ev.resume(tmp_path / "run.1")
-    older.run(9, target=2.0, save=place, keep=1)
-    for a, b in zip(ev.resume(place).genes, run.genes, strict=True):
+    older.run(9, target=2.0, save=directory, keep=1)
+    for a, b in zip(ev.resume(directory).genes, run.genes, strict=True):
         assert a.tobytes() == b.tobytes()
 
 
@@ -113,7 +113,7 @@ def test_a_run_of_another_task_is_refused(tmp_path):
         ev.resume(tmp_path / "run")
 
 
-def test_limits_and_stops():
+def test_runs_stop_at_each_limit():
     run = ev.Evolution(ev.tasks.xor(), None, seed=0)
     assert run.run(3, target=2.0).status is ev.Status.MAX_GENERATIONS
     assert run.run(max_evaluations=600, target=2.0).status is ev.Status.MAX_EVALUATIONS
@@ -133,7 +133,7 @@ def test_limits_and_stops():
     assert limited.counters.refused["split_link"] > 0
 
 
-def test_result_without_a_generation():
+def test_a_run_without_a_generation_has_no_champion():
     run: Any = ev.Evolution(ev.tasks.xor(), None, seed=0)
     for limit in ({"max_generations": 0}, {"max_evaluations": 0}, {"max_seconds": 0}):
         result = run.run(**limit)
@@ -193,13 +193,13 @@ def test_failure_names_genome_mutation_and_line():
     line = deeper.__code__.co_firstlineno
     assert run.failures[0].startswith("generation 0, genome 4 (founder): ValueError: boom, at test_evolution.py:")
     assert run.failures[0].endswith(f"test_evolution.py:{line + 1}")
-    said = "; ".join(run.failures)
-    assert "(split link at " in said
+    text = "; ".join(run.failures)
+    assert "(split link at " in text
     for got in ("None", "'many'", "array([0., 0.])"):
-        assert f"the fitness function returned {got}, not a number" in said
+        assert f"the fitness function returned {got}, not a number" in text
 
 
-def test_a_fitness_may_be_an_array_of_one_number():
+def test_a_fitness_function_may_return_an_array_of_one_number():
     def fitness(program):
         return program.run(x=X[:1], keep="outputs")["y"]
 
@@ -341,7 +341,7 @@ def test_noisy_fitness_is_averaged_with_fixed_keys(recwarn):
 
 
 @pytest.mark.parametrize("inherit", ["lamarck", "baldwin", "none"])
-def test_children_inherit_weights_as_set(inherit):
+def test_children_inherit_weights_according_to_the_setting(inherit):
     run: Any = ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(population=8, inherit=inherit, weights=0.0), seed=2)
     before = run.genes.weight.copy()
     run.run(1, target=2.0)
@@ -366,7 +366,7 @@ def test_children_inherit_weights_as_set(inherit):
         assert not np.array_equal(kept, run.genes.weight)
 
 
-def test_settings_go_through_json():
+def test_settings_round_trip_through_json():
     for settings in (
         replace(ev.NEAT.paper2002(), threshold=4.0),
         ev.Hybrid(activation=("tanh", "sin"), train=ev.Train(5, 0.1)),
@@ -395,32 +395,32 @@ def test_settings_out_of_range_are_named(name, value):
 
 
 @pytest.mark.parametrize(("name", "value"), [("steps", -1), ("steps", 1.5), ("lr", math.nan), ("clip", -1.0)])
-def test_training_out_of_range_is_named(name, value):
+def test_training_options_out_of_range_are_named(name, value):
     with pytest.raises(ValueError, match=f"Train, {name}: a setting is out of range"):
         ev.Train(**{name: value})
 
 
 def test_damaged_files_are_refused(tmp_path):
-    place = tmp_path / "run"
+    directory = tmp_path / "run"
     run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=10), seed=1)
-    run.run(2, target=2.0, save=place, save_every=1)
+    run.run(2, target=2.0, save=directory, save_every=1)
     older = r"try +resume from the previous state in .*run\.1"
-    arrays = place / "arrays.safetensors"
+    arrays = directory / "arrays.safetensors"
     whole = arrays.read_bytes()
     flipped = whole[:-1] + bytes([whole[-1] ^ 1])
     for damaged in (flipped, whole[:-5], whole[:20], b"", whole.replace(b"births.site", b"births.cite"), None):
         arrays.unlink() if damaged is None else arrays.write_bytes(damaged)
         with pytest.raises(ResumeMismatch, match=f"damaged(.|\n)*{older}"):
-            ev.resume(place)
+            ev.resume(directory)
     arrays.write_bytes(whole)
-    assert ev.resume(place).generation == 1
-    text = (place / "run.json").read_text()
+    assert ev.resume(directory).generation == 1
+    text = (directory / "run.json").read_text()
     changes = ('"seed"', '"sed"'), ('"best"', '"most"'), ('"population": 10', '"population": -1')
     for damaged in (text[: len(text) // 2], *(text.replace(*change) for change in changes)):
         assert damaged != text
-        (place / "run.json").write_text(damaged)
+        (directory / "run.json").write_text(damaged)
         with pytest.raises(ResumeMismatch, match=f"damaged(.|\n)*{older}"):
-            ev.resume(place)
+            ev.resume(directory)
 
 
 def test_contradictory_innovation_numbers_are_a_conflict(tmp_path):
@@ -478,9 +478,9 @@ def test_invalid_keys_and_programs_are_refused(tmp_path):
         with pytest.raises(TaskError, match="not a genome"):
             ev.PopulationPlan([program])
     run.save(tmp_path / "run")
-    place = tmp_path / "run" / "run.json"
-    content = json.loads(place.read_text())
+    directory = tmp_path / "run" / "run.json"
+    content = json.loads(directory.read_text())
     for name, value in (("best", [5, 99, 0]), ("pinned", [[0, 44, 0]])):
-        place.write_text(json.dumps(content | {name: value}))
+        directory.write_text(json.dumps(content | {name: value}))
         with pytest.raises(ResumeMismatch, match="no individual has the key"):
             ev.resume(tmp_path / "run")

@@ -85,7 +85,7 @@ def test_layers_below_a_sign_warn():
     assert warned[0].filename == __file__
 
 
-def test_adaline_a_sign_node_learns_by_the_delta_rule_before_it():
+def test_adaline_with_a_sign_node_learns_by_the_delta_rule():
     """Widrow and Hoff 1960: the error is taken before the sign, w += η (t - w·x) x, on inputs as they are."""
     rng = np.random.default_rng(4)
     x = rng.uniform(-3, 5, (400, 2)).astype(np.float32)

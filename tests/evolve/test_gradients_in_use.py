@@ -164,7 +164,7 @@ def test_the_flag_is_restored_after_an_exception():
     assert grad_enabled()
 
 
-def test_scoring_makes_no_tape(monkeypatch):
+def test_scoring_records_no_tape(monkeypatch):
     from graphwright.autograd import apply
 
     made: list[Any] = []
@@ -186,7 +186,7 @@ def test_scoring_makes_no_tape(monkeypatch):
 
 
 # -- losses ------------------------------------------------------------------------------------------------------------
-def test_loss_inside_a_graph_passes_its_gradient_on():
+def test_a_loss_inside_a_graph_propagates_its_gradient():
     scores, targets = rng.normal(size=(5, 3)).astype(np.float32), gw.tensor(np.array([0, 2, 1, 1, 0]))
     found = []
     for times in (1.0, 7.0):

@@ -24,13 +24,13 @@ def wild(seed, task=None):
 
 def written_out(registry):
     """What each number stands for, without numbers."""
-    said = []
+    names = []
     for kind, a, b, c in registry.keys[: int(registry.count[0])].tolist():
         if kind == LINK:
-            said.append(("link", said[a], said[b], c))
+            names.append(("link", names[a], names[b], c))
         else:
-            said.append(("split", said[a], b) if kind == SPLIT else (kind, a, b, c))
-    return said
+            names.append(("split", names[a], b) if kind == SPLIT else (kind, a, b, c))
+    return names
 
 
 def test_merged_registry_keeps_existing_numbers():
@@ -91,9 +91,9 @@ def test_manual_neurons_match_only_with_a_common_past():
     np.testing.assert_array_equal(numbers, np.arange(at + 1))
     other = wild(8)
     other.registry = with_room(other.registry, 10)
-    stranger = number(other.registry, MANUAL, 12345, 0)
+    unknown = number(other.registry, MANUAL, 12345, 0)
     merged, numbers = islands.merge(mine.registry, other.registry)
-    assert merged.keys[numbers[stranger]].tolist() == [MANUAL, 12345, 1, 0]
+    assert merged.keys[numbers[unknown]].tolist() == [MANUAL, 12345, 1, 0]
 
 
 def test_runs_with_other_inputs_cannot_merge():

@@ -119,7 +119,7 @@ def test_saved_run_of_another_task_or_with_missing_files_is_refused(tmp_path):
     shutil.rmtree(tmp_path / "run" / "candidates")
 
 
-def test_line_of_fitter_parents_replays_to_the_same_structure():
+def test_replaying_the_fitter_parents_gives_the_same_structure():
     run = evolution(5, **QUICK)
     run.run(max_evaluations=40)
     for member in run.members:
@@ -301,7 +301,7 @@ def test_invalid_arguments_are_refused():
         ev.Evolution(ev.tasks.two_moons(), ev.blocks(p)).run(4)
 
 
-def test_limits_hold():
+def test_candidates_stay_within_the_limits():
     run = evolution(4, population=3, steps=1, crossover=0, max_params=40, max_flops=150, max_width=16)
     run.run(max_evaluations=60, target=2)
     assert max(b.params for b in run.births) <= 40
@@ -309,7 +309,7 @@ def test_limits_hold():
     assert run.counters.refused
 
 
-def test_user_mutation_is_drawn_like_built_in_ones(monkeypatch):
+def test_user_mutations_are_sampled_like_built_in_ones(monkeypatch):
     table = dict(m.MUTATIONS)
     monkeypatch.setattr(registry, "MUTATIONS", table)
     monkeypatch.setattr(engine, "MUTATIONS", table)
@@ -367,7 +367,7 @@ def test_delay_link_is_found_for_a_delayed_target():
         assert run.replay(member.number).structure_hash() == member.program.structure_hash()
 
 
-def test_images_evolve_too():
+def test_layer_evolution_works_on_images():
     gw.manual_seed(0)
     n = gw.nn
     net = n.Sequential(n.Conv2d(1, 4, 3, padding=1), n.ReLU(), n.AdaptiveAvgPool2d(1), n.Flatten(), n.Linear(4, 2))

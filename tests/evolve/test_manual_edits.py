@@ -66,12 +66,12 @@ def test_manual_edit_replaces_the_individual_and_is_scored():
 def test_manual_and_evolved_splits_have_equal_innovation_numbers():
     run = run_of(generations=1, population=40)
     split(run, 0)
-    by_hand = {n.id for n in genome(run.genes, 0, 2, 1).nodes} - {3}
+    manual = {n.id for n in genome(run.genes, 0, 2, 1).nodes} - {3}
     run.run(8, target=9.0)
     births = run.lineage.past[1].births
     assert 4 in births.site[births.mutation == 3]  # the first link is split by evolution too
     child = int(np.flatnonzero((births.site == 4) & (births.mutation == 3) & (births.fitter_parent != 0))[0])
-    assert by_hand <= {n.id for n in run.lineage.genome(ev.IndividualKey(1, child)).nodes}
+    assert manual <= {n.id for n in run.lineage.genome(ev.IndividualKey(1, child)).nodes}
 
 
 def test_children_descend_from_a_manual_edit_and_blame_names_it():

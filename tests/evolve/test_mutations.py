@@ -82,7 +82,7 @@ def prepared(start):
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("name", list(m.MUTATIONS))
-def test_each_mutation_keeps_its_contract_and_undoes(name, start):
+def test_each_mutation_has_its_documented_effect_and_can_be_undone(name, start):
     p = prepared(start)
     kind, before, y = m.MUTATIONS[name], p.hash(), answers(p)
     made = 0
@@ -235,7 +235,7 @@ def test_narrow_removes_units_with_the_smallest_weights():
         m.narrow(e, axis, rng, 7)
 
 
-def test_a_larger_window_computes_the_same():
+def test_a_larger_kernel_keeps_the_function():
     p = cnn()
     y, node = answers(p), p.of_kind("conv")[1]
     with p.edit("look further") as e:
@@ -255,7 +255,7 @@ def genome():
     return ev.program.founder(read_genome(run.genes, 0, 2, 1))
 
 
-def test_split_link_reads_as_the_genome_with_a_neuron():
+def test_split_link_gives_the_genome_with_a_neuron():
     p = genome()
     before = ev.program.read(p)
     first = before.links[0]
@@ -291,7 +291,7 @@ def test_neuron_is_removed_with_its_last_link():
     assert {p.path(n) for n in p.nodes()} == names
 
 
-def test_toggle_twice_is_identity_and_delay_link_has_memory():
+def test_toggling_twice_restores_the_function_and_delay_links_have_memory():
     p = genome()
     y = p.run(x=np.eye(2, dtype="f4"))["y"].to_numpy()
     link = links(p)[0]
@@ -322,13 +322,13 @@ def test_link_ends_at_a_junction_and_makes_no_cycle():
         m.add_link(e, m.linears(p)[0], rng)
     total, before = junctions(p)[0], len(links(p))
 
-    def all_there_are():
+    def all_possible():
         with p.edit("all there are") as e:
             for k in range(20):
                 m.add_link(e, total, np.random.default_rng(k))
 
     with pytest.raises(UsageError, match="all earlier values"):
-        all_there_are()
+        all_possible()
     assert len(links(p)) == before
     with p.edit("one") as e:
         m.add_link(e, total, rng)
@@ -359,7 +359,7 @@ def test_delay_matrix_reads_the_previous_step():
 
 
 @pytest.mark.parametrize("name", ["toggle_link", "remove_link", "remove_delay_link"])
-def test_columns_and_program_have_equal_links(name):
+def test_columns_and_programs_have_equal_links(name):
     """Chains of neurons, closed links, a state that two links read: what goes, and what stays."""
     ends = [(4, 0, 3, 0), (5, 1, 3, 0), (6, 2, 3, 0), (8, 3, 7, 1), (9, 3, 3, 1), (11, 7, 10, 0), (12, 1, 13, 0),
             (14, 13, 15, 2), (17, 16, 3, 0)]  # fmt: skip

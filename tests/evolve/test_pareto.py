@@ -25,7 +25,7 @@ def test_fronts_match_brute_force():
         assert dominates(values).tolist() == [[over(i, j) for j in range(len(values))] for i in range(len(values))]
 
 
-def test_crowding_of_a_small_example():
+def test_crowding_distances_of_a_small_example():
     values = np.array([[0.0, 4.0], [1.0, 3.0], [3.0, 1.0], [4.0, 0.0], [0.0, 0.0]])
     rank = fronts(values)
     assert rank.tolist() == [0, 0, 0, 0, 1]

@@ -39,7 +39,7 @@ def test_a_network_shows_its_nodes_and_links():
         assert text == pictures.network(genome, run.task.names)
 
 
-def test_curves_and_species():
+def test_pictures_of_curves_and_species():
     run = run_of()
     for draw in (pictures.fitness, pictures.species):
         root = ElementTree.fromstring(draw(run.log))
@@ -50,7 +50,7 @@ def test_curves_and_species():
     assert shown == {f"species {n}" for line in run.log for n in line.species}
 
 
-def test_lineage_page(tmp_path):
+def test_the_lineage_page_is_written_with_escaped_names(tmp_path):
     run = run_of()
     text = run.lineage.to_html(tmp_path / "family.html")
     assert (tmp_path / "family.html").read_text(encoding="utf-8") == text
@@ -62,7 +62,7 @@ def test_lineage_page(tmp_path):
 def test_genes_without_descendants_are_dropped():
     run = run_of()
     run.run(200, target=2.0)
-    kept = [len(past.kept) for past in run.lineage.past]
+    kept = [len(past.stored) for past in run.lineage.past]
     assert max(kept[:60]) <= 20
     assert sum(kept[:60]) < 0.5 * 60 * 20
     for g in range(20):
@@ -71,7 +71,7 @@ def test_genes_without_descendants_are_dropped():
     assert all(run.lineage.genome(birth.key) for birth in run.lineage.champions())
 
 
-def test_charts_of_one_generation():
+def test_a_run_of_one_generation_can_be_drawn():
     run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=8), seed=1)
     run.run(1, target=2.0)
     for line in ElementTree.fromstring(ev.pictures.fitness(run.log)).iter(f"{SVG}polyline"):

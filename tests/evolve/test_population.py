@@ -183,7 +183,7 @@ def test_equal_structure_has_equal_numbers():
     assert len(set(ends.values())) == len(ends)
 
 
-def test_a_link_closed_in_a_parent_stays_closed_in_three_of_four():
+def test_a_link_closed_in_a_parent_stays_closed_in_three_quarters_of_children():
     settings = NEAT(population=20_000, split_link=0, add_link=0, weights=0, mutate_only=0.0)
     genes, registry, _ = setup(3, 1, NEAT(population=2))
     genes.link_open[:4] = 0  # all of the first parent, none of the second
@@ -197,7 +197,7 @@ def test_a_link_closed_in_a_parent_stays_closed_in_three_of_four():
 
 
 @pytest.mark.parametrize("steps", [1, 5])
-def test_answers_match_the_definition(steps):
+def test_outputs_match_the_definition(steps):
     genes = remembering()
     rng = np.random.default_rng(2)
     x = rng.normal(size=(37, steps, 3)).astype(np.float32)
@@ -212,7 +212,7 @@ def test_answers_match_the_definition(steps):
     assert (outputs(tabulate(alone, 3, 2), alone, Cases.of(x)) == ours[7:8]).all()
 
 
-def test_a_session_is_the_sequence_step_by_step():
+def test_running_a_session_step_by_step_equals_running_the_sequence():
     genes = remembering()
     x = np.random.default_rng(3).normal(size=(40, 4, 6, 3)).astype(np.float32)  # genomes, episodes, steps
     table = tabulate(genes, 3, 2)
@@ -224,7 +224,7 @@ def test_a_session_is_the_sequence_step_by_step():
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations(name):
+def test_activations_match_their_formulas(name):
     genes = columns_of([genome(minimal(1, 1, 2, NEAT(output=name), 0)[0], 0, 1, 1)])
     genes.weight[:] = [1.0, 0.0]
     x = np.array([0.0, 1, -1, 0.3, -0.7, 5, -5, 50, -50, 800, -800], np.float32)[:, None]
@@ -236,7 +236,7 @@ def test_activations(name):
 
 
 @pytest.mark.parametrize("loss", ["mse", "bce", "cross_entropy"])
-def test_gradients_are_those_of_finite_differences(loss):
+def test_gradients_match_finite_differences(loss):
     smooth = ("tanh", "sigmoid", "silu", "softplus", "sech", "gauss", "sin", "gelu")
     settings = NEAT(
         population=30, split_link=0.3, add_link=0.5, delays=0.5, activation=smooth, output="identity", power=0.5,
@@ -294,7 +294,7 @@ def test_training_makes_the_given_number_of_steps():
     assert (genes.steps.reshape(150, 3) == steps[:, None]).all()
 
 
-def test_taking_and_joining():
+def test_take_and_join_select_and_concatenate_genomes():
     genes, _ = evolved()
     which = np.array([5, 5, 0, 39])
     part = take(genes, which)
@@ -306,7 +306,7 @@ def test_taking_and_joining():
         assert (getattr(again, name) == getattr(genes, name)).all()
 
 
-def test_a_registry_that_grows_keeps_its_numbers():
+def test_a_growing_registry_keeps_its_numbers():
     _, registry = evolved(generations=3)
     used = int(registry.count[0])
     grown = with_room(registry, 5000)

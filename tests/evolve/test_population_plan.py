@@ -31,13 +31,9 @@ def test_population_plan_matches_single_programs(programs, monkeypatch):
     for p, ours in zip(programs, together, strict=True):
         assert gw.compile(p, executor="vm")(x=X)["y"].numpy().tobytes() == ours.tobytes()
     assert ev.PopulationPlan(programs, threads=2)(X).tobytes() == together.tobytes()
-    np.testing.assert_array_equal(ev.PopulationPlan(programs).each(np.stack([X] * 6)), together)
-    own = np.random.default_rng(1).normal(size=(6, 5, 3)).astype(np.float32)
-    for p, x, ours in zip(programs, own, ev.PopulationPlan(programs).each(own), strict=True):
-        np.testing.assert_array_equal(ours, ev.PopulationPlan([p])(x)[0])
 
 
-def test_next_population_plan_sees_an_edit(programs):
+def test_a_new_population_plan_contains_later_edits(programs):
     p = programs[0].fork("edited")
     link = links.open_links(p)[0]
     with p.edit("close") as e:
@@ -55,5 +51,3 @@ def test_invalid_arguments_are_refused(programs):
         ev.PopulationPlan([])
     with pytest.raises(ev.TaskError, match="wrong shape"):
         ev.PopulationPlan(programs)(X[:, :2])
-    with pytest.raises(ev.TaskError, match="the number of genomes"):
-        ev.PopulationPlan(programs).each(X[None])

@@ -48,7 +48,7 @@ def test_replaying_a_lineage_gives_the_genome(seed, delays):
 
 @settings(max_examples=4)
 @given(seed=st.integers(0, 1000))
-def test_the_vm_gives_the_bits_of_the_population(seed):
+def test_the_vm_and_the_population_loops_give_equal_bits(seed):
     run = wild(seed, activation=("tanh", "sigmoid49", "identity", "relu", "silu", "gelu"))
     x = np.random.default_rng(seed).normal(size=(19, 3)).astype(np.float32)
     for g in range(0, 12, 4):
@@ -60,7 +60,7 @@ def test_the_vm_gives_the_bits_of_the_population(seed):
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_each_activation_is_a_program(name):
+def test_each_activation_runs_as_a_program(name):
     one = ev.Genome(
         2, 1, (ev.NodeGene(3, name),), tuple(ev.LinkGene(4 + i, i, 3, 0, True, w) for i, w in enumerate((1.5, -2, 0.3)))
     )
@@ -113,7 +113,7 @@ def test_a_delay_of_several_steps_is_a_chain_of_states():
     assert not p.states()
 
 
-def test_training_a_population_is_training_each_program():
+def test_training_a_population_equals_training_each_program():
     run = wild(5, activation=("tanh", "sigmoid"), output="identity", generations=8)
     x = np.random.default_rng(2).normal(size=(11, 3)).astype(np.float32)
     y = (x[:, :2] * x[:, 1:] > 0).astype(np.float32)
@@ -147,9 +147,9 @@ def test_moments_follow_the_genes():
     for g in range(8):
         fitter_parent = int(run.births.fitter_parent[g])
         old = take(parents, np.array([fitter_parent]))
-        place = {i: k for k, i in enumerate(old.link_id.tolist())}
+        index = {i: k for k, i in enumerate(old.link_id.tolist())}
         for e in range(run.genes.link_off[g], run.genes.link_off[g + 1]):
-            k = place.get(int(run.genes.link_id[e]))
+            k = index.get(int(run.genes.link_id[e]))
             for name in ("first", "second", "steps"):
                 got = getattr(run.genes, name)[e]
                 assert got == (0 if k is None else getattr(old, name)[k])
@@ -172,7 +172,7 @@ def test_growth_keeps_the_function():
     assert (np.diff(run.genes.link_off) > old_links[run.births.fitter_parent]).any()
 
 
-def test_growth_learns():
+def test_a_grown_network_solves_the_task_after_training():
     """XOR of one tanh unit, trained, grown to four, trained on: the grown part is used. 50 seeds at once."""
     task = ev.tasks.xor()
     run = Evolution(task, None, ev.Hybrid(population=50, grow=1.0, tournament=1, champions=9), seed=0)
@@ -198,7 +198,7 @@ def test_growth_learns():
     assert train(1500).sum() >= 45
 
 
-def test_a_champion_is_a_program_like_any_other(tmp_path):
+def test_a_champion_can_be_saved_edited_and_exported(tmp_path):
     best = Evolution(ev.tasks.xor(), None, seed=1).run(300).best
     p = best.program
     x = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
@@ -218,7 +218,7 @@ def test_a_champion_is_a_program_like_any_other(tmp_path):
     assert program.read(p) == best.evolution.lineage.genome(best.evolution.lineage.path(best.key)[0].key)
 
 
-def test_a_program_that_is_no_genome_is_refused():
+def test_programs_other_than_genomes_are_refused():
     b = gw.Builder()
     x = b.input("x", ("B", 2))
     b.output(b.tanh(x), "y")

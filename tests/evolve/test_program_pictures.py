@@ -129,7 +129,7 @@ def test_a_closed_gate_is_a_dotted_grey_link():
     assert int(dots) <= 2
 
 
-def test_links_are_as_wide_as_their_weight_is_large():
+def test_links_are_drawn_wider_for_larger_weights():
     p = genome()
     boxes, edges, _ = read(structure(p))
     width = {link: float(edges[f"n{dst}.l{link}", f"n{dst}.sum"].get("stroke-width"))
@@ -165,7 +165,7 @@ def gru(steps: int) -> gw.Program:
     return p
 
 
-def test_an_unrolled_cell_is_folded_with_its_range_of_steps():
+def test_an_unrolled_cell_is_drawn_folded_with_its_range_of_steps():
     made, file = structure(gru(20)), Path(__file__).with_name("golden") / "gru.svg"
     if os.environ.get("FREEZE_PICTURES"):
         file.parent.mkdir(exist_ok=True)

@@ -74,7 +74,7 @@ def layers(**settings) -> Any:
 
 
 @pytest.mark.parametrize("late", [0, 1], ids=["explore", "refine"])
-def test_mutations_of_layers_are_drawn_by_the_two_tables(late):
+def test_layer_mutations_are_sampled_by_the_two_weight_tables(late):
     run = layers()
     rates = run.rates(0.4 if late else 0.399)
     names, weights = list(rates), np.array(list(rates.values()))

@@ -30,7 +30,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory, whole):
-    """Where three runs of two threads lie that were killed in their tenth generation."""
+    """Directories of three runs of two threads that were killed in their tenth generation."""
     folder = tmp_path_factory.mktemp("killed")
     shutil.copytree(whole[0] / "start", folder / "start")
     command = [sys.executable, interrupted.__file__, str(folder), "2"]
@@ -45,7 +45,7 @@ def killed(tmp_path_factory, whole):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The same runs, never interrupted, and where they lie."""
+    """The same runs, never interrupted, and their directories."""
     folder = tmp_path_factory.mktemp("whole")
     interrupted.write_start(folder)
     runs = {kind: interrupted.new(kind, folder) for kind in interrupted.KINDS}
@@ -150,7 +150,7 @@ def small(tmp_path_factory):
 
 
 def state(tree, name):
-    """The files of one of the states in a snapshot of their folder; what was left of an attempt has a hidden name."""
+    """The files of one of the states in a snapshot of their folder; leftovers of an attempt have a hidden name."""
     return {path.partition("/")[2]: content for path, content in tree.items() if path.split("/")[0] == name}
 
 

@@ -59,7 +59,7 @@ def noisy(answers):
     return fitness
 
 
-def test_a_report_of_neurons_has_these_fields_and_the_log_s_figures():
+def test_the_report_of_a_neuron_run_has_the_documented_fields_and_logged_figures():
     x = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
     task = ev.Task(x, [0, 1, 1, 0], fitness_batch=noisy, split="same", target=9.0, name="noisy")
     result = ev.Evolution(task, None, ev.NEAT(population=20, max_nodes=1, split_link=0.3), seed=1).run(6)
@@ -74,14 +74,14 @@ def test_a_report_of_neurons_has_these_fields_and_the_log_s_figures():
     assert (r["hidden"], r["links"]) == (result.best.genome.hidden, sum(e.open for e in result.best.genome.links))
     assert r["parameters"] == r["links"]
     assert r["refused"]["split_link"] > 0
-    assert r["flops"] == _flops_by_hand(result.best.program)
+    assert r["flops"] == _expected_flops(result.best.program)
     text = str(result)
     for part in ("MaxGenerations after 6 generations, 120 evaluations", "484 passes forward", "mutations refused",
                  "24 candidates failed", "the same cases for training, validation and test"):  # fmt: skip
         assert part in text
 
 
-def _flops_by_hand(p):
+def _expected_flops(p):
     """Of one case: a product per open link, their sum, and what the output's 4.9 and sigmoid cost."""
     ops = [p.op(n) for n in p.nodes()]
     junction = next(n for n in p.nodes() if p.is_junction(n))
@@ -97,7 +97,7 @@ def _one(op):
     return b.build()
 
 
-def test_a_report_of_layers_has_these_fields():
+def test_the_report_of_a_layer_run_has_the_documented_fields():
     b = gw.Builder()
     h = b.tanh(b.linear(b.input("x", ("B", 2)), b.param("in.weight", np.ones((3, 2), np.float32)), name="in"))
     b.output(b.linear(h, b.param("out.weight", np.zeros((1, 3), np.float32)), name="out"), "y")

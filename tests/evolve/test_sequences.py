@@ -70,7 +70,7 @@ def test_padding_does_not_affect_loss_gradient_and_update(run, loss):
     assert trained[0] == trained[1]
 
 
-def test_a_batch_s_gradient_is_the_sum_of_those_of_its_sequences(run):
+def test_the_gradient_of_a_batch_is_the_sum_over_its_sequences(run):
     y = (X > 0).astype(np.float32)
 
     def gradient(x: np.ndarray, y: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -87,7 +87,7 @@ def test_a_batch_s_gradient_is_the_sum_of_those_of_its_sequences(run):
         np.testing.assert_allclose(ours, np.tensordot(share, theirs, 1), rtol=1e-4, atol=1e-6)
 
 
-def test_layers_over_time_give_padding_no_gradient():
+def test_padding_of_layers_over_time_has_no_gradient():
     """The masked loss ignores answers after the end of a sequence."""
     from graphwright.evolve.layers.train import _over_time
 

@@ -55,7 +55,7 @@ def test_parents_are_the_best_of_each_species_that_breeds():
     assert parents(fitness, of, np.array([3, 0, 2]), 5, 0.1, 0).elite.tolist() == [-1, -1, -1, 5, -1]
 
 
-def test_a_species_without_gain_stops_at_its_generation():
+def test_a_stagnant_species_stops_breeding_at_its_limit():
     settings = NEAT(stagnation=15, silence=20)
     two = species_of([5.0, 9.0], [0, 0])
     assert breeding(two, settings, 14, 0).tolist() == [True, True]
@@ -67,7 +67,7 @@ def test_a_species_without_gain_stops_at_its_generation():
     assert breeding(three, settings, 101, 22).tolist() == [True, True, True]
 
 
-def test_gain_is_noted_per_species():
+def test_improvement_is_recorded_per_species():
     s = species_of([1.0, 2.0], [0, 0])
     s.note(np.array([1.5, 2.0]), 7)
     assert s.best.tolist() == [1.5, 2.0]
@@ -89,7 +89,7 @@ def test_the_champion_of_a_large_species_is_copied():
     assert set(births.fitter_parent.tolist()) <= pool  # the best fifth of each
 
 
-def test_a_lone_elite_survives_without_species():
+def test_without_species_only_the_best_individual_survives():
     genes, registry = evolved()
     fitness = np.random.default_rng(1).normal(size=40)
     s = Species.founders(genes, NEAT(species=False))
@@ -101,7 +101,7 @@ def test_a_lone_elite_survives_without_species():
     assert rank[births.fitter_parent].mean() < 14  # the best of three
 
 
-def test_representatives_belong_to_their_species():
+def test_representatives_are_members_of_their_species():
     genes, _ = evolved()
     s = Species.founders(genes, NEAT(threshold=1.5))
     found = []
@@ -115,7 +115,7 @@ def test_representatives_belong_to_their_species():
     assert ((seen - expected) ** 2 / expected).sum() < 3 * s.sizes[large]  # χ²: each member as often as the others
 
 
-def test_a_target_of_species_moves_the_threshold():
+def test_a_target_number_of_species_adapts_the_threshold():
     genes, _ = evolved()
     settings = NEAT(threshold=1.5, target_species=3)
     s = Species.founders(genes, settings)

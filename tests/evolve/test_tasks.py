@@ -161,7 +161,7 @@ def test_hybrid_solves_parity_by_delay_links():
     assert any(e.delay for e in result.best.genome.links)
 
 
-def test_iris_and_two_moons():
+def test_iris_and_two_moons_are_solved():
     for task in (tasks.two_moons(), tasks.blobs()):
         result = ev.Evolution(task, None, ev.Hybrid(train=ev.Train(steps=100)), seed=0).run(15)
         assert result.test() >= 0.9
@@ -177,7 +177,7 @@ def test_the_split_is_stratified_and_disjoint():
     assert ev.Task(x, np.arange(200) % 4 == 0, seed=1).hash() != task.hash()
 
 
-def test_steps_beyond_a_length_count_nothing():
+def test_steps_after_the_end_of_a_sequence_are_not_scored():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 6, 1)).astype(np.float32)
     lengths = rng.integers(1, 7, 30)
@@ -238,7 +238,7 @@ def test_r2_refuses_constant_targets_in_a_split():
     assert ev.Task(x, rare, "mse", split="same").outputs == 1
 
 
-def test_splits_are_shares_or_the_word_same():
+def test_invalid_splits_are_refused():
     wrong: Any = "all"
     with pytest.raises(TaskError, match=r'"same"'):
         ev.Task(np.zeros((8, 2)), [0, 1] * 4, split=wrong)
@@ -263,7 +263,7 @@ def test_mnist_names_missing_files(tmp_path):
         tasks.mnist(tmp_path)
 
 
-def test_a_csv_is_a_task(tmp_path):
+def test_a_csv_file_is_read_as_a_task(tmp_path):
     path = tmp_path / "flowers.csv"
     rows = [f"{i},{i % 5 + 0.5},{'ab'[i % 2]}" for i in range(40)]
     path.write_text("\n".join(["long,wide,kind", *rows]) + "\n")
@@ -277,7 +277,7 @@ def test_a_csv_is_a_task(tmp_path):
     assert {round(float(v), 3) for v in raw[:, 0]} <= set(range(40))
 
 
-def test_columns_of_words_and_other_ways_to_write_a_table(tmp_path):
+def test_csv_files_with_words_other_separators_and_a_byte_order_mark_are_read(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes("\ufeffy ; colour;size\n".encode() + b"\n".join(b"%d;%s;%d" % (i % 3, (b"red", b"blue")[i % 2], i)
                                                                      for i in range(60)) + b"\n\n")  # fmt: skip
@@ -329,7 +329,7 @@ def test_missing_gymnasium_names_the_extra(monkeypatch):
             task()
 
 
-def test_environments_that_gymnasium_does_not_make_are_named(monkeypatch):
+def test_unknown_gymnasium_environments_are_named(monkeypatch):
     def make(name):
         raise LookupError("no such environment")
 
@@ -360,7 +360,7 @@ class FakeEnvironment:
         return self.state.astype(np.float32), 1.0, over, self.steps >= 60, {}
 
 
-def test_environments_of_gymnasium_are_tasks(monkeypatch):
+def test_gymnasium_environments_run_as_tasks(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", types.SimpleNamespace(make=lambda name: FakeEnvironment()))
     task = tasks.gym("Fake-v0")
     assert (task.inputs, task.outputs, task.target, task.environment.limit) == (4, 1, 50.0, 60)
@@ -369,7 +369,7 @@ def test_environments_of_gymnasium_are_tasks(monkeypatch):
     assert result.test() >= 50.0
 
 
-def test_irregular_sine():
+def test_irregular_sine_has_the_documented_inputs_and_targets():
     task = ev.tasks.irregular_sine(50, seed=3)
     x, y = task.train.x, task.train.y
     assert x.shape[1:] == (20, 2)
@@ -385,7 +385,7 @@ def test_irregular_sine():
     assert (task.train.counts[:, 4:] == 1).all()
 
 
-def test_event_xor():
+def test_event_xor_has_the_documented_inputs_and_targets():
     task = ev.tasks.event_xor(8, 200, seed=1)
     part = task.train
     for x, y, last in zip(part.x, part.y, part.last, strict=True):
@@ -398,7 +398,7 @@ def test_event_xor():
         ev.tasks.event_xor(65)
 
 
-def test_steps_that_do_not_count():
+def test_skipped_steps_are_not_scored():
     x, y = np.zeros((6, 3, 1)), np.arange(18.0).reshape(6, 3, 1)
     assert (ev.Task(x, y, "mse", split="same", skip=2).train.counts == [0, 0, 1]).all()
     with pytest.raises(TaskError, match="`skip` leaves no step"):

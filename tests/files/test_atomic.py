@@ -27,7 +27,7 @@ def files_in(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("old", [b"old", None], ids=["replacing a file", "making a file"])
-def test_old_or_new_is_whole_after_every_fault_and_every_power_loss(tmp_path, old):
+def test_the_old_or_new_file_is_complete_after_every_fault_and_power_loss(tmp_path, old):
     def before(folder: Path) -> None:
         (folder / "other").write_bytes(b"not mine")
         if old is not None:
@@ -58,7 +58,7 @@ def test_a_failed_save_leaves_no_files_and_names_the_system_error(tmp_path, kind
     assert hits > 4
 
 
-def test_interruptions_and_short_writes_are_no_failures(tmp_path):
+def test_interrupted_calls_and_short_writes_are_retried(tmp_path):
     for kind in ("EINTR", "short"):
         for at in range(6):
             with inject(tmp_path, kind, at):
@@ -120,7 +120,7 @@ def test_a_new_file_gets_0666_minus_the_umask_and_an_old_one_keeps_its_mode(tmp_
     assert stat.S_IMODE((tmp_path / "old").stat().st_mode) == 0o604
 
 
-def test_a_link_is_replaced_so_that_a_shared_blob_is_never_written(tmp_path):
+def test_a_link_is_replaced_and_its_target_is_not_written(tmp_path):
     (tmp_path / "blob").write_bytes(b"shared")
     (tmp_path / "model").symlink_to("blob")
     atomic_write(tmp_path / "model", b"mine")
@@ -128,7 +128,7 @@ def test_a_link_is_replaced_so_that_a_shared_blob_is_never_written(tmp_path):
     assert not (tmp_path / "model").is_symlink()
 
 
-def test_what_a_killed_process_left_is_cleared_and_what_a_living_one_builds_is_not(tmp_path):
+def test_leftovers_of_killed_processes_are_removed_but_not_files_of_running_ones(tmp_path):
     dead = tmp_path / ".model.0123456789abcdef.tmp"
     dead.write_bytes(b"half")
     foreign = tmp_path / ".model.backup.tmp"
@@ -142,7 +142,7 @@ def test_what_a_killed_process_left_is_cleared_and_what_a_living_one_builds_is_n
 
 
 @pytest.mark.parametrize("target", ["folder", "missing/model"])
-def test_a_place_that_cannot_be_written_is_a_typed_error(tmp_path, target):
+def test_unwritable_directory_raises_a_typed_error(tmp_path, target):
     (tmp_path / "folder").mkdir()
     with pytest.raises(UnwritableTarget) as caught:
         atomic_write(tmp_path / target, b"x")
@@ -150,13 +150,13 @@ def test_a_place_that_cannot_be_written_is_a_typed_error(tmp_path, target):
     assert files_in(tmp_path) == {"folder"}
 
 
-def test_a_transposed_array_is_refused_rather_than_written_in_another_order(tmp_path):
+def test_transposed_arrays_are_refused(tmp_path):
     with pytest.raises(UsageError, match="C-contiguous"), AtomicFile(tmp_path / "model") as file:
         file.write(np.arange(6).reshape(2, 3).T)
     assert files_in(tmp_path) == set()
 
 
-def test_a_name_as_long_as_the_file_system_allows_can_be_saved(tmp_path):
+def test_names_of_the_maximum_length_can_be_saved(tmp_path):
     atomic_write(tmp_path / ("é" * 127), b"x")
     assert files_in(tmp_path) == {"é" * 127}
 

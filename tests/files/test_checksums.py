@@ -13,7 +13,7 @@ def test_blake2b_of_the_empty_string_is_the_published_value():
     assert blake2b_128(b"") == "cae66941d9efbd404e4d88758ea67670"
 
 
-def test_blake2b_covers_the_bytes_in_memory_order_whatever_holds_them():
+def test_blake2b_covers_the_bytes_in_memory_order_of_any_buffer():
     array = np.arange(12, dtype=np.float32).reshape(3, 4)
     expected = hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()
     holders = [array, array.reshape(2, 6), memoryview(array.data), bytearray(array.tobytes()), array.view(np.uint8)]
@@ -31,7 +31,7 @@ def test_every_single_bit_flip_of_a_small_payload_is_found():
 
 
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is missing")
-def test_sha256_of_a_file_is_what_sha256sum_prints(tmp_path):
+def test_sha256_of_a_file_matches_sha256sum(tmp_path):
     path = tmp_path / "f"
     path.write_bytes(np.random.default_rng(0).bytes(3_000_001))
     printed = subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout
@@ -54,6 +54,6 @@ def test_flat_bytes_shares_memory_with_arrays_of_every_rank(shape):
 
 
 @pytest.mark.parametrize("array", [np.ones((2, 3)).T, np.ones(4)[::2], np.ones(2, ">f8"), [1, 2], "text"])
-def test_flat_bytes_refuses_what_is_not_plain_memory(array):
+def test_flat_bytes_refuses_non_contiguous_memory(array):
     with pytest.raises(UsageError, match="C-contiguous"):
         flat_bytes(array)

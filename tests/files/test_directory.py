@@ -35,13 +35,13 @@ def no_exchange(monkeypatch):
     monkeypatch.setattr(atomic, "exchange", lambda first, second: False)
 
 
-def test_replacing_leaves_old_or_new_whole_after_every_fault_and_every_power_loss(tmp_path):
+def test_replacing_leaves_a_complete_old_or_new_directory_after_every_fault_and_power_loss(tmp_path):
     survived = check_atomic(tmp_path, make_old, replace)
     assert survived.faults > 50
     assert survived.crashes > 15
 
 
-def test_making_a_directory_leaves_all_or_nothing(tmp_path):
+def test_creating_a_directory_is_complete_or_leaves_nothing(tmp_path):
     def make(folder: Path) -> None:
         if not (folder / "out").exists():
             with atomic_directory(folder / "out") as fresh:
@@ -68,7 +68,7 @@ def test_without_an_exchange_call_every_fault_still_leaves_old_or_new(tmp_path, 
     assert at > 15
 
 
-def test_without_an_exchange_call_a_crash_between_the_two_renames_is_mended_by_the_next_save(tmp_path):
+def test_without_an_exchange_call_the_next_save_recovers_from_a_crash_between_renames(tmp_path):
     make_old(tmp_path)
     (tmp_path / "out").rename(tmp_path / ".out.0123456789abcdef.old")
     (tmp_path / ".out.fedcba9876543210.tmp").mkdir()
@@ -121,7 +121,7 @@ def test_a_file_is_never_replaced_by_a_directory(tmp_path, overwrite):
     assert snapshot(tmp_path) == {"out": b"mine"}
 
 
-def test_what_appears_at_the_target_meanwhile_is_not_overwritten(tmp_path):
+def test_a_target_created_meanwhile_is_not_overwritten(tmp_path):
     with pytest.raises(DestinationExists, match="appeared"), atomic_directory(tmp_path / "out"):
         make_old(tmp_path)
     assert snapshot(tmp_path) == OLD
@@ -143,7 +143,7 @@ def test_the_mode_of_a_replaced_directory_is_kept(tmp_path):
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o750
 
 
-def test_two_savers_at_once_do_not_clear_each_others_work(tmp_path):
+def test_concurrent_saves_do_not_remove_each_others_files(tmp_path):
     with atomic_directory(tmp_path / "out", overwrite=True) as outer:
         fill(outer)
         with atomic_directory(tmp_path / "out", overwrite=True) as inner:
@@ -156,7 +156,7 @@ def test_a_missing_parent_is_a_typed_error(tmp_path):
         pytest.fail("the block must not run")
 
 
-def test_exchange_swaps_two_directories_in_one_step_where_the_system_can(tmp_path):
+def test_exchange_swaps_two_directories_atomically_if_supported(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "a/x").touch()
@@ -169,17 +169,17 @@ def test_exchange_swaps_two_directories_in_one_step_where_the_system_can(tmp_pat
 
 
 def test_a_full_disk_inside_the_block_names_the_target(tmp_path):
-    def fill_by_hand(folder: Path) -> None:
-        with atomic_directory(folder / "out") as place:
-            (place / "a").write_text("x")
-            shutil.copyfile(tmp_path / "source", place / "b")
+    def fill_manually(folder: Path) -> None:
+        with atomic_directory(folder / "out") as target:
+            (target / "a").write_text("x")
+            shutil.copyfile(tmp_path / "source", target / "b")
 
     (tmp_path / "source").write_text("y" * 100)
     (tmp_path / "work").mkdir()
     failed = 0
     for at in range(60):
         with inject(tmp_path / "work", "ENOSPC", at) as log, suppress(UnwritableTarget):
-            fill_by_hand(tmp_path / "work")
+            fill_manually(tmp_path / "work")
         failed += any(op.fault for op in log)
         if (tmp_path / "work/out").exists():
             shutil.rmtree(tmp_path / "work/out")
@@ -208,29 +208,29 @@ def test_other_errors_of_the_block_are_passed_on(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_in_the_way_of_a_folder_is_said_with_a_way_out_that_works(tmp_path):
+def test_an_obstructed_target_is_reported_with_a_working_fix(tmp_path):
     (tmp_path / "afile").write_text("x")
 
-    def said(place, write):
+    def error_of(target, write):
         with pytest.raises(UnwritableTarget) as caught:
-            write(place)
+            write(target)
         return caught.value
 
-    def make(place):
-        with atomic_directory(place):
+    def make(target):
+        with atomic_directory(target):
             pass
 
-    for write in (make, atomic.check_free, lambda place: atomic_write(place, b"x")):
-        for place in (tmp_path / "afile/x", tmp_path / "afile/x/y"):
-            error = said(place, write)
+    for write in (make, atomic.check_free, lambda target: atomic_write(target, b"x")):
+        for target in (tmp_path / "afile/x", tmp_path / "afile/x/y"):
+            error = error_of(target, write)
             assert "is a file" in error.what
             assert "mkdir" not in str(error)
             assert error.expected == f"{tmp_path / 'afile'} to be a directory"
-        assert said(tmp_path / "no ne/x", write).fix == f"mkdir -p '{tmp_path / 'no ne'}'"
+        assert error_of(tmp_path / "no ne/x", write).fix == f"mkdir -p '{tmp_path / 'no ne'}'"
 
 
 @pytest.mark.linux
-def test_a_folder_in_which_the_system_makes_nothing_is_named():
+def test_a_directory_that_refuses_new_files_is_named():
     for write in (lambda: atomic_write("/proc/x", b"x"), lambda: atomic_directory("/proc/x").__enter__()):
         with pytest.raises(UnwritableTarget) as caught:
             write()

@@ -27,7 +27,7 @@ def depth(value: object) -> int:
 
 
 @given(value=values, ascii_only=st.booleans(), limit=st.integers(0, 6))
-def test_a_value_within_the_nesting_limit_is_read_as_json_reads_it(value, ascii_only, limit):
+def test_values_within_the_nesting_limit_are_parsed_as_by_json(value, ascii_only, limit):
     text = json.dumps(value, ensure_ascii=ascii_only)
     try:
         data = text.encode()
@@ -73,7 +73,7 @@ def _encodes(value: object) -> bool:
         (b'["\\uDC00\\uD800"]', "utf8", None),
     ],
 )
-def test_each_rule_has_a_text_that_breaks_it(data, rule, key):
+def test_each_rule_refuses_a_text(data, rule, key):
     with pytest.raises(JsonError, match=f"'{rule}'") as caught:
         parse_json(data)
     assert (caught.value.rule, caught.value.key) == (rule, key)
@@ -82,7 +82,7 @@ def test_each_rule_has_a_text_that_breaks_it(data, rule, key):
 @pytest.mark.parametrize(
     "data", [b"[" * 8 + b"]" * 8, b'["[[[[[[[[[[", "\\"[[[[[[[[[["]', b'["\\ud83d\\ude00"]', b'["\\\\ud800"]']
 )
-def test_brackets_in_strings_and_paired_surrogates_are_no_offence(data):
+def test_brackets_in_strings_and_paired_surrogates_are_accepted(data):
     assert parse_json(data) == json.loads(data)
 
 
@@ -94,7 +94,7 @@ def test_the_number_of_containers_can_be_bounded():
 
 
 @pytest.mark.parametrize("piece", [b'"\\"', b'"a', b'"', b"\\", b'\\"', b'"",', b"[],", b"9,", b'"":'])
-def test_time_is_linear_in_hostile_texts_of_one_repeated_piece(piece):
+def test_parsing_hostile_repetitive_texts_takes_linear_time(piece):
     # A quadratic scan of this text would take hours, so finishing is the proof; time itself is not measured.
     with pytest.raises(JsonError):
         parse_json(piece * (3_000_000 // len(piece)))
@@ -122,7 +122,7 @@ def test_memory_stays_below_forty_times_the_text(data):
     assert peak <= 40 * len(data)
 
 
-def test_a_file_is_read_up_to_its_limit_and_named_in_errors(tmp_path):
+def test_files_are_read_up_to_a_limit_and_named_in_errors(tmp_path):
     path = tmp_path / "config.json"
     path.write_bytes(b'{"a": 1}')
     assert read_json(path, 8) == {"a": 1}
@@ -134,7 +134,7 @@ def test_a_file_is_read_up_to_its_limit_and_named_in_errors(tmp_path):
         read_json(path)
 
 
-def test_a_file_that_is_not_there_is_a_typed_error_with_the_systems_number(tmp_path):
+def test_a_missing_file_is_a_typed_error_with_its_errno(tmp_path):
     with pytest.raises(UnreadableFile) as caught:
         read_json(tmp_path / "none.json")
     assert (caught.value.errno, caught.value.got) == (errno.ENOENT, os.strerror(errno.ENOENT))

@@ -43,7 +43,7 @@ def as_sets(components):
 
 
 @seeds(250)
-def test_components_reachability_and_walks_agree_with_networkx(seed):
+def test_components_reachability_and_traversals_match_networkx(seed):
     rng, g, oracle = random_graph(seed)
     strong = analysis.strongly_connected_components(g)
     assert sum(map(len, strong)) == g.node_count
@@ -72,7 +72,7 @@ def test_orders_and_levels_agree_with_networkx(seed):
 
 
 @seeds(60)
-def test_a_cycle_is_named_by_a_true_path(seed):
+def test_a_cycle_error_names_a_cycle_of_the_graph(seed):
     _, g, oracle = random_graph(seed, density=2.5)
     if nx.is_directed_acyclic_graph(oracle):
         assert len(analysis.topological_sort(g)) == g.node_count
@@ -112,7 +112,7 @@ def test_the_path_limit_stops_an_exponential_search():
         analysis.all_paths(g, nodes[0], nodes[1], limit=0)
 
 
-def test_components_do_not_follow_out_edges_only():
+def test_connected_components_ignore_edge_direction():
     g = Graph()
     a, b, c, d = g.add_nodes(4)
     g.add_edge(a, b)
@@ -120,7 +120,7 @@ def test_components_do_not_follow_out_edges_only():
     assert analysis.connected_components(g) == [(a, b, c), (d,)]
 
 
-def test_a_chain_of_many_nodes_does_not_overflow():
+def test_long_chains_do_not_overflow_the_stack():
     g, count = Graph(), deep(100_000, 5_000)
     nodes = g.add_nodes(count)
     g.add_edges(nodes[:-1], nodes[1:])
@@ -138,7 +138,7 @@ def test_a_chain_of_many_nodes_does_not_overflow():
     assert len(caught.value.path) == count
 
 
-def test_dead_handles_are_refused_and_the_empty_graph_is_fine():
+def test_stale_handles_are_refused_and_empty_graphs_accepted():
     g = Graph()
     n, other = g.add_nodes(2)
     g.remove_node(n)

@@ -105,7 +105,7 @@ def test_bulk_edits_are_undone_and_redone_bit_for_bit(seed):
 
 
 @pytest.mark.usefixtures("path")
-def test_restores_that_do_not_fit_leave_the_graph_as_it_was():
+def test_restores_out_of_order_leave_the_graph_unchanged():
     g = new_graph(block=4)
     nodes = g.add_nodes(4)
     edges = g.add_edges(nodes[[0, 0, 0, 0, 0, 1, 2, 3]], nodes[[1, 1, 2, 2, 3, 3, 0, 0]])
@@ -137,7 +137,7 @@ def test_restores_that_do_not_fit_leave_the_graph_as_it_was():
 
 
 @pytest.mark.usefixtures("path")
-def test_rewire_whose_target_indices_are_taken_is_restored_completely():
+def test_undo_of_a_rewire_restores_positions_that_were_taken():
     g = Graph(block=2)
     a, b, c = g.add_nodes(3)
     edges = g.add_edges([a] * 5, [b] * 5)
@@ -153,7 +153,7 @@ def test_rewire_whose_target_indices_are_taken_is_restored_completely():
 
 @pytest.mark.usefixtures("path")
 @seeds(60)
-def test_a_restore_after_other_edits_fits_whole_or_changes_nothing(seed):
+def test_a_restore_after_other_edits_is_complete_or_changes_nothing(seed):
     """Later rewires keep the free lists as they were, so restores get far before an index does not fit."""
     rng = random.Random(seed)
     outcomes = set()
@@ -193,7 +193,7 @@ def test_a_restore_after_other_edits_fits_whole_or_changes_nothing(seed):
     assert "refused" in outcomes
 
 
-def test_one_bad_row_in_100_000_leaves_the_graph_bit_equal():
+def test_one_invalid_row_in_100_000_leaves_the_graph_unchanged():
     g = Graph({}, {"port": "u1"})
     nodes = g.add_nodes(1000)
     rng = np.random.default_rng(0)
@@ -227,7 +227,7 @@ def test_one_bad_row_in_100_000_leaves_the_graph_bit_equal():
         assert (g.hash(positions=True), g.version) == (state, version)
 
 
-def test_a_million_row_filter_and_deletion_is_one_call():
+def test_filtering_and_deleting_a_million_rows_is_one_call():
     g = Graph({}, {"logit": "f4"})
     nodes = g.add_nodes(1000)
     rng = np.random.default_rng(1)
@@ -240,7 +240,7 @@ def test_a_million_row_filter_and_deletion_is_one_call():
     assert sum(g.in_degree(n) for n in nodes) == g.edge_count
 
 
-def test_empty_batches_and_single_handles_for_all_rows():
+def test_bulk_edits_accept_empty_batches_and_one_handle_for_all_rows():
     g = new_graph()
     hub = g.add_node()
     state = g.hash(positions=True)

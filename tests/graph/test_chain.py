@@ -25,7 +25,7 @@ def sample():
 
 
 @given(st.lists(values, max_size=5))
-def test_entries_come_back_from_a_file_as_they_were(tmp_path_factory, entries):
+def test_entries_round_trip_through_a_file(tmp_path_factory, entries):
     path = tmp_path_factory.mktemp("chain") / "journal.jsonl"
     journal = Chain()
     for entry in entries:
@@ -38,7 +38,7 @@ def test_entries_come_back_from_a_file_as_they_were(tmp_path_factory, entries):
 
 
 @given(values)
-def test_canonical_json_does_not_depend_on_how_the_value_was_built(value):
+def test_canonical_json_does_not_depend_on_insertion_order(value):
     text = canonical_json(value)
     assert json.loads(text) == value
     assert canonical_json(json.loads(text)) == text
@@ -49,7 +49,7 @@ def test_canonical_json_does_not_depend_on_how_the_value_was_built(value):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1: 2}, {"a": object()}, b"bytes", {"a": {2}}])
-def test_what_is_no_json_is_refused_before_it_enters(value):
+def test_values_that_json_cannot_represent_are_refused(value):
     journal = sample()
     before = journal.lines()
     with pytest.raises(UsageError):
@@ -57,7 +57,7 @@ def test_what_is_no_json_is_refused_before_it_enters(value):
     assert journal.lines() == before
 
 
-def test_one_flipped_bit_anywhere_is_found_with_its_line(tmp_path):
+def test_a_flipped_bit_is_reported_with_its_line(tmp_path):
     path = tmp_path / "journal.jsonl"
     journal = sample()
     chain.write(path, journal)
@@ -75,7 +75,7 @@ def test_one_flipped_bit_anywhere_is_found_with_its_line(tmp_path):
             assert prefix.lines() == journal.lines()[: line - 1]
 
 
-def test_entries_cannot_be_dropped_swapped_doubled_or_cut_off(tmp_path):
+def test_dropped_swapped_duplicated_and_truncated_entries_are_found(tmp_path):
     path = tmp_path / "journal.jsonl"
     journal = sample()
     a, b, c = journal.lines()
@@ -110,7 +110,7 @@ def test_appending_to_a_file_continues_the_chain(tmp_path):
     assert caught.value.line == 2
 
 
-def test_hostile_lines_are_bounded(tmp_path, monkeypatch):
+def test_hostile_lines_are_refused_in_bounded_time_and_memory(tmp_path, monkeypatch):
     path = tmp_path / "journal.jsonl"
     deep = b'{"entry":' + b"[" * 100_000 + b"]" * 100_000 + b',"hash":"","prev":""}'
     hidden = b'{"entry":"' + b"[" * 100_000 + b'","hash":"","prev":""}'

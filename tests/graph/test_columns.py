@@ -31,7 +31,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bulk_takes_and_refuses_what_a_single_write_does_bit_for_bit(dtype):
+def test_bulk_writes_accept_refuse_and_store_the_same_values_as_single_writes(dtype):
     for value in VALUES:
         if dtype in ("i4", "i8", "u1") and value is True:
             continue  # equal in both, covered by 1
@@ -49,19 +49,19 @@ def test_bulk_takes_and_refuses_what_a_single_write_does_bit_for_bit(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["U4", "M8[s]", "c8", "V4"])
-def test_other_dtypes_are_refused(dtype):
+def test_unsupported_column_dtypes_are_refused(dtype):
     with pytest.raises(DTypeError, match="unsupported column dtype"):
         Graph({"x": dtype})
 
 
 @pytest.mark.parametrize("name", ["src", "self", "two words", "x"])
-def test_a_column_needs_a_usable_new_name(name):
+def test_invalid_and_duplicate_column_names_are_refused(name):
     g = Graph({"x": "f4"})
     with pytest.raises(UsageError, match=r"invalid column name|a column of this name exists"):
         g.nodes.add_column(name, "i4")
 
 
-def test_columns_keep_rows_while_they_grow():
+def test_columns_keep_their_values_while_they_grow():
     column = Column("x", ("f4", 2.5))
     seen = []
     for capacity in (3, 10, 40):
@@ -73,7 +73,7 @@ def test_columns_keep_rows_while_they_grow():
     assert column.data[20] == 2.5
 
 
-def test_a_value_for_all_rows_or_one_per_row():
+def test_a_column_takes_one_value_for_all_rows_or_one_per_row():
     g = Graph({"x": "f4", "o": object})
     nodes = g.add_nodes(3, x=2, o=("a", "b", "c"))  # a tuple is one value
     assert [g.node(n, "o") for n in nodes] == [("a", "b", "c")] * 3
@@ -87,7 +87,7 @@ def test_a_value_for_all_rows_or_one_per_row():
     assert g.node_count == 6
 
 
-def test_a_dead_row_keeps_no_object_alive():
+def test_a_deleted_row_releases_its_object():
     g = Graph({"o": object})
     first, rest = g.add_node(o=["kept"]), g.add_nodes(2, o=[["x"], ["y"]])
     g.remove_node(first)
@@ -95,7 +95,7 @@ def test_a_dead_row_keeps_no_object_alive():
     assert g._node_table.columns["o"].data[:3] == [None] * 3
 
 
-def test_encode_and_decode_stand_for_an_object_in_hash_and_file():
+def test_encode_and_decode_convert_objects_for_hash_and_file():
     spec = ColumnSpec(object, complex(0, 0), encode=lambda z: [z.real, z.imag], decode=lambda p: complex(*p))
     g = Graph({"z": spec})
     a, b = g.add_node(z=1 + 2j), g.add_node()

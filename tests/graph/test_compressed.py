@@ -12,7 +12,7 @@ from .test_analysis import random_graph
 
 
 @seeds(60)
-def test_csr_and_csc_agree_with_scipy_on_graphs_with_holes(seed):
+def test_csr_and_csc_match_scipy_on_graphs_with_deleted_rows(seed):
     _, g, _ = random_graph(seed)
     nodes = list(g.nodes())
     dense = np.zeros((len(nodes), len(nodes)))
@@ -36,7 +36,7 @@ def as_scipy(made, n):
 
 
 @seeds(100)
-def test_matrices_agree_with_scipy_on_graphs_with_holes(seed):
+def test_adjacency_matrices_match_scipy_on_graphs_with_deleted_rows(seed):
     rng, g, _ = random_graph(seed, density=2)
     g.edges.add_column("w", "f4", 1.0)
     g.edges.add_column("k", "u1", 3)
@@ -56,7 +56,7 @@ def test_matrices_agree_with_scipy_on_graphs_with_holes(seed):
 
 
 @seeds(30)
-def test_a_graph_from_numbered_nodes(seed):
+def test_from_coo_builds_the_graph_of_a_coo_matrix(seed):
     rng = np.random.default_rng(seed)
     n, m = int(rng.integers(1, 20)), int(rng.integers(0, 60))
     rows, columns, w = rng.integers(0, n, m), rng.integers(0, n, m), rng.random(m)
@@ -68,7 +68,7 @@ def test_a_graph_from_numbered_nodes(seed):
         assert Graph.from_coo(rows.tolist(), columns.tolist()).node_count == max(rows.max(), columns.max()) + 1
 
 
-def test_what_is_no_matrix():
+def test_invalid_coo_matrices_and_weights_are_refused():
     wrong = [([0, 1], [0], None), ([-1], [0], None), ([0], [5], 3), ([0.5], [0], None), ([[0]], [[0]], None)]
     for rows, columns, n in wrong:
         with pytest.raises(UsageError):

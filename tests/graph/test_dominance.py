@@ -17,7 +17,7 @@ def immediate(oracle, root):
 
 
 @seeds(200)
-def test_dominators_both_ways_agree_with_networkx(seed):
+def test_dominators_and_post_dominators_match_networkx(seed):
     rng, g, oracle = random_graph(seed, density=2.2)
     n = rng.choice(list(g.nodes()))
     assert dominance.dominators(g, n) == immediate(oracle, n)
@@ -25,7 +25,7 @@ def test_dominators_both_ways_agree_with_networkx(seed):
 
 
 @seeds(60)
-def test_several_roots_are_one_virtual_root(seed):
+def test_several_roots_act_as_one_virtual_root(seed):
     rng, g, oracle = random_graph(seed, density=2.2)
     roots = rng.sample(list(g.nodes()), min(3, g.node_count))
     oracle.add_edges_from(("root", n) for n in roots)
@@ -49,7 +49,7 @@ def parallel(g, e):
 
 
 @seeds(140)
-def test_the_critical_path_is_the_longest(seed):
+def test_the_critical_path_has_the_largest_cost(seed):
     rng, g, oracle = random_graph(seed, acyclic=True, density=2)
     cost = {n: rng.randint(-2, 9) for n in g.nodes()}
     total, path = dominance.critical_path(g, cost.__getitem__)

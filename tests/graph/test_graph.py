@@ -16,7 +16,7 @@ from .model import Session, new_graph, random_edit, random_session
 
 
 @pytest.mark.parametrize("block", [4, 16])
-def test_long_run_of_random_edits_and_undo_all(block):
+def test_random_edits_match_the_model_and_undo_restores_the_start(block):
     session = Session(new_graph(block=block))
     start = session.graph.hash(positions=True)
     rng = random.Random(block)
@@ -47,7 +47,7 @@ def test_deleting_one_of_two_parallel_edges_keeps_the_other():
         assert g.successors(u) == (v,)
 
 
-def test_deleting_a_node_leaves_no_ghost_degrees():
+def test_deleting_a_node_lowers_the_degrees_of_its_neighbours():
     g = Graph(block=4)
     hub, other, third = g.add_node(), g.add_node(), g.add_node()
     for _ in range(500):
@@ -155,7 +155,7 @@ def cells_spent(nodes, degree):
     return spent
 
 
-def test_cells_touched_do_not_grow_with_degree_or_size():
+def test_edits_touch_as_many_cells_at_any_degree_and_size():
     few = cells_spent(nodes=1_000, degree=18)
     for nodes, degree in [
         (1_000, 1_000_002),
@@ -168,7 +168,7 @@ def test_cells_touched_do_not_grow_with_degree_or_size():
     assert cells_spent(1_000, 17) == cells_spent(1_000, 1_000_001)  # the tail block closes: the dearest case
 
 
-def test_iterating_while_editing_never_aliases():
+def test_editing_while_iterating_never_yields_another_element():
     session = random_session(new_graph(block=4), 120, seed=5)
     g = session.graph
     for n in g.nodes():
@@ -194,7 +194,7 @@ def test_iterating_while_editing_never_aliases():
     assert g.edge_count == 0
 
 
-def test_queries_agree_with_the_model_on_all_pairs():
+def test_queries_match_the_model_on_all_pairs():
     session = random_session(new_graph(block=4), 300, seed=3)
     g, edges = session.graph, session.model.edges
     for u in session.model.nodes:
@@ -219,7 +219,7 @@ def test_has_edge_scans_the_shorter_list():
     assert g.cells_touched - start < 40
 
 
-def test_columns_are_checked_and_all_or_nothing():
+def test_invalid_column_values_change_no_column():
     g = Graph({"op": object, "n": ("u1", 7), "x": "f4", "ok": "?"}, {"port": "i4"})
     a = g.add_node(op={"k": 1}, x=0.5)
     assert (g.node(a, "op"), g.node(a, "n"), g.node(a, "x"), g.node(a, "ok")) == ({"k": 1}, 7, 0.5, False)
@@ -244,7 +244,7 @@ def test_columns_are_checked_and_all_or_nothing():
     assert g.hash() != state
 
 
-def test_stale_handles_say_what_is_known():
+def test_stale_handle_errors_name_the_element_and_the_edit():
     g = Graph()
     n = g.add_node()
     e = g.add_edge(n, n)
@@ -263,7 +263,7 @@ def test_stale_handles_say_what_is_known():
     assert n in g
 
 
-def test_clear_kills_every_handle_and_can_be_undone():
+def test_clear_makes_every_handle_stale_and_can_be_undone():
     session = random_session(new_graph(block=4), 200, seed=9)
     g = session.graph
     state, handles = g.hash(positions=True), [*g.nodes(), *g.edges()]
@@ -289,7 +289,7 @@ def test_copy_is_independent_and_issues_equal_handles():
     assert g.hash(positions=True) == state
 
 
-def test_the_hash_sees_each_part_and_ignores_the_rest():
+def test_the_hash_depends_on_live_data_only():
     def build():
         g = new_graph()
         a, b = g.add_node(name="a"), g.add_node(name="b")
@@ -327,7 +327,7 @@ def test_the_hash_sees_each_part_and_ignores_the_rest():
     assert g.hash(positions=True) != one[0]
 
 
-def test_a_value_without_a_stable_text_is_not_hashed():
+def test_hashing_a_value_without_a_stable_repr_is_refused():
     g = Graph({"op": object})
     g.add_node(op=object())
     with pytest.raises(UsageError, match="no repr of its own"):
@@ -362,7 +362,7 @@ def test_a_second_writer_waits_and_then_gets_edit_busy():
     g.add_edge(n, n)  # released
 
 
-def test_four_threads_of_edits_leave_a_serial_state():
+def test_edits_of_four_threads_are_serialised():
     g = Graph({"x": "i8", "y": "i8"}, {"owner": "i4"}, block=4, timeout=60)
     shared = [g.add_node(x=0, y=0) for _ in range(3)]
     kept = [[] for _ in range(4)]
@@ -427,7 +427,7 @@ def test_full_slot_table_raises_capacity_error(monkeypatch):
     assert g.add_node().generation == 2
 
 
-def test_a_full_bucket_table_leaves_the_graph_as_it_was(monkeypatch):
+def test_a_full_bucket_table_leaves_the_graph_unchanged(monkeypatch):
     monkeypatch.setattr(buckets, "MAX_ENTRIES", 64)
     g = Graph(block=16)
     nodes = g.add_nodes(6)
@@ -446,7 +446,7 @@ def test_a_full_bucket_table_leaves_the_graph_as_it_was(monkeypatch):
     g.add_edge(nodes[5], nodes[0])  # the freed block
 
 
-def test_reserve_makes_adding_move_no_buffer():
+def test_adding_after_reserve_moves_no_buffer():
     g = Graph({}, {"w": "f4"})
     g.reserve(nodes=100, edges=1000)
     before = [t.data.__array_interface__["data"][0] for t in (g._source, g._edge_table.columns["w"])]
@@ -457,7 +457,7 @@ def test_reserve_makes_adding_move_no_buffer():
     assert before == after
 
 
-def test_buffers_lie_on_cache_lines_and_memory_is_reported():
+def test_buffers_are_aligned_to_cache_lines_and_memory_is_reported():
     g = Graph({"seq": "i8"}, {"w": "f4"})
     nodes = g.add_nodes(1000)
     bare = Graph()

@@ -22,7 +22,7 @@ generations = st.integers(1, 2**31 - 1)
 
 
 @given(indices, generations, indices, generations)
-def test_packing_is_one_to_one_and_the_kinds_never_meet(index, generation, other_index, other_generation):
+def test_packed_handles_round_trip_and_kinds_never_compare_equal(index, generation, other_index, other_generation):
     n, e = NodeId(index, generation), EdgeId(index, generation)
     for handle in (n, e):
         assert (handle.index, handle.generation) == (index, generation)
@@ -44,7 +44,7 @@ def test_handles_out_of_range_are_refused(index, generation):
         NodeId(index, generation)
 
 
-def test_handles_read_copy_and_serialise_as_integers():
+def test_handles_print_copy_and_pickle_as_integers():
     n = NodeId(3, 1)
     assert (repr(n), str(n), f"{n}") == ("NodeId(3, 1)",) * 3
     assert {n: "here"}[NodeId(3, 1)] == "here"
@@ -54,8 +54,8 @@ def test_handles_read_copy_and_serialise_as_integers():
         assert (type(twin), twin) == (NodeId, n)
 
 
-def test_no_handle_is_built_by_hand_outside_the_container():
-    """A generation that somebody makes up is always dead, or somebody else's."""
+def test_only_the_container_constructs_handles():
+    """A made-up generation is always dead, or names another element."""
     package = Path(graphwright.__file__).parent
     found = []
     for path in package.rglob("*.py"):
@@ -69,7 +69,7 @@ def test_no_handle_is_built_by_hand_outside_the_container():
     assert found == []
 
 
-def test_arrays_give_handles_and_integers():
+def test_handle_arrays_return_handles_and_integers():
     ids = [EdgeId(i, 2) for i in (4, 1, 7)]
     array = EdgeArray(ids)
     assert list(array) == array.tolist() == ids
@@ -92,7 +92,7 @@ def test_arrays_give_handles_and_integers():
 
 
 @pytest.mark.parametrize("max_generation", [3, 2**31 - 1])
-def test_every_handle_ever_issued_gives_its_own_payload_or_stale_handle(max_generation):
+def test_every_handle_ever_issued_gives_its_own_payload_or_raises_stale_handle(max_generation):
     session, rng = Session(new_graph(block=4, max_generation=max_generation)), random.Random(1)
     for step in range(deep(1200, 600)):  # Session.issue fails on a handle issued twice
         choice = rng.random()
@@ -109,7 +109,7 @@ def test_every_handle_ever_issued_gives_its_own_payload_or_stale_handle(max_gene
     session.check_handles()
 
 
-def test_a_handle_of_another_graph_may_be_what_was_never_issued_here():
+def test_a_handle_never_issued_by_this_graph_is_reported_as_foreign():
     here, there = Graph(), Graph()
     here.add_node()
     far = [there.add_node() for _ in range(3)][-1]

@@ -65,7 +65,7 @@ class Dicts:
 
 
 @pytest.mark.parametrize("block", [4, 16])
-def test_a_hundred_thousand_single_edits_agree_with_dicts_after_each(block):
+def test_a_hundred_thousand_single_edits_match_the_model(block):
     g, model, rng, dead = Graph(block=block), Dicts(), random.Random(block), []
     for _ in range(deep(100_000, 15_000)):
         choice = rng.random()
@@ -106,7 +106,7 @@ def test_a_hundred_thousand_single_edits_agree_with_dicts_after_each(block):
 
 
 @pytest.mark.deep
-def test_a_million_edits_in_bulk_agree_with_arrays():
+def test_a_million_bulk_edits_match_the_model():
     """Ten million with the deep profile. Rows of the model are never reused: row -> packed handle, ends, alive."""
     rng, g = np.random.default_rng(0), Graph({}, {"row": "i8"})
     nodes = g.add_nodes(2000).ids
@@ -157,7 +157,7 @@ def rows_of(ids, live, edges):
 
 
 @pytest.mark.parametrize("max_generation", [4, 2**31 - 1])
-def test_every_handle_ever_issued_through_undo_redo_save_and_load(max_generation):
+def test_every_handle_stays_valid_through_undo_redo_save_and_load(max_generation):
     """Payloads are the numbers of the edits; ten times as many edits with the deep profile."""
     g, rng = Graph({"n": "i8"}, {"n": "i8"}, block=4, max_generation=max_generation), random.Random(0)
     issued, recent, past, future = {}, deque(maxlen=50), [], []

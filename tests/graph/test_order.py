@@ -69,7 +69,7 @@ def test_random_insertions_agree_with_networkx_and_undo_restores_every_label(gap
         assert order.labels() == after
 
 
-def test_a_forward_edge_changes_nothing_and_a_backward_one_only_its_window():
+def test_a_forward_edge_changes_no_label_and_a_backward_one_only_its_window():
     graph = Graph()
     nodes = graph.add_nodes(1000)
     order = OnlineOrder(graph)
@@ -88,7 +88,7 @@ def test_a_forward_edge_changes_nothing_and_a_backward_one_only_its_window():
     holds(order, graph)
 
 
-def test_searches_stay_between_the_two_labels():
+def test_searches_visit_only_nodes_between_the_two_labels():
     graph = Graph()
     before, nodes = graph.add_nodes(200), graph.add_nodes(1000)
     order = OnlineOrder(graph)
@@ -109,7 +109,7 @@ def test_searches_stay_between_the_two_labels():
     holds(order, graph)
 
 
-def test_a_node_put_between_two_costs_no_search_at_any_size():
+def test_inserting_a_node_between_two_needs_no_search():
     graph = Graph()
     nodes = graph.add_nodes(5000)
     order = OnlineOrder(graph)

@@ -1,4 +1,4 @@
-"""Saving, loading, snapshots; and that files from strangers are refused before they do harm."""
+"""Saving, loading, snapshots; and that untrusted files are refused before they do harm."""
 
 import copy
 import json
@@ -64,7 +64,7 @@ def test_floats_survive_json_bit_for_bit():
     assert Graph.from_dict(json.loads(text)).hash() == g.hash()
 
 
-def test_a_snapshot_does_not_move():
+def test_a_snapshot_does_not_change_with_the_graph():
     session = random_session(new_graph(), 150, seed=1)
     g = session.graph
     seen = g.snapshot()
@@ -93,7 +93,7 @@ PATHS = list(leaves(SAVED))
 
 
 @given(st.sampled_from(PATHS), st.sampled_from(["drop", "big", "negative", "plus", "text", "null", "double"]))
-def test_a_damaged_file_is_refused_or_still_a_sound_graph(path, damage):
+def test_a_damaged_file_is_refused_or_loads_as_a_consistent_graph(path, damage):
     data = copy.deepcopy(SAVED)
     at = data
     for key in path[:-1]:
@@ -132,7 +132,7 @@ def test_a_damaged_file_is_refused_or_still_a_sound_graph(path, damage):
         (("nodes", "high"), "low"),
     ],
 )
-def test_tables_that_contradict_each_other_are_refused(path, value):
+def test_contradictory_tables_are_refused(path, value):
     data = copy.deepcopy(SAVED)
     rows = data[path[0]][path[1]]
     if value == "swap":
@@ -162,7 +162,7 @@ def test_an_unknown_schema_is_refused_by_name():
         Graph.from_dict(SAVED | {"schema": 2})
 
 
-def test_handles_of_before_the_save_stay_dead_after_it():
+def test_handles_deleted_before_the_save_stay_stale_after_loading():
     g = new_graph()
     n = g.add_node()
     e = g.add_edge(n, n)

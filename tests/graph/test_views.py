@@ -22,7 +22,7 @@ def range_list(n):
     return list(range(n))
 
 
-def test_a_column_gives_the_live_rows_in_slot_order_with_its_dtype():
+def test_a_column_returns_live_rows_in_slot_order_with_its_dtype():
     g, nodes, edges = holey()
     w = g.edges["w"]
     assert (len(w), w.dtype, np.asarray(w).dtype) == (5, np.float32, np.float32)
@@ -36,7 +36,7 @@ def test_a_column_gives_the_live_rows_in_slot_order_with_its_dtype():
     assert (g.nodes.columns, g.edges.columns) == (("k",), ("w", "tag"))
 
 
-def test_a_mask_never_contains_a_dead_slot():
+def test_a_mask_never_contains_a_deleted_row():
     g, _, edges = holey()
     mask = g.edges["w"] >= 0
     assert mask.count == len(mask) == 5
@@ -65,7 +65,7 @@ def test_masks_combine_and_select_for_bulk_edits():
     assert list(g.nodes["k"]) == [1, 2]
 
 
-def test_a_mask_of_an_older_state_is_stale_and_never_another_row():
+def test_a_mask_made_before_a_deletion_raises_stale_handle():
     g, nodes, edges = holey()
     mask = g.edges["w"] == 4
     g.remove_edge(edges[4])
@@ -85,7 +85,7 @@ def test_a_mask_of_an_older_state_is_stale_and_never_another_row():
     assert g.hash(positions=True) == state
 
 
-def test_writing_through_masks_handles_and_whole_columns():
+def test_columns_can_be_written_by_mask_by_handle_and_whole():
     g, _, edges = holey()
     version = g.version
     w = g.edges["w"]

@@ -83,11 +83,11 @@ def proved(
                 edits.link(m, 0)
                 edits.scale_weight(m, "model.norm.weight")
             prompts = [checkpoints.some_ids((n,), seed=n) for n in (9, 17)]
-            place = tmp_path_factory.mktemp("proved") / name
+            directory = tmp_path_factory.mktemp("proved") / name
             with pytest.MonkeyPatch.context() as patch:
                 if name != "edited":
                     patch.setattr(verify, "_start", warm_process)
-                found[name] = (m, place, m.export(place, prompts=prompts, check="required"))
+                found[name] = (m, directory, m.export(directory, prompts=prompts, check="required"))
         return found[name]
 
     return get

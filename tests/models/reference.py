@@ -128,10 +128,10 @@ def rope(c: dict[str, Any], d: int, length: int) -> tuple[np.ndarray, float]:
 def yarn(r: dict[str, Any], f: np.ndarray, theta: float, d: int, original: int) -> tuple[np.ndarray, float]:
     s = r["factor"]
 
-    def place(turns: float) -> float:
+    def correction(turns: float) -> float:
         return d * log(original / (2 * pi * turns)) / (2 * log(theta))
 
-    low, high = place(r.get("beta_fast") or 32), place(r.get("beta_slow") or 1)
+    low, high = correction(r.get("beta_fast") or 32), correction(r.get("beta_slow") or 1)
     if r.get("truncate", True):
         low, high = np.floor(low), np.ceil(high)
     low, high = max(low, 0), min(high, d - 1)

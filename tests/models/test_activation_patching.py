@@ -14,7 +14,7 @@ HOOKED = {"layers.1.mlp.down": "model.layers.1.mlp", "layers.1.attn.o": "model.l
 
 
 @pytest.mark.parametrize("path", HOOKED)
-def test_the_activation_of_another_prompt_as_a_forward_hook_puts_it(made, path: str) -> None:
+def test_patching_an_activation_matches_a_torch_forward_hook(made, path: str) -> None:
     checkpoint = made("llama")
     module = checkpoint.model.get_submodule(HOOKED[path])
     ids, other = some_ids((1, 7)), some_ids((1, 7), seed=2)

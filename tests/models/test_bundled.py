@@ -23,17 +23,17 @@ SAME_TEXT = pytest.mark.skipif(
 )
 
 
-def test_the_files_are_those_that_were_trained():
-    place = bundled()
+def test_the_bundled_files_have_the_recorded_digests():
+    directory = bundled()
     assert {"config.json", "model.safetensors", "tokenizer.json", "training.json", "README.md"} <= {
-        f.name for f in place.iterdir()
+        f.name for f in directory.iterdir()
     }
     for name, digest in FACTS["sha256"].items():
-        assert sha256((place / name).read_bytes()).hexdigest() == digest
-    assert sum(f.stat().st_size for f in place.iterdir()) < 4_000_000
-    assert json.loads((place / "config.json").read_text()) == CONFIG
+        assert sha256((directory / name).read_bytes()).hexdigest() == digest
+    assert sum(f.stat().st_size for f in directory.iterdir()) < 4_000_000
+    assert json.loads((directory / "config.json").read_text()) == CONFIG
     assert FACTS["recipe"]["steps"] == RECIPE.steps == len(FACTS["loss"])
-    card = (place / "README.md").read_text()
+    card = (directory / "README.md").read_text()
     assert f"{FACTS['bits_per_byte']['held_out']:.4f} bits per byte" in card
     assert FACTS["bits_per_byte"]["held_out"] <= 1.66
 
@@ -55,7 +55,7 @@ def test_it_loads_in_transformers_with_its_tokenizer(theirs):
     assert tokenizer.decode(list("héllo".encode())) == "héllo"
 
 
-def test_bits_per_byte_of_a_part_equal_those_of_transformers(theirs):
+def test_bits_per_byte_of_an_excerpt_match_transformers(theirs):
     text = pydoc_split()[1][:4000]
     ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
     nats, scored, upto = 0.0, 0, 1
@@ -76,7 +76,7 @@ def test_bits_per_byte_of_a_part_equal_those_of_transformers(theirs):
 
 
 @SAME_TEXT
-def test_held_out_bits_per_byte_are_those_of_training_json():
+def test_held_out_bits_per_byte_match_training_json():
     held_out = pydoc_split()[1]
     assert FACTS["text"]["held_out_bytes"] == len(held_out.encode())
     found = gw.open("bundled").perplexity(held_out)

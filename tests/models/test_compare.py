@@ -17,7 +17,7 @@ def test_a_model_and_itself_are_identical(made):
     assert found.to_json()["program"]["identical"]
 
 
-def test_the_difference_equals_the_journal(made):
+def test_the_difference_matches_the_journal(made):
     path = made("llama").path
     m = gw.open(path)
     p = m.program
@@ -34,7 +34,7 @@ def test_the_difference_equals_the_journal(made):
     assert (found.added, found.removed, found.missing, found.extra) == ((), (), (), ())
 
 
-def test_weights_of_an_export_differ_as_in_numpy(made, tmp_path):
+def test_weight_differences_of_an_export_match_numpy(made, tmp_path):
     path = made("llama").path
     m = gw.open(path)
     key = "model.layers.0.mlp.up_proj.weight"
@@ -77,7 +77,7 @@ def test_ten_largest_differences_are_printed_and_all_returned(made):
     assert lines[0].startswith(f"~ weight {worst.key}")
 
 
-def test_config_fields_that_differ_are_listed_and_bookkeeping_is_not(copy, made):
+def test_differing_config_fields_are_listed_except_bookkeeping(copy, made):
     other = copy("llama")
     checkpoints.edit_config(other, remove=("use_cache",), rms_norm_eps=0.1, transformers_version="0", new=None)
     found = compare_models(made("llama").path, other)
@@ -93,7 +93,7 @@ def test_models_without_a_common_tensor_are_different(made):
     assert "layers.0.attn.q_norm" in other.program.added
 
 
-def test_logits_of_a_text():
+def test_logits_on_a_text_are_compared():
     m = gw.open("bundled")
     same = compare_models("bundled", m, text="The value")
     assert same.logits == {"max_abs_dlogits": 0.0, "mean_kl_nats": 0.0, "top1_agreement": 1.0}
@@ -104,7 +104,7 @@ def test_logits_of_a_text():
     assert found.to_json()["logits"] == found.logits
 
 
-def test_lines_that_say_the_same_of_several_layers_are_one(made):
+def test_equal_changes_of_several_layers_share_a_line(made):
     p = gw.open(made("llama").path).program
     q = p.fork()
     with q.edit("tanh") as e:

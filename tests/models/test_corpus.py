@@ -13,19 +13,19 @@ TRAIN, HELD_OUT = pydoc_split()
 
 
 @pytest.mark.skipif(platform.python_version() != "3.11.7", reason="topics of another CPython: figures are of 3.11.7")
-def test_sizes_of_cpython_3_11_7():
+def test_the_corpus_has_the_sizes_of_cpython_3_11_7():
     assert len(TRAIN.encode()) == 341_373
     assert len(HELD_OUT.encode()) == 32_588
 
 
-def test_less_than_5_percent_of_the_held_out_windows_stand_in_the_training_text():
+def test_less_than_5_percent_of_held_out_windows_occur_in_the_training_text():
     windows = [HELD_OUT[i : i + 50] for i in range(len(HELD_OUT) - 49)]
     known = {TRAIN[i : i + 50] for i in range(len(TRAIN) - 49)}
     share = sum(w in known for w in windows) / len(windows)
     assert 0 < share < 0.05
 
 
-def test_each_paragraph_is_on_one_side_given_by_its_text():
+def test_each_paragraph_is_assigned_to_one_split_by_its_text():
     seen: set[str] = set()
     for side, text in ((False, TRAIN), (True, HELD_OUT)):
         for paragraph in text.split("\n\n"):
@@ -37,6 +37,6 @@ def test_each_paragraph_is_on_one_side_given_by_its_text():
     assert 0.05 < len(HELD_OUT) / len(TRAIN) < 0.15
 
 
-def test_the_digest_is_of_utf_8():
+def test_the_digest_is_computed_from_utf_8():
     assert text_sha256("é") == sha256(b"\xc3\xa9").hexdigest()
     assert pydoc_split() == (TRAIN, HELD_OUT)

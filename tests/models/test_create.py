@@ -17,7 +17,7 @@ from graphwright.models.tokenizer import need_tokenizer
 FIELDS = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **checkpoints.SIZES}
 
 
-def test_first_values_are_normal_ones_and_zeros():
+def test_initial_values_are_normal_numbers_ones_and_zeros():
     fields = {**FIELDS, "attention_bias": True, "mlp_bias": True, "initializer_range": 0.1, "vocab_size": 2000}
     m = create(config_from(fields), seed=3)
     for key in m.program.weights:
@@ -37,7 +37,7 @@ def test_first_values_are_normal_ones_and_zeros():
     assert not np.array_equal(a, b)
 
 
-def test_a_seed_gives_the_same_bits_and_another_layer_changes_no_number():
+def test_a_seed_determines_all_weights_and_more_layers_change_none():
     first = create(config_from(FIELDS), seed=1)
     assert first.program.hash() == create(config_from(FIELDS), seed=1).program.hash()
     assert first.program.hash() != create(config_from(FIELDS), seed=2).program.hash()
@@ -69,7 +69,7 @@ def test_a_vocabulary_of_bytes_gets_the_byte_tokenizer():
     assert need_tokenizer(m).encode("hé") == [104, 195, 169]
 
 
-def test_no_sense_is_refused():
+def test_inconsistent_configs_are_refused():
     with pytest.raises(ConfigError, match="num_key_value_heads"):
         create(config_from({**FIELDS, "num_key_value_heads": 4}))
     with pytest.raises(UnsupportedArchitecture):

@@ -25,7 +25,7 @@ def test_counts_equal_transformers(name: str, made: Callable[[str], Made]) -> No
     assert {t.key: t.shape for t in look.tensors} == {k: tuple(v.shape) for k, v in theirs.named_parameters()}
 
 
-def test_flops_of_the_linears(model: gw.Model) -> None:
+def test_flops_per_token_count_the_linear_layers(model: gw.Model) -> None:
     """Two per weight and token; norms, activations and attention add less than a tenth here."""
     p = model.program
     linear = 2 * sum(
@@ -39,7 +39,7 @@ def test_flops_of_the_linears(model: gw.Model) -> None:
     assert before - model.inspect().flops_per_token > 2 * 3 * 48 * 76
 
 
-def test_kv_bytes(made: Callable[[str], Made]) -> None:
+def test_kv_bytes_per_token_match_the_config(made: Callable[[str], Made]) -> None:
     m = gw.open(made("llama").path)
     assert m.inspect().kv_bytes_per_token == 3 * 2 * (10 + 10) * 4
     assert kv_bytes_per_token(gw.open(made("llama").path, compute="bfloat16").program) == 3 * 2 * 20 * 2
@@ -48,7 +48,7 @@ def test_kv_bytes(made: Callable[[str], Made]) -> None:
     assert m.inspect().kv_bytes_per_token == 2 * 2 * 20 * 4
 
 
-def test_weight_bytes_in_the_dtype_that_kernels_read(tmp_path: Path) -> None:
+def test_weight_bytes_are_counted_in_the_dtype_that_kernels_read(tmp_path: Path) -> None:
     make(tmp_path, "llama", dtype="bfloat16")
     m = gw.open(tmp_path)
     table = 97 * 48
@@ -97,14 +97,14 @@ def test_unknown_dtypes_are_shown_by_their_tag(copy: Callable[[str], Path]) -> N
     assert (look.dtypes, look.parameters) == ({"F8_E8M0": 15}, 15)
 
 
-def test_damaged_config_is_an_error_of_inspect_too(copy: Callable[[str], Path]) -> None:
+def test_inspecting_a_damaged_config_raises(copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     (path / "config.json").write_text("{")
     with pytest.raises(ConfigError):
         inspect_path(path)
 
 
-def test_looking_reads_no_weight(made: Callable[[str], Made]) -> None:
+def test_inspecting_reads_no_weight(made: Callable[[str], Made]) -> None:
     m = gw.open(made("llama").path)
     m.inspect()
     weight_bytes_per_token(m.program)
@@ -114,6 +114,6 @@ def test_looking_reads_no_weight(made: Callable[[str], Made]) -> None:
     assert all(s.touched for s in stored)
 
 
-def test_the_prompt_shows_the_facts(made: Callable[[str], Made]) -> None:
+def test_the_repr_of_an_inspection_shows_the_facts(made: Callable[[str], Made]) -> None:
     look = gw.open(made("llama").path).inspect()
     assert repr(look) == str(look) == look.text()

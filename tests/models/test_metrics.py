@@ -45,7 +45,9 @@ def nats(made: Made, ids: list[int], window: int, stride: int) -> tuple[float, i
     ("length", "window", "stride"),
     [(2, 32, 16), (20, 32, 16), (32, 32, 16), (33, 32, 16), (100, 32, 16), (None, 64, 48), (300, 256, 128)],
 )
-def test_equals_transformers(bytewise: Made, length: int | None, window: int, stride: int) -> None:
+def test_perplexity_and_bits_per_byte_match_transformers(
+    bytewise: Made, length: int | None, window: int, stride: int
+) -> None:
     m = gw.open(bytewise.path)
     text = TEXT[:length]
     ids = list(text.encode())
@@ -66,12 +68,12 @@ def test_progress_is_reported(bytewise: Made) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a"])
-def test_texts_that_are_too_short(text: str, bytewise: Made) -> None:
+def test_too_short_texts_are_refused(text: str, bytewise: Made) -> None:
     with pytest.raises(PromptError):
         gw.open(bytewise.path).perplexity(text)
 
 
 @pytest.mark.parametrize(("window", "stride"), [(1, 1), (8, 0), (8, 9), (0, 1)])
-def test_windows_that_leave_gaps(window: int, stride: int, bytewise: Made) -> None:
+def test_invalid_windows_and_strides_are_refused(window: int, stride: int, bytewise: Made) -> None:
     with pytest.raises(UsageError):
         gw.open(bytewise.path).perplexity(TEXT, window=window, stride=stride)

@@ -29,7 +29,7 @@ IDS = some_ids((2, 9))
         ([-1], "row 0, position 0", "0..96"),
     ],
 )
-def test_ids_that_do_not_fit(ids: object, where: str | None, expected: str | None, model: gw.Model) -> None:
+def test_invalid_ids_are_refused(ids: object, where: str | None, expected: str | None, model: gw.Model) -> None:
     with pytest.raises(PromptError) as caught:
         model.logits(ids)
     assert caught.value.where == where
@@ -37,7 +37,7 @@ def test_ids_that_do_not_fit(ids: object, where: str | None, expected: str | Non
         assert caught.value.expected == expected
 
 
-def test_ids_of_any_integer_type(model: gw.Model) -> None:
+def test_ids_of_any_integer_dtype_are_accepted(model: gw.Model) -> None:
     whole = model.logits(IDS)
     for kind in (np.int8, np.uint16, np.int32, list):
         ids = IDS.tolist() if kind is list else IDS.astype(kind)
@@ -45,14 +45,14 @@ def test_ids_of_any_integer_type(model: gw.Model) -> None:
 
 
 @pytest.mark.parametrize("mask", [[True] * 8, np.ones((2, 8)), np.ones((1, 9)), np.ones((3, 9)), np.ones(18)])
-def test_masks_that_do_not_fit(mask: object, model: gw.Model) -> None:
+def test_masks_of_other_shapes_are_refused(mask: object, model: gw.Model) -> None:
     with pytest.raises(PromptError) as caught:
         model.logits(IDS, mask)
     assert caught.value.expected == [2, 9]
 
 
 @pytest.mark.parametrize("mask", [["a", "b"], [float("nan"), 1], [2, 1], [[1], [1, 0]]])
-def test_masks_that_are_neither_true_nor_false(mask: object, model: gw.Model) -> None:
+def test_invalid_mask_values_are_refused(mask: object, model: gw.Model) -> None:
     with pytest.raises(PromptError):
         model.logits([1, 2], mask)
 
@@ -62,14 +62,14 @@ def test_mask_of_ones_changes_nothing(model: gw.Model) -> None:
     assert relative(model.logits(IDS[0], np.ones(9)), model.logits(IDS[0])) < 1e-6
 
 
-def test_padding_may_hold_any_id(made: Callable[[str], Made]) -> None:
+def test_masked_positions_may_have_any_id(made: Callable[[str], Made]) -> None:
     m = gw.open(made("mistral-window").path)
     mask = np.arange(9)[None] >= np.array([[4], [0]])
     other = np.where(mask, IDS, (IDS + 7) % 97)
     np.testing.assert_array_equal(m.logits(other, mask)[mask], m.logits(IDS, mask)[mask])
 
 
-def test_mask_follows_an_edit(model: gw.Model) -> None:
+def test_masking_works_after_an_edit(model: gw.Model) -> None:
     mask = np.arange(9)[None] >= np.array([[4], [0]])
     before = model.logits(IDS, mask)
     with model.program.edit("cut") as e:
@@ -81,14 +81,14 @@ def test_mask_follows_an_edit(model: gw.Model) -> None:
     np.testing.assert_array_equal(model.logits(IDS, mask), before)
 
 
-def test_attention_that_sees_later_keys_is_masked_too(model: gw.Model) -> None:
+def test_bidirectional_attention_is_masked_too(model: gw.Model) -> None:
     with model.program.edit("look ahead") as e:
         e.set_attr("layers.1.attn.sdpa", causal=False)
     mask = np.arange(9)[None] < np.array([[6], [9]])  # padded on the right
     assert relative(model.logits(IDS, mask)[0, :6], model.logits(IDS[:1, :6])[0]) < 1e-5
 
 
-def test_vocabulary_follows_the_embedding(model: gw.Model) -> None:
+def test_the_vocabulary_size_follows_the_embedding(model: gw.Model) -> None:
     assert model.vocab == 97
     with model.program.edit("fewer tokens") as e:
         for name in ("embed.weight", "lm_head.weight"):
@@ -101,7 +101,7 @@ def test_vocabulary_follows_the_embedding(model: gw.Model) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
-def test_weight_that_is_not_finite_is_named(bad: float, stored: str, made: Callable[[str], Made]) -> None:
+def test_non_finite_weights_are_named(bad: float, stored: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made("llama").path, dtype=stored)
 
     def spoil(w: np.ndarray) -> np.ndarray:
@@ -118,7 +118,7 @@ def test_weight_that_is_not_finite_is_named(bad: float, stored: str, made: Calla
     assert non_finite(m.program) == [("model.layers.1.self_attn.k_proj.weight", 2, (3, 5))]
 
 
-def test_first_node_that_overflows_is_named(model: gw.Model) -> None:
+def test_the_first_overflowing_node_is_named(model: gw.Model) -> None:
     with model.program.edit("overflow") as e:
         e.set_weight("layers.1.mlp.up.weight", lambda w: np.full_like(w, 3e38))
     with pytest.raises(NonFinite) as caught:
@@ -141,7 +141,7 @@ def test_original_is_the_program_as_opened(model: gw.Model) -> None:
     assert "version 1" in repr(model)
 
 
-def test_plan_equals_the_interpreter_bit_for_bit(made: Callable[[str], Made]) -> None:
+def test_plans_equal_runs_bit_for_bit(made: Callable[[str], Made]) -> None:
     for name in ("qwen3", "rope-dynamic", "qwen2-windows"):
         m = gw.open(made(name).path)
         ids = some_ids((2, 25))
@@ -149,14 +149,14 @@ def test_plan_equals_the_interpreter_bit_for_bit(made: Callable[[str], Made]) ->
         np.testing.assert_array_equal(m.logits(ids), run["logits"].to_numpy())
 
 
-def test_text_instead_of_ids_raises(model: gw.Model) -> None:
+def test_text_instead_of_ids_is_refused(model: gw.Model) -> None:
     with pytest.raises(PromptError, match=r"got      text\n.*tokenizer\.encode"):
         model.logits("text")
     with pytest.raises(PromptError, match="different lengths"):
         model.logits([[1, 2], [3]])
 
 
-def test_an_output_that_is_no_score_per_token_is_named(model: gw.Model) -> None:
+def test_outputs_other_than_token_scores_are_refused_by_name(model: gw.Model) -> None:
     with model.program.edit("another output") as e:
         e.set_outputs(logits="layers.0.attn.q_heads")
     with pytest.raises(ShapeError, match=r"layers\.0\.attn\.q_heads"):

@@ -19,7 +19,7 @@ def opened(made, name: str, compute: str) -> gw.Program:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_kind_of_unit_masked_and_cut_in_float64(made, name):
+def test_masked_and_cut_units_of_every_kind_are_equal_in_float64(made, name):
     p = opened(made, name, "float64")
     rng = np.random.default_rng(1)
     for group in list(p.axes().values()):
@@ -33,7 +33,7 @@ def test_every_kind_of_unit_masked_and_cut_in_float64(made, name):
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2", "qwen3"])
-def test_heads_and_neurons_in_float32(made, name):
+def test_masked_and_cut_heads_and_neurons_are_equal_in_float32(made, name):
     p = opened(made, name, "float32")
     units = p.select("layers.1.attn").kv_groups[0] | p.select("layers.{0,2}.mlp").neurons[::3]
     agree(p, units, FEEDS, 1e-5)
@@ -61,7 +61,7 @@ def test_residual_width_is_exact_for_zeroed_channels_with_the_norms_corrected(ma
     assert np.abs(run(p, FEEDS)["logits"] - expected).max() > 1e-4
 
 
-def test_head_five_of_layer_one_through_q_k_v_and_o(made):
+def test_cutting_a_head_slices_q_k_v_and_o(made):
     """Six heads of 10 on two key heads: head 5 is rows 50..59 of q, columns 50..59 of o, and reads key head 1."""
     p = gw.open(made("llama").path).program
     found = p.axes()["layers.1.attn.heads"].slices(5)
@@ -74,7 +74,7 @@ def test_head_five_of_layer_one_through_q_k_v_and_o(made):
     }
 
 
-def test_groups_of_a_llama_are_a_hand_written_list(made):
+def test_axis_groups_of_a_llama_match_a_manual_list(made):
     p = gw.open(made("llama").path).program
     found = p.axes()
     layer = [".attn.heads", ".attn.kv_groups", ".attn.queries", ".attn.head_dim", ".mlp.neurons"]
@@ -110,7 +110,7 @@ def test_a_single_query_head_is_ragged(made):
     assert p.weights["model.layers.1.self_attn.q_proj.weight"].shape[0] == 40
 
 
-def test_key_heads_go_with_the_ragged_heads_that_read_them(made):
+def test_cutting_a_key_head_removes_the_ragged_heads_that_read_it(made):
     """Heads 0 and 4 of six are gone; then key head 0 goes, and heads 1 and 2 with it; undone, bit for bit."""
     p = opened(made, "llama", "float64")
     p.select("layers.1.attn").heads[[0, 4]].prune(ragged=True)
@@ -136,7 +136,7 @@ def test_key_heads_go_with_the_ragged_heads_that_read_them(made):
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_generation_runs_on_with_heads_in_unequal_number(byte_path, ragged):
+def test_generation_works_with_unequal_numbers_of_heads(byte_path, ragged):
     m = gw.open(byte_path)
     units = m.select("layers.1.attn").heads[[0, 4]] if ragged else m.select("layers.1.attn").kv_groups[1]
     prompt = np.array([[65, 66, 67, 68]])
@@ -150,7 +150,7 @@ def test_generation_runs_on_with_heads_in_unequal_number(byte_path, ragged):
     assert rows.reshape(-1)[-12:].tolist() == ids[0, 4:].tolist()
 
 
-def test_prune_is_the_edit_written_by_hand(made):
+def test_prune_equals_a_manual_edit(made):
     one, two = (opened(made, "llama", "float32") for _ in range(2))
     gone = one.select("layers.*.mlp").neurons.prune(keep=range(0, 76, 2))
     assert gone.count == 3 * 38
@@ -179,7 +179,7 @@ def test_growing_keeps_the_function(made):
     assert np.abs(grad.numpy()[:, -3:]).min() > 0
 
 
-def test_layers_go_and_the_residual_path_stays(made):
+def test_removing_a_layer_keeps_the_residual_path(made):
     p = opened(made, "llama", "float64")
     before = p.hash()
     masked = p.fork()
@@ -203,7 +203,7 @@ def test_layers_go_and_the_residual_path_stays(made):
         p.select("layers.1").layers.prune()
 
 
-def test_blame_of_a_cut_by_key_and_by_path(made):
+def test_blame_finds_a_cut_by_key_and_by_path(made):
     p = opened(made, "llama", "float32")
     p.select("layers.1.mlp").neurons[3].prune(why="a neuron")
     for ref in ("model.layers.1.mlp.up_proj.weight", "layers.1.mlp.up.weight"):

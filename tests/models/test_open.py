@@ -43,7 +43,7 @@ def test_directory_and_file_open_equally(made: Callable[[str], Made]) -> None:
     np.testing.assert_array_equal(a.logits(IDS), b.logits(IDS))
 
 
-def test_nothing_is_read_before_the_first_value(made: Callable[[str], Made]) -> None:
+def test_opening_reads_no_weight_before_first_use(made: Callable[[str], Made]) -> None:
     m = gw.open(made("llama").path)
     str(m.inspect())
     m.program.structure_hash()
@@ -90,7 +90,7 @@ def test_derived_tensors_of_old_files_are_ignored(made: Callable[[str], Made], c
     np.testing.assert_array_equal(gw.open(path).logits(IDS), gw.open(made("llama").path).logits(IDS))
 
 
-def test_relabelled_family_is_refused(copy: Callable[[str], Path]) -> None:
+def test_a_checkpoint_with_the_class_of_another_family_is_refused(copy: Callable[[str], Path]) -> None:
     path = copy("qwen3")
     edit_config(path, architectures=["LlamaForCausalLM"], model_type="llama")
     with pytest.raises(TensorMismatch) as caught:
@@ -99,7 +99,9 @@ def test_relabelled_family_is_refused(copy: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("change", ["without", "twice"])
-def test_prefix_missing_or_doubled(change: str, made: Callable[[str], Made], copy: Callable[[str], Path]) -> None:
+def test_missing_and_doubled_key_prefixes_are_reported(
+    change: str, made: Callable[[str], Made], copy: Callable[[str], Path]
+) -> None:
     path = copy("llama")
 
     def rename(t: dict[str, torch.Tensor]) -> None:
@@ -114,13 +116,15 @@ def test_prefix_missing_or_doubled(change: str, made: Callable[[str], Made], cop
     np.testing.assert_array_equal(m.logits(IDS), gw.open(made("llama").path).logits(IDS))
 
 
-def test_tied_file_may_carry_the_head_too(made: Callable[[str], Made], copy: Callable[[str], Path]) -> None:
+def test_a_tied_checkpoint_may_contain_the_head(made: Callable[[str], Made], copy: Callable[[str], Path]) -> None:
     path = copy("llama-tied")
     rewrite(path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
     np.testing.assert_array_equal(gw.open(path).logits(IDS), gw.open(made("llama-tied").path).logits(IDS))
 
 
-def test_a_tied_file_with_another_head_is_found(made: Callable[[str], Made], copy: Callable[[str], Path]) -> None:
+def test_a_tied_checkpoint_with_another_head_is_reported(
+    made: Callable[[str], Made], copy: Callable[[str], Path]
+) -> None:
     path = copy("llama-tied")
     assert gw.open(path).validate().ok
     rewrite(path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
@@ -140,7 +144,7 @@ def test_a_tied_file_with_another_head_is_found(made: Callable[[str], Made], cop
     np.testing.assert_allclose(gw.open(path).logits(IDS), theirs, atol=1e-4)
 
 
-def test_untied_file_without_head_is_refused(copy: Callable[[str], Path]) -> None:
+def test_an_untied_checkpoint_without_a_head_is_refused(copy: Callable[[str], Path]) -> None:
     path = copy("llama-tied")
     edit_config(path, tie_word_embeddings=False)
     with pytest.raises(TensorMismatch) as caught:
@@ -148,7 +152,7 @@ def test_untied_file_without_head_is_refused(copy: Callable[[str], Path]) -> Non
     assert caught.value.missing == ["lm_head.weight"]
 
 
-def test_unknown_class(copy: Callable[[str], Path]) -> None:
+def test_unknown_classes_name_similar_ones(copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     edit_config(path, architectures=["LlamaForCausalLN"])
     with pytest.raises(UnsupportedArchitecture) as caught:
@@ -160,7 +164,7 @@ def test_unknown_class(copy: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.int64, torch.float8_e4m3fn])
-def test_dtypes_that_are_no_weights(kind: torch.dtype, copy: Callable[[str], Path]) -> None:
+def test_unsupported_weight_dtypes_are_refused(kind: torch.dtype, copy: Callable[[str], Path]) -> None:
     path, key = copy("llama"), "model.layers.2.mlp.up_proj.weight"
     rewrite(path, lambda t: t.update({key: t[key].to(kind)}))
     with pytest.raises(UnsupportedDType) as caught:
@@ -170,7 +174,7 @@ def test_dtypes_that_are_no_weights(kind: torch.dtype, copy: Callable[[str], Pat
     assert "BF16" in str(caught.value.expected)
 
 
-def test_truncated_file(copy: Callable[[str], Path]) -> None:
+def test_truncated_files_are_refused(copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     file = path / "model.safetensors"
     whole = file.read_bytes()
@@ -181,19 +185,19 @@ def test_truncated_file(copy: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("options", [{"dtype": "int8"}, {"compute": "int64"}, {"compute": "keep"}, {"dtype": "f33"}])
-def test_dtypes_that_cannot_be_asked_for(options: dict[str, Any], made: Callable[[str], Made]) -> None:
+def test_unsupported_dtype_options_are_refused(options: dict[str, Any], made: Callable[[str], Made]) -> None:
     with pytest.raises(UsageError):
         gw.open(made("llama").path, **options)
 
 
-def test_no_such_path(tmp_path: Path) -> None:
+def test_missing_paths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound) as caught:
         gw.open(tmp_path / "nothing")
     assert caught.value.where == str(tmp_path / "nothing")
     assert "downloaded" in str(caught.value.fix)
 
 
-def test_dtype_conversion_and_original(tmp_path: Path) -> None:
+def test_dtype_converts_the_weights_and_the_original(tmp_path: Path) -> None:
     family, fields = FEATURES["llama"]
     make(tmp_path, family, dtype="bfloat16", **fields)
     kept, wide = gw.open(tmp_path), gw.open(tmp_path, dtype="float32")
@@ -273,7 +277,7 @@ print(grown)
 """
 
 
-def test_looking_at_a_70b_header_costs_no_payload(tmp_path: Path) -> None:
+def test_opening_a_70b_header_reads_no_payload(tmp_path: Path) -> None:
     """A sparse file with the header of Llama 3 70B; no page of its 141 GB of payload is there to be read."""
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -305,7 +309,7 @@ def test_looking_at_a_70b_header_costs_no_payload(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").stat().st_blocks * 512 < 1 << 20
 
 
-def test_a_json_file_is_no_model_and_its_directory_is_named(made: Callable[[str], Made]) -> None:
+def test_opening_a_json_file_suggests_its_directory(made: Callable[[str], Made]) -> None:
     path = made("llama").path
     with pytest.raises(ModelNotFound) as caught:
         gw.open(path / "config.json")
@@ -322,12 +326,12 @@ def test_without_a_tokenizer_the_file_to_add_is_named(model: gw.Model) -> None:
         model.generate("text")
 
 
-def test_a_notebook_shows_model_and_picture(model: gw.Model) -> None:
+def test_notebooks_show_a_model_and_its_picture(model: gw.Model) -> None:
     assert "Model(llama" in model._repr_html_()
     assert "<svg" in model._repr_html_()
 
 
 @pytest.mark.parametrize("path", [3, None, b"x", "a\0b"])
-def test_what_is_no_path_is_refused(path):
+def test_invalid_path_types_are_refused(path):
     with pytest.raises(UsageError, match="not a path to a model"):
         gw.open(path)

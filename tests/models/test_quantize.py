@@ -21,7 +21,7 @@ IDS = some_ids((2, 9))
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 200), st.integers(0, 99))
-def test_each_weight_is_within_half_a_step(rows: int, columns: int, seed: int) -> None:
+def test_each_quantised_weight_is_within_half_a_step(rows: int, columns: int, seed: int) -> None:
     w = np.random.default_rng(seed).standard_t(2, size=(rows, columns)).astype("f4")
     w[0, : columns // 2] = 0
     q, scales = quantised(w)
@@ -33,7 +33,7 @@ def test_each_weight_is_within_half_a_step(rows: int, columns: int, seed: int) -
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen2"])
-def test_quantise_run_undo(family: str, made: Callable[[str], Made]) -> None:
+def test_a_quantised_model_runs_and_quantisation_can_be_undone(family: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made(family).path)
     before, bits = m.logits(IDS), m.program.hash()
     cache = m.new_cache(20, kind="static")
@@ -66,7 +66,7 @@ def test_quantise_run_undo(family: str, made: Callable[[str], Made]) -> None:
     assert np.array_equal(m.logits(IDS), before)
 
 
-def test_a_part_of_a_model_and_its_file(tmp_path: Path, made: Callable[[str], Made]) -> None:
+def test_a_part_of_a_model_can_be_quantised_and_saved(tmp_path: Path, made: Callable[[str], Made]) -> None:
     m = gw.open(made("llama").path)
     m.quantize(where="layers.*.mlp.*")
     kinds = {m.program.path(n) for n in m.program.select("**", op="linear_int8")}
@@ -80,7 +80,7 @@ def test_a_part_of_a_model_and_its_file(tmp_path: Path, made: Callable[[str], Ma
         m.quantize(where="layers.*.mlp.*")
 
 
-def test_what_is_refused(made: Callable[[str], Made]) -> None:
+def test_unsupported_dtypes_and_models_are_refused(made: Callable[[str], Made]) -> None:
     with pytest.raises(UsageError, match="int8"):
         gw.open(made("llama").path).quantize("int3")
     with pytest.raises(UsageError, match="float32"):

@@ -36,7 +36,7 @@ def pair(tmp_path_factory):
     return [checkpoints.make(tmp_path_factory.mktemp("pair"), "llama", seed=seed).path for seed in (1, 2)]
 
 
-def by_hand(p):
+def edit_manually(p):
     with p.edit("a third of the neurons of two layers, and whole key heads") as e:
         e.cut_units(p.select("layers.{1,2}.mlp").neurons[[*range(20), 30]])
         e.cut_units(p.select("layers.0.attn").kv_groups[1])
@@ -60,9 +60,9 @@ def touched(p) -> bool:
     return any(v.data.storage.readonly and v.data.storage.touched for v in p.weights.values())
 
 
-def test_a_recipe_is_the_edits_written_by_hand(pair, tmp_path):
+def test_a_recipe_equals_manual_edits(pair, tmp_path):
     ours, theirs = (gw.open(pair[0]).program for _ in range(2))
-    by_hand(theirs)
+    edit_manually(theirs)
     done = apply_recipe(written(tmp_path), ours)
     assert ours.hash() == theirs.hash()
     assert [e.why for e in done.entries][:2] == [e.why for e in theirs.journal][:2]
@@ -71,10 +71,10 @@ def test_a_recipe_is_the_edits_written_by_hand(pair, tmp_path):
     assert ours.hash() == gw.open(pair[0]).program.hash()
 
 
-def test_a_journal_of_units_replays_from_its_lines_alone(pair, tmp_path):
+def test_a_journal_of_unit_cuts_replays_from_its_lines_alone(pair, tmp_path):
     """Cuts of neurons, of key heads and of a head alone, whose table the line tells itself; then the same level."""
     first, second = (gw.open(path) for path in pair)
-    by_hand(first.program)
+    edit_manually(first.program)
     lines = tmp_path / "journal.jsonl"
     chain.write(lines, first.program.journal.chain)
     replay(lines, second.program)
@@ -99,7 +99,7 @@ def test_a_journal_of_units_replays_from_its_lines_alone(pair, tmp_path):
         ("remove: layers.1.mlp.act", "step 4", ""),
     ],
 )
-def test_the_first_step_that_does_not_fit_is_named_and_nothing_is_read_or_changed(pair, tmp_path, step, where, what):
+def test_the_first_invalid_step_is_named_and_nothing_is_read_or_changed(pair, tmp_path, step, where, what):
     p = gw.open(pair[0]).program
     before = p.structure_hash()
     with pytest.raises(ReplayConflict, match=where) as error:
@@ -109,7 +109,7 @@ def test_the_first_step_that_does_not_fit_is_named_and_nothing_is_read_or_change
     assert (p.structure_hash(), len(p.journal)) == (before, 0)
 
 
-def test_a_journal_that_does_not_fit_reads_nothing(pair, made):
+def test_a_mismatched_journal_is_refused_without_reading_weights(pair, made):
     p = gw.open(pair[0]).program
     p.select("layers.2.mlp").neurons[:70].prune()
     p.select("layers.1.attn").kv_groups[1].prune()
@@ -143,20 +143,20 @@ NO_RECIPES = [
 
 
 @pytest.mark.parametrize("text", NO_RECIPES)
-def test_a_file_that_is_no_recipe(pair, tmp_path, text):
+def test_invalid_recipe_files_are_refused(pair, tmp_path, text):
     p = gw.open(pair[0]).program
     with pytest.raises(ProgramFileError, match=r"recipe\.yaml"):
         apply_recipe(written(tmp_path, text), p)
 
 
-def test_on_the_command_line(pair, tmp_path):
+def test_recipes_can_be_applied_on_the_command_line(pair, tmp_path):
     path, out = written(tmp_path), tmp_path / "out"
     done = CliRunner().invoke(app, ["edit", str(pair[1]), "--apply", str(path), str(out), "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["journal"] == 4
     assert json.loads(done.stdout)["warnings"] == []
     one = gw.open(pair[0]).program
-    by_hand(one)
+    edit_manually(one)
     assert gw.open(out).program.structure_hash() == one.structure_hash()
     again = tmp_path / "again"
     for journal in (out, out / "journal.jsonl"):

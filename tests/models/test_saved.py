@@ -37,7 +37,7 @@ for folder in sys.argv[2:]:
 """
 
 
-def test_another_process_continues(made, tmp_path):
+def test_another_process_loads_and_continues_a_saved_model(made, tmp_path):
     models, hashes, ids = {}, {}, some_ids((2, 9))
     for feature in ("llama-tied", "qwen3-bias", "mistral-window"):
         m = gw.open(made(feature).path)
@@ -67,7 +67,7 @@ def test_another_process_continues(made, tmp_path):
         assert again.program.hash() == hashes[folder][0]
 
 
-def test_what_belongs_to_the_model_comes_along(made, tmp_path, copy):
+def test_saving_keeps_config_tokenizer_and_companion_files(made, tmp_path, copy):
     source = copy("llama")
     (source / "LICENSE").write_bytes(b"terms")
     m = gw.open(source, compute="bfloat16")
@@ -84,7 +84,7 @@ def test_what_belongs_to_the_model_comes_along(made, tmp_path, copy):
     assert need_tokenizer(gw.open(tmp_path / "bytes")).encode("hé") == [104, 195, 169]
 
 
-def test_a_saved_model_exports_as_the_one_it_was_saved_from(made, tmp_path):
+def test_a_saved_model_exports_like_the_original_one(made, tmp_path):
     m = gw.open(made("llama-tied").path)
     scale_weight(m, "model.norm.weight")
     m.save(tmp_path / "saved")
@@ -99,7 +99,7 @@ def test_a_saved_model_exports_as_the_one_it_was_saved_from(made, tmp_path):
     assert [e["why"] for e in receipt.journal["edits"]] == ["scale model.norm.weight"]
 
 
-def test_an_existing_directory_is_replaced_only_when_asked(made, tmp_path):
+def test_an_existing_directory_is_replaced_only_on_request(made, tmp_path):
     m = gw.open(made("llama").path)
     m.save(tmp_path / "saved")
     with pytest.raises(DestinationExists):
@@ -121,7 +121,7 @@ def test_an_existing_directory_is_replaced_only_when_asked(made, tmp_path):
         '{"schema": 1, "keys": {}, "compute": "int8"}',
     ],
 )
-def test_facts_of_another_kind_are_refused(made, tmp_path, text):
+def test_invalid_model_facts_are_refused(made, tmp_path, text):
     gw.open(made("llama").path).save(tmp_path / "saved")
     (tmp_path / "saved/model.json").write_text(text)
     with pytest.raises(ConfigError, match=r"model\.json"):

@@ -96,7 +96,7 @@ def with_tokenizer(path: Path, trained: Path, vocab: int, *names: str) -> Path:
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
-def test_byte_tokenizer_equals_the_library(byte_library: Any) -> None:
+def test_the_byte_tokenizer_matches_the_library(byte_library: Any) -> None:
     ours = ByteTokenizer()
     for text in strings():
         ids = ours.encode(text)
@@ -105,24 +105,24 @@ def test_byte_tokenizer_equals_the_library(byte_library: Any) -> None:
 
 
 @given(st.lists(st.integers(0, 255), max_size=40))
-def test_any_bytes_decode_like_the_library(ids: list[int]) -> None:
+def test_any_bytes_decode_as_in_the_library(ids: list[int]) -> None:
     library = tokenizers.Tokenizer.from_str(byte_tokenizer_json())
     for skip in (True, False):
         assert ByteTokenizer().decode(ids, skip) == library.decode(ids, skip_special_tokens=skip)
 
 
-def test_start_token_is_byte_0_and_not_its_name_in_the_file(byte_library: Any) -> None:
+def test_the_start_token_is_byte_0_whatever_its_name_in_the_file(byte_library: Any) -> None:
     """In the library a text with U+0100, under which the file lists byte 0, is that token; here it is two bytes."""
     assert ByteTokenizer().encode("Ā") == [0xC4, 0x80]
     assert byte_library.encode("Ā").ids == [0]
 
 
-def test_padding_rows_say_nothing() -> None:
+def test_ids_beyond_256_decode_to_nothing() -> None:
     assert ByteTokenizer().decode([72, 300, 105]) == "Hi"
 
 
 @pytest.mark.parametrize("text", ["a\ud800", "\udfff", "x" * 9 + "\udc80y"])
-def test_lone_surrogates_raise(text: str, trained: Path, tmp_path: Path) -> None:
+def test_lone_surrogates_are_refused(text: str, trained: Path, tmp_path: Path) -> None:
     library = LibraryTokenizer(trained / "tokenizer.json", 401, None, ())
     auto = AutoTokenizer(trained, 401, None, ())
     for tokenizer in (ByteTokenizer(), library, auto):
@@ -134,7 +134,7 @@ def test_lone_surrogates_raise(text: str, trained: Path, tmp_path: Path) -> None
         assert "replace" in str(caught.value.fix)
 
 
-def test_byte_file_is_recognised(tmp_path: Path) -> None:
+def test_the_file_of_the_byte_tokenizer_is_recognised(tmp_path: Path) -> None:
     from checkpoints import make
 
     make(tmp_path, "llama", vocab_size=260, bos_token_id=0, eos_token_id=0)
@@ -146,7 +146,7 @@ def test_byte_file_is_recognised(tmp_path: Path) -> None:
 
 
 # -- tokenizer.json ----------------------------------------------------------------------------------------------------
-def test_library_tokenizer_equals_auto_tokenizer(trained: Path, tmp_path: Path) -> None:
+def test_the_library_tokenizer_matches_auto_tokenizer(trained: Path, tmp_path: Path) -> None:
     m = gw.open(with_tokenizer(tmp_path, trained, 401))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert isinstance(m.tokenizer, LibraryTokenizer)
@@ -181,7 +181,7 @@ def test_truncation_left_in_the_file_does_not_cut_prompts(trained: Path, tmp_pat
     assert tokenizer.encode(text) == transformers.AutoTokenizer.from_pretrained(path).encode(text)
 
 
-def test_too_many_tokens(trained: Path, tmp_path: Path) -> None:
+def test_tokenizers_with_more_tokens_than_the_vocabulary_are_refused(trained: Path, tmp_path: Path) -> None:
     path = with_tokenizer(tmp_path, trained, 400)
     with pytest.raises(TokenizerMismatch) as caught:
         gw.open(path)
@@ -194,7 +194,7 @@ def test_too_many_tokens(trained: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["{", "[]", "{}", '{"model": {"vocab": 3}}', '{"model": {"vocab": {}}, "added_tokens": 5}']
 )
-def test_damaged_tokenizer_file(text: str, copy: Callable[[str], Path]) -> None:
+def test_damaged_tokenizer_files_are_refused(text: str, copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     (path / "tokenizer.json").write_text(text)
     with pytest.raises(ConfigError, match="tokenizer") as caught:
@@ -202,7 +202,7 @@ def test_damaged_tokenizer_file(text: str, copy: Callable[[str], Path]) -> None:
     assert caught.value.where == str(path / "tokenizer.json")
 
 
-def test_file_that_the_library_refuses(copy: Callable[[str], Path]) -> None:
+def test_files_that_the_library_refuses_raise_typed_errors(copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}, "added_tokens": []}')
     tokenizer = gw.open(path).tokenizer
@@ -223,7 +223,7 @@ def old_files(path: Path, trained: Path) -> Path:
     return path
 
 
-def test_other_files_are_read_by_transformers(trained: Path, tmp_path: Path) -> None:
+def test_other_tokenizer_files_are_read_by_transformers(trained: Path, tmp_path: Path) -> None:
     path = old_files(with_tokenizer(tmp_path, trained, 410, "tokenizer_config.json"), trained)
     m = gw.open(path)
     assert isinstance(m.tokenizer, AutoTokenizer)
@@ -237,7 +237,7 @@ def test_other_files_are_read_by_transformers(trained: Path, tmp_path: Path) -> 
     assert m.tokenizer.size == len(theirs)
 
 
-def test_other_files_never_run_remote_code(trained: Path, tmp_path: Path) -> None:
+def test_other_tokenizer_files_never_run_remote_code(trained: Path, tmp_path: Path) -> None:
     path = old_files(with_tokenizer(tmp_path, trained, 410, "tokenizer_config.json"), trained)
     ran = path / "ran"
     (path / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
@@ -251,7 +251,7 @@ def test_other_files_never_run_remote_code(trained: Path, tmp_path: Path) -> Non
     assert not ran.exists()
 
 
-def test_other_files_with_too_many_tokens(trained: Path, tmp_path: Path) -> None:
+def test_other_tokenizer_files_with_too_many_tokens_are_refused(trained: Path, tmp_path: Path) -> None:
     path = old_files(with_tokenizer(tmp_path, trained, 390, "tokenizer_config.json"), trained)
     tokenizer = gw.open(path).tokenizer
     assert tokenizer is not None
@@ -259,14 +259,16 @@ def test_other_files_with_too_many_tokens(trained: Path, tmp_path: Path) -> None
         tokenizer.encode("a")
 
 
-def test_no_tokenizer_gives_ids_only(model: gw.Model) -> None:
+def test_a_model_without_a_tokenizer_returns_ids_only(model: gw.Model) -> None:
     assert model.tokenizer is None
     with pytest.raises(UsageError, match="no tokenizer"):
         model.generate("text")
     assert model.generate([1, 2], 3).text == ""
 
 
-def test_missing_extra_names_the_command(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_names_the_install_command(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import sys
 
     for module in ("tokenizers", "transformers"):
@@ -288,7 +290,9 @@ def test_missing_extra_names_the_command(trained: Path, tmp_path: Path, monkeypa
         ({"eos_token_id": [-1, 3], "bos_token_id": -1}, {}, (None, (3,))),
     ],
 )
-def test_special_ids(config: dict, generation: dict | None, expected: tuple, copy: Callable[[str], Path]) -> None:
+def test_special_ids_are_read_from_the_config(
+    config: dict, generation: dict | None, expected: tuple, copy: Callable[[str], Path]
+) -> None:
     from graphwright.models.architectures.architecture import Config
     from graphwright.models.tokenizer import special_ids
 
@@ -301,7 +305,7 @@ def test_special_ids(config: dict, generation: dict | None, expected: tuple, cop
     assert special_ids(path, Config.read(path)) == expected
 
 
-def test_damaged_generation_config(copy: Callable[[str], Path]) -> None:
+def test_damaged_generation_configs_are_refused(copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     (path / "generation_config.json").write_text("[1]")
     with pytest.raises(ConfigError, match="generation_config"):

@@ -58,7 +58,7 @@ def test_two_runs_are_equal_bit_for_bit(source, autocast):
 
 
 @pytest.mark.parametrize("autocast", ["", "bfloat16"])
-def test_six_steps_are_three_and_three(source, tmp_path, autocast):
+def test_a_resumed_training_equals_an_uninterrupted_one(source, tmp_path, autocast):
     recipe = replace(RECIPE, autocast=autocast)
     whole = Trainer(opened(source), TEXT, recipe)
     losses = whole.run().losses
@@ -73,7 +73,7 @@ def test_six_steps_are_three_and_three(source, tmp_path, autocast):
     assert bits(again) == bits(whole)
 
 
-def test_masters_are_saved_and_low_parameters_are_their_rounding(source):
+def test_masters_are_saved_and_16_bit_parameters_are_rounded_masters(source):
     trainer = Trainer(opened(source), TEXT, RECIPE)
     trainer.run(2)
     masters = {n: v for n, v in trainer.optimizer.variables().items() if n.endswith(".master")}
@@ -86,7 +86,7 @@ def test_masters_are_saved_and_low_parameters_are_their_rounding(source):
         np.testing.assert_array_equal(stored, rounded)
 
 
-def test_a_save_leaves_the_old_state_or_the_new_one_whole(source, tmp_path):
+def test_a_failed_save_leaves_a_complete_old_or_new_state(source, tmp_path):
     if "bfloat16" in str(source) and not DEEP:
         pytest.skip("not run: needs HYPOTHESIS_PROFILE=deep")
     trainers = []
@@ -98,7 +98,7 @@ def test_a_save_leaves_the_old_state_or_the_new_one_whole(source, tmp_path):
     check_atomic(tmp_path, **save, kinds=("EIO",), seeds=0)
 
 
-def test_a_save_that_fails_can_be_followed_by_a_load_of_the_old_state(source, tmp_path):
+def test_after_a_failed_save_the_old_state_can_be_loaded(source, tmp_path):
     trainer = Trainer(opened(source), TEXT, RECIPE)
     trainer.run(1)
     trainer.save(tmp_path / "state")
@@ -128,7 +128,7 @@ def test_training_is_one_entry_and_undo_restores_the_bytes_of_the_file(source):
     assert p.hash() == after
 
 
-def test_training_goes_on_from_where_an_undo_put_the_weights(source):
+def test_training_continues_from_weights_restored_by_undo(source):
     m = opened(source)
     trainer = Trainer(m, TEXT, replace(RECIPE, lr=0.05, steps=20))
     with m.program.edit("train"):
@@ -140,7 +140,7 @@ def test_training_goes_on_from_where_an_undo_put_the_weights(source):
     assert max(moved) < 0.2  # a few steps' worth, not the trained weights come back
 
 
-def test_an_edited_model_trains_its_new_weight(source):
+def test_training_an_edited_model_trains_its_new_weight(source):
     m = opened(source)
     trainer = Trainer(m, TEXT, RECIPE)
     trainer.run(1)
@@ -154,7 +154,7 @@ def test_an_edited_model_trains_its_new_weight(source):
     assert trainer.done == 4
 
 
-def test_a_loss_that_is_no_number_is_raised_and_can_be_undone(source):
+def test_a_non_finite_loss_raises_and_training_can_be_undone(source):
     m = opened(source)
     before = m.program.hash()
     with m.program.edit("train") as _:
@@ -172,7 +172,7 @@ def test_a_loss_that_is_no_number_is_raised_and_can_be_undone(source):
         (lambda m: Trainer(m, TEXT[:-1] + "?", RECIPE), "text"),
     ],
 )
-def test_the_state_of_another_run_is_refused_with_nothing_changed(source, tmp_path, change, words):
+def test_the_state_of_another_run_is_refused_and_changes_nothing(source, tmp_path, change, words):
     trainer = Trainer(opened(source), TEXT, RECIPE)
     trainer.run(1)
     trainer.save(tmp_path / "state")
@@ -184,7 +184,7 @@ def test_the_state_of_another_run_is_refused_with_nothing_changed(source, tmp_pa
     assert other.done == 0
 
 
-def test_the_state_of_another_structure_is_refused_with_nothing_changed(source, tmp_path):
+def test_the_state_of_another_structure_is_refused_and_changes_nothing(source, tmp_path):
     trainer = Trainer(opened(source), TEXT, RECIPE)
     trainer.run(1)
     trainer.save(tmp_path / "state")
@@ -206,7 +206,7 @@ def test_a_step_after_the_end_raises(source, tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"batch": 0}, {"lr": 0.0}, {"clip": -1.0}])
-def test_recipes_that_are_none(wrong):
+def test_invalid_training_options_are_refused(wrong):
     with pytest.raises(UsageError):
         TrainOptions(**wrong)
 
@@ -217,7 +217,7 @@ def test_a_text_shorter_than_a_window_is_refused(source):
     assert len(Trainer(opened(source), TEXT[: RECIPE.window + 1], RECIPE).ids) == 17
 
 
-def test_windows_depend_on_seed_and_step_alone_and_targets_are_one_ahead(source):
+def test_windows_depend_on_seed_and_step_only_and_targets_are_the_next_tokens(source):
     trainer = Trainer(opened(source), TEXT, RECIPE)
     ids, targets = trainer.batch(4)
     np.testing.assert_array_equal(ids[:, 1:], targets[:, :-1])
@@ -227,7 +227,7 @@ def test_windows_depend_on_seed_and_step_alone_and_targets_are_one_ahead(source)
     assert all(bytes(row.tolist()) in text for row in ids)
 
 
-def test_the_loss_curve_is_that_of_torch(source):
+def test_the_loss_curve_matches_torch(source):
     recipe = TrainOptions(steps=10, batch=4, window=24, lr=3e-3, warmup=3, clip=0.7)
     m = gw.open(source, dtype="float32")
     from graphwright.models.tokenizer import ByteTokenizer
@@ -257,9 +257,9 @@ def test_the_loss_curve_is_that_of_torch(source):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [({"lr": -1.0}, "lr.*\n.*> 0"), ({"steps": 0}, "steps.*\n.*>= 1"), ({"clip": -2.0}, "clip.*\n.*>= 0\n.*-2")],
 )
-def test_a_figure_out_of_range_is_named(change, said):
-    with pytest.raises(UsageError, match=said):
+def test_options_out_of_range_are_named(change, message):
+    with pytest.raises(UsageError, match=message):
         replace(RECIPE, **change)

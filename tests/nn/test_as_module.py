@@ -81,7 +81,7 @@ def test_training_matches_a_torch_module(kind: str, share: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["module", "program"])
-def test_both_sides_train_shared_memory(kind: str) -> None:
+def test_torch_and_graphwright_train_shared_memory(kind: str) -> None:
     both = targets()
     net, m = both["module"], nn.as_module(both[kind])
     x = torch.from_numpy(X)
@@ -134,7 +134,7 @@ def test_frozen_operands_get_no_gradient_and_no_grad_runs_the_plan() -> None:
     np.testing.assert_allclose(out.numpy(), expected.numpy(), rtol=1e-6)
 
 
-def test_named_inputs_several_outputs_and_integers() -> None:
+def test_named_inputs_several_outputs_and_integer_inputs_work() -> None:
     b = gw.Builder()
     ids, w = b.input("ids", ("B",), "int64"), b.input("scale", (), "float32")
     rows = b.op("embedding", b.param("table", np.arange(12, dtype="f4").reshape(4, 3)), ids)
@@ -162,7 +162,7 @@ def test_named_inputs_several_outputs_and_integers() -> None:
         nn.as_module(torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
 
 
-def test_an_unused_output_and_16_bits() -> None:
+def test_unused_outputs_and_16_bit_weights_have_correct_gradients() -> None:
     class Low(nn.Module):
         def __init__(self) -> None:
             self.weight = nn.Parameter(array_of(tensor(np.ones((3, 4))).to("bfloat16")))

@@ -144,7 +144,7 @@ def test_rope_depends_on_relative_positions():
     assert np.abs(apart.numpy() - m(x).numpy()).max() > 1e-3
 
 
-def test_sinusoidal_table():
+def test_sinusoidal_embedding_matches_its_formula():
     table = nn.SinusoidalEmbedding(6)(Tensor(from_numpy(np.arange(12).reshape(3, 4)))).numpy()
     for pos in range(12):
         for i in range(3):

@@ -55,7 +55,7 @@ def test_layer_functions_match_torch(case: Any) -> None:
 
 
 @pytest.mark.parametrize("padding", [None, 2, -1])
-def test_embedding_and_its_padding_row(padding: int | None) -> None:
+def test_embedding_matches_torch_and_ignores_the_padding_row(padding: int | None) -> None:
     host, ids = rng.normal(size=(5, 3)), np.array([[0, 2, 4], [2, 2, 1]])
     mine, other = gw.tensor(host, requires_grad=True), torch.tensor(host, requires_grad=True)
     found, truth = F.embedding(gw.tensor(ids), mine, padding), T.embedding(torch.tensor(ids), other, padding)
@@ -65,7 +65,7 @@ def test_embedding_and_its_padding_row(padding: int | None) -> None:
     np.testing.assert_allclose(grad_of(mine).numpy(), grad_of(other).numpy(), rtol=1e-12)
 
 
-def test_dropout_only_in_training() -> None:
+def test_dropout_is_active_in_training_only() -> None:
     x = gw.ones(2000)
     assert F.dropout(x, 0.5, False) is x
     assert F.dropout(x, 0.0) is x

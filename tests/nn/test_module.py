@@ -175,7 +175,7 @@ IDS = Tensor(from_numpy(np.array([1, 4])))
 KEYS = ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias", "named.b.inner.weight"]
 
 
-def test_state_holds_persistent_buffers_and_ties_once():
+def test_state_dict_contains_persistent_buffers_and_ties_once():
     net = Carrying()
     assert set(net.state_dict()) == {"embed.weight", "counts.0", *KEYS, "named.b.inner.bias"}
     assert [n for n, _ in net.named_buffers()] == ["counts.0", "scale"]
@@ -256,7 +256,7 @@ def test_to_keeps_objects_ties_and_optimizers(compiled):
         net.to("int64")
 
 
-def test_requires_grad_freezes_and_thaws():
+def test_requires_grad_freezes_and_unfreezes():
     net = Carrying().requires_grad_(False)
     assert not net(IDS).requires_grad
     assert net.requires_grad_()(IDS).requires_grad

@@ -89,7 +89,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("input_grad", [True, False])
 @pytest.mark.parametrize("name", LAYERS)
-def test_equals_torch(name, input_grad):
+def test_layers_match_torch(name, input_grad):
     """Forward, and gradients of input and weights; parameters and buffers have torch's names and shapes."""
     make, reference, values = LAYERS[name]
     mine, theirs = make(), reference()
@@ -141,7 +141,7 @@ def test_running_statistics_change_only_in_training():
     assert not np.array_equal(before, moved)
 
 
-def test_dropout_in_training_and_in_evaluation():
+def test_dropout_acts_in_training_only():
     x = Tensor(from_numpy(np.ones((400, 300), np.float32)), requires_grad=True)
     layer = nn.Dropout(0.3)
     gw.manual_seed(1)
@@ -176,7 +176,7 @@ def test_compiled_dropout_samples_like_eager_steps():
     assert not np.array_equal(planned[0], planned[1])
 
 
-def test_norms_refuse_another_rank():
+def test_norms_refuse_inputs_of_another_rank():
     for layer, values in ((nn.BatchNorm2d(4), LINES), (nn.BatchNorm1d(4), SHEETS), (nn.InstanceNorm1d(4), SHEETS)):
         with pytest.raises(UsageError, match="rank"):
             layer(Tensor(from_numpy(values)))
@@ -188,7 +188,7 @@ def close(mine: np.ndarray, theirs: np.ndarray) -> None:
     np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5 * max(1.0, np.abs(theirs).max()))
 
 
-def test_a_subclass_of_a_layer_keeps_its_rank():
+def test_a_subclass_of_a_layer_checks_the_same_rank():
     class Sharpen(nn.Conv2d):
         """A user's convolution."""
 
@@ -251,7 +251,7 @@ def test_the_padding_row_is_zero_and_gets_no_gradient():
     np.testing.assert_allclose(grad_of(mine.weight).numpy(), grad_of(theirs.weight).numpy(), rtol=1e-6)
 
 
-def test_unknown_reduction():
+def test_unknown_reductions_are_refused():
     with pytest.raises(UsageError, match="mean, sum or none"):
         nn.functional.cross_entropy(Tensor(from_numpy(X[0])), Tensor(from_numpy(np.zeros(3, int))), reduction="max")
 
@@ -295,7 +295,7 @@ def test_initial_values_have_the_distribution_of_torch(mine, theirs):
             assert np.abs(a).max() == pytest.approx(np.abs(b).max(), rel=0.1)
 
 
-def test_initialisers():
+def test_initialisers_have_their_documented_distributions():
     shape = (30, 20)
     assert np.abs(nn.init.xavier_uniform(shape).to_numpy()).max() == pytest.approx((6 / 50) ** 0.5, rel=0.02)
     assert nn.init.xavier_normal((300, 200), gain=2).to_numpy().std() == pytest.approx(2 * (2 / 500) ** 0.5, rel=0.02)

@@ -34,7 +34,7 @@ def pair(name: str, layers: int, bias: bool):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("name", LAYERS)
-def test_equals_torch(name, layers, bias):
+def test_recurrent_layers_match_torch(name, layers, bias):
     a, b = pair(name, layers, bias)
     x, y = Tensor(from_numpy(X.copy()), requires_grad=True), torch.from_numpy(X.copy()).requires_grad_()
     mine, states = a(x)

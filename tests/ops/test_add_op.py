@@ -37,7 +37,7 @@ def inputs(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(3, 4)).astype(np.float32)
 
 
-def test_the_guide_adds_an_op_in_under_40_lines(softsign: str) -> None:
+def test_the_documented_op_takes_less_than_40_lines(softsign: str) -> None:
     assert len([line for line in softsign.splitlines() if line.strip()]) < 40
     x = np.random.default_rng(0).normal(size=(3, 4))
     assert_close(call("softsign", from_numpy(x)), torch.nn.functional.softsign(torch.from_numpy(x)), rtol=1e-15)
@@ -84,7 +84,7 @@ def test_an_added_op_is_traced_and_gated(softsign: str) -> None:
     np.testing.assert_allclose(traced.run(feeds)[name].to_numpy(), 0.5 * before, rtol=1e-6)
 
 
-def test_an_added_op_is_written_as_code_and_as_onnx(softsign: str) -> None:
+def test_an_added_op_is_exported_as_code_and_as_onnx(softsign: str) -> None:
     model = gw.open("bundled")
     with model.program.edit("another activation") as e:
         old = model.program.node("layers.0.mlp.act")

@@ -17,7 +17,7 @@ from graphwright.ops.axes import Atom, AxesUse, atoms, chain, known, product, re
 ROWS = [name for name, op in OPS.items() if op.axes is not None]
 
 
-def test_every_op_has_a_row_or_a_reason():
+def test_every_op_has_an_axis_rule_or_a_reason():
     for name, op in OPS.items():
         assert op.axes is not None or op.why.get("axes"), name
 
@@ -56,7 +56,7 @@ def size_after(term: Any, indices: dict[Atom, np.ndarray]) -> Any:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_indices_taken_before_and_after_an_op_agree(name):
+def test_selecting_indices_commutes_with_the_op(name):
     """Some indices of an axis, in any order: computing on them gives those indices of the result.
 
     Where a sum ends the axis, the others are zero in what it sums.
@@ -96,7 +96,7 @@ ALL_BOUND = {
 
 # -- terms -------------------------------------------------------------------------------------------------------------
 @given(st.lists(st.integers(2, 4), min_size=2, max_size=4), st.data())
-def test_a_reshape_joins_common_factors(sizes, data):
+def test_a_reshape_couples_common_factors(sizes, data):
     """Two ways to write one product agree at every index."""
     cut = data.draw(st.integers(1, len(sizes) - 1))
     factors = [Atom(n) for n in sizes]
@@ -115,7 +115,7 @@ def test_a_reshape_joins_common_factors(sizes, data):
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
-def test_slices_of_a_concatenation_find_its_parts(sizes, data):
+def test_slices_of_a_concatenation_couple_with_its_parts(sizes, data):
     parts = [Atom(n) for n in sizes]
     whole = chain(*parts)
     start = data.draw(st.integers(0, sum(sizes) - 1))
@@ -136,12 +136,12 @@ def test_halves_of_a_rotation_are_one_axis():
     assert spread(resolve(d), {half: np.array([0, 2])}).tolist() == [0, 2, 4, 6]
 
 
-def test_splits_that_share_no_factor_are_refused():
+def test_splits_without_a_common_factor_are_refused():
     assert not same(product(Atom(4), Atom(9)), product(Atom(6), Atom(6)))
     assert not same(Atom(3), Atom(4))
 
 
-def test_an_empty_axis_is_not_made_of_itself():
+def test_an_empty_axis_does_not_contain_itself():
     empty = Atom(0)
     assert not same(empty, product(Atom(3), empty))
     assert resolve(empty) is empty

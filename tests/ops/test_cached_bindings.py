@@ -26,8 +26,8 @@ def uses(monkeypatch: pytest.MonkeyPatch) -> dict:
     return known
 
 
-def kept(uses: dict) -> list[CachedBindings]:
-    """Uses whose binding is kept."""
+def cached(uses: dict) -> list[CachedBindings]:
+    """Uses whose binding is cached."""
     return [use.cached for use in uses.values() if use.cached is not None]
 
 
@@ -38,7 +38,7 @@ def newly_bound(name: str, arrays: list[NDArray], attrs: dict) -> tuple[NDArray,
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_results_are_those_of_a_new_binding(name: str) -> None:
+def test_cached_bindings_compute_the_same_as_new_ones(name: str) -> None:
     row = OPS[name]
     for inputs, attrs in draws(name, 2):
         for turn in range(3):  # learned, bound and kept, run again
@@ -56,22 +56,22 @@ def losses(scores: np.ndarray, smoothing: float = 0.0) -> NDArray:
     return call("cross_entropy", from_numpy(scores), from_numpy(np.array([1, 2, 0])), smoothing=smoothing)[0]
 
 
-def test_only_small_kernels_of_many_calls_are_kept(uses: dict) -> None:
+def test_only_small_kernels_of_many_calls_are_cached(uses: dict) -> None:
     losses(np.zeros((3, 5)))
-    assert len(kept(uses)) == 1
+    assert len(cached(uses)) == 1
     call("cumsum", from_numpy(np.zeros(4)), axis=0)  # one call
     call("cross_entropy", from_numpy(np.zeros((4096, 5))), from_numpy(np.zeros(4096, np.int64)))  # not small
     call("sech", from_numpy(np.zeros((5, 3))).permute(1, 0))  # a copy would have other strides
-    assert len(kept(uses)) == 1
+    assert len(cached(uses)) == 1
     call("sech", from_numpy(np.zeros((5, 3))))
-    assert len(kept(uses)) == 2
+    assert len(cached(uses)) == 2
 
 
-def test_attributes_that_are_equal_and_differ_are_bound_apart(uses: dict) -> None:
+def test_equal_attributes_of_different_types_or_signs_are_bound_separately(uses: dict) -> None:
     scores = np.random.default_rng(0).normal(size=(3, 5))
     for smoothing in (0.0, -0.0, 0.0, False):
         losses(scores, smoothing)
-    (use,) = kept(uses)
+    (use,) = cached(uses)
     assert len(use.bound) == 3
     assert all(len(pool) == 1 for pool in use.bound.values())
 
@@ -81,10 +81,10 @@ def test_a_kernel_that_raised_is_bound_again(uses: dict) -> None:
     with pytest.raises(IndexOutOfRange):
         call("cross_entropy", from_numpy(np.zeros((3, 5))), from_numpy(np.array([1, 7, 0])))
     assert_bits(losses(np.zeros((3, 5))), np.full(3, np.log(5.0)))
-    assert len(kept(uses)) == 1
+    assert len(cached(uses)) == 1
 
 
-def test_threads_do_not_meet_in_a_binding() -> None:
+def test_threads_do_not_share_a_binding() -> None:
     rng = np.random.default_rng(0)
     cases = [rng.normal(size=(3, 5)) for _ in range(8)]
     expected = [losses(x).to_numpy() for x in cases]

@@ -31,7 +31,7 @@ class Run:
 EMIT = {name: row.emit for name, row in OPS.items() if row.emit is not None}
 
 
-def test_every_op_has_a_text_or_a_reason():
+def test_every_op_has_source_text_or_a_reason():
     for name, row in OPS.items():
         assert (name in EMIT) != bool(row.why.get("emit")), name
     several = [n for n in EMIT if len(_run(n, 0)[0]) > 1]
@@ -57,7 +57,7 @@ def evaluate(name: str, arrays: list[np.ndarray], attrs: dict):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", EMIT)
-def test_text_computes_what_the_op_computes(name, seed):
+def test_generated_source_computes_the_op(name, seed):
     ours, arrays, attrs = _run(name, seed)
     if name == "rms_norm":  # exported norms take their statistics in float32, as the classes of transformers do
         arrays = [a.astype(np.float32) for a in arrays]
@@ -89,26 +89,26 @@ def test_text_computes_what_the_op_computes(name, seed):
         ("cast", (3, 6), {"dtype": dtype("bfloat16")}),
     ],
 )
-def test_corners(name, shape, attrs):
+def test_generated_source_of_special_attributes_matches_the_op(name, shape, attrs):
     array = np.random.default_rng(0).normal(size=shape)
     ours = call(name, as_tensor(from_numpy(array)), **attrs)
     theirs = evaluate(name, [array], OPS[name].complete(attrs))[0]
     np.testing.assert_allclose(theirs.double().numpy(), ours.data.to_numpy("float64"), rtol=1e-12)
 
 
-def test_named_sizes_are_those_of_the_run():
+def test_named_sizes_are_read_from_the_run():
     assert EMIT["reshape"](["x"], {"shape": ("B", "T", 6)}) == "x.reshape(run.B, run.T, 6)"
     assert EMIT["expand"](["x"], {"shape": ("B", 6)}) == "x.expand(run.B, 6)"
 
 
 @pytest.mark.parametrize("attrs", [{"causal": False}, {"optional": ("key_mask",)}])
-def test_attention_that_generated_code_cannot_run_has_no_text(attrs):
+def test_attention_unsupported_by_generated_code_has_no_source_text(attrs):
     full = OPS["sdpa"].complete({"scale": 1.0, **attrs})
     assert EMIT["sdpa"](["q", "k", "v", "m"][: 3 + len(full["optional"])], full) is None
 
 
 @pytest.mark.parametrize("name", sorted(EMIT))
-def test_an_operator_is_no_primary(name):
+def test_is_primary_distinguishes_operators_from_primaries(name):
     _, arrays, attrs = _run(name, 0)
     text = EMIT[name]([f"x{i}" for i in range(len(arrays))], attrs)
     assert text is not None

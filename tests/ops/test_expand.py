@@ -61,8 +61,8 @@ def blind(name: str) -> tuple[int, ...]:
 def run(row: Op, inputs: list[np.ndarray], attrs: dict, kind: DType, expanded: bool) -> tuple[list[Tensor], list]:
     """Results, and gradients of all floating operands under a random upstream gradient."""
     given = [tensor(x, kind if x.dtype == np.float64 else None) for x in inputs]
-    for place, t in enumerate(given):
-        t.requires_grad = t.dtype.is_float and place not in blind(row.name) and row.vjp is not None
+    for index, t in enumerate(given):
+        t.requires_grad = t.dtype.is_float and index not in blind(row.name) and row.vjp is not None
     if expanded:
         assert row.expand is not None
         outs = row.expand(given, attrs)
@@ -78,7 +78,7 @@ def run(row: Op, inputs: list[np.ndarray], attrs: dict, kind: DType, expanded: b
 
 @pytest.mark.parametrize(("kind", "tolerance"), [(float64, 1e-12), (float32, 1e-5)], ids=["f64", "f32"])
 @pytest.mark.parametrize("name", FUSED)
-def test_fused_is_expanded(name: str, kind: DType, tolerance: float) -> None:
+def test_fused_kernels_match_their_expansions(name: str, kind: DType, tolerance: float) -> None:
     for inputs, attrs in draws(name, 12):
         outs, grads = run(OPS[name], inputs, attrs, kind, False)
         theirs, others = run(OPS[name], inputs, attrs, kind, True)

@@ -34,7 +34,7 @@ class Without:
 
 
 @pytest.mark.parametrize("name", [n for n, row in OPS.items() if row.expand is not None])
-def test_an_expansion_is_bound_in_place_of_a_kernel(name: str) -> None:
+def test_an_expansion_replaces_a_missing_kernel(name: str) -> None:
     row, kernels = OPS[name], cast(Any, Without(name))
     for inputs, attrs in draws(name):
         arrays = [from_numpy(x) for x in inputs]

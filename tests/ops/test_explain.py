@@ -34,20 +34,20 @@ def golden() -> dict[str, str]:
     return {name: text.removesuffix("\n") for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
-KEPT = golden()
+STORED = golden()
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_each_text_equals_the_stored_one(name: str) -> None:
-    assert explained(name) == KEPT[name]
+def test_explanations_equal_the_stored_texts(name: str) -> None:
+    assert explained(name) == STORED[name]
 
 
-def test_nothing_is_kept_of_ops_that_are_gone() -> None:
-    assert sorted(KEPT) == sorted(OPS)
+def test_no_explanation_is_stored_for_a_removed_op() -> None:
+    assert sorted(STORED) == sorted(OPS)
 
 
 @pytest.mark.parametrize("doc", [None, "", "  \n "])
-def test_an_op_without_a_text_is_none(doc: str | None) -> None:
+def test_ops_without_a_docstring_are_refused(doc: str | None) -> None:
     cells = {"arity": 1, "infer": lambda x: x, "vjp": None, "sample": lambda rng: ([], {}), "why": {"vjp": "-"}}
     with pytest.raises(UsageError, match="docstring"):
         op("never_explained")(type("Silent", (), {**cells, "__doc__": doc}))
@@ -74,14 +74,14 @@ def test_each_op_is_explained(name: str) -> None:
         assert re.match(r"(    )?(@kernel|def |lambda |(out_)?kernel\()", lines[int(found[1]) - 1])
 
 
-def test_other_operands_follow_from_the_first() -> None:
+def test_shapes_of_other_operands_are_inferred_from_the_first() -> None:
     assert "f32[4, 16, 64], f32[64] -> f32[4, 16, 64]" in explain("rms_norm", (4, 16, 64))
     assert "f32[8, 32], f32[10, 32]" in explain("linear", (8, 32), (10, 32))
     assert "f32[2, 3] -> f32[2, 3]: 6 FLOPs, 24 bytes read, 24 bytes written" in explain("tanh", (2, 3))
     assert "give the shapes of all operands" in explain("rope", (3,))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_shapes_and_unknown_ops_are_refused() -> None:
     with pytest.raises(ShapeError, match="rms_norm"):
         explain("rms_norm", (4, 16), (4,))
     with pytest.raises(UnknownOp, match="softmax"):

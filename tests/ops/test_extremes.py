@@ -27,7 +27,7 @@ BINARY = [n for n, row in OPS.items() if row.arity == 2 and row.traits.elementwi
 
 
 @pytest.mark.parametrize("name", UNARY)
-def test_unary_ops_at_the_edges(name: str) -> None:
+def test_unary_ops_match_torch_at_extreme_values(name: str) -> None:
     ours = call(name, from_numpy(EXTREME))
     with np.errstate(all="ignore"):
         wide = TORCH[name]([torch.from_numpy(EXTREME.astype(np.float64))], {}).numpy()
@@ -41,7 +41,7 @@ def test_unary_ops_at_the_edges(name: str) -> None:
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu_at_the_edges(approximate: str) -> None:
+def test_gelu_at_extreme_values(approximate: str) -> None:
     finite = EXTREME[np.isfinite(EXTREME)]
     ours = call("gelu", from_numpy(finite), approximate=approximate)
     wide = torch.nn.functional.gelu(torch.from_numpy(finite.astype(np.float64)), approximate=approximate)
@@ -49,7 +49,7 @@ def test_gelu_at_the_edges(approximate: str) -> None:
 
 
 @pytest.mark.parametrize("name", BINARY)
-def test_binary_ops_on_every_pair(name: str) -> None:
+def test_binary_ops_match_torch_on_pairs_of_extreme_values(name: str) -> None:
     a, b = (np.ascontiguousarray(x.ravel()) for x in np.meshgrid(EXTREME, EXTREME))
     theirs = TORCH[name]([torch.from_numpy(a), torch.from_numpy(b)], {}).numpy()
     assert_bits(call(name, from_numpy(a), from_numpy(b)), theirs, what=name)
@@ -67,7 +67,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_softmax_at_the_edges(row: str) -> None:
+def test_softmax_of_extreme_values(row: str) -> None:
     x = np.array([ROWS[row]], np.float32)
     wide = torch.softmax(torch.from_numpy(x).double(), -1).numpy().astype(np.float32)
     assert_close(call("softmax", from_numpy(x)), wide, rtol=1e-6)
@@ -75,7 +75,7 @@ def test_softmax_at_the_edges(row: str) -> None:
 
 @pytest.mark.parametrize("row", ["large", "equal", "one", "small", "masked"])
 @pytest.mark.parametrize("target", [0, 1, 2])
-def test_cross_entropy_at_the_edges(row: str, target: int) -> None:
+def test_cross_entropy_of_extreme_values(row: str, target: int) -> None:
     x, t = np.array([ROWS[row]], np.float32), np.array([target])
     loss, lse = call("cross_entropy", from_numpy(x), from_numpy(t))
     wide = TORCH["cross_entropy"](
@@ -89,7 +89,7 @@ def test_cross_entropy_at_the_edges(row: str, target: int) -> None:
     assert_close(g, (p - np.eye(3)[t]).astype(np.float32), rtol=1e-6, atol=1e-7 * max(1.0, abs(lse.item())))
 
 
-def test_ignored_rows_give_nothing_in_any_order_of_derivative() -> None:
+def test_ignored_rows_have_zero_loss_and_derivatives() -> None:
     scores, t = tensor(np.random.default_rng(0).normal(size=(3, 4)), requires_grad=True), tensor([1, -100, 3])
     loss, _ = call("cross_entropy", scores, t)
     assert loss.numpy()[1] == 0
@@ -109,13 +109,13 @@ def test_rms_norm_of_large_low_precision_rows() -> None:
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "silu", "tanh", "softmax", "gelu"])
-def test_gradients_stay_finite_at_the_edges(name: str) -> None:
+def test_gradients_are_finite_at_extreme_values(name: str) -> None:
     x = tensor(np.array([[-1e4, -800.0, -50.0, 0.0, 50.0, 800.0, 1e4]], np.float32), requires_grad=True)
     g = grad(call(name, x).sum(), x)[0]
     assert np.isfinite(g.numpy()).all()
 
 
-def test_minus_zero_is_a_zero_of_its_own() -> None:
+def test_ops_keep_the_sign_of_zero() -> None:
     x = from_numpy(np.array([-0.0, 0.0], np.float32))
     zero = from_numpy(np.zeros(2, np.float32))
     assert np.signbit(call("add", x, zero).to_numpy()).tolist() == [False, False]
@@ -123,7 +123,7 @@ def test_minus_zero_is_a_zero_of_its_own() -> None:
     assert call("sum", x, axes=(0,)).dtype is float32
 
 
-def test_logsumexp_at_the_edges() -> None:
+def test_logsumexp_of_extreme_values() -> None:
     x = np.array(list(ROWS.values()), np.float32)
     wide = torch.logsumexp(torch.from_numpy(x).double(), 1).numpy().astype(np.float32)
     assert_close(call("logsumexp", from_numpy(x), axes=(1,)), wide, rtol=1e-6)
@@ -136,7 +136,7 @@ def test_logsumexp_at_the_edges() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_log_softmax_at_the_edges(row: str) -> None:
+def test_log_softmax_of_extreme_values(row: str) -> None:
     x = np.array([ROWS[row]], np.float32)
     wide = torch.log_softmax(torch.from_numpy(x).double(), -1).numpy().astype(np.float32)
     assert_close(call("log_softmax", from_numpy(x)), wide, rtol=1e-6)
@@ -156,7 +156,7 @@ def test_a_masked_row_is_zero_with_zero_gradient(kind: str) -> None:
     assert np.isfinite(g.numpy("float32")).all()
 
 
-def test_powers_at_the_edges() -> None:
+def test_powers_of_zero_and_negative_bases() -> None:
     table = [
         *((-2.0, 3.0), (-2.0, 2.0), (0.0, 0.0), (0.0, 2.0), (0.0, 1.0)),
         *((3.0, 0.0), (-3.0, 0.0), (0.0, 0.5), (2.0, -1.0)),
@@ -189,7 +189,7 @@ def test_products_with_zeros_have_exact_gradients_of_any_order() -> None:
     "name", ["sigmoid", "silu", "tanh", "gelu", "relu", "leaky_relu", "elu", "softplus", "logsigmoid", "sech"]
 )
 @pytest.mark.parametrize("inner", ["softplus", "logsigmoid", "sech", "elu"])
-def test_gradients_of_chains_stay_finite(name: str, inner: str) -> None:
+def test_gradients_of_chains_are_finite(name: str, inner: str) -> None:
     """An activation that is not the last node, of operands whose exponential overflows."""
     x = tensor(np.array([-800.0, -50.0, 0.5, 50.0, 800.0], np.float32), requires_grad=True)
     y = call(name, call(inner, x))
@@ -197,7 +197,7 @@ def test_gradients_of_chains_stay_finite(name: str, inner: str) -> None:
     assert np.isfinite(grad(call("softplus", y).sum(), x)[0].numpy()).all()
 
 
-def test_assert_finite_names_place_and_count() -> None:
+def test_assert_finite_reports_index_and_count() -> None:
     x = np.array([[1.0, 2.0], [np.nan, np.inf]])
     assert call("assert_finite", from_numpy(x[:1])).to_numpy().tolist() == [[1, 2]]
     with pytest.raises(NonFinite, match=r"assert_finite: 2 of 4 .* the first at \[1, 0\]"):
@@ -216,7 +216,7 @@ def test_clamp_passes_the_gradient_at_its_bounds() -> None:
     assert grad(x.clamp(min=0.0).sum(), x)[0].tolist() == [0, 0, 1, 1, 1]
 
 
-def test_gradients_stop_scale_and_turn() -> None:
+def test_stop_gradient_and_scale_gradient_scale_gradients_only() -> None:
     x = tensor([1.0, 2.0], requires_grad=True)
     assert grad((x * call("stop_gradient", x)).sum(), x)[0].tolist() == [1, 2]
     for scale in (0.0, -1.0, 0.5):

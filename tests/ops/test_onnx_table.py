@@ -20,7 +20,7 @@ RARELY = {"index", "roll", "rope", "adaptive_avg_pool", "max_pool"}
 """Ops of which ONNX does not have every use."""
 
 
-def test_every_op_has_a_row_a_reason_or_is_made_of_simpler_ones():
+def test_every_op_has_an_onnx_rule_a_reason_or_an_expansion():
     assert all(not (row.onnx and row.why.get("onnx")) for row in OPS.values())
     assert all(OPS[name].expand is not None for name in SIMPLER)
 
@@ -49,7 +49,7 @@ def single(name: str, seed: int, named: bool):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", [*ONNX, *SIMPLER])
-def test_row_computes_what_the_op_computes(name, seed):
+def test_exported_ops_match_our_ops_in_onnxruntime(name, seed):
     program, wanted, feeds = single(name, seed, False)
     try:
         model = to_model(program)

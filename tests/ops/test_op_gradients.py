@@ -23,7 +23,7 @@ SCALED = "scale_gradient"  # its gradient is on purpose not that of its value
 
 
 @pytest.mark.parametrize("name", [n for n in differentiable() if n != SCALED])
-def test_gradient_is_the_difference_quotient(name: str) -> None:
+def test_gradients_match_finite_differences(name: str) -> None:
     for k, (inputs, attrs) in enumerate(draws(name)):
         gradcheck(lambda *xs, a=attrs: apply(OPS[name], xs, a), inputs, seed=k, wrt=_wrt(name, inputs))
 
@@ -34,7 +34,7 @@ LOW = [n for n in differentiable() if n not in ("rope", "copy", "cast", "sdpa_ba
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", LOW)
-def test_gradients_in_16_bits_are_those_of_float64_rounded(name: str, kind: str) -> None:
+def test_gradients_in_16_bits_equal_rounded_float64_gradients(name: str, kind: str) -> None:
     """As torch in float64 gives from the same 16-bit operands; each step of a vjp may round once."""
     bits = 8 if kind == "bfloat16" else 11
     for k, (inputs, attrs) in enumerate(draws(name, 2)):
@@ -65,7 +65,7 @@ def _wrt(name: str, inputs: list[np.ndarray]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [n for n in differentiable() if n != "rope"])
-def test_every_mask_of_wanted_gradients_equals_torch(name: str) -> None:
+def test_every_subset_of_gradients_matches_torch(name: str) -> None:
     for k, (inputs, attrs) in enumerate(draws(name)):
         masks = check_masks(
             OPS[name], inputs, attrs, lambda xs, seeds, mask, a=attrs: torch_grads(name, xs, a, seeds, mask), seed=k
@@ -74,7 +74,7 @@ def test_every_mask_of_wanted_gradients_equals_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in differentiable() if n != ONCE])
-def test_the_gradient_of_the_gradient(name: str) -> None:
+def test_second_derivatives_match_finite_differences(name: str) -> None:
     for k, (inputs, attrs) in enumerate(draws(name, deep(2, 1))):
         ports = _wrt(name, inputs)
         fixed = [x if i in ports or x.dtype != np.float64 else Tensor(_array(x)) for i, x in enumerate(inputs)]
@@ -94,7 +94,7 @@ def _array(x: np.ndarray):
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32"])
-def test_the_second_order_of_attention_is_that_of_torch(kind: str) -> None:
+def test_second_derivatives_of_attention_match_torch(kind: str) -> None:
     for inputs, attrs in draws("sdpa"):
         mine = [tensor(x, kind, requires_grad=True) for x in inputs]
         theirs = [torch.tensor(x, requires_grad=True) for x in inputs]
@@ -107,7 +107,7 @@ def test_the_second_order_of_attention_is_that_of_torch(kind: str) -> None:
             assert_close(a.to("float64"), b.numpy(), rtol=tol, atol=tol)
 
 
-def test_gradients_of_ties_and_kinks() -> None:
+def test_gradients_at_kinks_are_0_and_at_ties_are_split() -> None:
     x = tensor([-1.0, 0.0, 1.0], requires_grad=True)
     for name, expected in {"relu": [0, 0, 1], "abs": [-1, 0, 1]}.items():
         assert grad(call(name, x).sum(), x)[0].tolist() == expected
@@ -135,21 +135,21 @@ def test_an_infinite_gradient_does_not_reach_the_branch_not_taken() -> None:
     assert gb.tolist() == [0, inf]
 
 
-def test_repeated_ids_add_up() -> None:
+def test_gradients_of_repeated_ids_are_summed() -> None:
     table = tensor(np.zeros((4, 2)), requires_grad=True)
     ids = tensor([1, 1, 3, 1])
     g = grad(call("embedding", table, ids).sum(), table)[0]
     assert g.numpy()[:, 0].tolist() == np.bincount([1, 1, 3, 1], minlength=4).tolist()
 
 
-def test_repeats_of_an_expanded_operand_add_up() -> None:
+def test_gradients_of_an_expanded_operand_are_summed() -> None:
     x = tensor(np.arange(3.0).reshape(3, 1), requires_grad=True)
     y = call("expand", x, shape=(2, 3, 4))
     assert grad((y * y).sum(), x)[0].numpy().ravel().tolist() == [0, 16, 32]
 
 
 @pytest.mark.parametrize("bug", ["too few", "other shape", "other dtype", "left out"])
-def test_the_engine_refuses_a_vjp_that_breaks_the_protocol(bug: str) -> None:
+def test_invalid_vjp_results_are_refused(bug: str) -> None:
     wrong = {
         "too few": lambda g: (g,),
         "other shape": lambda g: (g, g.reshape(6)),

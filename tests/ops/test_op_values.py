@@ -1,4 +1,4 @@
-"""Values of every op against torch: dtypes, empty and unit sizes, broadcasting, operands that lie strided."""
+"""Values of every op against torch: dtypes, empty and unit sizes, broadcasting, strided operands."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def _check(name: str, arrays: list[NDArray], attrs: dict[str, Any], kind) -> Non
 
 @pytest.mark.parametrize("kind", FLOATS, ids=str)
 @pytest.mark.parametrize("name", [n for n in OPS if n not in OWN_DTYPE])
-def test_values_in_every_float(name: str, kind) -> None:
+def test_values_match_torch_in_every_float_dtype(name: str, kind) -> None:
     for inputs, attrs in draws(name):
         if name == "cross_entropy_backward":  # lse and gradient keep their wide dtype
             wide = float64 if kind is float64 else float32
             arrays = [_as(x, kind if i == 0 else wide) for i, x in enumerate(inputs)]
             if kind.is_low:
                 continue
-        elif OPS[name].traits.carried:  # its scalars keep their dtypes; moments and weights are never in 16 bits
+        elif OPS[name].traits.updates_states:  # its scalars keep their dtypes; moments and weights are never in 16 bits
             if kind.is_low and name.endswith("_step"):
                 continue
             arrays = [_as(x, kind) if x.ndim else from_numpy(x) for x in inputs]
@@ -63,7 +63,7 @@ def test_values_in_every_float(name: str, kind) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OWN_DTYPE))
-def test_values_of_ops_with_dtypes_of_their_own(name: str) -> None:
+def test_ops_with_their_own_dtypes_match_torch(name: str) -> None:
     for inputs, attrs in draws(name, 6):
         inputs = [x.astype(np.float32) if x.dtype == np.float64 else x for x in inputs]
         _check(name, [from_numpy(x) for x in inputs], attrs, float32)
@@ -71,7 +71,7 @@ def test_values_of_ops_with_dtypes_of_their_own(name: str) -> None:
 
 @pytest.mark.parametrize("how", ["permuted", "sliced", "expanded"])
 @pytest.mark.parametrize("name", OPS)
-def test_operands_may_lie_strided(name: str, how: str) -> None:
+def test_strided_operands_give_equal_results(name: str, how: str) -> None:
     """The values that row-major memory gives, within rounding where ATen sums in another order."""
     for inputs, attrs in draws(name, 2):
         arrays = [strided(x, how) for x in inputs]
@@ -97,7 +97,7 @@ def test_elementwise_ops_on_empty_and_unit_shapes(shape: tuple[int, ...], data: 
 
 
 @given(shape=SHAPES, data=st.data())
-def test_broadcasting_is_torchs(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_broadcasting_matches_torch(shape: tuple[int, ...], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(BINARY))
     rng = np.random.default_rng(7)
     other = tuple(1 if data.draw(st.booleans()) else n for n in shape)[data.draw(st.integers(0, len(shape))) :]
@@ -110,7 +110,7 @@ def test_broadcasting_is_torchs(shape: tuple[int, ...], data: st.DataObject) -> 
 
 
 @given(data=st.data())
-def test_matmul_over_ranks_and_batches(data: st.DataObject) -> None:
+def test_matmul_of_any_rank_matches_torch(data: st.DataObject) -> None:
     size = st.integers(0, 3)
     m, k, n = data.draw(size), data.draw(size), data.draw(size)
     batch = data.draw(st.lists(st.integers(1, 3), max_size=2).map(tuple))
@@ -124,7 +124,7 @@ def test_matmul_over_ranks_and_batches(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_reductions_over_any_axes(data: st.DataObject) -> None:
+def test_reductions_over_any_axes_match_torch(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["sum", "mean", "prod", "any", "all", "logsumexp", "amax", "amin"]))
     shape = data.draw(st.lists(st.integers(1 if name in ("amax", "amin") else 0, 4), max_size=4).map(tuple))
     axes = tuple(sorted(data.draw(st.sets(st.integers(0, len(shape) - 1))) if shape else ()))
@@ -162,7 +162,7 @@ def _rounded(wide: torch.Tensor, kind) -> np.ndarray:
 
 
 @pytest.mark.parametrize("count", [4095, 4096, 4097, 2**21 - 1, 2**21 + 1])
-def test_a_sum_of_ones_counts_them(count: int) -> None:
+def test_a_sum_of_ones_is_exact(count: int) -> None:
     ones = from_numpy(np.ones(count, np.float32))
     assert call("sum", ones, axes=(0,)).item() == count
     assert call("mean", ones, axes=(0,)).item() == 1.0
@@ -173,7 +173,7 @@ def test_division_of_integers_is_float32() -> None:
     assert_bits(call("div", from_numpy(a), from_numpy(b)), torch.div(torch.from_numpy(a), torch.from_numpy(b)).numpy())
 
 
-def test_argmax_takes_the_first_of_equals() -> None:
+def test_argmax_returns_the_first_of_equal_entries() -> None:
     x = np.array([[1.0, 3.0, 3.0, 2.0], [5.0, 5.0, 5.0, 5.0]])
     assert call("argmax", from_numpy(x), axis=-1).to_numpy().tolist() == [1, 0]
     assert call("argmax", from_numpy(np.tile(x[1], 50)), axis=0).item() == 0
@@ -193,7 +193,7 @@ def test_a_junction_sums_in_port_order_and_rounds_once(count: int, kind) -> None
 
 @pytest.mark.parametrize("kind", ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "?"])
 @pytest.mark.parametrize("shapes", [((70, 50), (70, 50), (50,)), ((70, 1), (), (70, 50)), ((50,), (70, 50), ())])
-def test_a_choice_among_many_elements_keeps_their_bits(kind: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_where_copies_the_bits_of_the_chosen_elements(kind: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     """The branch not taken may be infinite or NaN of any payload."""
     rng = np.random.default_rng(0)
     condition = rng.random(shapes[0]) < 0.5

@@ -49,7 +49,7 @@ def test_each_op_computes_or_is_a_view(name: str) -> None:
     assert (OPS[name].view is not None) != (name in backend(CPU).kernels())
 
 
-def test_no_kernel_without_an_op() -> None:
+def test_every_kernel_belongs_to_an_op() -> None:
     assert backend(CPU).kernels() <= OPS.keys()
 
 
@@ -70,7 +70,7 @@ def test_samples_run_and_have_the_inferred_specs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_operands_are_left_alone(name: str) -> None:
+def test_ops_do_not_write_to_their_operands(name: str) -> None:
     inputs, attrs = draws(name, 1)[0]
     arrays = [from_numpy(x) for x in inputs]
     before = [a.tobytes() for a in arrays]
@@ -85,7 +85,7 @@ def test_a_wrong_number_of_operands_is_refused_by_name(name: str) -> None:
         OPS[name].specs([], attrs, "layer.3")
 
 
-def test_unknown_op_names_the_nearest() -> None:
+def test_unknown_ops_name_similar_ones() -> None:
     with pytest.raises(UnknownOp, match="matmul"):
         get("matmull")
 
@@ -97,7 +97,7 @@ def test_unknown_and_missing_attributes_are_refused() -> None:
         call("reshape", from_numpy(np.ones(2)))
 
 
-def test_a_name_registers_once_and_an_empty_cell_needs_its_reason() -> None:
+def test_duplicate_names_and_missing_reasons_are_refused() -> None:
     with pytest.raises(UsageError, match="tanh"):
         op("tanh")(type("Again", (), {"__doc__": "again"}))
     with pytest.raises(UsageError, match="vjp"):
@@ -337,7 +337,7 @@ def test_out_must_have_the_exact_spec() -> None:
             compute(get("tanh"), [x], {}, [from_numpy(np.zeros(shape, kind))])
 
 
-def test_out_is_written_over_entirely_and_counted() -> None:
+def test_out_is_overwritten_completely_and_its_version_rises() -> None:
     from graphwright.testing.oracle import assert_bits, poisoned
 
     for name in OPS:
@@ -367,7 +367,7 @@ def test_out_that_is_read_only_is_refused() -> None:
     assert not out.to_numpy().any()
 
 
-def test_out_may_overlap_an_operand_only_where_the_row_allows_it() -> None:
+def test_out_may_overlap_an_operand_only_if_the_op_allows_it() -> None:
     from graphwright.array import Layout
     from graphwright.errors import AliasError
 
@@ -389,7 +389,7 @@ def test_out_may_overlap_an_operand_only_where_the_row_allows_it() -> None:
     compute(get("tanh"), [front], {}, [block.view(Layout((4,), (1,), 4))])
 
 
-@pytest.mark.parametrize("name", [n for n in OPS if OPS[n].traits.inplace or OPS[n].traits.carried])
+@pytest.mark.parametrize("name", [n for n in OPS if OPS[n].traits.inplace or OPS[n].traits.updates_states])
 def test_in_place_gives_the_same_bits(name: str) -> None:
     from graphwright.testing.oracle import assert_bits
 
@@ -406,7 +406,7 @@ def test_in_place_gives_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("shapes", [((), ()), ((64, 64), ()), ((), (64, 64)), ((64,), (64, 1))])
-def test_a_choice_between_broadcast_operands_fills_the_result(shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_where_of_broadcast_operands_fills_the_result(shapes: tuple[tuple[int, ...], ...]) -> None:
     rng = np.random.default_rng(0)
     mask, a, b = rng.normal(size=(64, 64)) > 0, *(np.asarray(rng.normal(size=s), np.float32) for s in shapes)
     out = from_numpy(np.zeros((64, 64), np.float32))
@@ -415,20 +415,20 @@ def test_a_choice_between_broadcast_operands_fills_the_result(shapes: tuple[tupl
 
 
 @pytest.mark.parametrize("name", [n for n in OPS if OPS[n].traits.keeps_zero and OPS[n].arity in (1, 2)])
-def test_keeps_zero_is_true_of_the_kernel(name: str) -> None:
+def test_kernels_have_the_declared_keeps_zero(name: str) -> None:
     zeros = [from_numpy(np.zeros(3)) for _ in range(int(str(OPS[name].arity)))]
     assert not compute(OPS[name], zeros, OPS[name].complete({}))[0].to_numpy().any()
 
 
 @pytest.mark.parametrize("name", [n for n in OPS if OPS[n].traits.annihilated])
-def test_annihilated_is_true_of_the_kernel(name: str) -> None:
+def test_kernels_have_the_declared_annihilators(name: str) -> None:
     one, zero = (from_numpy(np.full(3, v)) for v in (1.0, 0.0))
     for operands in ([one, zero], [zero, one]):
         assert not compute(OPS[name], operands, {})[0].to_numpy().any()
 
 
 @pytest.mark.parametrize("name", [n for n in OPS if OPS[n].traits.linear_in or OPS[n].traits.jointly_linear])
-def test_linear_ops_are_linear(name: str) -> None:
+def test_ops_declared_linear_are_linear(name: str) -> None:
     """Scaling the operands that an op is linear in scales its result."""
     row = OPS[name]
     inputs, attrs = draws(name, 1)[0]

@@ -1,4 +1,4 @@
-"""`out=` on every op: what may lie where, and what an operation keeps alive of its operands."""
+"""`out=` on every op: which memory it may share, and which operands an operation keeps alive."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def beside(first: NDArray, second: Spec, at: int) -> tuple[NDArray, NDArray]:
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_a_result_may_overwrite_an_operand_only_where_the_row_allows_it(name: str) -> None:
+def test_a_result_may_overwrite_an_operand_only_if_the_op_allows_it(name: str) -> None:
     row = OPS[name]
     inputs, attrs = draws(name, 1)[0]
     arrays = [from_numpy(x) for x in inputs]
@@ -69,7 +69,7 @@ def test_a_result_may_overwrite_an_operand_only_where_the_row_allows_it(name: st
 
 @pytest.mark.parametrize("kind", [float64, float32, bfloat16], ids=str)
 @pytest.mark.parametrize("name", COMPUTED)
-def test_a_new_result_is_the_one_that_is_written(name: str, kind: DType) -> None:
+def test_allocating_kernels_equal_kernels_that_write_to_out(name: str, kind: DType) -> None:
     """Where the backend allocates and computes in one call, with operands in row-major order and transposed."""
     row = OPS[name]
     for inputs, attrs in draws(name, 3):
@@ -91,7 +91,7 @@ def test_a_new_result_is_the_one_that_is_written(name: str, kind: DType) -> None
 
 
 @pytest.mark.parametrize("name", differentiable())
-def test_operands_that_no_vjp_reads_die_after_forward(name: str) -> None:
+def test_operands_unused_by_the_vjp_are_freed_after_forward(name: str) -> None:
     row = OPS[name]
     inputs, attrs = draws(name, 1)[0]
     gc.collect()

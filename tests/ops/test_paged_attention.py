@@ -35,7 +35,7 @@ def numbers(x: NDArray) -> np.ndarray:
     lengths=[255, 256], queries=2, heads=(2, 3), block=16, window=None, softcap=None, kinds=(float32, float32), seed=0
 )
 @example(lengths=[520], queries=17, heads=(1, 1), block=1, window=5, softcap=0.5, kinds=(float64, float64), seed=1)
-def test_tiles_are_dense_attention(
+def test_tiled_paged_attention_matches_dense_attention(
     lengths: list[int],
     queries: int,
     heads: tuple[int, int],
@@ -89,7 +89,7 @@ def test_query_heads_read_the_key_head_of_their_group(groups: int) -> None:
     assert out.to_numpy()[0, :, 0, 0].tolist() == [h // 3 for h in range(3 * groups)]
 
 
-def test_rows_are_rounded_where_they_are_written() -> None:
+def test_entries_are_rounded_when_they_are_written() -> None:
     x = np.random.default_rng(0).normal(size=(1, 2, 5, 3)).astype("f4")
     paging = np.array([[2, 0]], "i4"), np.array([2], "i4")
     out = call("kv_append_paged", held_as(np.zeros((3, 2, 4, 3)), bfloat16), *map(from_numpy, (x, *paging)))

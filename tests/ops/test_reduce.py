@@ -10,7 +10,7 @@ from graphwright.ops import call
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "prod", "amax", "amin", "logsumexp"])
-def test_axes_none_means_all_and_an_empty_tuple_none(name):
+def test_axes_none_reduces_all_axes_and_an_empty_tuple_no_axis(name):
     x = np.arange(6.0).reshape(2, 3)
     known = {"sum": x.sum(), "mean": x.mean(), "amax": x.max(), "prod": 0.0, "amin": 0.0}
     whole = known.get(name, np.log(np.exp(x).sum()))

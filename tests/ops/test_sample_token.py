@@ -76,7 +76,7 @@ def by_vm(given_: list[np.ndarray]) -> list[np.ndarray]:
 @pytest.mark.parametrize("run", [by_kernel, by_vm])
 @settings(deadline=None)
 @given(kind=st.sampled_from(KINDS), n=st.sampled_from(SIZES), seed=st.integers(0, 2**32))
-def test_ids_and_what_is_kept_are_those_of_whole_sorts(run, kind: str, n: int, seed: int) -> None:
+def test_ids_and_filtered_logits_match_full_sorting(run, kind: str, n: int, seed: int) -> None:
     given_ = operands(kind, n, 8, np.random.default_rng(seed))
     ids, kept = run(given_)
     for b, (token, z) in enumerate(chosen(*row) for row in zip(*given_, strict=True)):
@@ -84,7 +84,7 @@ def test_ids_and_what_is_kept_are_those_of_whole_sorts(run, kind: str, n: int, s
         np.testing.assert_array_equal(kept[b], z)
 
 
-def test_a_vocabulary_of_32000() -> None:
+def test_a_vocabulary_of_32000_matches_full_sorting() -> None:
     """The sums of many shares, the noise that is not computed, buckets that are full."""
     rng = np.random.default_rng(4)
     given_ = operands("flat", 32_000, 5, rng)

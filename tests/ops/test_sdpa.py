@@ -63,7 +63,7 @@ def _case(queries: int, keys: int, window: int | None, *, heads: int = 4, groups
 @example(case=_case(7, 7, 3, heads=6, groups=3))
 @example(case=_case(3, 5, None, key_mask=np.array([[False] * 5, [True, False, True, True, False]])))
 @example(case=_case(2, 6, 2, q_start=np.asarray(1)))
-def test_values_and_gradients_equal_the_written_out_softmax(case: tuple[list[np.ndarray], dict]) -> None:
+def test_values_and_gradients_equal_explicit_softmax_attention(case: tuple[list[np.ndarray], dict]) -> None:
     inputs, attrs = case
     ours = call("sdpa", *(from_numpy(np.array(x)) for x in inputs), **attrs)
     theirs = torch_sdpa([torch.from_numpy(np.array(x)) for x in inputs], attrs)
@@ -74,7 +74,7 @@ def test_values_and_gradients_equal_the_written_out_softmax(case: tuple[list[np.
 
 @pytest.mark.parametrize("start", [-3, -1, 0, 6, 20])
 @pytest.mark.parametrize("window", [None, 1, 3])
-def test_a_query_outside_the_keys_gives_zeros_and_no_gradient(start: int, window: int | None) -> None:
+def test_a_query_without_visible_keys_gives_zeros_and_no_gradient(start: int, window: int | None) -> None:
     inputs, attrs = _case(4, 6, window, q_start=np.asarray(start))
     ours = call("sdpa", *(from_numpy(np.array(x)) for x in inputs), **attrs)
     theirs = torch_sdpa([torch.from_numpy(np.array(x)) for x in inputs], attrs)
@@ -88,7 +88,7 @@ def test_the_window_counts_the_query_itself() -> None:
     assert_bits(out, np.repeat(inputs[2], 2, axis=1))  # one visible key: the value at its index
 
 
-def test_the_rule_is_lower_right() -> None:
+def test_causal_masks_are_aligned_to_the_last_key() -> None:
     inputs, attrs = _case(2, 5, None)
     out = call("sdpa", *(from_numpy(x) for x in inputs), **attrs)
     shifted = [*inputs, np.asarray(3)]
@@ -100,7 +100,7 @@ def test_the_rule_is_lower_right() -> None:
     assert np.abs(moved[:, :, 1] - out.to_numpy()[:, :, 1]).min() > 0.1
 
 
-def test_heads_share_keys_by_neighbourhood_not_by_turns() -> None:
+def test_consecutive_query_heads_share_a_key_head() -> None:
     """Query heads 0, 1 read key head 0 and 2, 3 key head 1: repeat_interleave, not tile."""
     inputs, attrs = _case(3, 3, None)
     alone = []
@@ -111,7 +111,7 @@ def test_heads_share_keys_by_neighbourhood_not_by_turns() -> None:
     assert_close(together, np.concatenate(alone, 1), rtol=1e-12, atol=1e-14)
 
 
-def test_a_sequence_of_padding_gives_zeros_and_no_gradient() -> None:
+def test_a_fully_padded_sequence_gives_zeros_and_no_gradient() -> None:
     mask = np.array([[False] * 4, [True] * 4])
     inputs, attrs = _case(3, 4, None, key_mask=mask)
     q, k, v = (tensor(x, requires_grad=True) for x in inputs[:3])
@@ -124,7 +124,7 @@ def test_a_sequence_of_padding_gives_zeros_and_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("kind", [float32, bfloat16, float16], ids=str)
-def test_scores_of_800_neither_overflow_nor_lose_the_winner(kind) -> None:
+def test_scores_of_800_do_not_overflow_and_keep_the_maximum(kind) -> None:
     q = np.array([[[[800.0], [-800.0]]]])
     k = np.array([[[[1.0], [-1.0], [1.0]]]])
     v = np.array([[[[1.0], [2.0], [3.0]]]])
@@ -134,7 +134,7 @@ def test_scores_of_800_neither_overflow_nor_lose_the_winner(kind) -> None:
 
 
 @pytest.mark.parametrize("how", ["permuted", "sliced"])
-def test_keys_and_values_may_lie_strided(how: str) -> None:
+def test_keys_and_values_may_be_strided(how: str) -> None:
     inputs, attrs = _case(3, 5, 2)
     plain = call("sdpa", *(from_numpy(x) for x in inputs), **attrs)
     moved = call("sdpa", *(strided(x, how) for x in inputs), **attrs)
@@ -154,14 +154,14 @@ def test_query_heads_must_be_a_multiple_of_key_heads(heads: str | int, groups: s
             OPS["sdpa"].specs([q, k, v], attrs)
 
 
-def test_named_heads_fit_themselves_only() -> None:
+def test_symbolic_head_counts_are_refused() -> None:
     q, k = Spec(("B", "H", "T", 4), float32), Spec(("B", "G", "T", 4), float32)
     for a, b in ((q, k), (q, Spec(("B", 2, "T", 4), float32)), (Spec(("B", 2, "T", 4), float32), k)):
         with pytest.raises(ShapeError, match="a multiple of"):
             OPS["sdpa"].specs([a, b, b], OPS["sdpa"].complete({"scale": 1.0}))
 
 
-def test_mask_operands_are_checked() -> None:
+def test_invalid_mask_operands_are_refused() -> None:
     inputs, attrs = _case(3, 5, None, key_mask=np.ones((2, 4), bool))
     with pytest.raises(ShapeError, match="key_mask"):
         call("sdpa", *(Tensor(from_numpy(x)) for x in inputs), **attrs)

@@ -16,13 +16,13 @@ from graphwright.ops import OPS, call, surface
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_stubs_are_those_of_the_fields() -> None:
+def test_stubs_match_the_op_definitions() -> None:
     done = subprocess.run([sys.executable, REPOSITORY / "scripts" / "write_stubs.py", "--check"], capture_output=True)
     assert done.returncode == 0, done.stdout.decode()
 
 
 @pytest.mark.parametrize("name", surface.functions())
-def test_a_generated_function_is_its_op(name: str) -> None:
+def test_generated_functions_have_the_operands_and_attributes_of_their_op(name: str) -> None:
     function = surface.functions()[name]
     (row,) = [r for r in OPS.values() if r.functional == name]
     signature = inspect.signature(function)
@@ -34,13 +34,13 @@ def test_a_generated_function_is_its_op(name: str) -> None:
     np.testing.assert_array_equal(function(*inputs).numpy(), call(row.name, *inputs).numpy())
 
 
-def test_a_generated_method_takes_the_operands_after_the_first() -> None:
+def test_generated_methods_take_the_operands_after_the_first() -> None:
     assert list(inspect.signature(surface.methods()["maximum"]).parameters) == ["self", "b"]
     x = gw.tensor([-1.0, 2.0])
     np.testing.assert_array_equal(surface.methods()["relu"](x).numpy(), [0.0, 2.0])
 
 
-def test_a_generated_module_takes_the_attributes() -> None:
+def test_generated_modules_take_the_attributes() -> None:
     class Base:
         op = ""
 

@@ -23,7 +23,7 @@ from values import vjp_of
 COUNT = 40
 """Draws of operands, as many as it takes to reach each branch of each vjp."""
 
-TIES = "test_gradients_of_ties_and_kinks compares: a tie has no difference quotient, and a draw has none"
+TIES = "test_gradients_at_kinks_are_0_and_at_ties_are_split: a tie has no difference quotient, and a draw has none"
 SUMMED = "the engine sums what the vjp did not"
 SAME = {
     ("add", "gradients 0 and 1 swapped"): "both are g",
@@ -35,8 +35,8 @@ SAME = {
     },
     ("amax", "vjp: `g / ties` without its right side"): TIES,
     ("amin", "vjp: `g / ties` without its right side"): TIES,
-    ("bce", "_log: `-100.0` without its sign"): "test_binary_cross_entropy_at_the_edges has probabilities of 0 and 1",
-    ("logsumexp", "vjp: `-inf` without its sign"): "test_logsumexp_at_the_edges has rows of -inf",
+    ("bce", "_log: `-100.0` without its sign"): "test_binary_cross_entropy_at_0_and_1 has probabilities of 0 and 1",
+    ("logsumexp", "vjp: `-inf` without its sign"): "test_logsumexp_of_extreme_values has rows of -inf",
     ("rms_norm", "vjp: `len(x.shape) - 1` without its left side"): SUMMED,
     (
         "matmul",

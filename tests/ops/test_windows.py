@@ -28,7 +28,7 @@ def numbers(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 
 
 @given(data=st.data())
-def test_convolution_of_any_geometry(data: st.DataObject) -> None:
+def test_convolutions_of_any_geometry_match_torch(data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, 3))
 
     def each(low: int, high: int) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ def test_convolution_of_any_geometry(data: st.DataObject) -> None:
     ("stride", "positions"), [(2, 5), (1, 9)]
 )  # runs of channels are the longer, and those of positions
 @pytest.mark.parametrize("short", [16, 0])  # a product for all samples of a chunk, and for each
-def test_chunks_of_samples_change_nothing(
+def test_the_chunk_size_does_not_change_results(
     name: str, samples: int, stride: int, positions: int, short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five samples, one or two at a time; the last chunk of two is not full."""
@@ -89,32 +89,32 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 
 
-def test_the_first_of_equal_entries_is_the_largest() -> None:
+def test_max_pool_returns_the_first_of_equal_maxima() -> None:
     x = from_numpy(np.zeros((1, 1, 4, 4)))
-    best, place = call("max_pool", x, kernel=(2, 2))
+    best, indices = call("max_pool", x, kernel=(2, 2))
     assert not best.to_numpy().any()
-    assert place.to_numpy().ravel().tolist() == [0, 2, 8, 10]
+    assert indices.to_numpy().ravel().tolist() == [0, 2, 8, 10]
 
 
 @pytest.mark.parametrize("shape", [(70, 1, 8, 8), (1, 277, 32, 32)])
-def test_planes_that_fill_no_whole_block(shape: tuple[int, ...]) -> None:
+def test_pooling_of_partial_blocks_matches_torch(shape: tuple[int, ...]) -> None:
     """70 are 64 and 6 abreast; 277 are blocks of 256, 16 and 5. NaN is the largest, as in torch."""
     x = numbers(shape).astype("f4")
     x[0, 0, 2, 3] = np.nan
-    best, place = call("max_pool", from_numpy(x), kernel=(2, 3), stride=(1, 2), padding=(1, 0))
+    best, indices = call("max_pool", from_numpy(x), kernel=(2, 3), stride=(1, 2), padding=(1, 0))
     theirs = F.max_pool2d(torch.from_numpy(x), (2, 3), (1, 2), (1, 0), return_indices=True)
     assert_bits(best, theirs[0].numpy())
-    assert_bits(place, theirs[1].numpy())
+    assert_bits(indices, theirs[1].numpy())
 
 
-def test_padding_is_never_the_largest_entry() -> None:
-    best, place = call("max_pool", from_numpy(np.full((1, 1, 3), -5.0)), kernel=(2,), stride=1, padding=1)
+def test_max_pool_never_returns_padding() -> None:
+    best, indices = call("max_pool", from_numpy(np.full((1, 1, 3), -5.0)), kernel=(2,), stride=1, padding=1)
     assert set(best.to_numpy().ravel()) == {-5.0}
-    assert place.to_numpy().ravel().tolist() == [0, 0, 1, 2]
+    assert indices.to_numpy().ravel().tolist() == [0, 0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["max_pool", "avg_pool"])
-def test_pools_take_any_number_of_leading_axes(name: str) -> None:
+def test_pooling_accepts_any_number_of_leading_axes(name: str) -> None:
     x = numbers((2, 3, 2, 5, 4))
     wide = call(name, from_numpy(x), kernel=(2, 3), stride=1)
     flat = call(name, from_numpy(x.reshape(12, 5, 4)), kernel=(2, 3), stride=1)
@@ -125,7 +125,7 @@ def test_pools_take_any_number_of_leading_axes(name: str) -> None:
 @pytest.mark.parametrize("n", [1, 2, 5, 7, 12])
 @pytest.mark.parametrize("m", [1, 2, 3, 7, 24])
 @pytest.mark.parametrize("attrs", [{}, {"mode": "linear"}, {"mode": "linear", "align_corners": True}], ids=str)
-def test_resampling_between_any_sizes(n: int, m: int, attrs: dict) -> None:
+def test_resampling_between_any_sizes_matches_torch(n: int, m: int, attrs: dict) -> None:
     x = numbers((2, 1, n))
     full = OPS["interpolate"].complete({"sizes": (m,), **attrs})
     theirs = TORCH["interpolate"]([torch.from_numpy(x)], full).numpy()
@@ -134,12 +134,12 @@ def test_resampling_between_any_sizes(n: int, m: int, attrs: dict) -> None:
     assert_close(call("adaptive_avg_pool", from_numpy(x), sizes=(m,)), means.numpy(), rtol=1e-12)
 
 
-def test_an_infinite_entry_stays_in_its_window() -> None:
+def test_an_infinite_entry_affects_only_its_windows() -> None:
     x = from_numpy(np.array([[1.0, 2.0, 3.0, 4.0, np.inf]]))
     assert call("adaptive_avg_pool", x, sizes=(3,)).to_numpy().tolist() == [[1.5, 3.0, np.inf]]
 
 
-def test_an_axis_whose_size_is_a_name_cannot_be_slid_over() -> None:
+def test_convolution_over_an_axis_of_symbolic_size_is_refused() -> None:
     from graphwright.array import Spec, float32
 
     line, weight = Spec(("B", 2, "T"), float32), Spec((3, 2, 2), float32)

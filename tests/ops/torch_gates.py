@@ -27,7 +27,7 @@ def straight_through(hard: torch.Tensor, soft: torch.Tensor) -> torch.Tensor:
 
 
 def value(z: torch.Tensor, row: np.ndarray, t: torch.Tensor, run: np.ndarray) -> torch.Tensor:
-    """One gate that is no choice."""
+    """One gate other than a choice."""
     kind, state, mode = KINDS[row[0]], STATES[row[2]], MODES[run[2]]
     if state in ("closed", "free"):
         return z.detach() * 0

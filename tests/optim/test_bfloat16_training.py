@@ -127,10 +127,10 @@ def test_stochastic_round_has_the_right_mean_and_neighbours() -> None:
     for value in (1.0 + 2**-9, -3.3, 1e-40, 2.0**-130 * 1.3, 65504.123):
         x = np.full(n, value, "f4")
         found = stochastic_round(gw.tensor(x)).numpy("float32").astype(np.float64)
-        place = 2.0 ** (max(np.floor(np.log2(abs(value))), -126) - 7)
-        assert np.abs(found - float(x[0])).max() < place
-        p = abs(float(x[0])) / place % 1
-        assert abs(found.mean() - float(x[0])) < 5 * place * np.sqrt(p * (1 - p) / n) + 2e-5 * place
+        ulp = 2.0 ** (max(np.floor(np.log2(abs(value))), -126) - 7)
+        assert np.abs(found - float(x[0])).max() < ulp
+        p = abs(float(x[0])) / ulp % 1
+        assert abs(found.mean() - float(x[0])) < 5 * ulp * np.sqrt(p * (1 - p) / n) + 2e-5 * ulp
 
 
 def test_stochastic_round_follows_the_stream() -> None:

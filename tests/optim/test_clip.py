@@ -64,7 +64,7 @@ def test_clipping_without_gradients_is_refused(clip):
         clip([Parameter(from_numpy(np.zeros(2, np.float32)))])
 
 
-def test_unknown_norm():
+def test_unknown_norms_are_refused():
     with pytest.raises(UsageError, match="1, 2 or inf"):
         clip_grad_norm_(pair(1.0)[0], 1.0, 3.0)
 

@@ -221,7 +221,7 @@ def test_an_iterable_of_parameters_can_be_read_more_than_once(kind):
     assert not np.array_equal(params[0].data.to_numpy(), before)
 
 
-def test_zero_grad():
+def test_zero_grad_sets_gradients_to_none():
     params = ours()
     give(params, values(1))
     AdamW(params).zero_grad()
@@ -275,7 +275,7 @@ def test_masters_keep_small_updates():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_training_continues_from_a_parameter_set_outside(compiled):
+def test_training_continues_from_a_parameter_value_set_by_the_user(compiled):
     p = low(np.zeros((3,), np.float32))
     opt = AdamW([p], 0.5, weight_decay=0.0)
 
@@ -295,7 +295,7 @@ def test_training_continues_from_a_parameter_set_outside(compiled):
 
 
 # -- compiled ----------------------------------------------------------------------------------------------------------
-def test_a_compiled_step_equals_eager_and_reads_a_new_rate():
+def test_a_compiled_step_equals_eager_and_uses_a_changed_rate():
     results = []
     for compiled in (False, True):
         params = ours()
@@ -319,7 +319,7 @@ def test_a_compiled_step_equals_eager_and_reads_a_new_rate():
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_found_inf_keeps_weights_moments_and_counts():
+def test_found_inf_leaves_weights_moments_and_counts_unchanged():
     params = ours()
     opt = AdamW(params, 0.1)
     give(params, values(1))
@@ -333,7 +333,7 @@ def test_found_inf_keeps_weights_moments_and_counts():
 
 # -- averages ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("compiled", [False, True])
-def test_ema_update(compiled):
+def test_ema_update_matches_its_formula(compiled):
     targets, sources = ours(), [Parameter(from_numpy(v), name=f"s{i}") for i, v in enumerate(values(9))]
     before = [p.numpy().copy() for p in targets]
     run: Any = gw.compile(lambda: ema_update(targets, sources, 0.25)) if compiled else None

@@ -186,7 +186,7 @@ def change(**parts: Any):
     return lambda run: {**run.parts(), **parts}
 
 
-class NoPlace:
+class Refusing:
     def state_dict(self):
         return {"last_step": 0}
 
@@ -202,7 +202,7 @@ class NoPlace:
         (lambda run: {**run.parts(), "optimizer": AdamW(run.model, amsgrad=True)}, "largest_v: missing"),
         (lambda run: {**run.parts(), "optimizer": gw.optim.SGD(run.model)}, "m: unexpected"),
         (lambda run: {**run.parts(), "rng": run.scheduler}, "state of a scheduler"),
-        (lambda run: {**run.parts(), "scheduler": NoPlace()}, "refused"),
+        (lambda run: {**run.parts(), "scheduler": Refusing()}, "refused"),
         (lambda run: {**run.parts(), "loader": DataLoader(TensorDataset(X), 5)}, "different seed or batch size"),
     ],
 )
@@ -255,21 +255,21 @@ def test_a_killed_process_leaves_a_whole_state(tmp_path):
     source = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(gw.__file__).parents[1])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(source), "OMP_NUM_THREADS": "1"}
     for trial in range(deep(4, 1)):
-        place = tmp_path / "state"
-        command = [sys.executable, "-c", KILLED, str(place), source[0]]
+        directory = tmp_path / "state"
+        command = [sys.executable, "-c", KILLED, str(directory), source[0]]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
             assert process.stdout is not None
             process.stdout.readline()
             time.sleep(random.Random(trial).uniform(0.0, 0.15))
             process.send_signal(signal.SIGKILL)
-            said = [int(line) for line in process.stdout.read().split()]
+            printed = [int(line) for line in process.stdout.read().split()]
         reference = Run()
-        reference.steps(SavedState.read(place).step)
+        reference.steps(SavedState.read(directory).step)
         expected = reference.bits()
         run = Run(seed=5)
         run.loader.seed = 0
-        step = gw.load_state(place, **run.parts())
-        assert step >= max(said, default=1)
+        step = gw.load_state(directory, **run.parts())
+        assert step >= max(printed, default=1)
         assert run.bits() == expected
 
 

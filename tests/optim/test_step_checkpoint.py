@@ -131,9 +131,9 @@ def test_mismatched_options_journals_schemas_and_files_change_nothing(tmp_path: 
     edited = Run()
     with edited.p.edit("insert") as e:
         EDITS["insert"](edited.p, e)
-    stranger = Run()
+    unrelated = Run()
     with pytest.raises(StateError, match="does not contain the edits"):
-        gw.load_state(tmp_path / "state", **edited.parts(), remap=stranger.p.journal)
+        gw.load_state(tmp_path / "state", **edited.parts(), remap=unrelated.p.journal)
 
     undone = Run()
     with undone.p.edit("insert") as e:
@@ -144,9 +144,9 @@ def test_mismatched_options_journals_schemas_and_files_change_nothing(tmp_path: 
         gw.load_state(tmp_path / "later", **undone.parts())
 
     first.p.save_parameters(tmp_path / "params.safetensors")
-    for place in (tmp_path, tmp_path / "params.safetensors"):
+    for path in (tmp_path, tmp_path / "params.safetensors"):
         with pytest.raises(GraphwrightError):
-            gw.load_state(place, **Run().parts())
+            gw.load_state(path, **Run().parts())
     text = (tmp_path / "state" / "train.json").read_text()
     (tmp_path / "state" / "train.json").write_text(text.replace('"schema": 2', '"schema": 1'))
     with pytest.raises(StateError, match="unknown schema"):

@@ -61,7 +61,7 @@ def test_plans_of_twenty_shapes_share_the_largest_arena(lengths: list[int]) -> N
     assert list(chunks(plans).values()) == [held]
 
 
-def test_own_executables_allocate_the_sum() -> None:
+def test_separate_executables_allocate_the_sum() -> None:
     """What the shared one is compared with."""
     p = net()
     spaces = [Executable(p.compile(x=(n, 8))) for n in (5, 10, 20)]
@@ -153,7 +153,7 @@ def test_out_of_memory_reports_sizes_and_other_plans_still_run() -> None:
 
 
 @pytest.mark.parametrize("rows", [2**58, 2**61, 2**63])
-def test_too_large_value_raises_out_of_memory(rows: int) -> None:
+def test_sizes_beyond_any_memory_raise_out_of_memory(rows: int) -> None:
     p = net()
     fits = p.compile(x=(4, 8))
     with pytest.raises(PlanOutOfMemory, match="any machine") as caught:
@@ -175,7 +175,7 @@ def test_arena_is_freed_with_the_last_plan() -> None:
     assert shared_arena(backend(CPU)).nbytes < rows * 8 * 4
 
 
-def test_shared_executable_is_handed_over_to_the_patched_plan() -> None:
+def test_a_patched_plan_takes_over_the_shared_executable() -> None:
     """Memory and calls stay over an edit; what another plan left in between is refused, and runs keep their bits."""
     p = net()
     old, other = p.compile(x=(6, 8)), p.compile(x=(30, 8))

@@ -65,10 +65,10 @@ def test_reordering_obeys_dependencies_and_commit(case, data) -> None:
     commit = data.draw(st.integers(0, n))
     found = [e for e in dependencies(plan)]
     order = hoisted(why, found, commit)
-    place = {i: k for k, i in enumerate(order)}
+    position = {i: k for k, i in enumerate(order)}
     assert sorted(order) == list(range(n))
-    assert all(place[e.before] < place[e.after] for e in found)
-    assert all(place[a] < place[b] for a in range(commit) for b in range(commit, n))
+    assert all(position[e.before] < position[e.after] for e in found)
+    assert all(position[a] < position[b] for a in range(commit) for b in range(commit, n))
     held = {k for k, i in enumerate(order) if not why[i]}
     between = [i for k, i in enumerate(order) if held and min(held) < k < max(held) and why[i]]
     for i in between:  # each is tied to something on both sides of it
@@ -193,7 +193,7 @@ def test_captured_states_advance_once_a_step(name: str, sim: SimBackend) -> None
     assert steps(device="sim", executor="capture") == steps()
 
 
-def test_states_of_capture_and_dispatches(sim: SimBackend) -> None:
+def test_the_capture_state_and_dispatches_are_reported(sim: SimBackend) -> None:
     plan = chain(14, (0, 6)).compile(x=(4,), device="sim", executor="capture")
     space: Any = CaptureExecutable(plan, poison=True)
     rng, seen = np.random.default_rng(0), []
@@ -236,7 +236,7 @@ def test_a_captured_training_step_has_the_bits_of_the_cpu(sim: SimBackend, make:
     assert found["sim"] == found["cpu"]
 
 
-def test_twenty_captured_tokens_are_those_of_the_cpu(sim: SimBackend) -> None:
+def test_twenty_captured_tokens_equal_those_of_the_cpu(sim: SimBackend) -> None:
     """A prefill and single tokens: each signature has graphs of its own, and the length lives on the device."""
     assert decode("sim", 20, executor="capture") == decode("cpu", 20)
 
@@ -449,7 +449,7 @@ def test_captured_memory_is_pinned(sim: SimBackend) -> None:
     sim.pool.reset()
 
 
-def test_edit_records_only_touched_regions_again(sim: SimBackend) -> None:
+def test_an_edit_recaptures_only_touched_regions(sim: SimBackend) -> None:
     p = chain(32, (10, 21))
     plan, x = p.compile(x=(4,), device="sim", executor="capture"), np.linspace(-1, 1, 4, dtype=np.float32)
     assert [kind for kind, _ in kinds(plan)] == [CAPTURED, GAP, CAPTURED, GAP, CAPTURED]

@@ -158,7 +158,7 @@ def test_unrelated_edit_makes_no_new_copy(made: Counter) -> None:
     assert made == {"copy": 1}
 
 
-def test_another_view_and_back(made: Counter) -> None:
+def test_changing_a_view_and_undoing_it_reuses_the_copy(made: Counter) -> None:
     b = Builder()
     w = b.permute(b.param("w", RNG.normal(size=(4, 4, 4, 3)).astype("f4")), axes=(0, 3, 2, 1), name="view")
     b.output(b.conv(image(b), w, name="c"), "y")
@@ -202,7 +202,7 @@ def test_deleting_the_first_view_keeps_the_shared_copy() -> None:
         assert not plan.diff(plan.compact())
 
 
-def test_copy_of_a_written_weight_runs_in_every_step() -> None:
+def test_copies_of_written_weights_run_in_every_step() -> None:
     p = transposed()
     plan = plan_of(p)
     with p.edit("train it") as e:

@@ -47,7 +47,7 @@ def shapes(feeds: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
     return {name: a.shape for name, a in feeds.items()}
 
 
-def test_conversions_and_ops_of_bfloat16_are_members() -> None:
+def test_groups_contain_bfloat16_ops_and_conversions() -> None:
     """Each result rounded as by itself: the bits of ATen, op by op."""
     rng = np.random.default_rng(0)
     feeds = {"x": rng.normal(size=(30, 1100)).astype("f4"), "w": rng.normal(size=1100).astype("f4")}
@@ -70,7 +70,7 @@ def test_conversions_and_ops_of_bfloat16_are_members() -> None:
 
 @settings(deadline=None)
 @given(elementwise_programs())
-def test_tiles_match_separate_ops(case) -> None:
+def test_tiled_groups_match_separate_ops(case) -> None:
     p, feeds = case
     truth = Executable(p.compile(shapes(feeds))).run(feeds)
     plan = p.compile(shapes(feeds), executor="vm")
@@ -129,7 +129,7 @@ def test_thirteen_ops_form_one_group_without_arena_bytes() -> None:
     np.testing.assert_allclose(plan(feeds)["out"].to_numpy(), truth, rtol=2e-5, atol=1e-6)
 
 
-def test_any_split_of_a_group_matches_the_whole() -> None:
+def test_running_a_group_in_parts_matches_running_it_whole() -> None:
     p = thirteen()
     feeds = {n: np.random.default_rng(0).normal(size=1500).astype("f4") for n in "xy"}
     plan = p.compile(shapes(feeds), executor="vm")
@@ -142,7 +142,7 @@ def test_any_split_of_a_group_matches_the_whole() -> None:
         assert space.value(plan.outputs["out"]).to_numpy().tobytes() == whole.tobytes()
 
 
-def test_cut_reasons() -> None:
+def test_explain_states_why_groups_end() -> None:
     b = Builder("cuts")
     x = b.input("x", (64, 2048))
     h = b.tanh(b.relu(x), name="pair")
@@ -161,7 +161,7 @@ def test_cut_reasons() -> None:
     np.testing.assert_allclose(plan(feeds)["y"].to_numpy(), truth, rtol=3e-5, atol=1e-5)
 
 
-def test_a_value_read_at_another_index_ends_the_group() -> None:
+def test_a_value_read_at_other_indices_ends_the_group() -> None:
     b = Builder("last row")
     x = b.input("x", (70, 300))
     h = b.tanh(b.relu(x))
@@ -193,7 +193,7 @@ def test_group_is_cut_at_sixteen_inner_values() -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_measured_dispatches_are_the_declared_ones(n: int) -> None:
+def test_the_number_of_dispatches_is_as_declared(n: int) -> None:
     p = thirteen()
     plan = p.compile(x=(n,), y=(n,), executor="vm")
     space = Executable(plan)
@@ -227,7 +227,7 @@ def programs_with_rows(draw) -> tuple[Program, dict[str, np.ndarray]]:
 
 @settings(deadline=None)
 @given(programs_with_rows())
-def test_row_tiles_match_separate_ops(case) -> None:
+def test_groups_over_rows_match_separate_ops(case) -> None:
     p, feeds = case
     truth = Executable(p.compile(shapes(feeds))).run(feeds)
     plan = p.compile(shapes(feeds), executor="vm")
@@ -259,7 +259,7 @@ def test_strided_rows_are_not_fused(norm: str, apart: str) -> None:
 
 @pytest.mark.parametrize("cols", [1, 34, 1025])
 @pytest.mark.parametrize("both", [False, True])
-def test_weight_computed_in_the_group_is_read_from_its_tile(cols: int, both: bool) -> None:
+def test_weights_computed_in_a_group_are_read_from_its_tile(cols: int, both: bool) -> None:
     """Of one axis, its producer has the shape of a member, so that it is in a tile."""
     b = Builder("weighed")
     x, w = b.input("x", (cols,)), b.input("w", (cols,))
@@ -284,7 +284,7 @@ def test_norm_fuses_with_the_sum_before_and_the_product_after() -> None:
     assert plan.arena_bytes <= 3 * 64 * 1500 * 4 + 1500 * 4 + 64  # the inputs and the result
 
 
-def test_a_row_of_several_tiles_leaves_room_for_fewer_inner_values() -> None:
+def test_rows_of_several_tiles_allow_fewer_inner_values() -> None:
     b = Builder("wide rows")
     x, w = b.input("x", (3, 4096)), b.input("w", (4096,))
     made = [b.tanh(b.mul(x, b.full_like(x, value=0.2 * i))) for i in range(7)]

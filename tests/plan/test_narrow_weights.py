@@ -46,7 +46,7 @@ def narrow(plan: Plan) -> int:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 40])
-def test_no_wide_copy_is_made(rows: int) -> None:
+def test_no_widened_copy_is_made(rows: int) -> None:
     p = product()
     plan = p.compile(x=(rows, 6), freeze=True, executor="vm")
     assert narrow(plan) == 1
@@ -58,7 +58,7 @@ def test_no_wide_copy_is_made(rows: int) -> None:
 
 
 @pytest.mark.parametrize("options", [{"freeze": False}, {"executor": "aten"}, {"rewrites": "none"}])
-def test_only_frozen_plans_of_the_vm_with_rewrites(options: dict) -> None:
+def test_narrow_weights_need_a_frozen_vm_plan_with_rewrites(options: dict) -> None:
     assert not narrow(agrees(plan_of(product(), **options)))
 
 
@@ -71,7 +71,7 @@ def test_a_new_weight_is_read_without_a_new_plan() -> None:
     np.testing.assert_allclose(space.run(X)["y"].to_numpy(), p.run(X)["y"].to_numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_wide_copy_remains_for_other_readers() -> None:
+def test_a_widened_copy_remains_for_other_readers() -> None:
     b = Builder()
     w = b.cast(b.param("w", weight()), dtype=float32)
     x = b.input("x", (3, 6))
@@ -82,7 +82,7 @@ def test_wide_copy_remains_for_other_readers() -> None:
     assert plan.folds
 
 
-def test_what_is_computed_from_weights_alone_is_folded_as_before() -> None:
+def test_values_computed_from_weights_alone_are_still_folded() -> None:
     b = Builder()
     w = b.cast(b.param("w", weight()), dtype=float32)
     made = b.linear(b.param("v", RNG.normal(size=(3, 6)).astype("f4")), w)
@@ -104,7 +104,7 @@ def test_non_contiguous_operands_are_copied() -> None:
     assert "copy" in [i.op for i in plan.instrs]
 
 
-def test_a_weight_that_a_step_writes_is_read_before_it_is_written() -> None:
+def test_a_weight_written_by_the_step_is_read_before_the_write() -> None:
     b = Builder()
     w = b.param("w", weight())
     b.output(b.linear(b.input("x", (3, 6)), b.cast(w, dtype=float32)), "y")
@@ -117,7 +117,7 @@ def test_a_weight_that_a_step_writes_is_read_before_it_is_written() -> None:
     np.testing.assert_array_equal(second, -first)
 
 
-def test_patched_plans_follow_the_conversion() -> None:
+def test_patched_plans_follow_an_edited_conversion() -> None:
     p = product()
     first = agrees(plan_of(p))
     with p.edit("through a function") as e:

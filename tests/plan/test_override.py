@@ -31,7 +31,7 @@ def mlp() -> tuple[Program, dict[str, np.ndarray]]:
     return b.build(), {"x": rng.normal(size=(3, 4)).astype("f4")}
 
 
-def by_hand(plan: Plan, wrong: float = 1.0) -> Any:
+def manual_kernel(plan: Plan, wrong: float = 1.0) -> Any:
     """The whole of `mlp` in numpy."""
     x, w = (next(s.index for s in plan.slots if plan.buffers[s.buffer].key == k) for k in "xw")
     (y,) = plan.output_slots
@@ -46,11 +46,11 @@ def by_hand(plan: Plan, wrong: float = 1.0) -> Any:
     return kernel
 
 
-def test_a_function_runs_the_plan_inside_the_block_only() -> None:
+def test_an_override_is_active_inside_its_block_only() -> None:
     p, feeds = mlp()
     plan = p.compile(x=(3, 4))
     calls: list[int] = []
-    kernel = by_hand(plan)
+    kernel = manual_kernel(plan)
 
     def counted(ins: Slots, outs: Slots) -> None:
         calls.append(1)
@@ -96,9 +96,9 @@ def test_the_check_catches_a_wrong_function_and_changes_nothing() -> None:
     p, feeds = mlp()
     plan = p.compile(x=(3, 4))
     before = p.weights["total"].data.tobytes()
-    with plan.override(by_hand(plan)):
+    with plan.override(manual_kernel(plan)):
         plan.check_override(feeds, rtol=1e-5)
-    with plan.override(by_hand(plan, wrong=1.001)), pytest.raises(OverrideMismatch, match="y: off by") as caught:
+    with plan.override(manual_kernel(plan, wrong=1.001)), pytest.raises(OverrideMismatch, match="y: off by") as caught:
         plan.check_override(feeds, rtol=1e-5)
     assert "total" not in str(caught.value)
     with plan.override(lambda ins, outs: None), pytest.raises(OverrideMismatch, match="total"):
@@ -109,7 +109,7 @@ def test_the_check_catches_a_wrong_function_and_changes_nothing() -> None:
 
 
 def expanded_over() -> tuple[Program, dict[str, np.ndarray]]:
-    """What the segment reads is an expansion, in whose memory its result comes to lie."""
+    """What the segment reads is an expansion, in whose memory its result is stored."""
     b = Builder()
     x = b.expand(b.input("x", (4, 4)), shape=(2, 4, 4))
     b.output(b.sum(b.matmul(x, x), axes=(0,), keepdims=False), "y")
@@ -177,7 +177,7 @@ def test_error_of_an_instruction_outside_the_override_names_its_node() -> None:
         plan(ids=np.array([5]))
 
 
-def test_an_override_stays_with_its_plan_when_the_program_is_edited() -> None:
+def test_an_override_stays_with_its_plan_after_an_edit() -> None:
     b = Builder("edited")
     b.output(b.tanh(b.neg(b.input("x", (5,)), name="first"), name="second"), "y")
     p = b.build()

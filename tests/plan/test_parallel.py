@@ -145,7 +145,7 @@ def test_state_is_read_before_it_is_written(name: str) -> None:
         assert results(shuffled(plan, dependencies(plan), seed)) == truth
 
 
-def test_a_state_updated_in_place_waits_for_its_readers() -> None:
+def test_a_state_is_updated_in_place_after_its_readers() -> None:
     p = two_states(lambda b, a, c, x: (CASES["read after its update"](b, a, c, x), b.output(b.tanh(a), "t")))
     plan = plan_of(p, FEEDS)
     assert STATE in {e.kind for e in dependencies(plan)}
@@ -166,7 +166,7 @@ def test_threads_match_one_thread(case, threads: int) -> None:
         space.close()
 
 
-def test_heavy_reuse_over_many_runs() -> None:
+def test_threads_match_one_thread_under_heavy_memory_reuse() -> None:
     p, feeds = branches(width=96)
     plan = plan_of(p, feeds)
     truth = Executable(plan).run(feeds)
@@ -178,7 +178,7 @@ def test_heavy_reuse_over_many_runs() -> None:
         space.close()
 
 
-def test_a_training_step_on_threads_has_the_bits_of_one() -> None:
+def test_a_training_step_has_equal_bits_on_one_and_several_threads() -> None:
     found = []
     for threads in (0, 3):
         step, feeds, (model, opt) = training(optim.AdamW)
@@ -194,7 +194,7 @@ def test_a_training_step_on_threads_has_the_bits_of_one() -> None:
     assert found[0] == found[1]
 
 
-def test_a_fault_at_any_instruction_is_all_or_torn() -> None:
+def test_a_fault_at_any_instruction_leaves_states_unchanged_or_raises_step_torn() -> None:
     step, feeds, (model, opt) = training(optim.AdamW)
     plan = gw.compile(step, executor="aten").plan(*feeds.values())
     space = ParallelExecutable(plan, threads=2)
@@ -218,7 +218,7 @@ def test_a_fault_at_any_instruction_is_all_or_torn() -> None:
     space.close()
 
 
-def test_twenty_tokens_are_the_same_on_every_executor() -> None:
+def test_every_executor_generates_the_same_twenty_tokens() -> None:
     """In order, on threads, captured in graphs; the VM rounds otherwise and gives the same tokens."""
     truth = decode("cpu", 20)
     assert decode("cpu", 20, make=lambda plan, states: ParallelExecutable(plan, states, threads=2)) == truth
@@ -236,7 +236,7 @@ def two(hook: str, other: str) -> tuple[Program, dict[str, np.ndarray]]:
     return b.build(), {"x": np.ones(4, np.float32)}
 
 
-def test_two_nodes_meeting_at_a_barrier_both_finish() -> None:
+def test_independent_nodes_run_concurrently() -> None:
     barrier = threading.Barrier(2)
     with hooked("meet", lambda: barrier.wait(4)), in_time():
         p, feeds = two("meet", "meet")
@@ -292,7 +292,7 @@ def test_a_failed_or_stopped_step_leaves_states_alone() -> None:
         raise DeadlineExceeded("too late")
 
 
-def test_a_cancelled_run_whose_state_was_updated_early_is_torn() -> None:
+def test_a_run_cancelled_after_an_early_update_raises_step_torn() -> None:
     token = CancelToken()
     with hooked("cancels", token.cancel):
         b = Builder("cache")
@@ -311,7 +311,7 @@ def test_a_cancelled_run_whose_state_was_updated_early_is_torn() -> None:
         assert caught.value.keys == ("cache",)
 
 
-def test_a_token_that_was_cancelled_before_runs_nothing() -> None:
+def test_a_cancelled_token_runs_nothing() -> None:
     token, seen = CancelToken(), []
     token.cancel()
     with hooked("seen", lambda: seen.append(1)):

@@ -37,11 +37,11 @@ def both(p: Program, patch: dict) -> np.ndarray:
     return truth.to_numpy()
 
 
-def test_a_node_is_replaced_for_all_its_readers() -> None:
+def test_patching_a_node_changes_all_its_readers() -> None:
     np.testing.assert_allclose(both(net(), {"h": H}), np.exp(H) + -H + H, rtol=1e-6)
 
 
-def test_an_edge_is_replaced_for_its_reader_alone() -> None:
+def test_patching_an_edge_changes_its_reader_only() -> None:
     p = net()
     h = np.tanh(X)
     wanted = np.exp(H) + -h + h
@@ -58,11 +58,11 @@ def test_a_value_patched_with_itself_changes_no_bit() -> None:
         assert_bits(both(net(), {path: kept}), truth["y"])
 
 
-def test_a_patched_output_is_what_was_fed() -> None:
+def test_a_patched_output_returns_the_given_value() -> None:
     assert_bits(both(net(), {"sum": H}), H)
 
 
-def test_what_only_the_patched_value_needed_does_not_run() -> None:
+def test_nodes_needed_only_by_a_patched_value_do_not_run() -> None:
     p = net()
     plan = p.compile(x=(2, 3), patch=["h"])
     assert "h" in plan.pruned
@@ -88,7 +88,7 @@ def test_results_of_one_node_are_patched_separately() -> None:
     np.testing.assert_allclose(patched.to_numpy(), plain.value("ce").to_numpy() + 1, rtol=1e-6)
 
 
-def test_after_an_edit_a_patched_plan_runs_as_planned_and_the_next_one_follows() -> None:
+def test_after_an_edit_a_patched_plan_runs_as_planned_and_the_next_one_contains_the_edit() -> None:
     p = net()
     old = p.compile(x=(2, 3), patch=["h"])
     assert p.compile(x=(2, 3), patch=["h"]) is old
@@ -100,7 +100,7 @@ def test_after_an_edit_a_patched_plan_runs_as_planned_and_the_next_one_follows()
 
 
 @pytest.mark.parametrize("bad", [np.zeros((2, 4), np.float32), np.zeros(3, np.float32), np.zeros((2, 3))])
-def test_a_value_that_does_not_fit_is_refused(bad: np.ndarray) -> None:
+def test_mismatched_patch_values_are_refused(bad: np.ndarray) -> None:
     p = net()
     with pytest.raises(FeedError, match=r"patch\.h"):
         p.run(x=X, patch={"h": bad})
@@ -109,7 +109,7 @@ def test_a_value_that_does_not_fit_is_refused(bad: np.ndarray) -> None:
     assert p.weights.array("total").item() == 0
 
 
-def test_unknown_patch_point_is_named() -> None:
+def test_unknown_patch_points_are_named() -> None:
     p = net()
     edge = p.edge("left -> sum")
     with pytest.raises(UnknownEdge, match="left -> right"):

@@ -70,7 +70,7 @@ def test_compiled_functions_keep_the_signatures_in_use() -> None:
     assert f.traces == 39
 
 
-def test_plans_die_with_their_program() -> None:
+def test_plans_are_freed_with_their_program() -> None:
     p = mlp()
     plan = p.compile(x=(2, 6))
     plan(x=feed(2))
@@ -99,7 +99,7 @@ def test_after_an_edit_a_plan_runs_as_planned_until_closed_and_compiled_programs
     assert run(x=feed(2))["y"].numpy().tobytes() == before.tobytes()
 
 
-def test_a_plan_of_a_weight_that_changed_its_shape_refuses() -> None:
+def test_a_plan_refuses_weights_that_changed_shape() -> None:
     b = gw.Builder()
     b.output(b.matmul(b.input("x", (2, 6)), b.param("w", np.ones((6, 3), np.float32))), "y")
     p = b.build()
@@ -112,7 +112,7 @@ def test_a_plan_of_a_weight_that_changed_its_shape_refuses() -> None:
     assert p.compile(x=(2, 6))(x=feed(2))["y"].shape == (2, 4)
 
 
-def test_a_compiled_function_sees_edits_of_a_program_it_runs_and_frozen_variables() -> None:
+def test_a_compiled_function_follows_edits_and_frozen_variables() -> None:
     p = mlp()
     f = gw.compile(lambda x: p(x=x)["y"] * 2.0, executor="aten")
     assert f(feed(2)).numpy().tobytes() == (p(x=feed(2))["y"] * 2.0).numpy().tobytes()
@@ -190,7 +190,7 @@ def test_shapes_for_planning_are_checked_and_all_listed() -> None:
         p.compile(x=(2, 6), z=(2, 6))
 
 
-def test_a_failing_node_is_named_with_its_operands_and_its_edit() -> None:
+def test_errors_name_the_failing_node_its_operands_and_its_edit() -> None:
     b = Builder()
     ids = b.input("ids", (2,), "int64")
     b.output(b.embedding(b.param("table", np.ones((3, 2), np.float32)), ids, name="emb"), "y")
@@ -206,7 +206,7 @@ def test_a_failing_node_is_named_with_its_operands_and_its_edit() -> None:
         assert "scale it" in note
 
 
-def test_two_threads_with_two_executables() -> None:
+def test_two_threads_may_use_two_executables() -> None:
     p = mlp()
     plan = p.compile(x=(4, 6))
     feeds = [feed(4, seed) for seed in range(40)]
@@ -289,7 +289,7 @@ def training(executor: str | None, steps: int) -> tuple[list[bytes], list[bytes]
     return losses, [p.numpy().tobytes() for p in (*params.values(), *counts)], (run, x, t)
 
 
-def test_a_compiled_training_step_is_the_eager_one_bit_for_bit_and_allocates_nothing() -> None:
+def test_a_compiled_training_step_equals_eager_bit_for_bit_and_allocates_nothing() -> None:
     eager, weights, _ = training(None, 20)
     losses, trained, (run, x, t) = training("aten", 20)
     assert losses == eager
@@ -304,7 +304,7 @@ def test_a_compiled_training_step_is_the_eager_one_bit_for_bit_and_allocates_not
     assert not space.plan.commits
 
 
-def test_a_training_step_on_the_vm_is_one_call_and_the_eager_one_to_rounding() -> None:
+def test_a_training_step_on_the_vm_is_one_call_and_equals_eager_up_to_rounding() -> None:
     eager, weights, _ = training(None, 50)
     losses, trained, (run, x, t) = training("vm", 50)
     np.testing.assert_allclose(*(np.frombuffer(b"".join(v), "f4") for v in (losses, eager)), rtol=1e-4)
@@ -338,7 +338,7 @@ def test_a_bound_call_allocates_no_tensor(name: str, kind: str) -> None:
 
     inputs, attrs = row.sample(np.random.default_rng(zlib.crc32(name.encode())))
     b = Builder()
-    keeps = OPS[name].traits.carried  # dtypes of scalars
+    keeps = OPS[name].traits.updates_states  # dtypes of scalars
     values = [x.astype(kind) if x.dtype == np.float64 and (x.ndim or not keeps) else x for x in map(np.asarray, inputs)]
     handles = [b.input(f"x{i}", v.shape, v.dtype) for i, v in enumerate(values)]
     out = b.op(name, *handles, **attrs)
@@ -391,7 +391,7 @@ def test_bound_memory_is_written_and_read_in_place() -> None:
     assert fresh.outputs["y"] is not bound.outputs["y"]
 
 
-def test_bound_memory_follows_a_variable_that_gets_another_array() -> None:
+def test_bound_memory_follows_a_variable_with_a_new_array() -> None:
     w = Parameter(from_numpy(np.ones(3, np.float32)), name="w")
     bound = gw.compile(lambda x: x * w).bind(np.zeros(3, np.float32))
     bound.inputs["x"][:] = 2
@@ -419,7 +419,7 @@ def test_a_bound_plan_of_an_edited_program_runs_as_planned() -> None:
     assert bound.outputs["y"].tobytes() == before.tobytes()
 
 
-def test_an_argument_whose_memory_was_closed_is_refused_also_in_quick_calls() -> None:
+def test_closed_arguments_are_refused_also_in_cached_calls() -> None:
     double = gw.compile(lambda x: x + x)
     x = tensor(np.ones(3, np.float32))
     for _ in range(3):
@@ -430,7 +430,7 @@ def test_an_argument_whose_memory_was_closed_is_refused_also_in_quick_calls() ->
     assert double(tensor(np.ones(3, np.float32))).tolist() == [2.0] * 3
 
 
-def test_tensors_of_another_shape_or_dtype_are_traced_again_after_quick_calls() -> None:
+def test_other_shapes_and_dtypes_are_traced_again_after_cached_calls() -> None:
     double = gw.compile(lambda x: x + x)
     for n in (3, 3, 3, 4, 4, 3):
         assert double(tensor(np.ones(n, np.float32))).tolist() == [2.0] * n
@@ -442,7 +442,7 @@ def test_tensors_of_another_shape_or_dtype_are_traced_again_after_quick_calls() 
 
 
 @pytest.mark.parametrize("executor", ["aten", "vm"])
-def test_numpy_arrays_are_read_at_every_quick_call(executor: str) -> None:
+def test_numpy_arrays_are_read_again_in_every_cached_call(executor: str) -> None:
     rng = np.random.default_rng(5)
     p = mlp()
     run, plan = gw.compile(p, executor=executor), p.compile(x=(2, 6), executor=executor)
@@ -455,7 +455,7 @@ def test_numpy_arrays_are_read_at_every_quick_call(executor: str) -> None:
             np.testing.assert_allclose(made.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_compiled_program_called_again_sees_edits_and_refuses_what_does_not_fit() -> None:
+def test_a_compiled_program_follows_edits_and_refuses_mismatched_inputs() -> None:
     p = mlp()
     run = gw.compile(p)
     x = feed(2)

@@ -126,7 +126,7 @@ def test_a_decode_step_has_the_bits_of_the_cpu(sim: SimBackend) -> None:
 
 
 # -- residency ---------------------------------------------------------------------------------------------------------
-def test_weights_are_placed_once_with_their_dtype(sim: SimBackend) -> None:
+def test_weights_are_copied_to_the_device_once_in_their_dtype(sim: SimBackend) -> None:
     rng = np.random.default_rng(0)
     b = Builder()
     x = b.input("x", ("B", 4))
@@ -176,7 +176,7 @@ def test_weight_written_along_with_an_edit_is_copied_again(sim: SimBackend) -> N
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_a_number_that_the_host_reads_stays_there(both: bool, sim: SimBackend) -> None:
+def test_numbers_read_by_the_host_stay_on_the_host(both: bool, sim: SimBackend) -> None:
     results = []
     for device in ("sim", "cpu"):
         p = scaled(both)
@@ -192,7 +192,7 @@ def test_a_number_that_the_host_reads_stays_there(both: bool, sim: SimBackend) -
     assert results[:2] == results[2:]
 
 
-def test_feeds_may_be_on_host_or_device_only(sim: SimBackend) -> None:
+def test_feeds_on_a_third_device_are_refused(sim: SimBackend) -> None:
     b = Builder()
     b.output(b.tanh(b.input("x", (3,))), "y")
     p, x = b.build(), np.ones(3, np.float32)
@@ -241,7 +241,7 @@ def test_a_failure_on_the_device_leaves_states_alone(sim: SimBackend) -> None:
 
 
 @pytest.mark.parametrize("executor", ["aten", "capture"])
-def test_without_a_commit_a_failure_names_its_node_at_the_read_and_no_run_waits(sim: SimBackend, executor: str) -> None:
+def test_without_states_a_failure_is_raised_at_the_read_with_its_node(sim: SimBackend, executor: str) -> None:
     b = Builder()
     table, ids = b.param("table", np.ones((4, 2), np.float32)), b.input("ids", (1,), "int64")
     b.output(b.tanh(b.neg(b.embedding(table, ids, name="look.up"))), "y")
@@ -261,7 +261,7 @@ def test_without_a_commit_a_failure_names_its_node_at_the_read_and_no_run_waits(
         np.testing.assert_allclose(plan(ids=np.array([step % 4]))["y"].to_numpy(), truth, 1e-6)
 
 
-def test_an_op_that_fails_on_the_device_outside_of_a_plan_is_a_typed_error(sim: SimBackend) -> None:
+def test_failures_of_eager_ops_on_the_device_are_typed_errors(sim: SimBackend) -> None:
     table, ids = (from_numpy(a).to(SIM) for a in (np.ones((4, 2), np.float32), np.array([9])))
     y = call("embedding", table, ids)
     with pytest.raises(DriverError, match="embedding failed on the device: index out of range") as caught:

@@ -27,7 +27,7 @@ def plan_of(p: Program) -> Plan:
     return p.compile({p.path(n): p.spec(n).sizes for n in p.inputs()})
 
 
-def test_an_edit_shows_as_its_cone() -> None:
+def test_the_difference_after_an_edit_is_its_cone() -> None:
     p = chain()
     old = plan_of(p)
     with p.edit("a relu in the middle") as e:
@@ -58,7 +58,7 @@ def _sigmoid() -> Program:
     return b.build()
 
 
-def test_a_change_of_options_is_a_change_of_executor() -> None:
+def test_the_difference_lists_changed_executors() -> None:
     p = chain()
     vm = p.compile({"x": (4, 4), "z": (2,)}, executor="vm")
     diff = vm.diff(plan_of(p))
@@ -69,7 +69,7 @@ def test_a_change_of_options_is_a_change_of_executor() -> None:
 
 
 @given(programs())
-def test_json_goes_there_and_back_and_knows_every_node(case) -> None:
+def test_plans_are_serialised_as_json_with_every_node(case) -> None:
     p, feeds = case
     plan = p.compile({name: a.shape for name, a in feeds.items()})
     made = plan.to_json()

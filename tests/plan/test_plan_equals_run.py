@@ -31,7 +31,9 @@ MODES = [{"rewrites": r, "layout": m} for r in ("exact", "none") for m in ("reus
 
 
 @given(case=programs(), options=st.sampled_from(MODES), freeze=st.booleans())
-def test_random_programs_bit_for_bit(case: tuple[Program, dict[str, np.ndarray]], options: dict, freeze: bool) -> None:
+def test_plans_of_random_programs_equal_runs_bit_for_bit(
+    case: tuple[Program, dict[str, np.ndarray]], options: dict, freeze: bool
+) -> None:
     p, feeds = case
     before, version = p.hash(), p.version
     truth = p.run(feeds)
@@ -93,7 +95,7 @@ def _dead(p: Program, node, gone: set[str]) -> bool:
 
 
 @given(case=programs(), data=st.data())
-def test_a_watched_value_is_the_runs(case, data) -> None:
+def test_watched_values_equal_those_of_a_run(case, data) -> None:
     p, feeds = case
     nodes = [p.path(n) for n in p.nodes()]
     names = data.draw(st.lists(st.sampled_from(nodes), min_size=1, max_size=3, unique=True))
@@ -152,7 +154,7 @@ def _broken(plan: Plan) -> Plan:
     return broken
 
 
-def test_an_early_free_would_show_under_poison() -> None:
+def test_an_early_free_gives_nan_under_poison() -> None:
     """The red twin: the early free turns the result into NaN."""
     p, feeds = _freed_early()
     plan = plan_of(p, feeds)
@@ -161,7 +163,7 @@ def test_an_early_free_would_show_under_poison() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_a_plan_compiled_under_poison_runs_so_itself_and_after_an_edit_too(device: str) -> None:
+def test_a_plan_compiled_under_poison_stays_poisoned_after_an_edit(device: str) -> None:
     p, feeds = _freed_early()
     for why in ("say it twice", "and again"):
         for poison in (False, True):
@@ -175,7 +177,7 @@ def test_a_plan_compiled_under_poison_runs_so_itself_and_after_an_edit_too(devic
             e.set_outputs(**dict(zip(p.output_names(), p.outputs(), strict=True)), **{why: p.output("y")})
 
 
-def test_views_cost_no_instruction_over_any_source() -> None:
+def test_views_of_any_source_cost_no_instruction() -> None:
     def build(views: int) -> Program:
         b = Builder()
         x, w = b.input("x", (2, 3)), b.param("w", np.ones((2, 3), np.float32))
@@ -214,7 +216,7 @@ def test_a_reshape_that_must_copy_is_a_copy_with_its_reason() -> None:
     assert plan(feeds)["y"].to_numpy().tolist() == [0, 3, 1, 4, 2, 5]
 
 
-def test_three_stacked_transposes_are_free() -> None:
+def test_three_stacked_transposes_cost_no_instruction() -> None:
     b = Builder()
     x, w = b.input("x", (2, 3)), b.param("w", np.arange(12, dtype=np.float32).reshape(3, 4))
     t = w
@@ -239,40 +241,40 @@ class TestInPlace:
         instr = plan.of(op)[0]
         return plan.slots[instr.outs[0]].buffer == plan.slots[instr.ins[0]].buffer
 
-    def test_a_dying_operand_is_taken(self) -> None:
+    def test_an_operand_read_for_the_last_time_is_overwritten(self) -> None:
         assert self.shares(lambda b, h: b.output(b.tanh(h), "y"), "tanh")
 
-    def test_not_one_that_is_read_later(self) -> None:
+    def test_an_operand_read_later_is_not_overwritten(self) -> None:
         assert not self.shares(lambda b, h: b.output(b.add(b.tanh(h), h), "y"), "tanh")
 
-    def test_not_one_whose_view_is_read_later(self) -> None:
+    def test_an_operand_whose_view_is_read_later_is_not_overwritten(self) -> None:
         def build(b, h):
             view = b.permute(h, axes=(1, 0))
             b.output(b.add(b.tanh(h), view), "y")
 
         assert not self.shares(build, "tanh")
 
-    def test_not_one_that_is_an_output(self) -> None:
+    def test_an_output_is_not_overwritten(self) -> None:
         assert not self.shares(lambda b, h: (b.output(b.tanh(h), "y"), b.output(h, "h")), "tanh")
 
-    def test_not_one_read_twice_in_two_layouts(self) -> None:
+    def test_an_operand_read_in_two_layouts_is_not_overwritten(self) -> None:
         assert not self.shares(lambda b, h: b.output(b.add(h, b.permute(h, axes=(1, 0))), "y"), "add")
 
-    def test_not_by_an_op_without_the_trait(self) -> None:
+    def test_an_op_without_the_inplace_trait_overwrites_no_operand(self) -> None:
         assert not self.shares(lambda b, h: b.output(b.softmax(h), "y"), "softmax")
 
-    def test_not_an_operand_that_is_broadcast_or_strided(self) -> None:
+    def test_a_broadcast_or_strided_operand_is_not_overwritten(self) -> None:
         assert not self.shares(lambda b, h: b.output(b.tanh(b.permute(h, axes=(1, 0))), "y"), "tanh")
         assert not self.shares(lambda b, h: b.output(b.tanh(b.slice(h, axis=0, start=0, size=1)), "y"), "tanh")
 
-    def test_not_one_of_another_rank(self) -> None:
+    def test_an_operand_of_another_rank_is_not_overwritten(self) -> None:
         """ATen sees a partial overlap there, though the bytes are the same."""
         assert not self.shares(
             lambda b, h: b.output(b.add(b.sum(h, axes=(0,)), b.exp(b.expand(b.sum(h, axes=(0,)), shape=(1, 2)))), "y"),
             "add",
         )
 
-    def test_never_an_input_or_a_param(self) -> None:
+    def test_inputs_and_params_are_never_overwritten(self) -> None:
         b = Builder()
         b.output(b.tanh(b.param("w", np.ones(3, np.float32))), "y")
         b.output(b.neg(b.input("x", (3,))), "z")
@@ -315,5 +317,5 @@ def test_planning_restores_the_garbage_collector() -> None:
         gc.enable()
 
 
-def test_a_spec_of_float32_has_its_bytes() -> None:
+def test_a_spec_counts_its_bytes() -> None:
     assert Spec((2, 3), float32).nbytes == 24

@@ -92,7 +92,7 @@ def test_replacing_an_assumed_constant_raises() -> None:
             whole.check_override(feeds)
 
 
-def test_sizes_are_numbers_and_names_come_as_lists() -> None:
+def test_invalid_sizes_and_name_lists_are_refused() -> None:
     p = net()
     assert p.compile(x=(np.int64(2), 4)) is p.compile(x=(2, 4))
     with pytest.raises(FeedError, match=r"x: expected f32\[B, 4\], got f32\[-1, 4\]"):

@@ -36,7 +36,7 @@ def counted() -> Program:
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
 
 
-def test_planning_runs_nothing_and_reads_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_runs_no_kernel_and_reads_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     p = gw.open("bundled").program
     monkeypatch.setattr(CpuBackend, "bind", lambda *args: pytest.fail("an op was bound"))
     monkeypatch.setattr(CpuBackend, "to_host", lambda *args: pytest.fail("an array was read"))
@@ -58,13 +58,13 @@ def test_planning_between_two_steps_advances_no_state() -> None:
         assert q.weights["n"].item() == n + 1
 
 
-def test_the_hash_of_a_plan_survives_a_file(tmp_path) -> None:
+def test_a_loaded_program_has_an_equal_plan_hash(tmp_path) -> None:
     p = counted()
     save(p, tmp_path / "p")
     assert load(tmp_path / "p").compile(x=(2, 4)).hash == p.compile(x=(2, 4)).hash
 
 
-def test_poison_is_no_number_in_any_float_and_huge_in_any_integer() -> None:
+def test_poison_is_nan_in_any_float_and_huge_in_any_integer() -> None:
     memory = np.zeros(64, np.uint8)
     poison.fill(memory)
     assert memory[:2].tolist() == [0xF8, 0x7F]
@@ -75,7 +75,7 @@ def test_poison_is_no_number_in_any_float_and_huge_in_any_integer() -> None:
     assert (memory.view("i8") > 10**18).all()
 
 
-def test_a_value_read_after_it_was_freed_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_read_after_its_release_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness at work: a plan that frees a value one reader too early."""
     b = Builder()
     x = b.input("x", (4,))
@@ -128,7 +128,7 @@ def trained(monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[list[bytes],
     return found[0], found[1]
 
 
-def test_a_poisoned_step_of_training_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_step_under_poison_equals_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, poisoned = trained()
     assert poisoned == plain
     assert np.isfinite(np.frombuffer(plain[2], np.float32)).all()
@@ -164,7 +164,7 @@ def test_folded_values_are_computed_once_per_weight_version(monkeypatch: pytest.
 @pytest.mark.parametrize("freeze", [False, True])
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 @pytest.mark.usefixtures("sim")
-def test_weights_and_constants_written_in_place_need_no_other_plan(device: str, freeze: bool) -> None:
+def test_writing_weights_and_constants_in_place_needs_no_new_plan(device: str, freeze: bool) -> None:
     p = counted()
     plan = p.compile(x=(2, 4), device=device, freeze=freeze)
     space = plan.new_executable() if device == "sim" else Executable(plan)
@@ -179,7 +179,7 @@ def test_weights_and_constants_written_in_place_need_no_other_plan(device: str, 
 
 
 @pytest.mark.usefixtures("sim")
-def test_a_rate_that_changes_is_used_inside_a_captured_step() -> None:
+def test_a_changed_learning_rate_is_used_by_a_captured_step() -> None:
     losses = {}
     for device in ("cpu", "sim"):
         gw.manual_seed(0)
@@ -233,7 +233,7 @@ def plus_one() -> Any:
     return lambda value: plan(x=np.full((200, 200), value, "f4"))["y"]
 
 
-def test_result_lives_as_long_as_a_view_of_it() -> None:
+def test_a_result_lives_as_long_as_its_views() -> None:
     run = plus_one()
     first, second = run(0), run(1)
     as_torch, part = torch.from_dlpack(first), second.to_numpy()[3:5]
@@ -244,7 +244,7 @@ def test_result_lives_as_long_as_a_view_of_it() -> None:
     assert [[float(r.to_numpy().min()), float(r.to_numpy().max())] for r in later] == [[n, n] for n in (3, 4, 5, 6)]
 
 
-def test_memory_of_an_unreferenced_large_result_is_reused() -> None:
+def test_memory_of_unreferenced_large_results_is_reused() -> None:
     run = plus_one()
     assert len({run(i).to_numpy().ctypes.data for i in range(6)}) == 1
     held = [run(i) for i in range(4)]

@@ -86,7 +86,7 @@ def _model() -> Program:
     return b.build()
 
 
-def test_sequences_are_tuples_and_agree() -> None:
+def test_sequences_of_a_plan_are_tuples() -> None:
     p = _model()
     plan = plan_of(p)
     for seq in (
@@ -119,7 +119,7 @@ def test_sequences_are_tuples_and_agree() -> None:
     assert all(p.path(i.node) for i in plan.instructions)
 
 
-def test_dispatches_are_what_runs() -> None:
+def test_the_schedule_counts_the_dispatches_of_a_run() -> None:
     p = _model()
     plan = plan_of(p)
     space = Executable(plan)
@@ -138,7 +138,7 @@ def test_naive_layout_gives_each_buffer_its_own_bytes() -> None:
     assert Executable(naive).run(feeds)["y"].tobytes() == Executable(reuse).run(feeds)["y"].tobytes()
 
 
-def test_hash_is_of_the_tables_and_survives_edit_and_undo() -> None:
+def test_the_hash_covers_the_tables_and_is_equal_after_edit_and_undo() -> None:
     first, again = plan_of(_model()), plan_of(_model())
     assert first.hash == again.hash
     assert json.loads(json.dumps(first.to_json())) == json.loads(json.dumps(again.to_json()))
@@ -151,7 +151,7 @@ def test_hash_is_of_the_tables_and_survives_edit_and_undo() -> None:
     assert make_plan(p, {"x": Spec((4, 8), float32)}, options=CompileOptions(rewrites="none")).hash != first.hash
 
 
-def test_hash_differs_with_shape_and_attributes() -> None:
+def test_the_hash_depends_on_shapes_and_attributes() -> None:
     def made(n: int, value: float) -> str:
         b = Builder()
         b.output(b.add(b.full_like(b.input("x", (n,)), value=value), b.input("z", (n,))), "y")

@@ -21,7 +21,7 @@ def inputs_of(plan: Plan) -> dict[str, int]:
 
 @settings(max_examples=20, deadline=None)
 @given(programs())
-def test_every_cut_gives_the_bits_of_the_whole(given_program) -> None:
+def test_running_a_plan_in_two_parts_equals_running_it_whole(given_program) -> None:
     p, feeds = given_program
     shapes = {name: a.shape for name, a in feeds.items()}
     for executor in ("aten", "vm"):
@@ -45,7 +45,7 @@ def net():
     return b.build()
 
 
-def test_a_value_set_between_two_parts_is_what_the_second_reads() -> None:
+def test_a_value_set_between_two_parts_is_read_by_the_second() -> None:
     plan = net().compile(x=(3,), rewrites="none")
     space = Executable(plan)
     space.set(plan.input_slots[0], np.ones(3, np.float32))
@@ -58,12 +58,12 @@ def test_a_value_set_between_two_parts_is_what_the_second_reads() -> None:
 
 
 @pytest.mark.parametrize("bad", [slice(0, 3), slice(2, 1), slice(-1, 2), slice(0, 2, 2), slice(0, "1"), 0])
-def test_bounds_outside_are_refused(bad: Any) -> None:
+def test_instruction_ranges_out_of_bounds_are_refused(bad: Any) -> None:
     with pytest.raises(UsageError, match="invalid slice"):
         net().compile(x=(3,))[bad]
 
 
-def test_slots_and_values_are_checked() -> None:
+def test_invalid_slots_and_values_are_refused() -> None:
     plan = net().compile(x=(3,))
     space = Executable(plan)
     for slot in (-1, len(plan.slots)):

@@ -110,7 +110,7 @@ def test_memory_and_calls_survive_edits(case, data, executor: str, freeze: bool)
         edit_at_random(p, data.draw)
 
 
-def carried(n: int) -> Program:
+def stateful(n: int) -> Program:
     """A chain whose state takes each step's result, so that the order of reads and writes counts."""
     b = Builder()
     x, s, t = b.input("x", (4,)), b.state("s", np.ones(4, np.float32)), b.state("t", np.zeros(4, np.float32))
@@ -126,7 +126,7 @@ def carried(n: int) -> Program:
 @settings(deadline=None)
 @given(data=st.data())
 def test_states_match_full_plans_after_edits(data) -> None:
-    p, feeds = carried(4), {"x": np.linspace(-1, 1, 4, dtype=np.float32)}
+    p, feeds = stateful(4), {"x": np.linspace(-1, 1, 4, dtype=np.float32)}
     for _ in range(data.draw(st.integers(1, 5))):
         edit_at_random(p, data.draw)
         twin = p.fork()
@@ -151,7 +151,7 @@ def chain(n: int) -> Program:
 
 
 @pytest.mark.parametrize("n", [100, 1000, pytest.param(10_000, marks=pytest.mark.deep)])
-def test_visited_records_follow_the_cone_not_the_graph(n: int) -> None:
+def test_visited_records_are_proportional_to_the_cone(n: int) -> None:
     p = chain(n)
     plan = p.compile(x=(4, 4))
     assert (plan.patched.kind, plan.patched.nodes) == ("full", n + 2)
@@ -187,7 +187,7 @@ def test_equal_records_are_visited_once_when_their_representative_is_deleted() -
     assert sum(i.op == "tanh" for i in plan.instrs) == 2
 
 
-def test_reasons_for_a_full_plan() -> None:
+def test_full_plans_state_their_reason() -> None:
     p = chain(40)
     first = p.compile(x=(4, 4))
     assert first.patched.why == "the first plan"
@@ -239,7 +239,7 @@ def test_arena_above_five_quarters_of_the_bound_is_planned_in_full(rows: int, ki
     assert_bits(plan(feed)["y"], p.run(feed)["y"])
 
 
-def test_addresses_stay_while_plans_are_patched() -> None:
+def test_patching_keeps_addresses() -> None:
     p = chain(200)
     feed = {"x": np.ones((4, 4), np.float32)}
     plan = p.compile(x=(4, 4))
@@ -259,7 +259,7 @@ def test_addresses_stay_while_plans_are_patched() -> None:
     assert_bits(plan(feed)["y"], p.run(feed)["y"])
 
 
-def test_view_of_a_copy_may_be_an_output_next_to_a_state() -> None:
+def test_a_view_of_a_copy_may_be_an_output_beside_a_state() -> None:
     b = Builder()
     x, s = b.input("x", (2, 3)), b.state("s", np.zeros(3, np.float32))
     flat = b.reshape(b.permute(x, axes=(1, 0)), shape=(6,))
@@ -281,7 +281,7 @@ def test_concurrent_compiles_after_an_edit_get_one_plan() -> None:
         assert [i.node for i in found[0].instrs] == [i.node for i in plan_of(p).instrs]
 
 
-def test_a_plan_is_made_while_another_thread_binds_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_and_binding_an_older_plan_run_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both walk the arrays of one builder: it must not grow under the feet of who binds."""
     b = Builder("folds")
     w = b.cast(b.param("w", np.eye(4, dtype=np.float32)), dtype="bfloat16")
@@ -317,7 +317,7 @@ def test_a_plan_is_made_while_another_thread_binds_an_older_one(monkeypatch: pyt
     assert_bits(before, p.run(feed)["y"])
 
 
-def test_addresses_never_move_while_the_arena_grows() -> None:
+def test_growing_the_arena_keeps_addresses() -> None:
     """A hundred patches, each with one more value that lives to the end; what was bound stays where it was."""
     b = Builder("growing")
     x = b.input("x", (64,))
@@ -352,7 +352,7 @@ def test_addresses_never_move_while_the_arena_grows() -> None:
     assert 2 < len(space.kernels.arena.chunks) < 10
 
 
-def test_a_weight_that_was_not_read_for_a_while_is_read_as_it_is() -> None:
+def test_a_weight_removed_and_read_again_has_its_current_value() -> None:
     b = Builder("away")
     x = b.input("x", (4,))
     w, v = (b.param(n, np.full(4, k, np.float32)) for n, k in (("w", 2.0), ("v", 3.0)))

@@ -63,7 +63,7 @@ def rules(plan) -> list[str]:
         (np.nan, "add", 1, False),
     ],
 )
-def test_neutral_operands(value: float, op: str, port: int, fires: bool) -> None:
+def test_neutral_operands_are_removed(value: float, op: str, port: int, fires: bool) -> None:
     def make(b, x):
         one = b.const("c", np.float32(value))
         return b.op(op, *((x, one) if port == 1 else (one, x)))
@@ -101,7 +101,7 @@ def test_a_constant_that_changes_makes_the_plan_stale_and_is_planned_again() -> 
 
 
 @pytest.mark.parametrize("edit", ["removed", "under another key", "replaced under its key"])
-def test_a_plan_goes_on_when_an_edit_takes_its_constant_away(edit: str) -> None:
+def test_a_plan_runs_as_planned_after_an_edit_removes_its_constant(edit: str) -> None:
     p = built(lambda b, x: b.tanh(b.mul(x, b.const("c", np.float32(1)), name="m"), name="t"))
     plan = p.compile(x=(2, 3))
     assert rules(plan) == ["neutral operand"]
@@ -129,7 +129,7 @@ def test_a_plan_goes_on_when_an_edit_takes_its_constant_away(edit: str) -> None:
             run()
 
 
-def test_views_that_cancel_and_views_that_agree() -> None:
+def test_cancelling_views_are_removed_and_equal_views_merged() -> None:
     p = built(lambda b, x: b.neg(b.permute(b.permute(x, axes=(1, 0)), axes=(1, 0))))
     assert rules(plans(p)) == ["identity view"]
     p = built(lambda b, x: b.neg(b.reshape(b.reshape(x, shape=(6,)), shape=(2, 3))))
@@ -175,7 +175,7 @@ def test_results_that_differ_in_attributes_dtype_or_sign_of_zero_stay_apart() ->
     assert [i.op for i in plans(p).instrs].count("sub") == 3
 
 
-def test_results_of_several_ports_are_merged_port_by_port() -> None:
+def test_equal_nodes_of_several_results_are_merged_result_by_result() -> None:
     def make(b, x):
         t = b.const("t", np.array([0, 2]))
         one, two = b.cross_entropy(x, t), b.cross_entropy(x, t)
@@ -185,7 +185,7 @@ def test_results_of_several_ports_are_merged_port_by_port() -> None:
     assert rules(plan) == ["same result"]
 
 
-def test_updates_are_never_merged() -> None:
+def test_state_updates_are_never_merged() -> None:
     b = Builder()
     caches = [b.state(n, np.zeros((1, 1, 4, 2), np.float32)) for n in "kv"]
     rows, start = b.input("rows", (1, 1, 1, 2)), b.const("start", np.asarray(0))
@@ -202,7 +202,7 @@ FLOATS = [d for d in DTYPES.values() if d.is_float]
 COMPUTED = [d for d in DTYPES.values() if d.kind != "float8"]
 
 
-def test_widening_is_what_survives_the_round_trip() -> None:
+def test_a_cast_is_widening_if_every_value_round_trips() -> None:
     rng = np.random.default_rng(0)
     for narrow in COMPUTED:
         host = rng.integers(0, 256, 4096 * narrow.itemsize, dtype=np.uint8)
@@ -226,7 +226,7 @@ def test_widening_is_what_survives_the_round_trip() -> None:
 
 
 @pytest.mark.parametrize("start", FLOATS, ids=str)
-def test_chains_of_casts(start) -> None:
+def test_chains_of_casts_are_shortened_if_lossless(start) -> None:
     for middle in FLOATS:
         for last in FLOATS:
             p = built(lambda b, x, m=middle, e=last: b.neg(b.cast(b.cast(x, dtype=m), dtype=e)), start)
@@ -240,7 +240,7 @@ def test_chains_of_casts(start) -> None:
 
 
 @pytest.mark.parametrize("kind", [float16, bfloat16], ids=str)
-def test_all_patterns_come_through_a_shortened_chain(kind) -> None:
+def test_shortened_cast_chains_give_equal_bits_for_all_patterns(kind) -> None:
     b = Builder()
     x = b.input("x", (65536,), kind)
     for i, (middle, last) in enumerate(
@@ -252,13 +252,13 @@ def test_all_patterns_come_through_a_shortened_chain(kind) -> None:
     plans(p, {"x": from_numpy(host.view(kind.numpy), bits=kind if kind is bfloat16 else None)})
 
 
-def test_float32_through_bfloat16_is_kept() -> None:
+def test_a_cast_chain_through_bfloat16_is_not_shortened() -> None:
     p = built(lambda b, x: b.cast(b.cast(x, dtype=bfloat16), dtype=float32))
     plan = plans(p, {"x": np.float32(1.001) * np.ones((2, 3), np.float32)})
     assert [i.op for i in plan.instrs] == ["cast", "cast"]
 
 
-def test_constants_fold_by_the_same_kernel() -> None:
+def test_constants_are_folded_by_the_same_kernel() -> None:
     rng = np.random.default_rng(0)
     b = Builder()
     x, c = b.input("x", (4, 4)), b.const("c", rng.normal(size=(4, 4)).astype("f4"))
@@ -278,7 +278,7 @@ def test_constants_fold_by_the_same_kernel() -> None:
     assert_bits(space.run(feeds)["y"], p.run(feeds)["y"])
 
 
-def test_a_fold_that_outgrows_its_source_is_left() -> None:
+def test_folds_larger_than_their_source_are_not_made() -> None:
     big = 1 << 15
     b = Builder()
     x, c = b.input("x", (big,)), b.const("c", np.ones(1, np.float32))
@@ -286,7 +286,7 @@ def test_a_fold_that_outgrows_its_source_is_left() -> None:
     assert [i.op for i in make_plan(b.build(), {"x": Spec((big,), float32)}).instrs] == ["tanh", "add"]
 
 
-def test_a_constant_that_is_written_does_not_fold() -> None:
+def test_written_constants_are_not_folded() -> None:
     b = Builder()
     s = b.state("s", np.ones(3, np.float32))
     b.assign(s, b.tanh(s))
@@ -311,7 +311,7 @@ def test_a_long_chain_of_constants_folds_without_recursion() -> None:
     assert plan({"x": np.zeros(3, np.float32)})["y"].to_numpy().tolist() == [1, 1, 1]
 
 
-def test_a_watch_keeps_a_node_that_nothing_else_needs() -> None:
+def test_a_watched_node_without_readers_still_runs() -> None:
     b = Builder()
     x = b.input("x", (2, 3))
     dead = b.exp(x, name="dead")
@@ -341,7 +341,7 @@ def biased(kind: object, *, swapped: bool, twice: bool = False) -> Program:
 
 @pytest.mark.parametrize("kind", ["float64", "float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("swapped", [True, False])
-def test_fast_takes_a_bias_into_the_product_within_the_bound_it_lists(kind: str, swapped: bool) -> None:
+def test_fast_rewrites_fuse_a_bias_into_the_product_within_the_listed_bound(kind: str, swapped: bool) -> None:
     rng = np.random.default_rng(0)
     p = biased(kind, swapped=swapped)
     x, w, c = rng.normal(size=(3, 5)), rng.normal(size=(4, 5)), 100 * rng.normal(size=4)
@@ -360,7 +360,7 @@ def test_fast_takes_a_bias_into_the_product_within_the_bound_it_lists(kind: str,
     assert_bits(exact(feeds)["y"], p.run(feeds)["y"])
 
 
-def test_fast_leaves_a_product_that_another_reads() -> None:
+def test_fast_rewrites_skip_products_with_other_readers() -> None:
     plan = biased("float32", swapped=True, twice=True).compile(x=(3, 5), w=(4, 5), b=(4,), rewrites="fast")
     assert plan.rewrites == ()
     b = Builder()
@@ -370,7 +370,7 @@ def test_fast_leaves_a_product_that_another_reads() -> None:
     assert b.build().compile(x=(3, 5), w=(4, 5), b=(4,), rewrites="fast").rewrites == ()
 
 
-def test_fast_leaves_what_is_no_bias() -> None:
+def test_fast_rewrites_skip_addends_other_than_a_bias() -> None:
     for shape in ((3, 1), (1,), (), (3, 4)):
         b = Builder()
         product = b.linear(b.input("x", (3, 5)), b.input("w", (4, 5)))
@@ -379,7 +379,7 @@ def test_fast_leaves_what_is_no_bias() -> None:
 
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
-def test_fast_leaves_out_an_added_zero(zero: float) -> None:
+def test_fast_rewrites_remove_an_added_zero(zero: float) -> None:
     p = built(lambda b, x: b.exp(b.add(b.const("zero", np.float32(zero)), x, name="sum")))
     plan = p.compile(x=(2, 3), rewrites="fast")
     assert [i.op for i in plan.instrs] == ["exp"]
@@ -388,7 +388,7 @@ def test_fast_leaves_out_an_added_zero(zero: float) -> None:
 
 @settings(deadline=None)
 @given(programs())
-def test_fast_is_exact_where_no_bound_is_listed(given_program) -> None:
+def test_fast_rewrites_without_a_listed_bound_are_exact(given_program) -> None:
     p, feeds = given_program
     shapes = {name: a.shape for name, a in feeds.items()}
     plan = p.compile(shapes, rewrites="fast")
@@ -401,7 +401,7 @@ def test_fast_is_exact_where_no_bound_is_listed(given_program) -> None:
 
 
 @pytest.mark.deep
-def test_the_log_does_not_depend_on_the_seed_of_hashes() -> None:
+def test_the_rewrite_log_does_not_depend_on_the_hash_seed() -> None:
     import subprocess
     import sys
 
@@ -427,7 +427,7 @@ def test_the_log_does_not_depend_on_the_seed_of_hashes() -> None:
 
 
 @pytest.mark.parametrize("between", ["junction", "mul", "sub", "cast"])
-def test_ops_that_pass_a_value_on_make_it_row_major(between: str) -> None:
+def test_ops_replaced_by_their_operand_make_it_row_major(between: str) -> None:
     """A product of a transposed operand rounds differently, and a run without a plan makes a copy there."""
     rng = np.random.default_rng(218)
     b = Builder("strided")

@@ -102,7 +102,7 @@ def _read_new(b, a, x) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_states(name: str) -> None:
+def test_programs_with_two_states_match_runs(name: str) -> None:
     p = two_states(lambda b, a, c, x: (CASES[name](b, a, c, x), b.output(b.add(a, c), "sum")))
     check(p, FEEDS)
 
@@ -151,7 +151,7 @@ def stateful(draw) -> Program:
 
 
 @given(stateful())
-def test_random_stateful_programs(p: Program) -> None:
+def test_random_stateful_programs_match_runs(p: Program) -> None:
     check(p, FEEDS, steps=2)
 
 
@@ -185,7 +185,7 @@ def _training() -> tuple[Program, dict[str, np.ndarray]]:
     return p, {"x": rng.normal(size=(4, 2)).astype("f4")}
 
 
-def test_a_failure_anywhere_before_the_commit_segment_changes_no_state() -> None:
+def test_a_failure_before_the_commit_changes_no_state() -> None:
     p, feeds = _training()
     plan = make_plan(p, {"x": Spec((4, 2), p.spec("x").dtype)})
     assert 0 < plan.commit_start < len(plan.instrs)
@@ -262,7 +262,7 @@ def test_a_read_only_weight_is_copied_before_its_first_write() -> None:
     assert np.array_equal(p.weights.array("w").to_numpy(), 4 * A)
 
 
-def test_one_value_for_two_states_that_it_reads() -> None:
+def test_one_value_can_be_assigned_to_two_states_that_it_reads() -> None:
     b = Builder()
     one, two = b.state("one", A), b.state("two", A + 1)
     total = b.add(one, two)
@@ -276,7 +276,7 @@ def test_one_value_for_two_states_that_it_reads() -> None:
     assert all(p.weights.array(k).tobytes() == (2 * (A + A + 1)).tobytes() for k in ("one", "two"))
 
 
-def test_other_variables_than_the_programs_own() -> None:
+def test_a_plan_can_run_on_other_variables_than_those_of_its_program() -> None:
     p = _cache(True)
     plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()})
     mine = Variable(from_numpy(np.zeros((1, 1, 4, 2), np.float32)))
@@ -287,7 +287,7 @@ def test_other_variables_than_the_programs_own() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_calling_a_program_writes_its_states_together_eager_and_traced(name: str) -> None:
+def test_calling_a_program_writes_its_states_together_eagerly_and_traced(name: str) -> None:
     def fresh() -> Program:
         return two_states(lambda b, a, c, x: (CASES[name](b, a, c, x), b.output(b.add(a, c), "sum")))
 
@@ -302,7 +302,7 @@ def test_calling_a_program_writes_its_states_together_eager_and_traced(name: str
             assert p.weights.array(key).tobytes() == q.weights.array(key).tobytes() == r.weights.array(key).tobytes()
 
 
-def test_every_run_is_a_new_version_of_what_it_writes_and_of_nothing_else() -> None:
+def test_every_run_raises_the_version_of_written_variables_only() -> None:
     b = Builder()
     x, s = b.input("x", (2, 2)), b.state("s", A)
     k = b.const("k", A)

@@ -24,7 +24,9 @@ def planned(p: Program, run: Any, specs: dict[str, Spec], before: Any = None) ->
 
 
 @given(made=programs(), at=st.integers(0, 99))
-def test_compiled_loops_plan_what_they_plan_as_python(made: tuple[Program, dict[str, np.ndarray]], at: int) -> None:
+def test_compiled_planning_loops_match_their_python_versions(
+    made: tuple[Program, dict[str, np.ndarray]], at: int
+) -> None:
     native.build()
     p, feeds = made
     specs = {name: p.spec(p.node(name)) for name in feeds}
@@ -41,7 +43,7 @@ def test_compiled_loops_plan_what_they_plan_as_python(made: tuple[Program, dict[
 
 
 @given(made=programs())
-def test_a_program_read_in_bulk_is_the_program_read_node_by_node(made: tuple[Program, dict[str, np.ndarray]]) -> None:
+def test_reading_a_program_in_bulk_equals_reading_it_node_by_node(made: tuple[Program, dict[str, np.ndarray]]) -> None:
     p, _ = made
     rows, begins, reads, stops = all_records(p)
     assert [r.node for r in rows] == list(p.order_labels)
@@ -56,7 +58,7 @@ def test_a_program_read_in_bulk_is_the_program_read_node_by_node(made: tuple[Pro
 
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60))), max_size=6))
-def test_an_order_that_some_leave_and_others_join_is_sorted(turns: list[tuple[set[int], set[int]]]) -> None:
+def test_removals_and_insertions_keep_the_order_sorted(turns: list[tuple[set[int], set[int]]]) -> None:
     order, here = InstructionOrder(), set(range(0, 40, 2))
     order.reset(sorted(here))
     for going, coming in turns:

@@ -21,7 +21,7 @@ def net():
 
 
 @pytest.mark.parametrize("executor", ["aten", "vm"])
-def test_a_row_per_instruction_with_the_costs_of_the_table(executor: str) -> None:
+def test_the_profile_has_a_row_per_instruction_with_its_costs(executor: str) -> None:
     p = net()
     plan = p.compile(x=(8, 16), executor=executor)
     found = plan.profile({"x": np.ones((8, 16), np.float32)}, n=3)
@@ -56,6 +56,6 @@ def test_the_whole_runs_of_a_captured_plan_launch_its_graphs(sim: SimBackend) ->
     assert sim.driver.replays > before
 
 
-def test_no_run_is_no_profile() -> None:
+def test_profiling_zero_runs_is_refused() -> None:
     with pytest.raises(UsageError, match="run"):
         net().compile(x=(8, 16)).profile({"x": np.ones((8, 16), np.float32)}, n=0)

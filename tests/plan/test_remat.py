@@ -35,7 +35,7 @@ def flops(plan: Plan) -> int:
 
 
 @given(programs(most=30), st.floats(0.3, 1.0))
-def test_any_budget_is_kept_with_the_same_bits_or_refused(case, share: float) -> None:
+def test_every_memory_budget_is_met_with_equal_bits_or_refused(case, share: float) -> None:
     p, feeds = case
     shapes = {name: a.shape for name, a in feeds.items()}
     plain = p.compile(shapes)
@@ -81,7 +81,7 @@ def test_impossible_budget_reports_the_best_arena() -> None:
     assert 0 < caught.value.best < g.compile(x=(256, 64)).arena_bytes
 
 
-def test_a_training_step_within_a_budget_trains_the_same() -> None:
+def test_a_training_step_within_a_budget_gives_equal_weights() -> None:
     found: list[Any] = []
     x = np.random.default_rng(0).normal(size=(256, 16)).astype("f4")
     for share in (None, 0.7):
@@ -104,7 +104,7 @@ def test_a_training_step_within_a_budget_trains_the_same() -> None:
     assert found[3] == found[1]
 
 
-def test_an_edit_and_other_weights_are_followed() -> None:
+def test_a_budgeted_plan_follows_edits_and_new_weights() -> None:
     """The program that is planned is a derived one, over the same variables."""
     b = Builder("edited")
     h = b.input("x", (256, 64))

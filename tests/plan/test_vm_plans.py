@@ -22,7 +22,7 @@ from graphwright.program import Builder
 
 @settings(deadline=None)
 @given(programs())
-def test_random_programs_agree_with_aten(given_program) -> None:
+def test_random_programs_match_aten(given_program) -> None:
     p, feeds = given_program
     shapes = {name: a.shape for name, a in feeds.items()}
     truth = Executable(p.compile(shapes)).run(feeds)
@@ -46,7 +46,7 @@ def chain(n: int) -> gw.Program:
     return b.build()
 
 
-def test_no_plan_edit_or_shape_compiles() -> None:
+def test_plans_edits_and_shapes_compile_no_native_code() -> None:
     p = chain(3)
     made = machine.build()
     with install_recorder("numba:compile") as compiled:
@@ -78,14 +78,14 @@ def test_large_ops_run_on_aten_with_a_reason() -> None:
     assert "large" in large.explain("g")
 
 
-def test_until_the_machine_is_built_plans_run_on_aten_and_say_so(monkeypatch) -> None:
+def test_without_the_built_vm_plans_run_on_aten_and_say_so(monkeypatch) -> None:
     monkeypatch.setattr(machine, "built", lambda: False)
     plan = chain(2).compile(x=(4,), executor="auto")
     assert [s.kind for s in plan.segments] == ["aten"]
     assert "graphwright warmup" in plan.explain("t0")
 
 
-def test_what_has_no_form_splits_the_segments() -> None:
+def test_ops_without_a_vm_form_split_segments() -> None:
     b = Builder("mixed")
     x = b.input("x", (4,))
     b.output(b.tanh(b.cumsum(b.exp(x, name="e"), axis=0, name="sums"), name="t"), "y")
@@ -97,7 +97,7 @@ def test_what_has_no_form_splits_the_segments() -> None:
     np.testing.assert_allclose(plan(x=x)["y"].to_numpy(), np.tanh(np.exp(x).cumsum()), rtol=1e-6)
 
 
-def test_an_index_outside_names_its_node_and_the_next_run_is_fine() -> None:
+def test_an_index_out_of_range_names_its_node_and_the_next_run_succeeds() -> None:
     b = Builder("loss")
     z, t = b.input("z", (2, 3)), b.input("t", (2,), "int64")
     loss, _ = b.cross_entropy(b.tanh(z), t, name="ce")
@@ -139,7 +139,7 @@ def test_bound_call_names_the_failed_node_and_recovers() -> None:
     np.testing.assert_allclose(run(gw.tensor(z), gw.tensor(t)).numpy(), truth)
 
 
-def test_inputs_are_read_from_wherever_they_lie() -> None:
+def test_inputs_of_any_layout_are_read() -> None:
     run = gw.compile(lambda x, y: x * 2 + y, executor="vm")
     base = np.arange(24, dtype=np.float32).reshape(4, 6)
     cases = [(base[:, :3], base[:, 3:]), (base[:, ::2], base[:, 1::2]), (base[:, 3:], base[:, :3])] * 2
@@ -151,7 +151,7 @@ def test_inputs_are_read_from_wherever_they_lie() -> None:
     assert run(*views).tolist() == (2 * base[:, :3] + base[:, 3:]).tolist()
 
 
-def test_a_changed_constant_is_noticed_by_a_bound_call() -> None:
+def test_bound_calls_notice_changed_constants() -> None:
     scale = gw.autograd.Variable(np.float32(2.0))
     bound = gw.compile(lambda x: x * scale, executor="vm").bind(np.ones(3, np.float32))
     bound.inputs["x"][:] = 1
@@ -162,7 +162,7 @@ def test_a_changed_constant_is_noticed_by_a_bound_call() -> None:
     assert bound.outputs["out"].tolist() == [5.0] * 3
 
 
-def test_a_bound_step_is_a_native_call_that_counts_its_writes_and_goes_with_its_last_reference() -> None:
+def test_a_bound_step_is_one_native_call_that_counts_writes_and_is_freed_with_its_last_reference() -> None:
     w = gw.Parameter(np.ones(3, np.float32), name="w")
     opt = optim.SGD([w], lr=0.1)
 

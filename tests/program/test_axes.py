@@ -82,7 +82,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_units_of_modules_masked_and_cut(name):
+def test_masked_and_cut_units_of_modules_give_equal_results(name):
     make, examples = NETS[name]
     p = traced(make(), *examples)
     feeds = dict(zip(p.input_names(), examples, strict=True))
@@ -101,7 +101,7 @@ def test_units_of_modules_masked_and_cut(name):
 
 
 @given(seed=st.integers(0, 10_000), draw=st.integers(0, 2**31))
-def test_random_units_of_random_programs(seed, draw):
+def test_masked_and_cut_units_of_random_programs_give_equal_results(seed, draw):
     p = RandomNet(seed).program
     rng = np.random.default_rng(draw)
     free = [g for g in p.axes().values() if not g.frozen and g.exact]
@@ -160,7 +160,7 @@ def test_plans_and_gradients_follow_a_cut_and_its_undo(seed, draw):
 
 
 # -- what couples ------------------------------------------------------------------------------------------------------
-def test_equal_sizes_do_not_couple():
+def test_equal_sizes_do_not_couple_axes():
     """Vocabulary, hidden and inner width are all 8: the groups are those of other sizes."""
 
     def built(vocab: int, hidden: int, inner: int) -> Program:
@@ -192,7 +192,7 @@ def test_axes_do_not_depend_on_names():
     assert [{(m.value, m.dim) for m in g.members} for g in p.axes().values()] == before
 
 
-def test_details_give_the_chain_of_ops():
+def test_details_list_the_chain_of_ops_that_couples_members():
     p = perceptron()
     assert p.axes()["first.neurons"].details().splitlines() == [
         "first.neurons: 5 neurons",
@@ -202,7 +202,7 @@ def test_details_give_the_chain_of_ops():
     ]
 
 
-def test_axes_are_listed_and_found():
+def test_axes_can_be_listed_and_looked_up():
     p = perceptron()
     axes = p.axes()
     assert list(axes) == ["first.neurons", "first.weight:1", "second.units"]
@@ -242,7 +242,7 @@ def test_an_op_without_a_rule_freezes_its_axes():
     assert any("pad_backward" in reason and "no rule" in reason for reason in group.frozen)
 
 
-def test_cut_experts_equal_experts_never_routed_to():
+def test_cut_experts_equal_experts_without_tokens():
     make, (x,) = NETS["moe"]
     p = traced(make(), x)
     masked = p.fork()

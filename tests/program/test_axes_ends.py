@@ -56,7 +56,7 @@ def test_inputs_and_outputs_are_frozen_without_allow_io():
     assert p.spec("x").shape == ("B", 3)
 
 
-def test_growing_and_permuting_an_input():
+def test_inputs_can_be_grown_and_permuted_if_allowed():
     p = net()
     want = p.run(x=X)["y"].to_numpy()
     name = axis(p, "up.weight", 1).name
@@ -76,7 +76,7 @@ def test_axes_indexed_by_integers_stay_frozen():
         e.cut_units(vocabulary.units([3]), allow_io=True)
 
 
-def test_plans_gradients_saves_and_replays_follow(tmp_path):
+def test_plans_gradients_saves_and_replays_follow_resized_inputs(tmp_path):
     p, twin = net(), net()
     small = X[:, [0, 2, 3, 4]]
     p.grad("y", ["up.weight"], {"B": 4}).run(x=X)
@@ -116,7 +116,7 @@ def test_naming_an_axis_is_an_edit(tmp_path):
     assert [g.name for g in p.axes().values()] == structure
 
 
-def test_names_of_composed_axes_and_wrong_names():
+def test_composed_axes_have_names_and_invalid_names_are_refused():
     p = gw.open("bundled").program
     axes = p.axes()
     axes.name("layers.1.attn.heads", "first.heads")

@@ -28,7 +28,7 @@ def branches() -> Program:
     return b.build()
 
 
-def test_ports_and_operands_read_twice() -> None:
+def test_nodes_may_read_any_port_and_one_value_twice() -> None:
     p = branches()
     fed = np.array([[3, 1, 2, 5]], np.float32)
     run = p.run(x=fed)
@@ -42,7 +42,7 @@ def test_ports_and_operands_read_twice() -> None:
     assert (p.output("indices").node, p.output("indices").port) == (best, 1)
 
 
-def test_building_twice_is_the_same_program_and_later_calls_do_not_touch_the_first() -> None:
+def test_building_twice_gives_equal_and_independent_programs() -> None:
     b = Builder("two")
 
     def write(name: str) -> Program:
@@ -161,7 +161,7 @@ def test_order_constants_and_plans_are_the_same_in_every_process(capsys: pytest.
     assert len(there) == 9
 
 
-def test_all_feed_mismatches_are_listed_before_the_first_op(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_input_mismatches_are_listed_before_the_first_op(monkeypatch: pytest.MonkeyPatch) -> None:
     b = Builder()
     x, y, n = b.input("x", ("B", 3)), b.input("y", ("B", 3)), b.input("n", ("B",), "int64")
     b.output(b.add(b.add(x, y), b.unsqueeze(b.cast(n, dtype="float32"), axes=(1,))), "z")

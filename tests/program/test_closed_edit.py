@@ -80,7 +80,7 @@ def entered_inside_another(p):
 
 @pytest.mark.parametrize("closed", [after_commit, before_the_block, after_failure, entered_inside_another])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_closed_edit_changes_nothing(closed, name):
+def test_calls_on_a_closed_edit_are_refused(closed, name):
     p = tiny()
     e = closed(p)
     before = fingerprint(p), counters(p)
@@ -92,7 +92,7 @@ def test_a_closed_edit_changes_nothing(closed, name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_old_edit_cannot_change_a_program_through_a_newer_one(name):
+def test_a_closed_edit_stays_closed_while_a_newer_one_is_open(name):
     p = tiny()
     old = after_commit(p)
     with p.edit("newer") as e:
@@ -105,7 +105,7 @@ def test_an_old_edit_cannot_change_a_program_through_a_newer_one(name):
     assert len(p.journal) == 1
 
 
-def test_the_edit_of_an_inner_block_belongs_to_the_outer_one():
+def test_a_nested_edit_belongs_to_the_outer_one():
     p = tiny()
     before = fingerprint(p)
     with p.edit("outer") as outer:
@@ -120,7 +120,7 @@ def test_the_edit_of_an_inner_block_belongs_to_the_outer_one():
     assert fingerprint(p) == before
 
 
-def test_a_listener_gets_a_closed_edit():
+def test_listeners_receive_a_closed_edit():
     p, raised = tiny(), []
 
     def listen(entry):
@@ -134,7 +134,7 @@ def test_a_listener_gets_a_closed_edit():
     assert raised == [0]
 
 
-def test_undo_does_not_open_a_closed_edit():
+def test_undo_does_not_reopen_a_closed_edit():
     p = tiny()
     e = after_commit(p)
     p.undo()
@@ -145,14 +145,14 @@ def test_undo_does_not_open_a_closed_edit():
         e.set_weight("w", np.zeros((2, 3), "f4"))
 
 
-def test_another_program_does_not_open_an_edit():
+def test_an_edit_of_another_program_does_not_reopen_an_edit():
     p, other = tiny(), tiny()
     e = after_commit(p)
     with other.edit("other"), pytest.raises(EditClosed):
         e.cut(EDGE)
 
 
-def test_an_edit_in_another_thread_does_not_open_an_old_one():
+def test_an_edit_in_another_thread_does_not_reopen_an_edit():
     p, opened, done = tiny(), threading.Event(), threading.Event()
     old = after_commit(p)
 

@@ -21,7 +21,7 @@ def test_equal_programs_are_identical():
     assert str(p.diff(tiny())) == "identical (1 weights)"
 
 
-def test_structure_by_path():
+def test_the_diff_lists_structural_changes_by_path():
     p, q = tiny(), tiny()
     with p.edit("change") as e:
         e.insert(p.in_edges("r")[0], "tanh", name="t")
@@ -51,7 +51,7 @@ def test_structure_by_path():
     assert set(back.edges_removed) == set(d.edges_added)
 
 
-def test_a_renamed_node_is_renamed_and_nothing_else():
+def test_a_renaming_is_the_only_change_listed():
     p = tiny()
     then = p.fork()
     with p.edit("rename") as e:
@@ -80,7 +80,7 @@ def test_a_renamed_and_changed_node_is_reported_by_its_new_name():
     assert (set(d.edges_added), d.edges_removed) == ({"j.0 -> t.0", "t.0 -> last.0"}, ("j.0 -> last.0",))
 
 
-def test_handles_of_unrelated_programs_do_not_match():
+def test_nodes_of_unrelated_programs_are_not_matched_by_handle():
     """Same handles by chance: the same ops were built in the same order under other names."""
     b = Builder()
     x = b.input("x", (2,))
@@ -103,7 +103,7 @@ def test_a_new_node_may_take_the_name_of_a_renamed_one():
     assert d.edges_added == ("j.0 -> r.0",)
 
 
-def test_the_order_of_a_sum_is_a_change():
+def test_reordering_a_sum_is_a_change():
     def build(*names):
         b = Builder()
         x = {n: b.input(n, (2,)) for n in "ab"}
@@ -117,7 +117,7 @@ def test_the_order_of_a_sum_is_a_change():
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["f4", "f8", "f2"]))
-def test_weight_numbers_agree_with_numpy(seed, kind):
+def test_weight_differences_match_numpy(seed, kind):
     rng = np.random.default_rng(seed)
     old, new = (rng.normal(size=(3, 5)).astype(kind) for _ in range(2))
 
@@ -133,7 +133,7 @@ def test_weight_numbers_agree_with_numpy(seed, kind):
     assert w.cosine == pytest.approx(a @ c / np.linalg.norm(a) / np.linalg.norm(c), rel=1e-12)
 
 
-def test_nan_zero_and_other_shapes_stay_json():
+def test_diffs_with_nan_zero_and_other_shapes_are_valid_json():
     def build(value):
         b = Builder()
         b.output(b.param("w", value), "y")
@@ -151,7 +151,7 @@ def test_nan_zero_and_other_shapes_stay_json():
     assert wide.diff(zero).weights[0].max_abs is None
 
 
-def test_no_common_weight():
+def test_programs_without_a_common_weight_differ():
     p, q = tiny(), tiny()
     with q.edit("other key") as e:
         e.set_attr("w", key="v")
@@ -160,6 +160,6 @@ def test_no_common_weight():
 
 
 @given(st.integers(0, 200), st.integers(0, 200))
-def test_identical_exactly_if_the_hash_is(a, b):
+def test_programs_are_identical_if_and_only_if_their_hashes_are_equal(a, b):
     p, q = random_program(a), random_program(b)
     assert p.diff(q).identical == (p.hash() == q.hash())

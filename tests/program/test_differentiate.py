@@ -59,7 +59,7 @@ def test_gradient_program_equals_the_tape_bit_for_bit_and_by_plan(program):
     assert np.array_equal(gw.compile(g)(x=x, spare=spare)["grad.w"].numpy(), tape)
 
 
-def test_gradient_by_an_inner_value(program):
+def test_the_gradient_with_respect_to_an_inner_value_is_correct(program):
     x = RNG.normal(size=(4, 3))
     run = program.run(x=x, spare=np.zeros(2, "f4"))
     g = program.grad("loss", ["out"], {"B": 4}).run(x=x, spare=np.zeros(2, "f4"))["grad.out"].to_numpy()
@@ -82,21 +82,21 @@ def test_backward_nodes_are_named_after_the_forward_ones(program):
     assert "act" in {n.split(".")[1] for n in names}
 
 
-def test_sizes_and_dependence_are_checked(program):
+def test_unbound_sizes_and_invalid_step_counts_are_refused(program):
     with pytest.raises(UnboundDim, match="x"):
         program.grad("loss", ["w"])
     with pytest.raises(UsageError, match="steps"):
         program.grad("loss", ["w"], {"B": 4}, steps=0)
 
 
-def test_what_the_output_does_not_read_has_a_zero_gradient(program):
+def test_values_that_the_output_does_not_read_have_a_zero_gradient(program):
     x, spare = RNG.normal(size=(4, 3)), np.zeros(2, "f4")
     found = program.grad("loss", ["spare", "w"], {"B": 4}).run(x=x, spare=spare)
     assert_bits(found["grad.spare"], np.zeros(2, "f4"))
     assert np.abs(found["grad.w"].to_numpy()).min() > 0
 
 
-def test_the_emptied_inputs_of_a_junction_have_a_zero_gradient(program):
+def test_sources_cut_from_a_junction_have_a_zero_gradient(program):
     x, spare = RNG.normal(size=(4, 3)), np.zeros(2, "f4")
     with program.edit("empty") as e:
         for edge in program.in_edges("out"):
@@ -107,7 +107,7 @@ def test_the_emptied_inputs_of_a_junction_have_a_zero_gradient(program):
         assert_bits(found, np.zeros_like(like))
 
 
-def test_a_path_without_a_gradient_is_no_zero():
+def test_a_path_through_a_nondifferentiable_op_raises():
     b = Builder()
     x = b.input("x", (2, 3))
     b.output(b.cast(b.argmax(x), dtype="float32", name="at"), "y")
@@ -148,7 +148,7 @@ def test_gradients_through_state_stop_at_the_last_step_or_go_to_the_first(steps)
     assert_bits(p.weights.array("h"), np.array([0.3, 0.5]))
 
 
-def test_a_gradient_by_way_of_a_state_alone_needs_the_steps():
+def test_a_gradient_through_a_state_needs_the_number_of_steps():
     b = Builder("late")
     x, w = b.input("x", (2,), "float64"), b.param("w", np.array([2.0, 3.0]))
     kept = b.state("kept", np.zeros(2))

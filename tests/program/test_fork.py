@@ -15,7 +15,7 @@ from graphwright.errors import UsageError
 from graphwright.program import Builder, NotUndoable
 
 
-def test_neither_side_sees_the_others_edits():
+def test_edits_of_a_fork_and_its_parent_are_independent():
     p = tiny()
     with p.edit("before") as e:
         e.rename("h", "hidden")
@@ -34,7 +34,7 @@ def test_neither_side_sees_the_others_edits():
     assert p.hash() == tiny().hash()
 
 
-def test_arrays_are_shared_until_either_side_trains():
+def test_arrays_are_shared_until_either_program_trains():
     p = tiny()
     q = p.fork()
     assert q.weights.array("w") is p.weights.array("w")
@@ -72,7 +72,7 @@ def test_handles_and_generations_continue():
     assert q.graph.next_node() == p.graph.next_node() != gone
 
 
-def test_no_fork_of_an_open_edit():
+def test_forking_inside_an_edit_is_refused():
     p = tiny()
     with p.edit("open"), pytest.raises(UsageError, match="open"):
         p.fork()
@@ -133,7 +133,7 @@ def lived():
     return p
 
 
-def test_every_state_has_the_hash_of_its_entry():
+def test_every_past_state_has_the_hash_in_its_entry():
     p = lived()
     p.undo(2)
     p.redo()
@@ -145,7 +145,7 @@ def test_every_state_has_the_hash_of_its_entry():
         assert p.at(f"m{i}").hash() == p.at(i - 1).hash()
 
 
-def test_past_states_do_not_change_the_program():
+def test_reading_past_states_does_not_change_the_program():
     p = lived()
     before, trained = fingerprint(p), p.weights.array("w")
     past = p.at("m1")
@@ -166,7 +166,7 @@ def test_past_states_do_not_change_the_program():
     assert past.path(past.node("h")) == "h"
 
 
-def test_unknown_states_and_abandoned_branches():
+def test_unknown_and_abandoned_states_are_refused():
     p = lived()
     with pytest.raises(UsageError, match="m0, m1, m2, m3"):
         p.at("nowhere")

@@ -37,7 +37,7 @@ def outputs(p: Program, given: dict) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(deep(50, 8)))
-def test_gradients_of_weights_and_logits_are_difference_quotients(seed: int) -> None:
+def test_gradients_of_weights_and_logits_match_finite_differences(seed: int) -> None:
     p, rng = random_dag(seed), np.random.default_rng(seed)
     several = next((j for j in p.junctions() if len(p.in_edges(j)) > 1), None)
     options = p.in_edges(several) if several is not None else ()
@@ -77,7 +77,7 @@ def test_a_straight_through_gate_has_the_soft_slope_at_the_hard_forward() -> Non
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "choice"])
-def test_plans_and_the_vm_compute_what_a_run_computes(kind: str) -> None:
+def test_plans_and_the_vm_match_runs_of_gated_programs(kind: str) -> None:
     p = random_dag(3, kind="float32")
     with p.edit("gates") as e:
         for edge in junction_edges(p):
@@ -98,7 +98,7 @@ def test_plans_and_the_vm_compute_what_a_run_computes(kind: str) -> None:
     p.weights["gates.logits"].grad = None
 
 
-def test_undo_save_and_load_keep_logits_and_table() -> None:
+def test_undo_save_and_load_keep_the_gate_table() -> None:
     p = random_dag(1)
     before, edges = p.hash(), junction_edges(p)
     with p.edit("gates") as e:
@@ -120,7 +120,7 @@ def test_undo_save_and_load_keep_logits_and_table() -> None:
     assert list(p.gates()) == handles
 
 
-def test_a_saved_program_has_its_gates(tmp_path) -> None:
+def test_a_loaded_program_has_its_gates(tmp_path) -> None:
     p = random_dag(1)
     with p.edit("gates") as e:
         handles = [e.gate(edge, "hard_concrete", init=0.3) for edge in junction_edges(p)]
@@ -131,7 +131,7 @@ def test_a_saved_program_has_its_gates(tmp_path) -> None:
     assert q.gates().named().keys() == p.gates().named().keys()
 
 
-def test_a_reused_slot_is_reset_and_other_slots_keep_their_noise() -> None:
+def test_reused_gate_slots_are_reset_and_others_keep_their_noise() -> None:
     p = random_dag(2)
     edges = junction_edges(p)
     with p.edit("gates") as e:
@@ -191,7 +191,7 @@ def test_a_choice_is_a_softmax_over_its_open_options() -> None:
         e.set_gate(handle, "closed")
 
 
-def test_gates_need_zero_to_equal_removal() -> None:
+def test_gates_are_refused_where_zero_does_not_equal_removal() -> None:
     p = random_dag(0)
     fc = p.in_edges("n0.fc")[0]
     with p.edit("no") as e, pytest.raises(GateNotAllowed, match="its target is not a junction"):
@@ -248,7 +248,7 @@ def closed_equals_cut(
     ("layers.0.mlp.neurons", [3, 17, 100], False),
     ("layers.0.attn.head_dim", [5], False),
 ])  # fmt: skip
-def test_closed_units_of_a_llama_are_cut_units(axis: str, units: list[int], ragged: bool) -> None:
+def test_closed_units_of_a_llama_equal_cut_units(axis: str, units: list[int], ragged: bool) -> None:
     model = gw.open(tiny_llama.directory("f32"), dtype="float64")
     ids = tiny_llama.batch(3, rows=2)[0][:, :12]
     positions = np.broadcast_to(np.arange(12), ids.shape)
@@ -260,7 +260,7 @@ def test_closed_units_of_a_llama_are_cut_units(axis: str, units: list[int], ragg
     closed_equals_cut(p, axis, units, run, ragged)
 
 
-def test_closed_channels_of_a_convolution_are_cut_channels() -> None:
+def test_closed_channels_of_a_convolution_equal_cut_channels() -> None:
     b, rng = gw.Builder(), np.random.default_rng(0)
     x = b.input("x", (2, 3, 8), "float64")
     w = [b.param(n, rng.normal(size=s)) for n, s in (("up.weight", (6, 3, 3)), ("down.weight", (4, 6, 3)))]
@@ -296,7 +296,7 @@ def test_closed_units_and_experts_under_a_softmax_equal_cut_ones() -> None:
     assert not router.of_kind("gate")
 
 
-def test_a_closed_layer_is_a_removed_layer() -> None:
+def test_a_closed_layer_equals_a_removed_layer() -> None:
     model = gw.open(tiny_llama.directory("f32"), dtype="float64")
     p, ids = model.program, tiny_llama.batch(3, rows=2)[0][:, :12]
     positions = np.broadcast_to(np.arange(12), ids.shape)
@@ -309,7 +309,7 @@ def test_a_closed_layer_is_a_removed_layer() -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_gates_on_every_head_neuron_and_layer_change_no_bit() -> None:
+def test_open_gates_on_every_head_neuron_and_layer_change_no_bit() -> None:
     model = gw.open(tiny_llama.directory("f32"))
     p, ids = model.program, tiny_llama.batch(1)[0]
     before, axes, digest = model.logits(ids), set(p.axes()), p.hash()

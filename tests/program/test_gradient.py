@@ -82,7 +82,7 @@ def gradients(p: Program, wrt: list[str]) -> Program | type[Exception]:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_random_edits_are_followed_bit_for_bit(data) -> None:
+def test_gradient_programs_follow_random_edits_bit_for_bit(data) -> None:
     p = net()
     wrt = data.draw(st.sampled_from([["w0", "w1", "w2", "w3"], ["w1"], ["x", "w2", "out1"], ["out2"]]))
     gradients(p, wrt)
@@ -103,7 +103,7 @@ def test_random_edits_are_followed_bit_for_bit(data) -> None:
             assert_bits(planned[name], truth[name], what=name)
 
 
-def test_the_program_follows_and_its_plan_is_patched() -> None:
+def test_a_gradient_program_follows_edits_and_its_plan_is_patched() -> None:
     p = net(40)
     g = p.grad("loss", ["w0", "w39"], {"B": 3})
     plan = g.compile(x=X.shape)
@@ -127,7 +127,7 @@ def test_the_program_follows_and_its_plan_is_patched() -> None:
 
 
 @pytest.mark.parametrize("depth", [10, 100, pytest.param(1000, marks=pytest.mark.deep)])
-def test_what_is_looked_at_follows_the_cone_not_the_graph(depth: int) -> None:
+def test_visited_nodes_are_proportional_to_the_cone(depth: int) -> None:
     p = net(depth)
     p.grad("loss", ["w0"], {"B": 3})
     (known,) = p.derived["gradients"].values()
@@ -140,7 +140,7 @@ def test_what_is_looked_at_follows_the_cone_not_the_graph(depth: int) -> None:
         assert known.program.order_labels.visited - visited <= 40
 
 
-def test_a_sum_goes_by_the_name_of_its_value_after_a_renaming() -> None:
+def test_a_gradient_sum_is_renamed_with_its_value() -> None:
     """Also where it adds up the gradients of its reader, as before a junction."""
     b = Builder()
     h = b.linear(b.input("x", ("B", 4), "float64"), b.param("w", np.ones((4, 4))), name="h")
@@ -155,7 +155,7 @@ def test_a_sum_goes_by_the_name_of_its_value_after_a_renaming() -> None:
 
 
 @pytest.mark.parametrize("depth", [10, 40])
-def test_an_edit_in_the_middle_ends_where_the_values_do(depth: int) -> None:
+def test_an_edit_in_the_middle_rebuilds_no_gradient_upstream(depth: int) -> None:
     """The gradient of a value is rewired to another source, so nothing upstream of it is written or visited again."""
     p = net(depth)
     wrt = [f"w{i}" for i in range(depth)]
@@ -178,7 +178,7 @@ def test_an_edit_in_the_middle_ends_where_the_values_do(depth: int) -> None:
         assert form(g) == form(p.fork().grad("loss", wrt, {"B": 3}))
 
 
-def test_a_gradient_that_somebody_edited_is_left_to_them() -> None:
+def test_a_gradient_program_edited_by_the_user_is_not_updated() -> None:
     p = net()
     g = p.grad("loss", ["w0"], {"B": 3})
     with g.edit("mine") as e:

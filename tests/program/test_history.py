@@ -1,4 +1,4 @@
-"""What goes on around an edit: order of steps, listeners, threads, marks, blame, the size of the work."""
+"""Around an edit: order of steps, listeners, threads, marks, blame, the size of the work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from graphwright.program import Builder, NotUndoable, load
 from graphwright.program.weights import Weights
 
 
-def test_commit_steps_run_in_order(monkeypatch):
+def test_the_steps_of_a_commit_run_in_order(monkeypatch):
     seen = []
     p = tiny()
 
@@ -39,7 +39,7 @@ def test_commit_steps_run_in_order(monkeypatch):
     assert list(dict.fromkeys(seen)) == ["ports", "infer", "journal", "listener at version 1"]
 
 
-def test_an_error_of_a_listener_is_logged_and_the_commit_stands(caplog):
+def test_an_error_in_a_listener_is_logged_and_the_commit_is_kept(caplog):
     p = tiny()
     notified = []
     p.on_edit(lambda entry: 1 / 0)
@@ -55,7 +55,7 @@ def test_an_error_of_a_listener_is_logged_and_the_commit_stands(caplog):
     assert len(notified) == 1
 
 
-def test_the_cone_is_small_and_so_is_the_search():
+def test_an_edit_visits_few_nodes():
     b = Builder()
     value = b.input("x", (2,))
     for i in range(5000):
@@ -100,7 +100,7 @@ def rows(count: int):
     return b.build()
 
 
-def test_hashing_cost_depends_on_touched_weights(monkeypatch):
+def test_hashing_reads_only_touched_weights(monkeypatch):
     """Values are compared, which costs little; what stands for one is worked out where it is another."""
     for count in (4, 100):
         p, asked, walks = rows(count), [], []
@@ -133,7 +133,7 @@ def test_hashing_cost_depends_on_touched_weights(monkeypatch):
         assert p.journal[-1].after == p.state_hash() == p.fork().hash()
 
 
-def test_the_handler_of_interrupts_is_installed_once_an_edit(monkeypatch):
+def test_the_interrupt_handler_is_installed_once_per_edit(monkeypatch):
     spent, before = [], signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     try:
         for count in (1, 20):
@@ -173,7 +173,7 @@ def test_threads_wait_for_each_other():
     assert p.hash() == tiny().hash()
 
 
-def test_another_threads_edit_is_waited_for():
+def test_an_edit_waits_for_the_edit_of_another_thread():
     p = tiny()
     p.graph.timeout = 0.05
     caught: list[Exception] = []
@@ -192,7 +192,7 @@ def test_another_threads_edit_is_waited_for():
     assert [type(e) for e in caught] == [EditBusy]
 
 
-def test_blame_tells_nodes_from_edges():
+def test_blame_distinguishes_nodes_from_edges():
     p = tiny()
     with p.edit("one") as e:
         node = e.add("relu", "h", name="a")
@@ -207,7 +207,7 @@ def test_blame_tells_nodes_from_edges():
 
 
 @given(st.integers(0, 100), st.lists(st.tuples(st.sampled_from(VERBS), PICK, PICK), min_size=20, max_size=60))
-def test_blame_equals_bookkeeping_of_each_primitive(seed, script):
+def test_blame_matches_bookkeeping_of_every_primitive(seed, script):
     """Written down as each edit is made, by the handles it has, through renames, deletions and undo."""
     p, books, now = random_program(seed), {}, []
     do = transaction_module.Transaction.do
@@ -238,7 +238,7 @@ def test_blame_equals_bookkeeping_of_each_primitive(seed, script):
         assert [entry.seq for entry in p.blame(node)] == [seq for seq, nodes in books.items() if node in nodes]
 
 
-def test_kinds_are_listed_by_creation_after_undo():
+def test_nodes_of_a_kind_are_listed_by_creation_after_undo():
     b = Builder()
     for name in "abc":
         b.output(b.input(name, (2,)), name)
@@ -282,7 +282,7 @@ def test_weights_are_listed_by_creation_after_undo_and_after_a_failed_edit(tmp_p
     assert list(p.weights) == list(load(tmp_path / "p").weights) == ["c", "a", "b"]
 
 
-def test_a_mark_is_a_state_not_a_depth():
+def test_a_mark_names_a_state_not_an_undo_depth():
     p = tiny()
     with p.edit("one") as e:
         e.rename("h", "a")

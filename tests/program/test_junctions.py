@@ -35,7 +35,7 @@ def order_in_plan(p: Program) -> list[str]:
     return [p.path(value) for slot in instr.ins if (value := plan.slots[slot].value) is not None]
 
 
-def by_hand(p: Program, x: np.ndarray) -> bytes:
+def reference(p: Program, x: np.ndarray) -> bytes:
     """The sum in port order, in float32."""
     total = None
     for value in p.operands(p.node("sum")):
@@ -46,14 +46,14 @@ def by_hand(p: Program, x: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("cut", range(4))
-def test_a_plan_sums_in_port_order_through_cuts_undo_and_new_edges(cut):
+def test_plans_sum_in_port_order_after_cuts_undo_and_new_edges(cut):
     p, x = four_terms(), np.ones((2, 4), "f4")
     terms = [f"t{i}" for i in range(4)]
 
     def check(wanted: list[str]) -> None:
         assert order_in_plan(p) == wanted
-        assert p.compile(x=(2, 4))(x=x)["y"].to_numpy().tobytes() == by_hand(p, x)
-        assert p.run(x=x)["y"].tobytes() == by_hand(p, x)
+        assert p.compile(x=(2, 4))(x=x)["y"].to_numpy().tobytes() == reference(p, x)
+        assert p.run(x=x)["y"].tobytes() == reference(p, x)
 
     check(terms)
     before, rest = fingerprint(p), [t for t in terms if t != f"t{cut}"]
@@ -92,7 +92,7 @@ def test_a_junction_without_edges_is_zero_of_its_dtype_without_gradient(kind):
 
 
 @given(seed=st.integers(0, 10**6))
-def test_a_random_graph_of_links_equals_a_loop_of_numpy(seed):
+def test_random_graphs_of_links_match_a_numpy_loop(seed):
     """y_j = act(b_j + sum of W y_i) over a random acyclic graph, float64."""
     rng = np.random.default_rng(seed)
     widths = rng.integers(1, 5, rng.integers(2, 8))
@@ -119,7 +119,7 @@ def test_a_random_graph_of_links_equals_a_loop_of_numpy(seed):
         np.testing.assert_allclose(run[f"y{j}"].to_numpy(), values[j], rtol=0, atol=1e-12)
 
 
-def test_a_diamond_of_links_against_manual_values():
+def test_a_diamond_of_links_matches_manual_values():
     """x = 1 along W = 1 and 2, then 3 and 4: 1·3 + 2·4 = 11."""
     b = Builder()
     x = b.input("x", (1, 1))
@@ -135,7 +135,7 @@ def test_a_diamond_of_links_against_manual_values():
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])
-def test_delayed_edges_equal_a_loop_of_numpy_run_and_planned(delay):
+def test_delayed_edges_match_a_numpy_loop_in_runs_and_plans(delay):
     rng = np.random.default_rng(delay)
     weight = rng.normal(size=(3, 3)).astype("f4")
     b = Builder()
@@ -163,7 +163,7 @@ def test_delayed_edges_equal_a_loop_of_numpy_run_and_planned(delay):
     assert fingerprint(p) == before
 
 
-def test_delayed_edges_of_narrow_dtypes():
+def test_delayed_edges_keep_narrow_dtypes():
     b = Builder()
     x = b.input("x", (1,), bfloat16)
     b.output(b.junction(x, name="j"), "y")

@@ -49,7 +49,7 @@ def test_every_flipped_bit_is_found(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["program.json", "journal.jsonl", "weights.safetensors", "history.safetensors"])
-def test_cut_off_or_missing_files(name, saved):
+def test_truncated_and_missing_files_are_refused(name, saved):
     path = saved / name
     content = path.read_bytes()
     for length in {0, 1, 7, 20, len(content) // 2, len(content) - 1}:
@@ -61,7 +61,7 @@ def test_cut_off_or_missing_files(name, saved):
         load(saved)
 
 
-def test_a_payload_bit_is_found_at_the_first_touch(saved):
+def test_a_flipped_payload_bit_is_found_at_first_use(saved):
     path = saved / "weights.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -74,7 +74,7 @@ def test_a_payload_bit_is_found_at_the_first_touch(saved):
 
 
 def forged(folder, change) -> None:
-    """Change the body of a saved program and put the right checksum on it, as a stranger could."""
+    """Change the body of a saved program and put the right checksum on it, as an attacker could."""
     text = (folder / "program.json").read_bytes()
     body = json.loads(text)["program"]
     body = change(body) or body
@@ -82,7 +82,7 @@ def forged(folder, change) -> None:
     (folder / "program.json").write_bytes(PREFIX + sha256(new).hexdigest().encode() + MIDDLE + new + SUFFIX)
 
 
-def test_a_newer_schema_is_named(saved):
+def test_a_newer_schema_is_refused_by_name(saved):
     forged(saved, lambda body: body.update(schema=99))
     with pytest.raises(ProgramFileError, match="newer version of graphwright") as caught:
         load(saved)
@@ -139,13 +139,13 @@ def test_hostile_values_anywhere_are_typed_errors(saved):
         lambda b: b["stacks"]["undoable"].append(10**9),
     ],
 )
-def test_contradictions_are_found(change, saved):
+def test_contradictory_files_are_refused(change, saved):
     forged(saved, lambda body: (change(body), None)[1])
     with pytest.raises(ProgramFileError):
         load(saved)
 
 
-def test_deep_nesting_and_other_texts(saved, tmp_path):
+def test_deeply_nested_and_invalid_json_is_refused(saved, tmp_path):
     for text in (b"", b"{}", b"[" * 100_000, b'{"checksum":"', b"\xff" * 100):
         (saved / "program.json").write_bytes(text)
         with pytest.raises(ProgramFileError):
@@ -158,7 +158,7 @@ def test_deep_nesting_and_other_texts(saved, tmp_path):
         load(tmp_path / "nowhere")
 
 
-def test_other_directories_raise(tmp_path):
-    for place in (tmp_path, tmp_path / "nowhere"):
+def test_directories_without_a_program_are_refused(tmp_path):
+    for directory in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ProgramFileError, match=r"program\.json is missing\n.*graphwright\.open"):
-            load(place)
+            load(directory)

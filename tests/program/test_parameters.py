@@ -43,7 +43,7 @@ def test_all_dtypes_round_trip(tmp_path: Path) -> None:
     assert p.run(x=np.ones((2, 4), np.float32))["y"].tobytes() == q.run(x=np.ones((2, 4), np.float32))["y"].tobytes()
 
 
-def test_the_library_reads_and_writes_the_same_file(tmp_path: Path) -> None:
+def test_safetensors_reads_and_writes_the_same_file(tmp_path: Path) -> None:
     b = Builder()
     b.output(b.neg(b.param("w", np.arange(6, dtype=np.float32).reshape(2, 3))), "y")
     p = b.build()
@@ -92,7 +92,7 @@ def test_a_damaged_file_changes_nothing(damage: str, tmp_path: Path) -> None:
     assert bits(q) == before
 
 
-def test_a_fork_and_an_undo_keep_their_values(tmp_path: Path) -> None:
+def test_loading_parameters_leaves_forks_and_undo_entries_unchanged(tmp_path: Path) -> None:
     p = build()
     build(1).save_parameters(tmp_path / "w.safetensors")
     twin, before = p.fork(), bits(p)

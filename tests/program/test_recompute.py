@@ -42,7 +42,7 @@ def gradients(p: Program, feeds: dict[str, np.ndarray]) -> tuple[dict[str, Any],
     return plan(feeds), plan, g
 
 
-def test_bits_are_kept_and_the_peak_falls() -> None:
+def test_recomputation_keeps_the_bits_and_lowers_the_peak() -> None:
     p, feeds = deep()
     truth, plain, _ = gradients(p, feeds)
     for group in blocks_of(p):
@@ -60,7 +60,7 @@ def test_bits_are_kept_and_the_peak_falls() -> None:
     assert gradients(p, feeds)[1].hash == plain.hash
 
 
-def test_without_the_barrier_nothing_would_be_won(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_barrier_clones_are_merged_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The red twin: clones that are merged with what they are clones of."""
     from dataclasses import replace
 
@@ -76,7 +76,7 @@ def test_without_the_barrier_nothing_would_be_won(monkeypatch: pytest.MonkeyPatc
 
 @settings(max_examples=30)
 @given(st.data())
-def test_any_marks_keep_the_bits(data) -> None:
+def test_any_checkpoint_marks_keep_the_bits(data) -> None:
     p, feeds = deep(4, 8)
     truth = gradients(p, feeds)[0]
     ops = [n for n in p.nodes() if p.op(n) not in ("param", "input")]
@@ -129,7 +129,7 @@ def trained(marked: bool) -> tuple[list[bytes], Any]:
     return found + [v.data.tobytes() for v in p.weights.values()], run.plan(x)
 
 
-def test_masks_and_statistics_are_as_before() -> None:
+def test_recomputation_keeps_dropout_masks_and_statistics() -> None:
     (truth, plain), (found, plan) = trained(False), trained(True)
     assert found == truth
     ran, before = (Counter(i.op for i in q.instrs) for q in (plan, plain))
@@ -139,7 +139,7 @@ def test_masks_and_statistics_are_as_before() -> None:
     assert len({*streams}) == 1
 
 
-def test_two_runs_in_one_trace_have_marks_of_their_own() -> None:
+def test_two_calls_in_one_trace_have_separate_marks() -> None:
     p, feeds = deep(2, 8)
     x = feeds["x"]
     params = list(p.parameters())
@@ -161,7 +161,7 @@ def test_two_runs_in_one_trace_have_marks_of_their_own() -> None:
     assert any(n.startswith("recompute.") for n in map(run.plan(x).program.path, run.plan(x).program.nodes()))
 
 
-def test_marks_are_checked() -> None:
+def test_invalid_checkpoint_marks_are_refused() -> None:
     p, _ = deep(2, 8)
     group = blocks_of(p, 2)[0]
     p.checkpoint(group)

@@ -42,7 +42,7 @@ def scripted(p: Program) -> Program:
     return p
 
 
-def test_the_same_edits_on_another_program_of_the_same_names():
+def test_a_journal_replays_on_a_program_with_equal_names():
     p, q = scripted(tiny()), tiny()
     with q.edit("handles differ") as e:
         e.remove(e.add("relu", "x"))
@@ -64,7 +64,7 @@ def test_a_journal_with_gates_replays():
     assert len(q.gates()) == 2
 
 
-def test_replay_from_a_saved_program(tmp_path):
+def test_a_saved_journal_can_be_replayed(tmp_path):
     p = scripted(tiny())
     q = tiny()
     replay(p.save(tmp_path / "full"), q)
@@ -81,7 +81,7 @@ def test_replay_from_a_saved_program(tmp_path):
     assert q.hash() == p.hash()
 
 
-def test_replay_on_a_bfloat16_program():
+def test_a_journal_replays_on_a_bfloat16_program():
     def build(kind: str) -> Program:
         b = Builder()
         x = b.input("x", ("B", 3), kind)
@@ -99,7 +99,7 @@ def test_replay_on_a_bfloat16_program():
     assert twin.spec("r").dtype.name == "bfloat16"
 
 
-def test_a_missing_path_stops_with_its_nearest_names():
+def test_a_missing_path_raises_with_similar_names():
     p, q = scripted(tiny()), tiny()
     with q.edit("other name") as e:
         e.rename("j", "jj")
@@ -111,7 +111,7 @@ def test_a_missing_path_stops_with_its_nearest_names():
     assert (fingerprint(q), counters(q)) == (before, counts)
 
 
-def test_a_conflict_at_the_end_leaves_nothing_either():
+def test_a_conflict_at_the_last_entry_changes_nothing():
     p, q = scripted(tiny()), tiny()
     with q.edit("in the way") as e:
         e.add("relu", "x", name="act")
@@ -130,7 +130,7 @@ def test_a_slice_with_an_undo_of_an_outside_entry_raises():
         replay(p.journal[3:], tiny())
 
 
-def test_a_taken_junction_port_becomes_another():
+def test_a_taken_junction_port_is_replaced_by_a_free_one():
     p, q = tiny(), tiny()
     with p.edit("link") as e:
         edge = e.link("x", "j", np.ones((2, 3), "f4"), name="skip")
@@ -156,7 +156,7 @@ def test_every_primitive_is_serializable():
     st.integers(0, 100),
     st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 999), st.integers(0, 999)), max_size=6),
 )
-def test_json_round_trip(seed, script):
+def test_edits_round_trip_through_json(seed, script):
     """Each record, read on a program in the same state, is written the same again."""
     p, q = random_program(seed), random_program(seed)
     for verb, a, b in script:

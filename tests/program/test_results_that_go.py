@@ -54,7 +54,7 @@ def test_an_output_without_a_result_is_invalid_until_repaired() -> None:
     with pytest.raises(SpecMismatch, match="output last"), p.edit("something else") as e:
         e.rename("g0", "first")
     assert not p.valid
-    with p.edit("mend it") as e:
+    with p.edit("repair it") as e:
         e.set_outputs(found=p.output("found"))
     assert p.valid
     assert p.validate().ok

@@ -22,7 +22,7 @@ from values import array_of, grad_of
 X = np.ones((2, 3), "f4")
 
 
-def test_repr_of_a_run():
+def test_the_repr_of_a_run_states_size_time_and_outputs():
     p = tiny()
     kinds = {}
     for keep, capture in (("all", ()), ("outputs", ()), ("outputs", ["h"]), (["h"], ())):
@@ -61,7 +61,7 @@ def aliases() -> Program:
 
 
 @pytest.mark.parametrize("make", [aliases, *(lambda seed=s: random_program(seed) for s in range(20))])
-def test_keeping_less_changes_no_bit(make):
+def test_retaining_fewer_values_changes_no_bit(make):
     p, q = make(), make()
     feeds = {name: X if make is aliases else FEEDS[name] for name in p.input_names()}
     whole, some = p.run(feeds), q.run(feeds, keep="outputs")
@@ -133,7 +133,7 @@ def test_gradients_equal_the_tape(seed):
         assert mine.tobytes() == array_of(theirs).tobytes()
 
 
-def test_seeds_weigh_outputs_as_in_torch():
+def test_output_gradients_weight_outputs_as_in_torch():
     x, w, g = (np.random.default_rng(i).normal(size=s).astype("f4") for i, s in enumerate([(2, 3), (2, 3), (2, 2)]))
     p = tiny()
     with p.edit("weights") as e:
@@ -145,7 +145,7 @@ def test_seeds_weigh_outputs_as_in_torch():
     np.testing.assert_allclose(dw.to_numpy(), grad_of(tw).numpy(), rtol=1e-6)
 
 
-def test_kept_values_are_not_computed_again(monkeypatch):
+def test_retained_values_are_not_computed_again(monkeypatch):
     p = random_program(3)
     run, ran = p.run(FEEDS), []
     plain = import_module("graphwright.program.run").step
@@ -159,7 +159,7 @@ def test_kept_values_are_not_computed_again(monkeypatch):
     assert not {p.path(n) for n in p.nodes()} & set(ran)
 
 
-def test_a_const_that_the_loss_does_not_need_is_not_taken_for_one_of_the_gradient():
+def test_a_source_const_is_not_confused_with_one_of_the_gradient():
     """A mean's gradient makes a const of its own, whose name is free where the source's const is not mirrored."""
     b = Builder("counted")
     count = b.state("count", np.zeros((), np.int64))
@@ -169,7 +169,7 @@ def test_a_const_that_the_loss_does_not_need_is_not_taken_for_one_of_the_gradien
     np.testing.assert_array_equal(found.to_numpy(), np.arange(4) / 4)
 
 
-def test_a_gradient_program_is_made_once_and_follows_edits():
+def test_a_gradient_program_is_cached_and_follows_edits():
     p = tiny()
     run = p.run(x=X)
     run.grad("y", ["w"])
@@ -183,7 +183,7 @@ def test_a_gradient_program_is_made_once_and_follows_edits():
     assert_bits(found, p.fork().run(x=X).grad("y", ["w"])[0])
 
 
-def test_a_stale_run_raises_with_the_edits():
+def test_a_stale_run_raises_naming_the_edits():
     p = tiny()
     run = p.run(x=X)
     with p.edit("double h") as e:
@@ -202,7 +202,7 @@ def test_a_patched_run_has_no_gradient():
         p.run(x=X, patch={"h": np.ones((2, 2), "f4")}).grad("y", ["w"])
 
 
-def test_constants_are_each_array_once():
+def test_constants_lists_each_array_once():
     p = random_program(5)
     stored = {p.key(n): p.weights.array(p.key(n)) for n in p.order() if p.op(n) in ("param", "const")}
     assert p.constants() == stored
@@ -218,7 +218,7 @@ def squares() -> Program:
     return b.build()
 
 
-def test_a_gradient_reads_states_as_they_were_at_the_start_of_the_run():
+def test_gradients_read_states_as_at_the_start_of_the_run():
     p, x = squares(), np.asarray([4, 5], "f4")
     (dx,) = p.run(x=x).grad("y", ["x"])
     assert dx.to_numpy().tolist() == [2, 3]
@@ -227,12 +227,12 @@ def test_a_gradient_reads_states_as_they_were_at_the_start_of_the_run():
         p.run(x=x, keep="outputs").grad("y", ["x"])
 
 
-def test_wrong_number_of_seeds_raises():
+def test_a_wrong_number_of_output_gradients_raises():
     with pytest.raises(UsageError, match="seed does not have one array per output"):
         tiny().run(x=X).grad("y", ["w"], [])
 
 
-def test_producers_are_operands():
+def test_producers_are_the_sources_of_operands():
     p = random_program(2)
     for node in p.nodes():
         read = p.producers(node)

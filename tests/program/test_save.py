@@ -27,7 +27,7 @@ def saved(tmp_path):
     return tmp_path / "p"
 
 
-def test_a_loaded_program_is_the_saved_one(saved):
+def test_a_loaded_program_equals_the_saved_one(saved):
     p, q = edited(), load(saved)
     assert fingerprint(q) == fingerprint(p)
     assert counters(q)[:2] == counters(p)[:2]
@@ -39,7 +39,7 @@ def test_a_loaded_program_is_the_saved_one(saved):
     assert q.journal[-1].after == q.state_hash()
 
 
-def test_another_process_undoes_to_the_origin(saved):
+def test_another_process_can_undo_to_the_start(saved):
     origin = tiny()
     script = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
@@ -54,7 +54,7 @@ def test_another_process_undoes_to_the_origin(saved):
     assert run.stdout.split() == [origin.hash(), last.hash()]
 
 
-def test_handles_stay_alive_or_stale(tmp_path):
+def test_handles_stay_valid_or_stale_after_loading(tmp_path):
     p = tiny()
     j, cut = p.node("j"), p.in_edges("j")[0]
     with p.edit("cut") as e:
@@ -118,7 +118,7 @@ def test_weights_are_mapped_and_written_by_copy_only(saved):
     assert (saved / "weights.safetensors").read_bytes() == before
 
 
-def test_history_edits_can_be_read_not_undone(tmp_path):
+def test_history_edits_is_readable_but_cannot_be_undone(tmp_path):
     p = edited()
     q = load(p.save(tmp_path / "p", history="edits"))
     assert q.journal.hash == p.journal.hash
@@ -144,7 +144,7 @@ def test_history_none_continues_from_the_hash(tmp_path):
     assert again.journal.hash == q.journal.hash
 
 
-def test_saving_over_its_own_source(saved):
+def test_a_program_can_be_saved_over_its_own_source(saved):
     q = load(saved)
     wanted = fingerprint(load(saved))
     with pytest.raises(DestinationExists):
@@ -155,7 +155,7 @@ def test_saving_over_its_own_source(saved):
     assert q.hash() == tiny().hash()
 
 
-def test_sharded(tmp_path):
+def test_saved_weights_can_be_sharded(tmp_path):
     p = random_program(3)
     q = load(p.save(tmp_path / "p", max_shard_size=100), verify=True)
     assert len(list((tmp_path / "p").glob("weights-*.safetensors"))) > 1
@@ -171,7 +171,7 @@ def test_failed_saves_leave_no_files(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_broken_program_opens_for_repair_only(tmp_path):
+def test_an_invalid_program_loads_only_with_check_false(tmp_path):
     p = tiny()
     with p.edit("break", check=False) as e:
         e.set_weight("w", np.zeros((2, 5), "f4"))
@@ -212,7 +212,7 @@ def test_weights_of_an_opened_checkpoint_hash_by_reference(tmp_path):
 
 
 def opened(path, seed=0):
-    """Two linear maps whose weights lie untouched in a checkpoint."""
+    """Two linear maps whose weights are untouched in a checkpoint."""
     rng = np.random.default_rng(seed)
     if not path.exists():
         tensors = {"a": (8, 3), "b": (2, 8)}
@@ -230,7 +230,7 @@ def opened(path, seed=0):
 
 
 def test_slices_of_an_opened_checkpoint_hash_by_reference(tmp_path, monkeypatch):
-    """Their bytes are hashed where somebody asks for them, not by the edit; what is written to counts by its bytes."""
+    """Their bytes are hashed on request, not by the edit; what is written to counts by its bytes."""
     p = opened(tmp_path / "m.safetensors")
     hashed = []
     real = weights.array_digest
@@ -266,7 +266,7 @@ def test_slices_of_an_opened_checkpoint_hash_by_reference(tmp_path, monkeypatch)
     assert other.weights.reference("b") == other.weights.digest("b") == real(array)
 
 
-def test_a_source_that_changed_on_disk_cannot_be_undone_to(saved):
+def test_undo_to_a_source_changed_on_disk_is_refused(saved):
     q = load(saved)
     with q.edit("replace") as e:
         e.set_weight("w", np.zeros((2, 3), "f4"))
@@ -291,7 +291,7 @@ def overwritten(file):
 
 
 @pytest.mark.parametrize("touched", [False, True])
-def test_a_source_that_was_overwritten_cannot_be_undone_to_even_if_it_was_read_before(saved, touched):
+def test_undo_to_an_overwritten_source_is_refused_even_if_it_was_read(saved, touched):
     q = load(saved)
     if touched:
         q.weights.array("w").to_numpy()
@@ -306,7 +306,7 @@ def test_a_source_that_was_overwritten_cannot_be_undone_to_even_if_it_was_read_b
     assert (counters(q), q.structure_hash()) == before
 
 
-def test_a_source_that_was_read_and_then_replaced_by_another_file_can_be_undone_to(saved):
+def test_undo_to_a_source_replaced_after_reading_succeeds(saved):
     q = load(saved)
     start = q.hash()
     with q.edit("replace") as e:

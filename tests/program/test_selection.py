@@ -136,16 +136,16 @@ def slow(pattern: str, path: str) -> bool:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_patterns_agree_with_the_slow_matcher(pattern):
+def test_patterns_match_the_reference_matcher(pattern):
     assert [p for p in PATHS if matches(pattern, p)] == [p for p in PATHS if slow(pattern, p)]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_what_a_pattern_selects_begins_with_its_stem(pattern):
+def test_selected_paths_begin_with_the_stem_of_the_pattern(pattern):
     assert all(path.startswith(stem(pattern)) for path in PATHS if slow(pattern, path))
 
 
-def test_a_pattern_looks_at_paths_with_its_stem_alone():
+def test_a_pattern_tests_only_paths_with_its_stem():
     p = random_program(3)
     name = p.select("m1").names()[0]
     seen = []
@@ -155,7 +155,7 @@ def test_a_pattern_looks_at_paths_with_its_stem_alone():
     assert len(p.with_prefix("m1")) < len(p.with_prefix("")) == len(p)
 
 
-def test_whole_segments():
+def test_patterns_match_whole_segments_only():
     assert len(PATTERNS) >= 60
     assert not matches("layers.1", "layers.10.attn.q")
     assert not matches("**.attn", "layers.0.attn_norm")
@@ -163,13 +163,13 @@ def test_whole_segments():
 
 
 @pytest.mark.parametrize("pattern", ["", "a..b", ".a", "a.", "{a", "a}", "[5-2]", "[a-b]", "[1", "[0-999999]"])
-def test_bad_patterns(pattern):
+def test_invalid_patterns_are_refused(pattern):
     with pytest.raises(BadPattern):
         compile_pattern(pattern)
 
 
 @given(st.text(alphabet="ab.*{},[]-019", max_size=12), st.sampled_from(PATHS))
-def test_any_text_is_a_pattern_or_a_bad_pattern(pattern, path):
+def test_any_text_is_accepted_or_raises_bad_pattern(pattern, path):
     with suppress(BadPattern):
         matches(pattern, path)
 
@@ -179,7 +179,7 @@ CHOICES = st.lists(st.integers(0, 30), max_size=8)
 
 
 @given(seed=st.integers(0, 50), a=CHOICES, b=CHOICES, c=CHOICES)
-def test_set_laws(seed, a, b, c):
+def test_selections_obey_the_laws_of_sets(seed, a, b, c):
     p = random_program(seed)
     nodes = p.order()
     everything = p.select("**")
@@ -219,7 +219,7 @@ def layered(count: int = 3):
     return b.build()
 
 
-def test_filters_and_why_not():
+def test_why_not_names_the_filter_that_excluded_a_node():
     p = layered()
     s = p.select(
         "layers.*.mlp", op="linear", kind="op", dtype="float32", where=lambda n: p.path(n)[7] != "1", regex="up$"
@@ -289,7 +289,7 @@ def test_a_stale_selection_names_deleted_nodes():
     assert sorted(s.names()) == ["layers.2.act", "layers.2.mlp.up", "layers.2.mlp.w"]
 
 
-def test_empty_selections_raise_with_near_names():
+def test_empty_selections_raise_with_similar_names():
     p = layered()
     with pytest.raises(EmptySelection, match=r"layers\.0\.act") as caught:
         p.select("layers.9.act").edit("nothing")
@@ -316,7 +316,7 @@ def test_selection_methods_equal_manual_edits():
     assert fingerprint(p) == before
 
 
-def test_extract_computes_what_the_part_computes():
+def test_an_extracted_part_computes_the_same():
     p = layered()
     part = p.extract(p.select("layers.1"))
     x = np.linspace(-1, 1, 4, dtype="f4").reshape(2, 2)
@@ -328,7 +328,7 @@ def test_extract_computes_what_the_part_computes():
 
 
 @given(st.integers(0, 100), st.integers(0, 100))
-def test_any_module_replaced_by_itself_computes_the_same(seed, pick):
+def test_replacing_any_module_by_itself_keeps_the_function(seed, pick):
     p = random_program(seed)
     ops = [
         n for n in p.order() if p.op(n) in ("tanh", "relu", "neg", "sigmoid", "exp", "linear", "rms_norm", "add", "mul")
@@ -343,7 +343,7 @@ def test_any_module_replaced_by_itself_computes_the_same(seed, pick):
     assert fingerprint(p) == before
 
 
-def test_the_prompt_shows_names_not_handles():
+def test_the_repr_of_a_selection_shows_names():
     p = tiny()
     assert repr(p.select("h")) == "Selection(1 node of 'tiny': h)"
     assert repr(p.select("nothing")) == "Selection(0 nodes of 'tiny')"

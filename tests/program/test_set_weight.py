@@ -24,7 +24,7 @@ def write(p: Program, value: float, inplace: bool = True) -> None:
         e.set_weight("w", np.full((2, 3), value, "f4"), inplace=inplace)
 
 
-def test_inplace_keeps_the_memory_and_views_see_the_value():
+def test_inplace_writes_keep_the_memory_and_change_its_views():
     p = tiny()
     array, view, before = p.weights.array("w"), p.weights.array("w").to_numpy(), fingerprint(p)
     write(p, 1)
@@ -41,7 +41,7 @@ def test_inplace_keeps_the_memory_and_views_see_the_value():
     assert view.tolist() == [[2, 2, 2], [2, 2, 2]]
 
 
-def test_runs_and_plans_compute_with_it():
+def test_runs_and_plans_use_a_weight_written_in_place():
     p = tiny()
     step = gw.compile(p)
     assert step(X)["y"].numpy().tolist() == [[0, 6]]
@@ -50,7 +50,7 @@ def test_runs_and_plans_compute_with_it():
     assert p.run(X)["y"].to_numpy().tolist() == [[6, 6]]
 
 
-def test_a_file_is_left_alone_and_its_weight_gets_memory_once(tmp_path):
+def test_a_mapped_weight_is_copied_once_and_its_file_is_not_written(tmp_path):
     start = load(tiny().save(tmp_path / "p"))
     file, hashes = (tmp_path / "p" / "weights.safetensors").read_bytes(), start.state_hash()
     write(start, 1)
@@ -66,7 +66,7 @@ def test_a_file_is_left_alone_and_its_weight_gets_memory_once(tmp_path):
     assert (tmp_path / "p" / "weights.safetensors").read_bytes() == file
 
 
-def test_neither_side_of_a_fork_sees_the_other():
+def test_inplace_writes_do_not_affect_forks():
     p = tiny()
     q, before = p.fork(), p.weights.array("w").tobytes()
     write(p, 1)
@@ -79,7 +79,7 @@ def test_neither_side_of_a_fork_sees_the_other():
 
 
 @pytest.mark.parametrize("order", list(permutations(["set", "write", "train", "write again"])))
-def test_any_order_in_one_edit_is_undone_and_redone(order):
+def test_writes_in_any_order_in_one_edit_can_be_undone_and_redone(order):
     p = tiny()
     before, start = fingerprint(p), p.weights.array("w")
 
@@ -112,7 +112,7 @@ def test_any_order_in_one_edit_is_undone_and_redone(order):
     assert fingerprint(p) == before
 
 
-def test_the_flag_goes_through_files_and_replays(tmp_path):
+def test_the_inplace_flag_is_saved_and_replayed(tmp_path):
     p = tiny()
     write(p, 1)
     assert p.journal[-1].edits[0]["inplace"] is True
@@ -141,7 +141,7 @@ def test_arrays_of_inplace_undo_are_spilled():
     assert fingerprint(p) == before
 
 
-def test_another_shape_is_refused():
+def test_weights_of_another_shape_are_refused():
     p = tiny()
     before, counts = fingerprint(p), counters(p)
     with pytest.raises(ShapeError, match="cannot change the shape or dtype") as caught, p.edit("grow") as e:
@@ -151,7 +151,7 @@ def test_another_shape_is_refused():
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_all_uses_of_a_tied_weight_move_and_a_rename_keeps_its_key(inplace):
+def test_all_uses_of_a_tied_weight_change_and_a_rename_keeps_its_key(inplace):
     b = Builder()
     ids, table = b.input("ids", (1, 2), "int64"), b.param("embed.weight", np.eye(3, dtype="f4"))
     b.output(b.linear(b.embedding(table, ids), table, name="head"), "logits")

@@ -108,7 +108,7 @@ def test_a_weight_from_the_temporary_file_can_be_trained_and_is_not_written_back
     assert weight_bytes(p) == before
 
 
-def test_a_low_limit_spills_everything():
+def test_a_limit_of_0_spills_everything():
     p = wide()
     p.history_bytes = 0
     states = worked_on(p)
@@ -117,7 +117,7 @@ def test_a_low_limit_spills_everything():
     assert fingerprint(p) == states[0]
 
 
-def test_a_full_disk_loses_nothing_and_warns(monkeypatch, caplog):
+def test_a_full_disk_warns_and_loses_no_data(monkeypatch, caplog):
     p = wide()
 
     def full(**_):
@@ -137,7 +137,7 @@ def test_a_full_disk_loses_nothing_and_warns(monkeypatch, caplog):
         assert fingerprint(p) == state
 
 
-def test_a_damaged_temporary_file_is_found_before_anything_is_undone():
+def test_a_damaged_temporary_file_is_found_before_undo_changes_anything():
     p = wide()
     worked_on(p)
     file = p.history.spill._file

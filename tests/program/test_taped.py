@@ -55,7 +55,7 @@ def test_a_loss_runs_again_with_the_same_bits_and_gradients():
     assert Counter(after.op(n) for n in after.select(kind="op")) == Counter(p.op(n) for n in p.select(kind="op"))
 
 
-def test_shared_leaves_are_one_node_and_several_outputs_share_their_past():
+def test_shared_leaves_and_common_ancestors_are_one_node():
     a = gw.tensor(np.ones(3, "f4"), requires_grad=True)
     b = a * a
     p = gw.tape(b.sum(), b.exp(), name="both")
@@ -66,14 +66,14 @@ def test_shared_leaves_are_one_node_and_several_outputs_share_their_past():
     np.testing.assert_allclose(run["out_1"].to_numpy(), np.exp(4), rtol=1e-6)
 
 
-def test_what_is_detached_is_not_on_it():
+def test_detached_values_are_not_on_the_tape():
     a = gw.tensor(np.ones(3, "f4"), requires_grad=True)
     p = gw.tape(a * (a.exp() + 1).detach())
     assert sorted(p.op(n) for n in p.nodes()) == ["input", "input", "mul"]
 
 
 @pytest.mark.deep
-def test_recurrence_over_twenty_thousand_steps_is_no_recursion():
+def test_tapes_of_twenty_thousand_steps_do_not_overflow_the_stack():
     h = gw.tensor(np.zeros(1, "f4"), requires_grad=True)
     for _ in range(20_000):
         h = -h
@@ -98,12 +98,12 @@ def test_an_unregistered_op_is_drawn_and_reported():
 
 
 @pytest.mark.parametrize("wrong", [gw.tensor([1.0]), gw.Parameter(gw.tensor([1.0]).data), 3, None])
-def test_without_a_tape(wrong):
+def test_values_without_a_tape_are_refused(wrong):
     with pytest.raises(UsageError, match="has no tape"):
         gw.tape(wrong)
 
 
-def test_inside_a_trace():
+def test_taping_inside_a_trace_is_refused():
     def f(x):
         return gw.tape(x * x)
 
@@ -120,7 +120,7 @@ class Cell(gw.nn.Module):
 
 
 @pytest.mark.parametrize("steps", [2, 3, 200])
-def test_a_loop_over_time_is_steps_and_is_drawn_once(steps):
+def test_a_loop_over_time_is_numbered_by_step_and_drawn_once(steps):
     cell, h = Cell(), gw.tensor(np.zeros((2, 4), "f4"))
     xs = RNG.normal(size=(steps, 2, 3)).astype("f4")
     for x in xs:
@@ -139,7 +139,7 @@ def test_a_loop_over_time_is_steps_and_is_drawn_once(steps):
     assert layout(p, level=1).boxes.keys() == {"step"}
 
 
-def test_a_weight_that_is_tied_makes_no_steps():
+def test_a_tied_weight_is_not_a_loop_over_time():
     net = Net()
     net.name_children()
     h = net.last(net.first(gw.tensor(np.ones((1, 3), "f4"))))

@@ -26,19 +26,19 @@ def names(p: gw.Program) -> list[str]:
     return [p.path(n) for n in p.inputs()]
 
 
-def test_a_module_gives_the_names_of_its_forward():
+def test_inputs_of_a_traced_module_have_the_names_of_forward():
     p = gw.trace(Residual(), X, X)
     assert (p.name, names(p)) == ("Residual", ["hidden", "scale"])
     assert p.path(p.params()[0]).startswith("fc.")
 
 
-def test_a_function_gives_its_own_and_numbers_the_rest():
+def test_inputs_of_a_traced_function_have_its_parameter_names_or_numbers():
     assert names(gw.trace(lambda a, *rest: a + rest[0] + rest[1], X, X, X)) == ["a", "x0", "x1"]
     assert names(gw.trace(lambda x0, *rest: x0 + rest[0] + rest[1], X, X, X)) == ["x0", "x1", "x2"]
     assert names(gw.trace(lambda x: -x, X, names=("given",))) == ["given"]
 
 
-def test_two_inputs_of_one_name_are_refused():
+def test_duplicate_input_names_are_refused():
     with pytest.raises(NameTaken):
         gw.trace(lambda a, b: a + b, X, X, names=("a", "a"))
     with pytest.raises(BadName):
@@ -104,7 +104,7 @@ HOLES = {
 
 
 @pytest.mark.parametrize("hole", HOLES)
-def test_what_would_bake_in_a_value_raises_while_tracing(hole):
+def test_reading_values_while_tracing_is_refused(hole):
     for run in (lambda: gw.trace(HOLES[hole], X), lambda: gw.compile(HOLES[hole])(X)):
         with pytest.raises(TraceError):
             run()

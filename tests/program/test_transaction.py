@@ -95,11 +95,11 @@ def refused(p, error, change, *, where: str | None = None, fix: str | None = Non
         (NotConvex, lambda e: e.replace([e.program.node(n) for n in ("h", "r")], tiny()), "j", "between"),
     ],
 )
-def test_errors_name_location_and_fix(error, change, where, fix):
+def test_errors_state_location_and_fix(error, change, where, fix):
     refused(tiny(), error, change, where=where, fix=fix)
 
 
-def test_authors_are_the_four_of_the_journal():
+def test_only_the_four_authors_are_accepted():
     p = tiny()
     for author in ("human", "gate", "evolution", "pass"):
         with p.edit("again", author=author, tool="me") as e:
@@ -109,7 +109,7 @@ def test_authors_are_the_four_of_the_journal():
         p.edit("again", author="me")
 
 
-def test_the_other_errors():
+def test_usage_errors_outside_edits_are_typed():
     p = tiny()
     with pytest.raises(NotUndoable, match="nothing to undo"):
         p.undo()
@@ -158,7 +158,7 @@ def test_mismatches_are_reported_together():
 # -- atomicity ------------------------------------------------------------------------------------------------------
 @example(seed=0, script=[(set_weight, 56834, 0), (train, 0, 0), (train, 74, 0)])  # set in place, then trained
 @given(seed=st.integers(0, 100), script=SCRIPT)
-def test_an_error_at_every_position_leaves_nothing(seed, script):
+def test_an_error_at_any_position_changes_nothing(seed, script):
     """Raised before the n-th primitive edit, for every n: finer than between verbs."""
     p = random_program(seed)
     before, counts = fingerprint(p), counters(p)
@@ -218,7 +218,7 @@ def test_a_nested_failure_rolls_back_specs_values_and_training():
     assert fingerprint(p) == before
 
 
-def test_training_in_a_nested_failure_is_taken_back_and_before_it_is_kept():
+def test_a_failed_nested_edit_undoes_its_own_training_only():
     p = tiny()
     before = fingerprint(p)
 
@@ -264,7 +264,7 @@ def test_training_then_setting_or_removing_in_one_edit():
         assert fingerprint(p) == before
 
 
-def test_rewired_away_and_back_is_a_new_edit_not_an_undo():
+def test_rewiring_back_is_a_new_edit_not_an_undo():
     p = tiny()
     states = [fingerprint(p)]
     edge = p.in_edges("r")[0]
@@ -296,7 +296,7 @@ def test_unchanged_attributes_make_no_entry():
 
 
 # -- verbs ----------------------------------------------------------------------------------------------------------
-def test_cut_and_refill_in_one_edit():
+def test_a_port_can_be_cut_and_connected_in_one_edit():
     p = tiny()
     with p.edit("swap the operand") as e:
         e.cut(p.in_edges("r")[0])
@@ -360,7 +360,7 @@ def test_a_delay_is_a_state_and_cuts_the_cycle():
         np.testing.assert_allclose(p.run(x=feed)["y"].to_numpy(), wanted, rtol=1e-6)
 
 
-def test_an_assigned_output_has_its_value_from_the_start():
+def test_an_output_that_is_an_assigned_state_returns_the_value_at_the_start():
     b = Builder()
     state = b.state("s", np.zeros(2, "f4"))
     b.assign(state, b.add(state, b.input("x", (2,))))
@@ -401,7 +401,7 @@ def test_a_link_is_a_matrix_product():
     np.testing.assert_allclose(p.run(x=x)["y"].to_numpy(), np.maximum(x @ w.T + x @ matrix.T, 0), rtol=1e-6)
 
 
-def test_extract_and_replace_by_itself():
+def test_replacing_a_part_by_its_extract_keeps_the_function():
     p = random_program(5)
     first = outputs(p)
     count = (len(p), p.graph.edge_count)
@@ -417,7 +417,7 @@ def test_extract_and_replace_by_itself():
     assert outputs(p) == first
 
 
-def test_an_edge_goes_by_its_handle_or_by_its_ends():
+def test_edges_are_found_by_handle_or_by_their_ends():
     p = tiny()
     (edge,) = p.in_edges("j")
     assert p.edge("h -> j") == p.edge("h->j") == p.edge(edge) == edge
@@ -441,14 +441,14 @@ def test_an_edge_goes_by_its_handle_or_by_its_ends():
         ("hh -> j", UnknownNode, "did you mean h"),
     ],
 )
-def test_an_unknown_edge_lists_the_sources(ref, error, words):
+def test_unknown_edges_are_refused_with_possible_sources(ref, error, words):
     p = tiny()
     with pytest.raises(error) as caught:
         p.edge(ref)
     assert words in str(caught.value)
 
 
-def test_parallel_edges_are_ambiguous_by_their_ends():
+def test_naming_parallel_edges_by_their_ends_is_ambiguous():
     p = tiny()
     with p.edit("twice") as e:
         e.connect("h", "j")
@@ -456,7 +456,7 @@ def test_parallel_edges_are_ambiguous_by_their_ends():
         p.edge("h -> j")
 
 
-def test_an_unknown_weight_lists_the_nearest_keys():
+def test_an_unknown_weight_lists_similar_keys():
     p = tiny()
     assert repr(p.weights) == "Weights(1: w)"
     with pytest.raises(UnknownNode, match="did you mean w"):

@@ -63,7 +63,7 @@ def masked(p: Program, key: str, axis: int, units: int, unit: int) -> dict[str, 
     ("node", "axis", "units"),
     [("o", "in", 4), ("sdpa", "heads", 4), ("q", "out", 4), ("k", "out", 2), ("head", "in", 12)],
 )
-def test_one_op_per_unit_is_the_same_function_and_folds_to_the_same_hash(node, axis, units, bias, dtype, limit):
+def test_unfolding_keeps_the_function_and_folding_restores_the_hash(node, axis, units, bias, dtype, limit):
     p = attention(dtype, bias=bias)
     before, stored, want = p.hash(), [id(v.data) for v in p.weights.values()], logits(p)
     with p.edit("unfold") as e:
@@ -87,7 +87,7 @@ def test_one_op_per_unit_is_the_same_function_and_folds_to_the_same_hash(node, a
 
 @pytest.mark.parametrize("unit", range(HEADS))
 @pytest.mark.parametrize("bias", [False, True])
-def test_cutting_the_edge_of_a_head_masks_it(unit, bias):
+def test_cutting_the_edge_of_an_unfolded_head_masks_it(unit, bias):
     p = attention(bias=bias)
     want = logits(p, masked(p, "o.weight", 1, HEADS, unit))
     for node, axis in (("o", "in"), ("sdpa", "heads")):
@@ -102,7 +102,7 @@ def test_cutting_the_edge_of_a_head_masks_it(unit, bias):
         p.undo(2)
 
 
-def test_cutting_a_row_unit_masks_its_neurons():
+def test_cutting_an_unfolded_unit_masks_its_neurons():
     p = attention()
     want = logits(p, masked(p, "q.weight", 0, 6, 4))
     with p.edit("unfold and cut") as e:
@@ -110,7 +110,7 @@ def test_cutting_a_row_unit_masks_its_neurons():
     assert np.abs(logits(p) - want).max() <= 1e-6
 
 
-def test_undo_redo_replay_save_and_gradients():
+def test_unfolded_programs_support_undo_replay_save_and_gradients():
     p = attention(bias=True)
     start, states = p.fork(), [fingerprint(p)]
     for node, axis in (("o", "in"), ("sdpa", "heads"), ("v", "out")):
@@ -137,7 +137,7 @@ def grads(p: Program) -> list[np.ndarray]:
     return [g.to_numpy() for g in run.grad("logits", [p.node(n) for n in p.params()])]
 
 
-def test_a_loaded_program_folds(tmp_path):
+def test_a_loaded_unfolded_program_can_be_folded(tmp_path):
     p = attention()
     before = p.hash()
     with p.edit("unfold") as e:
@@ -152,7 +152,7 @@ def test_a_loaded_program_folds(tmp_path):
 
 @pytest.mark.parametrize("axis", ["in", "rows", "columns", "heads"])
 @pytest.mark.parametrize("shapes", [((2, 6, 4, 8), (2, 6, 8, 2)), ((6, 4, 8), (2, 1, 8, 6)), ((4, 2), (2, 6))])
-def test_products_of_any_rank(axis, shapes):
+def test_products_of_any_rank_can_be_unfolded(axis, shapes):
     b = Builder()
     rng = np.random.default_rng(0)
     one, two = (b.input(n, s, "float64") for n, s in zip("ab", shapes, strict=True))
@@ -172,7 +172,7 @@ def test_products_of_any_rank(axis, shapes):
     assert p.hash() == before
 
 
-def test_an_output_moves_along_and_back():
+def test_an_output_of_an_unfolded_node_is_moved_and_restored():
     b = Builder()
     x, w = b.input("x", (4,)), b.param("w", np.eye(4, dtype="f4"))
     b.output(b.matmul(b.unflatten(x, axis=0, sizes=(1, 4)), w, name="m"), "y")
@@ -205,7 +205,7 @@ def test_an_output_moves_along_and_back():
         ("sdpa", "heads", 8, ShapeError),
     ],
 )
-def test_refusals_change_nothing(node, axis, units, error):
+def test_refused_unfoldings_change_nothing(node, axis, units, error):
     p = attention()
     before = fingerprint(p)
     with pytest.raises(error) as caught, p.edit("unfold") as e:

@@ -31,7 +31,7 @@ def neurons(p: Program):
 
 
 # -- units as values ---------------------------------------------------------------------------------------------------
-def test_units_are_picked_counted_and_combined(capsys):
+def test_units_can_be_indexed_counted_and_combined(capsys):
     p = perceptron()
     units = p.select("first").neurons
     assert units.count == len(units) == 5
@@ -62,19 +62,19 @@ def test_a_selection_has_the_units_that_it_produces():
 
 
 @pytest.mark.parametrize("index", [5, -6, [0, 7], np.ones(4, bool)])
-def test_a_number_out_of_range(index):
+def test_unit_indices_out_of_range_are_refused(index):
     with pytest.raises(UnitRange) as caught:
         neurons(perceptron())[index]
     assert "first.neurons" in str(caught.value)
 
 
 @pytest.mark.parametrize("index", ["1", 1.5, [0.5], None, True])
-def test_invalid_unit_indices(index):
+def test_invalid_unit_indices_are_refused(index):
     with pytest.raises(UsageError):
         neurons(perceptron())[index]
 
 
-def test_units_of_another_program_do_not_combine():
+def test_units_of_different_programs_do_not_combine():
     p, q = perceptron(), perceptron()
     with pytest.raises(ForeignNode):
         _ = neurons(p) | neurons(q)
@@ -83,12 +83,12 @@ def test_units_of_another_program_do_not_combine():
 
 
 @given(st.lists(st.integers(-1, 40), max_size=30))
-def test_indices_as_text(indices):
+def test_unit_indices_round_trip_as_ranges(indices):
     assert parsed(runs(indices)) == tuple(indices)
 
 
 @pytest.mark.parametrize("text", ["3-1", "a", "1-", "+0", "0-99999999999"])
-def test_invalid_texts_of_indices(text):
+def test_invalid_index_ranges_are_refused(text):
     with pytest.raises(ValueError, match="invalid list of indices"):
         parsed(text)
 
@@ -102,7 +102,7 @@ def test_cutting_all_units_raises():
     assert p.hash() == before
 
 
-def test_nothing_to_cut():
+def test_cutting_no_unit_is_refused_unless_allowed():
     p = perceptron()
     with pytest.raises(EmptySelection), p.edit("none") as e:
         e.cut_units(neurons(p)[[]])
@@ -114,7 +114,7 @@ def test_nothing_to_cut():
         neurons(p).prune(keep=[0], drop=[1])
 
 
-def test_units_counted_before_another_cut_are_stale():
+def test_units_selected_before_another_cut_are_stale():
     p = perceptron()
     units = neurons(p)[4]
     neurons(p)[0].prune()
@@ -153,7 +153,7 @@ def cut_and_fail(p: Program, unit: int) -> None:
         raise ZeroDivisionError
 
 
-def test_cuts_and_other_edits_in_one_transaction():
+def test_cuts_combine_with_other_edits_in_one_transaction():
     """An axis that an earlier verb of the same edit made is there to be cut; an error takes all of it back."""
     p = perceptron()
     before, bits = p.hash(), {k: v.data.tobytes() for k, v in p.weights.items()}
@@ -175,7 +175,7 @@ def test_cuts_and_other_edits_in_one_transaction():
     assert p.weights["first.weight"].lineage is None
 
 
-def test_a_savepoint_takes_back_a_cut():
+def test_a_failed_nested_edit_undoes_its_cut():
     p = perceptron()
     with p.edit("outer") as e:
         e.cut_units(neurons(p)[1])
@@ -184,7 +184,7 @@ def test_a_savepoint_takes_back_a_cut():
     assert p.weights["first.weight"].shape == (4, 3)
 
 
-def test_a_value_set_before_a_cut_in_one_edit():
+def test_a_cut_keeps_values_set_earlier_in_the_same_edit():
     p = perceptron()
     with p.edit("both") as e:
         e.set_weight("first.weight", lambda w: w * 2)
@@ -196,7 +196,7 @@ def test_a_value_set_before_a_cut_in_one_edit():
     assert p.hash() == before
 
 
-def test_the_plan_and_a_fork_follow():
+def test_plans_follow_a_cut_and_forks_do_not():
     p = perceptron()
     plan = p.compile(x=(4, 3))
     twin = p.fork()
@@ -228,7 +228,7 @@ def test_the_journal_replays_on_another_program():
     assert q.hash() == p.hash()
 
 
-def test_a_cut_replays_on_other_values_of_its_own():
+def test_a_cut_replays_on_a_program_with_other_weights():
     """A recipe: no value travels, each program keeps its own rows."""
     p, q = perceptron(), perceptron()
     with q.edit("other values") as e:
@@ -239,7 +239,7 @@ def test_a_cut_replays_on_other_values_of_its_own():
     assert q.weights["first.weight"].numpy().tobytes() == own[[0, 2, 4]].tobytes()
 
 
-def test_a_replay_onto_another_size_stops_before_anything_changes():
+def test_a_replay_on_another_size_is_refused_before_any_change():
     p, q = perceptron(), perceptron(hidden=6)
     neurons(p).prune(drop=[1])
     before = q.hash()
@@ -249,7 +249,7 @@ def test_a_replay_onto_another_size_stops_before_anything_changes():
     assert q.hash() == before
 
 
-def test_a_saved_program_goes_on_undoing_and_redoing(tmp_path):
+def test_a_saved_program_can_undo_and_redo_cuts(tmp_path):
     p = perceptron()
     start = p.hash()
     reshaped(p)
@@ -282,14 +282,14 @@ def test_undo_of_a_cut_is_spilled(tmp_path):
 
 
 @pytest.mark.parametrize("order", [[0, 1], [0, 0, 1, 2, 3], [4, 3, 2, 1, 5]])
-def test_invalid_permutations(order):
+def test_invalid_permutations_are_refused(order):
     p = perceptron()
     with pytest.raises(UsageError, match="not a permutation"), p.edit("wrong") as e:
         e.permute("first.neurons", order)
 
 
 @pytest.mark.parametrize(("n", "init"), [(0, "zero_out"), (-1, "zero_out"), (1, "ones"), (1.0, "zero_out")])
-def test_invalid_growth(n, init):
+def test_invalid_growth_is_refused(n, init):
     p = perceptron()
     with pytest.raises(UsageError), p.edit("wrong") as e:
         e.grow("first.neurons", n, init)

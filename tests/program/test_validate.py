@@ -18,7 +18,7 @@ from graphwright.program.primitives import add_assign, update_node
 
 
 @given(st.integers(0, 300))
-def test_whole_programs_have_no_findings(seed):
+def test_valid_programs_have_no_mismatches(seed):
     report = random_program(seed).validate()
     assert report.ok
     assert report.to_json()["mismatches"] == []
@@ -57,7 +57,7 @@ def test_twenty_faults_among_forty_branches_are_found_in_one_call():
     assert len(found) == 20
 
 
-def test_mismatch_of_two_matrices():
+def test_mismatched_matrices_are_reported():
     b = Builder()
     x = b.input("x", ("B", 7))
     first = b.linear(x, b.param("a", np.zeros((4, 7), "f4")), name="first")
@@ -77,7 +77,7 @@ def test_mismatch_of_two_matrices():
     assert caught.value.findings == report.mismatches
     with pytest.raises(InvalidProgram):
         p.compile(x=(1, 7))
-    with p.edit("mend") as e:
+    with p.edit("repair") as e:
         e.set_weight("b", np.zeros((3, 4), "f4"))
     assert p.valid
     assert p.validate().ok
@@ -99,7 +99,7 @@ def test_an_edit_elsewhere_does_not_make_a_broken_program_valid():
     assert not p.valid
 
 
-def test_ports_weights_names_and_outputs():
+def test_invalid_ports_weights_names_and_outputs_are_reported():
     p = tiny()
     with p.edit("break", check=False) as e:
         e.do(RemoveEdge(p.in_edges("h")[1]))
@@ -117,7 +117,7 @@ def test_ports_weights_names_and_outputs():
         report.check("tiny")
 
 
-def test_text_of_mismatches():
+def test_the_text_of_mismatches_states_all_facts():
     p = tiny()
     with p.edit("break", check=False) as e:
         e.do(RemoveEdge(p.in_edges("h")[1]))
@@ -141,13 +141,13 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[f"{kind} {where}: {what}" for kind, where, what in FAULTS])
-def test_defects_of_files_and_plugins_are_found(fault):
+def test_defects_caused_by_files_and_plugins_are_found(fault):
     p = tiny()
     FAULTS[fault](p)
     assert fault in {(m.kind, m.where, m.what) for m in p.validate().mismatches}
 
 
-def test_a_state_assigned_twice():
+def test_a_state_assigned_twice_is_reported():
     b = Builder()
     state = b.state("s", np.zeros(2, "f4"))
     b.assign(state, b.tanh(state, name="t"))
@@ -157,7 +157,7 @@ def test_a_state_assigned_twice():
     assert (found.kind, found.where, found.what) == ("weight", "s", "is assigned twice in a step")
 
 
-def test_an_assignment_keeps_the_spec():
+def test_an_assignment_of_another_spec_is_reported():
     def program(kind: str, shape: tuple[int, ...]) -> None:
         b = Builder()
         target = b.state("s", np.zeros(2, "f4")) if kind == "state" else b.input("s", (2,))
@@ -174,7 +174,7 @@ def test_an_assignment_keeps_the_spec():
 
 
 # -- cycles ---------------------------------------------------------------------------------------------------------
-def test_a_cycle_is_admitted_found_and_repaired():
+def test_a_cycle_admitted_without_checks_is_found_and_repaired():
     p = tiny()
     whole = fingerprint(p)
     with pytest.raises(CycleError), p.edit("refused") as e:
@@ -193,7 +193,7 @@ def test_a_cycle_is_admitted_found_and_repaired():
     with pytest.raises(CycleError, match="r -> j"), p.edit("elsewhere") as e:
         e.add("neg", "x")
     assert "j" in p.to_svg()
-    with p.edit("mend") as e:
+    with p.edit("repair") as e:
         e.cut(closing)
         e.set_weight("w", np.ones((2, 3), "f4"))
     assert p.valid
@@ -206,7 +206,7 @@ def test_a_cycle_is_admitted_found_and_repaired():
     assert (p.valid, p.back_edges) == (False, {closing})
 
 
-def test_an_edge_that_closed_a_cycle_is_ordinary_once_the_cycle_is_cut_elsewhere():
+def test_a_back_edge_becomes_ordinary_when_its_cycle_is_cut_elsewhere():
     """The rest of the cycle goes: the order must turn round, and undo must turn it back."""
     b = Builder()
     x = b.input("x", (2,))
@@ -277,6 +277,6 @@ def test_a_cycle_is_saved_and_loaded(tmp_path):
         load(tmp_path / "broken")
     q = load(tmp_path / "broken", check=False)
     assert (q.valid, q.back_edges, q.validate()) == (False, {closing}, p.validate())
-    with q.edit("mend") as e:
+    with q.edit("repair") as e:
         e.cut(closing)
     assert q.hash() == tiny().hash()

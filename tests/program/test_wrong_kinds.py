@@ -96,7 +96,7 @@ EDITS = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda v: repr(v)[:12])
-def test_each_call_rejects_invalid_arguments(wrong):
+def test_each_call_refuses_invalid_arguments(wrong):
     for change in (*READERS, *EDITS):
         p = tiny()
         before, counts = fingerprint(p), counters(p)
@@ -108,7 +108,7 @@ def test_each_call_rejects_invalid_arguments(wrong):
 
 
 @pytest.mark.parametrize("count", ["x", "1", -1, 1.0, None, True, [1]])
-def test_undo_and_redo_take_a_number(count):
+def test_undo_and_redo_refuse_invalid_counts(count):
     p = tiny()
     with p.edit("one") as e:
         e.add("relu", "x")
@@ -124,7 +124,7 @@ def test_undo_and_redo_take_a_number(count):
 
 
 @pytest.mark.parametrize("path", ["a\0b", "\ud800", 3, None, b"bytes"])
-def test_invalid_paths(path: Any, monkeypatch, tmp_path):
+def test_invalid_paths_are_refused(path: Any, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     p = tiny()
     with pytest.raises(UnwritableTarget, match="invalid path"):
@@ -157,7 +157,7 @@ def test_handles_of_another_kind_raise():
     assert [type(pickle.loads(pickle.dumps(h))) for h in (g.nodes()[0], g.edges()[0])] == [NodeId, EdgeId]
 
 
-def test_the_last_port_of_a_junction():
+def test_connecting_after_the_last_port_raises_capacity_error():
     p = tiny()
     with p.edit("far") as e:
         e.connect("h", "j", MAX_PORT)

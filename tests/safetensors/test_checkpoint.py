@@ -37,7 +37,7 @@ def folder(tmp_path):
     return home
 
 
-def test_shards_are_one_set_of_keys_in_file_order(folder):
+def test_keys_of_shards_are_listed_in_file_order(folder):
     with Checkpoint(folder) as checkpoint:
         assert checkpoint.keys() == ("b", "c", "a")
         assert [bytes(checkpoint.bytes(key)) for key in "abc"] == [b"aA", b"bB", b"cC"]
@@ -58,7 +58,7 @@ def test_a_file_an_index_and_a_directory_open_equally(folder, tmp_path):
     assert Checkpoint(tmp_path, stem="weights").keys() == ("c", "a")
 
 
-def test_a_whole_file_wins_over_an_index_as_in_transformers(folder):
+def test_a_single_file_takes_precedence_over_an_index_as_in_transformers(folder):
     (folder / "model.safetensors").write_bytes(raw_file({"z": entry()}, b"zZ"))
     assert Checkpoint(folder).keys() == ("z",)
 
@@ -84,12 +84,12 @@ def refused(folder: Path) -> tuple[str, str | None]:
         "x" * 300 + ".safetensors",
     ],
 )
-def test_a_shard_name_is_a_plain_name(folder, name):
+def test_shard_names_with_paths_are_refused(folder, name):
     write_index(folder, {**WEIGHT_MAP, "a": name})
     assert refused(folder) == ("shard_name", name)
 
 
-def test_a_link_that_leaves_the_directory_is_refused(folder, tmp_path):
+def test_links_that_leave_the_directory_are_refused(folder, tmp_path):
     (folder / TWO).rename(tmp_path / "elsewhere.safetensors")
     (folder / TWO).symlink_to(tmp_path / "elsewhere.safetensors")
     assert refused(folder) == ("outside", TWO)
@@ -120,7 +120,7 @@ def test_a_key_in_two_shards_is_refused_also_when_the_index_names_one_of_them(fo
     assert refused(folder) == ("twice", "a")
 
 
-def test_a_key_that_its_shard_lacks_is_named(folder):
+def test_keys_missing_from_their_shard_are_named(folder):
     write_index(folder, {**WEIGHT_MAP, "d": ONE})
     assert refused(folder) == ("absent", "d")
 
@@ -130,7 +130,7 @@ def test_a_key_in_another_shard_than_in_the_index_is_refused(folder):
     assert refused(folder) == ("absent", "a")
 
 
-def test_a_key_that_the_index_does_not_know_is_named(folder):
+def test_keys_missing_from_the_index_are_named(folder):
     write_index(folder, {"a": TWO, "b": ONE})
     assert refused(folder) == ("unlisted", "c")
 
@@ -148,7 +148,7 @@ def test_a_key_that_the_index_does_not_know_is_named(folder):
         (b'{"weight_map":{"a":1}}', "weight_map", "a"),
     ],
 )
-def test_an_index_that_is_no_index_is_a_typed_error(folder, text, rule, key):
+def test_invalid_index_files_raise_typed_errors(folder, text, rule, key):
     (folder / "model.safetensors.index.json").write_bytes(text)
     assert refused(folder) == (rule, key)
 
@@ -158,7 +158,7 @@ def test_an_index_of_more_than_100_megabytes_is_not_parsed(folder):
     assert refused(folder) == ("bytes", None)
 
 
-def test_the_rules_of_the_index_are_all_tested_above():
+def test_every_rule_of_the_index_has_a_test():
     above = {"duplicate", "nesting", "json", "utf8", "bytes", "weight_map", "shard_name", "outside", "missing"}
     assert set(INDEX_RULES) == above | {"twice", "absent", "unlisted", "containers"}  # containers bound headers only
 
@@ -185,7 +185,7 @@ def test_a_pickle_as_a_shard_is_refused(folder):
         Checkpoint(folder)
 
 
-def test_pickles_beside_a_checkpoint_do_not_matter(folder):
+def test_pickles_beside_a_checkpoint_are_ignored(folder):
     (folder / "optimizer.pt").write_bytes(b"anything")
     assert len(Checkpoint(folder)) == 3
 

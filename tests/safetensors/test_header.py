@@ -21,7 +21,7 @@ def parse(data: bytes) -> Header:
 
 
 @pytest.mark.parametrize(("rule", "key", "data"), HOSTILE, ids=[f"{i}-{row[0]}" for i, row in enumerate(HOSTILE)])
-def test_each_hostile_file_is_refused_by_its_own_rule_and_key(rule, key, data):
+def test_each_hostile_file_is_refused_with_its_rule_and_key(rule, key, data):
     with pytest.raises(HeaderError, match=f"'{rule}'") as caught:
         parse(data)
     assert (caught.value.rule, caught.value.key) == (rule, key)
@@ -51,7 +51,7 @@ def test_more_than_200_000_tensors_are_refused_before_they_are_built():
     tracemalloc.stop()
 
 
-def test_a_header_longer_than_100_megabytes_is_refused_by_its_length_alone():
+def test_headers_longer_than_100_megabytes_are_refused_unread():
     assert header_length(struct.pack("<Q", 100_000_000), 10**12) == 100_000_000
     with pytest.raises(HeaderError) as caught:
         header_length(struct.pack("<Q", 100_000_001), 10**12)
@@ -72,7 +72,7 @@ def test_memory_stays_below_forty_times_the_header(shape):
     assert peak <= 40 * len(text)
 
 
-def test_limits_themselves_are_allowed():
+def test_values_at_the_limits_are_accepted():
     info = parse(raw_file({"n" * 4096: entry("X" * 64, [1] * 32)}, b"ab")).infos[0]
     assert (len(info.key), len(info.tag), len(info.shape), info.bits) == (4096, 64, 32, None)
     assert parse(raw_file({"é" * 2048: entry()}, b"ab")).infos[0].key == "é" * 2048  # counted in bytes
@@ -81,7 +81,7 @@ def test_limits_themselves_are_allowed():
         parse(raw_file(deep(8)))
 
 
-def test_infos_come_in_the_order_of_their_bytes_whatever_the_order_in_the_json():
+def test_tensors_are_listed_in_the_order_of_their_bytes():
     rows = {"c": entry(begin=2, end=4), "z": entry(shape=[0], end=0), "a": entry(), "e": entry(shape=[0], end=0)}
     header = parse(raw_file({"__metadata__": {"k": "v"}, **rows}, b"abcd"))
     assert [info.key for info in header.infos] == ["z", "e", "a", "c"]
@@ -89,7 +89,7 @@ def test_infos_come_in_the_order_of_their_bytes_whatever_the_order_in_the_json()
     assert header.payload_offset == len(raw_file({"__metadata__": {"k": "v"}, **rows}))
 
 
-def test_bits_of_each_tag_are_what_the_formats_library_accepts():
+def test_bits_per_element_of_each_tag_match_the_safetensors_library():
     for tag, bits in BITS.items():
         nbytes = bits  # of 8 elements
         found = safetensors.deserialize(raw_file({"a": entry(tag, (8,), 0, nbytes)}, bytes(nbytes)))
@@ -119,7 +119,7 @@ def payload_order(infos: list[TensorInfo]) -> list[TensorInfo]:
 
 
 @given(layout=layouts(), metadata=metadatas)
-def test_what_is_built_parses_back_and_the_payload_starts_at_a_multiple_of_8(layout, metadata):
+def test_built_headers_parse_again_and_align_the_payload_to_8_bytes(layout, metadata):
     infos = [TensorInfo(*arguments) for arguments in layout]
     start = build_header(infos, metadata)
     size = infos[-1].end if infos else 0
@@ -141,7 +141,7 @@ def test_what_is_built_parses_back_and_the_payload_starts_at_a_multiple_of_8(lay
         ([TensorInfo("a" * 4097, "U8", (2,), 0, 2)], "name"),
     ],
 )
-def test_what_no_reader_would_accept_is_not_built(infos, rule):
+def test_invalid_headers_are_not_built(infos, rule):
     with pytest.raises(HeaderError) as caught:
         build_header(infos, {})
     assert caught.value.rule == rule
@@ -188,7 +188,7 @@ def contents(data: bytes) -> dict[str, tuple[str, list[int], bytes]]:
 
 
 @given(block=st.integers(0, 10**9))
-def test_a_mutant_is_a_typed_error_or_exactly_what_the_formats_library_reads(block):
+def test_mutated_files_raise_typed_errors_or_read_as_by_the_safetensors_library(block):
     for seed in range(200 * block, 200 * block + 200):
         data = mutate(seed)
         try:
@@ -201,7 +201,7 @@ def test_a_mutant_is_a_typed_error_or_exactly_what_the_formats_library_reads(blo
         assert ours == {key: (row["dtype"], row["shape"], bytes(row["data"])) for key, row in theirs}
 
 
-def test_mutants_reach_both_outcomes_and_most_rules():
+def test_mutated_files_reach_both_outcomes_and_most_rules():
     outcomes = set()
     for seed in range(3000):
         try:
@@ -212,7 +212,7 @@ def test_mutants_reach_both_outcomes_and_most_rules():
     assert outcomes >= {"read", "length", "json", "duplicate", "fields", "dtype", "shape", "offsets", "size", "tiling"}
 
 
-def test_a_header_as_transformers_writes_it_is_read(tmp_path):
+def test_headers_written_by_transformers_are_read(tmp_path):
     text = json.dumps({"__metadata__": {"format": "pt"}, "w": entry("F32", (1, 2), 0, 8)}, separators=(",", ":"))
     header = parse(raw_file(text.encode() + b"   ", bytes(8)))
     assert header == Header((TensorInfo("w", "F32", (1, 2), 0, 8),), {"format": "pt"}, 8 + len(text) + 3)

@@ -20,25 +20,21 @@ SAME = {
 
 
 def _cases() -> list[Callable[[], Any]]:
-    (not_built,) = (
-        m for m in vars(tests.test_what_no_reader_would_accept_is_not_built)["pytestmark"] if m.name == "parametrize"
-    )
-    refused = [partial(tests.test_each_hostile_file_is_refused_by_its_own_rule_and_key, *row) for row in HOSTILE]
-    unbuilt = [partial(tests.test_what_no_reader_would_accept_is_not_built, *row) for row in not_built.args[1]]
+    (not_built,) = (m for m in vars(tests.test_invalid_headers_are_not_built)["pytestmark"] if m.name == "parametrize")
+    refused = [partial(tests.test_each_hostile_file_is_refused_with_its_rule_and_key, *row) for row in HOSTILE]
+    unbuilt = [partial(tests.test_invalid_headers_are_not_built, *row) for row in not_built.args[1]]
     return [
         *refused,
         *unbuilt,
-        tests.test_limits_themselves_are_allowed,
-        tests.test_infos_come_in_the_order_of_their_bytes_whatever_the_order_in_the_json,
-        tests.test_a_header_longer_than_100_megabytes_is_refused_by_its_length_alone,
+        tests.test_values_at_the_limits_are_accepted,
+        tests.test_tensors_are_listed_in_the_order_of_their_bytes,
+        tests.test_headers_longer_than_100_megabytes_are_refused_unread,
         partial(
-            vars(tests.test_what_is_built_parses_back_and_the_payload_starts_at_a_multiple_of_8)[
-                "hypothesis"
-            ].inner_test,
+            vars(tests.test_built_headers_parse_again_and_align_the_payload_to_8_bytes)["hypothesis"].inner_test,
             layout=[("a", "F4", (2, 8), 0, 8), ("b", "U8", (0,), 8, 8)],
             metadata={"k": "v"},
         ),
-        tests.test_bits_of_each_tag_are_what_the_formats_library_accepts,
+        tests.test_bits_per_element_of_each_tag_match_the_safetensors_library,
         _five_tensors_and_no_more,
     ]
 

@@ -39,7 +39,7 @@ def path(tmp_path):
     return file
 
 
-def test_opening_tells_everything_the_header_holds(path):
+def test_an_opened_file_lists_the_contents_of_its_header(path):
     with TensorFile(path) as file:
         assert [(i.key, i.tag, i.shape, i.nbytes) for i in file.infos] == [
             ("a", "U8", (2,), 2),
@@ -72,7 +72,7 @@ def arrays(draw: st.DrawFn) -> dict[str, np.ndarray]:
 
 @given(tensors=arrays(), padding=st.integers(0, 9))
 @example(tensors={"": np.zeros((0, 2), np.float32), "é": np.array(-0.0)}, padding=1)
-def test_files_of_the_formats_library_are_read_equal_also_with_odd_header_lengths(tmp_path_factory, tensors, padding):
+def test_files_of_the_safetensors_library_are_read_equally_with_any_header_length(tmp_path_factory, tensors, padding):
     path = tmp_path_factory.mktemp("files") / "model.safetensors"
     data = safetensors.numpy.save(tensors, {"format": "pt"})
     length = int.from_bytes(data[:8], "little")
@@ -107,7 +107,7 @@ def test_every_truncation_and_extension_of_a_file_is_refused(path):
         TensorFile(path)
 
 
-def test_torch_takes_the_bytes_without_a_warning_and_a_write_never_reaches_the_file(path):
+def test_torch_tensors_share_the_mapping_without_warning_and_never_write_the_file(path):
     before = hashlib.sha256(path.read_bytes()).hexdigest()
     file = TensorFile(path)
     tensor = torch.frombuffer(file.bytes("b"), dtype=torch.bfloat16)  # warnings are errors in this suite
@@ -118,7 +118,7 @@ def test_torch_takes_the_bytes_without_a_warning_and_a_write_never_reaches_the_f
     assert bytes(TensorFile(path).bytes("b")) == PAYLOAD[2:]
 
 
-def test_views_outlive_the_file_object_and_close_stops_only_new_ones(path):
+def test_views_outlive_the_file_object_and_close_refuses_only_new_ones(path):
     file = TensorFile(path)
     view = file.bytes("a")
     file.close()
@@ -157,7 +157,7 @@ def resident_pages(path: Path) -> int:
 
 
 @pytest.mark.linux  # mincore and posix_fadvise
-def test_looking_touches_no_page_of_the_payload(tmp_path):
+def test_opening_reads_no_page_of_the_payload(tmp_path):
     size = 64 << 20
     path = tmp_path / "model.safetensors"
     start = raw_file({"big": entry("U8", (size,), 0, size)})
@@ -169,7 +169,7 @@ def test_looking_touches_no_page_of_the_payload(tmp_path):
     assert resident_pages(path) <= 64
 
 
-def test_looking_imports_neither_torch_nor_numpy(path):
+def test_opening_imports_neither_torch_nor_numpy(path):
     code = (
         "import sys; from graphwright.safetensors import Checkpoint; "
         f"print(Checkpoint({str(path)!r}).info('b').tag); "
@@ -202,7 +202,7 @@ def removed(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [replaced, truncated, touched, removed])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_file_that_changed_after_opening_gives_an_error_and_no_bytes(path, change, mapped):
+def test_files_changed_after_opening_raise_instead_of_returning_bytes(path, change, mapped):
     file = TensorFile(path)
     if mapped:
         file.bytes("a")
@@ -212,7 +212,7 @@ def test_a_file_that_changed_after_opening_gives_an_error_and_no_bytes(path, cha
             read()
 
 
-def test_a_file_that_changes_while_it_is_copied_is_an_error_at_the_latest_at_its_end(path):
+def test_files_that_change_while_copied_raise(path):
     chunks = TensorFile(path).chunks("b")
     next(chunks)
     with open(path, "r+b") as stream:
@@ -236,7 +236,7 @@ def test_a_pickle_is_refused_by_its_name_before_it_is_opened(tmp_path, suffix):
         TensorFile(tmp_path / f"not-even-there{suffix}")
 
 
-def test_the_conversion_command_of_a_refused_file_makes_the_same_tensors(tmp_path):
+def test_the_suggested_conversion_command_gives_equal_tensors(tmp_path):
     path = tmp_path / "it's a model.bin"
     weight = torch.arange(6.0).reshape(2, 3)
     torch.save({"w": weight.T, "tied": weight}, path)
@@ -253,13 +253,13 @@ def test_the_conversion_command_of_a_refused_file_makes_the_same_tensors(tmp_pat
 
 
 @pytest.mark.parametrize("length", [0x280, 0x380, 0x480, 0x580])
-def test_a_header_whose_length_looks_like_a_pickle_is_still_a_header(tmp_path, length):
+def test_headers_whose_length_resembles_a_pickle_are_read(tmp_path, length):
     path = tmp_path / "model.safetensors"
     path.write_bytes(raw_file(b"{}".ljust(length)))
     assert TensorFile(path).infos == ()
 
 
-def test_what_is_no_file_is_a_typed_error_and_a_named_pipe_does_not_hang(tmp_path):
+def test_missing_files_and_named_pipes_raise_typed_errors(tmp_path):
     with pytest.raises(CheckpointNotFound):
         TensorFile(tmp_path / "none.safetensors")
     os.mkfifo(tmp_path / "pipe")
@@ -268,14 +268,14 @@ def test_what_is_no_file_is_a_typed_error_and_a_named_pipe_does_not_hang(tmp_pat
             TensorFile(path)
 
 
-def test_an_unknown_key_names_the_nearest(path):
+def test_unknown_keys_name_similar_ones(path):
     path.write_bytes(raw_file({"layers.3.q.weight": entry()}, b"ab"))
     with pytest.raises(UnknownKey, match=r"nearest keys: layers\.3\.q\.weight") as caught:
         TensorFile(path).bytes("layer.3.q.weight")
     assert isinstance(caught.value, KeyError)
 
 
-def test_every_tag_is_readable_as_bytes(tmp_path):
+def test_tensors_of_every_tag_are_readable_as_bytes(tmp_path):
     rows, at = {}, 0
     for tag in [*BITS, "UNHEARD_OF"]:
         nbytes = BITS.get(tag, 24)

@@ -56,7 +56,7 @@ def source(tmp_path):
     return Checkpoint(folder)
 
 
-def test_shards_fill_greedily_in_order_and_a_larger_tensor_has_its_own(source):
+def test_shards_are_filled_in_order_and_larger_tensors_have_their_own(source):
     groups = [[info.key for info in file.infos] for file in source.files]
     assert groups == [["b", "a"], ["c"], ["d", "e"]]
     assert [file.path.name for file in source.files] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
@@ -66,7 +66,7 @@ def test_shards_fill_greedily_in_order_and_a_larger_tensor_has_its_own(source):
 
 
 @given(sizes=st.lists(st.integers(0, 12), max_size=12), limit=st.integers(1, 20))
-def test_every_shard_keeps_the_limit_and_no_tensor_would_have_fitted_in_the_one_before(sizes, limit):
+def test_shards_stay_within_the_limit_and_are_filled_greedily(sizes, limit):
     items = [tensor(str(i), size) for i, size in enumerate(sizes)]
     shards = plan_shards(items, limit, {})
     assert [item for shard in shards for item in shard.items] == items
@@ -84,12 +84,12 @@ def test_one_shard_is_one_file_without_an_index(tmp_path):
     assert Checkpoint(tmp_path / "other", stem="weights").keys() == ()
 
 
-def test_an_unedited_checkpoint_leaves_as_the_same_files_index_included(source, tmp_path):
+def test_an_unedited_checkpoint_is_written_as_identical_files_and_index(source, tmp_path):
     write_checkpoint(tmp_path / "out", stored(source), 7, plan=source)
     assert digests(tmp_path / "out") == digests(source.path)
 
 
-def test_a_single_file_of_another_writer_leaves_as_the_same_file(tmp_path):
+def test_an_unedited_file_of_another_writer_is_written_identically(tmp_path):
     tensors = {"w": torch.randn(3, 5, dtype=torch.bfloat16), "f": torch.tensor([float("nan"), -0.0])}
     (tmp_path / "in").mkdir()
     safetensors.torch.save_file(tensors, tmp_path / "in/model.safetensors")  # no format in its metadata
@@ -111,7 +111,7 @@ def test_an_edit_of_one_tensor_changes_its_bytes_and_no_others(source, tmp_path)
     assert Checkpoint(tmp_path / "out").files[0].metadata == {"made": "manually", "format": "pt"}
 
 
-def test_a_tensor_of_another_key_tag_or_shape_is_not_taken_for_untouched(source, tmp_path):
+def test_tensors_with_a_new_key_tag_or_shape_count_as_changed(source, tmp_path):
     renamed = TensorData.stored(source, "d", "e"), TensorData.stored(source, "e", "d")
     write_checkpoint(tmp_path / "out", [*stored(source, "b", "a", "c"), *renamed], plan=source)
     out = Checkpoint(tmp_path / "out")
@@ -124,7 +124,7 @@ def test_a_tensor_of_another_key_tag_or_shape_is_not_taken_for_untouched(source,
     assert Checkpoint(tmp_path / "reshaped").info("c").shape == (5, 6)
 
 
-def test_a_shard_that_lost_all_its_tensors_goes_and_the_others_are_renumbered_copies(source, tmp_path):
+def test_empty_shards_are_dropped_and_the_others_renumbered(source, tmp_path):
     write_checkpoint(tmp_path / "out", stored(source, "a", "b", "d", "e"), plan=source)
     assert names(tmp_path / "out") == [*(f"model-0000{i}-of-00002.safetensors" for i in (1, 2)), INDEX]
     old, new = digests(source.path), digests(tmp_path / "out")
@@ -133,21 +133,21 @@ def test_a_shard_that_lost_all_its_tensors_goes_and_the_others_are_renumbered_co
     assert Checkpoint(tmp_path / "out").keys() == ("b", "a", "d", "e")
 
 
-def test_new_keys_go_into_the_last_shard_while_they_fit_and_then_into_new_ones(source, tmp_path):
+def test_new_keys_are_added_to_the_last_shard_and_then_to_new_ones(source, tmp_path):
     write_checkpoint(tmp_path / "out", [*stored(source), tensor("f", 2), tensor("g", 9)], 12, plan=source)
     groups = [[info.key for info in file.infos] for file in Checkpoint(tmp_path / "out").files]
     assert groups == [["b", "a"], ["c"], ["d", "e", "f"], ["g"]]
     assert sha256_file(tmp_path / "out/model-00002-of-00004.safetensors") == sha256_file(source.files[1].path)
 
 
-def test_new_metadata_touches_every_shard_and_equal_metadata_none(source, tmp_path):
+def test_new_metadata_rewrites_every_shard_and_equal_metadata_none(source, tmp_path):
     write_checkpoint(tmp_path / "same", stored(source), metadata={"made": "manually"}, plan=source)
     assert digests(tmp_path / "same") == digests(source.path)
     write_checkpoint(tmp_path / "new", stored(source), metadata={"made": "again"}, plan=source)
     assert {file.metadata["made"] for file in Checkpoint(tmp_path / "new").files} == {"again"}
 
 
-def test_transformers_loads_what_was_sharded(tmp_path):
+def test_transformers_loads_sharded_checkpoints(tmp_path):
     import transformers
 
     config = transformers.LlamaConfig(
@@ -168,7 +168,7 @@ def test_transformers_loads_what_was_sharded(tmp_path):
         assert torch.equal(value, state[key])
 
 
-def test_a_directory_that_holds_a_checkpoint_is_refused_and_so_is_the_source(source, tmp_path):
+def test_directories_with_a_checkpoint_and_the_source_are_refused(source, tmp_path):
     before = digests(source.path)
     with pytest.raises(DestinationExists):
         write_checkpoint(source.path, stored(source), plan=source)
@@ -178,7 +178,7 @@ def test_a_directory_that_holds_a_checkpoint_is_refused_and_so_is_the_source(sou
     assert digests(source.path) == before
 
 
-def test_the_source_is_replaced_through_a_directory_beside_it(source):
+def test_the_source_can_be_replaced_through_a_temporary_directory(source):
     edited = [tensor("a", 4, 9) if item.key == "a" else item for item in stored(source)]
     with atomic_directory(source.path, overwrite=True) as fresh:
         write_checkpoint(fresh, edited, plan=source)
@@ -199,7 +199,7 @@ def test_a_source_that_changed_stops_the_copy_and_leaves_no_file(source, tmp_pat
     assert names(tmp_path / "out") == []
 
 
-def test_a_whole_checkpoint_is_atomic_inside_an_atomic_directory(tmp_path):
+def test_checkpoints_are_written_atomically_in_an_atomic_directory(tmp_path):
     def before(folder: Path) -> None:
         (folder / "out").mkdir()
         write_tensors(folder / "out/model.safetensors", [tensor("a", 3)])
@@ -211,7 +211,7 @@ def test_a_whole_checkpoint_is_atomic_inside_an_atomic_directory(tmp_path):
     assert check_atomic(tmp_path, before, save, seeds=1).faults > 100
 
 
-def test_one_key_twice_is_refused_even_in_different_shards(tmp_path):
+def test_duplicate_keys_are_refused_even_in_different_shards(tmp_path):
     with pytest.raises(HeaderError) as caught:
         write_checkpoint(tmp_path / "out", [tensor("a", 9), tensor("b", 9), tensor("a", 9)], 9)
     assert (caught.value.rule, caught.value.key) == ("duplicate", "a")
@@ -221,11 +221,11 @@ def test_one_key_twice_is_refused_even_in_different_shards(tmp_path):
 @pytest.mark.parametrize(
     ("text", "size"), [("5GB", 5 * 10**9), ("1MB", 10**6), ("2GiB", 2**31), ("1.5 kb", 1500), (7, 7), ("9B", 9)]
 )
-def test_sizes_are_decimal_unless_they_say_i(text, size):
+def test_sizes_are_decimal_except_for_binary_units(text, size):
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "5", "-1GB", "GB", "5 XB", 0, -3, "0MB", 1.5, None])
-def test_what_is_no_size_is_refused(text):
+def test_invalid_sizes_are_refused(text):
     with pytest.raises(UsageError, match="invalid shard size"):
         parse_size(text)

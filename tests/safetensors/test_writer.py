@@ -38,7 +38,7 @@ def tensors(draw: st.DrawFn) -> list[tuple[str, str, tuple[int, ...], Any]]:
 
 
 @given(tensors=tensors(), metadata=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3))
-def test_our_files_are_read_equal_by_the_formats_library(tmp_path_factory, tensors, metadata):
+def test_the_safetensors_library_reads_our_files_equally(tmp_path_factory, tensors, metadata):
     items = [TensorData(*arguments) for arguments in tensors]
     path = tmp_path_factory.mktemp("files") / "model.safetensors"
     header = write_tensors(path, items, metadata)
@@ -52,7 +52,7 @@ def test_our_files_are_read_equal_by_the_formats_library(tmp_path_factory, tenso
     assert (file.infos, file.metadata, file.payload_offset) == (header.infos, header.metadata, header.payload_offset)
 
 
-def test_the_bytes_are_those_the_formats_library_writes(tmp_path):
+def test_written_bytes_match_the_safetensors_library(tmp_path):
     tensors = {
         "b": np.arange(6, dtype=np.float32).reshape(2, 3),
         "a": np.array([1], np.float32),
@@ -63,14 +63,14 @@ def test_the_bytes_are_those_the_formats_library_writes(tmp_path):
     assert (tmp_path / "ours").read_bytes() == safetensors.numpy.save(tensors, {"format": "pt"})
 
 
-def test_the_order_given_is_the_order_of_header_and_payload(tmp_path):
+def test_header_and_payload_keep_the_given_order(tmp_path):
     write_tensors(tmp_path / "f", [TensorData(key, "U8", (1,), key.encode()) for key in "zam"])
     data = (tmp_path / "f").read_bytes()
     assert data.endswith(b"zam")
     assert data.index(b'"z"') < data.index(b'"a"') < data.index(b'"m"')
 
 
-def test_format_pt_is_added_only_where_none_is_named(tmp_path):
+def test_format_pt_is_added_only_if_no_format_is_given(tmp_path):
     assert write_tensors(tmp_path / "f", [], {"k": "v"}).metadata == {"k": "v", "format": "pt"}
     assert write_tensors(tmp_path / "f", [], {"format": "mlx"}).metadata == {"format": "mlx"}
 
@@ -83,7 +83,7 @@ def test_nan_payloads_and_negative_zero_survive_bit_for_bit(tmp_path):
     assert safetensors.torch.load_file(tmp_path / "b")["w"].view(torch.int32).tolist() == bits.view(np.int32).tolist()
 
 
-def test_every_tag_known_or_not_passes_through_equal_and_under_a_new_name(tmp_path):
+def test_tensors_of_known_and_unknown_tags_can_be_copied_and_renamed(tmp_path):
     rows, at = {}, 0
     for tag in [*BITS, "UNHEARD_OF"]:
         rows[tag] = entry(tag, (8,), at, at + BITS.get(tag, 24))
@@ -97,7 +97,7 @@ def test_every_tag_known_or_not_passes_through_equal_and_under_a_new_name(tmp_pa
         assert copy.bytes(f"new.{tag}") == source.bytes(tag)
 
 
-def test_a_stored_tensor_is_copied_from_the_file_not_from_a_mapping_somebody_wrote_to(tmp_path):
+def test_stored_tensors_are_copied_from_the_file_not_from_a_written_mapping(tmp_path):
     write_tensors(tmp_path / "a", [TensorData("w", "U8", (3,), b"abc")])
     source = TensorFile(tmp_path / "a")
     source.bytes("w")[:] = b"zzz"
@@ -105,7 +105,7 @@ def test_a_stored_tensor_is_copied_from_the_file_not_from_a_mapping_somebody_wro
     assert TensorFile(tmp_path / "b").bytes("w") == b"abc"
 
 
-def test_functions_are_called_one_after_another_each_when_its_turn_has_come(tmp_path):
+def test_tensor_functions_are_called_just_before_their_tensor_is_written(tmp_path):
     events = []
 
     def make(key: str) -> bytes:
@@ -138,14 +138,14 @@ def test_a_buffer_of_the_wrong_size_is_refused_and_the_old_file_stays(tmp_path, 
         ([TensorData("a", "U8", (-1,), b"x")], "shape"),
     ],
 )
-def test_what_no_reader_would_accept_is_refused_before_a_byte_is_written(tmp_path, bad, rule):
+def test_invalid_files_are_refused_before_a_byte_is_written(tmp_path, bad, rule):
     with inject(tmp_path, "EIO", 0) as operations, pytest.raises(HeaderError) as caught:
         write_tensors(tmp_path / "f", bad)
     assert caught.value.rule == rule
     assert operations == []
 
 
-def test_an_opaque_tensor_made_by_a_function_must_say_its_size(tmp_path):
+def test_a_computed_tensor_of_unknown_tag_needs_its_size(tmp_path):
     with pytest.raises(UsageError, match="pass nbytes"):
         write_tensors(tmp_path / "f", [TensorData("a", "NEW", (1,), lambda: b"abc")])
     write_tensors(
@@ -154,13 +154,13 @@ def test_an_opaque_tensor_made_by_a_function_must_say_its_size(tmp_path):
     assert TensorFile(tmp_path / "f").bytes("b") == b"de"
 
 
-def test_a_transposed_array_is_refused(tmp_path):
+def test_transposed_arrays_are_refused(tmp_path):
     with pytest.raises(UsageError, match="C-contiguous"):
         write_tensors(tmp_path / "f", [TensorData("a", "F32", (3, 2), np.ones((2, 3), np.float32).T)])
     assert os.listdir(tmp_path) == []
 
 
-def test_old_or_new_is_whole_after_every_fault_and_every_power_loss(tmp_path):
+def test_the_old_or_new_file_is_complete_after_every_fault_and_power_loss(tmp_path):
     def save(folder: Path) -> None:
         parts = [TensorData(key, "F32", (5,), np.full(5, i, np.float32)) for i, key in enumerate("abc")]
         write_tensors(folder / "model.safetensors", parts)
@@ -179,7 +179,7 @@ def test_a_full_disk_is_a_typed_error(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_transformers_style_headers_have_their_length_counted_without_the_eight_bytes(tmp_path):
+def test_header_lengths_exclude_the_eight_length_bytes(tmp_path):
     header = write_tensors(tmp_path / "f", [TensorData("a", "U8", (3,), b"abc")])
     data = (tmp_path / "f").read_bytes()
     assert struct.unpack("<Q", data[:8])[0] + 8 == header.payload_offset == len(data) - 3

@@ -51,7 +51,7 @@ def soft(kind: str, z: float, t: float) -> float:
 @pytest.mark.parametrize("z", [-10.0, -0.4, 0.0, 0.7, 2.5, 10.0])
 @pytest.mark.parametrize("t", [0.05, 1.0, 5.0])
 @pytest.mark.parametrize("kind", PLAIN)
-def test_values_and_slopes_without_noise(kind: str, t: float, z: float) -> None:
+def test_values_and_slopes_without_noise_match_their_formulas(kind: str, t: float, z: float) -> None:
     value, slope = drawn(kind, z, t, "eval")
     hard = kind in ("ste", "bernoulli", "concrete_st")
     assert value == pytest.approx(float(z > 0) if hard else soft(kind, z, t), abs=1e-12)
@@ -67,7 +67,7 @@ def test_values_and_slopes_without_noise(kind: str, t: float, z: float) -> None:
     assert np.isfinite([*draw(kind, z, t, "train", 100), *drawn(kind, z, t, "train", 100)[1]]).all()
 
 
-def test_a_gate_of_2_5_is_exactly_open() -> None:
+def test_a_gate_with_logit_2_5_is_exactly_open() -> None:
     assert draw("hard_concrete", 2.5, 2 / 3, "eval") == 1.0
     assert draw("hard_concrete", np.log(11) + 1e-9, 2 / 3, "eval") == 1.0
     assert draw("hard_concrete", np.log(11) - 1e-6, 2 / 3, "eval") < 1.0
@@ -97,7 +97,7 @@ def test_a_hard_concrete_gate_is_exactly_0_and_1_with_the_stated_probabilities(z
     assert open_probability("hard_concrete", np.array(z), t) == pytest.approx(expit(z + t * np.log(11)))
 
 
-def test_a_choice_draws_by_its_softmax() -> None:
+def test_a_choice_is_sampled_from_its_softmax() -> None:
     z, n = np.array([0.5, -1.0, 0.2]), 4000
     rows = np.array([[KINDS.index("choice"), 0, 0, s, 1, i, 1] for s in range(n) for i in range(3)])
     run = from_numpy(np.array([0, 0, MODES.index("train")]))
@@ -108,7 +108,7 @@ def test_a_choice_draws_by_its_softmax() -> None:
     assert all(near(a, p, n) for a, p in zip(share, np.exp(z) / np.exp(z).sum(), strict=True))
 
 
-def test_the_noise_follows_its_key() -> None:
+def test_noise_is_determined_by_its_key() -> None:
     base = draw("concrete", 0.3, 1.0, "train", 50, seed=7, step=3)
     np.testing.assert_array_equal(draw("concrete", 0.3, 1.0, "train", 50, seed=7, step=3), base)
     for other in ({"seed": 8, "step": 3}, {"seed": 7, "step": 4}):
@@ -123,7 +123,7 @@ def test_init_for_gives_the_requested_probability(kind: str, p0: float, t: float
     assert open_probability(kind, np.array(st.init_for(p0, kind, t)), t) == pytest.approx(p0, abs=1e-12)
 
 
-def test_starts_without_a_gradient_are_refused() -> None:
+def test_initial_values_without_a_gradient_are_refused() -> None:
     for p0 in (0.0, 1.0):
         with pytest.raises(DeadGate, match=r"0\.99"):
             st.init_for(p0, "sigmoid")
@@ -148,6 +148,6 @@ def test_temperatures_fall_from_start_to_end(form: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [(0.1, 1.0), (1.0, 0.0), (1.0, 0.5, -1), (1.0, 0.5, 3, "steps")])
-def test_wrong_schedules(wrong: tuple) -> None:
+def test_invalid_schedules_are_refused(wrong: tuple) -> None:
     with pytest.raises(UsageError, match="expected"):
         st.TemperatureSchedule(*wrong)

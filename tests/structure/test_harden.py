@@ -45,7 +45,7 @@ def output(p: Program) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(deep(100, 10)))
-def test_a_hardened_program_matches_forced_gates(seed: int) -> None:
+def test_a_hardened_program_equals_one_with_gates_forced_to_0_and_1(seed: int) -> None:
     p = gated(seed)
     parallel = {name for name in p.gates().named() if "#" in name}
     done = st.DifferentiableGraph(p).discretize(0.5, to="one", copy=True)
@@ -62,7 +62,7 @@ def test_a_hardened_program_matches_forced_gates(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_folding_keeps_the_soft_function(seed: int) -> None:
+def test_folding_does_not_change_the_soft_function(seed: int) -> None:
     p, rng = random_dag(seed), np.random.default_rng(seed)
     with p.edit("gates") as e:
         for edge in junction_edges(p):
@@ -103,7 +103,7 @@ def test_gates_of_heads_and_neurons_fold_into_a_llama() -> None:
     np.testing.assert_allclose(model.logits(ids), soft, atol=2e-5)
 
 
-def test_coarse_elements_are_cut_before_fine_ones() -> None:
+def test_enclosing_elements_are_cut_before_nested_ones() -> None:
     model = gw.open(tiny_llama.directory("f32"), dtype="float64")
     p, ids = model.program, tiny_llama.batch(3, rows=2)[0][:, :10]
     positions = np.broadcast_to(np.arange(10), ids.shape)
@@ -129,7 +129,7 @@ def test_coarse_elements_are_cut_before_fine_ones() -> None:
     np.testing.assert_allclose(after, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_a_report_counts_the_cuts() -> None:
+def test_the_report_lists_the_cuts() -> None:
     problem = Edges(0)
     problem.gate("sigmoid", init=np.resize([2.0, -2.0, 1.0], 56))
     p = problem.program
@@ -172,13 +172,13 @@ def test_blame_of_a_missing_edge_names_its_cut(tmp_path) -> None:
     for ref in (name, edge):
         entry = p.blame(ref)[-1]
         assert (entry.author, entry.seq) == ("gate", done.entry.seq)
-    (said,) = done.entry.annotations(name)
-    assert (said["step"], said["z"], said["temperature"]) == (120, -2.0, 1.0)
-    assert said["p"] == pytest.approx(1 / (1 + np.exp(2.0)))
-    assert said["gradient"] == pytest.approx(float(slope), rel=1e-5)
+    (note,) = done.entry.annotations(name)
+    assert (note["step"], note["z"], note["temperature"]) == (120, -2.0, 1.0)
+    assert note["p"] == pytest.approx(1 / (1 + np.exp(2.0)))
+    assert note["gradient"] == pytest.approx(float(slope), rel=1e-5)
     assert {r["name"] for r in done.entry.annotations()} == set(done.cut)
     p.save(tmp_path / "saved")
-    assert gw.load(tmp_path / "saved").blame(name)[-1].annotations(name) == [said]
+    assert gw.load(tmp_path / "saved").blame(name)[-1].annotations(name) == [note]
     p.undo()
     assert p.hash() == digest
     assert edge in p.graph
@@ -197,7 +197,7 @@ def test_a_choice_becomes_its_best_option() -> None:
     np.testing.assert_allclose(output(p), np.tanh(GIVEN["x"]))
 
 
-def test_a_closed_node_is_zero_for_its_readers() -> None:
+def test_the_readers_of_a_closed_node_read_zeros() -> None:
     b = gw.Builder()
     x = b.input("x", (4, 3), "float64")
     t = b.tanh(x, name="t")
@@ -210,7 +210,7 @@ def test_a_closed_node_is_zero_for_its_readers() -> None:
     np.testing.assert_allclose(output(p), 1 / (1 + np.exp(-(0.5 + GIVEN["x"]))))
 
 
-def test_online_cuts_match_gates_at_0_and_reused_slots_start_fresh() -> None:
+def test_online_cuts_equal_gates_at_0_and_reused_slots_are_reset() -> None:
     problem = Edges(2, "float64")
     problem.gate("hard_concrete")
     p = problem.program

@@ -44,7 +44,7 @@ def test_learned_pruning_meets_the_target_and_can_be_undone():
 
 
 @pytest.mark.deep
-def test_gradients_choose_better_than_chance():
+def test_gradients_choose_better_than_random():
     """As many heads cut at random, in the same model, cost more."""
     from graphwright.models.bundled import pydoc_split
 
@@ -95,7 +95,7 @@ def test_invalid_requests_are_refused_and_change_nothing(change, message):
     assert model.program.hash() == start
 
 
-def test_a_failure_in_the_middle_leaves_the_model_as_it_was():
+def test_a_failure_during_learning_leaves_the_model_unchanged():
     model, seen = gw.open("bundled"), []
     start = model.program.hash()
 
@@ -113,7 +113,7 @@ def test_a_failure_in_the_middle_leaves_the_model_as_it_was():
     assert all(row["of"] == 6 and row["least"] <= row["mean"] <= 1 for row in rows.values())
 
 
-def test_a_bar_has_the_table_of_the_last_event_below_it(monkeypatch, capsys):
+def test_the_progress_bar_shows_the_table_of_the_last_event(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     for name, value in (("TERM", "xterm"), ("COLUMNS", "100"), ("LINES", "30")):
         monkeypatch.setenv(name, value)
@@ -149,7 +149,7 @@ def test_the_command_writes_a_checkpoint_and_a_picture(tmp_path):
 
 
 @pytest.mark.parametrize("options", [["--prefer", "small"], ["--check", "perhaps"], ["--lr", "0"], ["--seed", "-1"]])
-def test_the_command_refuses_options_before_it_trains(options, tmp_path, monkeypatch):
+def test_the_command_refuses_invalid_options_before_training(options, tmp_path, monkeypatch):
     monkeypatch.setattr(st.JointOptimizer, "step", lambda *_: pytest.fail("a step was made"))
     out = tmp_path / "out"
     done = CliRunner().invoke(app, ["search", "bundled", str(out), *options])
@@ -158,7 +158,7 @@ def test_the_command_refuses_options_before_it_trains(options, tmp_path, monkeyp
     assert not out.exists()
 
 
-def test_many_gates_are_drawn_by_axis():
+def test_many_gates_are_drawn_as_one_line_per_axis():
     values = np.linspace(0, 1, 5 * 200).reshape(5, 200)
     names = [f"a.neurons[{i}]" for i in range(100)] + [f"b<c.neurons[{i}]" for i in range(100)]
     picture = probabilities(values, names, [True] * 200, 20)

@@ -15,7 +15,7 @@ from graphwright.autograd import Tensor, grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.program import Program
-from graphwright.structure.pricing import above, element_costs
+from graphwright.structure.costs import above, element_costs
 from graphwright.testing.planted import Edges
 
 KINDS = ("sigmoid", "ste", "hard_concrete", "concrete", "scale")
@@ -72,7 +72,7 @@ PENALTIES = {
 
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize("seed", range(5))
-def test_penalties_match_formulas_and_gradients_match_differences(seed: int, name: str) -> None:
+def test_penalties_match_formulas_and_gradients_match_finite_differences(seed: int, name: str) -> None:
     view = gated(seed, "sigmoid", "hard_concrete", "ste", "concrete")
     held = view.program.weights["gates.logits"]
     value = view.penalty(PENALTIES[name])
@@ -96,7 +96,7 @@ def test_a_scale_is_penalised_by_its_size() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::graphwright.structure.NoTaskTerm")
-def test_sparsity_alone_closes_everything() -> None:
+def test_sparsity_without_a_task_closes_every_gate() -> None:
     problem = Edges(0)
     problem.gate("sigmoid")
     opt = st.JointOptimizer(st.DifferentiableGraph(problem.program), None, [st.sparsity(1.0)], gates=0.1, mode="gates")
@@ -120,11 +120,11 @@ def ended(penalty: object, kind: str) -> tuple[float, set[str], Edges]:
     return float(np.mean([e.p_now for e in view.elements()])), set(sorted(p, key=p.__getitem__)[-11:]), problem
 
 
-def test_density_ends_at_its_target() -> None:
+def test_training_reaches_the_target_density() -> None:
     assert ended(st.density(0.3, weight=1000.0), "sigmoid")[0] == pytest.approx(0.3, abs=0.01)
 
 
-def test_a_budget_that_binds_is_met_and_spent_on_what_carries_signal() -> None:
+def test_a_binding_budget_is_met_and_spent_on_edges_with_signal() -> None:
     """One edge less than the task needs: a multiplier that winds up while the target falls closes many more."""
     share, best, problem = ended(st.budget(11 / 56, steps=300), "hard_concrete")
     assert share == pytest.approx(11 / 56, rel=0.05)
@@ -162,7 +162,7 @@ def attention(scores: np.ndarray, mask: np.ndarray | None = None) -> Program:
     return p
 
 
-def test_the_entropy_of_attention() -> None:
+def test_attention_entropy_matches_its_formula() -> None:
     penalty, n = st.attention_entropy(("weights",)), 5
     for scores, wanted in (
         (np.zeros((2, 3, n)), np.log(n)),
@@ -174,7 +174,7 @@ def test_the_entropy_of_attention() -> None:
         assert value.item() == pytest.approx(wanted, abs=1e-9)
 
 
-def test_the_gradient_of_the_entropy_of_attention_is_a_difference() -> None:
+def test_the_gradient_of_attention_entropy_matches_finite_differences() -> None:
     scores = np.random.default_rng(0).normal(size=(4, 5))
     view = st.DifferentiableGraph(attention(scores, np.where(np.tri(4, 5, 1) > 0, 0.0, -np.inf)))
     penalty, held = st.attention_entropy(("weights",)), view.program.weights["gates.logits"]
@@ -303,7 +303,7 @@ class Only:
 
 
 @pytest.mark.parametrize("n", [300, pytest.param(100_000, marks=pytest.mark.deep)])
-def test_smoothness_at_a_hub(n: int) -> None:
+def test_smoothness_matches_its_formula_and_is_fast_at_a_hub(n: int) -> None:
     """n parallel edges share both ends: 2 n² times the variance of their probabilities, in float32."""
     b = gw.Builder()
     x = b.input("x", (1,))
@@ -322,7 +322,7 @@ def test_smoothness_at_a_hub(n: int) -> None:
     np.testing.assert_allclose(slope.numpy(), 2 * n * (q - q.mean()) * q * (1 - q), rtol=1e-2, atol=1e-6 * n)
 
 
-def test_reachability_of_a_diamond() -> None:
+def test_reachability_of_a_diamond_matches_its_formula() -> None:
     b = gw.Builder()
     x = b.input("x", (2,), "float64")
     left, right = (b.tanh(b.junction(x, name=f"in{n}"), name=f"t{n}") for n in "ab")

@@ -46,7 +46,7 @@ def test_the_first_steps_match_torch() -> None:
         np.testing.assert_allclose(problem.program.gates().logits(), z.detach().numpy(), rtol=1e-6)
 
 
-def test_a_report_is_json() -> None:
+def test_a_report_is_serialisable_as_json() -> None:
     import json
 
     problem, opt = joint()
@@ -56,7 +56,7 @@ def test_a_report_is_json() -> None:
     assert set(made["penalties"]) == {"sparsity"}
 
 
-def test_a_useful_edge_rises_a_useless_one_falls() -> None:
+def test_probabilities_of_useful_edges_rise_and_of_useless_ones_fall() -> None:
     problem, opt = joint()
     with problem.program.edit("no longer than needed") as e:
         e.set_weight("w", problem.m.astype(np.float32))
@@ -67,7 +67,7 @@ def test_a_useful_edge_rises_a_useless_one_falls() -> None:
     assert all((value > start) == (name in problem.planted) for name, value in p.items())
 
 
-def test_straight_through_gates_do_not_drift_where_the_loss_is_0() -> None:
+def test_straight_through_gates_do_not_drift_at_zero_loss() -> None:
     problem, opt = joint("ste", penalties=[], mode="gates")
     before, given = problem.program.gates().logits(), problem.batch(8)
     with problem.program.edit("zero, so that every output is right") as e:
@@ -85,7 +85,7 @@ def test_logits_stay_within_their_limit() -> None:
     assert np.abs(problem.program.gates().logits()).max() == 10.0
 
 
-def test_a_learning_rate_of_zero_keeps_the_bits() -> None:
+def test_a_learning_rate_of_zero_changes_no_bit() -> None:
     problem, opt = joint(gates={"edges": 0.0, "nodes": 0.1})
     with problem.program.edit("a node too") as e:
         node = e.gate("student", "sigmoid", init=0.5)
@@ -93,12 +93,12 @@ def test_a_learning_rate_of_zero_keeps_the_bits() -> None:
     for _ in range(3):
         opt.step(problem.batch())
     after = problem.program.gates().logits()
-    place = problem.program.gates()[node].offset
-    assert after[place] != held[place]
-    np.testing.assert_array_equal(np.delete(after, place), np.delete(held, place))
+    offset = problem.program.gates()[node].offset
+    assert after[offset] != held[offset]
+    np.testing.assert_array_equal(np.delete(after, offset), np.delete(held, offset))
 
 
-def test_gates_alone_leave_weights() -> None:
+def test_mode_gates_leaves_weights_unchanged() -> None:
     problem, opt = joint(mode="gates")
     w = problem.program.weights["w"].numpy().copy()
     opt.step(problem.batch())
@@ -125,7 +125,7 @@ def test_bilevel_uses_one_batch_per_kind_of_variable() -> None:
         joint(mode="bilevel")[1].step(Edges(0).batch())
 
 
-def test_alternate_takes_turns() -> None:
+def test_mode_alternate_alternates_weights_and_gates() -> None:
     problem, opt = joint(mode="alternate", turns=(2, 1))
     moved = []
     for _ in range(6):
@@ -136,7 +136,7 @@ def test_alternate_takes_turns() -> None:
     assert moved == [(True, False), (True, False), (False, True)] * 2
 
 
-def test_moments_follow_elements_and_new_ones_start_fresh() -> None:
+def test_moments_follow_elements_and_start_at_zero_for_new_ones() -> None:
     problem, opt = joint()
     for _ in range(5):
         opt.step(problem.batch())
@@ -208,7 +208,7 @@ def test_training_continues_after_undone_hardening() -> None:
     assert not report.skipped
 
 
-def test_a_step_that_is_not_finite_changes_no_byte_and_five_raise() -> None:
+def test_a_non_finite_step_changes_no_byte_and_five_raise() -> None:
     problem, opt = joint(kind="hard_concrete", penalties=[st.budget(8)])
     opt.step(problem.batch())
     before = state(problem.program), {n: v.numpy().tobytes() for n, v in opt.variables().items()}
@@ -226,7 +226,7 @@ def test_a_step_that_is_not_finite_changes_no_byte_and_five_raise() -> None:
 
 
 @pytest.mark.parametrize("which", ["batch", "valid"])
-def test_one_batch_of_two_that_is_not_finite_changes_no_byte(which: str) -> None:
+def test_a_non_finite_batch_of_two_changes_no_byte(which: str) -> None:
     problem, opt = joint(mode="bilevel", penalties=[st.budget(8)])
     opt.step(problem.batch(), problem.batch())
     before = state(problem.program), {n: v.numpy().tobytes() for n, v in opt.variables().items()}
@@ -264,7 +264,7 @@ def test_a_resumed_run_matches_an_uninterrupted_one(tmp_path) -> None:
         np.testing.assert_array_equal(v.numpy(), opt.variables()[name].numpy(), err_msg=name)
 
 
-def test_a_run_is_one_plan_until_an_edit() -> None:
+def test_a_run_uses_one_plan_until_an_edit() -> None:
     """Noise, temperatures, logits and multipliers are data: none of them is re-traced or re-planned."""
     schedule = st.TemperatureSchedule(1.0, 0.2, 10)
     problem, opt = joint(kind="concrete", schedule=schedule, penalties=[st.budget(20, steps=20)])
@@ -282,7 +282,7 @@ def test_a_run_is_one_plan_until_an_edit() -> None:
     assert (len(opt._steps), compiled.traces) == (1, 2)
 
 
-def test_a_temperature_changes_what_is_open_now_and_no_logit() -> None:
+def test_annealing_changes_open_probabilities_but_no_logit() -> None:
     problem, opt = joint(schedule={"default": st.TemperatureSchedule(5.0, 0.1, 10)})
     view, z = opt.view, problem.program.gates().logits()
     decided = view.probabilities()
@@ -296,7 +296,7 @@ def test_a_temperature_changes_what_is_open_now_and_no_logit() -> None:
     np.testing.assert_array_equal(problem.program.gates().logits(), z)
 
 
-def test_a_device_draws_the_same_noise_and_makes_the_same_steps() -> None:
+def test_a_device_samples_the_same_noise_and_makes_equal_steps() -> None:
     """Twenty steps with an edit among them; only sums round otherwise."""
     runs = []
     for device in ("cpu", "sim"):
@@ -322,7 +322,7 @@ def test_two_runs_are_equal_and_noise_differs_by_step_and_seed() -> None:
     assert series[0] != series[2]
 
 
-def test_hopeless_runs_warn() -> None:
+def test_runs_that_cannot_close_gates_warn() -> None:
     problem = Edges(0)
     problem.gate("sigmoid", init=st.init_for(0.9, "sigmoid"))
     view = st.DifferentiableGraph(problem.program)
@@ -338,7 +338,7 @@ def test_hopeless_runs_warn() -> None:
         st.JointOptimizer(view, "loss", gates=0.1, steps=100)
 
 
-def test_a_loss_that_is_no_scalar_is_refused() -> None:
+def test_non_scalar_losses_are_refused() -> None:
     problem = Edges(0)
     problem.gate("sigmoid")
     view = st.DifferentiableGraph(problem.program)
@@ -396,7 +396,7 @@ def test_the_matrix_lists_parallel_edges_and_the_overlay_matches_the_table() -> 
     assert set(view.overlay()) <= {p.path(n) for n in p.nodes()}
 
 
-def test_a_loss_that_no_gate_reaches_is_refused_and_changes_no_byte() -> None:
+def test_a_loss_independent_of_all_gates_is_refused_and_changes_no_byte() -> None:
     b = gw.Builder()
     x, w = b.input("x", (2, 3)), b.param("w", np.ones((3, 3), "f4"))
     b.output(b.junction(b.tanh(x, name="t"), name="aside"), name="other")
@@ -418,11 +418,11 @@ def test_online_cuts_record_step_probability_and_gradient() -> None:
     while not made.edits:
         made = opt.step(problem.batch())
     name = made.edits[0]
-    (said,) = problem.program.blame(name)[-1].annotations(name)
-    assert (said["decision"], said["step"]) == ("cut", opt.steps)
-    assert said["p"] < 0.72
-    assert said["gradient"] > 0  # to open it would cost
-    assert "below 0.72" in said["reason"]
+    (note,) = problem.program.blame(name)[-1].annotations(name)
+    assert (note["decision"], note["step"]) == ("cut", opt.steps)
+    assert note["p"] < 0.72
+    assert note["gradient"] > 0  # to open it would cost
+    assert "below 0.72" in note["reason"]
     problem.program.undo()
     assert name in opt.view.probabilities()
 
@@ -445,7 +445,7 @@ def test_training_continues_without_gates() -> None:
     assert penalties[1].multiplier.item() >= 0
 
 
-def test_a_policy_that_fails_leaves_the_program() -> None:
+def test_a_failing_policy_leaves_the_program_unchanged() -> None:
     class Broken:
         def propose(self, view):
             raise RuntimeError("a bug of the policy")
@@ -458,7 +458,7 @@ def test_a_policy_that_fails_leaves_the_program() -> None:
     assert opt.view.program.gates().mode == "eval"
 
 
-def test_no_bare_except_in_the_folder() -> None:
+def test_the_package_has_no_bare_except() -> None:
     from pathlib import Path
 
     found = {f.name: f.read_text() for f in Path(st.__file__).parent.glob("*.py")}

@@ -66,7 +66,7 @@ def test_a_check_cuts_at_most_a_fraction() -> None:
     assert len(view.elements()) == 10
 
 
-def test_protected_elements_stay() -> None:
+def test_protected_elements_are_not_cut() -> None:
     view = view_of([0.01, 0.02])
     assert [q.name for q in st.Policy(patience=1, protect=["t0 -> sum"], max_fraction=1).propose(view)] == ["t1 -> sum"]
     done = view.discretize(st.ThresholdPolicy(0.5, protect=["t0 -> sum"]))
@@ -74,7 +74,7 @@ def test_protected_elements_stay() -> None:
     assert [(k.name, k.reason) for k in done.kept_back] == [("t0 -> sum", "protected by name")]
 
 
-def test_a_target_is_met_to_the_element() -> None:
+def test_a_target_number_of_elements_is_met_exactly() -> None:
     view = view_of([0.9, 0.2, 0.8, 0.1, 0.7])
     for target in (5, 4, 3, 2):
         done = view.discretize(st.TopPolicy(target), copy=True)
@@ -121,7 +121,7 @@ def test_units_are_cut_in_blocks_and_a_multiple_stays(target: float, left: tuple
         st.TopPolicy(0.5, round_to=0)
 
 
-def test_a_target_below_what_protection_keeps_raises_and_changes_nothing() -> None:
+def test_a_target_below_the_protected_size_raises_and_changes_nothing() -> None:
     p = random_dag(0)
     with p.edit("gates") as e:
         e.gate(junction_edges(p), "sigmoid")
@@ -177,7 +177,7 @@ def test_every_output_stays_reachable(seed: int) -> None:
     assert np.abs(p.run(x=x)["y"].to_numpy()).max() > 0
 
 
-def test_one_unit_stays() -> None:
+def test_the_last_unit_of_an_axis_is_not_cut() -> None:
     b, rng = gw.Builder(), np.random.default_rng(0)
     x = b.input("x", (2, 4), "float64")
     w = [b.param(n, rng.normal(size=s)) for n, s in (("up", (6, 4)), ("down", (4, 6)))]
@@ -191,7 +191,7 @@ def test_one_unit_stays() -> None:
 
 
 # -- additions ---------------------------------------------------------------------------------------------------------
-def test_the_planted_edge_that_is_absent_ranks_first() -> None:
+def test_the_missing_planted_edge_ranks_first() -> None:
     first = 0
     for seed in range(10):
         problem = Edges(seed)

@@ -79,12 +79,12 @@ def test_invalid_arguments_are_refused_at_construction(make: Callable[[], Any]):
         {"params": -1.0},
     ],
 )
-def test_an_optimizer_is_refused_when_it_is_built(settings: dict[str, Any]):
+def test_invalid_optimizer_arguments_are_refused_at_construction(settings: dict[str, Any]):
     with pytest.raises(UsageError, match=r"expected|range"):
         st.JointOptimizer(VIEW, "loss", **settings)
 
 
-def test_a_batch_is_arrays_by_name():
+def test_a_batch_must_map_names_to_arrays():
     opt: Any = st.JointOptimizer(st.DifferentiableGraph(gated()), "loss", mode="bilevel")
     for batch, valid in ((None, {}), ([1], {}), ({"x": np.ones((2, 3), "f4")}, [1])):
         with pytest.raises(UsageError, match="arrays by name"):

@@ -125,7 +125,7 @@ def test_the_threshold_is_in_the_widest_gap(probabilities, least, most):
     assert least <= methods._threshold(list(probabilities)) <= most
 
 
-def test_a_skip_carries_the_sum_after_its_block():
+def test_a_skip_starts_at_the_sum_that_an_earlier_skip_entered():
     """h3 + h1, then h5 + (h3 + h1): the second skip leaves where the first one entered."""
     p, candidates = chain(0), ss.skips(NAMES)
     candidates.build(p, ["h3 -> h5", "h1 -> h3"])
@@ -158,7 +158,7 @@ def test_every_method_uses_the_same_budget_and_its_journal_replays(method):
     assert result.to_json()["table"][0]["chosen"] == list(result.chosen)
 
 
-def test_a_softmax_is_between_the_skips_into_a_block_and_none():
+def test_a_softmax_chooses_among_the_skips_into_a_block_and_no_skip():
     p, candidates = chain(0), ss.skips(NAMES)
     before = p.run(x=np.ones((2, WIDTH), "f4"))["y6"].to_numpy()
     gates_of = candidates.compete(p)
@@ -174,7 +174,7 @@ def test_a_softmax_is_between_the_skips_into_a_block_and_none():
 
 
 @pytest.mark.deep
-def test_growing_adds_only_edges_that_help():
+def test_growing_adds_only_edges_that_reduce_the_loss():
     _, _, batch, task = planted(1, count=1)
     valid = batch(np.random.default_rng(7))
     t = Trials(chain(2001), ss.skips(NAMES), batch, valid, task, 1300, 0, 0.01)
@@ -191,7 +191,7 @@ def test_growing_adds_only_edges_that_help():
 
 
 @pytest.mark.deep
-def test_one_of_several_ops_is_chosen():
+def test_search_over_ops_selects_one_op():
     b = gw.Builder("curve")
     x, rng = b.input("x", ("B", 1)), np.random.default_rng(0)
     h = b.linear(x, b.param("w1", rng.normal(size=(8, 1)).astype("f4")), b.param("c1", np.zeros(8, "f4")), name="in")
@@ -244,7 +244,7 @@ def test_at_least_the_given_number_of_units_stays():
     assert len(c.gate(p.fork())) == 12
 
 
-def test_draws_take_one_alternative_and_toggling_changes_one_candidate():
+def test_samples_contain_one_alternative_and_toggling_changes_one_candidate():
     rng = np.random.default_rng(0)
     names = ["a: relu", "a: sin", "b: relu", "b: sin", "x -> h2"]
     t = Trials(chain(0), ss.skips(NAMES), lambda rng: {}, {}, "y", 40, 0, 0.01)
@@ -257,7 +257,7 @@ def test_draws_take_one_alternative_and_toggling_changes_one_candidate():
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.9, True), (0.5, False)])
-def test_a_collapsed_search_warns(share, warned, monkeypatch):
+def test_a_search_that_opens_most_candidates_warns(share, warned, monkeypatch):
     monkeypatch.setattr(methods, "_threshold", lambda probabilities: 0.0)
 
     class Some(Skips):

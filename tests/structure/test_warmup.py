@@ -66,8 +66,8 @@ def test_gates_start_when_the_loss_has_levelled_off(losses: list[float], until: 
 
 
 def test_a_budget_falls_from_the_end_of_the_warmup() -> None:
-    price = st.budget(0.5, steps=10)
-    problem, opt = joint(penalties=[price], warmup=4)
+    limit = st.budget(0.5, steps=10)
+    problem, opt = joint(penalties=[limit], warmup=4)
     found = [opt.step(problem.batch()).penalties["budget"] for _ in range(6)]
     assert found[:5] == pytest.approx([found[0]] * 5)  # the target is 1, and all gates are where they began
     assert found[5] < found[4]  # 0.73 of them are open, as long as the target is above
@@ -90,7 +90,7 @@ def test_a_run_can_be_resumed_in_the_warmup(tmp_path) -> None:
         np.testing.assert_array_equal(v.numpy(), opt.variables()[name].numpy(), err_msg=name)
 
 
-def test_a_relative_penalty_is_in_units_of_the_gain_of_gates() -> None:
+def test_a_relative_penalty_is_measured_in_the_gain_of_gates() -> None:
     problem, opt = sources(warmup=1)
     p, batches = problem.program, [problem.batch(16) for _ in range(2)]
     with p.edit("weights that have learned") as e:
@@ -105,7 +105,7 @@ def test_a_relative_penalty_is_in_units_of_the_gain_of_gates() -> None:
     assert opt.step(batches[1]).penalties["sparsity"] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_weights_before_a_sigmoid_gate_do_not_take_over_its_scale() -> None:
+def test_weights_before_a_sigmoid_gate_do_not_compensate_its_scale() -> None:
     problem, opt = sources(steps=40, penalties=[st.sparsity(1.0)])
     p = problem.program
 

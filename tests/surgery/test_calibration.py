@@ -27,7 +27,7 @@ def llama():
 IDS = tiny_llama.batch(5, 48)[0]
 
 
-def test_windows_are_drawn_by_seed_and_held_out_ones_are_disjoint():
+def test_windows_are_sampled_by_seed_and_held_out_ones_are_disjoint():
     ids = np.arange(4000) % 97
     one, same, other = (sg.Calibration(ids, 512, 64, seed=s) for s in (0, 0, 1))
     assert one.to_json() == same.to_json()
@@ -79,7 +79,7 @@ def test_moments_match_stored_activations(llama):
         assert np.abs(gram.mean - stored.mean(0)).max() <= 1e-6 * np.abs(stored).max()
 
 
-def test_a_stream_matches_a_whole_run_with_constant_memory_per_layer():
+def test_streaming_matches_a_whole_run_with_constant_memory_per_layer():
     p = gpt2_like(layers=5)
     feeds = sg.Calibration(np.random.default_rng(0).integers(0, 29, (40, 16)), 320).feeds(p)
     stream, kept = Stream(p, feeds), []
@@ -93,7 +93,7 @@ def test_a_stream_matches_a_whole_run_with_constant_memory_per_layer():
 
 @pytest.mark.deep
 @pytest.mark.parametrize("layers", [2, 5])
-def test_moments_of_one_layer_are_in_memory_at_a_time(layers):
+def test_only_the_moments_of_one_layer_are_in_memory(layers):
     p = gpt2_like(layers=layers)
     cal = sg.Calibration(np.random.default_rng(0).integers(0, 29, (40, 16)), 320)
     most = 0
@@ -122,7 +122,7 @@ def test_moments_are_cached_per_program(llama, monkeypatch):
     assert len(made) == 2
 
 
-def test_samples_of_other_inputs():
+def test_calibration_accepts_samples_of_other_inputs():
     cal = sg.Calibration(images(40), 20)
     assert cal.windows["x"].shape == (20, 2, 9, 9)
     assert cal.held["x"].shape == (10, 2, 9, 9)

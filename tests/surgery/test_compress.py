@@ -63,7 +63,7 @@ def factors(w: np.ndarray, kind: str) -> Factors:
 @pytest.mark.parametrize("lead", [(), ("B",), ("B", "T", 2)])
 @pytest.mark.parametrize("kind", ["svd", "tt2", "tt3", "tr3", "tr4"])
 @pytest.mark.parametrize("shape", [(12, 18), (18, 12), (13, 10)])
-def test_the_chain_is_the_product_with_the_matrix(shape: tuple[int, int], kind: str, lead: tuple) -> None:
+def test_the_factored_chain_equals_the_product_with_the_matrix(shape: tuple[int, int], kind: str, lead: tuple) -> None:
     p = one(*shape, lead)
     made = factors(p.weights["fc.weight"].data.to_numpy(), kind)
     bias = p.weights["fc.bias"].data.to_numpy()
@@ -92,16 +92,16 @@ def test_gradients_reach_every_core(kind: str) -> None:
         variable = p.weights[p.key(node)]
         assert variable.grad is not None
         values, found = variable.data.to_numpy().copy(), variable.grad.numpy()
-        for place in [tuple(rng.integers(0, n) for n in values.shape) for _ in range(4)]:
+        for index in [tuple(rng.integers(0, n) for n in values.shape) for _ in range(4)]:
             sides = []
             for h in (1e-6, -1e-6):
                 moved = values.copy()
-                moved[place] += h
+                moved[index] += h
                 q = p.fork()
                 with q.edit("moved") as e:
                     e.set_weight(p.key(node), moved)
                 sides.append(float((q(x=x)["y"].numpy() * seed).sum()))
-            assert found[place] == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-5, abs=1e-7)
+            assert found[index] == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["svd", "tt3", "tr3"])
@@ -161,7 +161,7 @@ def test_quality_budgets_are_met_with_the_fewest_parameters(method: str, data: s
             assert row.svd_error == pytest.approx(np.sqrt((sigma[rank:] ** 2).sum() / (sigma**2).sum()), rel=1e-9)
 
 
-def test_energy_is_the_smallest_rank_that_keeps_its_share() -> None:
+def test_energy_budgets_use_the_smallest_sufficient_rank() -> None:
     p = opened("float64").program
     for share in (0.5, 0.9):
         for row in sg.compress(p, MLP, "svd", sg.Energy(share), dry_run=True).rows:
@@ -188,7 +188,7 @@ def test_size_budgets_bound_all_matrices_together(method: str) -> None:
     assert ranks[0].get("layers.1.mlp.up.weight", 99) > ranks[1]["layers.1.mlp.up.weight"]
 
 
-def test_the_best_method_wins_and_the_others_stay_in_the_report(data: sg.Calibration) -> None:
+def test_the_best_method_is_applied_and_all_are_reported(data: sg.Calibration) -> None:
     p = opened("float64").program
     old = p.fork()
     found = sg.compress(p, "layers.0.mlp", "best", sg.Error(0.4), calibration=data)
@@ -209,7 +209,7 @@ def test_the_best_method_wins_and_the_others_stay_in_the_report(data: sg.Calibra
     assert all(word in text for word in ("svd_error", "asvd_error", "dense_ms", "ratio"))
 
 
-def test_output_errors_are_those_of_the_layer_on_its_inputs(data: sg.Calibration) -> None:
+def test_reported_output_errors_match_measured_layer_outputs(data: sg.Calibration) -> None:
     p = opened("float64").program
     inputs = p.run(data.feeds(p)[0], keep="outputs", capture=["layers.0.mlp.norm"]).value("layers.0.mlp.norm")
     x = inputs.to_numpy().reshape(-1, 64)
@@ -226,7 +226,7 @@ def test_output_errors_are_those_of_the_layer_on_its_inputs(data: sg.Calibration
         assert row.asvd_error <= measured * (1 + 1e-3)
 
 
-def test_factors_that_would_grow_raise_alone_and_stay_dense_among_others() -> None:
+def test_factors_larger_than_one_matrix_raise_and_among_several_stay_dense() -> None:
     b = Builder("two")
     rng = np.random.default_rng(0)
     x = b.input("x", ("B", 256), "float64")
@@ -248,7 +248,7 @@ def test_factors_that_would_grow_raise_alone_and_stay_dense_among_others() -> No
 
 
 @pytest.mark.parametrize("method", ["svd", "asvd", "tt", "tr"])
-def test_densify_gives_the_same_function_under_the_old_names(method: str, data: sg.Calibration) -> None:
+def test_densify_keeps_the_function_and_restores_the_names(method: str, data: sg.Calibration) -> None:
     for dtype, bound in (("float64", 1e-13), ("float32", 1e-6))[: 2 if DEEP or method == "svd" else 1]:
         model = opened(dtype)
         p = model.program
@@ -269,7 +269,7 @@ def test_densify_gives_the_same_function_under_the_old_names(method: str, data: 
         assert p.hash() == start
 
 
-def test_densify_follows_the_pattern_and_covers_orthogonal_factors() -> None:
+def test_densify_applies_to_the_pattern_and_to_orthogonal_factors() -> None:
     p = opened("float64").program
     before = logits(p)
     sg.orthogonalize(p, "layers.*.attn.{q,k}", fold="insert")
@@ -322,7 +322,9 @@ def test_factors_can_be_trained() -> None:
     assert tiny_llama.accuracy(model.logits(ids), ids, mask) > 0.3
 
 
-def test_a_curve_falls_and_decomposes_once(monkeypatch: pytest.MonkeyPatch, data: sg.Calibration) -> None:
+def test_error_curves_are_monotone_and_need_one_decomposition(
+    monkeypatch: pytest.MonkeyPatch, data: sg.Calibration
+) -> None:
     p = opened("float64").program
     start, sizes, svd = p.hash(), [], np.linalg.svd
 
@@ -387,7 +389,7 @@ def test_every_option_changes_the_result() -> None:
         ranks(order=8, pad=False)
 
 
-def test_a_refused_call_changes_nothing(data: sg.Calibration) -> None:
+def test_refused_calls_change_nothing(data: sg.Calibration) -> None:
     p = opened().program
     start = p.hash()
     refused: list[tuple[dict[str, Any], type[Exception]]] = [
@@ -415,7 +417,7 @@ def test_a_refused_call_changes_nothing(data: sg.Calibration) -> None:
     assert p.hash() == damaged != start
 
 
-def test_an_interrupted_run_is_undone_or_partly_kept() -> None:
+def test_an_interrupted_run_is_undone_or_keeps_finished_matrices() -> None:
     p = opened().program
     start = p.hash()
 

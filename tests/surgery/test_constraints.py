@@ -88,7 +88,7 @@ def test_every_constraint_has_a_case():
     assert set(KINDS) == set(CASES)
 
 
-def test_a_residual_path_elsewhere_does_not_count():
+def test_a_residual_path_between_other_nodes_does_not_count():
     p = branches()
     assert not surgery.ResidualPath("x", "blocks.0.out").violations(p)
     assert surgery.ResidualPath("blocks.0.out", "blocks.1.out").violations(p)
@@ -113,7 +113,7 @@ def test_a_residual_path_is_repaired_without_a_change_and_can_be_trained(width):
     assert not diagnose(p)
 
 
-def test_a_residual_path_into_an_op_gets_a_sum_after_it():
+def test_a_residual_path_into_an_op_inserts_a_sum_after_it():
     p = mlp()
     before = outputs(p)
     assert solve(p, [surgery.ResidualPath("0.act", "1.act")])
@@ -175,7 +175,7 @@ def test_unsolvable_constraints_change_nothing_and_list_rejected_repairs():
     assert p.hash() == before
 
 
-def test_a_repair_must_not_cause_a_new_finding():
+def test_repairs_that_cause_new_findings_are_rejected():
     p = branches()
     found = solve(p, [surgery.NoPath("blocks.0.out", "head")])  # cutting the only edge would leave a sum of nothing
     assert not found

@@ -81,7 +81,7 @@ def test_asvd_minimises_the_output_error(rows: int) -> None:
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("order", [2, 3, 4])
 @pytest.mark.parametrize("name", matrices())
-def test_the_error_of_a_train_or_ring_is_a_guarantee(name: str, order: int, closed: bool) -> None:
+def test_trains_and_rings_meet_the_prescribed_error(name: str, order: int, closed: bool) -> None:
     w = matrices()[name]
     fit = RingMethod(w, order, closed, True, 0)
     for error in (0.01, 0.1, 0.3, 0.5):
@@ -121,7 +121,7 @@ def test_the_ring_is_never_larger_than_the_train() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(0, 100))
-def test_sweeps_never_raise_the_error_and_solve_each_core_best(sizes: list[int], seed: int) -> None:
+def test_sweeps_never_raise_the_error_and_each_core_is_optimal(sizes: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     tensor = rng.standard_normal([s + 1 for s in sizes])
     ranks = [*rng.integers(1, 4, len(sizes))]
@@ -169,7 +169,7 @@ def test_degenerate_tensors_can_be_refined() -> None:
 
 
 @given(st.integers(1, 700), st.integers(2, 4))
-def test_sizes_split_into_modes_or_are_padded(n: int, order: int) -> None:
+def test_sizes_are_split_into_modes_or_padded(n: int, order: int) -> None:
     def factorable(size: int) -> bool:
         count, rest, p = 0, size, 2
         while rest > 1:
@@ -190,7 +190,7 @@ def test_sizes_split_into_modes_or_are_padded(n: int, order: int) -> None:
         assert refused.value.order == order
 
 
-def test_a_matrix_is_padded_with_zeros_that_are_cut_off_again() -> None:
+def test_padding_zeros_are_removed_from_the_reconstruction() -> None:
     w = matrices()["prime"]
     fit = RingMethod(w, 3, False, True, 0)
     assert prod(fit.out) == 98
@@ -202,7 +202,7 @@ def test_a_matrix_is_padded_with_zeros_that_are_cut_off_again() -> None:
 
 
 @given(st.data())
-def test_the_contraction_order_is_the_cheapest_of_all(data: st.DataObject) -> None:
+def test_the_contraction_order_has_the_lowest_cost(data: st.DataObject) -> None:
     d = data.draw(st.integers(1, 4))
     sizes = {f"{side}{k}": data.draw(st.integers(1, 6)) for side in "oi" for k in range(1, d + 1)}
     sizes |= {f"b{k}": data.draw(st.integers(1, 6)) for k in range(d)}
@@ -252,7 +252,7 @@ def test_allocation_matches_brute_force_for_equal_costs() -> None:
     assert allocate([np.ones(8), np.full(8, 9.0)], [(8, 8)] * 2, 64 + 32) == [2, None]  # dense is no larger
 
 
-def test_a_train_needs_outer_ranks_1() -> None:
+def test_trains_with_outer_ranks_other_than_1_are_refused() -> None:
     cores = [np.ones((1, 2, 2, 3)), np.ones((3, 2, 2, 1))]
     assert sg.TensorTrain(cores, (4, 4)).ranks == (1, 3, 1)
     with pytest.raises(ValueError, match="must be 1"):

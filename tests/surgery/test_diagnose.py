@@ -27,7 +27,7 @@ def with_loss(twin: gw.Program) -> str:
 
 
 @pytest.mark.parametrize("name", CLEAN)
-def test_sound_networks_have_no_findings(name):
+def test_valid_networks_have_no_findings(name):
     p = CLEAN[name]()
     before = p.state_hash()
     assert list(diagnose(p)) == []
@@ -49,7 +49,7 @@ def test_models_have_no_findings_with_a_text():
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_DEFECT)
-def test_a_planted_defect_is_found_once_and_nothing_else(kind):
+def test_a_planted_defect_is_the_only_finding(kind):
     for name, make in MODELS.items():
         p = make()
         if kind == "unbalanced_heads" and name == "gpt2":
@@ -94,7 +94,7 @@ def close(ours, theirs, where):
 
 
 @pytest.mark.parametrize("kind", ["cycle", "orphan_source", "interface"])
-def test_a_part_that_did_not_run_is_restored(kind):
+def test_fixing_restores_parts_that_did_not_run(kind):
     """Not by knowing what was there: the lost value is the one that nothing reads, or that the siblings read."""
     p = random_decoder("llama")
     sound, same = outputs(p), 0
@@ -131,7 +131,7 @@ def test_a_cycle_names_its_shortest_path():
     assert found.severity is Severity.CRITICAL
 
 
-def test_an_interface_finding_names_edge_axis_and_sizes():
+def test_interface_findings_name_edge_axis_and_sizes():
     p = mlp()
     with p.edit("half a weight", check=False) as e:
         e.set_weight("1.weight", np.ones((20, 23), "f4"))
@@ -140,7 +140,7 @@ def test_an_interface_finding_names_edge_axis_and_sizes():
     assert (found.expected, found.got) == ("f32[20, 24]", "f32[20, 23]")
 
 
-def test_a_manual_list_of_defects():
+def test_manually_built_defects_are_found():
     p = mlp()
     with p.edit("three of them", check=False) as e:
         e.param("extra.weight", np.ones((3, 3), "f4"))
@@ -158,7 +158,7 @@ def test_a_manual_list_of_defects():
 
 
 @pytest.mark.parametrize(("loss", "squash"), [("cross_entropy", "softmax"), ("bce_with_logits", "sigmoid")])
-def test_a_loss_of_logits_that_reads_probabilities(loss, squash):
+def test_a_loss_that_reads_probabilities_instead_of_logits_is_found(loss, squash):
     rng, results = np.random.default_rng(0), []
     for twice in (False, True):
         b = gw.Builder("classifier")
@@ -181,7 +181,7 @@ def test_a_loss_of_logits_that_reads_probabilities(loss, squash):
     assert doubled.run(feeds)["mean"].to_numpy() == plain.run(feeds)["mean"].to_numpy()
 
 
-def test_a_delayed_edge_is_no_cycle_and_a_zero_term_can_be_removed():
+def test_delayed_edges_are_no_cycles_and_zero_terms_can_be_removed():
     b = gw.Builder("loop")
     x = b.input("x", (2, 3))
     b.output(b.junction(x, b.tanh(x, name="t"), name="j"), "y")
@@ -198,7 +198,7 @@ def test_a_delayed_edge_is_no_cycle_and_a_zero_term_can_be_removed():
     assert found.fixes[0].what == "connect t to none"
 
 
-def test_a_frozen_zero_gate_blocks_and_a_trained_one_does_not():
+def test_only_frozen_zero_gates_block_gradients():
     for trainable in (True, False):
         p = mlp()
         with p.edit("a gate") as e:
@@ -256,7 +256,7 @@ def test_the_key_bias_of_gpt2_is_exempt():
 
 
 @pytest.mark.parametrize(("kind", "factor", "redundant"), [("const", 1e-9, 1), ("param", 1e-9, 0), ("param", 0.0, 0)])
-def test_only_a_trained_factor_excuses_a_redundant_edge(kind, factor, redundant):
+def test_an_edge_with_a_trained_small_factor_is_not_redundant(kind, factor, redundant):
     p = random_decoder("llama")
     with p.edit("a faint branch") as e:
         scale = getattr(e, kind)("scale", np.full((), factor, "f4"))
@@ -264,7 +264,7 @@ def test_only_a_trained_factor_excuses_a_redundant_edge(kind, factor, redundant)
     assert [f.kind for f in diagnose(p, inputs=feeds(p), loss=with_loss)] == ["redundant"] * redundant
 
 
-def test_a_redundant_edge_is_proved_by_a_run():
+def test_redundant_edges_are_confirmed_by_a_run():
     p = random_decoder("llama")
     with p.edit("an echo of nothing") as e:
         faint = e.add("mul", "layers.0.out", e.const("tiny", np.full((), 1e-9, "f4")), name="faint")
@@ -277,7 +277,7 @@ def test_a_redundant_edge_is_proved_by_a_run():
     assert "echo" not in p.select().names()
 
 
-def test_gain_is_found_along_a_chain_and_in_collapsed_tokens():
+def test_gain_is_found_in_long_chains_and_collapsed_tokens():
     p = mlp()
     with p.edit("loud") as e:
         for i in range(3):
@@ -313,7 +313,7 @@ def zeroed(w, indices, dim):
     return w
 
 
-def test_the_architecture_knows_residual_paths_that_no_sibling_has():
+def test_missing_residual_paths_are_found_from_the_opened_checkpoint():
     model = gw.open(tiny_llama.directory("f32"))
     p = model.program
     with p.edit("no path around any attention") as e:
@@ -326,7 +326,7 @@ def test_the_architecture_knows_residual_paths_that_no_sibling_has():
     assert not diagnose(model)
 
 
-def test_a_tie_broken_against_the_config_is_found_and_tied_again():
+def test_a_tie_missing_against_the_config_is_found_and_restored():
     model = gw.open("bundled")
     p = model.program
     assert model.dims.tied
@@ -341,7 +341,7 @@ def test_a_tie_broken_against_the_config_is_found_and_tied_again():
     assert [p.path(n) for n in p.consumers("embed.weight")] == ["embed", "embed.weight.cast"]
 
 
-def test_values_are_restored_from_the_checkpoint():
+def test_invalid_values_are_restored_from_the_checkpoint():
     model = gw.open(tiny_llama.directory("f32"))
     p, key = model.program, "model.layers.1.mlp.up_proj.weight"
     before = p.hash()
@@ -368,7 +368,7 @@ def test_values_are_restored_from_the_checkpoint():
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
-def test_the_report_as_json_has_a_fixed_form():
+def test_the_json_report_has_a_fixed_schema():
     p = mlp()
     plant(p, "dead_end", 1)
     data = diagnose(p).to_json()
@@ -386,7 +386,7 @@ def test_the_report_as_json_has_a_fixed_form():
         json.dumps(diagnose(q).to_json(), allow_nan=False)
 
 
-def test_the_overlay_colours_named_nodes_and_shows_texts_on_hovering():
+def test_the_overlay_colours_findings_and_shows_their_text_on_hovering():
     p = random_decoder("llama")
     planted = plant(p, "blocked_gradient", 2)
     found = diagnose(p)
@@ -406,7 +406,7 @@ def test_the_overlay_colours_named_nodes_and_shows_texts_on_hovering():
         p.to_svg(overlay={**drawn, "lm_head": 1.0})
 
 
-def test_a_custom_rule():
+def test_custom_rules_are_registered_and_run():
     from graphwright.surgery.findings import diagnose as kinds
 
     @surgery.finding("long_name")
@@ -427,7 +427,7 @@ def test_a_custom_rule():
         del kinds._rules["long_name"]
 
 
-def test_a_package_brings_a_rule_and_a_broken_one_is_skipped(monkeypatch, caplog):
+def test_rules_from_packages_are_loaded_and_broken_ones_skipped(monkeypatch, caplog):
     from graphwright.surgery.findings import diagnose as kinds
 
     class Point:
@@ -452,7 +452,7 @@ def test_a_package_brings_a_rule_and_a_broken_one_is_skipped(monkeypatch, caplog
         kinds._rules.pop("from_a_package", None)
 
 
-def test_a_broken_program_is_loaded_diagnosed_and_mended(tmp_path):
+def test_a_broken_program_is_loaded_diagnosed_and_repaired(tmp_path):
     p = random_decoder("llama")
     sound = outputs(p)
     plant(p, "cycle", 4)
@@ -469,7 +469,7 @@ def test_a_broken_program_is_loaded_diagnosed_and_mended(tmp_path):
     assert all(np.array_equal(outputs(q)[k], sound[k]) for k in sound)
 
 
-def test_a_gap_among_ports_is_no_operand():
+def test_an_empty_port_does_not_shift_later_operands():
     """The operand after an empty port does not move up into it: the spec of the node stays the same."""
     p = gpt2()
     spec = p.spec("h.1.ln_2")
@@ -479,7 +479,7 @@ def test_a_gap_among_ports_is_no_operand():
     assert [(f.kind, f.where) for f in diagnose(p)] == [("orphan_source", "h.1.ln_2, port 0")]
 
 
-def test_cancelling_and_wrong_use():
+def test_cancelled_diagnoses_are_incomplete_and_invalid_arguments_refused():
     p = random_decoder("llama")
     before, seen = p.state_hash(), []
     found = diagnose(p, inputs=feeds(p), loss=with_loss, progress=seen.append, cancel=lambda: len(seen) > 9)
@@ -502,7 +502,7 @@ def test_cancelling_and_wrong_use():
         found.fix_all()
 
 
-def test_limits_are_arguments():
+def test_limits_can_be_passed_as_arguments():
     p = random_decoder("llama")
     planted = plant(p, "bottleneck", 0)
     assert [f.kind for f in diagnose(p)] == ["bottleneck"]

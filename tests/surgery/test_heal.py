@@ -14,7 +14,7 @@ from graphwright.errors import UsageError
 LEARNED, HELD = tiny_llama.batch(31, 96)[0], tiny_llama.batch(32, 16)[0]
 
 
-def test_a_pruned_model_comes_nearer_to_its_teacher():
+def test_healing_brings_a_pruned_model_closer_to_its_teacher():
     p = gw.open(tiny_llama.directory("f32")).program
     teacher = p.fork()
     cal = sg.Calibration(LEARNED, 4096, held_out=HELD)

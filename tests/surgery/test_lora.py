@@ -12,7 +12,7 @@ from graphwright.program import EmptySelection
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_branches_change_nothing_at_first_and_merge_into_the_matrices(dtype: str) -> None:
+def test_new_branches_keep_the_function_and_merge_into_the_matrices(dtype: str) -> None:
     model = gw.open(tiny_llama.directory("f32"), dtype=dtype)
     p, ids = model.program, tiny_llama.batch(0, 2)[0]
     before, start, structure = model.logits(ids), p.hash(), p.structure_hash()
@@ -39,7 +39,7 @@ def test_branches_change_nothing_at_first_and_merge_into_the_matrices(dtype: str
     assert p.hash() == start
 
 
-def test_a_branch_at_the_end_and_what_is_refused() -> None:
+def test_a_branch_on_the_output_is_merged_and_invalid_calls_are_refused() -> None:
     w = np.random.default_rng(0).standard_normal((3, 4))
 
     def built() -> gw.Program:

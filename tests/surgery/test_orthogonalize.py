@@ -34,7 +34,7 @@ def data() -> sg.Calibration:
 
 @pytest.mark.parametrize("method", ["polar", "qr", "newton_schulz"])
 @pytest.mark.parametrize("dtype", BOUND)
-def test_the_error_is_that_of_the_stored_weight(dtype: str, method: str) -> None:
+def test_the_reported_error_is_that_of_the_stored_weight(dtype: str, method: str) -> None:
     model = opened(dtype, "float64" if dtype == "float64" else "float32")
     found = model.orthogonalize(ATTENTION, method)
     assert found.method == method
@@ -50,7 +50,7 @@ def test_the_error_is_that_of_the_stored_weight(dtype: str, method: str) -> None
     assert found.mean_error == pytest.approx(np.mean([r.error for r in found.rows]))
 
 
-def test_what_is_selected_is_processed_or_skipped_with_a_reason() -> None:
+def test_selected_matrices_are_processed_or_skipped_with_a_reason() -> None:
     p = opened().program
     found = sg.orthogonalize(p, "**", dry_run=True)
     assert {r.path for r in found.rows} | {s.path for s in found.skipped} == {p.path(n) for n in p.params()}
@@ -84,7 +84,7 @@ def test_inserting_the_second_factor_keeps_the_function(per: str) -> None:
         assert model.program.hash() == start
 
 
-def test_a_bias_stays_after_both_factors() -> None:
+def test_a_bias_is_added_after_both_factors() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((5, 6))
     for shape in ((4, 6), (9, 6)):
@@ -111,7 +111,7 @@ def test_heads_are_made_orthonormal_one_by_one() -> None:
         assert gram_error(now) > 1e-3  # the whole is not: a matrix of orthonormal tiles is no orthonormal matrix
 
 
-def test_one_head_keeps_the_bytes_of_the_others() -> None:
+def test_orthogonalising_one_head_keeps_the_bytes_of_the_others() -> None:
     p = opened().program
     before = {name: weight(p, f"layers.1.attn.{name}.weight") for name in "qkvo"}
     found = sg.orthogonalize(p, p.select("layers.1.attn").heads[3])
@@ -143,7 +143,7 @@ def test_absorbing_values_into_the_output_map_is_exact() -> None:
         model.orthogonalize("layers.*.attn.{v,k}", per="head", fold="absorb")
 
 
-def test_no_other_scale_is_nearer() -> None:
+def test_no_other_scale_gives_a_smaller_error() -> None:
     p = opened("float64", "float64").program
     w = weight(p, "layers.0.attn.k.weight")
     row = sg.orthogonalize(p, "layers.0.attn.k", fold="scale").rows[0]
@@ -154,7 +154,7 @@ def test_no_other_scale_is_nearer() -> None:
     assert all(np.linalg.norm(w - now) <= np.linalg.norm(w - s * q) for s in np.linspace(0.5, 1.5, 101) * row.scale)
 
 
-def test_drift_is_predicted_and_measured(data: sg.Calibration) -> None:
+def test_predicted_drift_matches_measured_drift(data: sg.Calibration) -> None:
     model = opened("float64", "float64")
     p, old = model.program, model.program.fork()
     found = sg.orthogonalize(p, ATTENTION, calibration=data)
@@ -230,7 +230,7 @@ def test_every_option_changes_the_result() -> None:
     assert [a.distance for a in moved] != [b.distance for b in plain]  # one of them has determinant -1
 
 
-def test_a_refused_call_changes_nothing() -> None:
+def test_refused_calls_change_nothing() -> None:
     p = opened().program
     start = p.hash()
     with pytest.raises(EmptySelection):
@@ -254,7 +254,7 @@ def test_a_refused_call_changes_nothing() -> None:
     assert p.hash() == start
 
 
-def test_an_interrupted_run_is_undone_or_partly_kept() -> None:
+def test_an_interrupted_run_is_undone_or_keeps_finished_matrices() -> None:
     p = opened().program
     start = p.hash()
 
@@ -269,7 +269,7 @@ def test_an_interrupted_run_is_undone_or_partly_kept() -> None:
     assert p.hash() == start
 
 
-def test_integers_have_no_orthonormal_factor() -> None:
+def test_integer_matrices_are_refused() -> None:
     b = gw.Builder("ints")
     table = b.param("table.weight", np.arange(12).reshape(4, 3), trainable=False)
     b.output(b.embedding(table, b.input("ids", ("B",), "int64"), name="table"), "y")

@@ -29,7 +29,7 @@ def matrix(p: Program, path: str = "fc.orthogonal") -> np.ndarray:
 @pytest.mark.parametrize("shape", [(6, 6), (7, 4), (4, 7), (1, 1), (5, 1)])
 @pytest.mark.parametrize("scale", ["none", "scalar", "diag", "spd"])
 @pytest.mark.parametrize("map", MAPS)
-def test_the_start_is_the_polar_factor_times_the_scale(map: str, scale: str, shape: tuple[int, int]) -> None:
+def test_the_initial_matrix_is_the_polar_factor_times_the_scale(map: str, scale: str, shape: tuple[int, int]) -> None:
     p = built(shape)
     w = p.weights["fc.weight"].data.to_numpy().copy()
     start = p.hash()
@@ -45,7 +45,7 @@ def test_the_start_is_the_polar_factor_times_the_scale(map: str, scale: str, sha
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (6, 4), (4, 6)])
-def test_the_maps_match_scipy(shape: tuple[int, int]) -> None:
+def test_rotations_and_reflections_match_scipy(shape: tuple[int, int]) -> None:
     n, rng = max(shape), np.random.default_rng(1)
     x = rng.standard_normal((n, n)) * 0.3
     a = x - x.T
@@ -95,7 +95,7 @@ def test_training_stays_orthonormal_converges_and_can_be_resumed(map: str, tmp_p
     assert losses[-1] <= 0.05 * losses[0]
 
 
-def test_baked_and_dense_are_edits_of_the_same_function() -> None:
+def test_baking_and_densifying_keep_the_function() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 6))
     p = built()
@@ -124,7 +124,7 @@ def test_baked_and_dense_are_edits_of_the_same_function() -> None:
         sg.unbake(p)
 
 
-def test_a_model_trains_on_generators_and_is_exported() -> None:
+def test_a_parametrised_model_is_trained_and_exported() -> None:
     model = gw.open("bundled", dtype="float32")
     p = model.program
     ids = [[84, 104, 101, 32]]

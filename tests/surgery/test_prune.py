@@ -52,7 +52,7 @@ def _logits(p: gw.Program, ids: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.deep
-def test_plain_scores_lose_more_even_when_restored():
+def test_other_criteria_lose_more_even_with_restoration():
     """On text, in bits per byte: the bundled model at 40 %."""
     model = gw.open("bundled")
     cal = sg.Calibration.of(model, max_tokens=2048, context=256)
@@ -65,7 +65,7 @@ def test_plain_scores_lose_more_even_when_restored():
     assert found["greedy"] < 0.95 * min(found["magnitude"], found["random"])
 
 
-def test_a_share_is_reached_within_one_unit(pruned):
+def test_a_target_ratio_is_reached_within_one_unit(pruned):
     model, before, report = pruned
     counts = [sum(p.spec(n).size for n in p.params() if n in scope_nodes(p)) for p in (before, model.program)]
     assert (report.reached["before"], report.reached["after"]) == tuple(counts)
@@ -102,7 +102,7 @@ def test_the_errors_of_a_step_match_the_two_programs(pruned):
     assert step.name == "layers.1.mlp.neurons"
     mixed, after = model.program.fork(), model.program
     stay = np.delete(np.arange(step.size), step.units)
-    for held, said in ((False, step.error), (True, step.held_out)):
+    for held, reported in ((False, step.error), (True, step.held_out)):
         rows = []
         for feeds in data().feeds(before, held=held):
             x = after.run(feeds).value("layers.1.mlp.norm").to_numpy("float64").reshape(-1, 64)
@@ -114,14 +114,14 @@ def test_the_errors_of_a_step_match_the_two_programs(pruned):
         w, made = (p.weights["model.layers.1.mlp.down_proj.weight"].numpy().astype("f8") for p in (before, after))
         y = a @ w.T
         measured = ((a[:, stay] @ made.T - y) ** 2).sum() / (y**2).sum()
-        assert said == pytest.approx(measured, rel=1e-3)
+        assert reported == pytest.approx(measured, rel=1e-3)
         if not held:
             assert step.plain == pytest.approx(error_of(w, w[:, stay], Gram.of([a]), stay), rel=1e-3)
     assert step.error <= step.plain
     del mixed
 
 
-def test_undo_brings_back_every_byte_and_the_model_runs_on(pruned):
+def test_undo_restores_every_byte_and_the_model_still_runs(pruned):
     model, before, _ = pruned
     made = model.generate(HELD[0, :20], 12).ids
     ids = HELD[0, :20]
@@ -137,7 +137,7 @@ def test_undo_brings_back_every_byte_and_the_model_runs_on(pruned):
     assert model.program.hash() == after
 
 
-def test_an_empty_pruning_makes_no_edit():
+def test_pruning_nothing_makes_no_edit():
     model = opened()
     report = model.prune(sg.Ratio(0.0), data(512), timed=False)
     assert report.empty
@@ -146,7 +146,7 @@ def test_an_empty_pruning_makes_no_edit():
     assert report.after == report.before
 
 
-def test_steps_one_by_one_match_the_whole_plan_and_a_plan_changes_nothing():
+def test_single_steps_match_the_whole_plan_and_planning_changes_nothing():
     one, two = opened().program, opened().program
     before = one.hash()
     plan = sg.prune(one, sg.Ratio(0.25), data(2048), dry_run=True, timed=False)
@@ -247,7 +247,7 @@ def test_heads_are_cut_by_group_equally_or_singly(kind, ragged):
     assert model.generate(HELD[0, :8], 4).ids[0] == int(model.logits(HELD[0, :8])[-1].argmax())
 
 
-def test_an_unreachable_target_reports_the_nearest_figure():
+def test_an_unreachable_target_reports_the_nearest_reachable_one():
     p = opened().program
     with pytest.raises(sg.BudgetUnreachable) as caught:
         sg.prune(p, sg.Ratio(0.9), data(512), timed=False)
@@ -271,7 +271,7 @@ def test_invalid_requests_are_refused_before_anything_runs():
     assert len(p.journal) == 1
 
 
-def test_an_interruption_loses_nothing():
+def test_an_interruption_changes_nothing():
     p = opened().program
     before = p.hash()
 
@@ -285,7 +285,7 @@ def test_an_interruption_loses_nothing():
     assert p.history.open is None
 
 
-def test_few_rows_are_a_warning_and_a_ridge_allows_fewer():
+def test_few_calibration_rows_warn_and_a_ridge_allows_fewer():
     cal = sg.Calibration(LEARNED[:4], 192, held_out=HELD[:1])
     report = sg.prune(opened().program, sg.Ratio(0.1), cal, timed=False, recipe="units")
     assert any("few" in w for w in report.warnings)

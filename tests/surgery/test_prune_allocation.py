@@ -50,7 +50,7 @@ def test_allocation_is_optimal_for_equal_costs(seed):
 
 @pytest.mark.parametrize("scope", ["global", "loss", "kind", "layer"])
 @pytest.mark.parametrize("round_to", [1, 2, 3])
-def test_the_budget_is_met_and_one_block_less_does_not_meet_it(scope, round_to):
+def test_the_budget_is_met_with_the_fewest_blocks(scope, round_to):
     found = curves(3, (12, 12, 30), (2.0, 2.0, 1.0))
     met = budget(found, 50)
     kept = allocate(found, met, scope=scope, round_to=round_to, min_keep=0.2)
@@ -72,14 +72,14 @@ def test_scopes_layer_and_kind_cut_equal_shares():
     assert abs((kept["axis0"] + kept["axis1"]) / 80 - kept["axis2"] / 80) <= 1 / 40
 
 
-def test_equal_axes_stay_equal():
+def test_axes_of_equal_size_keep_equal_sizes():
     found = curves(1, (20, 20, 20))
     kept = allocate(found, budget(found, 40), uniform=True)
     assert kept["axis0"] == kept["axis1"]
     assert allocate(found, budget(found, 40))["axis0"] != allocate(found, budget(found, 40))["axis1"]
 
 
-def test_an_unreachable_budget_gives_none():
+def test_an_unreachable_budget_returns_none():
     found = curves(1)
     assert allocation.allocate(found, lambda kept: False) is None
     assert smallest(found, 1, 0.5) == {"axis0": 3, "axis1": 2, "axis2": 3}

@@ -116,7 +116,7 @@ def test_a_latency_budget_is_measured_on_cut_programs(monkeypatch):
     assert len(asked) > 3
 
 
-def test_modules_are_branches_of_the_residual_path(qwen):
+def test_prunable_modules_are_branches_of_the_residual_path(qwen):
     p = gw.open(qwen).program
     found = residual_branches(p)
     assert [(m.name, m.kind) for m in found] == [
@@ -128,7 +128,7 @@ def test_modules_are_branches_of_the_residual_path(qwen):
     assert keys == own
 
 
-def test_the_first_removed_module_is_the_best_one(monkeypatch):
+def test_the_first_removed_module_has_the_lowest_loss(monkeypatch):
     p = gpt2_like(layers=6, seed=4)
     feeds = sg.Calibration(IDS, 256).feeds(p)
     found = residual_branches(p)
@@ -145,7 +145,7 @@ def test_the_first_removed_module_is_the_best_one(monkeypatch):
     assert value == pytest.approx(losses[best.name], rel=1e-6)
 
 
-def test_the_shortlist_rotates_the_stream_least():
+def test_the_shortlist_contains_modules_that_rotate_the_stream_least():
     from graphwright.surgery.pruning.prunable import rotation
 
     p = gpt2_like(layers=2)
@@ -170,7 +170,7 @@ def test_modules_leave_the_program_and_its_files():
     assert set(p.weights) == whole
 
 
-def test_all_pairs_of_modules_are_independent_steps():
+def test_modules_can_be_removed_in_independent_steps():
     """What one step needs does not depend on another having been applied."""
     p = gpt2_like(layers=2)
     plan = sg.prune(p, sg.Ratio(0.5), sg.Calibration(IDS, 512), recipe="modules", timed=False, dry_run=True)

@@ -64,7 +64,7 @@ def test_wanda_and_magnitude_match_loops():
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_greedy_removes_what_a_search_over_all_refits_would(width):
+def test_greedy_removes_the_same_units_as_a_search_over_all_refits(width):
     a, matrix, columns = toy(3, units=7, width=width)
     order, growth, first = formulas.greedy(matrix, columns, Gram.of([a]).second, ridge=0.0)
     np.testing.assert_allclose(first, score("obs", matrix, columns, Gram.of([a]), ridge=0.0), rtol=1e-9)
@@ -78,7 +78,7 @@ def test_greedy_removes_what_a_search_over_all_refits_would(width):
         gone.append(int(unit))
 
 
-def test_greedy_beats_one_shot_beats_magnitude_on_average():
+def test_greedy_is_better_than_one_shot_and_magnitude_on_average():
     found = {"greedy": 0.0, "obs": 0.0, "magnitude": 0.0}
     for seed in range(20):
         rng = RNG(seed)
@@ -129,12 +129,12 @@ def test_a_ridge_grows_until_a_cholesky_factor_exists():
         regularised(h, 1e-4)
 
 
-def test_activations_that_are_not_finite_are_refused():
+def test_non_finite_activations_are_refused():
     with pytest.raises(NonFinite):
         Gram.of([np.array([[1.0, np.inf]])])
 
 
-def test_taylor_is_the_derivative_by_the_scale_of_a_unit():
+def test_taylor_scores_are_derivatives_with_respect_to_unit_scales():
     p = gw.open(tiny_llama.directory("f32"), dtype="float64", compute="float64").program
     cal = sg.Calibration(IDS, 512)
     got = sg.scores(p.axes()["layers.1.mlp.neurons"], cal, "taylor")
@@ -150,7 +150,7 @@ def test_taylor_is_the_derivative_by_the_scale_of_a_unit():
         assert got[unit] == pytest.approx(slope**2, rel=2e-3, abs=1e-8)
 
 
-def test_taylor_of_a_value_that_two_products_read():
+def test_taylor_scores_sum_over_all_products_that_read_a_value():
     rng = RNG(3)
     parts = [rng.normal(size=(7, 6)).astype("f4") for _ in range(2)]
 
@@ -183,7 +183,7 @@ def test_scores_match_stored_activations():
     np.testing.assert_allclose(sg.scores(p.axes()["first.channels"], cal, "wanda"), added, rtol=1e-6)
 
 
-def test_restoring_halves_the_error_of_magnitude_on_correlated_units():
+def test_restoration_halves_the_error_of_magnitude_on_correlated_units():
     p = correlated()
     cal = sg.Calibration({"x": RNG(1).normal(size=(1200, 20))}, 800)
     check = {"x": RNG(2).normal(size=(500, 20))}

@@ -1,4 +1,4 @@
-"""Units that add nothing are found by where the zeros lie, and only those; the function stays."""
+"""Units that add nothing are found by the positions of zeros, and only those; the function stays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_neurons_with_zero_weights_before_or_after_are_removed(where):
     assert p.weights["model.layers.0.mlp.up_proj.weight"].shape == (128, 64)
 
 
-def test_zero_padding_of_a_cut_model_is_removed():
+def test_zero_padding_of_a_pruned_model_is_removed():
     p = gw.open(tiny_llama.directory("f32")).program
     cut = p.fork()
     cut.select("layers.1.mlp").neurons[::3].prune()
@@ -50,7 +50,7 @@ def test_zero_padding_of_a_cut_model_is_removed():
     np.testing.assert_allclose(outputs(p, FEEDS), before, rtol=0, atol=2e-5)
 
 
-def test_units_with_a_bias_stay():
+def test_units_with_a_bias_are_not_removed():
     """GELU of a bias is something: rows of zeros alone do not make an idle unit; with the bias zero they do."""
     p = gpt2_like()
     with p.edit("rows") as e:
@@ -60,7 +60,7 @@ def test_units_with_a_bias_stay():
     assert p.weights["h.0.mlp.fc.bias"].shape == (63,)
 
 
-def test_channels_and_values():
+def test_zero_channels_and_values_are_removed():
     p = convolutional()
     with p.edit("zero") as e:
         e.set_weight("second.weight", lambda w: zeroed(w, [1, 5], 1))

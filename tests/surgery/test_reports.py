@@ -37,7 +37,7 @@ def test_merged_moments_match_moments_of_all_numbers(a, b):
 
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from("abc"), numbers, max_size=3), st.dictionaries(st.sampled_from("abcd"), numbers))
-def test_two_reports_are_the_report_of_the_union(left, right):
+def test_merged_reports_equal_the_report_of_the_union(left, right):
     made = []
     for part in (left, right):
         report = sg.ErrorReport()
@@ -63,7 +63,7 @@ def test_a_report_lists_the_worst_first_and_shows_ten():
     assert "4 more layers" in shown
 
 
-def test_compare_matches_a_slow_comparison():
+def test_compare_matches_a_reference_comparison():
     a = gw.open(tiny_llama.directory("f32"))
     b = gw.open(tiny_llama.directory("f32"))
     key = "model.layers.1.mlp.up_proj.weight"
@@ -79,8 +79,8 @@ def test_compare_matches_a_slow_comparison():
     assert found.outputs["kl_max"] == pytest.approx(kl.max(), rel=1e-3)
     assert found.outputs["top1"] == pytest.approx((x.argmax(-1) == y.argmax(-1)).mean())
     everything = np.ones((len(HELD), 63), bool)
-    for said, z in zip(found.outputs["perplexity"], (x, y), strict=True):
-        assert said == pytest.approx(np.exp(tiny_llama.loss(z, HELD, everything)), rel=1e-5)
+    for reported, z in zip(found.outputs["perplexity"], (x, y), strict=True):
+        assert reported == pytest.approx(np.exp(tiny_llama.loss(z, HELD, everything)), rel=1e-5)
     greedy = [[m.generate(row[:8], 16).ids for row in HELD[:4]] for m in (a, b)]
     assert found.outputs["greedy"] == pytest.approx(np.mean(np.array(greedy[0]) == np.array(greedy[1])))
     changed = {k for k, w in found.weights.items() if not w["equal"]}
@@ -93,7 +93,7 @@ def test_compare_matches_a_slow_comparison():
     json.dumps(found.to_json())
 
 
-def test_activation_memory_is_the_live_values_and_falls_after_a_cut():
+def test_activation_memory_is_the_size_of_live_values_and_falls_after_a_cut():
     rng, b = np.random.default_rng(0), gw.Builder("wide")
     up, down = (b.param(n, rng.normal(size=s).astype("f4")) for n, s in (("up", (512, 8)), ("down", (8, 512))))
     b.output(b.linear(b.tanh(b.linear(b.input("x", ("B", 8)), up, name="h")), down), "y")
@@ -130,7 +130,7 @@ def test_programs_without_a_common_weight_are_not_equal():
     ("share", "options"),
     [(0.1, {"recipe": "units"}), (0.6, {"recipe": "modules"}), (0.1, {"kinds": ("kv_groups",), "recipe": "units"})],
 )
-def test_figures_are_recomputed_from_the_journal(share, options):
+def test_reports_are_recomputed_from_the_journal(share, options):
     p = gw.open(tiny_llama.directory("f32")).program
     cal = sg.Calibration(LEARNED, 1024, held_out=HELD)
     report = sg.prune(p, sg.Ratio(share), cal, timed=False, **options)

@@ -101,13 +101,13 @@ def test_a_correct_save_survives_every_fault_and_every_crash(tmp_path):
         (with_a_new_temporary_name_each_time, "EIO at operation 1: write .*: the next save does not clean up"),
     ],
 )
-def test_each_classic_mistake_is_caught_at_the_fault_that_shows_it(tmp_path, save, fault):
+def test_each_classic_mistake_is_found_at_its_fault(tmp_path, save, fault):
     with pytest.raises(NotAtomic) as caught:
         check_atomic(tmp_path, old_file, save)
     assert caught.match(fault)
 
 
-def test_two_files_each_saved_correctly_are_a_mixture_together(tmp_path):
+def test_saving_two_files_separately_is_found_as_not_atomic(tmp_path):
     def save_both(folder: Path) -> None:
         stage(folder)
         shutil.copy(folder / "model", folder / "index")
@@ -116,12 +116,12 @@ def test_two_files_each_saved_correctly_are_a_mixture_together(tmp_path):
         check_atomic(tmp_path, old_file, save_both)
 
 
-def test_a_save_that_changes_nothing_proves_nothing_and_is_refused(tmp_path):
+def test_a_save_without_a_change_is_refused(tmp_path):
     with pytest.raises(UsageError, match="changes nothing"):
         check_atomic(tmp_path, old_file, lambda folder: None)
 
 
-def test_a_save_that_is_not_seen_is_refused_rather_than_passed(tmp_path):
+def test_a_save_through_unobserved_calls_is_refused(tmp_path):
     unseen = io.FileIO  # writes in C, past `os` and `open`
 
     def save(folder: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_save_that_is_not_seen_is_refused_rather_than_passed(tmp_path):
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_fault_hits_exactly_the_operation_asked_for(tmp_path, kind):
+def test_a_fault_occurs_exactly_at_the_requested_operation(tmp_path, kind):
     fd = os.open(tmp_path / "f", os.O_CREAT | os.O_WRONLY)
     os.close(fd)
     with inject(tmp_path, kind, 2 if kind == "short" else 3) as log:
@@ -151,7 +151,7 @@ def test_a_fault_hits_exactly_the_operation_asked_for(tmp_path, kind):
     assert (tmp_path / "f").read_bytes() == b"onetwo" + (b"" if kind == "EINTR" else b"ab") + b"!"
 
 
-def test_files_outside_the_folder_are_left_alone_and_the_calls_are_given_back(tmp_path):
+def test_other_files_are_unaffected_and_patched_calls_are_restored(tmp_path):
     calls = os.open, os.write, open, io.open
     inside, outside = tmp_path / "inside", tmp_path / "inside-not"
     inside.mkdir()
@@ -161,7 +161,7 @@ def test_files_outside_the_folder_are_left_alone_and_the_calls_are_given_back(tm
     assert (os.open, os.write, open, io.open) == calls
 
 
-def test_text_buffered_and_path_writes_are_all_seen(tmp_path):
+def test_text_buffered_and_path_writes_are_recorded(tmp_path):
     with record(tmp_path) as log:
         (tmp_path / "a").write_text("text")
         with open(tmp_path / "b", "w+b") as file:
@@ -174,14 +174,14 @@ def test_text_buffered_and_path_writes_are_all_seen(tmp_path):
     assert (tmp_path / "b").read_bytes() == b"1234"
 
 
-def test_calls_by_directory_descriptor_are_refused_since_they_hide_the_path(tmp_path):
+def test_calls_by_directory_descriptor_are_refused(tmp_path):
     fd = os.open(tmp_path, os.O_RDONLY)
     with record(tmp_path), pytest.raises(UsageError, match="dir_fd"):
         os.unlink("x", dir_fd=fd)
     os.close(fd)
 
 
-def test_a_disk_may_show_a_new_name_before_its_content_and_loses_neither_after_fsync():
+def test_fsync_makes_names_and_contents_durable():
     disk = Disk({"f": b"old"})
     steps = [
         Operation("open", "t", handle=0, created=True),

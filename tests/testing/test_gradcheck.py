@@ -45,7 +45,7 @@ def test_each_planted_bug_in_each_vjp_is_found(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [n for n in DIFFERENTIABLE if n in ("sub", "mul", "div", "where", "maximum", "matmul")]
 )
-def test_swapped_outputs_are_found_by_the_masks(name: str) -> None:
+def test_swapped_outputs_are_found_by_masked_checks(name: str) -> None:
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=(3, 3)) + 2 for _ in range(2)]
     inputs = [rng.random((3, 3)) < 0.5, *inputs] if name == "where" else inputs
@@ -75,7 +75,7 @@ def test_a_wrong_second_derivative_is_found() -> None:
     gradgradcheck(lambda x: apply(row, [x], {}), [np.array([0.3, 1.2])])
 
 
-def test_a_check_of_nothing_is_refused() -> None:
+def test_checking_nothing_is_refused() -> None:
     with pytest.raises(UsageError):
         gradcheck(lambda x: x + 1, [np.ones(2, np.float32)])
     with pytest.raises(UsageError):
@@ -84,11 +84,11 @@ def test_a_check_of_nothing_is_refused() -> None:
         gradcheck(lambda x: x.detach(), [np.ones(2)])
 
 
-def test_a_result_that_forgets_one_operand_is_found() -> None:
+def test_a_missing_gradient_of_one_operand_is_found() -> None:
     with pytest.raises(GradientMismatch, match="operand 1"):
         gradcheck(lambda a, b: a * b.detach(), [np.array([2.0]), np.array([3.0])])
 
 
-def test_masks_leave_out_only_the_empty_one() -> None:
+def test_all_masks_excludes_only_the_empty_mask() -> None:
     assert len(list(all_masks(3))) == 7
     assert (False, False, False) not in all_masks(3)

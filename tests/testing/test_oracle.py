@@ -24,17 +24,17 @@ NAN = float("nan")
         ([1], [1.0]),
     ],
 )
-def test_close_refuses(ours: list, theirs: list) -> None:
+def test_assert_close_refuses_different_values(ours: list, theirs: list) -> None:
     with pytest.raises(ValueMismatch):
         assert_close(np.array(ours), np.array(theirs))
 
 
-def test_close_accepts_nan_and_infinity_at_equal_indices() -> None:
+def test_assert_close_accepts_nan_and_infinity_at_equal_indices() -> None:
     assert_close(np.array([NAN, np.inf, 1.0]), np.array([NAN, np.inf, 1.0 + 1e-9]))
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [([0.0], [-0.0]), ([1.0], [np.nextafter(1, 2)]), ([NAN], [0.0])])
-def test_bits_refuses(ours: list, theirs: list) -> None:
+def test_assert_bits_refuses_different_bits(ours: list, theirs: list) -> None:
     with pytest.raises(ValueMismatch):
         assert_bits(np.array(ours), np.array(theirs))
     with pytest.raises(ValueMismatch):
@@ -43,19 +43,19 @@ def test_bits_refuses(ours: list, theirs: list) -> None:
 
 
 @pytest.mark.parametrize("how", ["plain", "permuted", "sliced"])
-def test_strided_keeps_the_values(how: str) -> None:
+def test_strided_arrays_have_the_given_values(how: str) -> None:
     host = np.arange(12.0).reshape(3, 4)
     array = strided(host, how)
     assert np.array_equal(array.to_numpy(), host)
     assert array.contiguous == (how == "plain")
 
 
-def test_expanded_repeats_its_first_row() -> None:
+def test_expanded_arrays_repeat_their_first_row() -> None:
     array = strided(np.arange(6.0).reshape(3, 2), "expanded")
     assert array.strides[0] == 0
     assert array.to_numpy().tolist() == [[0, 1]] * 3
 
 
 @pytest.mark.parametrize("kind", [float64, float32, float16, bfloat16])
-def test_poison_is_nan_in_every_float(kind) -> None:
+def test_the_poison_value_is_nan_in_every_float_dtype(kind) -> None:
     assert np.isnan(as_numpy(poisoned(empty((3, 5), kind)))).all()

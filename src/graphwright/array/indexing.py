@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array import layout as lay
+from graphwright.array import layout as views
 from graphwright.array.backend import backend
 from graphwright.array.dtype import int64
 from graphwright.array.layout import Layout, Shape
@@ -45,12 +45,12 @@ class IndexPlan:
     def view(self, layout: Layout) -> Layout:
         """Return the layout of the view from which the index arrays gather; without them, the view is the result."""
         for axis, (start, size, step) in enumerate(self.slices):
-            layout = lay.narrow(layout, axis, start, size, step)
+            layout = views.narrow(layout, axis, start, size, step)
         kept = [(n, s) for a, (n, s) in enumerate(zip(layout.shape, layout.strides, strict=True)) if a not in self.drop]
         for axis in self.new:
             kept.insert(axis, (1, 0))
         layout = Layout(tuple(n for n, _ in kept), tuple(s for _, s in kept), layout.offset)
-        return layout if self.order is None else lay.permute(layout, self.order)
+        return layout if self.order is None else views.permute(layout, self.order)
 
 
 def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
@@ -237,4 +237,4 @@ def _values(value: Any, shape: Shape, x: NDArray) -> NDArray:
         array = array.copy()
     if array.dtype is not x.dtype:
         array = empty(array.shape, x.dtype, x.device).copy_from(array)
-    return array.view(lay.expand(array.layout, shape))
+    return array.view(views.expand(array.layout, shape))

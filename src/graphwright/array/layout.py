@@ -26,7 +26,7 @@ class Layout:
 
     @property
     def contiguous(self) -> bool:
-        """True if the elements lie in row-major order without gaps."""
+        """True if the elements are in row-major order without gaps."""
         return is_row_major(self.shape, self.strides)
 
 

@@ -23,7 +23,7 @@ from graphwright.array.dtype import uint8
 from graphwright.array.ndarray import NDArray, empty, from_numpy
 from graphwright.errors import ComputeError, Facts, UsageError
 
-Place = int | np.ndarray
+Address = int | np.ndarray
 """An address on the device, or bytes of the host (uint8)."""
 
 
@@ -69,7 +69,7 @@ class Driver(Protocol):
     def free(self, address: int) -> None:
         """Free the memory at an address; no queued work may use it."""
 
-    def copy(self, target: Place, source: Place, nbytes: int, stream: int = 0) -> None:
+    def copy(self, target: Address, source: Address, nbytes: int, stream: int = 0) -> None:
         """Queue a copy; host bytes must stay alive and unchanged until the copy has run."""
 
     def fill(self, address: int, value: int, nbytes: int, stream: int = 0) -> None:
@@ -106,11 +106,6 @@ class Driver(Protocol):
 
     def replay(self, ready: int, stream: int) -> None:
         """Queue all work of a graph that `instantiate` returned; if this raises, nothing is queued."""
-
-    @property
-    def capturing(self) -> bool:
-        """True while work on a stream is being captured."""
-        ...
 
     def mem_info(self) -> tuple[int, int]:
         """Return (free, total) bytes of device memory."""
@@ -204,9 +199,9 @@ class MemoryPool:
         self.failed = 0
         self._stale = self._allocs = self._frees = 0
         self._clear()
-        said = _environment_limit() if limit is None else limit
-        if said is not None:
-            self.set_limit(said)
+        given = _environment_limit() if limit is None else limit
+        if given is not None:
+            self.set_limit(given)
 
     def _clear(self) -> None:
         self._free: dict[bool, list[tuple[int, int, _Piece]]] = {True: [], False: []}

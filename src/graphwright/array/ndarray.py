@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graphwright.array import layout as lay
+from graphwright.array import layout as views
 from graphwright.array.backend import backend
 from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
 from graphwright.array.dtype import DType, decode, dtype
@@ -104,7 +104,7 @@ class NDArray:
 
     @property
     def contiguous(self) -> bool:
-        """True if the elements lie in row-major order without gaps."""
+        """True if the elements are in row-major order without gaps."""
         return is_row_major(self.shape, self.strides)
 
     # -- views: the same memory ------------------------------------------------------------------------------------
@@ -114,33 +114,33 @@ class NDArray:
 
     def permute(self, *axes: int) -> NDArray:
         """Return a view with its axes permuted."""
-        return self.view(lay.permute(self.layout, axes))
+        return self.view(views.permute(self.layout, axes))
 
     def expand(self, *shape: int) -> NDArray:
         """Broadcast to a shape; the result must not be written."""
-        return self.view(lay.expand(self.layout, shape))
+        return self.view(views.expand(self.layout, shape))
 
     def squeeze(self, axis: int | None = None) -> NDArray:
         """Remove one axis of size 1, or by default every one. Raises: ShapeError if `axis` has another size."""
         if axis is not None and self.shape[axis] != 1:
             size = self.shape[axis]
             raise ShapeError("cannot squeeze an axis whose size is not 1", where=f"axis {axis}", expected=1, got=size)
-        return self.view(lay.squeeze(self.layout, None if axis is None else axis % len(self.shape)))
+        return self.view(views.squeeze(self.layout, None if axis is None else axis % len(self.shape)))
 
     def unsqueeze(self, axis: int) -> NDArray:
         """Insert an axis of size 1; `axis`, which may be negative, is its index in the result."""
-        return self.view(lay.unsqueeze(self.layout, axis % (len(self.shape) + 1)))
+        return self.view(views.unsqueeze(self.layout, axis % (len(self.shape) + 1)))
 
     def diagonal(self, first: int = 0, second: int = 1, shift: int = 0) -> NDArray:
         """Replace two axes by one last axis, which runs along the diagonal (i, i + shift)."""
-        return self.view(lay.diagonal(self.layout, first, second, shift))
+        return self.view(views.diagonal(self.layout, first, second, shift))
 
     def split(self, sizes: Sequence[int], axis: int = 0) -> list[NDArray]:
         """Split an axis into pieces of these sizes. Raises: ShapeError if their sum is not the size of the axis."""
         if sum(sizes) != self.shape[axis] or min(sizes, default=0) < 0:
             limits = f"sizes >= 0 with sum {self.shape[axis]}"
             raise ShapeError("cannot split the axis into these sizes", expected=limits, got=tuple(sizes))
-        return [self.view(piece) for piece in lay.split(self.layout, axis, sizes)]
+        return [self.view(piece) for piece in views.split(self.layout, axis, sizes)]
 
     def reshape(self, *shape: int, copy: bool | None = None) -> NDArray:
         """Return the same elements in a new shape: a view if the strides allow it, else a copy.
@@ -151,7 +151,7 @@ class NDArray:
         """
         if prod(shape) != self.size:
             raise ShapeError("cannot reshape to a different number of elements", expected=self.shape, got=shape)
-        found = None if copy else lay.reshape(self.layout, shape)
+        found = None if copy else views.reshape(self.layout, shape)
         if found is None and copy is False:
             allowed = f"a shape that strides {self.strides} of {self.shape} allow"
             raise ShapeError("reshape needs a copy, but copy=False", expected=allowed, got=shape, fix="pass copy=None")

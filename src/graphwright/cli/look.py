@@ -19,35 +19,18 @@ def inspect(
 
     Reads no weights. FLOPs and KV bytes are per token.
     """
-    from graphwright.models import UnsupportedArchitecture, open, resolve
+    from graphwright.models import UnsupportedArchitecture, inspect_path, open
 
     try:
         model = open(directory)
+        found, notes = model.inspect(), list(model.notes)
     except UnsupportedArchitecture as error:
-        return _tensors_only(resolve(directory), error)
-    found = model.inspect()
-    lines = [found.text(depth), *(f"note: {note}" for note in model.notes)]
+        found, notes = inspect_path(directory), [f"{error.what}: {error.got}"]
+    lines = [found.text(depth), *(f"note: {note}" for note in notes)]
     if tensors:
         rows = found.tensors
         lines += ["", *(f"{t.key:<56} {t.dtype:<9} {t.shape!s:<16} {t.bytes:>12,} B" for t in rows)]
-    return Output({**found.to_json(), "notes": list(model.notes)}, "\n".join(lines))
-
-
-def _tensors_only(path: Path, error: Any) -> Output:
-    """Describe a model of an unsupported architecture: its tensors, grouped by path."""
-    from graphwright.safetensors import Checkpoint
-
-    with Checkpoint(path) as checkpoint:
-        rows = [{"key": i.key, "dtype": i.tag, "shape": list(i.shape), "bytes": i.nbytes} for i in checkpoint.infos()]
-    groups: dict[str, list[int]] = {}
-    for row in rows:
-        groups.setdefault(".".join(row["key"].split(".")[:3]), []).append(row["bytes"])
-    lines = [f"{error.what}: {error.got}\n  try      {error.fix}"]
-    lines.append(f"{len(rows)} tensors, {sum(row['bytes'] for row in rows):,} B")
-    lines += [
-        f"  {name:<48} {len(n):>5} tensor{'s' if len(n) > 1 else ' '} {sum(n):>14,} B" for name, n in groups.items()
-    ]
-    return Output({"family": None, "note": error.what, "tensors": rows}, "\n".join(lines))
+    return Output({**found.to_json(), "notes": notes}, "\n".join(lines))
 
 
 @command('graphwright run bundled --text "The following" --watch layers.1.out')
@@ -135,9 +118,9 @@ def _open(directory: str) -> Any:
     from graphwright.models.open import FACTS
     from graphwright.program import load
 
-    place = resolve(directory)
-    if (place / "program.json").is_file() and not (place / FACTS).is_file():
-        return load(place, check=False)
+    path = resolve(directory)
+    if (path / "program.json").is_file() and not (path / FACTS).is_file():
+        return load(path, check=False)
     return open(directory, check=False)
 
 

@@ -38,7 +38,7 @@ SCHEMA = 2
 LIMIT = 1 << 30  # maximum bytes of run.json
 CLOCK = ("seconds", "environment")
 _SPECIES = ("of", "ids", "best", "gained")
-_PAST = ("species", "fitness", "metric", "kept")
+_PAST = ("species", "fitness", "metric", "stored")
 
 
 def write_arrays(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> dict[str, str]:

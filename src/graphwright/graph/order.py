@@ -124,7 +124,7 @@ class OnlineOrder(Generic[N]):
         ancestors = self._reach(u, self._graph.predecessors, low, high)
         # Pearce and Kelly: the ancestors of u, then the descendants of v, share out the labels that they had together
         window = self.sorted(ancestors) + self.sorted(ahead)
-        positions = [self._place_of(n) for n in self.sorted(window)]
+        positions = [self._position_of(n) for n in self.sorted(window)]
         labels = [self._labels[self._sorted[at]] for at in positions]
         record = [(n, self._labels[n], self._created[n]) for n in window]
         tied = any(self._tied(at) for at in positions)
@@ -236,7 +236,7 @@ class OnlineOrder(Generic[N]):
         half = min(self._gap * (len(self) + 1), LIMIT) // 2
         return self._space(0, len(self), -half, half)
 
-    def _place_of(self, node: N) -> int:
+    def _position_of(self, node: N) -> int:
         at = bisect_left(self._sorted, self._labels[node], key=self._labels.__getitem__)
         while self._sorted[at] != node:  # another node with the same label
             at += 1
@@ -257,7 +257,7 @@ class OnlineOrder(Generic[N]):
 
     def _drop(self, node: N, listed: bool = True) -> None:
         if listed:
-            del self._sorted[self._place_of(node)]
+            del self._sorted[self._position_of(node)]
         del self._labels[node], self._created[node]
 
     def _reach(

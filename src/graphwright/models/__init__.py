@@ -25,15 +25,15 @@ from graphwright.models.generation.cache import KVCache, StaticCache
 from graphwright.models.generation.generate import GenerationOptions, GenerationResult
 from graphwright.models.generation.paged import PagedCache
 from graphwright.models.generation.sampling import Sampling, SamplingRequest
-from graphwright.models.generation.sequence import Sequence
+from graphwright.models.generation.sequence import CachedSequence
 from graphwright.models.inspect import Inspection
 from graphwright.models.model import Model
 from graphwright.models.open import inspect_path, open, resolve
 
 __all__ = [
-    "Architecture", "BlockError", "CacheFull", "ConfigError", "ExportError", "ExportLevelImpossible",
+    "Architecture", "BlockError", "CacheFull", "CachedSequence", "ConfigError", "ExportError", "ExportLevelImpossible",
     "GenerationOptions", "GenerationResult", "Inspection", "KVCache", "Model", "ModelNotFound", "NonFinite",
-    "PagedCache", "PromptError", "Sampling", "SamplingRequest", "Sequence", "SequenceReleased", "StaleCache",
-    "StaticCache", "TensorMismatch", "TokenizerMismatch", "UnsupportedArchitecture", "UnsupportedDType",
-    "VerificationFailed", "WeightKey", "architectures", "inspect_path", "open", "register", "resolve",
+    "PagedCache", "PromptError", "Sampling", "SamplingRequest", "SequenceReleased", "StaleCache", "StaticCache",
+    "TensorMismatch", "TokenizerMismatch", "UnsupportedArchitecture", "UnsupportedDType", "VerificationFailed",
+    "WeightKey", "architectures", "inspect_path", "open", "register", "resolve",
 ]  # fmt: skip

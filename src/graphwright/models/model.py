@@ -88,7 +88,7 @@ class Model:
         eos_ids: tokens that end a text, from generation_config.json or the config.
         compute: dtype of activations.
         stored: dtype to which weights were converted when opened; `keep` if they were not.
-        notes: remarks from opening, e.g. rows of the embedding without a token.
+        notes: findings while opening, e.g. rows of the embedding without a token.
     """
 
     program: Program
@@ -244,15 +244,15 @@ class Model:
                 entries, "float32", "bfloat16" or "float16", by default that of activations; see `PagedCache`.
         Raises: UsageError for an unknown kind, options with kind `static`, or a size below 1.
         """
-        place = Device.parse(device)
+        target = Device.parse(device)
         if kind == "paged":
-            return PagedCache(self.program, tokens=tokens, sequences=batch, device=place, **options)
+            return PagedCache(self.program, tokens=tokens, sequences=batch, device=target, **options)
         if kind != "static":
             raise UsageError("unknown kind of cache", where="kind", expected="paged or static", got=kind)
         if options:
             raise UsageError("a static cache does not have these options", where="kind", got=", ".join(options),
                              fix="remove them, or use kind='paged'")  # fmt: skip
-        return StaticCache(self.program, batch, 0 if tokens is None else tokens, place)
+        return StaticCache(self.program, batch, 0 if tokens is None else tokens, target)
 
     def prefill(self, cache: KVCache, ids: Any, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
         """Append ids [B, T] (or [T]); return the logits after the last id, float32 [B, V]. See `KVCache.prefill`."""

@@ -50,13 +50,13 @@ def open(
         if not array_dtype(wanted).is_float:
             expected = "float32, bfloat16, ..."
             raise UsageError(f"{name} is not a floating dtype", where=name, expected=expected, got=wanted)
-    place = resolve(path)
-    directory = place if place.is_dir() else place.parent
+    source = resolve(path)
+    directory = source if source.is_dir() else source.parent
     if is_saved(directory):
         return _open_saved(directory, tokenizer, check)
     config = Config.read(directory)
     family = find(config) if arch is None else arch
-    checkpoint = Checkpoint(place)
+    checkpoint = Checkpoint(source)
     dims = family.read(config)
     keys = match_keys(family, dims, checkpoint, config)
     program = build(family, dims, keys, checkpoint, dtype, compute, directory.name)
@@ -108,13 +108,13 @@ def resolve(path: str | os.PathLike[str]) -> Path:
         from graphwright.models.bundled import bundled
 
         return bundled()
-    place = Path(path)
-    if not place.exists():
-        raise ModelNotFound("no such directory", where=str(place), fix="give a local path; nothing is downloaded")
-    if place.is_file() and place.suffix == ".json":
+    source = Path(path)
+    if not source.exists():
+        raise ModelNotFound("no such directory", where=str(source), fix="give a local path; nothing is downloaded")
+    if source.is_file() and source.suffix == ".json":
         fix = f"give its directory, {Path(path).parent}"
-        raise ModelNotFound("this is a file, not a model directory", where=str(place), fix=fix)
-    return place
+        raise ModelNotFound("this is a file, not a model directory", where=str(source), fix=fix)
+    return source
 
 
 def create(config: Config, *, seed: int = 0, compute: str = "float32") -> Model:
@@ -155,9 +155,9 @@ def inspect_path(path: str | os.PathLike[str]) -> Inspection:
     try:
         return open(path, tokenizer=False).inspect()
     except UnsupportedArchitecture as error:
-        place = resolve(path)
-        config = Config.read(place if place.is_dir() else place.parent)
-        return inspect_files(Checkpoint(place), config, f"unknown class {error.got}")
+        source = resolve(path)
+        config = Config.read(source if source.is_dir() else source.parent)
+        return inspect_files(Checkpoint(source), config, f"unknown class {error.got}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

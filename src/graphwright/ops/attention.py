@@ -190,9 +190,9 @@ class Rope(Row):
         u.kind(x[3], "head_dim")
         for table in tables:
             u.same(table[2], half)
-            for axis, place in ((0, 0), (2, 1)):
-                if size(x[axis]) == size(table[place]):
-                    u.same(x[axis], table[place])
+            for axis, table_axis in ((0, 0), (2, 1)):
+                if size(x[axis]) == size(table[table_axis]):
+                    u.same(x[axis], table[table_axis])
         return [x]
 
     def onnx(u: OnnxUse):
@@ -441,7 +441,7 @@ class SdpaPaged(Row):
 
     arity, attrs, vjp = 5, {"scale": ..., "window": None, "softcap": None}, None
     why = {
-        "vjp": "reads carried state; gradients do not cross steps",
+        "vjp": "reads loop-carried state; gradients do not cross steps",
         "onnx": "pages belong to the cache of a running model",
         "emit": "transformers brings its own cache",
     }

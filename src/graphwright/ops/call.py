@@ -156,7 +156,7 @@ def _bound(
     """Bind the kernel to operands and outputs, and run it."""
     new = outs is None
     if known.copied:
-        ins = [a.copy() if place in known.copied else a for place, a in enumerate(ins)]
+        ins = [a.copy() if at in known.copied else a for at, a in enumerate(ins)]
     if outs is None:
         outs = [kernels.empty(s.shape, s.dtype) for s in known.specs]  # pyright: ignore[reportArgumentType]  # all are numbers
     else:
@@ -301,14 +301,14 @@ def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str |
 
     An index error gives IndexOutOfRange, an allocation that failed OutOfMemory.
     """
-    place = op if where is None else f"{where} ({op})"
+    at = op if where is None else f"{where} ({op})"
     if isinstance(error, NonFinite):
-        return NonFinite(error.what, where=place, got=error.got)
+        return NonFinite(error.what, where=at, got=error.got)
     bounds = isinstance(error, IndexError) or any(text in str(error) for text in ("out of bounds", "out of range"))
     full = isinstance(error, MemoryError) or any(text in str(error) for text in FULL)
     kind = OutOfMemory if full else IndexOutOfRange if bounds else ComputeError
-    said = (str(error) or type(error).__name__).splitlines()[0]
-    return kind(f"{op} failed: {said}", where=place, got=", ".join(repr(a.spec) for a in ins))
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return kind(f"{op} failed: {reason}", where=at, got=", ".join(repr(a.spec) for a in ins))
 
 
 def contiguous(array: NDArray) -> NDArray:

@@ -25,14 +25,14 @@ def explain(op: str, *shapes: tuple[int, ...] | Spec, **attrs: Any) -> str:
         attrs: attributes; missing ones without a default get the sample's values.
     Raises: UnknownOp; ShapeError, DTypeError, UsageError if the operands do not fit.
     """
-    from graphwright.array.cpu import kernel_place  # torch, not needed to look at other fields
+    from graphwright.array.cpu import kernel_location  # torch, not needed to look at other fields
 
     row = get(op)
     parts = [
         f"{row.name}({_operands(row)})\n{indent(dedent('    ' + row.doc).strip(), '  ')}",
         f"gradient\n{_source(row.vjp) or '  none: ' + row.why.get('vjp', '')}",
         f"expansion\n{_source(row.expand) or '  a primitive'}",
-        f"kernel\n  {'none: a view' if row.view is not None else kernel_place(row.name)}",
+        f"kernel\n  {'none: a view' if row.view is not None else kernel_location(row.name)}",
     ]
     if shapes:
         parts.append(

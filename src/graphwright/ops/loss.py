@@ -59,7 +59,7 @@ class CrossEntropy(Loss):
             grads[2] = call("full_like", weight[0], value=0.0)
         elif weight and needs[2]:
             t = _ClassIds(targets, attrs)
-            share = _column(t.kept(loss_grad)) * (_column(outs[1]) - as_dtype(scores, kind))
+            share = _column(t.masked(loss_grad)) * (_column(outs[1]) - as_dtype(scores, kind))
             whole = call("sum", _rows(share), axes=(0,))
             grads[2] = as_dtype(t.spread(t.pick(share), weight[0]) + t.smooth(whole, scores.shape[-1]), weight[0].dtype)
         return tuple(grads)
@@ -104,11 +104,11 @@ class CrossEntropyBackward(Backward):
         # out = grad·kept·(p·Σq - q) with p = exp(scores - lse): lse is an operand of its own here
         scores, targets, lse, grad, *weight = ins
         t, kind, g = _ClassIds(targets, attrs), lse.dtype, as_dtype(g, lse.dtype)
-        p, row = call("exp", as_dtype(scores, kind) - _column(lse)), t.kept(grad)
+        p, row = call("exp", as_dtype(scores, kind) - _column(lse)), t.masked(grad)
         total = row
         if weight:
             w = as_dtype(weight[0], kind)
-            own = call("reshape", call("embedding", call("reshape", w, shape=(*w.shape, 1)), t.place), shape=row.shape)
+            own = call("reshape", call("embedding", call("reshape", w, shape=(*w.shape, 1)), t.ids), shape=row.shape)
             total = row * (own * (1.0 - t.smoothing) + call("mean", w, axes=(0,)) * t.smoothing)
         moved = _column(total) * p * g
 
@@ -136,20 +136,20 @@ class _ClassIds:
 
     def __init__(self, targets, attrs):
         self.ignored, self.smoothing = call("eq", targets, attrs["ignore_index"]), attrs["smoothing"]
-        self.place = call("where", self.ignored, call("full_like", targets, value=0), targets)
+        self.ids = call("where", self.ignored, call("full_like", targets, value=0), targets)
 
-    def kept(self, row):
+    def masked(self, row):
         """Return `row`, one value per row of scores, with 0 for ignored rows."""
         return call("where", self.ignored, call("full_like", row, value=0.0), row)
 
     def pick(self, x):
         """Return x[..., target]: the entry of each row of x at its target class."""
-        return call("reshape", call("gather", x, _column(self.place), axis=-1), shape=self.place.shape)
+        return call("reshape", call("gather", x, _column(self.ids), axis=-1), shape=self.ids.shape)
 
     def spread(self, row, weight):
         """Sum `row`, one value per row of scores, over the rows of each target class, [K]; times (1 - `smoothing`)."""
-        flat, place = (call("reshape", t, shape=(prod(t.shape),)) for t in (row, self.place))
-        return call("scatter_sum", flat, place, axis=0, shape=weight.shape) * (1.0 - self.smoothing)
+        flat, ids = (call("reshape", t, shape=(prod(t.shape),)) for t in (row, self.ids))
+        return call("scatter_sum", flat, ids, axis=0, shape=weight.shape) * (1.0 - self.smoothing)
 
     def smooth(self, x, classes):
         """Return s/K·x, where s is `smoothing` and K the number of classes."""

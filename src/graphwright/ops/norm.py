@@ -369,20 +369,20 @@ class BatchNormTrain(_ChannelNorm):
                 grads[3] = _sum(gy * unit, axes)
             if len(needs) > 4 and needs[4]:
                 grads[4] = _sum(gy, axes)
-        for place, moved in ((1, g_mean), (2, g_var)):
+        for operand, moved in ((1, g_mean), (2, g_var)):
             if moved is None:
                 continue
-            grads[place] = moved * (1.0 - momentum)
+            grads[operand] = moved * (1.0 - momentum)
             if needs[0]:
                 (moved,) = _wide(moved)
                 step = _by_channel(moved, rank) * (momentum / count)
-                if place == 1:
+                if operand == 1:
                     step = call("expand", step, shape=x.shape)
                 else:
                     step = step * (unit / r) * (2.0 * count / (count - 1))
                 grads[0] = step if grads[0] is None else grads[0] + step
-        for place in [p for p, need in enumerate(needs) if need and grads[p] is None]:
-            grads[place] = call("full_like", ins[place] if place not in (1, 2) else _sum(x, axes), value=0.0)
+        for operand in [p for p, need in enumerate(needs) if need and grads[p] is None]:
+            grads[operand] = call("full_like", ins[operand] if operand not in (1, 2) else _sum(x, axes), value=0.0)
         return _narrow([d if need else None for d, need in zip(grads, needs, strict=True)], ins)
 
     def expand(ins, attrs):

@@ -44,7 +44,7 @@ class _Step(Update):
         shapes: the shapes of the parameters in test samples.
     """
 
-    arity, traits = (5, None), Traits(carried=True)
+    arity, traits = (5, None), Traits(updates_states=True)
     moments: Callable[[Attrs], int] = lambda attrs: 1
     choices: Mapping[str, Sequence[Any]] = {"weight_decay": (0.0, 0.1), "maximize": (False, True)}
     shapes: Sequence[tuple[int, ...]] = ((3, 4), (5,), (1,))
@@ -144,8 +144,8 @@ class RmspropStep(_Step):
         operands, attrs = super().sample(rng)
         if attrs["centered"]:  # a² is at most v of the same gradients
             n = (len(operands) - 2) // (3 + cls.moments(attrs))
-            place = len(operands) - 2 * n
-            operands[place : place + n] = [0.1 * a for a in operands[place : place + n]]
+            start = len(operands) - 2 * n
+            operands[start : start + n] = [0.1 * a for a in operands[start : start + n]]
         return operands, attrs
 
 
@@ -187,7 +187,7 @@ class MuonStep(_Step):
 class EmaStep(Update):
     """target ← target + τ(source - target): operands τ (0-d float64), sources, targets; results the new targets."""
 
-    arity, traits, vm = (3, None), Traits(carried=True), forms.EMA
+    arity, traits, vm = (3, None), Traits(updates_states=True), forms.EMA
 
     def infer(tau, *members):
         if tau != Spec((), float64):
@@ -212,7 +212,7 @@ class UnscaleCheck(Update):
     Operands: inverse loss scale and found_inf (0-d float32), gradients of one dtype. Results: found_inf, gradients.
     """
 
-    arity, traits = (3, None), Traits(carried=True)
+    arity, traits = (3, None), Traits(updates_states=True)
 
     def infer(inverse, found, *grads):
         if inverse != _COUNT or found != _COUNT:

@@ -67,10 +67,10 @@ class Traits:
     amp: str = "keep"
     fixed: tuple[int, ...] = ()  # indices of operands that are never cast: ids, masks, conditions
     elementwise: bool = False  # each element of the result depends on the operands' elements at the same index alone
-    update: bool = False  # advances carried state; never folded, merged or run twice
+    update: bool = False  # advances loop-carried state; never folded, merged or run twice
     # the results are new values of the last operands, one for one, and may overwrite them; there may be any number of
     # them, and all operands must be row-major
-    carried: bool = False
+    updates_states: bool = False
     # has a gradient but no vjp: where a gradient may be needed, the expansion runs instead; without an expansion,
     # asking for the gradient raises instead of counting as zero
     opaque: bool = False
@@ -169,15 +169,15 @@ class Op:
 
     def inplace(self, ins: int, outs: int) -> Sequence[tuple[int, int]]:
         """Return pairs (result, operand) where the result may overwrite the operand; `ins`, `outs` are counts."""
-        return [(o, ins - outs + o) for o in range(outs)] if self.traits.carried else self.traits.inplace
+        return [(o, ins - outs + o) for o in range(outs)] if self.traits.updates_states else self.traits.inplace
 
     def overwrites(self, out: int, operand: int, ins: int, outs: int) -> bool:
         """Return True if result number `out` may overwrite operand number `operand`; `ins`, `outs` are counts."""
-        return operand == ins - outs + out if self.traits.carried else (out, operand) in self.traits.inplace
+        return operand == ins - outs + out if self.traits.updates_states else (out, operand) in self.traits.inplace
 
     def row_major(self, ins: int) -> Sequence[int]:
         """Return the indices (negative: from the end) of operands that must be row-major; `ins` counts all operands."""
-        return range(ins) if self.traits.carried else self.traits.contiguous
+        return range(ins) if self.traits.updates_states else self.traits.contiguous
 
     def stops_gradient(self, attrs: Attrs) -> bool:
         """Return True if no gradient passes through the op with these attributes."""

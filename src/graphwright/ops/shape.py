@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 
-from graphwright.array import layout as lay
+from graphwright.array import layout as views
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as forms
@@ -54,7 +54,7 @@ class Reshape(ViewOp):
 
     attrs, traits, sample = {"shape": ...}, Traits(rearranges=True), normal_sample(4, 6, shape=(2, 3, 4))
     onnx, emit = _reshape_node, "{0}.reshape({shape:sizes})"
-    view = lambda layout, attrs: lay.reshape(layout, attrs["shape"])
+    view = lambda layout, attrs: views.reshape(layout, attrs["shape"])
     vjp = lambda g, ins, outs, attrs, needs: (call("reshape", g, shape=ins[0].shape),)
 
     def infer(x, shape):
@@ -92,7 +92,7 @@ class Unflatten(ViewOp):
 
     attrs, sample = {"axis": ..., "sizes": ...}, normal_sample(3, 6, axis=1, sizes=(2, 3))
     onnx, traits = _reshape_node, Traits(rearranges=True, splits_axis=True, linear_in=(0,))
-    view = lambda layout, a: lay.reshape(layout, spliced(layout.shape, a["axis"], *a["sizes"]))
+    view = lambda layout, a: views.reshape(layout, spliced(layout.shape, a["axis"], *a["sizes"]))
 
     def infer(x, axis, sizes):
         at = axis_of(axis, len(x.shape))
@@ -134,7 +134,7 @@ class Flatten(ViewOp):
 
     def view(layout, attrs):
         a, b = (axis_of(attrs[k], len(layout.shape)) for k in ("start", "end"))
-        return lay.reshape(layout, (*layout.shape[:a], prod(layout.shape[a : b + 1]), *layout.shape[b + 1 :]))
+        return views.reshape(layout, (*layout.shape[:a], prod(layout.shape[a : b + 1]), *layout.shape[b + 1 :]))
 
     def vjp(g, ins, outs, attrs, needs):
         a, b = (axis_of(attrs[k], len(ins[0].shape)) for k in ("start", "end"))
@@ -152,7 +152,7 @@ class Permute(ViewOp):
 
     attrs, emit, sample = {"axes": ...}, "{0}.permute({axes:sizes})", normal_sample(2, 3, 4, axes=(2, 0, 1))
     traits = Traits(rearranges=True, linear_in=(0,))
-    view = lambda layout, attrs: lay.permute(layout, attrs["axes"])
+    view = lambda layout, attrs: views.permute(layout, attrs["axes"])
     vjp = lambda g, ins, outs, attrs, needs: (call("permute", g, axes=inverse(attrs["axes"])),)
     onnx = lambda u: u("Transpose", u.names[0], perm=[u.axis(a) for a in u.attrs["axes"]])
 
@@ -171,7 +171,7 @@ class Expand(ViewOp):
     """x broadcast to a shape; the autograd engine sums the gradient back."""
 
     attrs, emit, sample = {"shape": ...}, "{0}.expand({shape:sizes})", normal_sample(3, 1, shape=(2, 3, 4))
-    view = lambda layout, attrs: lay.expand(layout, attrs["shape"])
+    view = lambda layout, attrs: views.expand(layout, attrs["shape"])
     vjp = lambda g, ins, outs, attrs, needs: (g,)  # of the broadcast shape: the engine reduces it
     onnx = lambda u: u("Expand", u.names[0], u.shape(u.outs[0].shape))
 
@@ -200,7 +200,10 @@ class Slice(ViewOp):
         Traits(slices=True, linear_in=(0,), mixes="axis"),
         normal_sample(2, 7, axis=1, start=1, size=3, step=2),
     )
-    view = lambda layout, a: lay.narrow(layout, axis_of(a["axis"], len(layout.shape)), a["start"], a["size"], a["step"])
+
+    def view(layout, attrs):
+        axis = axis_of(attrs["axis"], len(layout.shape))
+        return views.narrow(layout, axis, attrs["start"], attrs["size"], attrs["step"])
 
     def infer(x, axis, start, size, step):
         at = axis_of(axis, len(x.shape))
@@ -231,8 +234,8 @@ class Slice(ViewOp):
 
     def onnx(u: OnnxUse):
         start, step = u.attrs["start"], u.attrs["step"]
-        place = u.ints(u.axis(u.attrs["axis"]))  # constants are numbered in this order
-        return u("Slice", u.names[0], u.ints(start), u.ints(start + u.attrs["size"] * step), place, u.ints(step))
+        axis = u.ints(u.axis(u.attrs["axis"]))  # constants are numbered in this order
+        return u("Slice", u.names[0], u.ints(start), u.ints(start + u.attrs["size"] * step), axis, u.ints(step))
 
     def emit(i, a):
         axis, step = a["axis"], a["step"]
@@ -255,7 +258,7 @@ class Last(ViewOp):
 
     def view(layout, attrs):
         at = axis_of(attrs["axis"], len(layout.shape))
-        return lay.narrow(layout, at, layout.shape[at] - 1, 1)
+        return views.narrow(layout, at, layout.shape[at] - 1, 1)
 
     def vjp(g, ins, outs, attrs, needs):
         at = axis_of(attrs["axis"], len(g.shape))
@@ -290,7 +293,7 @@ class Squeeze(ViewOp):
     """x without some axes of size 1."""
 
     attrs, emit, traits = {"axes": ...}, "{0}.squeeze({axes})", Traits(rearranges=True, linear_in=(0,))
-    view = lambda layout, attrs: lay.permute(layout, others(attrs["axes"], len(layout.shape)))
+    view = lambda layout, attrs: views.permute(layout, others(attrs["axes"], len(layout.shape)))
     vjp = lambda g, ins, outs, attrs, needs: (call("unsqueeze", g, axes=axes_of(attrs["axes"], len(ins[0].shape))),)
     sample = lambda rng: ([rng.normal(size=(1, 3, 1, 2))], {"axes": [(0,), (-2,), (0, 2), (2, 0)][rng.integers(4)]})
     onnx = lambda u: u("Squeeze", u.names[0], u.ints(*u.attrs["axes"]))
@@ -321,7 +324,7 @@ class Unsqueeze(ViewOp):
 
     def view(layout, attrs):
         shape, strides = (_with(sizes, attrs["axes"], 1) for sizes in (layout.shape, layout.strides))
-        return lay.Layout(shape, strides, layout.offset)
+        return views.Layout(shape, strides, layout.offset)
 
     def axes(u: AxesUse):
         u.result_ranges[0] = u.ranges[0]
@@ -352,16 +355,16 @@ class Diagonal(ViewOp):
             expected = "two different axes of static size"
             raise ShapeError("cannot take a diagonal of these axes", expected=expected, got=f"{x}, axes {axes}")
         rest = (x.shape[axis] for axis in others(axes, len(x.shape)))
-        return Spec((*rest, lay.diagonal_size(x.shape[a], x.shape[b], offset)), x.dtype)
+        return Spec((*rest, views.diagonal_size(x.shape[a], x.shape[b], offset)), x.dtype)
 
     def view(layout, attrs):
         a, b = (axis_of(axis, len(layout.shape)) for axis in attrs["axes"])
-        return lay.diagonal(layout, a, b, attrs["offset"])
+        return views.diagonal(layout, a, b, attrs["offset"])
 
     def vjp(g, ins, outs, attrs, needs):
         shape = ins[0].shape
         a, b = (axis_of(axis, len(shape)) for axis in attrs["axes"])
-        start, step = lay.diagonal_entries(shape[b], attrs["offset"])
+        start, step = views.diagonal_entries(shape[b], attrs["offset"])
         flat = call("pad_slice", g, axis=-1, start=start, step=step, size=shape[a] * shape[b])
         full = call("unflatten", flat, axis=-1, sizes=(shape[a], shape[b]))
         return (call("permute", full, axes=inverse((*others((a, b), len(shape)), a, b))),)

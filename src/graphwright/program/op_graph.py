@@ -319,7 +319,7 @@ class OpGraph:
         return f"{wanted}_{free}"
 
     def check_name(self, name: str) -> None:
-        """Raise BadName for a name that is no dotted path, NameTaken for one in use."""
+        """Raise BadName for a name that is not a dotted path, NameTaken for one in use."""
         if not is_name(name):
             expected = "a dotted path without empty segments or control characters"
             raise BadName("invalid node name", expected=expected, got=repr(name)[:80])

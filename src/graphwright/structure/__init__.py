@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphwright.errors import BudgetUnreachable
 from graphwright.program import SoftGates
+from graphwright.structure.costs import latency
 from graphwright.structure.elements import Element, init_for
 from graphwright.structure.errors import (
     ClippedStart,
@@ -41,7 +42,6 @@ from graphwright.structure.policy import (
     additions,
     gains,
 )
-from graphwright.structure.pricing import latency
 from graphwright.structure.report import Discretized, StepReport
 from graphwright.structure.searching import SearchResult, ops, search, skips, widths
 

@@ -187,8 +187,8 @@ def elements(p: Program) -> list[Element]:
             if not mine:
                 continue  # an option that was cut: its logit is unused until the choice is released
             site = mine[0]
-        state, price = STATES[table[at, g.STATE]], int(table[at, g.COST])
-        found.append(Element(name, gate, i, site, at, logit, p_here, p_now, t, state, price))
+        state, cost = STATES[table[at, g.STATE]], int(table[at, g.COST])
+        found.append(Element(name, gate, i, site, at, logit, p_here, p_now, t, state, cost))
     return sorted(found, key=lambda e: e.offset)
 
 

@@ -267,7 +267,7 @@ class DifferentiableGraph:
             for q in adds:
                 source, target = q.name.split(" -> ")
                 e.gate(e.connect(source, target), "sigmoid")
-                harden.remark(e, q, self.step)
+                harden.annotate(e, q, self.step)
         return done
 
     def discretize(

@@ -14,7 +14,7 @@ import numpy as np
 from graphwright.graph import NodeId
 from graphwright.ops import get, traits
 from graphwright.program import Program, Value
-from graphwright.program.axes.resize import by_place
+from graphwright.program.axes.resize import by_index
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.axes.units import Units
 from graphwright.program.editing.gate_edits import release
@@ -52,11 +52,11 @@ def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
     gone = set(done)
     for q in proposals:
         if q.name in gone:
-            remark(e, q, step)
+            annotate(e, q, step)
     return done
 
 
-def remark(e: Transaction, q: Proposal, step: int) -> None:
+def annotate(e: Transaction, q: Proposal, step: int) -> None:
     """Record a proposal and its reason in the journal."""
     warm = {} if q.element is None else {"z": q.element.z, "temperature": q.element.temperature}
     e.annotate(q.name, decision=q.action, step=step, p=q.p, gradient=q.gradient, reason=q.reason, **warm)
@@ -189,7 +189,7 @@ def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
         if not mine:
             return False
         weight, dim = mine[0]
-        factor = by_place(axes.weights[p.key(weight)][dim], group.atoms, values)
+        factor = by_index(axes.weights[p.key(weight)][dim], group.atoms, values)
         shape = [-1 if d == dim else 1 for d in range(len(axes.weights[p.key(weight)]))]
         found[p.key(weight)] = found.get(p.key(weight), np.ones(1)) * factor.reshape(shape)
     for key, factor in found.items():

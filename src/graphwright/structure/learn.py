@@ -108,8 +108,8 @@ def learn(
         _gate(model, units)
         view, final = DifferentiableGraph(p, seed=seed), TopPolicy(target, of="params", round_to=round_to)
         final.propose(view)  # raise for an unreachable target before training
-        price, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
-        opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, warmup=0, steps=steps)
+        limit, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
+        opt = JointOptimizer(view, task, [limit], params=params or 1e-4, gates=gates, mode=mode, warmup=0, steps=steps)
         with p.edit("train weights beside gates", author="gate") if params else nullcontext():
             history, seen = _train(view, opt, lambda rng: _feeds(ids, rng, batch, window), steps, seed, progress)
         names = [e.name for e in view.elements()]

@@ -20,9 +20,9 @@ from graphwright.program import Program, Value
 from graphwright.program.kinds import INPUT
 from graphwright.program.run import check_feeds, tensors
 from graphwright.settings import Count, NotNegative, Number, Positive, Settings, Share
+from graphwright.structure.costs import Cost, above, check_cost, element_costs
 from graphwright.structure.elements import Element, probabilities
 from graphwright.structure.harden import maker
-from graphwright.structure.pricing import Cost, above, check_cost, element_costs
 
 TINY = 1e-12
 
@@ -75,7 +75,7 @@ class Penalty(Settings):
     Attributes:
         name: name in reports; by default that of the class.
         captures: names of the nodes whose values the penalty reads.
-        carried: dict from names to the variables that hold the state of the penalty.
+        states: dict from names to the variables that hold the state of the penalty.
         climb: function of `Terms` that returns the next value of the state, called in each step that trains gates.
     """
 
@@ -97,9 +97,9 @@ def captures(penalty: Any) -> tuple[str, ...]:
     return tuple(getattr(penalty, "captures", ()))
 
 
-def carried(penalty: Any) -> dict[str, Variable]:
+def state_variables(penalty: Any) -> dict[str, Variable]:
     """Return the state variables of a penalty by name."""
-    return getattr(penalty, "carried", {})
+    return getattr(penalty, "states", {})
 
 
 def label(penalty: Any) -> str:
@@ -122,17 +122,17 @@ class sparsity(Penalty):
     lam: NotNegative
     weighted: bool = True
     relative: bool = False
-    carried: dict[str, Variable] = field(default_factory=dict)
+    states: dict[str, Variable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.relative and not self.carried:
-            self.carried["gain"] = Variable(np.zeros((), np.float64), name=f"{label(self)}.gain")
+        if self.relative and not self.states:
+            self.states["gain"] = Variable(np.zeros((), np.float64), name=f"{label(self)}.gain")
 
     def __call__(self, terms: Terms) -> Tensor:
         c = terms.cost if self.weighted else np.ones(len(terms.elements))
         share = (terms.open * terms.constant(c / max(c.sum(), 1.0))).sum() * self.lam
-        return share * self.carried["gain"].to(share.dtype) if self.relative else share
+        return share * self.states["gain"].to(share.dtype) if self.relative else share
 
 
 def expected_l0(lam: float, relative: bool = False) -> sparsity:
@@ -171,7 +171,7 @@ class budget(Penalty):
     of: Cost = "count"
     steps: Count = 0
     rate: NotNegative = 0.1
-    carried: dict[str, Variable] = field(default_factory=lambda: {
+    states: dict[str, Variable] = field(default_factory=lambda: {
         "budget.multiplier": Variable(np.zeros((), np.float64), name="budget.multiplier")})  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -198,7 +198,7 @@ class budget(Penalty):
     @property
     def multiplier(self) -> Variable:
         """The multiplier λ₁."""
-        return self.carried["budget.multiplier"]
+        return self.states["budget.multiplier"]
 
     def climb(self, terms: Terms) -> Tensor:
         """Return the next multiplier, max(λ₁ + rate·d, 0): gradient ascent, as d is the penalty's derivative by λ₁."""

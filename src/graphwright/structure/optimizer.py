@@ -32,7 +32,7 @@ from graphwright.settings import Range
 from graphwright.structure.elements import Key, elements, numbers
 from graphwright.structure.errors import Diverged, GatesCannotClose, GatesUnused, NoTaskTerm
 from graphwright.structure.graph import DifferentiableGraph, Task, check_task
-from graphwright.structure.losses import NormLimits, Objective, Terms, carried, label
+from graphwright.structure.losses import NormLimits, Objective, Terms, label, state_variables
 from graphwright.structure.policy import Policy, Proposes
 from graphwright.structure.report import StepReport
 
@@ -287,7 +287,7 @@ class JointOptimizer:
         self._begun = True
         if self._limits is not None:
             self._limits.begin()
-        units = [carried(p)["gain"] for p in self.penalties if "gain" in carried(p)]
+        units = [state_variables(p)["gain"] for p in self.penalties if "gain" in state_variables(p)]
         if not units or not self.logits.there:
             return
         names = tuple(batch)
@@ -385,7 +385,7 @@ class JointOptimizer:
                     self.logits.step(slopes[-1], stay, self.logit_limit)
                 if held:
                     for penalty in self.penalties:
-                        for variable in carried(penalty).values() if hasattr(penalty, "climb") else ():
+                        for variable in state_variables(penalty).values() if hasattr(penalty, "climb") else ():
                             variable.assign(call("where", stay > 0.0, variable, penalty.climb(above[3])))
                 self.logits.count.assign(self.logits.count + (1.0 - stay).to("float64"))
             reported = [loss, task, *extra, bad, worse]
@@ -429,7 +429,7 @@ class JointOptimizer:
         self.logits.sync()
         held = dict(self.weights.variables()) if self.weights is not None else {}
         for name, penalty in zip(self._names, self.penalties, strict=True):
-            held |= {f"joint.{name}.{key}": v for key, v in carried(penalty).items()}
+            held |= {f"joint.{name}.{key}": v for key, v in state_variables(penalty).items()}
         scales = {} if self._limits is None else self._limits.variables()
         return {**held, **scales, **self.logits.variables()}
 

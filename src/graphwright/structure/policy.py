@@ -25,9 +25,9 @@ from graphwright.program import Program, Value
 from graphwright.program.kinds import ASSIGN, INPUT, SOURCES
 from graphwright.program.run import check_feeds
 from graphwright.settings import AtLeastOne, Count, NotNegative, Range, Settings, Share
+from graphwright.structure.costs import Cost, above, check_cost, element_costs
 from graphwright.structure.elements import Element, Key, edge_of
 from graphwright.structure.errors import WouldDisconnect
-from graphwright.structure.pricing import Cost, above, check_cost, element_costs
 
 if TYPE_CHECKING:
     from graphwright.structure.graph import DifferentiableGraph, Task
@@ -233,8 +233,8 @@ class TopPolicy(Settings):
         """Propose cuts that meet the target. Raises: BudgetUnreachable if the protected elements alone exceed it."""
         among = view.elements()
         counting = isinstance(self.of, str) and self.of == "count"
-        price = np.ones(len(among)) if counting else element_costs(view.program, among, self.of)
-        target = self.target if self.target > 1 else self.target * float(price.sum())
+        costs = np.ones(len(among)) if counting else element_costs(view.program, among, self.of)
+        target = self.target if self.target > 1 else self.target * float(costs.sum())
         below: list[list[int]] = [[] for _ in among]
         for i, chain in enumerate(() if counting else above(view.program, among)):
             for j in chain:
@@ -246,10 +246,10 @@ class TopPolicy(Settings):
             there = np.ones(len(among), bool)
             for e in cuts:
                 there[[index[e.key], *below[index[e.key]]]] = False
-            left, more = float(price[there].sum()), len(cuts)
+            left, more = float(costs[there].sum()), len(cuts)
             while left > target and (block := next(waiting, None)) is not None:
                 gone = [k for i in block for k in (i, *below[i]) if there[k]]
-                left, there[gone] = left - float(price[gone].sum()), False
+                left, there[gone] = left - float(costs[gone].sum()), False
                 cuts += [among[i] for i in block]
             if len(cuts) == more:
                 break
@@ -335,15 +335,15 @@ def gains(
         here, terms = loss({})
         slopes = grad(here, [leaves[j] for j in junctions], allow_unused=True)
     by = {j: None if g is None else g.numpy("float64") for j, g in zip(junctions, slopes, strict=True)}
-    carried = {s: terms.values[s].numpy("float64") for s in sources}
+    values = {s: terms.values[s].numpy("float64") for s in sources}
     found = []
     for source, junction in pairs:
         slope = by[junction]
         if slope is not None:
-            n = float((slope * carried[source]).sum())
+            n = float((slope * values[source]).sum())
             gain = -n
             if newton:
-                steps = ((sign * _STEP * carried[source]).astype(zeros[junction].dtype) for sign in (-1, 1))
+                steps = ((sign * _STEP * values[source]).astype(zeros[junction].dtype) for sign in (-1, 1))
                 before, after = (loss({junction: as_tensor(x)})[0].item() for x in steps)
                 d = (before - 2 * here.item() + after) / _STEP**2
                 gain = n * n / (2 * d) if n < 0 and d > 0 else min(-n, 0.0)

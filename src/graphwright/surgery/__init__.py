@@ -32,7 +32,7 @@ from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Findings, Fix, Limits, Severity
 from graphwright.surgery.matrices import DtypeUnsupported, NonFiniteWeight
 from graphwright.surgery.measure import activation_memory
-from graphwright.surgery.orthogonal.lie import cayley, lie_exp, lie_log, retract, skew, so_generator
+from graphwright.surgery.orthogonal.lie import cayley, lie_exp, lie_log, skew, so_generator
 from graphwright.surgery.orthogonal.methods import is_orthogonal, newton_schulz, polar, qr
 from graphwright.surgery.orthogonal.orthogonalize import OrthogonalizeOptions, OrthoReport, orthogonalize
 from graphwright.surgery.orthogonal.parametrize import bake, make_dense, parametrize, unbake
@@ -53,6 +53,6 @@ __all__ = [
     "Severity", "TensorRing", "TensorTrain", "Unsatisfied", "activation_memory", "asvd", "bake", "cayley", "compare",
     "compress", "compression_ratio", "constraint", "curve", "densify", "diagnose", "finding", "heal",
     "is_orthogonal", "lie_exp", "lie_log", "lora", "make_dense", "merge_lora", "newton_schulz", "optimise_report",
-    "orthogonalize", "parametrize", "polar", "prune", "qr", "remove_zeros", "retract", "scores", "skew", "so_generator",
+    "orthogonalize", "parametrize", "polar", "prune", "qr", "remove_zeros", "scores", "skew", "so_generator",
     "solve", "svd", "unbake",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Limits, Severity, add_linear, cut, grown, map_sizes
 from graphwright.surgery.findings.gradients import by_structure
 from graphwright.surgery.findings.heads import unbalanced_heads
-from graphwright.surgery.findings.residuals import carried, gated
+from graphwright.surgery.findings.residuals import gated, has_identity_path
 from graphwright.surgery.walks import shortest_path
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class ResidualPath(_Pair):
     def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
         """Report a missing path. The repair adds an edge with a gate or matrix that is zero until it is trained."""
         sums = [target] if p.is_junction(target) else [n for n in p.consumers(target) if p.is_junction(n)]
-        if any(carried(p, source, s) or _projected(p, source, s) for s in sums):
+        if any(has_identity_path(p, source, s) or _projected(p, source, s) for s in sums):
             return []
         what = f"there is no identity path from {self.a} into {self.b}"
         return [(what, Severity.WARNING, bridge(p, source, target))]
@@ -216,7 +216,7 @@ def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
         return False
     maps = [n for n in p.consumers(source) if traits(p.op(n)).contracts == "out_in" and p.operands(n)[0].node == source]
     weights = [origin(p, p.operands(n)[1]) for n in maps]
-    return any(w is not None and p.op(w) == PARAM and carried(p, n, junction)
+    return any(w is not None and p.op(w) == PARAM and has_identity_path(p, n, junction)
                for n, w in zip(maps, weights, strict=True))  # fmt: skip
 
 

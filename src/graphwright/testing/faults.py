@@ -257,19 +257,19 @@ def _materialise(tree: Tree, root: Path) -> None:
 
 class _File:
     def __init__(self, content: bytes = b"") -> None:
-        self.now = self.kept = content
+        self.now = self.durable = content
 
     def sync(self) -> None:
-        self.kept = self.now
+        self.durable = self.now
 
 
 class _Folder:
     def __init__(self) -> None:
         self.now: dict[str, _File | _Folder] = {}
-        self.kept: dict[str, _File | _Folder] = {}
+        self.durable: dict[str, _File | _Folder] = {}
 
     def sync(self) -> None:
-        self.kept = dict(self.now)
+        self.durable = dict(self.now)
 
 
 class Disk:
@@ -281,7 +281,7 @@ class Disk:
         for name in sorted(tree):
             parent, leaf = self._parent(name)
             content = tree[name]
-            parent.now[leaf] = parent.kept[leaf] = _Folder() if content is None else _File(content)
+            parent.now[leaf] = parent.durable[leaf] = _Folder() if content is None else _File(content)
 
     def apply(self, operation: Operation) -> None:
         """Apply one operation; those that change neither content nor names are ignored."""
@@ -356,14 +356,14 @@ class Disk:
         tree: Tree = {}
 
         def visit(folder: _Folder, prefix: str) -> None:
-            for name, node in sorted((folder.now if arrived(folder) else folder.kept).items()):
+            for name, node in sorted((folder.now if arrived(folder) else folder.durable).items()):
                 if isinstance(node, _Folder):
                     tree[prefix + name] = None
                     visit(node, f"{prefix}{name}{os.sep}")
-                elif torn and node.now != node.kept:
+                elif torn and node.now != node.durable:
                     tree[prefix + name] = node.now[: len(node.now) // 2]
                 else:
-                    tree[prefix + name] = node.now if arrived(node) else node.kept
+                    tree[prefix + name] = node.now if arrived(node) else node.durable
 
         visit(self._root, "")
         return tree

@@ -22,7 +22,7 @@ from graphwright.array.backend import Attrs, Call, Needs, backend, queued_failur
 from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
 from graphwright.array.dtype import DType
 from graphwright.array.layout import span
-from graphwright.array.memory_pool import Block, DeviceFull, DriverError, MemoryPool, Place
+from graphwright.array.memory_pool import Address, Block, DeviceFull, DriverError, MemoryPool
 from graphwright.array.ndarray import NDArray, from_numpy
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
@@ -109,7 +109,7 @@ class SimDriver:
         self._starts.remove(address)
         self.frees += 1
 
-    def copy(self, target: Place, source: Place, nbytes: int, stream: int = 0) -> None:
+    def copy(self, target: Address, source: Address, nbytes: int, stream: int = 0) -> None:
         """Queue a copy of `nbytes` bytes on a stream."""
         to, of = self._bytes(target, nbytes), self._bytes(source, nbytes)
         reads = [(source, source + nbytes)] if isinstance(source, int) else []
@@ -243,7 +243,7 @@ class SimDriver:
         if outside_capture and self.capturing:
             raise RuleBroken(f"{what} was called while a stream captures", where=str(self.device))
 
-    def _bytes(self, address: Place, nbytes: int) -> np.ndarray:
+    def _bytes(self, address: Address, nbytes: int) -> np.ndarray:
         if not isinstance(address, int):
             return address.reshape(-1).view(np.uint8)[:nbytes]
         at = bisect_right(self._starts, address) - 1

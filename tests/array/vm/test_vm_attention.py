@@ -50,17 +50,17 @@ LENGTHS = [(1, 1), (1, 130), (63, 63), (64, 64), (65, 65), (130, 130), (70, 200)
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), LENGTHS)
-def test_lengths(queries: int, keys: int, causal: bool) -> None:
+def test_any_numbers_of_queries_and_keys_match_aten(queries: int, keys: int, causal: bool) -> None:
     agree(operands(queries, keys), causal=causal)
 
 
 @pytest.mark.parametrize(("deep", "wide"), [(1, 1), (17, 5), (32, 32), (64, 64), (80, 128)])
-def test_sizes_of_heads(deep: int, wide: int) -> None:
+def test_any_head_size_matches_aten(deep: int, wide: int) -> None:
     agree(operands(70, 70, deep, wide))
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (6, 2), (3, 3), (4, 1)])
-def test_groups_of_heads(heads: int, groups: int) -> None:
+def test_grouped_heads_match_aten(heads: int, groups: int) -> None:
     agree(operands(66, 66, heads=heads, groups=groups))
 
 
@@ -69,7 +69,7 @@ def test_windows_count_the_query_itself(window: int) -> None:
     agree(operands(200, 200), window=window)
 
 
-def test_padding_mask_and_start_position() -> None:
+def test_padding_masks_and_start_positions_match_aten() -> None:
     rng = np.random.default_rng(2)
     for seen in (rng.random((2, 150)) < 0.6, np.zeros((2, 150), bool)):
         agree([*operands(70, 150), from_numpy(seen)], optional=("key_mask",))
@@ -78,7 +78,7 @@ def test_padding_mask_and_start_position() -> None:
     agree([*operands(70, 150), from_numpy(seen), from_numpy(np.asarray(80))], optional=("key_mask", "q_start"))
 
 
-def test_strided_keys_and_values() -> None:
+def test_strided_keys_and_values_match_aten() -> None:
     q, _, _ = operands(70, 70)
     both = np.random.default_rng(0).normal(size=(2, 70, 2, 2, 8)).astype("f4")
     k, v = (from_numpy(both[:, :, i].transpose(0, 2, 1, 3)) for i in (0, 1))
@@ -89,7 +89,7 @@ def test_strided_keys_and_values() -> None:
 def test_bfloat16_is_computed_in_float32_and_rounded_once(options: dict[str, Any]) -> None:
     """Beside the float32 kernels on the same numbers; rounding costs half a unit of the last of 8 bits."""
     wide = [a.to_numpy() for a in operands(70, 70, 17, 5)]
-    wide[1] = np.ascontiguousarray(wide[1].transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)  # as heads lie in a projection
+    wide[1] = np.ascontiguousarray(wide[1].transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)  # as in a projection
     extra = [from_numpy(np.random.default_rng(2).random((2, 70)) < 0.6)] if "optional" in options else []
     attrs = OPS["sdpa"].complete({"scale": 0.3, **options})
     narrow = [low(x) for x in wide]
@@ -140,10 +140,10 @@ def test_block_table_selects_key_blocks() -> None:
     assert rows is not None
     rows[0][14] = table.ctypes.data
     VmSegment([rows])()
-    place = np.arange(150)
+    positions = np.arange(150)
     seen = np.tril(np.ones((150, 150), bool))
     for block, keys in enumerate(lists):
-        seen[place // 64 == block] &= np.isin(place // 64, keys)
+        seen[positions // 64 == block] &= np.isin(positions // 64, keys)
     s = np.where(seen, 0.3 * (q.to_numpy() @ k.to_numpy().swapaxes(-1, -2)), -np.inf)
     w = np.exp(s - s.max(-1, keepdims=True))
     np.testing.assert_allclose(out.to_numpy(), (w / w.sum(-1, keepdims=True)) @ v.to_numpy(), rtol=1e-5, atol=1e-6)

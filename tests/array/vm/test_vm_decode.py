@@ -67,7 +67,7 @@ def test_sdpa_equals_torch_and_reads_no_row_past_the_length(
     np.testing.assert_allclose(made, truth, rtol=1e-5, atol=1e-5)
 
 
-def test_many_queries_use_another_kernel() -> None:
+def test_many_queries_use_the_general_kernel() -> None:
     for queries, code in ((1, Code.ATTEND_CACHED), (2, Code.ATTEND)):
         q = np.zeros((1, 2, queries, 4), "f4")
         rows = encode("sdpa", [view(q)], [view(q)] * 3, {"scale": 1.0, "causal": True, "window": None, "optional": ()})

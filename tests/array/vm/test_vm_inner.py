@@ -133,7 +133,7 @@ def agrees(
 
 
 @pytest.mark.parametrize("name", JOINING)
-def test_an_operand_may_be_a_tile(name: str) -> None:
+def test_ops_on_tile_operands_match_aten(name: str) -> None:
     arity, scratch, done = OPS[name].arity, new_scratch(), 0
     least, most = (arity, arity) if isinstance(arity, int) else (max(arity[0], 1), arity[1] or 3)
     for n in range(least, most + 1):
@@ -151,7 +151,7 @@ def test_an_operand_may_be_a_tile(name: str) -> None:
 
 @pytest.mark.parametrize("shape", [(12, 17), (2, 3, 17), (1, 17), (17,)])
 def test_rows_of_tiles_are_adjacent(shape: tuple[int, ...]) -> None:
-    """Where a turn does a whole row: its elements, of every operand, lie side by side or are one."""
+    """Where a turn does a whole row: its elements, of every operand, are adjacent or are one."""
     plain = View(float32, shape, tuple(int(np.prod(shape[a + 1 :])) for a in range(len(shape))))
     twice = plain._replace(strides=tuple(2 * s for s in plain.strides))
     transposed = plain._replace(strides=tuple(int(np.prod(shape[:a])) for a in range(len(shape))))

@@ -61,8 +61,8 @@ def test_strided_random_results_have_no_vm_form() -> None:
 def test_uniform_number_equal_to_p_keeps_the_entry() -> None:
     key, x = from_numpy(np.array([3, 4])), from_numpy(np.ones(100, np.float32))
     u = same_bits("uniform", [key], {"stream": 9, "shape": (100,)})
-    for place in (7, 50):
-        kept = same_bits("dropout", [x, key], {"p": float(u[place]), "stream": 9})
-        assert kept[place] != 0
-        hits = same_bits("bernoulli", [from_numpy(np.full(100, u[place])), key], {"stream": 9})
-        assert hits[place] == 0
+    for index in (7, 50):
+        kept = same_bits("dropout", [x, key], {"p": float(u[index]), "stream": 9})
+        assert kept[index] != 0
+        hits = same_bits("bernoulli", [from_numpy(np.full(100, u[index])), key], {"stream": 9})
+        assert hits[index] == 0

@@ -28,19 +28,19 @@ ELEMENTWISE = [n for n in FORMS if OPS[n].traits.elementwise and OPS[n].arity in
 
 
 @pytest.mark.parametrize("name", [n for n in FORMS if n != "cast"])  # which has a form for one pair of dtypes
-def test_samples_of_every_op(name: str) -> None:
+def test_samples_of_every_op_match_aten(name: str) -> None:
     row, done = OPS[name], 0
     for k in range(12):
         inputs, attrs = row.sample(np.random.default_rng(zlib.crc32(name.encode()) + k))
         arrays = [single(x) for x in inputs]
-        if row.traits.carried and name != "unscale_check":  # a rate is float64
+        if row.traits.updates_states and name != "unscale_check":  # a rate is float64
             arrays[0] = from_numpy(np.asarray(inputs[0], np.float64))
         done += agree(name, arrays, row.complete(attrs), atol=TOLERANCE.get(name, 2e-6))
     assert done >= 2, "the VM takes samples of every op it has"
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_elementwise_sizes_and_layouts(name: str) -> None:
+def test_elementwise_ops_of_any_size_and_layout_match_aten(name: str) -> None:
     rng, arity = np.random.default_rng(0), OPS[name].arity
     assert isinstance(arity, int)
     attrs = OPS[name].complete({})
@@ -61,7 +61,7 @@ def test_elementwise_sizes_and_layouts(name: str) -> None:
             agree(name, [from_numpy(a), from_numpy(b)], attrs)
 
 
-def test_three_axes_that_do_not_merge() -> None:
+def test_ops_over_three_unmergeable_axes_match_aten() -> None:
     x = np.random.default_rng(0).normal(size=(4, 5, 6)).astype("f4")
     a, b = from_numpy(x[:, ::2, :]), from_numpy(x[:, :3, ::-1][:, :, ::-1][:1])
     assert agree("add", [a, b], {})
@@ -82,7 +82,7 @@ AXES = list(chain.from_iterable(combinations(range(3), r) for r in range(1, 4)))
 
 @pytest.mark.parametrize("keepdims", [True, False])
 @pytest.mark.parametrize("name", ["sum", "mean", "amax"])
-def test_reductions_over_any_axes(name: str, keepdims: bool) -> None:
+def test_reductions_over_any_axes_match_aten(name: str, keepdims: bool) -> None:
     rng, done = np.random.default_rng(0), 0
     for shape in ((2, 3, 4), (1, 5, 1), (3, 1, 33), (2, 300, 17), (4, 1, 1)):
         for axes in AXES:
@@ -105,7 +105,7 @@ def test_long_sums_are_accurate(n: int) -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 800.0])
 @pytest.mark.parametrize("classes", [1, 2, 10, 16, 17, 100])
-def test_losses_of_large_scores(scale: float, classes: int) -> None:
+def test_losses_of_large_scores_match_aten(scale: float, classes: int) -> None:
     rng = np.random.default_rng(0)
     scores = from_numpy((scale * rng.normal(size=(7, classes))).astype("f4"))
     targets = rng.integers(0, classes, 7)
@@ -197,7 +197,7 @@ def test_every_vm_form_is_tested_at_sizes() -> None:
 
 
 @pytest.mark.parametrize("name", SIZED)
-def test_sizes_around_a_vector_and_a_tile(name: str) -> None:
+def test_sizes_around_a_vector_and_a_tile_match_aten(name: str) -> None:
     done = 0
     for n in SIZES:
         try:
@@ -215,10 +215,10 @@ def test_sizes_around_a_vector_and_a_tile(name: str) -> None:
 @pytest.mark.parametrize("name", ["sum", "mean", "amax", "softmax", "rms_norm", "layer_norm", "matmul", "linear"])
 def test_rows_with_special_values_match_aten(name: str, special: float) -> None:
     for n in (1, 5, 16, 40):
-        for place in {0, n // 2, n - 1}:
+        for index in {0, n // 2, n - 1}:
             arrays, attrs = SIZED[name](n)
             x = arrays[0].to_numpy().copy()
-            x[1, place] = special
+            x[1, index] = special
             with np.errstate(all="ignore"):
                 assert agree(name, [from_numpy(x), *arrays[1:]], OPS[name].complete(attrs), atol=1e-5, rtol=1e-5), n
 
@@ -243,7 +243,7 @@ def test_int64_addition_is_exact() -> None:
     assert agree("add", [from_numpy(np.arange(12).reshape(3, 4).T), from_numpy(np.arange(3))], {})
 
 
-def test_conditions_and_comparisons_with_nan() -> None:
+def test_comparisons_with_nan_match_aten() -> None:
     x = np.array([1, 2, np.nan, np.inf, -np.inf, 0, -0.0] * 5, np.float32)
     y = np.array([1, 1, 1, np.inf, np.nan, -0.0, 0] * 5, np.float32)
     for name, truth in (("lt", x < y), ("le", x <= y), ("eq", x == y)):
@@ -306,7 +306,7 @@ def test_bfloat16_elementwise_ops_round_once(name: str) -> None:
             assert np.abs(mine - other).max(initial=0) <= (1 if name not in _EXACT else 0)
 
 
-def test_copies_of_bfloat16_move_pairs() -> None:
+def test_bfloat16_copies_move_pairs_of_elements() -> None:
     bits = np.random.default_rng(0).integers(0, 2**16, (3, 4, 6, 8), dtype="u2")
     for part, fits in ((bits.transpose(0, 2, 1, 3), True), (bits[..., :5], False), (bits[..., 1:5], True)):
         (found,) = vm("copy", [from_numpy(part, bits=bfloat16)], {}) or [None]

@@ -51,7 +51,7 @@ SIZES = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 100]))
     st.sampled_from("CFS"),
     st.sampled_from("CFS"),
 )
-def test_matmul_of_any_size_and_order(m: int, n: int, k: int, a_order: str, b_order: str) -> None:
+def test_matmul_of_any_size_and_layout_matches_aten(m: int, n: int, k: int, a_order: str, b_order: str) -> None:
     rng = np.random.default_rng(m * 1000 + n)
     a, b = laid(rng, m, k, a_order), laid(rng, k, n, b_order)
     truth = a.astype("f8") @ b.astype("f8")
@@ -92,6 +92,6 @@ def test_nan_and_infinity_stay_in_their_row() -> None:
     assert (np.delete(found, [3, 4], 0) == 40).all()
 
 
-def test_one_column_of_a_column_order_matrix() -> None:
+def test_one_column_of_a_column_major_matrix_matches_aten() -> None:
     a, b = np.arange(12, dtype="f4").reshape(3, 4), np.asfortranarray(np.arange(4, dtype="f4").reshape(4, 1))
     assert product("matmul", a, b).tolist() == (a @ b).tolist()

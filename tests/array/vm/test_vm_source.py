@@ -39,10 +39,10 @@ def _is_module(name: str) -> bool:
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the folder, which the machine takes for its own."""
-    place = tmp_path / "vm"
-    shutil.copytree(FOLDER, place, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(machine, "__file__", str(place / "machine.py"))
-    return place
+    directory = tmp_path / "vm"
+    shutil.copytree(FOLDER, directory, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(machine, "__file__", str(directory / "machine.py"))
+    return directory
 
 
 def test_every_compiled_file_is_in_the_source_hash() -> None:

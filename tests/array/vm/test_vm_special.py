@@ -38,7 +38,7 @@ INEXACT: dict[str, tuple[Callable[..., np.ndarray], Callable[..., np.ndarray]]] 
 1e-38 = 0, and rounds swiglu of bfloat16 twice.
 """
 EITHER_ZERO = frozenset({"minimum", "maximum"})
-"""Of two zeros of different signs ATen takes one or the other by where they lie."""
+"""Of two zeros of different signs ATen takes one or the other by their position."""
 
 
 def _far(x: np.ndarray) -> np.ndarray:

@@ -57,32 +57,32 @@ def chain(n: int) -> tuple[list[NDArray], list[Row]]:
 KEEP: list[NDArray] = []
 
 
-def kept(*arrays: NDArray) -> tuple[NDArray, ...]:
+def retained(*arrays: NDArray) -> tuple[NDArray, ...]:
     KEEP.extend(arrays)
     return arrays
 
 
 TARGETS = from_numpy(rng.integers(0, 200, 6000))
 CASES: dict[str, Callable[[], tuple[list[NDArray], list[Row]]]] = {
-    "tall product": lambda: op("matmul", *kept(normal(700, 300), normal(300, 200))),
-    "wide product": lambda: op("matmul", *kept(normal(20, 400), normal(400, 1500))),
-    "square, long sums": lambda: op("matmul", *kept(normal(200, 2000), normal(2000, 200))),
-    "with an addend": lambda: op("linear", *kept(normal(500, 300), normal(400, 300), normal(400))),
-    "one axis": lambda: op("exp", *kept(normal(700_001))),
-    "rows": lambda: op("mul", *kept(normal(3000, 700), normal(3000, 1))),
-    "bytes": lambda: op("lt", *kept(normal(2_000_000), normal(2_000_000))),
-    "softmax": lambda: op("softmax", *kept(normal(3000, 200))),
-    "norm": lambda: op("rms_norm", *kept(normal(9000, 200), normal(200))),
-    "columns": lambda: op("sum", *kept(normal(9000, 300)), axes=(0,), keepdims=False),
-    "widened": lambda: op("cast", *kept(low(normal(1_100_003).to_numpy())), dtype=float32),
-    "rounded": lambda: op("cast", *kept(normal(1_100_003)), dtype=bfloat16),
-    "rounded rows": lambda: op("cast", *kept(from_numpy(normal(3000, 700).to_numpy()[:, :600])), dtype=bfloat16),
-    "bfloat16": lambda: op("mul", *kept(low(normal(1_100_003).to_numpy()), low(normal(1_100_003).to_numpy()))),
-    "loss": lambda: op("cross_entropy", *kept(normal(6000, 200)), TARGETS),
+    "tall product": lambda: op("matmul", *retained(normal(700, 300), normal(300, 200))),
+    "wide product": lambda: op("matmul", *retained(normal(20, 400), normal(400, 1500))),
+    "square, long sums": lambda: op("matmul", *retained(normal(200, 2000), normal(2000, 200))),
+    "with an addend": lambda: op("linear", *retained(normal(500, 300), normal(400, 300), normal(400))),
+    "one axis": lambda: op("exp", *retained(normal(700_001))),
+    "rows": lambda: op("mul", *retained(normal(3000, 700), normal(3000, 1))),
+    "bytes": lambda: op("lt", *retained(normal(2_000_000), normal(2_000_000))),
+    "softmax": lambda: op("softmax", *retained(normal(3000, 200))),
+    "norm": lambda: op("rms_norm", *retained(normal(9000, 200), normal(200))),
+    "columns": lambda: op("sum", *retained(normal(9000, 300)), axes=(0,), keepdims=False),
+    "widened": lambda: op("cast", *retained(low(normal(1_100_003).to_numpy())), dtype=float32),
+    "rounded": lambda: op("cast", *retained(normal(1_100_003)), dtype=bfloat16),
+    "rounded rows": lambda: op("cast", *retained(from_numpy(normal(3000, 700).to_numpy()[:, :600])), dtype=bfloat16),
+    "bfloat16": lambda: op("mul", *retained(low(normal(1_100_003).to_numpy()), low(normal(1_100_003).to_numpy()))),
+    "loss": lambda: op("cross_entropy", *retained(normal(6000, 200)), TARGETS),
     "loop": lambda: chain(2000),
-    "copy": lambda: op("copy", from_numpy(kept(normal(40, 50, 8, 100))[0].to_numpy().transpose(0, 2, 1, 3))),
+    "copy": lambda: op("copy", from_numpy(retained(normal(40, 50, 8, 100))[0].to_numpy().transpose(0, 2, 1, 3))),
     "attention": lambda: op(
-        "sdpa", *kept(normal(2, 6, 150, 32), normal(2, 2, 150, 32), normal(2, 2, 150, 32)), scale=0.2
+        "sdpa", *retained(normal(2, 6, 150, 32), normal(2, 2, 150, 32), normal(2, 2, 150, 32)), scale=0.2
     ),
 }
 
@@ -117,7 +117,7 @@ def test_many_short_shared_runs_are_complete(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_index_out_of_range_is_reported_by_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     targets = TARGETS.to_numpy().copy()
-    _, rows = op("cross_entropy", *kept(normal(6000, 200), from_numpy(targets)))
+    _, rows = op("cross_entropy", *retained(normal(6000, 200), from_numpy(targets)))
     run = VmSegment([rows])
     run()
     for threads in (1, 3):
@@ -148,7 +148,7 @@ def test_concurrent_callers_do_not_interfere(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_call_leaks_no_reference_and_keeps_its_memory() -> None:
-    outs, rows = op("exp", *kept(normal(40)))
+    outs, rows = op("exp", *retained(normal(40)))
     run = VmSegment([rows]).run
     gc.collect()
     before = [sys.getrefcount(x) for x in (None, NotImplemented)]
@@ -160,7 +160,7 @@ def test_call_leaks_no_reference_and_keeps_its_memory() -> None:
 
 
 def test_failed_call_leaks_no_reference() -> None:
-    scores, targets = kept(normal(2, 3), from_numpy(np.array([0, 9])))
+    scores, targets = retained(normal(2, 3), from_numpy(np.array([0, 9])))
     run = VmSegment([op("cross_entropy", scores, targets)[1]])
     before = sys.getrefcount(NotImplemented)
     for _ in range(1000):
@@ -172,6 +172,6 @@ def test_failed_call_leaks_no_reference() -> None:
 
 def test_unknown_object_layout_falls_back_to_ctypes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "_make_method", lambda: None)
-    outs, rows = op("exp", *kept(normal(40)))
+    outs, rows = op("exp", *retained(normal(40)))
     VmSegment([rows])()
     np.testing.assert_allclose(outs[0].to_numpy(), np.exp(KEEP[-1].to_numpy()), rtol=1e-6)

@@ -30,7 +30,7 @@ def _registry_is_put_back() -> Iterator[None]:
     _registry.update(before)
 
 
-def test_duplicate_names_both() -> None:
+def test_duplicate_architectures_are_refused_naming_both() -> None:
     llama = architectures()["llama"]
     double = Architecture("double", ("Fresh", "LlamaForCausalLM"), (), llama.read, llama.keys, llama.build)
     with pytest.raises(UsageError) as caught:
@@ -40,7 +40,7 @@ def test_duplicate_names_both() -> None:
     assert register(llama) is llama
 
 
-def test_duplicate_is_noticed_before_anything_was_opened() -> None:
+def test_duplicates_are_found_at_registration() -> None:
     code = """
     from graphwright.models import Architecture, register
     from graphwright.errors import UsageError
@@ -163,7 +163,7 @@ EXTRA = {"qwen3": ["attn.q_norm", "attn.k_norm"]}
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_node_names_are_the_same_over_families(family: str, made: Callable[[str], Made]) -> None:
+def test_node_names_are_equal_across_families(family: str, made: Callable[[str], Made]) -> None:
     p = gw.open(made(family).path).program
     shape_ops = {"unflatten", "permute", "flatten"}
     kinds = {"param", "input", "const"}
@@ -199,14 +199,14 @@ def test_tied_head_is_one_node_with_two_readers(made: Callable[[str], Made]) -> 
 
 
 @pytest.mark.parametrize("classes", ["LlamaForCausalLM", [1], {"a": 1}])
-def test_architectures_field_of_another_kind(classes: object, copy: Callable[[str], Path]) -> None:
+def test_invalid_architectures_fields_are_refused(classes: object, copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     edit_config(path, architectures=classes)
     with pytest.raises(ConfigError, match="architectures"):
         gw.open(path)
 
 
-def test_model_type_is_enough(copy: Callable[[str], Path]) -> None:
+def test_model_type_alone_identifies_the_architecture(copy: Callable[[str], Path]) -> None:
     path = copy("qwen2")
     edit_config(path, remove=("architectures",))
     assert gw.open(path).arch.name == "qwen2"

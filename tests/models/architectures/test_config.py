@@ -90,7 +90,7 @@ def test_explicit_fields_are_kept(family: str) -> None:
     assert ours.windows == {"llama": (None,) * 3, "mistral": (7,) * 3}.get(family, (None, 7, 7))
 
 
-def test_layer_types_win_over_max_window_layers() -> None:
+def test_layer_types_take_precedence_over_max_window_layers() -> None:
     types = ["sliding_attention", "full_attention", "full_attention"]
     ours = dims(
         "qwen2",
@@ -103,14 +103,12 @@ def test_layer_types_win_over_max_window_layers() -> None:
     assert ours.windows == (7, None, None)
 
 
-def test_window_is_off_unless_asked_for() -> None:
+def test_the_window_is_off_unless_enabled() -> None:
     assert dims("qwen2", num_key_value_heads=2, sliding_window=7, max_window_layers=0).windows == (None,) * 3
     assert dims("qwen3", num_key_value_heads=2, sliding_window=7, max_window_layers=0).windows == (None,) * 3
 
 
-def test_both_spellings_of_a_file_give_the_same_logits(
-    made: Callable[[str], Made], copy: Callable[[str], Path]
-) -> None:
+def test_both_spellings_of_a_config_give_equal_logits(made: Callable[[str], Made], copy: Callable[[str], Path]) -> None:
     path = copy("rope-llama3")
     config = json.loads((path / "config.json").read_text())
     new = dict(config["rope_parameters"])
@@ -119,7 +117,7 @@ def test_both_spellings_of_a_file_give_the_same_logits(
     np.testing.assert_array_equal(gw.open(path).logits(IDS), gw.open(made("rope-llama3").path).logits(IDS))
 
 
-def test_raw_bytes_are_kept(made: Callable[[str], Made]) -> None:
+def test_the_config_keeps_the_raw_bytes(made: Callable[[str], Made]) -> None:
     m = gw.open(made("llama").path)
     assert m.config.raw == (made("llama").path / "config.json").read_bytes()
     assert m.config["vocab_size"] == 97
@@ -150,7 +148,7 @@ def test_raw_bytes_are_kept(made: Callable[[str], Made]) -> None:
         ({"sliding_window": 0, "use_sliding_window": True}, "sliding_window"),
     ],
 )
-def test_wrong_values_raise_config_error(fields: dict[str, Any], named: str) -> None:
+def test_invalid_values_raise_config_error(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         dims("qwen2", **{"num_key_value_heads": 2, **fields})
     assert named in caught.value.what
@@ -160,7 +158,7 @@ def test_wrong_values_raise_config_error(fields: dict[str, Any], named: str) -> 
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": 1, "a": 2}', "\xff", '"' + "x" * (9 << 20) + '"', "[" * 40])
-def test_unreadable_config(text: str, copy: Callable[[str], Path]) -> None:
+def test_unreadable_configs_raise_config_error(text: str, copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     (path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError) as caught:
@@ -170,7 +168,7 @@ def test_unreadable_config(text: str, copy: Callable[[str], Path]) -> None:
     assert len(str(caught.value).splitlines()) == 2
 
 
-def test_no_config(copy: Callable[[str], Path]) -> None:
+def test_a_missing_config_raises_config_error(copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     (path / "config.json").unlink()
     with pytest.raises(ModelNotFound, match="config"):

@@ -34,8 +34,8 @@ def test_padded_logits_equal_transformers(checkpoint: Made) -> None:
 
 
 @pytest.mark.parametrize("name", ["rope-dynamic", "rope-longrope-long"])
-def test_positions_do_not_count_padding(name: str, made: Callable[[str], Made]) -> None:
-    """Only 12 true tokens: the frequencies are those of short inputs, wherever the tokens lie."""
+def test_padding_does_not_advance_positions(name: str, made: Callable[[str], Made]) -> None:
+    """Only 12 true tokens: the frequencies are those of short inputs, at any position of the tokens."""
     c, mask = made(name), np.stack([np.arange(37) >= 25] * 2)
     ours = gw.open(c.path).logits(IDS, mask)
     assert relative(ours[mask], c.logits(IDS, mask)[mask]) < 5e-6
@@ -62,7 +62,7 @@ def test_greedy_ids_equal_transformers(checkpoint: Made) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
-def test_stored_dtype_widens_exactly(name: str, stored: str, tmp_path) -> None:
+def test_stored_weights_are_widened_exactly(name: str, stored: str, tmp_path) -> None:
     family, fields = FEATURES[name]
     c = checkpoints.make(tmp_path, family, dtype=stored, **fields)
     m = gw.open(tmp_path)
@@ -72,7 +72,9 @@ def test_stored_dtype_widens_exactly(name: str, stored: str, tmp_path) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("compute", ["bfloat16", "float16"])
-def test_low_precision_compute(name: str, compute: str, made: Callable[[str], Made]) -> None:
+def test_low_precision_logits_match_float32_within_rounding(
+    name: str, compute: str, made: Callable[[str], Made]
+) -> None:
     m = gw.open(made(name).path, compute=compute)
     assert m.program.spec("layers.1.mid").dtype.name == compute
     assert relative(m.logits(IDS), made(name).logits(IDS)) < 3e-2
@@ -95,14 +97,14 @@ def test_window_counts_the_query_itself(rows: int, made: Callable[[str], Made]) 
     assert relative(gw.open(c.path).logits(ids), c.logits(ids)) < 5e-6
 
 
-def test_sharded_file_equals_single(made: Callable[[str], Made], tmp_path) -> None:
+def test_sharded_and_single_files_give_equal_logits(made: Callable[[str], Made], tmp_path) -> None:
     family, fields = FEATURES["llama"]
     checkpoints.make(tmp_path, family, shard="60KB", **fields)
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     assert np.array_equal(gw.open(tmp_path).logits(IDS), gw.open(made("llama").path).logits(IDS))
 
 
-def test_one_row_and_one_sequence(made: Callable[[str], Made]) -> None:
+def test_one_token_as_row_or_batch_gives_equal_logits(made: Callable[[str], Made]) -> None:
     m = gw.open(made("qwen3").path)
     assert m.logits([5]).shape == (1, 97)
     assert m.logits([[5]]).shape == (1, 1, 97)

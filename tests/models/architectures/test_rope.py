@@ -106,7 +106,7 @@ PECULIAR: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PECULIAR)
-def test_peculiar_fields_read_as_transformers_reads_them(name: str) -> None:
+def test_unusual_fields_are_read_as_by_transformers(name: str) -> None:
     fields = json.dumps({"max_position_embeddings": 64, "head_dim": 10, "hidden_size": 60, **PECULIAR[name]})
     theirs = LlamaRotaryEmbedding(transformers.LlamaConfig.from_dict({"num_attention_heads": 6, **json.loads(fields)}))
     rope = read_rope(config(**json.loads(fields)), 10)
@@ -119,18 +119,18 @@ def test_peculiar_fields_read_as_transformers_reads_them(name: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "theta"), [({}, 10000.0), ({"rope_theta": None}, 10000.0), ({"rope_theta": 5e5}, 5e5)]
 )
-def test_theta_absent_null_explicit(fields: dict[str, Any], theta: float) -> None:
+def test_theta_may_be_absent_null_or_explicit(fields: dict[str, Any], theta: float) -> None:
     for scaling in ({}, {"rope_scaling": None}, {"rope_parameters": None}):
         rope = read_rope(config(**fields, **scaling), 8)
         assert (rope.kind, rope.theta, rope.scale) == ("default", theta, 1.0)
 
 
-def test_factor_of_yarn_follows_from_the_lengths() -> None:
+def test_the_yarn_factor_follows_from_the_lengths() -> None:
     silent = read_rope(config(rope_parameters={"rope_type": "yarn", "original_max_position_embeddings": 16}), 10)
-    said = read_rope(
+    explicit = read_rope(
         config(rope_parameters={"rope_type": "yarn", "original_max_position_embeddings": 16, "factor": 4.0}), 10
     )
-    np.testing.assert_array_equal(silent.frequencies, said.frequencies)
+    np.testing.assert_array_equal(silent.frequencies, explicit.frequencies)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_factor_of_yarn_follows_from_the_lengths() -> None:
     ],
     ids=lambda f: json.dumps(f)[:40],
 )
-def test_wrong_fields_raise_config_error(fields: dict[str, Any]) -> None:
+def test_invalid_fields_raise_config_error(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         read_rope(config(**fields), 10)
     assert caught.value.where == "config.json"

@@ -178,8 +178,8 @@ def runs(made, tmp_path_factory, warm_process):
     out.mkdir()
     (folder / "jobs.json").write_text(json.dumps(jobs))
     script = Path(__file__).with_name("clean_jobs.py")
-    code, said = warm_process(["-I", str(script), str(folder / "jobs.json"), str(out)], str(folder))
-    assert code == 0, said[-3000:]
+    code, output = warm_process(["-I", str(script), str(folder / "jobs.json"), str(out)], str(folder))
+    assert code == 0, output[-3000:]
     facts = json.loads((out / "facts.json").read_text())
 
     def get(case):
@@ -190,7 +190,7 @@ def runs(made, tmp_path_factory, warm_process):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_transformers_computes_what_the_program_computes(runs, case):
+def test_generated_code_matches_the_program_in_transformers(runs, case):
     m, _, ids, mask, found, facts = runs(case)
     assert facts["class"] == "EditedForCausalLM"
     assert checkpoints.relative(found["logits"], m.logits(ids)) <= 1e-5
@@ -216,16 +216,16 @@ def test_greedy_tokens_are_equal_with_and_without_cache(runs, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_save_pretrained_writes_a_model_that_loads(runs, case):
-    _, place, _, _, found, facts = runs(case)
+def test_save_pretrained_of_generated_code_writes_a_loadable_model(runs, case):
+    _, directory, _, _, found, facts = runs(case)
     np.testing.assert_array_equal(found["again"], found["logits"])
-    code = {f.name for f in place.glob("*.py")}
+    code = {f.name for f in directory.glob("*.py")}
     assert code <= set(facts["files"])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_flows_into_every_weight(runs, case):
-    m, place, ids, _, found, facts = runs(case)
+    m, directory, ids, _, found, facts = runs(case)
     logits = m.logits(ids).astype(np.float64)[:, :-1]
     top = logits.max(-1, keepdims=True)
     lse = np.log(np.exp(logits - top).sum(-1)) + top[..., 0]
@@ -235,12 +235,12 @@ def test_gradient_flows_into_every_weight(runs, case):
     assert not [key for key in dead if not (case == "zero-junction" and ".layers.3." in key)]  # it reads zeros
     from graphwright.safetensors import Checkpoint
 
-    assert facts["keys"] == sorted(Checkpoint(place).keys())
+    assert facts["keys"] == sorted(Checkpoint(directory).keys())
 
 
-def test_generated_files_are_plain_and_clean(runs):
+def test_generated_files_are_plain_and_import_only_torch_and_transformers(runs):
     folders = [runs(case)[1] for case in CASES]
-    for file in (f for place in folders for f in place.glob("*.py")):
+    for file in (f for directory in folders for f in directory.glob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         imports = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
         imports += [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and not n.level]
@@ -298,13 +298,13 @@ def test_layers_of_other_widths_share_one_function(made):
     assert '"model.layers.{}.mlp.gate_proj.weight": {0: (71, 48), 1: (69, 48), 2: (67, 48)}' in text
 
 
-def test_numbers_of_removed_layers_leave_a_gap(made, tmp_path):
+def test_remaining_layers_keep_their_numbers(made, tmp_path):
     m = gw.open(checkpoints.make(tmp_path, "llama", num_hidden_layers=4).path)
     remove_layer(m, 1)
     assert "for i in (0, 2, 3):" in text_of(m)
 
 
-def test_an_op_without_text_is_named(made):
+def test_an_op_without_source_text_is_named(made):
     m = gw.open(made("llama").path)
     p = m.program
     with p.edit("bad") as e:
@@ -317,7 +317,7 @@ def test_an_op_without_text_is_named(made):
     assert m.export_plan().level is None
 
 
-def test_an_op_without_text_is_written_by_its_expansion(made, monkeypatch):
+def test_an_op_without_source_text_is_written_as_its_expansion(made, monkeypatch):
     monkeypatch.setitem(OPS, "silu", replace(OPS["silu"], emit=None))
     m = gw.open(made("llama").path)
     assert m.export_plan().levels[-1].possible

@@ -1,4 +1,4 @@
-"""Generated modeling code: what a journal or a checkpoint of strangers says stays text and never becomes code."""
+"""Generated modeling code: text of an untrusted journal or checkpoint stays text and never becomes code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def edited(why: str, name: str, key: str):
 
 
 @pytest.mark.parametrize("trap", TRAPS)
-def test_names_and_reasons_stay_text(trap):
+def test_names_and_reasons_never_become_code(trap):
     name = "layers.2." + trap.replace("\n", "").replace(".", "")
     text = generate(edited(trap, name, "layers.2.extra"), "x", [trap, "@shapes@"])["modeling_x.py"]
     tree = ast.parse(text)

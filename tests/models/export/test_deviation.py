@@ -17,13 +17,13 @@ def deviations(model: gw.Model) -> list[Deviation]:
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_an_unedited_model_has_none(made, feature):
+def test_an_unedited_model_has_no_deviations(made, feature):
     path = made(feature).path
     for model in (gw.open(path), gw.open(path, compute="bfloat16"), gw.open(path, dtype="bfloat16")):
         assert deviations(model) == []
 
 
-def test_weights_are_no_structure(made):
+def test_changed_weights_are_no_deviation(made):
     m = gw.open(made("llama").path)
     scale_weight(m, "model.norm.weight")
     assert deviations(m) == []
@@ -40,7 +40,7 @@ def test_renaming_is_no_deviation(made, pattern):
     assert deviations(m) == []
 
 
-def test_renaming_hides_no_other_deviation(made):
+def test_renaming_does_not_hide_other_deviations(made):
     m = gw.open(made("llama").path)
     p = m.program
     cut_attention(m, 1)
@@ -58,13 +58,13 @@ def test_every_structural_edit_deviates_where_it_was_made(made, name):
     assert found
     cuts = {"cut_attention": {3, 5}, "cut_mlp": {3, 5}, "narrow": {3, 5}, "remove_layer": {2, 3, 5}}
     assert set.intersection(*(set(d.levels) for d in found)) == cuts.get(name, {5})
-    place = "layers.2" if layer == 0 else "layers.1"
-    assert any(d.path.startswith(place) for d in found), found
+    module = "layers.2" if layer == 0 else "layers.1"
+    assert any(d.path.startswith(module) for d in found), found
     m.program.undo()
     assert deviations(m) == []
 
 
-def test_kinds(made):
+def test_deviations_have_their_kinds(made):
     m = gw.open(made("llama").path)
     p = m.program
     insert(m, 0)
@@ -100,7 +100,7 @@ def test_a_removed_layer_lists_removed_and_rewired_nodes(made):
     assert {d.path for d in found if d.kind == "rewired"} == {"layers.2.attn.norm", "layers.2.mid"}
 
 
-def test_another_output_deviates(made):
+def test_a_new_output_is_a_deviation(made):
     m = gw.open(made("llama").path)
     p = m.program
     with p.edit("softcap") as e:
@@ -108,7 +108,7 @@ def test_another_output_deviates(made):
     assert [(d.path, d.kind) for d in deviations(m)] == [("capped", "added"), ("outputs", "rewired")]
 
 
-def test_dead_ends_are_no_deviation(made):
+def test_unread_nodes_are_no_deviation(made):
     m = gw.open(made("llama").path)
     with m.program.edit("without readers") as e:
         e.add("tanh", e.param("spare", np.ones(3, np.float32)), name="dead")
@@ -116,7 +116,7 @@ def test_dead_ends_are_no_deviation(made):
 
 
 @pytest.mark.parametrize("ports", [(1,), (2,), (1, 2)])
-def test_key_heads_in_another_order_are_not_a_table_of_query_heads(made, ports):
+def test_permuted_key_heads_are_not_reported_as_a_head_table(made, ports):
     m = gw.open(made("llama").path)
     p = m.program
     (attention, *_) = (n for n in p.order() if p.op(n) == "sdpa")

@@ -36,8 +36,8 @@ def read(m) -> set[str]:
     return {key for key, a in arrays.items() if a.storage.readonly and a.storage.touched}
 
 
-def unconfirmed(m, place, **options):
-    return m.export(place, check="none", prompts=PROMPTS, **options)
+def unconfirmed(m, directory, **options):
+    return m.export(directory, check="none", prompts=PROMPTS, **options)
 
 
 # -- levels ------------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_a_saved_model_is_not_exported_onto_itself(made, tmp_path):
         unconfirmed(gw.open(tmp_path / "saved"), tmp_path / "saved", overwrite=True)
 
 
-def test_an_existing_target_stays_unless_it_may_be_replaced(made, tmp_path):
+def test_an_existing_target_is_replaced_only_with_overwrite(made, tmp_path):
     m = gw.open(made("llama").path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("mine")
@@ -123,13 +123,13 @@ def test_an_existing_target_stays_unless_it_may_be_replaced(made, tmp_path):
     assert not (tmp_path / "out/mine.txt").exists()
 
 
-def test_a_target_that_cannot_be_written_is_named(made):
+def test_an_unwritable_target_is_named(made):
     with pytest.raises(GraphwrightError, match="/proc/nowhere"):
         unconfirmed(gw.open(made("llama").path), "/proc/nowhere/out")
 
 
 # -- values that are not finite ---------------------------------------------------------------------------------------
-def test_nan_of_an_edit_is_refused_and_nan_of_the_source_passed_on(copy, tmp_path):
+def test_nan_caused_by_an_edit_is_refused_and_nan_of_the_source_written(copy, tmp_path):
     source = copy("llama")
     tensors = load_file(source / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")
@@ -155,13 +155,13 @@ def test_nan_of_an_edit_is_refused_and_nan_of_the_source_passed_on(copy, tmp_pat
 
 
 @pytest.mark.deep
-def test_nan_of_the_source_that_an_edit_mends_leaves_no_drift_to_measure(copy, tmp_path):
+def test_drift_is_not_measured_if_an_edit_removes_nan_of_the_source(copy, tmp_path):
     source = copy("llama-tied")
     tensors = load_file(source / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
     m = gw.open(source)
-    with m.program.edit("mend") as e:
+    with m.program.edit("repair") as e:
         e.set_weight("model.norm.weight", np.nan_to_num)
     receipt = m.export(tmp_path / "out", prompts=PROMPTS)
     assert receipt.confirmed
@@ -171,7 +171,7 @@ def test_nan_of_the_source_that_an_edit_mends_leaves_no_drift_to_measure(copy, t
     ]
 
 
-def test_a_saved_model_knows_its_source_and_its_drift(made, tmp_path):
+def test_a_saved_model_exports_with_its_source_and_drift(made, tmp_path):
     """Figures as of the model that was not saved in between."""
     m = gw.open(made("llama").path)
     narrow(m, 1)
@@ -201,7 +201,7 @@ def test_overflow_of_a_dtype_is_refused_naming_the_key(made, tmp_path):
 
 # -- proof -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["copy", "pruned", "edited"])
-def test_transformers_confirms_what_was_written(proved, name):
+def test_transformers_confirms_the_written_files(proved, name):
     receipt = proved(name)[2]
     assert receipt.confirmed
     assert receipt.check["export_error"]["max_rel"] <= 1e-5
@@ -212,7 +212,7 @@ def test_transformers_confirms_what_was_written(proved, name):
     assert not any("not confirmed" in w for w in receipt.warnings)
 
 
-def test_drift_is_of_the_edit_and_export_error_of_the_files(proved):
+def test_drift_measures_the_edit_and_export_error_the_files(proved):
     _, _, copied = proved("copy")
     _, _, edited = proved("edited")
     assert copied.drift == {"max_abs_dlogits": 0.0, "mean_kl_nats": 0.0, "top1_agreement": 1.0}
@@ -223,35 +223,35 @@ def test_drift_is_of_the_edit_and_export_error_of_the_files(proved):
 
 
 def test_the_card_shows_the_receipt(proved):
-    _, place, receipt = proved("edited")
-    card = (place / "README.md").read_text(encoding="utf-8")
+    _, directory, receipt = proved("edited")
+    card = (directory / "README.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| (.+?) \| (.+?) \|$", card, re.MULTILINE)
     assert [row for row in table if row[0] != "---"] == receipt.summary()
     assert re.findall(r"^1\. (.*) \((\w+);", card, re.MULTILINE) == [
-        (e["why"], e["author"]) for e in json.loads((place / "receipt.json").read_text())["journal"]["edits"]
+        (e["why"], e["author"]) for e in json.loads((directory / "receipt.json").read_text())["journal"]["edits"]
     ]
     code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
-    assert code == exporting.snippet(place.name, True)
+    assert code == exporting.snippet(directory.name, True)
 
 
-def flip_weight(place: Path) -> None:
-    file = place / "model.safetensors"
+def flip_weight(directory: Path) -> None:
+    file = directory / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-2] ^= 0x40  # an exponent of the last tensor
     file.write_bytes(data)
 
 
-def another_config(place: Path) -> None:
-    checkpoints.edit_config(place, rms_norm_eps=0.5)
+def another_config(directory: Path) -> None:
+    checkpoints.edit_config(directory, rms_norm_eps=0.5)
 
 
-def another_code(place: Path) -> None:
-    file = next(place.glob("modeling_*.py"))
+def another_code(directory: Path) -> None:
+    file = next(directory.glob("modeling_*.py"))
     file.write_text(file.read_text().replace("F.silu", "F.relu"))
 
 
-def broken_code(place: Path) -> None:
-    next(place.glob("modeling_*.py")).write_text("import graphwright\n")
+def broken_code(directory: Path) -> None:
+    next(directory.glob("modeling_*.py")).write_text("import graphwright\n")
 
 
 SABOTAGE = {
@@ -263,16 +263,16 @@ SABOTAGE = {
 
 
 @pytest.mark.parametrize("what", SABOTAGE)
-def test_sabotage_leaves_no_new_target_and_an_old_one_intact(made, tmp_path, monkeypatch, what):
+def test_corrupted_exports_leave_no_target_and_an_old_one_intact(made, tmp_path, monkeypatch, what):
     level, damage, words = SABOTAGE[what]
     m = gw.open(made("llama-tied").path)
     before = (m.program.hash(), len(m.program.journal))
     kind = LEVELS[level]
     honest = kind.write
 
-    def write(self, place, *rest):
-        honest(self, place, *rest)
-        damage(place)
+    def write(self, directory, *rest):
+        honest(self, directory, *rest)
+        damage(directory)
 
     monkeypatch.setattr(kind, "write", write)
     old = tmp_path / "old"
@@ -286,7 +286,7 @@ def test_sabotage_leaves_no_new_target_and_an_old_one_intact(made, tmp_path, mon
     assert (m.program.hash(), len(m.program.journal)) == before
 
 
-def test_without_transformers_required_raises_and_auto_reopens(made, tmp_path, monkeypatch):
+def test_without_transformers_check_required_raises_and_auto_reopens(made, tmp_path, monkeypatch):
     m = gw.open(made("llama-tied").path)
     for module in (exporting, clean):
         monkeypatch.setattr(module, "transformers_installed", lambda: False)
@@ -331,7 +331,7 @@ def computed(logits, greedy) -> LoaderOutput:
         ([[1.0, 2.0]], [1], 0.5, "greedy token of the files"),
     ],
 )
-def test_what_counts_as_equal(logits, greedy, margin, words):
+def test_logits_and_tokens_are_compared_within_tolerance(logits, greedy, margin, words):
     ours = computed([[1.0, 2.0]], [1, 2])
     given = None if margin is None else lambda prompt, at: margin
     if words is None:
@@ -341,7 +341,7 @@ def test_what_counts_as_equal(logits, greedy, margin, words):
             compare(ours, computed(logits, greedy), 1e-5, given)
 
 
-def test_prompts_are_those_given_and_else_ones_that_the_vocabulary_can_spell(made):
+def test_default_prompts_fit_the_vocabulary(made):
     bundled = gw.open("bundled")
     assert check_prompts(bundled.tokenizer, 256, ["ab", [1, 2]])[0].tolist() == [97, 98]
     assert len(check_prompts(bundled.tokenizer, 256)) == 8
@@ -353,7 +353,7 @@ def test_prompts_are_those_given_and_else_ones_that_the_vocabulary_can_spell(mad
         check_prompts(None, 97, ["text"])
 
 
-def test_a_clean_process_that_does_not_end_is_stopped(made, monkeypatch):
+def test_a_verifying_process_that_times_out_is_stopped(made, monkeypatch):
     monkeypatch.setattr(clean, "_start", START)
     monkeypatch.setattr(clean, "TIMEOUT_S", 0.05)
     with pytest.raises(VerificationFailed, match="did not finish"):

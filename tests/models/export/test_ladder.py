@@ -57,13 +57,13 @@ def stock(path: Any, ids: np.ndarray = IDS) -> np.ndarray:
         return model.eval()(torch.tensor(ids)).logits.numpy()
 
 
-def written(m: gw.Model, place: Any, level: int | str = "auto") -> LevelPlan:
+def written(m: gw.Model, target: Any, level: int | str = "auto") -> LevelPlan:
     """The files of a level, without what an export measures."""
     ladder = Ladder(m)
     plan = ladder.plan()
     chosen = ladder.choose(plan, level)
-    place.mkdir()
-    chosen.write(place, max_shard_size="5GB")
+    target.mkdir()
+    chosen.write(target, max_shard_size="5GB")
     return plan.at(chosen.number)
 
 
@@ -162,7 +162,7 @@ WHY = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_each_edit_has_its_level_and_reasons_with_node_axis_and_field(opened, name):
+def test_each_edit_has_its_level_with_reasons(opened, name):
     m = opened()
     change, by_class, by_size = TABLE[name]
     change(m)
@@ -184,7 +184,7 @@ def test_each_edit_has_its_level_and_reasons_with_node_axis_and_field(opened, na
     json.dumps(plan.to_json())
 
 
-def test_kinds_of_gates_and_factors(opened):
+def test_gates_and_factors_are_kinds_of_deviation(opened):
     m = opened()
     gate(m)
     factored(m)
@@ -211,7 +211,7 @@ def test_uniform_sizes_export_as_a_resized_config(opened, tmp_path, family, name
     assert again.export_plan().level == 1
 
 
-def test_windows_follow_the_layers_that_stay(opened, tmp_path):
+def test_windows_follow_the_remaining_layers(opened, tmp_path):
     m = opened("qwen2")
     layers_dropped(m)
     written(m, tmp_path / "out")
@@ -250,7 +250,7 @@ def test_uneven_pruning_exports_zero_filled(opened, tmp_path, family):
     assert counts["bytes"] == receipt.bytes
 
 
-def test_heads_that_were_unfolded_and_cut_are_columns_of_zeros(opened, tmp_path):
+def test_heads_cut_from_unfolded_nodes_export_as_zero_columns(opened, tmp_path):
     m = opened()
     p = m.program
     with p.edit("unfold, and cut heads 1 and 4") as e:
@@ -269,7 +269,7 @@ def test_heads_that_were_unfolded_and_cut_are_columns_of_zeros(opened, tmp_path)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_a_narrower_stream_goes_back_to_the_wide_class(opened, tmp_path, family):
+def test_a_narrower_stream_exports_zero_filled_to_the_original_class(opened, tmp_path, family):
     m = opened(family)
     hidden_width(m)
     uneven_neurons(m)
@@ -278,7 +278,7 @@ def test_a_narrower_stream_goes_back_to_the_wide_class(opened, tmp_path, family)
     assert (tmp_path / "out/config.json").read_bytes() == m.config.raw  # eps · d/d' and back
 
 
-def test_an_uncorrected_narrow_stream_scales_eps_unless_another_norm_shares_it(opened, tmp_path):
+def test_eps_is_scaled_for_an_uncorrected_narrow_stream_unless_shared(opened, tmp_path):
     for family, possible in (("llama", True), ("qwen3", False)):
         m = opened(family)
         (axis,) = m.select("embed").channels.chosen
@@ -293,7 +293,7 @@ def test_an_uncorrected_narrow_stream_scales_eps_unless_another_norm_shares_it(o
             assert checkpoints.relative(stock(tmp_path / family), m.logits(IDS)) <= 1e-5
 
 
-def test_more_queries_on_a_key_head_than_a_group_has_repeat_it(opened, tmp_path):
+def test_key_heads_with_too_many_queries_are_repeated(opened, tmp_path):
     """Six heads on two key heads; all six read key head 1: it stands in both groups."""
     m = opened()
     p = m.program
@@ -306,7 +306,7 @@ def test_more_queries_on_a_key_head_than_a_group_has_repeat_it(opened, tmp_path)
     np.testing.assert_array_equal(k[:10], k[10:])
 
 
-def test_factors_stored_in_16_bits_are_inexact_and_only_by_number(opened, tmp_path):
+def test_factors_in_16_bits_are_inexact_and_need_an_explicit_level(opened, tmp_path):
     m = opened("llama", "bfloat16")
     factored(m)
     plan = m.export_plan()
@@ -318,7 +318,7 @@ def test_factors_stored_in_16_bits_are_inexact_and_only_by_number(opened, tmp_pa
     assert 1e-5 < checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 2e-2
 
 
-def test_zeros_are_exact_in_16_bits(opened, tmp_path):
+def test_zero_filling_is_exact_in_16_bits(opened, tmp_path):
     m = opened("llama", "bfloat16")
     uneven_neurons(m)
     uneven_heads(m)
@@ -387,7 +387,7 @@ def test_unchanged_weights_keep_their_bytes(opened, tmp_path):
         lambda e, p: e.cut("layers.2.mid -> layers.2.out"),
     ],
 )
-def test_another_function_cannot_use_the_original_class(opened, tmp_path, spoil):
+def test_a_changed_function_cannot_use_the_original_class(opened, tmp_path, spoil):
     m = opened()
     p = m.program
     with p.edit("spoil") as e:

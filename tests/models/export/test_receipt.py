@@ -25,14 +25,14 @@ def sha256(path):
 
 
 @pytest.mark.parametrize("name", ["copy", "pruned", "edited"])
-def test_files_and_tensors_are_those_that_lie_there(proved, made, name):
-    m, place, receipt = proved(name)
+def test_the_receipt_lists_the_files_and_tensors_of_the_directory(proved, made, name):
+    m, folder, receipt = proved(name)
     listed = {f["name"]: (f["bytes"], f["sha256"]) for f in receipt.result["files"]}
-    there = {f.name: (f.stat().st_size, sha256(f)) for f in place.iterdir()}
+    there = {f.name: (f.stat().st_size, sha256(f)) for f in folder.iterdir()}
     assert listed == {k: v for k, v in there.items() if k not in ("receipt.json", "README.md")}
     source = {f["name"]: f["sha256"] for f in receipt.source["files"]}
     assert source == {f.name: sha256(f) for f in m.directory.iterdir()}
-    with safe_open(place / "model.safetensors", "np") as f:
+    with safe_open(folder / "model.safetensors", "np") as f:
         digests = {k: hashlib.blake2b(f.get_tensor(k).tobytes(), digest_size=16).hexdigest() for k in f.keys()}  # noqa: SIM118  # no mapping
         sizes = [f.get_tensor(k).size for k in f.keys()]  # noqa: SIM118
         nonzero = sum(int((f.get_tensor(k) != 0).sum()) for k in f.keys())  # noqa: SIM118
@@ -43,7 +43,7 @@ def test_files_and_tensors_are_those_that_lie_there(proved, made, name):
     assert receipt.cost["bytes"]["after"] == 4 * sum(sizes)
 
 
-def test_drift_probe_and_error_by_transformers(proved):
+def test_drift_probe_and_export_error_match_transformers(proved):
     m, _, receipt = proved("edited")
     source = transformers.AutoModelForCausalLM.from_pretrained(m.directory, attn_implementation="eager").eval()
     prompts = [checkpoints.some_ids((n,), seed=n) for n in (9, 17)]
@@ -63,7 +63,7 @@ def test_drift_probe_and_error_by_transformers(proved):
     assert receipt.check["prompts"] == 2
 
 
-def test_journal_costs_and_hashes_are_those_of_the_program(proved, made):
+def test_journal_costs_and_hashes_match_the_program(proved, made):
     m, _, receipt = proved("edited")
     assert receipt.journal["hash"] == m.program.journal.hash
     assert [e["why"] for e in receipt.journal["edits"]] == ["cut mlp 1", "link 0 to 2", "scale model.norm.weight"]
@@ -83,7 +83,7 @@ def test_journal_costs_and_hashes_are_those_of_the_program(proved, made):
     assert (datetime.now(UTC) - datetime.fromisoformat(receipt.created)).total_seconds() < 3600
 
 
-def test_bits_per_byte_of_a_text_by_transformers(byte_path, tmp_path):
+def test_bits_per_byte_of_a_text_match_transformers(byte_path, tmp_path):
     """A text of one window: all bytes but the first are scored."""
     m = gw.open(byte_path)
     with m.program.edit("scale") as e:
@@ -91,8 +91,8 @@ def test_bits_per_byte_of_a_text_by_transformers(byte_path, tmp_path):
     text = "if a value is 2, then b\n" * 3
     receipt = m.export(tmp_path / "out", check="none", text=text, predicted={"loss increase": 0.25})
     ids = torch.tensor([list(text.encode())])
-    for side, place in (("before", byte_path), ("after", tmp_path / "out")):
-        model = transformers.AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager").eval()
+    for side, folder in (("before", byte_path), ("after", tmp_path / "out")):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
         with torch.no_grad():
             nats = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1].double(), ids[0, 1:]).item()
         assert receipt.drift["bits_per_byte"][side] == pytest.approx(nats / np.log(2), rel=1e-5)
@@ -109,28 +109,28 @@ def test_bits_per_byte_need_a_tokenizer(made, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_receipt_names_no_machine_and_survives_a_round_trip(proved):
+def test_a_receipt_contains_no_machine_names_and_round_trips(proved):
     import getpass
     import socket
 
-    _, place, receipt = proved("edited")
-    text = (place / "receipt.json").read_text()
-    for word in (str(place.parent), socket.gethostname(), f'"{getpass.getuser()}"', str(place.anchor) + "tmp"):
+    _, folder, receipt = proved("edited")
+    text = (folder / "receipt.json").read_text()
+    for word in (str(folder.parent), socket.gethostname(), f'"{getpass.getuser()}"', str(folder.anchor) + "tmp"):
         assert word not in text
-    assert Receipt.read(place) == receipt
+    assert Receipt.read(folder) == receipt
     data = json.loads(text)
     claimed = data.pop("sha256")
     assert claimed == hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     assert all(v is not None for v in data.values())
 
 
-def test_fields_of_a_later_version_survive_a_rewrite(proved, tmp_path):
-    _, place, _ = proved("copy")
-    (tmp_path / "receipt.json").write_bytes((place / "receipt.json").read_bytes())
-    rewrite(tmp_path, lambda d: d.update(signature={"by": "somebody"}))
+def test_fields_of_a_later_version_are_preserved(proved, tmp_path):
+    _, folder, _ = proved("copy")
+    (tmp_path / "receipt.json").write_bytes((folder / "receipt.json").read_bytes())
+    rewrite(tmp_path, lambda d: d.update(signature={"by": "another"}))
     receipt = Receipt.read(tmp_path)
     receipt.write(tmp_path)
-    assert json.loads((tmp_path / "receipt.json").read_text())["signature"] == {"by": "somebody"}
+    assert json.loads((tmp_path / "receipt.json").read_text())["signature"] == {"by": "another"}
     assert Receipt.read(tmp_path) == receipt
 
 
@@ -142,30 +142,30 @@ def test_fields_of_a_later_version_survive_a_rewrite(proved, tmp_path):
         (lambda d: d.update(result=[]), "fields of the receipt"),
     ],
 )
-def test_a_receipt_that_is_none_is_refused(proved, tmp_path, change, words):
-    _, place, _ = proved("copy")
-    (tmp_path / "receipt.json").write_bytes((place / "receipt.json").read_bytes())
+def test_invalid_receipts_are_refused(proved, tmp_path, change, words):
+    _, folder, _ = proved("copy")
+    (tmp_path / "receipt.json").write_bytes((folder / "receipt.json").read_bytes())
     rewrite(tmp_path, change)
     with pytest.raises(ExportError, match=words):
         Receipt.read(tmp_path)
 
 
 @pytest.mark.parametrize(("text", "words"), [("[1", "cannot be read"), ("[]", "unknown schema"), (None, "no receipt")])
-def test_broken_receipts(tmp_path, text, words):
+def test_damaged_receipt_files_are_refused(tmp_path, text, words):
     if text is not None:
         (tmp_path / "receipt.json").write_text(text)
     with pytest.raises(ExportError, match=words):
         Receipt.read(tmp_path)
 
 
-def test_an_edited_figure_is_noticed(proved, tmp_path):
-    _, place, _ = proved("edited")
-    text = (place / "receipt.json").read_text()
+def test_edited_figures_are_detected(proved, tmp_path):
+    _, folder, _ = proved("edited")
+    text = (folder / "receipt.json").read_text()
     (tmp_path / "receipt.json").write_text(text.replace('"top1_agreement": 0', '"top1_agreement": 1', 1))
     with pytest.raises(ExportError, match="changed after"):
         Receipt.read(tmp_path)
 
 
-def test_without_an_edit_the_summary_shows_no_hash(proved):
+def test_the_summary_of_an_unedited_model_shows_no_hash(proved):
     assert dict(proved("copy")[2].summary())["edits"] == "none"
     assert dict(proved("edited")[2].summary())["edits"].startswith("3, journal ")

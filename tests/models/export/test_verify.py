@@ -38,18 +38,18 @@ def unloaded(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["copy", "pruned", "edited"])
-def test_an_untouched_export_holds(proved, name):
-    m, place, _ = proved(name)
-    found = verify(place, against=m.directory, trust_code=name == "edited")
+def test_an_untouched_export_passes(proved, name):
+    m, folder, _ = proved(name)
+    found = verify(folder, against=m.directory, trust_code=name == "edited")
     assert found.problems == found.unchecked == []
     assert found.exit_code == 0
     assert any(line.startswith("probe") for line in found.checked)
     assert "source model.safetensors: sha256" in found.checked
 
 
-def test_any_flipped_bit_of_the_weights_names_file_and_key(exported, unloaded):
-    place = exported()
-    file = place / "model.safetensors"
+def test_flipped_bits_of_the_weights_are_reported_with_file_and_key(exported, unloaded):
+    folder = exported()
+    file = folder / "model.safetensors"
     data = bytearray(file.read_bytes())
     rng = np.random.default_rng(0)
     header = 8 + int.from_bytes(data[:8], "little")
@@ -60,93 +60,93 @@ def test_any_flipped_bit_of_the_weights_names_file_and_key(exported, unloaded):
         file.write_bytes(data)
         data[at] ^= bit
         key = next(k for k, (a, b) in entries.items() if a <= at - header < b)
-        found = verify(place)
+        found = verify(folder)
         changed = "model.safetensors: changed since the receipt was written"
         assert found.problems == [changed, f"tensor {key}: other bytes"]
         assert found.exit_code == 1
 
 
-def edit_config(place):
-    fields = json.loads((place / "config.json").read_text())
-    (place / "config.json").write_text(json.dumps({**fields, "rms_norm_eps": 0.1}))
+def edit_config(folder):
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "rms_norm_eps": 0.1}))
     return "config.json: changed"
 
 
-def edit_code(place):
-    file = next(place.glob("modeling*"))
+def edit_code(folder):
+    file = next(folder.glob("modeling*"))
     file.write_text(file.read_text() + "\n")
     return f"{file.name}: changed"
 
 
-def delete_code(place):
-    file = next(place.glob("configuration*"))
+def delete_code(folder):
+    file = next(folder.glob("configuration*"))
     file.unlink()
     return f"{file.name}: missing"
 
 
-def add_a_file(place):
-    (place / "adapter_config.json").write_text("{}")
+def add_a_file(folder):
+    (folder / "adapter_config.json").write_text("{}")
     return "adapter_config.json: not in the receipt"
 
 
-def delete_the_receipt(place):
-    (place / "receipt.json").unlink()
+def delete_the_receipt(folder):
+    (folder / "receipt.json").unlink()
     return "has no receipt"
 
 
-def edit_the_receipt(place):
-    text = (place / "receipt.json").read_text()
-    (place / "receipt.json").write_text(text.replace('"confirmed": true', '"confirmed": false'))
+def edit_the_receipt(folder):
+    text = (folder / "receipt.json").read_text()
+    (folder / "receipt.json").write_text(text.replace('"confirmed": true', '"confirmed": false'))
     return "changed after it was written"
 
 
-def cut_the_weights(place):
-    data = (place / "model.safetensors").read_bytes()
-    (place / "model.safetensors").write_bytes(data[:-3])
+def cut_the_weights(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-3])
     return "model.safetensors: changed"
 
 
 @pytest.mark.parametrize(
     "damage", [edit_config, edit_code, delete_code, add_a_file, delete_the_receipt, edit_the_receipt, cut_the_weights]
 )
-def test_damage_is_named(exported, unloaded, damage):
-    place = exported()
-    words = damage(place)
-    found = verify(place)
+def test_damage_is_reported(exported, unloaded, damage):
+    folder = exported()
+    words = damage(folder)
+    found = verify(folder)
     assert found.exit_code == 1
     assert any(words in line for line in found.problems), found.problems
 
 
-def plant_code(place, mark):
+def plant_code(folder, mark):
     """Code that leaves a mark when it is run, in a directory whose receipt was forged to match."""
-    file = next(place.glob("modeling*"))
+    file = next(folder.glob("modeling*"))
     file.write_text(f"open({str(mark)!r}, 'w').close()\n" + file.read_text())
     row = {"name": file.name, "bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
     rewrite(
-        place,
+        folder,
         lambda d: d["result"].update(files=[row if f["name"] == row["name"] else f for f in d["result"]["files"]]),
     )
 
 
 def test_code_is_run_only_when_trusted(exported, tmp_path):
-    place, mark = exported(), tmp_path / "ran"
-    plant_code(place, mark)
-    found = verify(place)
+    folder, mark = exported(), tmp_path / "ran"
+    plant_code(folder, mark)
+    found = verify(folder)
     assert not mark.exists()
     assert found.problems == []
     assert found.exit_code == 3
     (line,) = found.unchecked
     assert all(word in line for word in ("modeling_", "configuration_", "--trust-code", "trust_code=True"))
-    assert verify(place, trust_code=True).exit_code == 0
+    assert verify(folder, trust_code=True).exit_code == 0
     assert mark.exists()
 
 
 @pytest.mark.parametrize("checked", [{}, {"trust_remote_code": False}, {"trust_remote_code": True}])
-def test_a_receipt_cannot_talk_its_way_into_running_code(exported, tmp_path, checked):
-    place, mark = exported(), tmp_path / "ran"
-    plant_code(place, mark)
-    rewrite(place, lambda d: d.update(level=1, check=checked))
-    assert verify(place).exit_code == 1
+def test_a_forged_receipt_cannot_cause_code_to_run(exported, tmp_path, checked):
+    folder, mark = exported(), tmp_path / "ran"
+    plant_code(folder, mark)
+    rewrite(folder, lambda d: d.update(level=1, check=checked))
+    assert verify(folder).exit_code == 1
     assert not mark.exists()
 
 
@@ -162,7 +162,7 @@ def test_swapped_shards_are_found(made, tmp_path, unloaded):
     assert sum("changed since" in line for line in verify(tmp_path / "out").problems) == 2
 
 
-def test_another_source_is_noticed(exported, copy, unloaded):
+def test_a_changed_source_is_reported(exported, copy, unloaded):
     source = copy("llama-attention-bias")
     edit_config(source)
     found = verify(exported(), against=source)
@@ -170,8 +170,8 @@ def test_another_source_is_noticed(exported, copy, unloaded):
 
 
 def test_a_failed_probe_is_reported(exported, monkeypatch):
-    place = exported("copy")
-    rewrite(place, lambda d: d["probe"]["greedy"].__setitem__(0, 5))
+    folder = exported("copy")
+    rewrite(folder, lambda d: d["probe"]["greedy"].__setitem__(0, 5))
     honest = verifying.compute_there
     known = []
 
@@ -181,9 +181,9 @@ def test_a_failed_probe_is_reported(exported, monkeypatch):
         return known[0]
 
     monkeypatch.setattr(verifying, "compute_there", once)
-    assert verify(place).problems[0].startswith("probe: greedy tokens")
-    rewrite(place, lambda d: d["probe"]["top5"][0].__setitem__(1, 99.0))
-    assert verify(place).problems[0].startswith("probe: logit of token")
+    assert verify(folder).problems[0].startswith("probe: greedy tokens")
+    rewrite(folder, lambda d: d["probe"]["top5"][0].__setitem__(1, 99.0))
+    assert verify(folder).problems[0].startswith("probe: logit of token")
 
 
 @pytest.mark.parametrize(
@@ -196,18 +196,18 @@ def test_a_failed_probe_is_reported(exported, monkeypatch):
     ],
 )
 def test_a_forged_receipt_is_reported_not_raised(exported, unloaded, change):
-    place = exported()
-    rewrite(place, change)
-    assert verify(place).exit_code == 1
+    folder = exported()
+    rewrite(folder, change)
+    assert verify(folder).exit_code == 1
 
 
-def test_a_receipt_cannot_point_outside(exported, unloaded):
-    place = exported()
-    rewrite(place, lambda d: d["result"]["files"][0].update(name="../copy.txt"))
-    assert "'../copy.txt': not a plain file name" in verify(place).problems
+def test_receipt_paths_outside_the_directory_are_reported(exported, unloaded):
+    folder = exported()
+    rewrite(folder, lambda d: d["result"]["files"][0].update(name="../copy.txt"))
+    assert "'../copy.txt': not a plain file name" in verify(folder).problems
 
 
-def test_without_transformers_files_are_checked_and_the_rest_is_said(exported, monkeypatch):
+def test_without_transformers_files_are_checked_and_the_rest_is_reported_unchecked(exported, monkeypatch):
     monkeypatch.setattr(verifying, "transformers_installed", lambda: False)
     found = verify(exported())
     assert found.problems == []
@@ -215,5 +215,5 @@ def test_without_transformers_files_are_checked_and_the_rest_is_said(exported, m
     assert "not installed" in found.unchecked[0]
 
 
-def test_a_directory_that_is_not_there_has_no_receipt(tmp_path):
+def test_a_missing_directory_has_no_receipt(tmp_path):
     assert verify(tmp_path / "nowhere").exit_code == 1

@@ -39,30 +39,30 @@ COMPANIONS = {
 @pytest.fixture(scope="module", params=[(f, s) for f in FAMILIES for s in STORED], ids="-".join)
 def source(request, tmp_path_factory) -> Path:
     family, stored = request.param
-    place = tmp_path_factory.mktemp(f"{family}-{stored}")
+    directory = tmp_path_factory.mktemp(f"{family}-{stored}")
     shard = "60KB" if stored == "sharded" else "5GB"
-    checkpoints.make(place, family, dtype=STORED[stored], shard=shard, **FAMILIES[family])
+    checkpoints.make(directory, family, dtype=STORED[stored], shard=shard, **FAMILIES[family])
     for name, content in COMPANIONS.items():
-        (place / name).write_bytes(content)
-    return place
+        (directory / name).write_bytes(content)
+    return directory
 
 
-def files(place: Path) -> dict[str, bytes]:
-    return {f.name: f.read_bytes() for f in place.iterdir()}
+def files(directory: Path) -> dict[str, bytes]:
+    return {f.name: f.read_bytes() for f in directory.iterdir()}
 
 
-def payloads(place: Path) -> dict[str, bytes]:
-    with Checkpoint(place) as c:
+def payloads(directory: Path) -> dict[str, bytes]:
+    with Checkpoint(directory) as c:
         return {key: bytes(c.bytes(key)) for key in c}
 
 
-def written(m, place: Path, **options) -> Path:
-    place.mkdir()
-    write_model(m, place, **options)
-    return place
+def written(m, directory: Path, **options) -> Path:
+    directory.mkdir()
+    write_model(m, directory, **options)
+    return directory
 
 
-def test_an_unedited_model_leaves_byte_for_byte(source, tmp_path):
+def test_an_unedited_model_is_written_byte_for_byte(source, tmp_path):
     m = gw.open(source, tokenizer=False)
     assert files(written(m, tmp_path / "out")) == files(source)
 
@@ -92,18 +92,18 @@ def test_an_undone_edit_leaves_no_trace_in_the_files(source, tmp_path):
 @pytest.fixture
 def odd_bits(made, tmp_path) -> Path:
     """A bf16 file with NaN payloads, infinities and negative zeros, and a tensor that no node reads."""
-    place = tmp_path / "odd"
-    checkpoints.make(place, "llama", dtype="bfloat16")
-    file = place / "model.safetensors"
+    directory = tmp_path / "odd"
+    checkpoints.make(directory, "llama", dtype="bfloat16")
+    file = directory / "model.safetensors"
     tensors = load_file(file)
     bits = tensors["model.norm.weight"].view(torch.int16)
     bits[:6] = torch.tensor([0x7F81, -0x7F, 0x7FC0, 0x7F80, -0x8000, 0x0001], dtype=torch.int16)
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.tensor([1.0, 0.1])
     save_file(tensors, file, metadata={"format": "pt", "note": "kept"})
-    return place
+    return directory
 
 
-def test_nan_payloads_and_negative_zeros_survive(odd_bits, tmp_path):
+def test_nan_payloads_and_negative_zeros_are_preserved(odd_bits, tmp_path):
     m = gw.open(odd_bits)
     assert files(written(m, tmp_path / "a")) == files(odd_bits)
     with m.program.edit("touch the same file") as e:
@@ -115,17 +115,17 @@ def test_nan_payloads_and_negative_zeros_survive(odd_bits, tmp_path):
         assert f.metadata()["note"] == "kept"
 
 
-def test_a_tied_copy_of_the_head_follows_the_embedding(tmp_path):
-    place = tmp_path / "tied"
-    checkpoints.make(place, "llama", tie_word_embeddings=True)
-    tensors = load_file(place / "model.safetensors")
+def test_a_tied_copy_of_the_head_is_written_like_the_embedding(tmp_path):
+    directory = tmp_path / "tied"
+    checkpoints.make(directory, "llama", tie_word_embeddings=True)
+    tensors = load_file(directory / "model.safetensors")
     save_file(
         {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()},
-        place / "model.safetensors",
+        directory / "model.safetensors",
         metadata={"format": "pt"},
     )
-    m = gw.open(place)
-    assert files(written(m, tmp_path / "same")) == files(place)
+    m = gw.open(directory)
+    assert files(written(m, tmp_path / "same")) == files(directory)
     with m.program.edit("embedding") as e:
         e.set_weight("model.embed_tokens.weight", lambda w: w * 1.25)
     for name, options in {"edited": {}, "low": {"dtype": "bfloat16"}}.items():
@@ -136,7 +136,7 @@ def test_a_tied_copy_of_the_head_follows_the_embedding(tmp_path):
     assert checkpoints.relative(theirs(torch.tensor(ids)).logits.detach().numpy(), m.logits(ids)) < 2e-5
 
 
-def test_a_renamed_key_takes_its_own_bytes_along(made, tmp_path):
+def test_swapped_keys_keep_their_own_bytes(made, tmp_path):
     m = gw.open(made("llama").path)
     first, second = (f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1))
     p = m.program
@@ -155,7 +155,7 @@ def test_a_renamed_key_takes_its_own_bytes_along(made, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["float16", "bfloat16", "float32"])
-def test_rounding_equals_torch(made, tmp_path, target):
+def test_rounding_matches_torch(made, tmp_path, target):
     m = gw.open(made("llama").path)
     found = load_file(written(m, tmp_path / "out", dtype=target) / "model.safetensors")
     for key, tensor in load_file(made("llama").path / "model.safetensors").items():
@@ -178,7 +178,7 @@ def test_float64_that_overflows_float32_is_refused():
         rounded("k", from_numpy(np.array([1e300])), dtype("float32"))
 
 
-def test_many_shards(made, tmp_path):
+def test_models_of_many_shards_are_written(made, tmp_path):
     m = gw.open(checkpoints.make(tmp_path / "in", "llama").path)
     assert m.checkpoint is not None
     m.checkpoint.close()
@@ -221,7 +221,7 @@ def arrays(m):
     return [m.program.weights.array(m.program.key(n)) for n in m.program.params()]
 
 
-def test_a_model_made_from_fields_takes_nothing_from_where_one_stands(tmp_path, monkeypatch):
+def test_a_created_model_copies_no_file_of_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "LICENSE").write_text("of another thing")
     fields = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **checkpoints.SIZES, "vocab_size": 256}
@@ -231,13 +231,13 @@ def test_a_model_made_from_fields_takes_nothing_from_where_one_stands(tmp_path, 
     assert ids == list("héllo".encode())
 
 
-def test_companions_are_files_and_no_weights(tmp_path):
+def test_companion_files_exclude_weights_and_directories(tmp_path):
     for name in ("tokenizer.json", "vocab.safetensors", "pytorch_model.bin", "notes.txt", "LICENSE.txt"):
         (tmp_path / name).write_text("")
     (tmp_path / "tokenizer_dir").mkdir()
     assert [f.name for f in companion_files(tmp_path)] == ["LICENSE.txt", "tokenizer.json"]
 
 
-def test_only_some_keys(made):
+def test_tensors_can_be_limited_to_some_keys(made):
     m = gw.open(made("llama").path)
     assert [t.key for t in tensor_items(m, only={"model.norm.weight"})] == ["model.norm.weight"]

@@ -22,7 +22,7 @@ def test_blocks_are_taken_in_order_and_the_last_freed_first() -> None:
     assert (pool.cap, pool.free, pool.used, pool.bytes) == (4, 1, 3, 40)
 
 
-def test_all_or_none_are_taken() -> None:
+def test_blocks_are_taken_completely_or_not_at_all() -> None:
     pool = BlockPool(3)
     pool.take(2)
     with pytest.raises(CacheFull, match="2 blocks"):
@@ -31,7 +31,7 @@ def test_all_or_none_are_taken() -> None:
     assert pool.take(0) == []
 
 
-def test_what_is_not_held_is_refused_with_counts_unchanged() -> None:
+def test_releasing_unheld_blocks_is_refused_and_changes_no_count() -> None:
     pool = BlockPool(3)
     a, b = pool.take(2)
     pool.hold([a])
@@ -46,7 +46,7 @@ def test_what_is_not_held_is_refused_with_counts_unchanged() -> None:
         pool.drop([a])
 
 
-def kept(most: int = 9, digest=chained) -> tuple[BlockPool, PrefixCache]:
+def pool_and_cache(most: int = 9, digest=chained) -> tuple[BlockPool, PrefixCache]:
     pool = BlockPool(9)
     return pool, PrefixCache(pool, 4, most, digest)
 
@@ -58,15 +58,15 @@ def matched(prefix: PrefixCache, ids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [0, 3, 4, 5, 8, 9, 12, 13])
-def test_a_token_is_left_to_be_run(length: int) -> None:
-    pool, prefix = kept()
+def test_prefix_matches_leave_at_least_one_token_to_run(length: int) -> None:
+    pool, prefix = pool_and_cache()
     ids = list(range(12))
     prefix.insert(ROOT, np.array(ids), pool.take(3))
     assert len(matched(prefix, [*ids, 99][:length])) == max(length - 1, 0) // 4
 
 
-def test_a_chain_is_kept_once_and_branches_share() -> None:
-    pool, prefix = kept()
+def test_a_chain_of_blocks_is_cached_once_and_shared_by_branches() -> None:
+    pool, prefix = pool_and_cache()
     table = pool.take(3)
     prefix.insert(ROOT, np.arange(12), table)
     prefix.insert(ROOT, np.arange(12), table)
@@ -80,8 +80,8 @@ def test_a_chain_is_kept_once_and_branches_share() -> None:
     assert prefix.match(b"another model", np.arange(13)) == []
 
 
-def test_the_hash_is_not_trusted() -> None:
-    pool, prefix = kept(digest=lambda before, tokens: b"same")
+def test_equal_hashes_of_different_tokens_do_not_match() -> None:
+    pool, prefix = pool_and_cache(digest=lambda before, tokens: b"same")
     one, two = pool.take(2), pool.take(2)
     prefix.insert(ROOT, np.arange(8), one)
     prefix.insert(ROOT, np.array([4, 5, 6, 7, 4, 5, 6, 7]), two)
@@ -91,8 +91,8 @@ def test_the_hash_is_not_trusted() -> None:
     assert prefix.match(b"another model", np.arange(9)) == []
 
 
-def test_what_is_used_longest_ago_leaves_first_and_never_before_what_follows_it() -> None:
-    pool, prefix = kept()
+def test_the_least_recently_used_block_is_evicted_after_its_continuations() -> None:
+    pool, prefix = pool_and_cache()
     a, b = pool.take(3), pool.take(2)
     prefix.insert(ROOT, np.arange(12), a)
     prefix.insert(ROOT, np.arange(50, 58), b)
@@ -100,7 +100,7 @@ def test_what_is_used_longest_ago_leaves_first_and_never_before_what_follows_it(
     pool.drop(a)
     assert prefix.evictable == 3
     assert prefix.evict(1) == 1
-    assert [pool.refs(x) for x in a] == [1, 1, 0]  # b is older, but somebody holds it
+    assert [pool.refs(x) for x in a] == [1, 1, 0]  # b is older, but it is held
     pool.drop(b)
     assert prefix.evict(2) == 2
     assert pool.free == 9 - 2
@@ -109,9 +109,9 @@ def test_what_is_used_longest_ago_leaves_first_and_never_before_what_follows_it(
     assert pool.free == 9
 
 
-def test_a_block_before_one_that_is_held_cannot_leave() -> None:
+def test_a_block_before_a_held_one_is_not_evicted() -> None:
     """A sequence with the same prefix holds the third block, but not those that are kept before it."""
-    pool, prefix = kept()
+    pool, prefix = pool_and_cache()
     first, own = pool.take(2), pool.take(3)
     prefix.insert(ROOT, np.arange(8), first)
     prefix.insert(ROOT, np.arange(12), own)
@@ -126,7 +126,7 @@ def test_a_block_before_one_that_is_held_cannot_leave() -> None:
 
 
 def test_uncaching_a_block_uncaches_its_continuations() -> None:
-    pool, prefix = kept()
+    pool, prefix = pool_and_cache()
     table, other = pool.take(3), pool.take(1)
     prefix.insert(ROOT, np.arange(12), table)
     prefix.insert(ROOT, np.array([0, 1, 2, 3, 9, 9, 9, 9]), [table[0], *other])
@@ -139,8 +139,8 @@ def test_uncaching_a_block_uncaches_its_continuations() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 2])
-def test_no_more_than_asked_for_is_kept(most: int) -> None:
-    pool, prefix = kept(most)
+def test_no_more_blocks_than_the_limit_are_cached(most: int) -> None:
+    pool, prefix = pool_and_cache(most)
     table = pool.take(3)
     prefix.insert(ROOT, np.arange(12), table)
     assert len(prefix) == most

@@ -49,7 +49,7 @@ def test_40_steps_equal_uncached_logits(name: str, made: Callable[[str], Made]) 
         ("rope-yarn", "bfloat16"),
     ],
 )
-def test_a_decode_step_is_one_call(name: str, weights: str, kind: str, made: Callable[[str], Made]) -> None:
+def test_a_decode_step_is_one_native_call(name: str, weights: str, kind: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made(name).path, dtype="bfloat16" if weights == "bfloat16" else "float32", compute="float32")
     if weights == "int8":
         m.quantize()
@@ -59,10 +59,10 @@ def test_a_decode_step_is_one_call(name: str, weights: str, kind: str, made: Cal
         rows.step(ids)
     space = cache.steps.spaces[True, 1, 1].space
     assert len(space.kernels.calls) == space.plan.schedule.dispatches == 1, space.plan.segments
-    assert space.kernels.fed is not None, "it takes its inputs from where they lie"
+    assert space.kernels.fed is not None, "it reads its inputs in place"
 
 
-def test_40_steps_in_float64(made: Callable[[str], Made]) -> None:
+def test_40_steps_in_float64_equal_uncached_logits(made: Callable[[str], Made]) -> None:
     m = gw.open(made("qwen2-windows").path, dtype="float64", compute="float64")
     positions = np.broadcast_to(np.arange(47), (2, 47)).copy()
     whole = m.program.run(ids=IDS, positions=positions)["logits"].to_numpy()
@@ -72,7 +72,7 @@ def test_40_steps_in_float64(made: Callable[[str], Made]) -> None:
         assert relative(cache.step(IDS[:, t : t + 1]).to_numpy()[:, 0], whole[:, t]) < 1e-10
 
 
-def test_bfloat16_cache(made: Callable[[str], Made]) -> None:
+def test_a_bfloat16_cache_matches_uncached_logits(made: Callable[[str], Made]) -> None:
     m = gw.open(made("llama").path, compute="bfloat16")
     whole, cache = m.logits(IDS), m.new_cache(47, batch=2, kind="static")
     assert cache.nbytes == 2 * 47 * m.inspect().kv_bytes_per_token + 8
@@ -82,7 +82,7 @@ def test_bfloat16_cache(made: Callable[[str], Made]) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 47, 512])
-def test_chunked_prefill(chunk: int, model: gw.Model) -> None:
+def test_chunked_prefill_equals_one_prefill(chunk: int, model: gw.Model) -> None:
     whole, cache = model.new_cache(47, batch=2, kind="static"), model.new_cache(47, batch=2, kind="static")
     expected = whole.step(IDS).to_numpy("float32")[:, -1]
     assert relative(model.prefill(cache, IDS, chunk=chunk), expected) < 1e-5
@@ -94,9 +94,7 @@ def test_chunked_prefill(chunk: int, model: gw.Model) -> None:
 
 
 @pytest.mark.parametrize("name", ["rope-dynamic", "rope-longrope-long"])
-def test_frequencies_that_follow_the_length_are_those_of_the_whole_prompt(
-    name: str, made: Callable[[str], Made]
-) -> None:
+def test_dynamic_rope_frequencies_are_those_of_the_whole_prompt(name: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made(name).path)
     theirs = made(name).logits(IDS)[:, -1]
     assert relative(m.prefill(m.new_cache(47, batch=2, kind="static"), IDS, chunk=7), theirs) < 5e-6
@@ -138,7 +136,7 @@ def test_reprefill_gives_the_bits_of_a_fresh_prefill(model: gw.Model) -> None:
 
 
 # -- unequal layers ----------------------------------------------------------------------------------------------------
-def test_layers_of_different_sizes_and_none(model: gw.Model) -> None:
+def test_caches_support_layers_of_different_sizes_and_without_attention(model: gw.Model) -> None:
     """Layer 0 keeps one of two groups, layer 1 has narrower values, layer 2 no attention."""
     p = model.program
     with p.edit("prune") as e:
@@ -180,7 +178,7 @@ def test_one_cache_follows_an_edit_of_its_shapes(model: gw.Model) -> None:
 
 
 @pytest.mark.parametrize("change", [{"causal": False}])
-def test_attention_that_cannot_be_cached(change: dict, model: gw.Model) -> None:
+def test_non_causal_attention_cannot_be_cached(change: dict, model: gw.Model) -> None:
     with model.program.edit("look ahead") as e:
         e.set_attr("layers.1.attn.sdpa", **change)
     with pytest.raises(UsageError) as caught:
@@ -189,12 +187,12 @@ def test_attention_that_cannot_be_cached(change: dict, model: gw.Model) -> None:
 
 
 # -- going back --------------------------------------------------------------------------------------------------------
-def test_only_a_snapshot_is_restored(model: gw.Model) -> None:
+def test_restore_accepts_snapshots_only(model: gw.Model) -> None:
     with pytest.raises(UsageError, match="snapshot"):
         model.new_cache(4, kind="static").restore(3)  # pyright: ignore[reportArgumentType]  # wrong on purpose
 
 
-def test_truncate_snapshot_restore(model: gw.Model) -> None:
+def test_truncate_snapshot_and_restore_are_exact(model: gw.Model) -> None:
     cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :10])
     mark, bits = cache.snapshot(), state(cache)
@@ -217,7 +215,7 @@ def test_truncate_snapshot_restore(model: gw.Model) -> None:
         assert full.value.expected == "0..10"
 
 
-def test_rows_past_the_length_do_not_leak(model: gw.Model) -> None:
+def test_entries_past_the_length_are_not_read(model: gw.Model) -> None:
     """NaN rows left by a spoilt model would pass a mask that multiplies by zero."""
     cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :5])
@@ -234,7 +232,7 @@ def test_rows_past_the_length_do_not_leak(model: gw.Model) -> None:
             assert not variable.numpy()[:, :, 5:].any()
 
 
-def test_overflow_is_refused_with_the_cache_as_before(model: gw.Model) -> None:
+def test_overflow_is_refused_and_the_cache_unchanged(model: gw.Model) -> None:
     cache = model.new_cache(8, kind="static")
     model.prefill(cache, IDS[:1, :6])
     bits = state(cache)
@@ -270,7 +268,7 @@ def test_empty_cache_has_no_logits(model: gw.Model) -> None:
 
 
 @pytest.mark.parametrize("vm", [True, False])
-def test_casts_of_weights_are_shared_by_all_workspaces(
+def test_casts_of_weights_are_shared_by_all_executables(
     vm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from checkpoints import make
@@ -323,7 +321,7 @@ def test_cache_of_another_model_is_refused(model: gw.Model, made: Callable[[str]
 
 
 @pytest.mark.parametrize("capacity", [1.5, "9", 10**15])
-def test_capacities_that_no_cache_has(capacity: Any, model: gw.Model) -> None:
+def test_invalid_capacities_are_refused(capacity: Any, model: gw.Model) -> None:
     with pytest.raises(UsageError) as caught:
         model.new_cache(capacity, kind="static")
     assert caught.value.where == "tokens"
@@ -341,7 +339,7 @@ def test_capacities_that_no_cache_has(capacity: Any, model: gw.Model) -> None:
         ("cache", 3),
     ],
 )
-def test_options_of_another_kind(name: str, value: Any, model: gw.Model) -> None:
+def test_options_of_invalid_types_are_refused(name: str, value: Any, model: gw.Model) -> None:
     options: dict[str, Any] = {"max_new_tokens": 2, name: value}
     with pytest.raises(UsageError):
         model.generate([1, 2], **options)
@@ -360,7 +358,7 @@ def test_100_steps_allocate_no_tensor(kind: str, model: gw.Model) -> None:
 
 
 @pytest.mark.parametrize("kind", ["static", "paged"])
-def test_lengths_5_1_1_5_are_two_plans(kind: str, model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_of_lengths_5_1_1_5_use_two_plans(kind: str, model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     from graphwright.plan import make_plan
 
     made: list[Any] = []

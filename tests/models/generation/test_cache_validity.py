@@ -19,7 +19,7 @@ IDS = some_ids((2, 47))
 
 
 # -- edits -------------------------------------------------------------------------------------------------------------
-def test_stale_after_an_upstream_edit_and_good_after_undo(model: gw.Model) -> None:
+def test_a_cache_is_stale_after_an_upstream_edit_and_valid_after_undo(model: gw.Model) -> None:
     cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :10])
     bits = state(cache)
@@ -45,7 +45,7 @@ def test_stale_after_an_upstream_edit_and_good_after_undo(model: gw.Model) -> No
     assert list(model.decode(cache, 5)) == undisturbed
 
 
-def test_structural_edit_is_noticed(model: gw.Model) -> None:
+def test_structural_edits_make_the_cache_stale(model: gw.Model) -> None:
     cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :10])
     with model.program.edit("cut the first MLP") as e:
@@ -55,7 +55,7 @@ def test_structural_edit_is_noticed(model: gw.Model) -> None:
     assert caught.value.layers == ("layers.1.attn.sdpa", "layers.2.attn.sdpa")
 
 
-def test_weight_written_in_place_is_noticed(model: gw.Model) -> None:
+def test_weights_written_in_place_make_the_cache_stale(model: gw.Model) -> None:
     """Training writes variables without an edit of the program."""
     cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :10])
@@ -70,7 +70,7 @@ def test_weight_written_in_place_is_noticed(model: gw.Model) -> None:
     assert relative(cache.last_logits(), model.logits(IDS[:1, :10])[:, -1]) < 1e-5
 
 
-def test_head_norm_and_last_mlp_keep_it(model: gw.Model) -> None:
+def test_edits_after_the_last_attention_keep_the_cache_valid(model: gw.Model) -> None:
     cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :10])
     cuts = [("layers.2.mid", 1), ("layers.2.out", 1)]
@@ -118,7 +118,7 @@ def change(m: gw.Model, node: NodeId) -> str | None:
     return path
 
 
-def test_valid_only_where_recomputed_rows_are_bit_equal(made: Callable[[str], Made]) -> None:
+def test_layers_reported_valid_have_bit_equal_recomputed_entries(made: Callable[[str], Made]) -> None:
     """Every node of a three-layer model is edited; what is still called valid is computed again and compared."""
     m = gw.open(made("qwen3").path)
     p, ids = m.program, IDS[:1, :8]
@@ -144,7 +144,7 @@ def test_valid_only_where_recomputed_rows_are_bit_equal(made: Callable[[str], Ma
     assert stale > 60
 
 
-def test_validity_for_another_program(made: Callable[[str], Made]) -> None:
+def test_cache_validity_can_be_checked_against_another_program(made: Callable[[str], Made]) -> None:
     a, b = gw.open(made("llama").path), gw.open(made("llama").path)
     cache = a.new_cache(9, kind="static")
     a.prefill(cache, IDS[:1, :5])
@@ -154,7 +154,7 @@ def test_validity_for_another_program(made: Callable[[str], Made]) -> None:
     assert [v for _, v in sorted(cache.validity(b.program).items())] == [True, False, False]
 
 
-def test_allow_stale_is_recorded(model: gw.Model) -> None:
+def test_allow_stale_is_recorded_in_the_result(model: gw.Model) -> None:
     cache = model.new_cache(47, kind="static")
     model.prefill(cache, IDS[:1, :10])
     with model.program.edit("upstream") as e:
@@ -177,7 +177,7 @@ def test_allow_stale_is_recorded(model: gw.Model) -> None:
 
 # -- faults ------------------------------------------------------------------------------------------------------------
 def _ready(model: gw.Model) -> tuple[StaticCache, Any, list[int]]:
-    """A cache of 6 rows, the workspace of its next step, and what the model goes on with."""
+    """A cache of 6 rows, the workspace of its next step, and the ids that follow."""
     cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :6])
     undisturbed = model.generate(IDS[0, :6], 4).ids
@@ -187,7 +187,7 @@ def _ready(model: gw.Model) -> tuple[StaticCache, Any, list[int]]:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_fault_at_every_call_of_a_step_leaves_no_trace(
+def test_a_fault_at_any_call_of_a_step_changes_nothing(
     error: type[BaseException], model: gw.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
@@ -207,7 +207,7 @@ def test_fault_at_every_call_of_a_step_leaves_no_trace(
     assert list(model.decode(cache, 4)) == undisturbed
 
 
-def test_fault_at_every_instruction_of_the_one_call_leaves_no_trace(model: gw.Model) -> None:
+def test_a_fault_at_any_instruction_of_the_native_call_changes_nothing(model: gw.Model) -> None:
     cache, space, undisturbed = _ready(model)
     bits, tried = state(cache), set()
     for op in unknown_rows(space):
@@ -219,7 +219,7 @@ def test_fault_at_every_instruction_of_the_one_call_leaves_no_trace(model: gw.Mo
     assert list(model.decode(cache, 4)) == undisturbed
 
 
-def test_fault_in_a_later_chunk_takes_all_back(model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_a_later_chunk_undoes_all_chunks(model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :4])
     bits, step, count = state(cache), StaticCache.step, 0
@@ -237,7 +237,7 @@ def test_fault_in_a_later_chunk_takes_all_back(model: gw.Model, monkeypatch: pyt
     assert state(cache) == bits
 
 
-def test_failed_reprefill_can_be_tried_again(model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_reprefill_can_be_retried(model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :4])
     with monkeypatch.context() as patch:

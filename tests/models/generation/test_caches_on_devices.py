@@ -39,7 +39,7 @@ def steps(s: Any) -> list[Any]:
 
 
 def rows(s: Any, i: int = 1) -> np.ndarray:
-    """Keys and values of one layer. Weights of the host lie where the file has them, so last bits may differ."""
+    """Keys and values of one layer. Weights on the host are mapped from the file, so last bits may differ."""
     if hasattr(s, "gather"):
         return np.stack(s.gather(i))
     return np.stack([v.data.to_numpy()[0, :, : s.length] for k, v in s.variables.items() if f".{i}." in k])
@@ -51,7 +51,7 @@ def equal(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize("kind", ["static", "paged"])
 @pytest.mark.usefixtures("sim", "plain")
-def test_captured_tokens_and_rows_are_those_of_the_host(kind: str, model: gw.Model) -> None:
+def test_captured_tokens_and_entries_equal_those_of_the_host(kind: str, model: gw.Model) -> None:
     here, there = filled(model, kind, "cpu"), filled(model, kind, "sim")
     rules = {"temperature": 0.9, "seed": 3}
     assert list(model.decode(here, 30, **rules)) == list(model.decode(there, 30, **rules))
@@ -69,8 +69,8 @@ def test_captured_tokens_and_rows_are_those_of_the_host(kind: str, model: gw.Mod
 
 
 @pytest.mark.usefixtures("sim", "plain")
-def test_forks_and_new_blocks_need_no_other_graph(model: gw.Model) -> None:
-    """200 steps with 20 forks are one graph; each fork goes on as its prompt does alone."""
+def test_forks_and_new_blocks_need_no_new_graph(model: gw.Model) -> None:
+    """200 steps with 20 forks are one graph; each fork continues as its prompt does alone."""
     found, spaces = {}, []
     for device in ("cpu", "sim"):
         s = filled(model, "paged", device, poison=True)
@@ -129,7 +129,7 @@ def warm(m: gw.Model, kind: str) -> tuple[Logged, Any, list[int]]:
 
 @pytest.mark.parametrize("kind", ["static", "paged"])
 @pytest.mark.usefixtures("plain")
-def test_whatever_call_of_the_driver_fails_a_row_is_appended_once(kind: str, model: gw.Model) -> None:
+def test_a_fault_at_any_driver_call_appends_an_entry_at_most_once(kind: str, model: gw.Model) -> None:
     """In the step that records: the step falls back, or leaves nothing."""
     expected = list(model.decode(filled(model, kind, "cpu"), 6))
     driver, s, _ = warm(model, kind)
@@ -164,7 +164,7 @@ def test_whatever_call_of_the_driver_fails_a_row_is_appended_once(kind: str, mod
 
 @pytest.mark.parametrize("kind", ["static", "paged"])
 @pytest.mark.usefixtures("plain")
-def test_steps_take_no_memory_of_the_device(kind: str, sim: SimBackend, model: gw.Model) -> None:
+def test_decode_steps_allocate_no_device_memory(kind: str, sim: SimBackend, model: gw.Model) -> None:
     s = filled(model, kind, "sim")
     tokens = iter(model.decode(s, 110))
     for _ in range(6):

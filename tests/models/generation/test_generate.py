@@ -44,7 +44,7 @@ def test_generation_keywords_are_the_fields_of_the_options() -> None:
     assert GenerationOptions(temperature=0.5, stop="x").sampling == Sampling(temperature=0.5)
 
 
-def test_equals_a_decoding_loop_and_full_runs(model: gw.Model) -> None:
+def test_generate_equals_a_decoding_loop_and_full_runs(model: gw.Model) -> None:
     done = model.generate(PROMPT, 20)
     cache, ids = model.new_cache(40, kind="static"), list(PROMPT)
     logits = model.prefill(cache, PROMPT)[0]
@@ -68,7 +68,7 @@ def test_64_greedy_ids_equal_transformers(name: str, made: Callable[[str], Made]
         pytest.fail(f"{name} differs at {at}, margin {top[1] - top[0]:.2e}")
 
 
-def test_same_seed_same_ids_other_seed_others(model: gw.Model) -> None:
+def test_equal_seeds_give_equal_ids_and_other_seeds_other_ids(model: gw.Model) -> None:
     a, b, c = (model.generate(PROMPT, 30, temperature=1.5, seed=s).ids for s in (4, 4, 5))
     assert a == b != c
 
@@ -110,7 +110,7 @@ def test_logprobs_equal_an_uncached_run(model: gw.Model) -> None:
 
 
 # -- a given cache -----------------------------------------------------------------------------------------------------
-def test_cache_is_reused_as_far_as_the_prompt_agrees(model: gw.Model) -> None:
+def test_the_cache_is_reused_up_to_the_common_prefix(model: gw.Model) -> None:
     cache = model.new_cache(60, kind="static")
     first = model.generate(PROMPT, 8, cache=cache)
     assert (first.reused_tokens, first.cache_tokens, first.cache_capacity) == (0, 14, 60)
@@ -123,7 +123,7 @@ def test_cache_is_reused_as_far_as_the_prompt_agrees(model: gw.Model) -> None:
     assert model.generate(other[:2], 4, cache=cache).reused_tokens == 1  # one token is always run
 
 
-def test_prompt_longer_than_the_cache(model: gw.Model) -> None:
+def test_prompts_longer_than_the_cache_are_refused(model: gw.Model) -> None:
     cache = model.new_cache(5, kind="static")
     cache.prefill(PROMPT[None, :2])
     with pytest.raises(PromptError) as caught:
@@ -131,7 +131,7 @@ def test_prompt_longer_than_the_cache(model: gw.Model) -> None:
     assert (caught.value.expected, caught.value.got, cache.length) == ("<= 5", 7, 2)
 
 
-def test_full_cache_hands_out_what_was_generated(byte_model: gw.Model) -> None:
+def test_full_cache_error_contains_the_text_so_far(byte_model: gw.Model) -> None:
     whole = byte_model.generate("hello", 30, processors=[forcing(b"text ", 5)])
     cache = byte_model.new_cache(12, kind="static")
     with pytest.raises(CacheFull) as caught:
@@ -149,7 +149,7 @@ def test_cache_of_several_sequences_is_refused(model: gw.Model) -> None:
 
 
 # -- the record --------------------------------------------------------------------------------------------------------
-def test_generation_keeps_no_model_alive(made: Callable[[str], Made]) -> None:
+def test_generate_keeps_no_model_alive(made: Callable[[str], Made]) -> None:
     model = gw.open(made("llama").path)
     model.generate(PROMPT, max_new_tokens=2)
     program = ref(model.program)
@@ -158,7 +158,7 @@ def test_generation_keeps_no_model_alive(made: Callable[[str], Made]) -> None:
     assert program() is None
 
 
-def test_record(model: gw.Model) -> None:
+def test_the_result_records_bytes_times_and_options(model: gw.Model) -> None:
     done = model.generate(PROMPT, 5, temperature=0.7, seed=3)
     touched = sum(m.bytes for m in model.inspect().tensors) - 96 * 48 * 4  # one row of the embedding
     assert done.bytes_per_token == touched + model.inspect().kv_bytes_per_token * (7 + 11) // 2
@@ -181,7 +181,7 @@ def test_record(model: gw.Model) -> None:
     assert model.generate(PROMPT, 5).fingerprint != done.fingerprint
 
 
-def test_tied_embedding_counts_once(made: Callable[[str], Made]) -> None:
+def test_a_tied_embedding_is_counted_once(made: Callable[[str], Made]) -> None:
     m = gw.open(made("llama-tied").path)
     done = m.generate(PROMPT, 1)
     assert done.bytes_per_token == m.inspect().nbytes + m.inspect().kv_bytes_per_token * 7
@@ -191,7 +191,7 @@ def test_tied_embedding_counts_once(made: Callable[[str], Made]) -> None:
 @pytest.mark.parametrize(
     "prompt", [[], np.zeros((1, 0), int), [97], [-1], [1.5], [[1, 2], [3, 4]], [[1], [2, 3]], ["a"]]
 )
-def test_prompts_that_cannot_be_run(prompt: object, model: gw.Model) -> None:
+def test_invalid_prompts_are_refused(prompt: object, model: gw.Model) -> None:
     with pytest.raises(PromptError):
         model.generate(prompt, 3)
 
@@ -213,19 +213,19 @@ def test_prompts_that_cannot_be_run(prompt: object, model: gw.Model) -> None:
         {"processors": None},
     ],
 )
-def test_options_out_of_range(options: dict, model: gw.Model) -> None:
+def test_options_out_of_range_are_refused(options: dict, model: gw.Model) -> None:
     with pytest.raises(UsageError):
         model.generate(PROMPT, **options)
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.5])
-def test_number_of_samples_out_of_range(n: int, model: gw.Model) -> None:
+def test_numbers_of_samples_out_of_range_are_refused(n: int, model: gw.Model) -> None:
     with pytest.raises(UsageError, match="n "):
         model.generate_many(PROMPT, n)
 
 
 @pytest.mark.parametrize("wrong", [{"steps": -1}, {"steps": 1.5}, {"stream": "x"}])
-def test_decode_is_asked_for_numbers(wrong: dict, model: gw.Model) -> None:
+def test_invalid_arguments_of_decode_are_refused(wrong: dict, model: gw.Model) -> None:
     cache = model.new_cache(8, kind="static")
     model.prefill(cache, PROMPT)
     with pytest.raises(UsageError, match=next(iter(wrong))):
@@ -236,7 +236,7 @@ def test_decode_is_asked_for_numbers(wrong: dict, model: gw.Model) -> None:
     assert cache.length == len(PROMPT)
 
 
-def test_nan_weight_is_named_and_the_cache_kept(model: gw.Model) -> None:
+def test_a_nan_weight_is_named_and_the_cache_unchanged(model: gw.Model) -> None:
     """A NaN in a row of the embedding shows only when that token is chosen."""
     whole = model.generate(PROMPT, 12).ids
     at = next(i for i, t in enumerate(whole) if t not in PROMPT.tolist())

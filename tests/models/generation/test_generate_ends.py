@@ -30,12 +30,12 @@ def forcing(text: bytes, after: int) -> Callable[[np.ndarray, np.ndarray], np.nd
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
-def test_no_tokens_asked_for(byte_model: gw.Model) -> None:
+def test_generating_zero_tokens_returns_an_empty_result(byte_model: gw.Model) -> None:
     done = byte_model.generate("abc", 0)
     assert (done.ids, done.text, done.finish_reason, done.prompt_tokens) == ([], "", "length", 3)
 
 
-def test_eos_as_first_token(model: gw.Model, copy: Callable[[str], Path]) -> None:
+def test_eos_as_first_token_ends_generation(model: gw.Model, copy: Callable[[str], Path]) -> None:
     first = model.generate(PROMPT, 1).ids[0]
     path = copy("llama")
     edit_config(path, eos_token_id=[first, 3])
@@ -55,7 +55,7 @@ def test_eos_of_generation_config_is_used_without_a_tokenizer(model: gw.Model, c
     assert (done.finish_reason, done.sampling.temperature) == ("eos", 0.0)
 
 
-def test_model_defaults_only_when_asked_for(copy: Callable[[str], Path]) -> None:
+def test_model_defaults_are_used_on_request_only(copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     fields = {
         "do_sample": True,
@@ -86,19 +86,19 @@ def test_stop_string_cuts_text_and_keeps_ids(byte_model: gw.Model) -> None:
     assert byte_model.generate("ab", 30, processors=[force], stop="<END>").text == "one"
 
 
-def test_streamed_text_is_the_text(byte_model: gw.Model) -> None:
+def test_streamed_pieces_add_up_to_the_text(byte_model: gw.Model) -> None:
     pieces: list[str] = []
     done = byte_model.generate("ab", 20, processors=[forcing("né😀".encode(), 2)], stream=pieces.append)
     assert "".join(pieces) == done.text == "né😀né😀né\ufffd"  # the last character was not finished
 
 
-def test_empty_text_is_refused_with_the_way_out(byte_model: gw.Model) -> None:
+def test_empty_text_is_refused_with_a_fix(byte_model: gw.Model) -> None:
     with pytest.raises(PromptError, match="the prompt is empty") as caught:
         byte_model.generate("", 5)
     assert caught.value.fix == "give text, or the start token as ids: [0]"
 
 
-def test_cancel_is_asked_before_each_token(model: gw.Model) -> None:
+def test_cancel_is_called_before_each_token(model: gw.Model) -> None:
     whole = model.generate(PROMPT, 10).ids
     for at in range(10):
         asked = iter([False] * at + [True])
@@ -107,7 +107,7 @@ def test_cancel_is_asked_before_each_token(model: gw.Model) -> None:
 
 
 @pytest.mark.parametrize("kind", ["static", "paged"])
-def test_what_was_cancelled_goes_on_as_if_it_had_not_been(kind: str, model: gw.Model) -> None:
+def test_cancelled_generation_continues_with_the_same_ids(kind: str, model: gw.Model) -> None:
     rules = {"temperature": 1.2, "seed": 8}
     whole = model.generate(PROMPT, 8, **rules).ids
     for at in range(8):
@@ -119,7 +119,7 @@ def test_what_was_cancelled_goes_on_as_if_it_had_not_been(kind: str, model: gw.M
         assert rest.reused_tokens == len(PROMPT) + max(at - 1, 0) - (at == 0)  # what was chosen last had not been run
 
 
-def test_cancelled_from_another_thread(byte_model: gw.Model) -> None:
+def test_generation_can_be_cancelled_from_another_thread(byte_model: gw.Model) -> None:
     byte_model.eos_ids = ()
     seen, stop = Event(), Event()
 

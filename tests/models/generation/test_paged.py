@@ -52,7 +52,7 @@ def test_steps_equal_uncached_logits(name: str, vm: bool, made: Callable[[str], 
     np.testing.assert_array_equal(s.tokens[0], IDS[:40])
 
 
-def test_40_steps_in_float64(made: Callable[[str], Made]) -> None:
+def test_40_steps_in_float64_equal_uncached_logits(made: Callable[[str], Made]) -> None:
     m = gw.open(made("qwen2-windows").path, dtype="float64", compute="float64")
     positions = np.arange(47)[None]
     whole = m.program.run(ids=IDS[None, :47], positions=positions)["logits"].to_numpy()[0]
@@ -63,7 +63,7 @@ def test_40_steps_in_float64(made: Callable[[str], Made]) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 3, 16, 128])
-def test_any_block_size(block: int, model: gw.Model) -> None:
+def test_any_block_size_gives_equal_logits(block: int, model: gw.Model) -> None:
     s = paged(model, block=block).sequence()
     last = s.prefill(IDS[None, :33], chunk=10)
     assert relative(last[0], model.logits(IDS[:33])[-1]) < 1e-5
@@ -71,7 +71,7 @@ def test_any_block_size(block: int, model: gw.Model) -> None:
     assert relative(s.step(IDS[None, 33:34]).to_numpy("float32")[0, 0], model.logits(IDS[:34])[-1]) < 1e-5
 
 
-def test_layers_may_differ_and_the_pool_has_their_shapes() -> None:
+def test_pools_have_the_shapes_of_unequal_layers() -> None:
     p, ids = uneven(), some_ids((1, 40), vocab=30)
     cache = PagedCache(p, blocks=5, block=16, poison=True)
     s = cache.sequence()
@@ -90,7 +90,9 @@ def test_layers_may_differ_and_the_pool_has_their_shapes() -> None:
 
 
 @EXECUTORS
-def test_a_ragged_batch_equals_each_alone_and_a_stranger_is_untouched(vm: bool, model: gw.Model, executor: Any) -> None:
+def test_a_ragged_batch_equals_separate_runs_and_leaves_other_sequences_unchanged(
+    vm: bool, model: gw.Model, executor: Any
+) -> None:
     executor(vm)
     cache = paged(model)
     lengths = (1, 15, 16, 17, 48)
@@ -108,7 +110,7 @@ def test_a_ragged_batch_equals_each_alone_and_a_stranger_is_untouched(vm: bool, 
     assert all(np.array_equal(a, b) for a, b in zip(before, outsider.gather(0), strict=True))
 
 
-def test_tables_are_inputs_and_pools_are_states_of_their_attention(model: gw.Model) -> None:
+def test_block_tables_are_inputs_and_pools_are_states_of_their_attention(model: gw.Model) -> None:
     """Sequences change rows from step to step; two pools of one shape are distinguished by their attention."""
     cache = paged(model, prefix_bytes=0)
     p = cache.steps.derived().program
@@ -134,7 +136,7 @@ def test_tables_are_inputs_and_pools_are_states_of_their_attention(model: gw.Mod
 
 
 # -- branching ---------------------------------------------------------------------------------------------------------
-def test_a_block_that_is_shared_has_no_length(model: gw.Model) -> None:
+def test_forks_read_a_shared_block_up_to_their_own_length(model: gw.Model) -> None:
     """Forks that end at different rows of one block read their own, as long as no other sequence writes."""
     cache = paged(model, prefix_bytes=0)
     s = cache.sequence()
@@ -152,7 +154,7 @@ def test_a_block_that_is_shared_has_no_length(model: gw.Model) -> None:
     assert cache.pool.refs(s.table[1]) == 1
 
 
-def test_a_fork_shares_all_and_copies_one_block_when_it_writes(model: gw.Model) -> None:
+def test_a_fork_shares_every_block_and_copies_one_on_write(model: gw.Model) -> None:
     cache = paged(model)
     s = cache.sequence()
     s.prefill(IDS[None, :40])
@@ -195,7 +197,7 @@ def test_truncating_a_fork_leaves_the_parent(model: gw.Model) -> None:
         s.truncate(36)
 
 
-def test_a_snapshot_is_exact_any_number_of_times(model: gw.Model) -> None:
+def test_a_snapshot_can_be_restored_exactly_many_times(model: gw.Model) -> None:
     cache = paged(model)
     s = cache.sequence()
     s.prefill(IDS[None, :19])
@@ -235,7 +237,7 @@ def test_blocks_without_owners_are_free(model: gw.Model) -> None:
 
 
 # -- room --------------------------------------------------------------------------------------------------------------
-def test_no_room_leaves_all_as_it_was(model: gw.Model) -> None:
+def test_a_full_cache_raises_and_changes_nothing(model: gw.Model) -> None:
     cache = PagedCache(model.program, blocks=3, block=4, prefix_bytes=0)
     s, other = cache.sequence(), cache.sequence()
     s.prefill(IDS[None, :7])
@@ -263,7 +265,7 @@ def test_no_room_leaves_all_as_it_was(model: gw.Model) -> None:
     assert len(done.ids) == 2
 
 
-def test_full_cache_hands_out_what_was_generated(byte_model: gw.Model) -> None:
+def test_full_cache_error_contains_the_text_so_far(byte_model: gw.Model) -> None:
     cache = PagedCache(byte_model.program, blocks=2, block=4)
     byte_model.eos_ids = ()
     with pytest.raises(CacheFull) as caught:
@@ -274,7 +276,7 @@ def test_full_cache_hands_out_what_was_generated(byte_model: gw.Model) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"tokens": 0}, {"blocks": 1, "block": 0}, {"nbytes": 10}, {}, {"blocks": 1, "tokens": 1}]
 )
-def test_sizes_are_checked(wrong: dict[str, int], model: gw.Model) -> None:
+def test_invalid_sizes_are_refused(wrong: dict[str, int], model: gw.Model) -> None:
     with pytest.raises(UsageError):
         PagedCache(model.program, **wrong)  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError):
@@ -283,7 +285,7 @@ def test_sizes_are_checked(wrong: dict[str, int], model: gw.Model) -> None:
 
 # -- prompts with one prefix -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shared", [0, 15, 16, 40])
-def test_a_shared_beginning_is_not_run_again(shared: int, model: gw.Model) -> None:
+def test_a_shared_prefix_is_not_run_again(shared: int, model: gw.Model) -> None:
     cache = paged(model)
     with cache.sequence() as s:
         s.prefill(IDS[None, :45])
@@ -300,7 +302,7 @@ def test_a_shared_beginning_is_not_run_again(shared: int, model: gw.Model) -> No
         assert relative(u.last_logits()[0], model.logits(IDS[:32])[-1]) < 1e-5
 
 
-def test_decoded_blocks_are_kept_too_and_leave_when_there_is_no_room(model: gw.Model) -> None:
+def test_decoded_blocks_are_cached_and_evicted_when_memory_is_needed(model: gw.Model) -> None:
     cache = PagedCache(model.program, blocks=4, block=4)
     with cache.sequence() as s:
         s.prefill(IDS[None, :6])
@@ -313,7 +315,7 @@ def test_decoded_blocks_are_kept_too_and_leave_when_there_is_no_room(model: gw.M
     assert refs(cache) == len(cache.prefix)
 
 
-def test_an_edit_upstream_finds_no_old_blocks_and_undo_finds_them_again(model: gw.Model) -> None:
+def test_an_upstream_edit_invalidates_cached_blocks_and_undo_restores_them(model: gw.Model) -> None:
     cache = paged(model)
 
     def reused() -> int:
@@ -331,7 +333,7 @@ def test_an_edit_upstream_finds_no_old_blocks_and_undo_finds_them_again(model: g
 
 
 # -- after an edit -----------------------------------------------------------------------------------------------------
-def test_stale_rows_are_refused_and_filled_again(model: gw.Model) -> None:
+def test_stale_entries_are_refused_and_recomputed(model: gw.Model) -> None:
     cache = paged(model)
     s = cache.sequence()
     s.prefill(IDS[None, :20])
@@ -350,7 +352,7 @@ def test_stale_rows_are_refused_and_filled_again(model: gw.Model) -> None:
         gw.open(model.directory).prefill(s, IDS[:2])
 
 
-def test_a_removed_head_makes_new_pools_once_no_block_is_in_use() -> None:
+def test_after_a_head_is_removed_new_pools_are_made_once_no_block_is_in_use() -> None:
     p = uneven()
     cache = PagedCache(p, blocks=5, block=4)
     s = cache.sequence()
@@ -374,7 +376,7 @@ def test_a_removed_head_makes_new_pools_once_no_block_is_in_use() -> None:
 
 # -- faults and threads ------------------------------------------------------------------------------------------------
 @EXECUTORS
-def test_fault_at_every_call_leaves_no_trace(vm: bool, model: gw.Model, executor: Any) -> None:
+def test_a_fault_at_any_call_changes_nothing(vm: bool, model: gw.Model, executor: Any) -> None:
     executor(vm)
     cache = paged(model, prefix_bytes=0)
     s = cache.sequence()
@@ -402,7 +404,7 @@ def test_fault_at_every_call_leaves_no_trace(vm: bool, model: gw.Model, executor
     assert list(model.decode(s, 4)) == undisturbed
 
 
-def test_threads_with_sequences_of_their_own(model: gw.Model) -> None:
+def test_threads_may_decode_separate_sequences(model: gw.Model) -> None:
     cache = paged(model, tokens=900)
     parent = cache.sequence()
     parent.prefill(IDS[None, :20])
@@ -426,7 +428,7 @@ def test_threads_with_sequences_of_their_own(model: gw.Model) -> None:
 
 # -- generating --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2", "qwen3"])
-def test_generate_equals_a_loop_by_hand_and_transformers(name: str, made: Callable[[str], Made]) -> None:
+def test_generate_equals_a_manual_loop_and_transformers(name: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made(name).path)
     m.eos_ids = ()
     cache = paged(m)
@@ -438,7 +440,7 @@ def test_generate_equals_a_loop_by_hand_and_transformers(name: str, made: Callab
     assert one == two == list(m.decode(s, 32)) == list(theirs)[:32]
 
 
-def test_samples_share_one_prefill_and_leave_nothing(model: gw.Model) -> None:
+def test_samples_share_one_prefill_and_free_their_blocks(model: gw.Model) -> None:
     cache = paged(model)
     with cache.sequence() as s:
         several = model.generate_many(IDS[:20], 3, 6, temperature=0.8, seed=5, cache=s)
@@ -448,7 +450,7 @@ def test_samples_share_one_prefill_and_leave_nothing(model: gw.Model) -> None:
     assert cache.holders() == []
 
 
-def test_prompts_and_batches_are_checked(model: gw.Model) -> None:
+def test_invalid_prompts_and_batches_are_refused(model: gw.Model) -> None:
     cache = paged(model)
     s = cache.sequence()
     with pytest.raises(PromptError):

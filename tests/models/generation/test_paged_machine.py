@@ -154,7 +154,7 @@ DEEP = settings.default is not None and settings.default.max_examples >= 10_000
 
 
 @pytest.mark.parametrize("seed", range(200 if DEEP else 2))
-def test_a_thousand_steps(seed: int) -> None:
+def test_a_thousand_random_calls_match_the_model(seed: int) -> None:
     """Of 200 walks under the profile `deep`."""
     rng = np.random.default_rng(seed)
     draws = iter(rng.random(1 << 14))

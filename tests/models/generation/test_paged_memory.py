@@ -32,7 +32,7 @@ def rounded(m: gw.Model, kind: str) -> gw.Model:
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
-def test_entries_have_their_own_dtype(kind: str, made: Callable[[str], Made]) -> None:
+def test_entries_may_have_another_dtype(kind: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made("qwen2-windows").path)
     plain, cache = m.logits(IDS[:40]), m.new_cache(64, dtype=kind, poison=True)
     size = dtype(kind).itemsize
@@ -59,7 +59,7 @@ def cast_reference(made: Callable[[str], Made], kind: str) -> np.ndarray:
     return m.logits(IDS[:40]) if kind == "float32" else rounded(m, kind).logits(IDS[:40])
 
 
-def test_keys_of_a_low_model_are_read_as_numbers(made: Callable[[str], Made]) -> None:
+def test_bfloat16_keys_are_widened_when_read(made: Callable[[str], Made]) -> None:
     m = gw.open(made("llama").path, compute="bfloat16")
     cache = m.new_cache(64, poison=True)
     s = cache.sequence()
@@ -77,12 +77,12 @@ def test_keys_of_a_low_model_are_read_as_numbers(made: Callable[[str], Made]) ->
 
 
 @pytest.mark.parametrize("wrong", [{"dtype": "int8"}, {"dtype": "float64"}, {"dtype": "float16", "kind": "static"}])
-def test_no_other_dtype(wrong: dict[str, Any], model: gw.Model) -> None:
+def test_unsupported_dtypes_of_entries_are_refused(wrong: dict[str, Any], model: gw.Model) -> None:
     with pytest.raises(UsageError):
         model.new_cache(9, **wrong)
 
 
-def test_another_dtype_of_activations_makes_stale(model: gw.Model, made: Callable[[str], Made]) -> None:
+def test_another_activation_dtype_makes_the_cache_stale(model: gw.Model, made: Callable[[str], Made]) -> None:
     s = model.new_cache(64).sequence()
     s.step(IDS[None, :5])
     other = gw.open(made("llama").path, compute="bfloat16")
@@ -92,7 +92,7 @@ def test_another_dtype_of_activations_makes_stale(model: gw.Model, made: Callabl
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------------
-def test_the_size_is_said_in_tokens_blocks_or_bytes(model: gw.Model) -> None:
+def test_capacity_is_given_in_tokens_blocks_or_bytes(model: gw.Model) -> None:
     per_block = 16 * model.inspect().kv_bytes_per_token
     assert model.new_cache(33).pool.cap == 3 + 1
     assert model.new_cache(33, 5).pool.cap == 3 + 5
@@ -104,7 +104,7 @@ def test_the_size_is_said_in_tokens_blocks_or_bytes(model: gw.Model) -> None:
             model.new_cache(**wrong)  # pyright: ignore[reportCallIssue, reportArgumentType]  # wrong on purpose
 
 
-def test_forking_a_hundred_times_takes_a_block_each(model: gw.Model) -> None:
+def test_a_hundred_forks_take_one_block_each(model: gw.Model) -> None:
     cache = model.new_cache(40, 130, prefix_bytes=0)
     s = cache.sequence()
     s.prefill(IDS[None, :40])
@@ -122,7 +122,7 @@ def raw(cache: PagedCache, block: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-def test_a_copied_block_has_the_rows_there_were_and_a_freed_one_none(kind: str, model: gw.Model) -> None:
+def test_a_copied_block_contains_the_used_entries_and_a_freed_one_none(kind: str, model: gw.Model) -> None:
     cache = model.new_cache(64, 2, block=8, dtype=kind, poison=True, prefix_bytes=0)
     s = cache.sequence()
     s.step(IDS[None, :15])
@@ -138,7 +138,7 @@ def test_a_copied_block_has_the_rows_there_were_and_a_freed_one_none(kind: str, 
     assert all(np.isnan(a).all() for b in gone for a in raw(cache, b))
 
 
-def test_rows_from_elsewhere_are_all_taken_or_none() -> None:
+def test_given_entries_are_appended_completely_or_not_at_all() -> None:
     cache = PagedCache(uneven(), blocks=6, block=4, poison=True)
     s, rng = cache.sequence(), np.random.default_rng(0)
     k = [rng.normal(size=(4, 9, 16)).astype("f4"), rng.normal(size=(1, 9, 8)).astype("f4")]
@@ -172,12 +172,12 @@ class Unwritable:
     def __init__(self, pool: Any) -> None:
         self.shape = pool.shape
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         raise OSError("planted")
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 48])
-def test_gathered_rows_are_those_of_a_contiguous_cache(length: int, model: gw.Model) -> None:
+def test_gathered_entries_equal_those_of_a_static_cache(length: int, model: gw.Model) -> None:
     s, static = model.new_cache(64, poison=True).sequence(), model.new_cache(64, kind="static")
     for cache in (s, static):
         model.prefill(cache, IDS[:length], chunk=7)
@@ -215,7 +215,7 @@ def test_forks_sample_from_their_own_streams(model: gw.Model) -> None:
             assert sum(a == b for a, b in zip(ids, other, strict=True)) < 8  # of 40; by chance some 2
 
 
-def test_a_snapshot_goes_back_to_the_place_in_its_stream(model: gw.Model) -> None:
+def test_restoring_a_snapshot_restores_the_random_position(model: gw.Model) -> None:
     s = model.new_cache(100).sequence()
     model.prefill(s, IDS[:9])
     f = s.fork()

@@ -16,13 +16,13 @@ IDS = some_ids((1, 60))[0]
 STRETCHING = pytest.mark.parametrize("name", ["rope-dynamic", "rope-longrope-long"])
 
 
-def test_length_up_to_which_rows_are_independent(made: Callable[[str], Made]) -> None:
+def test_entries_are_independent_up_to_the_original_length(made: Callable[[str], Made]) -> None:
     found = {n: independent(gw.open(made(n).path).program) for n in ("llama", "rope-dynamic", "rope-longrope-long")}
     assert found == {"llama": ENDLESS, "rope-dynamic": 20, "rope-longrope-long": 16}
 
 
 @STRETCHING
-def test_blocks_of_a_longer_text_are_not_found_by_a_shorter_one(name: str, made: Callable[[str], Made]) -> None:
+def test_blocks_of_a_longer_text_are_not_reused_by_a_shorter_one(name: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made(name).path)
     cache = m.new_cache(400, block=4)
     with cache.sequence() as s:
@@ -43,7 +43,7 @@ def test_blocks_of_a_longer_text_are_not_found_by_a_shorter_one(name: str, made:
 
 @STRETCHING
 @pytest.mark.parametrize("kind", ["paged", "static"])
-def test_a_prompt_takes_over_what_it_would_compute(name: str, kind: str, made: Callable[[str], Made]) -> None:
+def test_a_prompt_reuses_only_entries_equal_to_its_own(name: str, kind: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made(name).path)
     cache = m.new_cache(64).sequence() if kind == "paged" else m.new_cache(64, kind="static")
     for n, held in ((10, 0), (12, 10), (40, 0), (12, 0), (14, 12)):

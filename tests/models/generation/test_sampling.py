@@ -56,7 +56,7 @@ def drawn(rows: np.ndarray, rule: Sampling, positions: Any, stream: int = 0) -> 
         ),
     ],
 )
-def test_kept_sets_equal_transformers(rules: dict[str, Any], theirs: list[Any]) -> None:
+def test_remaining_tokens_match_transformers(rules: dict[str, Any], theirs: list[Any]) -> None:
     rows = logits(10_000)
     z = torch.tensor(rows)
     for processor in theirs:
@@ -95,13 +95,13 @@ def test_top_p_keeps_the_crossing_token(top_p: float, expected: list[int]) -> No
     assert np.flatnonzero(np.isfinite(Sampling(temperature=1.0, top_p=top_p).filtered(z))).tolist() == expected
 
 
-def test_ties_go_to_the_lowest_ids() -> None:
+def test_ties_keep_the_lowest_ids() -> None:
     z = np.array([1, 5, 5, 5, 0], np.float32)
     assert Sampling().sample(z, 0) == 1
     assert np.flatnonzero(np.isfinite(Sampling(temperature=1.0, top_k=2).filtered(z))).tolist() == [1, 2]
 
 
-def test_every_default_is_the_identity() -> None:
+def test_every_default_leaves_logits_unchanged() -> None:
     z = logits(1)[0]
     np.testing.assert_array_equal(Sampling().filtered(z, np.array([3]), np.array([4])), z)
     np.testing.assert_array_equal(Sampling(temperature=1.0).filtered(z), z)
@@ -142,7 +142,7 @@ def test_dropped_tokens_are_never_sampled() -> None:
     assert {rule.sample(z, i) for i in range(500)} == allowed
 
 
-def test_penalties_come_before_processors_and_these_before_temperature() -> None:
+def test_penalties_precede_processors_and_these_the_temperature() -> None:
     def forty(ids: np.ndarray, z: np.ndarray) -> np.ndarray:
         return np.where(z == 4.0, np.float32(40), z)
 
@@ -152,7 +152,7 @@ def test_penalties_come_before_processors_and_these_before_temperature() -> None
     np.testing.assert_array_equal(rule.filtered(z, np.array([0]), np.array([1])), [10, 10, 10, 0.75])
 
 
-def test_filters_look_at_what_those_before_them_left() -> None:
+def test_each_filter_sees_the_tokens_left_by_earlier_ones() -> None:
     p = np.array([0.4, 0.3, 0.2, 0.1])
     z = np.log(p).astype(np.float32)
 
@@ -167,7 +167,7 @@ def test_filters_look_at_what_those_before_them_left() -> None:
     assert np.flatnonzero(np.isfinite(Sampling(temperature=0.25, top_p=0.55).filtered(z))).tolist() == [0]
 
 
-def test_the_draw_is_the_formula_of_the_words() -> None:
+def test_samples_match_the_gumbel_formula_of_the_random_words() -> None:
     """argmax of z + G with G = -ln(-ln u), u on the 24-bit grid between 0 and 1, never at an end."""
     from graphwright.array.random import bits
 
@@ -179,7 +179,7 @@ def test_the_draw_is_the_formula_of_the_words() -> None:
     assert np.isfinite(-np.log(-np.log(worst))).all()
 
 
-def test_processors_see_ids_and_leave_the_logits_given() -> None:
+def test_processors_receive_ids_and_cannot_change_the_given_logits() -> None:
     calls = []
 
     def ban(ids: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -195,7 +195,7 @@ def test_processors_see_ids_and_leave_the_logits_given() -> None:
 
 
 @pytest.mark.parametrize("made", [np.zeros(3, np.float32), np.zeros(4, np.float64), np.zeros((1, 4), np.float32)])
-def test_processor_that_changes_shape_or_dtype(made: np.ndarray) -> None:
+def test_processors_that_change_shape_or_dtype_are_refused(made: np.ndarray) -> None:
     def wrong(ids: np.ndarray, z: np.ndarray) -> np.ndarray:
         return made
 
@@ -205,13 +205,13 @@ def test_processor_that_changes_shape_or_dtype(made: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("bad", [[np.nan, 1.0], [-np.inf, -np.inf], [np.inf, 0.0]])
-def test_logits_that_are_no_numbers(bad: list[float]) -> None:
+def test_non_finite_logits_are_refused(bad: list[float]) -> None:
     with pytest.raises(NonFinite) as caught:
         Sampling().sample(np.array(bad, np.float32), 12)
     assert caught.value.where == "position 12"
 
 
-def test_processor_that_bans_everything() -> None:
+def test_processors_that_ban_every_token_are_refused() -> None:
     with pytest.raises(NonFinite, match="after all rules"):
         Sampling(processors=(lambda ids, z: z - np.float32(np.inf),)).sample(np.zeros(4, np.float32), 0)
 
@@ -233,7 +233,7 @@ def test_processor_that_bans_everything() -> None:
         {"frequency": float("inf")},
     ],
 )
-def test_values_out_of_range(rules: dict[str, Any]) -> None:
+def test_options_out_of_range_are_refused(rules: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         Sampling(**rules)
     assert caught.value.where == next(iter(rules))
@@ -247,13 +247,13 @@ def test_log_softmax_equals_torch() -> None:
         np.testing.assert_allclose(log_softmax(z), torch.log_softmax(torch.tensor(z), -1).numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_settings_as_json() -> None:
+def test_options_as_json_name_their_processors() -> None:
     def keep(ids: np.ndarray, z: np.ndarray) -> np.ndarray:
         return z
 
     assert plain(Sampling(top_k=3, processors=(keep,)))["processors"] == ["keep"]
 
 
-def test_a_processor_that_is_no_function_is_refused_at_once() -> None:
+def test_non_callable_processors_are_refused_at_construction() -> None:
     with pytest.raises(UsageError, match="processors"):
         Sampling(processors=(3,))  # pyright: ignore[reportArgumentType]  # wrong on purpose

@@ -43,7 +43,7 @@ def on_host(s: Any, rule: Sampling, steps: int, stream: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["static", "paged"])
 @pytest.mark.parametrize("name", RULES)
-def test_ids_are_those_of_the_host_which_is_asked_for_the_first(
+def test_ids_sampled_in_the_plan_equal_those_of_the_host(
     name: str, kind: str, model: gw.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = RULES[name]
@@ -72,7 +72,7 @@ def test_100_sampling_steps_allocate_no_tensor(name: str, kind: str, model: gw.M
     assert s.length == len(PROMPT) + 103
 
 
-def test_a_batch_draws_what_each_draws_alone(model: gw.Model) -> None:
+def test_a_batch_samples_the_same_ids_as_separate_runs(model: gw.Model) -> None:
     """Each by its own rules, and one leaves."""
     prompts = [PROMPT, PROMPT[:3], PROMPT[2:], PROMPT[1:6]]
     cache = model.new_cache(400, kind="paged", prefix_bytes=0)
@@ -95,7 +95,7 @@ def test_a_batch_draws_what_each_draws_alone(model: gw.Model) -> None:
         assert found[i] == model.generate(p, len(found[i]), first_stream=i, **rules).ids
 
 
-def test_other_rules_are_no_other_plan(model: gw.Model) -> None:
+def test_other_sampling_rules_need_no_new_plan(model: gw.Model) -> None:
     s = filled(model, "static")
     for rules in RULES.values():
         list(model.decode(s, 3, **rules))
@@ -115,7 +115,7 @@ def test_sampled_ids_are_dropped_with_their_entry(kind: str, model: gw.Model) ->
         s.truncate(len(PROMPT))
 
 
-def test_of_an_edited_model_it_is_drawn_again(model: gw.Model) -> None:
+def test_after_an_edit_ids_are_sampled_again(model: gw.Model) -> None:
     s, greedy = filled(model, "static"), SamplingRequest()
     s.step(s.sampled([greedy])[None], requests=[greedy])
     with model.program.edit("turn the head") as e:
@@ -125,7 +125,7 @@ def test_of_an_edited_model_it_is_drawn_again(model: gw.Model) -> None:
 
 
 @pytest.mark.parametrize("kind", ["static", "paged"])
-def test_rules_that_leave_no_number_are_said_at_the_position(kind: str, model: gw.Model) -> None:
+def test_rules_that_give_non_finite_logits_raise_with_the_position(kind: str, model: gw.Model) -> None:
     """An id that was drawn once gains more than float32 holds: the second is drawn from infinity."""
     s = filled(model, kind)
     tokens = model.decode(s, 5, presence=-3e38, frequency=-3e38)
@@ -137,7 +137,7 @@ def test_rules_that_leave_no_number_are_said_at_the_position(kind: str, model: g
     assert list(model.decode(s, 5)) == list(model.decode(filled(model, kind, s.tokens[0, :8]), 5))
 
 
-def test_processors_are_asked_at_every_token(model: gw.Model) -> None:
+def test_processors_are_called_for_every_token(model: gw.Model) -> None:
     texts = []
 
     def noted(ids: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -149,7 +149,7 @@ def test_processors_are_asked_at_every_token(model: gw.Model) -> None:
     assert done.ids == model.generate(PROMPT, 6, temperature=1.3).ids
 
 
-def test_more_ids_than_there_was_room_for_at_first(model: gw.Model) -> None:
+def test_token_counts_grow_beyond_their_initial_capacity(model: gw.Model) -> None:
     """The pairs of (id, count) grow past 64; all 97 ids are seen."""
     text = np.concatenate([np.arange(97), PROMPT])
     rules: dict[str, Any] = {"repetition_penalty": 1.7, "frequency": 0.5}
@@ -157,7 +157,7 @@ def test_more_ids_than_there_was_room_for_at_first(model: gw.Model) -> None:
     assert list(model.decode(filled(model, "static", text), 10, **rules)) == expected
 
 
-def test_a_draw_for_every_sequence(model: gw.Model) -> None:
+def test_every_sequence_needs_one_sampling_request(model: gw.Model) -> None:
     s = filled(model, "paged")
     with pytest.raises(UsageError, match="requests"):
         s.step(PROMPT[None, :1], requests=[SamplingRequest(), SamplingRequest()])

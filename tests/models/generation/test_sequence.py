@@ -14,18 +14,18 @@ from checkpoints import relative, some_ids
 import graphwright as gw
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models import CacheFull, PagedCache, PromptError, SequenceReleased
-from graphwright.models.generation.sequence import Sequence
+from graphwright.models.generation.sequence import CachedSequence
 
 IDS = some_ids((1, 60))[0]
 
 
-def bits(s: Sequence) -> list[bytes]:
+def bits(s: CachedSequence) -> list[bytes]:
     return [a.tobytes() for i in range(3) for a in s.gather(i)]
 
 
 # -- room --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("length", [1, 4, 6, 7])
-def test_alone_in_its_pool_it_has_all_the_room_there_is(length: int, model: gw.Model) -> None:
+def test_a_single_sequence_can_use_the_whole_pool(length: int, model: gw.Model) -> None:
     """Full blocks are cached for prompts with the same prefix; such a one is written to where it cannot be copied."""
     cache = PagedCache(model.program, blocks=2, block=4, poison=True)
     s = cache.sequence()
@@ -41,7 +41,7 @@ def test_alone_in_its_pool_it_has_all_the_room_there_is(length: int, model: gw.M
 
 
 @pytest.mark.parametrize("length", [3, 4, 5])
-def test_logits_without_room_append_no_entry(length: int, model: gw.Model) -> None:
+def test_recomputing_logits_without_a_free_block_appends_no_entry(length: int, model: gw.Model) -> None:
     """After another head the last row is run again, in a block of its own; a fork holds the only one there is."""
     cache = PagedCache(model.program, blocks=-(-length // 4), block=4, prefix_bytes=0)
     s = cache.sequence()
@@ -67,7 +67,7 @@ def given(n: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     ("ids", "keys", "error"),
     [([1, 2], 3, PromptError), ([1, 2, 3.5], 3, PromptError), ([1, 2, -3], 3, PromptError), ([1, 2, 3], 2, ShapeError)],
 )
-def test_rows_without_their_ids_or_values_are_refused(ids: list, keys: int, error: Any, model: gw.Model) -> None:
+def test_appending_entries_without_ids_or_values_is_refused(ids: list, keys: int, error: Any, model: gw.Model) -> None:
     s = model.new_cache(64, block=4).sequence()
     s.prefill(IDS[None, :4])
     k, v = given(3)
@@ -76,7 +76,7 @@ def test_rows_without_their_ids_or_values_are_refused(ids: list, keys: int, erro
     assert (s.length, s.tokens.shape, len(s.table)) == (4, (1, 4), 1)
 
 
-def test_rows_of_elsewhere_are_no_others(model: gw.Model) -> None:
+def test_appended_entries_are_not_shared_with_other_sequences(model: gw.Model) -> None:
     cache = model.new_cache(200, block=4)
     s = cache.sequence()
     s.prefill(IDS[None, :6])
@@ -99,7 +99,7 @@ def test_rows_of_elsewhere_are_no_others(model: gw.Model) -> None:
         assert other.reused == 8
 
 
-def test_rows_given_without_ids_outlive_a_reprefill_that_cannot_be(model: gw.Model) -> None:
+def test_appended_entries_without_ids_survive_a_refused_reprefill(model: gw.Model) -> None:
     s = model.new_cache(64, block=4).sequence()
     s.prefill(IDS[None, :4])
     s.append(*given(3))
@@ -110,7 +110,7 @@ def test_rows_given_without_ids_outlive_a_reprefill_that_cannot_be(model: gw.Mod
 
 
 # -- one thread --------------------------------------------------------------------------------------------------------
-CHANGES: dict[str, Callable[[Sequence], Any]] = {
+CHANGES: dict[str, Callable[[CachedSequence], Any]] = {
     "step": lambda s: s.step(IDS[None, :1]),
     "prefill": lambda s: s.prefill(IDS[None, :1]),
     "append": lambda s: s.append(*given(1)),
@@ -123,7 +123,7 @@ CHANGES: dict[str, Callable[[Sequence], Any]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_sequence_is_with_one_thread(name: str, model: gw.Model) -> None:
+def test_a_sequence_refuses_concurrent_use(name: str, model: gw.Model) -> None:
     s = model.new_cache(64).sequence()
     s.prefill(IDS[None, :3])
     other = model.new_cache(64).sequence()
@@ -146,13 +146,13 @@ def test_a_sequence_is_with_one_thread(name: str, model: gw.Model) -> None:
         CHANGES[name](s)  # of another cache
 
 
-def test_two_first_prefills_at_once_lose_no_block(model: gw.Model) -> None:
+def test_concurrent_first_prefills_lose_no_block(model: gw.Model) -> None:
     """The second one found the sequence empty, and waited for the first."""
     cache = model.new_cache(400, prefix_bytes=0, block=4)
     for _ in range(3):
         s = cache.sequence()
 
-        def run(s: Sequence = s) -> None:
+        def run(s: CachedSequence = s) -> None:
             with suppress(UsageError):
                 s.prefill(IDS[None, :40])
 

@@ -1,4 +1,4 @@
-"""Streaming: pieces add up to the text, nothing is taken back, stop strings are met wherever token borders lie."""
+"""Streaming: pieces add up to the text, nothing is taken back, stop strings are found at any token borders."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_text_ends_before_the_first_stop_string(tokenizer: Tokenizer, ids: list[
         assert all(s not in tokenizer.decode(ids[: taken - 1]) for s in stop)
 
 
-def test_stop_string_over_three_tokens() -> None:
+def test_stop_strings_over_three_tokens_are_found() -> None:
     text, pieces, stopped, taken = run(BYTES, list(b"one<END>two"), ("<END>",))
     assert (text, stopped, taken) == ("one", True, 8)
     assert "".join(pieces) == "one"
 
 
-def test_what_may_begin_a_stop_string_is_held_back() -> None:
+def test_possible_beginnings_of_stop_strings_are_held_back() -> None:
     seen: list[tuple[str, str]] = []
     pieces: list[str] = []
     stream = TextStream(BYTES, ("<END>",), pieces.append)
@@ -89,12 +89,12 @@ def test_what_may_begin_a_stop_string_is_held_back() -> None:
     assert stream.text == "a<EN"
 
 
-def test_emoji_over_four_tokens_comes_in_one_piece() -> None:
+def test_an_emoji_of_four_tokens_is_one_piece() -> None:
     _, pieces, _, _ = run(BYTES, list("a😀b".encode()))
     assert pieces == ["a", "😀", "b"]
 
 
-def test_library_tokens_hold_unfinished_characters(tmp_path) -> None:
+def test_unfinished_characters_of_library_tokens_are_held_back(tmp_path) -> None:
     raw = tokenizers.Tokenizer(tokenizers.models.BPE())
     raw.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = tokenizers.decoders.ByteLevel()
@@ -114,7 +114,7 @@ def test_library_tokens_hold_unfinished_characters(tmp_path) -> None:
     assert "".join(pieces) == text == ours.decode(ids[:4])
 
 
-def test_256_token_library_is_not_taken_for_bytes() -> None:
+def test_a_library_tokenizer_of_256_tokens_is_not_treated_as_bytes() -> None:
     class Small(Pieces):
         size = 256
 
@@ -122,7 +122,7 @@ def test_256_token_library_is_not_taken_for_bytes() -> None:
     assert text == Small().decode([0x20, 0x21])
 
 
-def test_without_tokenizer_there_is_no_text() -> None:
+def test_without_a_tokenizer_no_text_is_streamed() -> None:
     stream = TextStream(None, (), None)
     assert not stream.add(5)
     assert not stream.close()

@@ -45,7 +45,7 @@ def prompts():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_families_at_three_shapes(made, tmp_path, name):
+def test_exported_families_match_at_three_shapes(made, tmp_path, name):
     agree(gw.open(made(name).path).program, tmp_path / "model.onnx", list(prompts()))
 
 
@@ -53,27 +53,27 @@ WHOLE = {"RMSNormalization", "RotaryEmbedding", "Attention"}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_with_a_cache_and_whole_ops_a_text_may_come_in_pieces(made, tmp_path, name):
+def test_exports_with_a_cache_run_a_text_in_pieces(made, tmp_path, name):
     m = gw.open(made(name).path)
-    place = save_onnx(m.program, tmp_path / "model.onnx", opset=23, cache=True)
-    assert {n.op_type for n in onnx.load(place).graph.node} >= WHOLE
+    file = save_onnx(m.program, tmp_path / "model.onnx", opset=23, cache=True)
+    assert {n.op_type for n in onnx.load(file).graph.node} >= WHOLE
     ids = checkpoints.some_ids((2, 24), seed=2)
-    assert checkpoints.relative(run_cached(place, ids, []), m.logits(ids)) <= 1e-5
+    assert checkpoints.relative(run_cached(file, ids, []), m.logits(ids)) <= 1e-5
     cuts, cache = [9, 10, 16], m.new_cache(24, batch=2, kind="static")
     ours = np.stack([m.prefill(cache, part) for part in np.split(ids, cuts, axis=1)], axis=1)
-    theirs = run_cached(place, ids, cuts)[:, [*(c - 1 for c in cuts), -1]]
+    theirs = run_cached(file, ids, cuts)[:, [*(c - 1 for c in cuts), -1]]
     assert checkpoints.relative(theirs, ours) <= 1e-5
 
 
 @pytest.mark.parametrize("opset", [20, 23])
-def test_20_cached_steps_choose_the_tokens_that_the_program_chooses(made, tmp_path, opset):
+def test_20_cached_steps_give_the_same_tokens(made, tmp_path, opset):
     m = gw.open(made("llama-attention-bias").path)
     cut_attention(m, 1)
     narrow(m, 2)
     skip(m, 0)
     m.select("layers.0.attn").heads[[0, 1, 3]].prune(ragged=True)
-    place = save_onnx(m.program, tmp_path / "model.onnx", opset=opset, cache=True)
-    session = onnxruntime.InferenceSession(str(place), providers=["CPUExecutionProvider"])
+    file = save_onnx(m.program, tmp_path / "model.onnx", opset=opset, cache=True)
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
     assert names == ["logits", *(f"present.{n}.{s}" for n in (0, 1) for s in ("key", "value"))]
     shapes = {i.name: i.shape for i in session.get_inputs()}
@@ -90,7 +90,7 @@ def test_20_cached_steps_choose_the_tokens_that_the_program_chooses(made, tmp_pa
     assert tokens == m.generate(checkpoints.some_ids((7,)), 20).ids
 
 
-def test_whole_ops_in_other_uses(tmp_path):
+def test_fused_ops_with_other_attributes_match(tmp_path):
     """Rotation of neighbours and of a part, unit offset, attention over fewer queries than keys; and in float64."""
     rng = np.random.default_rng(3)
     for kind in ("f4", "f8"):
@@ -113,14 +113,14 @@ def test_whole_ops_in_other_uses(tmp_path):
         assert WHOLE & used == (WHOLE if kind == "f4" else set())
 
 
-def test_another_opset_is_refused(made, tmp_path):
+def test_unsupported_opsets_are_refused(made, tmp_path):
     with pytest.raises(UsageError, match="20 or 23"):
         gw.open(made("llama").path).program.to_onnx(tmp_path / "model.onnx", opset=21)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_weights_in_16_bits_are_written_as_they_are_computed_with(made, tmp_path, dtype):
+def test_16_bit_weights_are_written_in_the_compute_dtype(made, tmp_path, dtype):
     p = gw.open(made("llama").path, dtype=dtype).program
     agree(p, tmp_path / "model.onnx", list(prompts()))
     tensors = onnx.load(tmp_path / "model.onnx").graph.initializer
@@ -133,7 +133,7 @@ def test_a_file_that_onnxruntime_cannot_run_raises(made, tmp_path):
         run_onnx(save_onnx(m.program, tmp_path / "model.onnx"), list(prompts()))
 
 
-def test_an_edited_model(made, tmp_path):
+def test_an_edited_model_is_exported_correctly(made, tmp_path):
     m = gw.open(made("llama").path)
     cut_attention(m, 1)
     narrow(m, 2)
@@ -147,7 +147,7 @@ def weights(rng, *shape):
     return rng.normal(0, 0.4, shape).astype(np.float32)
 
 
-def test_an_mlp_by_hand(tmp_path):
+def test_a_manually_built_mlp_is_exported_correctly(tmp_path):
     rng = np.random.default_rng(0)
     b = gw.Builder("mlp")
     x = b.input("x", ("N", 5))
@@ -159,7 +159,7 @@ def test_an_mlp_by_hand(tmp_path):
     agree(b.build(), tmp_path / "mlp.onnx", feeds)
 
 
-def test_a_convolutional_net_by_hand(tmp_path):
+def test_a_manually_built_convolutional_net_is_exported_correctly(tmp_path):
     rng = np.random.default_rng(1)
     b = gw.Builder("cnn")
     x = b.input("image", ("N", 3, 16, 16))
@@ -173,7 +173,7 @@ def test_a_convolutional_net_by_hand(tmp_path):
     agree(b.build(), tmp_path / "cnn.onnx", [{"image": weights(rng, n, 3, 16, 16)} for n in (1, 2, 5)])
 
 
-def test_an_evolved_champion(tmp_path):
+def test_an_evolved_champion_is_exported_correctly(tmp_path):
     run = evolve.Evolution(evolve.tasks.xor(), evolve.scalar(), evolve.NEAT(population=60), seed=7)
     champion = run.run(max_generations=12).best
     p = champion.program
@@ -207,13 +207,13 @@ def test_a_program_with_state_is_refused(tmp_path):
         save_onnx(b.build(), tmp_path / "state.onnx")
 
 
-def test_an_export_brings_its_onnx_and_is_compared(made, tmp_path, monkeypatch):
+def test_export_can_write_onnx_and_compares_it(made, tmp_path, monkeypatch):
     from graphwright.models.export import export as exporting
 
     m = gw.open(made("llama").path)
     narrow(m, 1)
     monkeypatch.setattr(exporting, "transformers_installed", lambda: False)
-    monkeypatch.setattr(exporting, "compute_there", lambda place, ids, **_: honest(ids))
+    monkeypatch.setattr(exporting, "compute_there", lambda file, ids, **_: honest(ids))
     computed = exporting.compute_here
 
     def honest(ids):

@@ -24,7 +24,7 @@ def flat() -> Program:
     return models.flat()
 
 
-def test_ten_thousand_nodes_in_modules_close_the_deepest_first(chains: Program) -> None:
+def test_with_ten_thousand_nodes_the_deepest_modules_are_closed_first(chains: Program) -> None:
     assert layout(chains, budget=CELL).elements <= CELL
     made = layout(chains, level=9)
     assert len(chains) > 10_000
@@ -53,7 +53,7 @@ def test_equal_blocks_fold_before_their_module_is_closed() -> None:
     assert "layers" in made.groups
 
 
-def test_a_notebook_cell_is_small(flat: Program) -> None:
+def test_pictures_in_notebook_cells_are_small(flat: Program) -> None:
     cell = flat._repr_html_()
     assert len(cell.encode()) < 200_000
     assert "closed to stay within the budget: nodes[0-99]" in cell

@@ -66,18 +66,18 @@ EXPECTED = {
 }
 
 
-def test_marks_match_the_edit() -> None:
+def test_marked_elements_match_the_edit() -> None:
     program, before = edited()
     assert marked(layout(program, diff=before, level=ALL)) == EXPECTED
     assert marked(layout(program, diff=program.fork(), level=ALL)) == {}
 
 
-def test_the_default_view_opens_what_changed() -> None:
+def test_the_default_view_expands_changed_groups() -> None:
     program, before = edited()
     assert marked(layout(program, diff=before)) == EXPECTED
 
 
-def test_marks_agree_with_the_difference_of_the_programs() -> None:
+def test_marked_elements_match_the_program_diff() -> None:
     program, before = edited()
     reported = program.diff(before)
     made = layout(program, diff=before, level=ALL, params=True)
@@ -90,7 +90,7 @@ def test_marks_agree_with_the_difference_of_the_programs() -> None:
     assert nodes["changed"] == {c.path for c in reported.changed} - rewired_only | {w.key for w in reported.weights}
 
 
-def test_a_renamed_node_is_marked_as_changed_alone() -> None:
+def test_a_renamed_node_is_the_only_one_marked_as_changed() -> None:
     program = models.llama(2)
     before = program.fork()
     with program.edit("rename") as e:
@@ -104,7 +104,7 @@ def test_a_closed_group_is_marked_if_something_inside_is() -> None:
     assert {p: b.mark for p, b in made.boxes.items() if b.mark} == {"layers.0": "changed", "layers.1": "changed"}
 
 
-def test_the_same_marks_stand_in_every_format() -> None:
+def test_every_format_has_the_same_marks() -> None:
     program, before = edited()
     nodes, edges, _ = parsed(program.to_dot(diff=before))
     in_dot: dict[str, set] = {}
@@ -130,7 +130,7 @@ def test_the_same_marks_stand_in_every_format() -> None:
     assert '"mark":"removed"' in program.to_html(diff=before)
 
 
-def test_dot_before_and_after_differ_exactly_by_the_edit() -> None:
+def test_dot_texts_before_and_after_differ_only_by_the_edit() -> None:
     program, before = edited()
     old, new = set(before.to_dot(level=ALL).splitlines()), set(program.to_dot(level=ALL).splitlines())
     names = {line for line in (old ^ new) if "->" not in line}
@@ -138,7 +138,7 @@ def test_dot_before_and_after_differ_exactly_by_the_edit() -> None:
     assert touched == {"layers.1.mlp.extra", "layers.1.mlp.mul", "layers.1.mlp.up"}
 
 
-def test_cutting_one_of_two_equal_edges_marks_one() -> None:
+def test_cutting_one_of_two_parallel_edges_marks_one() -> None:
     program, before = models.branches(), models.branches()
     with program.edit("twice") as e:
         e.connect("stem", "block.sum")
@@ -148,7 +148,7 @@ def test_cutting_one_of_two_equal_edges_marks_one() -> None:
 
 @settings(max_examples=25)
 @given(program=nested_programs(20), data=st.data())
-def test_any_insertion_is_marked_and_nothing_else(program: Program, data: st.DataObject) -> None:
+def test_only_the_inserted_node_is_marked(program: Program, data: st.DataObject) -> None:
     before = program.fork()
     targets = {n: program.operands(n)[0].node for n in program.assigns()}  # drawn as an edge back into the state
     drawn = {

@@ -76,7 +76,7 @@ def facts(part: pydot.Node | pydot.Edge) -> Facts:
     return {name: bare(value) for name, value in part.get_attributes().items()}
 
 
-def test_a_small_program_letter_by_letter() -> None:
+def test_the_dot_text_of_a_small_program_is_as_stored() -> None:
     assert small().to_dot() == GOLDEN
 
 
@@ -91,7 +91,7 @@ def test_dot_has_the_boxes_edges_and_frames_of_the_layout(program: Program, leve
 
 @settings(max_examples=max(settings().max_examples // 2, 5))
 @given(program=nested_programs(15), data=st.data())
-def test_dot_of_any_program_has_its_layout(program: Program, data: st.DataObject) -> None:
+def test_dot_of_random_programs_matches_their_layout(program: Program, data: st.DataObject) -> None:
     chosen = data.draw(st.frozensets(st.sampled_from(all_groups(program) or [""])))
     made = layout(program, expanded=chosen)
     nodes, edges, clusters = parsed(program.to_dot(expanded=chosen))
@@ -121,7 +121,7 @@ def test_parallel_edges_are_one_line_with_their_number() -> None:
     assert [e["label"] for _, _, e in edges] == ["×2"]
 
 
-def test_lines_are_sorted_so_that_an_edit_is_a_small_text_difference() -> None:
+def test_lines_are_sorted_so_that_edits_give_small_text_diffs() -> None:
     program = models.llama(2)
     before = program.to_dot(level=9).splitlines()
     with program.edit("other epsilon, one more op") as e:
@@ -131,7 +131,7 @@ def test_lines_are_sorted_so_that_an_edit_is_a_small_text_difference() -> None:
     assert len(set(before) - set(after)) == 1  # the edge that it was put on
 
 
-def test_bytes_do_not_depend_on_the_process() -> None:
+def test_the_dot_text_does_not_depend_on_the_process() -> None:
     code = """
 from draw import models
 from draw.hostile import hostile
@@ -149,7 +149,7 @@ print(models.llama(3).to_html(diff=models.llama(2)), models.mlp().to_svg(overlay
     assert len(texts.pop()) > 50_000
 
 
-def test_colours_can_be_left_out_or_be_numbers() -> None:
+def test_colours_are_optional_and_may_be_numbers() -> None:
     assert "fillcolor" not in small().to_dot(color=None)
     nodes, _, _ = parsed(small().to_dot(color={"body.act": 1.0, "x": 3.0}))
     assert nodes["x"]["fillcolor"] == "#fde725"

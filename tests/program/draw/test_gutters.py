@@ -17,16 +17,16 @@ def tracks(wires: list[Wire]) -> dict[int, int]:
     return {w.net: w.bends[0][1] for w in wires}
 
 
-def test_wire_turns_above_the_one_that_leaves_from_its_position() -> None:
+def test_wires_that_start_and_end_at_one_position_do_not_cross() -> None:
     found = tracks([wire(0, 0, 6), wire(1, 10, 5), wire(2, 20, 10)])
     assert found == {0: 0, 1: 1, 2: 2}, "track 0 would be free for net 2, but net 1 comes down there"
 
 
-def test_wires_of_one_net_share_a_track_and_far_ones_too() -> None:
+def test_wires_of_one_net_and_distant_wires_share_a_track() -> None:
     assert tracks([wire(0, 0, 3), wire(0, 0, 5), wire(1, 6, 9)]) == {0: 0, 1: 0}
 
 
-def test_cycle_of_wires_is_cut() -> None:
+def test_cyclic_track_constraints_are_broken() -> None:
     assert sorted(tracks([wire(0, 0, 1), wire(1, 1, 0)]).values()) == [0, 1]
 
 

@@ -58,7 +58,7 @@ def data_of(page: Page) -> dict:
     return json.loads(page.scripts[0])
 
 
-def test_it_refers_to_nothing_outside() -> None:
+def test_the_page_has_no_external_references() -> None:
     page = Page(models.llama(2).to_html())
     for tag, attrs in page.tags:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base"), tag
@@ -68,7 +68,7 @@ def test_it_refers_to_nothing_outside() -> None:
         assert not re.search(r"fetch\(|XMLHttpRequest|import\(|WebSocket|https?://(?!www\.w3\.org/2000/svg)", script)
 
 
-def test_hostile_names_make_no_element() -> None:
+def test_hostile_names_create_no_html_element() -> None:
     plain, page = Page(models.mlp().to_html()), Page(hostile().to_html())
     assert {t for t, _ in page.tags} <= {t for t, _ in plain.tags} | {"details", "summary"}
     assert len(page.scripts) == 2
@@ -78,7 +78,7 @@ def test_hostile_names_make_no_element() -> None:
     assert len(data["nodes"]) == 1 + len(NAMES) + sum(len(n) < 40 for n in NAMES)
 
 
-def test_every_node_and_group_is_there_open_and_closed() -> None:
+def test_the_page_contains_every_node_and_group_open_and_closed() -> None:
     program = models.llama(3)
     data = data_of(Page(program.to_html()))
     assert {n["path"] for n in data["nodes"]} == set(layout(program, level=9).boxes)
@@ -158,7 +158,9 @@ def rectangles(made: PictureLayout) -> dict[str, list[int]]:
         (models.tangle(), {"a", "a.d", "b", "e", "e.f"}),
     ],
 )
-def test_opening_in_the_browser_gives_the_layout_of_python(program: Program, opened: set[str], tmp_path: Path) -> None:
+def test_expanding_in_the_browser_gives_the_layout_of_python(
+    program: Program, opened: set[str], tmp_path: Path
+) -> None:
     script = "document.getElementById('gw-close').click();" + "".join(
         f"graphwright.toggle('{p}');" for p in sorted(opened)
     )
@@ -166,7 +168,7 @@ def test_opening_in_the_browser_gives_the_layout_of_python(program: Program, ope
 
 
 @pytest.mark.browser
-def test_click_opens_and_closes_and_hovering_shows_details(tmp_path: Path) -> None:
+def test_clicking_toggles_groups_and_hovering_shows_details(tmp_path: Path) -> None:
     program = models.llama(3)
     script = """
       const at = (path) => document.querySelector(`.gw-all [data-path="${path}"]`);

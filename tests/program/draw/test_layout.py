@@ -86,13 +86,13 @@ def test_boxes_do_not_overlap_and_wires_avoid_them(program: Program, data: st.Da
 
 
 @pytest.mark.parametrize("program", [models.llama(3), models.mlp(), models.skip(), models.branches(), models.tangle()])
-def test_layouts_of_typical_models(program: Program) -> None:
+def test_layouts_of_typical_models_are_valid(program: Program) -> None:
     for made in (layout(program), layout(program, level=ALL), layout(program, level=ALL, params=True)):
         check(made)
         check_wires_run_around_boxes(made)
 
 
-def test_nodes_and_edges_of_the_picture_are_those_of_the_program() -> None:
+def test_the_layout_has_the_nodes_and_edges_of_the_program() -> None:
     program = models.llama(2)
     made = layout(program, level=ALL, params=True)
     assert set(made.boxes) == {program.path(n) for n in program.nodes()}
@@ -100,7 +100,7 @@ def test_nodes_and_edges_of_the_picture_are_those_of_the_program() -> None:
     assert {(e.src, e.dst) for e in made.edges} == {tuple(program.path(e).split(" -> ")) for e in program.graph.edges()}
 
 
-def test_a_decoder_opens_to_its_blocks() -> None:
+def test_a_decoder_is_expanded_to_its_blocks_by_default() -> None:
     made = layout(models.llama(32))
     assert list(made.groups) == ["layers"]
     assert {p for p, b in made.boxes.items() if b.kind == "group"} == {f"layers.{i}" for i in range(32)}
@@ -131,14 +131,14 @@ def test_equal_modules_share_an_arrangement() -> None:
     assert all(list(r.values()) == list(same[0].values()) for r in same)
 
 
-def test_closing_what_was_opened_restores_every_coordinate() -> None:
+def test_closing_an_expanded_group_restores_every_coordinate() -> None:
     program = models.llama(4)
     before = layout(program, expanded=frozenset({"layers"}))
     layout(program, expanded=frozenset({"layers", "layers.2", "layers.2.attn"}))
     assert layout(program, expanded=frozenset({"layers"})) == before
 
 
-def test_an_edit_moves_nothing_inside_other_groups() -> None:
+def test_an_edit_keeps_the_layout_inside_other_groups() -> None:
     program = models.llama(4)
     before = layout(program, level=ALL)
     with program.edit("longer") as e:
@@ -152,7 +152,9 @@ def test_an_edit_moves_nothing_inside_other_groups() -> None:
 
 @settings(max_examples=25)
 @given(program=nested_programs(), data=st.data())
-def test_an_edit_moves_nothing_inside_other_groups_of_any_program(program: Program, data: st.DataObject) -> None:
+def test_an_edit_of_a_random_program_keeps_the_layout_inside_other_groups(
+    program: Program, data: st.DataObject
+) -> None:
     before = layout(program, level=ALL)
     edges = [e for e in program.graph.edges() if program.op(program.graph.target(e)) != "assign"]
     assume(edges)
@@ -219,7 +221,7 @@ def test_weights_are_drawn_inside_their_readers() -> None:
     assert "first.weight" in layout(models.mlp(), params=True).boxes
 
 
-def test_states_and_their_writes_are_recurrent_edges() -> None:
+def test_assignments_to_states_are_drawn_as_recurrent_edges() -> None:
     b = Builder()
     x, held = b.input("x", (4,)), b.state("held", [0.0] * 4)
     total = b.add(x, held, name="total")
@@ -261,7 +263,7 @@ def test_delayed_edge_shows_its_chain_of_states() -> None:
         p.undo()
 
 
-def test_the_steps_of_a_long_loop_are_drawn_once_and_the_layers_of_a_decoder_are_not() -> None:
+def test_steps_of_a_long_loop_are_drawn_once_but_layers_of_a_decoder_separately() -> None:
     for steps, folded in ((64, False), (70, True)):
         b = Builder()
         x = b.input("x", ("B", 4))
@@ -273,7 +275,7 @@ def test_the_steps_of_a_long_loop_are_drawn_once_and_the_layers_of_a_decoder_are
         assert len(boxes) < 10 if folded else len(boxes) == 65
 
 
-def test_small_budget_and_contradictory_options_are_refused() -> None:
+def test_too_small_budgets_and_contradictory_options_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 16"):
         layout(models.mlp(), budget=3)
     with pytest.raises(UsageError, match="are both given"):

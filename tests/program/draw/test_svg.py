@@ -40,7 +40,7 @@ def part(group: ElementTree.Element, tag: str) -> ElementTree.Element:
 
 @pytest.mark.parametrize("program", [models.llama(2), models.branches(), hostile()])
 @pytest.mark.parametrize("level", [None, 0, 9])
-def test_elements_are_those_of_the_layout(program: Program, level: int | None) -> None:
+def test_svg_elements_match_the_layout(program: Program, level: int | None) -> None:
     made, text = layout(program, level=level), program.to_svg(level=level)
     assert len(groups(text, "gw-b")) == len(made.boxes)
     assert len(groups(text, "gw-e")) == len(made.edges)
@@ -48,7 +48,7 @@ def test_elements_are_those_of_the_layout(program: Program, level: int | None) -
     assert all(g.find(f"{SVG}title") is not None for kind in ("gw-b", "gw-e", "gw-f") for g in groups(text, kind))
 
 
-def test_hostile_names_stay_text() -> None:
+def test_hostile_names_are_escaped() -> None:
     text = hostile().to_svg(level=9)
     root = ElementTree.fromstring(text.encode())
     tags = {e.tag.removeprefix(SVG) for e in root.iter()}
@@ -94,7 +94,7 @@ def test_text_fits_its_box() -> None:
             assert width >= 4 * longest, "no glyph is narrower than 4 px"
 
 
-def test_title_has_path_op_spec_and_attributes() -> None:
+def test_titles_contain_path_op_spec_and_attributes() -> None:
     title = boxes(models.llama(2).to_svg(level=9))["layers.1.attn.norm"].find(f"{SVG}title")
     assert title is not None
     assert (title.text or "").splitlines() == [
@@ -138,7 +138,7 @@ def fill(text: str, path: str) -> str | None:
 
 
 @given(values=st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=5, max_size=5))
-def test_legend_scale_spans_the_finite_values(values: list[float]) -> None:
+def test_the_legend_spans_the_finite_values(values: list[float]) -> None:
     text = models.skip().to_svg(overlay={f"layer{i}": v for i, v in enumerate(values)})
     finite = [v for v in values if abs(v) < inf]
     assert scale(text) == ((min(finite), max(finite)) if finite else None)
@@ -146,7 +146,7 @@ def test_legend_scale_spans_the_finite_values(values: list[float]) -> None:
     assert hatched == {"x", "join"} | {f"layer{i}" for i, v in enumerate(values) if not abs(v) < inf}
 
 
-def test_lowest_and_highest_have_the_colours_of_the_ends() -> None:
+def test_extreme_values_have_the_end_colours_of_the_scale() -> None:
     program = models.skip()
     text = program.to_svg(overlay={"layer0": -5, program.node("layer1"): 2.5, "layer2": 10, "layer3": nan})
     assert fill(text, "layer0") == "fill:#440154"
@@ -166,20 +166,20 @@ def test_lowest_and_highest_have_the_colours_of_the_ends() -> None:
         ({"layer0": nan}, None),
     ],
 )
-def test_overlays_with_few_or_invalid_values(data: dict[str, float], ends: tuple[float, float] | None) -> None:
+def test_overlays_of_few_or_invalid_values_are_drawn(data: dict[str, float], ends: tuple[float, float] | None) -> None:
     text = models.skip().to_svg(overlay=data, scale="log")
     assert scale(text) == ends
     assert len(boxes(text)) == 7
 
 
-def test_a_logarithmic_scale_is_even_in_ratios() -> None:
+def test_a_logarithmic_scale_maps_equal_ratios_to_equal_steps() -> None:
     text = models.skip().to_svg(overlay={"layer0": 1, "layer1": 100, "layer2": 10, "layer3": -4}, scale="log")
     assert scale(text) == (1, 100)
     assert fill(text, "layer2") == "fill:#21918c"
     assert fill(text, "layer3") is None
 
 
-def test_a_closed_group_shows_its_own_value_else_the_largest_inside() -> None:
+def test_a_closed_group_shows_its_own_value_or_the_largest_inside() -> None:
     program = models.llama(2)
     data = {"layers.0.attn.q": 7, "layers.0.attn.k": 1, "layers.1": 4, "layers.1.attn.q": 9}
     text = program.to_svg(expanded=frozenset({"layers"}), overlay=data)
@@ -198,7 +198,7 @@ def test_unknown_keys_and_scales_are_refused() -> None:
 
 
 # -- files and notebooks ----------------------------------------------------------------------------------------------
-def test_path_receives_the_returned_text(tmp_path: Path) -> None:
+def test_the_returned_svg_is_written_to_the_path(tmp_path: Path) -> None:
     program = models.mlp()
     for kind, method in (("dot", program.to_dot), ("svg", program.to_svg), ("html", program.to_html)):
         file = tmp_path / f"picture.{kind}"
@@ -206,7 +206,7 @@ def test_path_receives_the_returned_text(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["picture.dot", "picture.html", "picture.svg"]
 
 
-def test_a_notebook_shows_the_picture() -> None:
+def test_programs_are_displayed_as_svg_in_notebooks() -> None:
     text = models.llama(4)._repr_html_()
     assert "<svg " in text
     assert "layers.3" in text
@@ -214,7 +214,7 @@ def test_a_notebook_shows_the_picture() -> None:
 
 
 @given(program=nested_programs())
-def test_lines_end_where_boxes_begin(program: Program) -> None:
+def test_lines_end_at_the_borders_of_boxes(program: Program) -> None:
     made, text = layout(program), program.to_svg()
     ends = {(p[0], p[1]) for e in made.edges for p in (e.points[0], e.points[-1])}
     drawn = [part(g, "path").get("d", "") for g in groups(text, "gw-e")]

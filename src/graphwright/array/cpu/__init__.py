@@ -180,7 +180,7 @@ def make(device: Device) -> CpuBackend:
     return CpuBackend()
 
 
-def kernel_place(name: str) -> str:
+def kernel_location(name: str) -> str:
     """Return the file and line that define a kernel, or the name of its torch function. Raises: MissingKernel."""
     row = kernel_of(name)
     if row is None:

@@ -12,7 +12,7 @@ from math import inf
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, carry, kernel, number, statistic
+from graphwright.array.cpu.kernel import Tensors, copy_to_outputs, kernel, number, statistic
 from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec
 
@@ -220,7 +220,7 @@ def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
     return [
         partial(torch.add, positions, start, out=work[0]),
         partial(torch.index_select, room, 0, work[0], out=work[1]),  # raises before anything is written
-        *carry(outs, [cache]),
+        *copy_to_outputs(outs, [cache]),
         partial(outs[0].index_copy_, 2, work[0], rows),
     ]
 
@@ -250,7 +250,7 @@ def kv_append_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) ->
             _pages(table[b], start, start + count, block, pool.shape[0]).tolist() if start >= 0 else ()
             for b, start in enumerate(starts)
         ]
-        for call in carry(outs, [pool]):
+        for call in copy_to_outputs(outs, [pool]):
             call()
         for b, pages in enumerate(found):
             done, inside = 0, starts[b] % block

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, carry, host, kernel, number, out_kernel
+from graphwright.array.cpu.kernel import Tensors, copy_to_outputs, host, kernel, number, out_kernel
 from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec, broadcast_shapes
 
@@ -119,7 +119,7 @@ def _update(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> tuple[F
     x, values, *ids = ins
     at, full = FlatIndices(x.shape, ids, attrs["axis"], work), work[2 if len(ids) == 1 else 3 :]
     spread: list[Call] = [partial(wide.copy_, values) for wide in full]
-    return at, at.entries((*full, values)[0]), [*at.calls, *spread, *carry(outs, [x])]
+    return at, at.entries((*full, values)[0]), [*at.calls, *spread, *copy_to_outputs(outs, [x])]
 
 
 @kernel("index_put", _update_work)
@@ -139,7 +139,7 @@ def index_add(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
 def index_fill(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     at = FlatIndices(ins[0].shape, ins[1:], attrs["axis"], work)
     value = host(torch.tensor(attrs["value"], dtype=outs[0].dtype))
-    return [*at.calls, *carry(outs, ins[:1]), _write(outs[0], at, value)]
+    return [*at.calls, *copy_to_outputs(outs, ins[:1]), _write(outs[0], at, value)]
 
 
 def _write(out: torch.Tensor, at: FlatIndices, values: np.ndarray) -> Call:
@@ -188,7 +188,7 @@ out_kernel("gather", lambda i, a: partial(torch.gather, i[0], a["axis"], i[1]))
 
 def _before(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Return the calls before a scatter: check the indices, then copy the array unless the op works in place."""
-    return [partial(torch.gather, ins[0], attrs["axis"], ins[1], out=work[0]), *carry(outs, ins[:1])]
+    return [partial(torch.gather, ins[0], attrs["axis"], ins[1], out=work[0]), *copy_to_outputs(outs, ins[:1])]
 
 
 # entries are written and added in order

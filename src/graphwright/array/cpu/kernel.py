@@ -66,7 +66,7 @@ def number(value: float, like: torch.Tensor) -> torch.Tensor:
     return _constant(value, like.dtype)
 
 
-def carry(outs: Tensors, ins: Tensors) -> list[Call]:
+def copy_to_outputs(outs: Tensors, ins: Tensors) -> list[Call]:
     """Return calls that copy each operand to its output, except where both share memory."""
     return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
 
@@ -92,9 +92,9 @@ def kernel(
         if name in KERNELS:
             raise ValueError(f"kernel {name!r} is already registered")
         code = inspect.unwrap(bind).__code__
-        place = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-        asks: Asks = (lambda ins, attrs, said=needs: said) if isinstance(needs, Needs) else needs
-        KERNELS[name] = Kernel(*(_widened(bind, work) if widen else (bind, work)), place, fresh, asks)
+        where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+        asks: Asks = (lambda ins, attrs, given=needs: given) if isinstance(needs, Needs) else needs
+        KERNELS[name] = Kernel(*(_widened(bind, work) if widen else (bind, work)), where, fresh, asks)
         return bind
 
     return enter

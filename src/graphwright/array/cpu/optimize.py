@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from graphwright.array.backend import Attrs, Call, Needs
-from graphwright.array.cpu.kernel import Tensors, carry, kernel, number
+from graphwright.array.cpu.kernel import Tensors, copy_to_outputs, kernel, number
 from graphwright.array.formulas.optimizers import QUINTIC, muon_scale
 from graphwright.array.spec import Spec
 
@@ -31,9 +31,9 @@ def _columns(tensors: Tensors, width: int) -> list[list[torch.Tensor]]:
     return [list(tensors[c * n : (c + 1) * n]) for c in range(width)]
 
 
-def _carried(outs: Tensors, ins: Tensors) -> list[Call]:
+def _copy_states(outs: Tensors, ins: Tensors) -> list[Call]:
     """Return calls that copy parameters, moments and step counts to their results, unless the update is in place."""
-    return carry(outs, ins[len(ins) - len(outs) :])
+    return copy_to_outputs(outs, ins[len(ins) - len(outs) :])
 
 
 def _unless(found: torch.Tensor, *calls: Call) -> Call:
@@ -55,7 +55,7 @@ def _each(outs: Tensors, ins: Tensors, width: int, step: Callable[..., None]) ->
     """Return calls that run `step(parameter, gradient, *moments)` for each parameter, then increment step counts."""
     params, *moments, steps = _columns(outs, width)
     calls = [partial(step, *member) for member in zip(params, ins[2 : 2 + len(params)], *moments, strict=True)]
-    return [*_carried(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
+    return [*_copy_states(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
 
 
 def _signed(grad: torch.Tensor, attrs: Attrs, out: torch.Tensor) -> None:
@@ -71,7 +71,7 @@ def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tenso
         grads = list(ins[2 : 2 + len(params)])
         numbers = {name: attrs[name] for name in ("beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize")}
         step = partial(fused, params, grads, m, v, largest[0] if largest else [], steps, lr=ins[0], **numbers)
-        return [*_carried(outs, ins), _unless(ins[1], *_counted(steps), step)]
+        return [*_copy_states(outs, ins), _unless(ins[1], *_counted(steps), step)]
 
     return bind
 
@@ -95,7 +95,7 @@ def sgd_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
             held = [[column[i] for i in chosen] for column in (params, grads, *momentum)]
             fused(*held, *([] if momentum else [[]]), is_first_step=first)
 
-    return [*_carried(outs, ins), _unless(ins[1], step, *_counted(steps))]
+    return [*_copy_states(outs, ins), _unless(ins[1], step, *_counted(steps))]
 
 
 def _two_of_the_largest(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -186,10 +186,10 @@ def ema_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
         for target, source in zip(outs, ins[1:], strict=False):
             target.lerp_(source, tau)
 
-    return [*_carried(outs, ins), step]
+    return [*_copy_states(outs, ins), step]
 
 
 @kernel("unscale_check")
 def unscale_check(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     check = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
-    return [*_carried(outs, ins), partial(check, list(outs[1:]), outs[0], ins[0])]
+    return [*_copy_states(outs, ins), partial(check, list(outs[1:]), outs[0], ins[0])]

@@ -59,10 +59,10 @@ def max_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
     """Compute the maximum of each window and its index in the plane; planes are interleaved, which is faster."""
     if not outs[0].numel():
         return []
-    x, best, place = (_planes(t, len(attrs["kernel"])) for t in (ins[0], *outs))
+    x, best, indices = (_planes(t, len(attrs["kernel"])) for t in (ins[0], *outs))
     calls: list[Call] = []
     for block, wide in _blocks(len(x), prod(x.shape[1:])):
-        given, *made = (t[block].unflatten(0, (-1, wide)) for t in (x, best, place))
+        given, *made = (t[block].unflatten(0, (-1, wide)) for t in (x, best, indices))
         transposed, *results = (
             w[: t.numel()].view(len(t), *t.shape[2:], wide).movedim(-1, 1)
             for w, t in zip(work, (given, *made), strict=True)
@@ -156,10 +156,10 @@ def resample(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
     calls: list[Call] = []
     stages, x = _stages(ins[0].shape, outs[0].shape, len(attrs["sizes"])), ins[0]
     for (axis, shape), part, target in zip(stages, work, [*work[len(stages) :], outs[0]], strict=False):
-        (place, weight), *others = _taps(x.shape[axis], shape[axis], attrs, x, axis)
-        calls += [partial(torch.index_select, x, axis, place, out=target), partial(target.mul_, weight)]
-        for place, weight in others:
-            calls += [partial(torch.index_select, x, axis, place, out=part), partial(target.addcmul_, part, weight)]
+        (indices, weight), *others = _taps(x.shape[axis], shape[axis], attrs, x, axis)
+        calls += [partial(torch.index_select, x, axis, indices, out=target), partial(target.mul_, weight)]
+        for indices, weight in others:
+            calls += [partial(torch.index_select, x, axis, indices, out=part), partial(target.addcmul_, part, weight)]
         x = target
     return calls
 
@@ -172,7 +172,7 @@ def resample_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) 
     stages, g = _stages(ins[0].shape, outs[0].shape, len(attrs["sizes"])), ins[0]
     for (axis, shape), part, target in zip(stages, work, [*work[len(stages) :], outs[0]], strict=False):
         calls.append(target.zero_)
-        for place, weight in _taps(shape[axis], g.shape[axis], attrs, g, axis):
-            calls += [partial(torch.mul, g, weight, out=part), partial(target.index_add_, axis, place, part)]
+        for indices, weight in _taps(shape[axis], g.shape[axis], attrs, g, axis):
+            calls += [partial(torch.mul, g, weight, out=part), partial(target.index_add_, axis, indices, part)]
         g = target
     return calls

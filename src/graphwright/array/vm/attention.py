@@ -36,7 +36,7 @@ _LINE = 4 * _SIDE
 _SCORES, _SLOPES = TILES_END, TILES_END + _SIDE * _LINE  # after the part that products pack into
 _TOP = _SLOPES + _SIDE * _LINE
 _SUM, _ALPHA = _TOP + _LINE, _TOP + 2 * _LINE
-_KEPT, _MOST = STRIPS, 4 * DEPTH * BLOCK // (_SIDE * _LINE)
+_SAVED, _MOST = STRIPS, 4 * DEPTH * BLOCK // (_SIDE * _LINE)
 """Offset at which the gradient stores blocks of scores, and how many fit; products of one block do not use it."""
 
 
@@ -97,10 +97,10 @@ def _seen(row: Any, batch: Any, query: Any, j: Any, keys: Any, v: Any) -> Any:
     """Return the mask of the 16 keys from j + 16·v on: true for keys that the query sees."""
     begin, end = 0, keys
     if cell(row, 11):
-        place = _start(row) + query
-        end = min(end, place + 1 - j)
+        position = _start(row) + query
+        end = min(end, position + 1 - j)
         if cell(row, 12):
-            begin = place + 1 - cell(row, 12) - j
+            begin = position + 1 - cell(row, 12) - j
     mask = vec.first(end - 16 * v) & vec.outside(begin - 16 * v)
     padding = cell(row, 13)
     if padding:
@@ -115,8 +115,8 @@ def _open(row: Any, i: Any, j: Any, rows: Any, keys: Any) -> Any:
         return False
     if cell(row, 11) == 0:
         return True
-    place, window = _start(row) + i, cell(row, 12)
-    return place >= j + keys - 1 and (window == 0 or place + rows - window <= j)
+    position, window = _start(row) + i, cell(row, 12)
+    return position >= j + keys - 1 and (window == 0 or position + rows - window <= j)
 
 
 @native
@@ -165,8 +165,8 @@ def _scaled(at: Any, step: Any, rows: Any, size: Any, factors: Any) -> None:
             wide = vec.splat(factor)
             for d in range(0, size, 16):
                 mask = vec.first(size - d)
-                place = at + r * step + 4 * d
-                vec.store_first(place, vec.load_first(place, mask) * wide, mask)
+                position = at + r * step + 4 * d
+                vec.store_first(position, vec.load_first(position, mask) * wide, mask)
 
 
 @native
@@ -263,7 +263,7 @@ def attend_backward(row: Any, scratch: Any) -> Any:
                 for t in range(begin, end):
                     j = _block(row, t)
                     keys = min(_SIDE, keys_all - j)
-                    weights = scratch + (_KEPT + (t - begin) * _SIDE * _LINE if kept else _SCORES)
+                    weights = scratch + (_SAVED + (t - begin) * _SIDE * _LINE if kept else _SCORES)
                     _scores(row, weights, q, k + j * sk, rows, keys, scratch)
                     _bounded(row, weights, scratch, batch, i, j, rows, keys)
                     if not kept:
@@ -273,7 +273,7 @@ def attend_backward(row: Any, scratch: Any) -> Any:
                         vec.store(scratch + _ALPHA + 4 * r, vec.splat(F(1.0)))
                     for t in range(begin, end):
                         keys = min(_SIDE, keys_all - _block(row, t))
-                        _raised(scratch + _KEPT + (t - begin) * _SIDE * _LINE, scratch, rows, keys, True)
+                        _raised(scratch + _SAVED + (t - begin) * _SIDE * _LINE, scratch, rows, keys, True)
                 for r in range(rows):
                     whole, top = vec.load_f32(scratch + _SUM + 4 * r), vec.load_f32(scratch + _TOP + 4 * r)
                     seen = whole > F(0.0) or whole != whole
@@ -288,7 +288,7 @@ def attend_backward(row: Any, scratch: Any) -> Any:
                 for t in range(begin, end):
                     j = _block(row, t)
                     keys = min(_SIDE, keys_all - j)
-                    weights = scratch + (_KEPT + (t - begin) * _SIDE * _LINE if kept else _SCORES)
+                    weights = scratch + (_SAVED + (t - begin) * _SIDE * _LINE if kept else _SCORES)
                     slopes = scratch + _SLOPES
                     at_k, at_v, to_k, to_v = k + j * sk, v + j * sv, dk + j * tk, dv + j * tv
                     if kept:
@@ -326,10 +326,10 @@ def _along(builder: Any, width: Any, start: list[Any], step: Any) -> list[Any]:
     builder.cbranch(builder.icmp_signed(">", whole, vec.I64(0)), loop, rest)
     builder.position_at_end(loop)
     at = builder.phi(vec.I64)
-    carried = [builder.phi(vec.FLOATS) for _ in start]
-    grown = step(builder.mul(at, vec.I64(4)), None, carried)
+    phis = [builder.phi(vec.FLOATS) for _ in start]
+    grown = step(builder.mul(at, vec.I64(4)), None, phis)
     next_at = builder.add(at, vec.I64(vec.LANES))
-    for phi, first_value, then in ((at, vec.I64(0), next_at), *zip(carried, start, grown, strict=True)):
+    for phi, first_value, then in ((at, vec.I64(0), next_at), *zip(phis, start, grown, strict=True)):
         phi.add_incoming(first_value, before)
         phi.add_incoming(then, loop)
     builder.cbranch(builder.icmp_signed("<", next_at, whole), loop, rest)
@@ -378,14 +378,14 @@ def _weighted(typingctx: Any, out: Any, kept: Any, p: Any, v: Any, stride: Any, 
         rows = _rows_of(builder, v, stride, count)
         wide = [builder.shuffle_vector(p, p, ir.Constant(vec.INTS, [vec.I32(r)] * vec.LANES)) for r in range(vec.LANES)]
 
-        def step(at: Any, mask: Any, carried: list[Any]) -> list[Any]:
-            place = builder.add(out, at)
-            even, odd = builder.fmul(vec.fetch(builder, place, mask), kept), _ZERO
+        def step(at: Any, mask: Any, phis: list[Any]) -> list[Any]:
+            position = builder.add(out, at)
+            even, odd = builder.fmul(vec.fetch(builder, position, mask), kept), _ZERO
             for r in range(0, vec.LANES, 2):
                 a, b = (vec.fetch(builder, builder.add(rows[i], at), mask) for i in (r, r + 1))
                 even = vec.intrinsic_call(builder, "llvm.fma.v16f32", vec.FLOATS, wide[r], a, even)
                 odd = vec.intrinsic_call(builder, "llvm.fma.v16f32", vec.FLOATS, wide[r + 1], b, odd)
-            vec.write(builder, builder.fadd(even, odd), place, mask)
+            vec.write(builder, builder.fadd(even, odd), position, mask)
             return []
 
         _along(builder, width, [], step)

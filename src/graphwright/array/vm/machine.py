@@ -138,9 +138,9 @@ def _stamp() -> Path:
     from llvmlite import binding
     from numba.core.caching import FunctionCache
 
-    place = Path(FunctionCache(_dispatcher).cache_path)
+    folder = Path(FunctionCache(_dispatcher).cache_path)
     key = f"{source()}-{numba.__version__}-{binding.get_host_cpu_name()}"
-    return place / f"machine-{blake2b(key.encode(), digest_size=8).hexdigest()}.built"
+    return folder / f"machine-{blake2b(key.encode(), digest_size=8).hexdigest()}.built"
 
 
 @cache

@@ -43,7 +43,7 @@ def _tile(rows: int, vectors: int) -> Any:
         cut = vec.first_lanes(builder, builder.sub(columns, vec.I64(16 * (vectors - 1))))
         masks = [None] * (vectors - 1) + [cut]
 
-        def place(base: Any, stride: Any, r: int, v: int) -> Any:
+        def address_of(base: Any, stride: Any, r: int, v: int) -> Any:
             return builder.add(builder.add(base, builder.mul(stride, vec.I64(r))), vec.I64(64 * v))
 
         def terms(count: Any, at_a: Any, at_b: Any, sums: Any, unrolled: int) -> tuple[Any, ...]:
@@ -58,7 +58,7 @@ def _tile(rows: int, vectors: int) -> Any:
             for _ in range(unrolled):
                 panel = [vec.fetch(builder, builder.add(b, vec.I64(64 * v)), masks[v]) for v in range(vectors)]
                 for r in range(rows):
-                    one = builder.load(vec.pointer(builder, place(a, row_a, r, 0), vec.F32))
+                    one = builder.load(vec.pointer(builder, address_of(a, row_a, r, 0), vec.F32))
                     wide = vec.broadcast(builder, vec.aligned(one, 4))
                     for v in range(vectors):
                         i = vectors * r + v
@@ -77,8 +77,8 @@ def _tile(rows: int, vectors: int) -> Any:
         _, _, *sums = terms(builder.and_(k, vec.I64(1)), reached_a, reached_b, pairs, 1)
         for r in range(rows):
             for v in range(vectors):
-                value = builder.fadd(sums[vectors * r + v], vec.fetch(builder, place(init, row_i, r, v), masks[v]))
-                vec.write(builder, value, place(c, row_c, r, v), masks[v])
+                value = builder.fadd(sums[vectors * r + v], vec.fetch(builder, address_of(init, row_i, r, v), masks[v]))
+                vec.write(builder, value, address_of(c, row_c, r, v), masks[v])
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
     def tile(typingctx, a, row_a, col_a, b, row_b, c, row_c, k, columns, init, row_i):
@@ -128,8 +128,8 @@ def transposer(fetch: Any) -> Any:
             for _ in range(4):  # the transpose of 16 vectors: four rounds of interleaving row i with row i + 8
                 taken = [row for i in range(8) for row in vec.interleaved(builder, taken[i], taken[i + 8])]
             for r, vector in enumerate(taken):
-                place = builder.add(target, builder.mul(pitch, vec.I64(r)))
-                vec.aligned(builder.store(vector, vec.pointer(builder, place, vec.FLOATS)), 4)
+                address = builder.add(target, builder.mul(pitch, vec.I64(r)))
+                vec.aligned(builder.store(vector, vec.pointer(builder, address, vec.FLOATS)), 4)
             return ir.Constant(ir.IntType(8).as_pointer(), None)
 
         return types.void(*[types.int64] * 6), codegen
@@ -367,8 +367,8 @@ def _few_rows(code: Code, low: Any, high: Any, read_first: Any, size: Any) -> No
         for r in range(quarter):
             sums = four(w + r * k * size, quarter * k * size, x, plain, k)
             for i, row_sum in enumerate(sums):
-                place = 4 * (r + i * quarter)
-                vec.store_f32(y + place, row_sum + (vec.load_f32(bias + place) if bias else F(0.0)))
+                offset = 4 * (r + i * quarter)
+                vec.store_f32(y + offset, row_sum + (vec.load_f32(bias + offset) if bias else F(0.0)))
         for r in range(4 * quarter, n):
             start = vec.load_f32(bias + 4 * r) if bias else F(0.0)
             at, t = w + r * k * size, 0
@@ -407,11 +407,11 @@ def _rounded(x: Any, k: Any, q: Any, steps: Any) -> None:
             a, b, c, d = vec.rint(a * up), vec.rint(b * up), vec.rint(c * up), vec.rint(d * up)
         else:
             a = b = c = d = vec.splat(F(0.0))
-        place = q + 2 * i
-        narrow.store_i16(place, a)
-        narrow.store_i16(place + 32, b)
-        narrow.store_i16(place + 64, c)
-        narrow.store_i16(place + 96, d)
+        target = q + 2 * i
+        narrow.store_i16(target, a)
+        narrow.store_i16(target + 32, b)
+        narrow.store_i16(target + 64, c)
+        narrow.store_i16(target + 96, d)
 
 
 @native
@@ -468,8 +468,8 @@ def int8_rows(row: Any, scratch: Any) -> None:
     for r in range(half):
         sums = _two_scaled(w + r * k, half * k, scales + 4 * r * groups, 4 * half * groups, q, steps, k)
         for i, row_sum in enumerate(sums):
-            place = 4 * (r + i * half)
-            vec.store_f32(y + place, row_sum + (vec.load_f32(bias + place) if bias else F(0.0)))
+            offset = 4 * (r + i * half)
+            vec.store_f32(y + offset, row_sum + (vec.load_f32(bias + offset) if bias else F(0.0)))
     for r in range(2 * half, n):
         start = vec.load_f32(bias + 4 * r) if bias else F(0.0)
         for t in range(tokens):
@@ -492,14 +492,14 @@ def _dequantised(w: Any, k: Any, panel: Any, terms: Any, columns: Any, scales: A
     """Pack a panel of int8 weights as float32, each multiplied by the scale of its row and group."""
     for j in range(0, columns, 16):
         for i in range(0, terms, 16):
-            place = panel + 4 * j + 4 * PANEL * i
-            _turn_i8(w + j * k + i, k, place, 4 * PANEL, columns - j, terms - i)
+            target = panel + 4 * j + 4 * PANEL * i
+            _turn_i8(w + j * k + i, k, target, 4 * PANEL, columns - j, terms - i)
             row = panel + 4 * PANEL * (DEPTH + 1) + 4 * j  # one row after the panel, which no product reads
             for r in range(min(16, columns - j)):
                 vec.store_f32(row + 4 * r, vec.load_f32(scales + 4 * ((j + r) * groups + i // GROUP)))
             scale = vec.load(row)
             for t in range(min(16, terms - i)):
-                vec.store(place + 4 * PANEL * t, vec.load(place + 4 * PANEL * t) * scale)
+                vec.store(target + 4 * PANEL * t, vec.load(target + 4 * PANEL * t) * scale)
 
 
 @loop(Code.PANELS_BF16, Code.PANELS_I8)

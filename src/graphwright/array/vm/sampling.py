@@ -87,7 +87,6 @@ def noise(row: Any, scratch: Any) -> None:
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
-_BUCKETS = 2048
 _LOWEST = F(-np.inf)
 _MOST_NOISE = F(17.5)  # -ln(-ln u) of the largest u, 1 - 2⁻²⁵, is 17.33
 _SLACK = F(1e-3)  # above the error of `log` there
@@ -220,8 +219,8 @@ def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> N
             for j in range(min(16, n - i)):
                 order = _order(z + 4 * (i + j))
                 if order >> (shift + width) == prefix:
-                    place = buckets + 8 * ((order >> shift) & (size - 1))
-                    vec.store_f64(place, vec.load_f64(place) + np.float64(vec.load_f32(lanes + 4 * j)))
+                    bucket = buckets + 8 * ((order >> shift) & (size - 1))
+                    vec.store_f64(bucket, vec.load_f64(bucket) + np.float64(vec.load_f32(lanes + 4 * j)))
         if level == 0 and weighed:
             total = 0.0
             for i in range(size):

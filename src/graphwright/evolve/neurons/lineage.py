@@ -87,13 +87,13 @@ class ManualEdit:
 
 @dataclass(slots=True)
 class PastGeneration:
-    """A scored generation: all births, the genes of the individuals with indices `kept`, and all manual edits."""
+    """A scored generation: all births, the genes of the individuals with indices `stored`, and all manual edits."""
 
     births: Births
     species: np.ndarray
     fitness: np.ndarray
     metric: np.ndarray
-    kept: np.ndarray
+    stored: np.ndarray
     genes: Any
     edits: list[ManualEdit] = field(default_factory=list, init=False)
 
@@ -153,9 +153,9 @@ class Lineage:
             past = self.past[g]
             pinned = [k.index for k in self.pinned if k.generation == g]
             wanted = np.union1d(wanted, np.array(pinned, np.int32)).astype(np.int32)
-            if 2 * len(wanted) <= len(past.kept):  # unused genes cost less than frequent copies
-                past.genes = take(past.genes, np.searchsorted(past.kept, wanted))
-                past.kept = wanted
+            if 2 * len(wanted) <= len(past.stored):  # unused genes cost less than frequent copies
+                past.genes = take(past.genes, np.searchsorted(past.stored, wanted))
+                past.stored = wanted
                 past.edits = [e for e in past.edits if e.index in wanted]
             elif g < len(self.past) - 2 * _EVERY and not pinned:
                 break  # nothing changed here, so nothing changes in earlier generations
@@ -185,16 +185,16 @@ class Lineage:
 
     def genome(self, key: IndividualKey) -> Genome:
         """Return the genes of an individual. Raises: KeyError if the genes were dropped (see `sweep`)."""
-        return genome(*self._kept(key), self.inputs, self.outputs)
+        return genome(*self._stored(key), self.inputs, self.outputs)
 
     def columns(self, key: IndividualKey) -> Any:
         """Return the genes of an individual as a population of one genome. Raises: KeyError as `genome` does."""
-        genes, at = self._kept(key)
+        genes, at = self._stored(key)
         return take(genes, np.array([at]))
 
     def size(self, key: IndividualKey) -> tuple[int, int]:
         """Return the numbers of hidden nodes and open links of an individual. Raises: KeyError as `genome` does."""
-        genes, at = self._kept(key)
+        genes, at = self._stored(key)
         nodes, links = genes.node_off[at + 1] - genes.node_off[at], slice(genes.link_off[at], genes.link_off[at + 1])
         return int(nodes) - self.outputs, int(genes.link_open[links].sum())
 
@@ -206,11 +206,11 @@ class Lineage:
                 return past
         raise KeyError(f"no individual has the key {key}; {len(self.past)} generations were scored so far")
 
-    def _kept(self, key: IndividualKey) -> tuple[Any, int]:
+    def _stored(self, key: IndividualKey) -> tuple[Any, int]:
         """Return the population that stores the genes of an individual, and its index there."""
         past = self._of(key)
-        at = int(np.searchsorted(past.kept, key.index))
-        if at == len(past.kept) or past.kept[at] != key.index:
+        at = int(np.searchsorted(past.stored, key.index))
+        if at == len(past.stored) or past.stored[at] != key.index:
             raise KeyError(f"the genes of {key} were dropped: neither it nor a descendant is alive or was a champion")
         return (past.edited(key.index)[key.edit - 1].genes, 0) if key.edit else (past.genes, at)
 

@@ -26,7 +26,7 @@ from graphwright.program.editing.replace import redirect, remove_unread
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import STATE
 
-_RECIPES = {  # by name: how ops compute the activations that are no ops
+_RECIPES = {  # by name: how ops compute the activations without an op
     "identity": (("out", "copy"),),
     "sigmoid49": (("steep", "mul"), ("out", "sigmoid")),
     "gauss": (("square", "mul"), ("minus", "neg"), ("out", "exp")),
@@ -207,25 +207,12 @@ class PopulationPlan:
         """Run all genomes on the same cases: [N, inputs] -> float32 [G, N, outputs]; sequences also have an axis T."""
         from graphwright.array.population.runner import Cases, outputs
 
-        values = self._checked(x, (2, 3))
+        values = np.asarray(x, np.float32)
+        fits = values.ndim in (2, 3) and values.shape[-1] == self.inputs
+        expected = f"[N, {self.inputs}] or [N, T, {self.inputs}]"
+        need(fits, "inputs have the wrong shape", expected=expected, got=values.shape)
         answers = outputs(self.table, self.genes, Cases.of(values), self.threads)
         return (answers if values.ndim == 3 else answers[:, :, 0]).copy()
-
-    def each(self, x: np.ndarray) -> np.ndarray:
-        """Run each genome on its own cases: [G, N, inputs] -> float32 [G, N, outputs]."""
-        from graphwright.array.population.runner import Session
-
-        values = self._checked(x, (3,))
-        what = "the length of the first axis is not the number of genomes"
-        need(len(values) == len(self), what, expected=len(self), got=len(values))
-        session = Session(self.table, self.genes, values.shape[1], self.inputs, self.threads)
-        return np.ascontiguousarray(session.step(values))
-
-    def _checked(self, x: np.ndarray, ranks: tuple[int, ...]) -> np.ndarray:
-        values = np.asarray(x, np.float32)
-        fits = values.ndim in ranks and values.shape[-1] == self.inputs
-        need(fits, "inputs have the wrong shape", expected=f"[..., {self.inputs}] of rank {ranks}", got=values.shape)
-        return values
 
 
 def edited_genome(p: Program, before: Genome, names: tuple[str, ...], settings: NEAT) -> Genome:

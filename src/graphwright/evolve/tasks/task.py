@@ -395,11 +395,6 @@ class Task:
         measured = [head.measure(final, part.right, logits) for head in self.heads.values()]
         return measured[0] if len(measured) == 1 else np.min(measured, axis=0)
 
-    def measures(self, answers: np.ndarray, part: DataSplit, logits: bool) -> dict[str, float]:
-        """Return the metric of each head by name, for the outputs [N, T, outputs] of one network."""
-        final = part.final(answers[None])
-        return {name: float(h.measure(final, part.right, logits)[0]) for name, h in self.heads.items()}
-
 
 def _number(value: Any) -> float:
     """Convert the result of a user's fitness function to a float. Raises: TypeError if it is not a number."""

@@ -53,7 +53,7 @@ def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bo
     choices = (layer_of, _adopted(p, order, layer_of), dict.fromkeys(order))  # the last one has one group per node
     found = next(blocks for choice in choices if (blocks := _grouped(order, choice, reads)) is not None)
     outputs = set(p.outputs())
-    place = {n: i for i, n in enumerate(n for b in found for n in b.nodes)} | {n: -1 for n in p.inputs()}
+    number = {n: i for i, n in enumerate(n for b in found for n in b.nodes)} | {n: -1 for n in p.inputs()}
     for b in found:
         inside = set(b.nodes)
         if b.layer is not None:
@@ -62,7 +62,7 @@ def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bo
         b.enters = list(dict.fromkeys(entering))
         streams = [v for v in b.enters if LAYER.match(p.path(v))]
         if streams:  # the latest one is the layer's main input, the others are skips
-            main = max(streams, key=lambda v: place[v.node])
+            main = max(streams, key=lambda v: number[v.node])
             b.enters.sort(key=lambda v: v != main)
         results = (Value(n, port) for n in b.nodes for port in range(len(p.specs(n))))
         b.leaves = [v for v in results if v in outputs or any(m in within and m not in inside for m in p.consumers(v))]
@@ -161,14 +161,14 @@ class Statements:
         if p.op(node) == CONST:
             return f"run.const({json.dumps(p.path(node))}{'' if self._exact(node) else ', run.dtype'})"
         suffix = f".to(torch.{p.spec(node).dtype.name})" if p.spec(node).dtype in self.pinned else ""
-        return self._place(p.key(node), base, layer) + suffix
+        return self._attribute(p.key(node), base, layer) + suffix
 
     def _exact(self, node: NodeId) -> bool:
         """Return True if the value keeps its dtype when transformers loads the model in a different one."""
         exact = (traits(self.p.op(n)).float32_constants for n in self.p.consumers(node))
         return bool(self.pinned) or not self.p.spec(node).dtype.is_float or all(exact)
 
-    def _place(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
+    def _attribute(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
         """Return the expression that reads a weight: through its layer's module if possible, else through the model."""
         start, found, rest = key.partition(f".{layer}.")
         if layer is not None and found and (text := pieces.attributes(base(f"{start}.{{i}}"), rest.split("."))):

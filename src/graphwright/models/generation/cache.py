@@ -72,7 +72,7 @@ class FingerprintWatch:
 
 
 class KVCache:
-    """Keys and values of `batch` sequences of equal length; base of `StaticCache` and `Sequence`.
+    """Keys and values of `batch` sequences of equal length; base of `StaticCache` and `CachedSequence`.
 
     Attributes:
         program: the program of the model that fills the cache.

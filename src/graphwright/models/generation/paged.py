@@ -8,8 +8,7 @@ Invariant: a block is either free or has owners; `refs` is the number of its own
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -28,7 +27,7 @@ from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleC
 from graphwright.models.generation.cache import FingerprintWatch, fill, filled, independent
 from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, StepPlans, StepResult, derive_paged
 from graphwright.models.generation.sampling import Requests, check_number, check_one_each
-from graphwright.models.generation.sequence import PagedSnapshot, Sequence
+from graphwright.models.generation.sequence import CachedSequence, PagedSnapshot
 from graphwright.models.generation.text import check_ids, vocabulary
 
 if TYPE_CHECKING:
@@ -181,7 +180,7 @@ class PrefixCache:
                 return entry
         return None
 
-    def insert(self, root: bytes, ids: np.ndarray, table: Several[int]) -> None:
+    def insert(self, root: bytes, ids: np.ndarray, table: Sequence[int]) -> None:
         """Cache the full blocks of a sequence unless their prefix is cached already; `root` is as in `match`."""
         entry, key = None, root
         for i in range(min(len(ids) // self.block, len(table))):
@@ -288,7 +287,7 @@ class PagedCache:
                 raise UsageError(what, where="nbytes", expected=expected, got=nbytes)
         self.variables: dict[str, Variable] = {}
         self.steps = StepPlans(program, self._derive, device)
-        self._alive: WeakSet[Sequence] = WeakSet()
+        self._alive: WeakSet[CachedSequence] = WeakSet()
         self._marks: WeakSet[PagedSnapshot] = WeakSet()
         try:
             if device == CPU:
@@ -305,9 +304,9 @@ class PagedCache:
         """Bytes of keys and values."""
         return self.pool.bytes
 
-    def sequence(self) -> Sequence:
+    def sequence(self) -> CachedSequence:
         """Return a new empty sequence. Release it after use, or use it in a `with` statement."""
-        made = Sequence(self)
+        made = CachedSequence(self)
         self._alive.add(made)
         return made
 
@@ -318,13 +317,13 @@ class PagedCache:
 
     # -- running -----------------------------------------------------------------------------------------------------
     def step(
-        self, sequences: Several[Sequence], ids: Any, *, all_logits: bool = False, allow_stale: bool = False,
+        self, sequences: Sequence[CachedSequence], ids: Any, *, all_logits: bool = False, allow_stale: bool = False,
         requests: Requests = (),
     ) -> NDArray:  # fmt: skip
         """Append ids int64 [B, T] to B sequences, each at its own length; return logits [B, 1 or T, vocab].
 
         With one request per sequence the run also samples the next ids; `sequence.sampled([request])` returns them. The
-        sequences may differ from step to step. Raises the errors of `Sequence.step`, with no sequence changed.
+        sequences may differ from step to step. Raises the errors of `CachedSequence.step`, with no sequence changed.
         """
         batch = check_ids(ids, vocabulary(self.program))
         if len(batch) != len(sequences):
@@ -353,7 +352,9 @@ class PagedCache:
                 raise
             return logits
 
-    def run(self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
+    def run(
+        self, sequences: Sequence[CachedSequence], ids: np.ndarray, all_logits: bool, requests: Requests
+    ) -> StepResult:
         """Reserve entries, run a step on checked ids and update the lengths; return the logits and the sampled ids."""
         count = ids.shape[1]
         if len(sequences) > 1 and max(s.length for s in sequences) + count > independent(self.program):
@@ -378,7 +379,7 @@ class PagedCache:
             return logits if batch == len(sequences) else logits[: len(sequences)], sampled
 
     def _run_separately(
-        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Requests
+        self, sequences: Sequence[CachedSequence], ids: np.ndarray, all_logits: bool, requests: Requests
     ) -> StepResult:
         """Run sequences one by one, because with dynamic RoPE the longest text of a batch would set all frequencies."""
         made = [self.run([s], ids[i : i + 1], all_logits, requests[i : i + 1]) for i, s in enumerate(sequences)]

@@ -5,8 +5,7 @@ Invariant: a sequence reads only the entries below its own length, even if its l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Several
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from threading import RLock
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 class PagedSnapshot:
     """A saved state of a sequence: ids [1, length], and blocks (`table`) that stay allocated until it is released."""
 
-    def __init__(self, s: Sequence) -> None:
+    def __init__(self, s: CachedSequence) -> None:
         self.cache, self.table, self.tokens = s.cache, s.blocks(), s.tokens
         self.facts = s.facts()
         self.released = False
@@ -55,7 +54,7 @@ def _free(pool: BlockPool, table: list[int]) -> None:
     table.clear()
 
 
-class Sequence(KVCache):
+class CachedSequence(KVCache):
     """The KV cache of one sequence, made by `PagedCache.sequence()`.
 
     Attributes:
@@ -119,7 +118,7 @@ class Sequence(KVCache):
                 self.rollback(0)
                 raise
 
-    def append(self, k: Several[Any], v: Several[Any], ids: Any = None) -> None:
+    def append(self, k: Sequence[Any], v: Sequence[Any], ids: Any = None) -> None:
         """Append entries that were computed elsewhere.
 
         These entries belong to this sequence and its forks, and are not cached for other prompts.
@@ -303,7 +302,7 @@ class Sequence(KVCache):
         self.fingerprints, self._sampled = dict(prints), None
         self._counts.clear()
 
-    def fork(self) -> Sequence:
+    def fork(self) -> CachedSequence:
         """Return a new sequence with the same entries; the two share blocks until one of them writes."""
         with self.cache.lock:
             child, table = self.cache.sequence(), self.blocks()
@@ -337,7 +336,7 @@ class Sequence(KVCache):
             _free(self.cache.pool, self.table)
             self._released = True
 
-    def __enter__(self) -> Sequence:
+    def __enter__(self) -> CachedSequence:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -345,4 +344,4 @@ class Sequence(KVCache):
 
     def __repr__(self) -> str:
         state = "released" if self._released else f"{self._length} tokens in {len(self.table)} blocks"
-        return f"Sequence({state})"
+        return f"CachedSequence({state})"

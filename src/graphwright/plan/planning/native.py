@@ -61,7 +61,7 @@ def _run_on_empty(run: Any) -> None:
     run.touches(none, *lists, *lists, i8, i8)
     run.lifetimes(none, *lists, *lists, *lists, *lists, codes, u4, u4)
     run.fullest(i8, i4, i4, 0)
-    run.place(i8, i4, i4, 0)
+    run.assign_offsets(i8, i4, i4, 0)
     run.keep_offsets(i8, i4, i4, i8, 0, i8)
     run.moved(none, *lists, *lists, *lists, flags)
     no_region, spans, rows = np.zeros(1, np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int32)
@@ -77,4 +77,4 @@ def _stamp() -> Path:
     from numba.core.caching import FunctionCache
 
     key = blake2b(Path(passes.__file__).read_bytes() + version("numba").encode(), digest_size=8).hexdigest()
-    return Path(FunctionCache(passes.place).cache_path) / f"passes-{key}.built"
+    return Path(FunctionCache(passes.assign_offsets).cache_path) / f"passes-{key}.built"

@@ -134,7 +134,7 @@ def fullest(sizes: Array, first: Array, last: Array, steps: int) -> int:
     return most
 
 
-def place(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, int]:
+def assign_offsets(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, int]:
     """Assign each buffer, at its first use, the smallest free hole that is large enough, else the end of the arena.
 
     One walk over the times: after its last use a buffer becomes a hole, which is merged with adjacent holes.

@@ -120,7 +120,7 @@ class PlanBuilder:
         else:
             self._make_all()
         for key in self._stale_copies:
-            self._place_copy(key)
+            self._move_copy(key)
         self._stale_copies.clear()
         self.order.update(self._order_key, len(self.tables.instrs))
 
@@ -421,7 +421,7 @@ class PlanBuilder:
             self._copies[key].wanted.pop(node)
         self._stale_copies |= keys
 
-    def _place_copy(self, key: Any) -> None:
+    def _move_copy(self, key: Any) -> None:
         """Move a shared copy to just before its first reader, or remove it if it has no reader."""
         copy = self._copies[key]
         self.order.remove(copy.instr)

@@ -117,7 +117,7 @@ class BufferLayout:
         return int(self.home[buffer])
 
 
-def place_naive(sizes: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, int]:
+def naive_offsets(sizes: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, int]:
     """Give every used buffer (last >= 0) its own memory, in order; return offsets and the total bytes."""
     rooms = np.where(last >= 0, -(-sizes // ALIGN) * ALIGN, 0)
     offsets = np.where(last >= 0, np.cumsum(rooms) - rooms, -1)
@@ -239,7 +239,7 @@ def _arrange(
     patched = Patched("full", "naive layout" if mode == "naive" else why, visited)
     offsets, total = None, 0
     if mode == "naive":
-        offsets, total = place_naive(sizes, times)
+        offsets, total = naive_offsets(sizes, times)
     elif not why and old is not None:
         if visited > CONE * len(builder.records):
             patched = Patched("full", f"the edit touched {visited} of {len(builder.records)} nodes", visited)
@@ -251,7 +251,7 @@ def _arrange(
                 waste = f"the arena would be {total / max(bound, 1):.2f} times the lower bound"
                 offsets, patched = None, Patched("full", waste, visited)
     if offsets is None:
-        offsets, total = run.place(sizes, first, times, steps)
+        offsets, total = run.assign_offsets(sizes, first, times, steps)
     ends = _chunk_ends(int(total), old.ends if old is not None else (), patched.kind, builder.device)
     layout = BufferLayout(builder, order, home, first, last, offsets, used, int(total), bound, ends, nodes, fusion)
     return commit, layout, patched

@@ -75,11 +75,11 @@ class HostPlacement:
     def _compute_on_host(self) -> None:
         """Keep new values of host states on the host if computed from host values, constants and inputs only."""
         slots, writes = self.tables.slots, self.builder.writes().values()
-        carried = {slots[new].base for target, new in writes if slots[target].base in self.on_host}
+        new_states = {slots[new].base for target, new in writes if slots[target].base in self.on_host}
         for _, instr in self.instrs:
             bases, outs = {slots[s].base for s in instr.ins}, {*instr.outs}
             constants = {b for b in bases if self._kind(b) in (CONST, INPUT)}
-            if bases & self.on_host and bases <= self.on_host | constants and outs <= carried:
+            if bases & self.on_host and bases <= self.on_host | constants and outs <= new_states:
                 self.on_host |= constants | outs
                 self.scratch.update(instr.work)
 

@@ -212,7 +212,7 @@ class Executable:
             raise UsageError("this slice belongs to a different plan", where=self.plan.program.name, expected=self.plan,
                              got=part.plan, fix="executable.run(executable.plan[i:j])")  # fmt: skip
         if part.start:
-            self._check_arena_kept()
+            self._check_arena_values()
         with self._running():
             self._refresh()
             if part.start == 0:
@@ -289,7 +289,7 @@ class Executable:
         Raises: UsageError if the index is out of range, or if a different plan has used the shared arena since.
         """
         slot = checked_index(self.plan, "slots", slot, self.plan.buffer_layout.slot_count)
-        self._check_arena_kept()
+        self._check_arena_values()
         self.kernels.bind()
         return self.kernels.view(slot).copy()
 
@@ -345,7 +345,7 @@ class Executable:
         # a borrowed value is in the arena that the inputs are written to
         return [data.copy() if self._in_arena(data) else data for data in ready]
 
-    def _check_arena_kept(self) -> None:
+    def _check_arena_values(self) -> None:
         """Raise UsageError if the arena does not hold the values of this plan's last run."""
         shared = self.kernels.shared
         if shared is not None and not shared.used_by(self.kernels):

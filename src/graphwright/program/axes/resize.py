@@ -260,7 +260,7 @@ def _sliced(p: Program, key: str, changed: Maps, factor: tuple[float, float] | N
     made = from_numpy(np.ascontiguousarray(host), bits=array.dtype)
     if fresh and new is not None:
         wide = made.to_numpy("float64") if array.dtype.is_float else made.to_numpy()
-        at_new = ~kept(host.shape, changed)
+        at_new = ~old_entries(host.shape, changed)
         made = as_array(np.where(at_new, new(key, array, changed), wide), array.dtype)
         made = from_numpy(np.where(at_new, made.to_numpy(bits=True), host), bits=array.dtype)  # old entries keep bits
     if factor is not None:
@@ -304,7 +304,7 @@ def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarr
     return tables
 
 
-def kept(shape: Iterable[int], changed: Maps) -> np.ndarray:
+def old_entries(shape: Iterable[int], changed: Maps) -> np.ndarray:
     """Return a boolean array of this shape: False for entries of new units (old index -1 in `changed`), else True."""
     stays = np.ones(tuple(shape), bool)
     for dim, old in changed.items():
@@ -547,7 +547,7 @@ class _Growth:
             return np.full(shape, level)
         read = self.consumers.get(key, set())
         zero = {d: old for d, old in indices.items() if (d in read) != bool(self.group.mixed)}
-        return np.where(kept(shape, zero), self.rng.normal(0.0, old.std() or 1.0, shape), 0.0)
+        return np.where(old_entries(shape, zero), self.rng.normal(0.0, old.std() or 1.0, shape), 0.0)
 
     def _changes_zero(self) -> str | None:
         """Return the path of an elementwise op along the axis that maps zero to a nonzero value; None if no op does."""
@@ -583,13 +583,13 @@ class _Growth:
         group = after[self.group.name]
         for key, dims in self.consumers.items():
             for dim in dims:
-                whole = by_place(after.weights[key][dim], group.atoms, part)
+                whole = by_index(after.weights[key][dim], group.atoms, part)
                 shape = [-1 if d == dim else 1 for d in range(len(after.weights[key]))]
                 scaled = after.program.weights.array(key).to_numpy("float64") * whole.reshape(shape)
                 self.e.set_weight(key, scaled)
 
 
-def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
+def by_index(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
     """Return the factor for each index of a dimension: that of the unit at this index, or 1 if no unit has it.
 
     `term` describes the dimension as atoms (unsplit sizes), `group` lists those of the axis; `part`: factor per unit.
@@ -600,8 +600,8 @@ def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
         result, at = np.ones(1), 0
         while at < len(term.factors):
             several = len(group) > 1 and term.factors[at : at + len(group)] == tuple(group)
-            here = part if several else by_place(term.factors[at], group, part)
+            here = part if several else by_index(term.factors[at], group, part)
             result = np.multiply.outer(result, here).reshape(-1)
             at += len(group) if several else 1
         return result
-    return np.concatenate([by_place(t, group, part) for t in term.parts])
+    return np.concatenate([by_index(t, group, part) for t in term.parts])

@@ -243,9 +243,9 @@ def _reaches(p: Program, value: Value, roots: Sequence[Value], steps: int) -> bo
     """
     needed = p.reachable(roots)
     for _ in range(steps - 1 if p.op(value.node) in SOURCES else 0):
-        carried = [new for state, new in writes(p) if state.node in needed and new.node not in needed]
-        if not carried:
+        assigned = [new for state, new in writes(p) if state.node in needed and new.node not in needed]
+        if not assigned:
             break
-        needed |= p.reachable(carried)
+        needed |= p.reachable(assigned)
     readers = [e for e in p.out_edges(value.node) if p.graph.target(e) in needed]
     return value in roots or any(p.edge_value(e) == value for e in readers)

@@ -94,7 +94,7 @@ def _steps(positions: list[int], main: int) -> list[int]:
     """Number pins from left to right; pin `main` has number 0, or the middle pin if `main` is -1."""
     order = sorted(range(len(positions)), key=lambda k: (positions[k], k != main, k))
     zero = order.index(main) if main >= 0 else len(order) // 2
-    number = {k: place - zero for place, k in enumerate(order)}
+    number = {k: index - zero for index, k in enumerate(order)}
     return [number[k] for k in range(len(positions))]
 
 
@@ -422,9 +422,9 @@ def lanes(
         else:
             crossing.append(chain)
     for section in sorted(sections):
-        _place(sections[section], rank, lane, taken)
+        _assign_lanes(sections[section], rank, lane, taken)
     for chain in crossing:
-        _place([chain], rank, lane, taken)
+        _assign_lanes([chain], rank, lane, taken)
     return lane, taken, links
 
 
@@ -465,7 +465,7 @@ def _chains(rank: list[int], before: Lists, after: Lists, spine: set[int]) -> Li
     return sorted(found, key=lambda c: c[0])
 
 
-def _place(chains: Lists, rank: list[int], lane: list[int], taken: Occupancy) -> None:
+def _assign_lanes(chains: Lists, rank: list[int], lane: list[int], taken: Occupancy) -> None:
     """Assign lanes to the chains beside one section of the trunk, from left to right; lane 0 is used if it is free."""
     first, last = min(rank[c[0]] for c in chains), max(rank[c[-1]] for c in chains)
     steps = sorted(s for c in chains for s in ((rank[c[0]], 1), (rank[c[-1]] + 1, -1)))

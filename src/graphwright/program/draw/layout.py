@@ -300,7 +300,7 @@ class Composition:
                 found.append(self.closed_size(self.view.tree.modules[~child]))
         return found
 
-    def _place_all(self) -> None:
+    def _position_all(self) -> None:
         modules, top = self.view.tree.modules, self.view.shown_as()
         stamped: dict[tuple, PlacedGroup] = {}
         for at in range(len(modules) - 1, -1, -1):
@@ -317,7 +317,7 @@ class Composition:
     # -- the layout --------------------------------------------------------------------------------------------------
     def layout(self) -> PictureLayout:
         """Compute boxes, edges and frames in whole pixels."""
-        self._place_all()
+        self._position_all()
         tree = self.view.tree
         root = self._placed[ROOT].size
         origin: dict[int, tuple[int, int]] = {ROOT: (root.left, 0)}

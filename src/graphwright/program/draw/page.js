@@ -51,7 +51,7 @@
     });
     return { rowY, gutterY, height: y };
   };
-  const place = (m, sizes) => {
+  const layOut = (m, sizes) => {
     const a = arrangements[m.arrangement], { laneX, trackX, reach } = columns(a, sizes);
     const { rowY, gutterY, height } = rows(a, sizes, m.titleWidth ? TITLE : 0);
     const left = reach[0] + PAD, right = Math.max(reach[1] + PAD, m.titleWidth + 2 * PAD - left);
@@ -136,7 +136,7 @@
     const shown = modules.map((_, at) => visible(at)), placed = new Array(modules.length);
     for (let at = modules.length - 1; at >= 0; at--) {
       if (!shown[at]) continue;
-      placed[at] = place(modules[at], modules[at].children.map((c) => c < 0 ? placed[~c]?.size ?? closed(modules[~c])
+      placed[at] = layOut(modules[at], modules[at].children.map((c) => c < 0 ? placed[~c]?.size ?? closed(modules[~c])
         : { left: nodes[c].half, right: nodes[c].half, height: nodes[c].height }));
     }
     const frames = [], lines = [], heads = [], boxes = [], origin = [[placed[0].size.left, 0]];

@@ -52,7 +52,7 @@ class GateKeywords(TypedDict, total=False):
     cost: Cost
 
 
-_Place = tuple[Value, int, tuple[EdgeId, ...]]
+_Operand = tuple[Value, int, tuple[EdgeId, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def _mixed(group: AxisGroup) -> list[NodeId]:
     return list(dict.fromkeys(node for atom in group.atoms for node, _ in notes.get(atom, AtomNotes()).mixed))
 
 
-def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
+def _scores(p: Program, group: AxisGroup) -> tuple[list[_Operand], set[NodeId]]:
     """Return a list of (scores, dimension, edges) per softmax over the axis, and these softmaxes and their dependents.
 
     A score of -∞ removes a unit: its softmax weight is 0, and ops that sort or count these weights never choose it.
@@ -214,7 +214,7 @@ def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
     return found, p.dependents([p.graph.target(edge) for _, _, (edge,) in found])
 
 
-def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> list[_Place]:
+def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> list[_Operand]:
     """Return operands to gate of the ops that sum over the axis, as (value, dimension, edges that read the value).
 
     Ops in `decided` are skipped. The gated dimension is exactly the axis if possible; else it also contains other axes.

@@ -91,9 +91,9 @@ class _ChainBuilder:
         steps, _ = contraction_order(labels, [core.labels for core in used], sizes)
         plain = len(modes) == 1 and size == modes[0]  # the last product returns y and adds the bias
         for step in steps:
-            core, kept = used[step.core], self.lead + len(step.kept)
+            core, kept = used[step.core], self.lead + len(step.remaining)
             name = core.name
-            x = self.permute(x, self.lead, labels, (*step.kept, *step.summed), f"{name}.order")
+            x = self.permute(x, self.lead, labels, (*step.remaining, *step.summed), f"{name}.order")
             x = self.join(x, kept, len(step.summed), f"{name}.rows")
             order = (*step.free, *step.summed)
             matrix = self.permute(self.cores[which[step.core]], 0, core.labels, order, f"{name}.permuted")
@@ -102,7 +102,7 @@ class _ChainBuilder:
             added = [bias] if bias is not None and plain and step is steps[-1] else []
             x = self.add("linear", x, matrix, *added, step=name)
             x = self.split(x, kept, [sizes[label] for label in step.free], f"{name}.modes")
-            labels = [*step.kept, *step.free]
+            labels = [*step.remaining, *step.free]
         x = self.permute(x, self.lead, labels, _labels("oi"[side], modes), "order")
         x = self.join(x, self.lead, len(modes), "joined")
         if prod(modes) != size:

@@ -142,10 +142,10 @@ def reconstruct(factors: Factors) -> np.ndarray:
 
 
 class ContractionStep(NamedTuple):
-    """Contraction of a value with core `core` over axes `summed`; the result has axes `kept` (value), `free` (core)."""
+    """Contract a value with core `core` over axes `summed`; result axes: `remaining` (value), `free` (core)."""
 
     core: int
-    kept: tuple[str, ...]
+    remaining: tuple[str, ...]
     summed: tuple[str, ...]
     free: tuple[str, ...]
 

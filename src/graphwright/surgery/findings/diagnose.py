@@ -177,7 +177,7 @@ def _ask(d: Diagnosis, rule: FindingRule, found: dict[tuple[str, str], Finding])
         before = d.program.version
         for f in fresh:
             found.setdefault(f.identity, f)
-            d.mend(f)
+            d.apply_fix(f)
 
 
 def _windows(model: Model, text: str) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class Diagnosis:
 
         return self._of_version("claimed", claim)
 
-    def mend(self, finding: Finding) -> None:
+    def apply_fix(self, finding: Finding) -> None:
         """Apply the cheapest fix of a finding to the fork; a fix that fails leaves the fork unchanged."""
         if not finding.fixes:
             return

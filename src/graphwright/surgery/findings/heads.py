@@ -82,7 +82,7 @@ def _median(p: Program, node: NodeId, name: str, groups: int, norms: dict[tuple[
 
 
 def attention_parts(p: Program, node: NodeId) -> dict[str, HeadProjection]:
-    """Map `q`, `k`, `v`, `o` to the projections of an attention; leave out any that is no linear map of whole heads."""
+    """Map `q`, `k`, `v`, `o` to the projections of an attention; only linear maps of whole heads are included."""
     found = {}
     for name, port in (("q", 0), ("k", 1), ("v", 2)):
         heads = p.spec(p.operands(node)[port]).shape[1]

@@ -35,7 +35,7 @@ def passes_sum(p: Program, node: NodeId) -> bool:
     return row.convert or row.sums or row.nary or (row.multiplies and any(scales))
 
 
-def carried(p: Program, source: NodeId, target: NodeId) -> bool:
+def has_identity_path(p: Program, source: NodeId, target: NodeId) -> bool:
     """Return whether `source` reaches the junction `target` through sums, casts and scalar factors only."""
     sums = flood([target], lambda n: (v.node for v in p.operands(n) if passes_sum(p, v.node)))
     return any(v.node == source for n in sums for v in p.operands(n))
@@ -77,7 +77,7 @@ def _against_architecture(d: Diagnosis) -> Iterator[Finding]:
         path = around(source, junction)
         here = paths.get(source.path(junction))
         start = None if path is None else paths.get(source.path(path[0]))
-        if here is None or start is None or not p.is_junction(here) or carried(p, start, here):
+        if here is None or start is None or not p.is_junction(here) or has_identity_path(p, start, here):
             continue
         if p.specs(start)[0] == p.spec(here):
             what = f"the identity path of the architecture from {p.path(start)} is missing"
@@ -98,7 +98,7 @@ def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
             continue
         entries = ((n, _entry(p, paths, junction, n, *ends)) for n, ends in with_path.items())
         sibling, entry = next(((n, entry) for n, entry in entries if entry is not None), (None, None))
-        if sibling is not None and entry is not None and not carried(p, entry.node, junction):
+        if sibling is not None and entry is not None and not has_identity_path(p, entry.node, junction):
             name = p.path(sibling)
             what = f"no identity path from {p.path(entry)} around the branch, unlike at {name}"
             yield _missing(p, junction, entry, what,
@@ -167,9 +167,9 @@ def redundant(d: Diagnosis) -> Iterator[Finding]:
 
 def _moved(p: Program, probe: Probe, run: Run, edge: EdgeId) -> float:
     """Return the largest change of any output, as a share of its largest entry, when an edge's value is set to 0."""
-    carried = run.value(p.edge_value(edge))
+    value = run.value(p.edge_value(edge))
     feeds = {name: x for name, x in probe.inputs.items() if name in p.input_names()}
-    zero = as_array(np.zeros(carried.shape, np.float32), carried.dtype)
+    zero = as_array(np.zeros(value.shape, np.float32), value.dtype)
     without = p.fork().run(feeds, keep="outputs", patch={edge: zero})
     moved = 0.0
     for value in p.outputs():

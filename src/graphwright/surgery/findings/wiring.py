@@ -29,7 +29,7 @@ class Wiring:
         nodes, at: list of handles by index, and dict from handle to index.
         ops: name of the op, or kind, of each node.
         after, before: indices of the readers and of the operands of each node, without repetition.
-        carried: dict from the index of a state or param to the index of the node that is its value in the next step.
+        next_values: dict from the index of a state or param to the index of the node with its next value.
         outputs: indices of the nodes that compute outputs of the program.
     """
 
@@ -44,7 +44,7 @@ class Wiring:
                 self.before[j].append(i)
         self.outputs = {self.at[v.node] for v in p.outputs() if v.node in self.at}
         pairs = [[self.at[v.node] for v in p.operands(node)] for node in p.assigns()]
-        self.carried = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+        self.next_values = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
     def unread(self, i: int) -> bool:
         """Return whether a node has no reader, is not an output, and assigns no state."""
@@ -57,7 +57,7 @@ class Wiring:
     def reached(self) -> set[int]:
         """Return the indices of the nodes that the values of the inputs affect, in this step or a later one."""
         states: dict[int, list[int]] = {}
-        for state, value in self.carried.items():
+        for state, value in self.next_values.items():
             states.setdefault(value, []).append(state)
         inputs = [i for i, op in enumerate(self.ops) if op == INPUT]
         return set(flood(inputs, lambda i: filter(self.passes, (*self.after[i], *states.get(i, ())))))
@@ -68,7 +68,7 @@ class Wiring:
 
     def assigned(self, i: int) -> list[int]:
         """Return a list of the node whose value a state or param has in the next step; empty for other nodes."""
-        return [self.carried[i]] if i in self.carried else []
+        return [self.next_values[i]] if i in self.next_values else []
 
     def cone(self, ends: Iterable[int]) -> list[int]:
         """Return the nodes `ends` and all nodes that only these nodes use, without inputs, latest first."""

@@ -1,4 +1,4 @@
-"""Rotations and their skew generators A: exp(A), the Cayley map, the logarithm, and retraction of gradient steps.
+"""Rotations and their skew generators A: exp(A), the Cayley map and the logarithm.
 
 Source of exp: Higham 2005, "The scaling and squaring method for the matrix exponential revisited".
 """
@@ -10,8 +10,8 @@ from math import ceil, log2
 import numpy as np
 
 from graphwright.errors import ShapeError, UsageError
-from graphwright.surgery.errors import NotRotation, check_choices
-from graphwright.surgery.orthogonal.methods import gram_error, polar, qr
+from graphwright.surgery.errors import NotRotation
+from graphwright.surgery.orthogonal.methods import gram_error
 
 PADE = (64764752532480000, 32382376266240000, 7771770303897600, 1187353796428800, 129060195264000, 10559470521600,
         670442572800, 33522128640, 1323241920, 40840800, 960960, 16380, 182, 1)  # fmt: skip
@@ -138,34 +138,3 @@ def _skew(a: np.ndarray) -> np.ndarray:
         raise UsageError("the generator is not skew", expected="A = -Aᵀ", got=f"max |A + Aᵀ| = {error:.3g}",
                          fix="pass skew(A), the skew part")  # fmt: skip
     return (a - a.T) / 2
-
-
-RETRACTIONS = ("qr", "polar", "cayley")
-
-
-def retract(w: np.ndarray, gradient: np.ndarray, lr: float, by: str = "qr") -> np.ndarray:
-    """Return `w` after a Riemannian gradient step, after which its columns (rows, if wide) are orthonormal again.
-
-    ξ = W skew(WᵀG) + (I - WWᵀ) G is the tangent part of the gradient G.
-
-    Args:
-        w: matrix [out, in] with orthonormal columns (rows, if wide).
-        gradient: gradient [out, in] of a loss with respect to w.
-        lr: factor of the gradient in the step.
-        by: retraction: `qr` (cheapest), `polar` (nearest), `cayley` (a rotation from the left).
-    Raises: UsageError for an unknown retraction; ShapeError for shapes that do not match.
-    """
-    w, gradient = np.asarray(w, np.float64), np.asarray(gradient, np.float64)
-    if w.ndim != 2:
-        raise ShapeError("w is not a matrix", expected="[out, in]", got=list(w.shape))
-    if w.shape != gradient.shape:
-        raise ShapeError("the gradient has another shape than w", expected=list(w.shape), got=list(gradient.shape))
-    check_choices({"by": by}, {"by": RETRACTIONS})
-    if w.shape[0] < w.shape[1]:
-        return retract(w.T, gradient.T, lr, by).T
-    inner = w.T @ gradient
-    tangent = w @ skew(inner) + gradient - w @ inner
-    if by != "cayley":
-        return (qr if by == "qr" else polar)(w - lr * tangent)
-    half = tangent - w @ (w.T @ tangent) / 2
-    return cayley(-lr * (half @ w.T - w @ half.T)) @ w

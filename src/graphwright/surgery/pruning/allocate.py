@@ -51,7 +51,7 @@ class Curve:
 class _UnitBlock(NamedTuple):
     value: float
     axes: tuple[str, ...]
-    kept: int
+    size: int
 
 
 def allocate(
@@ -79,7 +79,7 @@ def allocate(
     blocks.sort(key=lambda b: b.value)  # stable: blocks of one axis keep their order
 
     def after(n: int) -> dict[str, int]:
-        return sizes | {axis: b.kept for b in blocks[:n] for axis in b.axes}
+        return sizes | {axis: b.size for b in blocks[:n] for axis in b.axes}
 
     if not met(after(len(blocks))):
         return None
@@ -88,10 +88,10 @@ def allocate(
 
 def smallest(curves: Sequence[Curve], round_to: int, min_keep: float) -> dict[str, int]:
     """Map each axis to its smallest allowed number of units."""
-    return {c.axis: _kept(c.size, round_to, min_keep)[-1] for c in curves}
+    return {c.axis: _allowed_sizes(c.size, round_to, min_keep)[-1] for c in curves}
 
 
-def _kept(size: int, round_to: int, min_keep: float) -> list[int]:
+def _allowed_sizes(size: int, round_to: int, min_keep: float) -> list[int]:
     """Return the allowed sizes of an axis in descending order: the current size, then multiples of `round_to`."""
     least = max(ceil(min_keep * size - 1e-9), 1)
     return [size, *(k for k in range((size - 1) // round_to * round_to, 0, -round_to) if k >= least)]
@@ -100,7 +100,7 @@ def _kept(size: int, round_to: int, min_keep: float) -> list[int]:
 def _blocks(group: Sequence[Curve], scope: str, round_to: int, min_keep: float) -> list[_UnitBlock]:
     size, cost = group[0].size, sum(c.cost for c in group)
     total = np.concatenate([[0.0], np.cumsum(np.sum([c.growth for c in group], axis=0))])
-    kept, values = _kept(size, round_to, min_keep), []
+    kept, values = _allowed_sizes(size, round_to, min_keep), []
     for before, now in pairwise(kept):
         grown = (total[size - now] - total[size - before]) / (cost * (before - now))
         values.append((size - now) / size if scope == "layer" else grown)

@@ -215,7 +215,7 @@ class Taylor(Criterion):
         return effect**2
 
 
-class Random(Criterion):
+class RandomCriterion(Criterion):
     """Random scores, as a baseline."""
 
     needs = "nothing"
@@ -227,7 +227,7 @@ class Random(Criterion):
 
 CRITERIA: dict[str, Criterion] = {
     "greedy": Greedy(), "obs": OBS(), "wanda": Wanda(), "magnitude": Magnitude(), "taylor": Taylor(),
-    "random": Random(),
+    "random": RandomCriterion(),
 }  # fmt: skip
 """The criteria by the name of `method=`."""
 

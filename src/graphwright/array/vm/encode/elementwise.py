@@ -88,7 +88,7 @@ def _reduction(out: vm.View, x: vm.View, axes: Any, rows_code: Code, columns_cod
             runs.append((axis in gone, n, s))
     shape = tuple(reduced for reduced, _, _ in runs)
     if not any(shape):
-        return vm.elementwise(Code.COPY, out, [x._replace(shape=out.shape, strides=_kept(x, gone, out))])
+        return vm.elementwise(Code.COPY, out, [x._replace(shape=out.shape, strides=_remaining_strides(x, gone, out))])
     if shape in ((True,), (False, True)) and runs[-1][2] == 1:
         count, jump = (1, 0) if len(runs) == 1 else (runs[0][1], 4 * runs[0][2])
         return [vm.row_of(rows_code, count, runs[-1][1], out.address, 4, 0, x.address, jump, 1, *cells)]
@@ -106,7 +106,7 @@ def _reduction(out: vm.View, x: vm.View, axes: Any, rows_code: Code, columns_cod
     return [vm.row_of(columns_code, n, cols, *end, 4 * step, 1, *cells) for end in ends]
 
 
-def _kept(x: vm.View, gone: set[int], out: vm.View) -> tuple[int, ...]:
+def _remaining_strides(x: vm.View, gone: set[int], out: vm.View) -> tuple[int, ...]:
     """Return the strides of x along the axes of `out`; if `out` lacks the reduced axes `gone`, theirs are left out."""
     strides = [s for a, s in enumerate(x.strides) if a not in gone]
     return tuple(strides) if len(strides) == len(out.shape) else x.strides

@@ -109,17 +109,17 @@ def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[vm.R
     lead, turns, jumps, cols, steps = tiles
     width = cols if by_row else TILE
     rows: list[vm.Row] = []
-    for place in lead:
+    for start in lead:
         if turns == 1:  # one axis: whole tiles, then the rest
             whole = cols // width
-            body = _body(members, place, [width * s for s in steps], steps, width, TILES // most)
+            body = _body(members, start, [width * s for s in steps], steps, width, TILES // most)
             rows += _looped(body, whole)
             begins = [whole * width] if cols % width else []
         else:
             begins = range(0, cols, width)
         body = []
         for begin in begins:  # a row is finished before the next is begun: memory is walked in order
-            at = [p + begin * s for p, s in zip(place, steps, strict=True)]
+            at = [p + begin * s for p, s in zip(start, steps, strict=True)]
             body += _body(members, at, jumps, steps, min(width, cols - begin), TILES // most)
         rows += _looped(body, turns)
     return rows

@@ -142,7 +142,7 @@ def offsets(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[
     """Return, for every combination of indices along `axes`, a list of the element offset in each operand."""
     offsets = [[0] * operands]
     for n, steps in axes:
-        offsets = [[p + i * s for p, s in zip(place, steps, strict=True)] for place in offsets for i in range(n)]
+        offsets = [[p + i * s for p, s in zip(base, steps, strict=True)] for base in offsets for i in range(n)]
     return offsets
 
 
@@ -163,9 +163,9 @@ def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> Rows
     count, jumps = axes[-2] if len(axes) > 1 else (1, (0,) * len(views))
     rows = []
     last = along(out, steps[0])
-    for place in offsets(axes[:-2], len(views)):
+    for base in offsets(axes[:-2], len(views)):
         operands: list[int] = []
-        for view, at, jump, step in zip(views, place, jumps, steps, strict=True):
+        for view, at, jump, step in zip(views, base, jumps, steps, strict=True):
             operands += [view.address + at * view.dtype.itemsize, jump * view.dtype.itemsize, step]
         operands[2] = last
         rows.append(row_of(code, count, cols, *operands, *cells))

@@ -73,9 +73,9 @@ def ROPE(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         return None
     (batch, heads, positions, size), half = x.shape, cos.shape[2]
     each = 0 if cos.shape[0] == 1 else 4 * positions * half
-    place = (x.address, *(4 * x.strides[axis] for axis in (0, 2, 1)))
+    source = (x.address, *(4 * x.strides[axis] for axis in (0, 2, 1)))
     tail = (outs[0].address, cos.address, sin.address, each, 4 * heads * positions * size)
-    return [vm.row_of(Code.ROPE, batch, positions, heads, size, half, *place, *tail)]
+    return [vm.row_of(Code.ROPE, batch, positions, heads, size, half, *source, *tail)]
 
 
 @vm.form()

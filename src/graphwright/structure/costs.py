@@ -38,7 +38,7 @@ def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, fl
     return dict(found)
 
 
-def _carried(p: Program, element: Element) -> set[NodeId]:
+def _removed(p: Program, element: Element) -> set[NodeId]:
     """Return the nodes that are removed with an element; none for a unit, whose ops also compute the other units."""
     sites = sites_of(p, element) if element.over != "units" else ()
     return removed_with(p, [edge for site in sites for edge in p.out_edges(site)])
@@ -46,7 +46,7 @@ def _carried(p: Program, element: Element) -> set[NodeId]:
 
 def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
     """Return, for each element, the indices of the other elements whose removal also removes this element."""
-    taken, known = [_carried(p, e) for e in among], dict[int, tuple[int, ...]]()
+    taken, known = [_removed(p, e) for e in among], dict[int, tuple[int, ...]]()
     keys = [id(e.gate) if e.over == "units" else -1 - i for i, e in enumerate(among)]  # equal for all units of a gate
     for key, e in zip(keys, among, strict=True):
         if key not in known:
@@ -85,7 +85,7 @@ def element_costs(p: Program, among: Sequence[Element], of: Cost = "params") -> 
                                     else _shared(p, group, each))  # fmt: skip
             whole[i] = axes[id(e.gate)][e.index]
         else:
-            whole[i] = sum(each[n] * (p.spec(n).size if stored else 1) for n in _carried(p, e) if n in each)
+            whole[i] = sum(each[n] * (p.spec(n).size if stored else 1) for n in _removed(p, e) if n in each)
     own = whole.copy()
     chains = above(p, among)
     for i, chain in enumerate(chains):
