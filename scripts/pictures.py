@@ -152,15 +152,15 @@ def ladder() -> str:
         e.cut_units(model.select("layers.*.mlp").neurons[:32])
 
     edits: dict[str, Callable[[], Any]] = {
-        "other values of a matrix": edit(lambda e: e.set_weight("layers.0.attn.q.weight", lambda w: w / 2)),
-        "a layer less, as many neurons less in all others": edit(uniform),
-        "200 neurons of one layer less": model.select("layers.1.mlp").neurons[:200].prune,
-        "a matrix as two thin ones": lambda: sg.compress(p, "layers.1.mlp.up", "svd", sg.Ratio(0.3)),
-        "a skip around a block": edit(
+        "the values of a matrix changed": edit(lambda e: e.set_weight("layers.0.attn.q.weight", lambda w: w / 2)),
+        "a layer and 32 neurons per layer removed": edit(uniform),
+        "200 neurons of one layer removed": model.select("layers.1.mlp").neurons[:200].prune,
+        "a matrix factored into two": lambda: sg.compress(p, "layers.1.mlp.up", "svd", sg.Ratio(0.3)),
+        "a skip added around a block": edit(
             lambda e: e.link("layers.0.out", "layers.2.out", np.zeros((192, 192), np.float32))
         ),
     }
-    rows: dict[str, Any] = {"as it was opened": (model.export_plan(), 1)}
+    rows: dict[str, Any] = {"as opened": (model.export_plan(), 1)}
     for name, make in edits.items():
         make()
         rows[name] = (model.export_plan(), model.export_plan(prefer="size").level)
@@ -198,7 +198,7 @@ def house() -> str:
 
 def _ladder(rows: dict[str, Any]) -> str:
     left, wide, high = 310, 104, 40
-    heads = ("unchanged", "another config", "zeros", "generated code")
+    heads = ("unchanged", "resized config", "filled with zeros", "generated code")
     colours = {"taken": "#1a7f37", "exact": "#a7e3b4", "inexact": "#fff3b8", "not": "#eaeef2"}
     parts = [f'<text x="{left + wide * i + 4}" y="20" class="n">level {1 + i + (i > 2)}</text>'
              f'<text x="{left + wide * i + 4}" y="36">{head}</text>' for i, head in enumerate(heads)]  # fmt: skip
@@ -216,13 +216,13 @@ def _ladder(rows: dict[str, Any]) -> str:
                          f'fill="{colours[kind]}"{ring}/><text x="{x + wide / 2:g}" y="{y + 20}" text-anchor="middle" '
                          f'style="fill:{ink}">{label}</text></g>')  # fmt: skip
     y = 62 + high * len(rows)
-    legend = (("taken", "taken by itself", 6), ("exact", "exact too", 140), ("inexact", "if asked for: rounds", 245),
-            ("not", "no", 410))  # fmt: skip
+    legend = (("taken", "chosen automatically", 6), ("exact", "also exact", 172),
+              ("inexact", "approximate, on request", 270), ("not", "impossible", 456))  # fmt: skip
     for kind, text, x in legend:
         parts.append(f'<rect x="{x}" y="{y - 11}" width="14" height="14" rx="3" fill="{colours[kind]}"/>'
                      f'<text x="{x + 20}" y="{y}">{text}</text>')  # fmt: skip
-    parts.append(f'<rect x="472" y="{y - 11}" width="13" height="13" rx="3" fill="none" stroke="#0969da" '
-                 f'stroke-width="3"/><text x="492" y="{y}">taken with prefer="size"</text>')  # fmt: skip
+    parts.append(f'<rect x="560" y="{y - 11}" width="13" height="13" rx="3" fill="none" stroke="#0969da" '
+                 f'stroke-width="3"/><text x="580" y="{y}">chosen with prefer="size"</text>')  # fmt: skip
     return _page(left + wide * 5 + 6, y + 14, parts)
 
 

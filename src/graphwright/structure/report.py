@@ -134,7 +134,7 @@ def probabilities(values: np.ndarray, names: Sequence[str], kept: Sequence[bool]
     colours = {group: f"hsl({360 * k // len(groups)} 60% 45%)" for k, group in enumerate(groups)}
     if few:
         colours = {name: "#0969da" if stays else "#cf222e" for name, stays in zip(names, kept, strict=True)}
-    what = "probability of each gate: blue was kept, red was cut" if few else "mean probability of the gates of an axis"
+    what = "probability of each gate (blue: kept, red: cut)" if few else "mean probability of the gates of an axis"
     series = {group: (values[:, mine].mean(1).tolist(), colours[group]) for group, mine in groups.items()}
     shapes = [*lines(series, f"step {last}", y=(0.0, 1.0)), label(50, HEIGHT + 4, what)]
     if few:
