@@ -26,14 +26,9 @@ class GraphwrightError(Exception):
     """
 
     def __init__(
-        self,
-        what: str = "",
-        *,
-        where: object = None,
-        expected: object = None,
-        got: object = None,
+        self, what: str = "", *, where: object = None, expected: object = None, got: object = None,
         fix: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.what, self.where, self.expected, self.got, self.fix = what, where, expected, got, fix
         super().__init__(what)
 
@@ -93,7 +88,7 @@ class AliasError(UsageError):
 
 
 class CycleError(UsageError):
-    """An edge would close a cycle; `path` lists the nodes on the cycle."""
+    """An edge closes a cycle, or would; `path` lists the nodes on the cycle."""
 
     def __init__(self, what: str, *, path: tuple[Any, ...] = (), **facts: Unpack[Facts]) -> None:
         super().__init__(what, **facts)
@@ -105,7 +100,7 @@ class ShapeError(UsageError):
 
 
 class DTypeError(UsageError, TypeError):
-    """An operation does not accept this dtype."""
+    """An operation or a column does not accept a value of this dtype."""
 
 
 class MissingExtra(UsageError, ImportError):

@@ -41,10 +41,7 @@ class Report:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to strict JSON: dataclasses and named tuples to dicts, functions to their names.
-
-    Enums, infinities and NaN become text.
-    """
+    """Convert a value to strict JSON: dataclasses and named tuples to dicts; functions, enums, inf and NaN to text."""
     if isinstance(value, Report):
         return value.to_json()
     if is_dataclass(value) and not isinstance(value, type):

@@ -243,3 +243,9 @@ def test_a_tensor_too_large_for_memory_raises(make: Callable[[], object]) -> Non
 def test_arange_without_an_end_is_refused(stop: float) -> None:
     with pytest.raises(UsageError, match="arange"):
         gw.arange(0, stop)
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(300, "uint8"), (-1, "uint8"), (1 << 70, "int64")])
+def test_a_value_outside_the_range_of_its_dtype_is_refused(value: int, dtype: str) -> None:
+    with pytest.raises(DTypeError, match="cannot store"):
+        gw.full((2,), value, dtype)

@@ -136,12 +136,12 @@ def test_equal_mutations_get_equal_part_names():
     run = evolution(**QUICK)
     kind = "insert_layer"
     a, b = start(2, 1), start(2, 1)
-    assert run._number(kind, "out", parts(a)) == run._number(kind, "out", parts(b)) == "b1"
+    assert run._block_name(kind, "out", parts(a)) == run._block_name(kind, "out", parts(b)) == "b1"
     with a.edit("one") as e:
         m.insert_layer(e, "out", np.random.default_rng(0), block="b1")
-    assert run._number(kind, "out", parts(a)) == "b2"
-    assert run._number(kind, "out", parts(b)) == "b1"
-    assert run._number("add_skip", "out", parts(b)) == "b3"
+    assert run._block_name(kind, "out", parts(a)) == "b2"
+    assert run._block_name(kind, "out", parts(b)) == "b1"
+    assert run._block_name("add_skip", "out", parts(b)) == "b3"
 
 
 def test_crossover_takes_each_layer_with_its_moments_from_one_parent():

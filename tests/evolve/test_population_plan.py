@@ -45,7 +45,7 @@ def test_a_new_population_plan_contains_later_edits(programs):
 
 def test_invalid_arguments_are_refused(programs):
     xor = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=2), seed=0)
-    with pytest.raises(ev.TaskError, match="do not match those of the first one"):
+    with pytest.raises(ev.TaskError, match="are not those of the first one"):
         ev.PopulationPlan([programs[0], xor.program(xor.genes, 0)])
     with pytest.raises(ev.TaskError, match="no programs were given"):
         ev.PopulationPlan([])

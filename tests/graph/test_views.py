@@ -76,7 +76,7 @@ def test_a_mask_made_before_a_deletion_raises_stale_handle():
         g.remove_edges(mask)
     with pytest.raises(StaleHandle):
         g.edges["w"][mask] = 0
-    with pytest.raises(UsageError, match="different states"):
+    with pytest.raises(UsageError, match="different rows"):
         _ = mask & (g.edges["w"] > 0)
     with pytest.raises(UsageError, match="one flag per live row"):
         g.remove_edges(np.ones(99, bool))

@@ -254,10 +254,11 @@ def test_selections_of_different_programs_do_not_combine():
         lambda: s - other,
         lambda: s.between(other),
         lambda: s | p.fork().select("layers.1"),
-        lambda: s & {p.node("x")},  # pyright: ignore[reportOperatorIssue]  # that is the point
     ):
         with pytest.raises(ForeignNode, match="different programs"):
             mix()
+    with pytest.raises(ForeignNode, match="another type"):
+        _ = s & {p.node("x")}  # pyright: ignore[reportOperatorIssue]  # that is the point
     for i in (3, -4, 99):
         with pytest.raises(CountMismatch, match="node index out of range"):
             s.nth(i)

@@ -493,7 +493,7 @@ def test_cancelled_diagnoses_are_incomplete_and_invalid_arguments_refused():
         diagnose(p)
     with pytest.raises(gw.GraphwrightError, match="no tokenizer"):
         diagnose(p, text="some text")
-    with pytest.raises(gw.GraphwrightError, match="replaces inputs"):
+    with pytest.raises(gw.GraphwrightError, match="together with inputs"):
         diagnose(gw.open("bundled"), text="some text", inputs=feeds(p))
     plant(p, "dead_end", 0)
     found = diagnose(p)

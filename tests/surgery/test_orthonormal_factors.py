@@ -231,5 +231,5 @@ def test_reflections_and_matrices_that_are_not_skew_are_refused() -> None:
             refused(np.full((2, 2), np.nan))
         with pytest.raises(ShapeError):
             refused(np.zeros((2, 3)))
-    with pytest.raises(ValueError, match="axes of the plane"):
+    with pytest.raises(ValueError, match="not two different axes"):
         surgery.so_generator(3, 1, 1)

@@ -1,7 +1,7 @@
 """Autocast and loss scaling.
 
-Each op has a casting class. Under autocast, ops of class `low` run in 16 bits and ops of class `f32` in float32; casts
-are ordinary ops.
+Each op has a casting class. Under autocast, ops of class `low` run in 16 bits and ops of class `f32` in float32; the
+other classes promote or keep the dtypes of their operands. Casts are ordinary ops.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def apply(program: Program, dtype: object = bfloat16, *, why: str = "") -> Entry
         dtype: bfloat16 or float16.
         why: reason in the journal.
     Returns: the journal entry; None if no value needs a cast, or inside an open edit, to which the casts are added.
-    Raises: DTypeError if `dtype` is not a 16-bit float; SpecMismatch, with nothing changed, if an op does not support
-        16-bit operands.
+    Raises: DTypeError for another dtype; SpecMismatch, with nothing changed, if an op does not support 16-bit operands.
     """
     kind, entries = low_dtype(dtype), len(program.journal)
     with program.edit(why or f"mixed precision in {kind.name}", tool="amp") as e:
@@ -151,7 +150,10 @@ class GradScaler:
         optimizer.step(found_inf=found if waiting is None else call("maximum", found, waiting))
 
     def update(self, *, waiting: Tensor | None = None) -> None:
-        """Lower the scale if a gradient was not finite, raise it if due; do nothing if `waiting` > 0 (see `step`)."""
+        """Lower the scale if a gradient was not finite; raise it after `growth_interval` finite steps in a row.
+
+        `waiting` is 0-d float32; if it is above 0, gradients are still being accumulated, and nothing changes.
+        """
         if not self.enabled:
             return
         if not self._found:
@@ -171,5 +173,5 @@ class GradScaler:
         self._found.clear()
 
     def variables(self) -> dict[str, Variable]:
-        """Return the variables that a checkpoint must contain to resume a run, by name."""
+        """Return a dict from name to variable of the state that a checkpoint must contain to resume a run."""
         return {v.name: v for v in (self._scale, self._good)}

@@ -105,23 +105,24 @@ class Backend(Protocol):
         ...
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        """Return the specs of the scratch buffers that a kernel needs."""
+        """Return the specs of the scratch buffers that kernel `name` needs."""
         ...
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-        """Return the host requirements of one launch of a kernel."""
+        """Return the host requirements of one launch of kernel `name`."""
         ...
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
     ) -> list[Call]:
-        """Return the calls that compute `outs` from `ins`, with scratch `work`. Raises: MissingKernel."""
+        """Return the calls that compute `outs` from `ins` with scratch buffers `work`. Raises: MissingKernel."""
         ...
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
-        """Return a function that allocates and computes the result, for operands with the specs and strides of `ins`.
+        """Return a function from operand handles, and attributes by name, to the handle of a new result, or None.
 
-        Results have the same bits as by `bind`. None if this is not faster than `bind`, or for several results.
+        It computes the same bits as the calls of `bind`, for operands with the specs and strides of `ins`. None if the
+        op has several results, or if this is not faster.
         """
 
     def has_kernel(self, name: str) -> bool:
@@ -149,19 +150,13 @@ _backends: dict[Device, Backend] = {}
 
 
 def backend(device: Device) -> Backend:
-    """Return the backend of a device. Its module is imported at first use, so that inspecting a model imports no torch.
-
-    Raises: DeviceUnavailable with the reason.
-    """
+    """Return a device's backend, imported at first use (reading a model needs no torch). Raises: DeviceUnavailable."""
     found = _backends.get(device)
     return found if found is not None else use(device)
 
 
 def use(device: Device, made: Backend | None = None) -> Backend:
-    """Install and return `made` as the backend of a device; by default create the backend registered for its kind.
-
-    Raises: DeviceUnavailable with the reason.
-    """
+    """Install and return `made` as the backend of a device, by default a new one. Raises: DeviceUnavailable."""
     if made is None:
         make, home = _MAKERS.get(device.kind), _HOME.get(device.kind)
         if make is None and (home is None or device.index):

@@ -21,10 +21,7 @@ class DeviceMismatch(UsageError):
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class Device:
-    """A kind of device and its index; `Device("cuda") is Device("cuda:0") is Device("cuda", 0)`.
-
-    Raises: UsageError for an unknown kind or an invalid index.
-    """
+    """A kind of device and its index; `Device("cuda") is Device("cuda:0") is Device("cuda", 0)`. Raises: UsageError."""
 
     kind: str
     index: int
@@ -34,7 +31,8 @@ class Device:
         name, _, number = kind.partition(":")
         if name not in KINDS or not (number or "0").isdecimal() or (number and index) or index < 0:
             got = f"{kind!r}, index {index}" if index else repr(kind)
-            raise UsageError("unknown device", expected=f"{', '.join(KINDS)}, or kind:index", got=got)
+            expected = f"one of {', '.join(KINDS)}, with an index >= 0 as in cuda:1 or as a second argument"
+            raise UsageError("invalid device", expected=expected, got=got)
         key = name, int(number or index)
         if key not in _DEVICES:
             made = object.__new__(cls)

@@ -112,10 +112,7 @@ def _float8_values(exponent_bits: int) -> np.ndarray:
 
 
 def dtype(value: Any) -> DType:
-    """Return the DType for a DType, a name (`"bfloat16"`, `"bf16"`, `"bool_"`) or a numpy dtype.
-
-    Raises: DTypeError for anything else.
-    """
+    """Return the DType for a DType, a numpy dtype or a name (`"bfloat16"`, `"bf16"`, `"bool_"`). Raises: DTypeError."""
     if isinstance(value, DType):
         return value
     if isinstance(value, str) and (found := DTYPES.get(value.removesuffix("_")) or _SHORT.get(value)) is not None:

@@ -29,7 +29,7 @@ class IndexPlan:
         drop: axes of the array that are indexed by an int.
         new: indices at which axes of size 1 are inserted, once the axes in `drop` are removed.
         order: permutation that moves the axes with index arrays to the front; None if these are adjacent already.
-        axis: first axis with an index array.
+        axis: first axis with an index array, after the permutation.
         ids: the index arrays, one per axis from `axis` on; empty if the result is a view.
         shape: shape of the result.
     """
@@ -100,7 +100,7 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """The index array that stands for True or False as an index: it selects from an inserted axis of size 1."""
+    """An index True or False. It inserts an axis of size 1, from which `ids` selects: [0] for True, [] for False."""
 
     ids: np.ndarray
 
@@ -108,8 +108,8 @@ class _Added:
 def _items(shape: Shape, index: tuple[Any, ...]) -> tuple[list[Any], bool]:
     """Expand `...` and masks.
 
-    Returns: (a list of one int, slice or index array per axis, and None or `_Added` per inserted axis; whether a `...`
-    stands between index arrays: then their axes come first in the result, even if the `...` spans no axis).
+    Returns: (a list of one int, slice or index array per axis, and None or `_Added` per inserted axis; whether the
+    `...` stands between index arrays: then their axes come first in the result, even if the `...` spans no axis).
     """
     given = [_read(item) for item in index]
     used = sum(map(_axes, given))
@@ -117,7 +117,8 @@ def _items(shape: Shape, index: tuple[Any, ...]) -> tuple[list[Any], bool]:
     if len(dots) > 1:
         raise ShapeError("an index contains `...` more than once", got=f"{len(dots)} times")
     if used > len(shape):
-        raise ShapeError("too many indices", expected=f"at most {len(shape)} for shape {shape}", got=used)
+        limit = f"at most {len(shape)}, for shape {shape}"
+        raise ShapeError("too many indices (a mask counts once per axis)", expected=limit, got=used)
     at = dots[0] if dots else len(given)
     apart = all(any(_is_array(i) or isinstance(i, int) for i in part) for part in (given[:at], given[at:]))
     items: list[Any] = []
@@ -142,12 +143,13 @@ def _read(item: Any) -> Any:
         try:
             item = np.asarray(item)
         except ValueError as error:
-            raise ShapeError("the lists in an index have different lengths", got=item) from error
+            expected = "nested lists of equal lengths and depths"
+            raise ShapeError("a list in an index is not rectangular", expected=expected, got=item) from error
         item = item if item.size else item.astype(np.int64)
     if not _is_array(item):
         raise UsageError("invalid index", expected="int, slice, ..., None, int array or mask", got=type(item).__name__)
     if not _is_mask(item) and item.dtype.kind not in ("i", "u", "int", "uint"):  # numpy's kinds and ours
-        raise DTypeError("an index array is neither integer nor bool", got=item.dtype)
+        raise DTypeError("an index array has an invalid dtype", expected="an integer dtype or bool", got=item.dtype)
     return item.astype(np.int64) if item.dtype.kind in ("i", "u") else item
 
 

@@ -18,7 +18,7 @@ Shape = Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a view: element (i, j, ...) is at offset + Σ index · stride of its buffer, in elements."""
+    """The layout of a view: element (i, j, ...) is element offset + i·strides[0] + j·strides[1] + ... of the buffer."""
 
     shape: Shape
     strides: tuple[int, ...]
@@ -125,7 +125,7 @@ def diagonal_size(rows: int, columns: int, offset: int) -> int:
 
 
 def diagonal_entries(columns: int, offset: int) -> tuple[int, int]:
-    """Return (offset of the first entry, step to the next entry) of a diagonal of a row-major matrix."""
+    """Return (first, step) of the flat indices of the diagonal (i, i + offset) in a row-major matrix."""
     return (offset if offset >= 0 else -offset * columns), columns + 1
 
 
@@ -154,7 +154,7 @@ def span(layout: Layout) -> tuple[int, int]:
 
 
 def per_axis(value: int | Sequence[int], rank: int, name: str) -> Sizes:
-    """Return a tuple of one value per axis; an int is repeated. Raises: ShapeError for a tuple of the wrong length."""
+    """Return one value per axis; an int is repeated. Raises: ShapeError naming `name` if `value` has another length."""
     sizes = (value,) * rank if isinstance(value, int) else tuple(value)
     if len(sizes) != rank:
         raise ShapeError("wrong number of values", where=name, expected=f"an int, or one per axis ({rank})", got=value)
@@ -185,7 +185,7 @@ class Window:
         )
         if not rank or min(kernel + stride + dilation) < 1 or min(padding) < 0:
             got = f"kernel {kernel}, stride {stride}, padding {padding}, dilation {dilation}"
-            limits = "kernel, stride and dilation at least 1, padding at least 0"
+            limits = "at least one axis; kernel, stride and dilation at least 1, padding at least 0"
             raise ShapeError("invalid window", expected=limits, got=got)
         return Window(kernel, stride, padding, dilation)
 
@@ -221,9 +221,9 @@ class Window:
         return tuple(r // s + 1 for r, s in zip(room, self.stride, strict=True))
 
     def spread(self, counts: Sequence[Any], rest: Sizes) -> Sizes:
-        """Return the result sizes of a transposed op: of axes with `counts` windows, and `rest` entries after the last.
+        """Return the output sizes of a transposed convolution. Its input has one entry per window: sizes `counts`.
 
-        Raises: ShapeError, also if `rest` is not less than the stride.
+        `rest` is its `output_padding`. Raises: ShapeError, also if `rest` is not less than the stride.
         """
         if len(counts) != len(self.kernel) or any(isinstance(n, str) for n in counts) or min(counts) < 1:
             expected = f"{len(self.kernel)} ints of at least 1"

@@ -267,7 +267,7 @@ class MemoryPool:
         return sum(p.size for p in whole)
 
     def set_limit(self, limit: float) -> None:
-        """Limit the memory taken from the driver, in bytes or as a float fraction. Raises: UsageError if negative."""
+        """Limit the memory taken from the driver: bytes, or a fraction (float <= 1). Raises: UsageError if negative."""
         if not limit >= 0:
             raise _wrong_limit(limit)
         self.limit = int(limit * self.driver.mem_info()[1]) if isinstance(limit, float) and limit <= 1 else int(limit)
@@ -371,7 +371,7 @@ def _wrong_limit(got: object, where: str | None = None) -> UsageError:
 def _pinned(block: Block) -> UsageError:
     where, size = block.owner or None, f"{block.nbytes:,} bytes"
     what = "cannot free memory that a captured graph uses"
-    return UsageError(what, where=where, got=size, fix="release() the graph first")
+    return UsageError(what, where=where, got=size, fix="release() or delete the executable that captured it")
 
 
 def _merged(first: _Piece, second: _Piece) -> _Piece:
@@ -389,11 +389,7 @@ _ALIGN = 64  # bytes, the alignment of single arrays
 
 
 def chunks(sizes: Sequence[int]) -> Iterator[range]:
-    """Yield consecutive ranges of indices of at most 4096 arrays and 64 MiB; a larger array gets a range to itself.
-
-    Args:
-        sizes: bytes of each array.
-    """
+    """Split arrays of `sizes` bytes into index ranges of at most 4096 arrays and 64 MiB; larger ones are alone."""
     start, used = 0, 0
     for at, size in enumerate(sizes):
         room = _aligned(size)
@@ -406,7 +402,7 @@ def chunks(sizes: Sequence[int]) -> Iterator[range]:
 
 
 def upload(arrays: Sequence[NDArray], device: Device) -> list[NDArray]:
-    """Copy arrays to a device, many at once (see `chunks`); arrays already there are returned unchanged.
+    """Copy arrays to a device in chunks of up to 64 MiB; arrays already there are returned unchanged.
 
     Arrays of one chunk share a block, which is freed with the last of them. Raises: DeviceUnavailable.
     """

@@ -38,7 +38,7 @@ class MetaBackend:
         return array
 
     def copy(self, target: NDArray, source: NDArray) -> None:
-        """Copy nothing. Raises: NoBytes if the target is on a different device."""
+        """Copy nothing. Raises: NoBytes if the target is not on the meta device."""
         if target.device != self.device:
             self.to_host(source)
 

@@ -145,12 +145,12 @@ class NDArray:
     def reshape(self, *shape: int, copy: bool | None = None) -> NDArray:
         """Return the same elements in a new shape: a view if the strides allow it, else a copy.
 
-        Args:
-            copy: False forbids a copy, True forces one.
+        `copy`: False forbids a copy, True forces one.
         Raises: ShapeError if the number of elements differs, or if copy=False and a copy is needed.
         """
         if prod(shape) != self.size:
-            raise ShapeError("cannot reshape to a different number of elements", expected=self.shape, got=shape)
+            have, asked = f"{self.size} elements, as in {self.shape}", f"{prod(shape)} in {shape}"
+            raise ShapeError("cannot reshape to a different number of elements", expected=have, got=asked)
         found = None if copy else views.reshape(self.layout, shape)
         if found is None and copy is False:
             allowed = f"a shape that strides {self.strides} of {self.shape} allow"
@@ -277,8 +277,7 @@ class NDArray:
     def text(self, prefix: str = "") -> str | None:
         """Return the first and last elements as numpy prints them; None for a mapped file that was not read yet.
 
-        Args:
-            prefix: text that will precede it on the first line; the other lines are indented by its length.
+        `prefix`: text that will precede it on the first line; the other lines are indented by its length.
         """
         if not self.storage.touched:
             return None
@@ -299,7 +298,7 @@ def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray
     try:
         made = memory.empty(shape, dtype)
     except (MemoryError, RuntimeError, ValueError) as error:
-        raise OutOfMemory("not enough memory for this array", expected="an array that fits in memory",
+        raise OutOfMemory("cannot allocate this array", expected="sizes >= 0, and an array that fits in memory",
                           got=f"{dtype.name} of shape {shape}") from error  # fmt: skip
     if poisoning.get():
         made.copy_from(from_numpy(poisoned(shape, np.dtype(dtype.numpy)), bits=dtype))
@@ -352,6 +351,6 @@ def from_dlpack(other: Any, *, copy: bool | None = None) -> NDArray:
     """
     where = other.__dlpack_device__()
     if where[0] != 1:
-        raise DeviceUnavailable("cannot share memory that is not on the CPU", got=f"DLPack device {where}")
+        raise DeviceUnavailable("this memory is not on the CPU", got=f"DLPack device {where}", fix="copy it to the CPU")
     array = backend(CPU).adopt(other)
     return array.copy() if copy else array

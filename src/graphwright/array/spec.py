@@ -82,10 +82,7 @@ class Spec:
 
 
 def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Return the broadcast shape of operands; a named dimension broadcasts only with itself and 1.
-
-    Raises: ShapeError naming the mismatched axis.
-    """
+    """Return the broadcast shape; a named dimension broadcasts only with itself and 1. Raises: ShapeError."""
     rank = max((len(s) for s in shapes), default=0)
     result: list[Dim] = []
     for axis in range(-rank, 0):

@@ -154,10 +154,7 @@ class Storage:
 
     @property
     def memory(self) -> Any:
-        """The memory: a buffer, or an object of the backend. A file-backed block is mapped at first access.
-
-        Raises: StorageClosed.
-        """
+        """The memory: a buffer or a backend's object; a file is mapped at first access. Raises: StorageClosed."""
         if self.closed:
             got = f"{self.nbytes} bytes on {self.device}"
             raise StorageClosed("close() has freed this memory", got=got, fix="copy() an array before close()")
@@ -199,7 +196,7 @@ def fill(memory: Any) -> None:
 
 
 def poisoned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Return an array filled as by `poison`; for a float that numpy lacks, `kind` is the integer of its bits."""
+    """Return an array filled as by `poison`. For a float that numpy lacks, `kind` is the uint type of its bits."""
     if kind.itemsize == 1:
         return np.full(shape, 1 if kind.kind == "b" else _POISON >> 8, kind)  # 7F is NaN in both 8-bit floats
     made = np.empty(shape, kind)

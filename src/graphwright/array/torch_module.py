@@ -13,7 +13,6 @@ from graphwright.array.ndarray import NDArray, from_dlpack
 Arrays = Sequence[NDArray]
 Back = Callable[[Sequence[NDArray | None]], Sequence[NDArray | None]]
 Run = Callable[[Mapping[str, NDArray], Arrays, Sequence[bool]], tuple[Arrays, Back]]
-"""(parameters by name, inputs, which of both need a gradient) -> (outputs, vjp: their gradients -> those of both)."""
 
 
 class _Bridge(torch.autograd.Function):
@@ -46,7 +45,8 @@ class TorchModule(torch.nn.Module):
     """A torch module that runs a function of arrays; `forward` takes and returns torch tensors.
 
     Args:
-        run: the function; see `Run`.
+        run: function of (parameters by name, inputs, bools: which of both need a gradient); returns (outputs, function
+            from the outputs' gradients to those of the parameters and the inputs).
         parameters: dict from dotted names to arrays, whose memory the module's parameters share. Dots separate names
             of submodules, as in torch.
         shape: converts the sequence of outputs to the value that the module returns.
@@ -82,7 +82,7 @@ class TorchModule(torch.nn.Module):
         unknown = named.keys() - set(self._names[len(args) :])
         if unknown or (self._names and len(args) + len(named) != len(self._names)):
             raise TypeError(
-                f"expected the inputs {', '.join(self._names)}; got {len(args)} by position, "
+                f"expected inputs {', '.join(self._names) or 'by position'}; got {len(args)} by position, "
                 f"{', '.join(named) or 'none'} by name"
             )
         tensors = [*args, *(named[n] for n in self._names[len(args) :])]

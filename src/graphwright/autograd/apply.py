@@ -30,7 +30,7 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
     """Run or record an op on tensors and numbers; return a tensor, or a tuple of tensors for several results.
 
     Args:
-        outs: tensors to write the results into, under the rules of `autograd.inplace`.
+        outs: tensors to write the results into, in place; on a tape or in a trace, the write is recorded.
     """
     inputs = operands if _plain(operands) else _cast_operands(row, operands)
     recorder = active_recorder.get()
@@ -142,16 +142,14 @@ class TensorBase:
         return self.concrete("a write")
 
     def concrete(self, wanted: str) -> NDArray:
-        """Return the array. Raises: TraceError, which names the use `wanted`, for a traced value or traced variable.
+        """Return the array. Raises: TraceError for a traced value or variable; `wanted` says what needs the array.
 
         A variable may change between runs of a traced program, so a trace must not read its current array.
         """
         if isinstance(self.data, Symbol) or (self.is_variable and active_recorder.get() is not None):
-            raise TraceError(
-                f"{wanted} needs a value, and a traced tensor has none",
-                got=self.spec,
-                fix="use tensor operations (gw.ops.call('where', ...)), or compute it outside the trace",
-            )
+            what = f"{wanted} needs the tensor's value, which is not known in a trace"
+            fix = "use tensor operations (gw.ops.call('where', ...)), or compute it outside the trace"
+            raise TraceError(what, got=self.spec, fix=fix)
         return self.data
 
 
@@ -253,7 +251,6 @@ def _cast_operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
 
 
 def _number_dtype(value: Any) -> DType | None:
-    """Return the dtype of a Python number; None for any other value."""
     kind = _NUMBERS.get(type(value))
     if kind is None and isinstance(value, int | float | np.bool_) and not isinstance(value, np.number):
         return bool_ if isinstance(value, np.bool_) else int64 if isinstance(value, int) else float64

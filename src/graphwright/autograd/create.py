@@ -20,7 +20,7 @@ from graphwright.array.layout import Shape
 from graphwright.array.spec import Spec
 from graphwright.autograd.apply import as_tensor, host_array, speaks_dlpack
 from graphwright.autograd.tensor import Tensor
-from graphwright.errors import OutOfMemory, ShapeError, UsageError
+from graphwright.errors import DTypeError, OutOfMemory, ShapeError, UsageError
 
 
 def tensor(
@@ -108,7 +108,7 @@ def _allocating(shape: object) -> Iterator[None]:
 def _made(
     host: np.ndarray, dtype: object, device: Device | str | None, requires_grad: bool, out: Tensor | None
 ) -> Tensor:
-    """Convert a numpy array to a tensor of the given dtype; without one to that of `out`, else of the array."""
+    """Convert a numpy array to a tensor, or copy it to `out`; dtype: the given one, else that of `out` or the array."""
     kind, there = target(host.shape, dtype if out is not None or dtype is not None else host.dtype, device, out)
     made = Tensor(_converted(from_numpy(host), kind).to(there), requires_grad and out is None)
     return made if out is None else out.copy_(made)
@@ -128,8 +128,13 @@ def full(
         kinds = ((bool | np.bool_, bool_), (int | np.integer, int64))
         dtype = next((kind for types, kind in kinds if isinstance(value, types)), float32)
     kind, _ = target(tuple(shape), dtype, device, out)
+    stored = np.float32 if kind.as_bits else kind.numpy
+    try:
+        np.full((), value, stored)
+    except (OverflowError, ValueError) as error:
+        raise DTypeError("the dtype cannot store this value", expected=f"a {kind.name} number", got=value) from error
     with _allocating(shape):
-        host = np.full(tuple(shape), value, np.float32 if kind.as_bits else kind.numpy)
+        host = np.full(tuple(shape), value, stored)
     return _made(host, kind, device, requires_grad, out)
 
 
@@ -140,7 +145,7 @@ def empty(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Make an uninitialised tensor, float32 by default; filled with NaN under `array.storage.poison()`."""
+    """Make an uninitialised tensor, float32 by default; for debugging, `array.storage.poison()` fills it with NaN."""
     shape = sizes(shape)
     kind, there = target(shape, dtype, device, out)
     return Tensor(_empty(shape, kind, there), requires_grad) if out is None else out
@@ -238,7 +243,8 @@ def arange(
     """
     low, high = (0, start) if stop is None else (start, stop)
     if step == 0 or not 0 <= (high - low) / step < math.inf:
-        raise UsageError("arange cannot reach stop with this step", where=f"{low} to {high}", got=step)
+        expected = "finite bounds, and a nonzero step in the direction of stop"
+        raise UsageError("arange cannot reach stop with this step", expected=expected, got=f"{low} to {high} by {step}")
     if dtype is None and out is None:
         dtype = int64 if all(isinstance(v, int) for v in (low, high, step)) else float32
     with _allocating(f"{low} to {high} by {step}"):

@@ -30,7 +30,8 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     terms = left.split(",")
     tensors = [as_tensor(o) for o in operands]
     if len(terms) != len(tensors):
-        raise UsageError("terms and operands differ in number", where=equation, expected=len(terms), got=len(tensors))
+        expected = f"{len(terms)} operands"
+        raise UsageError("terms and operands differ in number", where=equation, expected=expected, got=len(tensors))
     labels = [_labels(term, t.ndim, equation) for term, t in zip(terms, tensors, strict=True)]
     seen = [x for each in labels for x in each]
     free = sorted({x for x in seen if isinstance(x, int)})
@@ -57,9 +58,8 @@ def _labels(term: str, rank: int, equation: str) -> Labels:
     if not all(c.isascii() and c.isalpha() for c in letters):
         raise UsageError("a label is not a letter", where=equation, got=term)
     if (len(letters) > rank) if "..." in term else (len(letters) != rank):
-        raise ShapeError(
-            "operand and term differ in rank", where=f"{equation}, term {term!r}", expected=len(letters), got=rank
-        )
+        what, least = f"the operand of term {term!r} has a wrong number of axes", "at least " if "..." in term else ""
+        raise ShapeError(what, where=equation, expected=f"{least}{len(letters)}", got=rank)
     return _spread(term, list(range(len(letters) - rank, 0)), equation)
 
 
@@ -77,9 +77,8 @@ def _diagonal(x: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
             a, b = [i for i, have in enumerate(labels) if have == label][:2]
             n = x.shape[a]
             if x.shape[b] != n:
-                raise ShapeError(
-                    "axes with the same label have different sizes", where=f"label {label}", expected=n, got=x.shape[b]
-                )
+                what = f"axes with the same label, {label}, have different sizes"
+                raise ShapeError(what, expected=n, got=x.shape[b])
             x = call("diagonal", x, axes=(a, b))
             labels = [*(have for i, have in enumerate(labels) if i not in (a, b)), label]
     return x, labels
@@ -93,22 +92,19 @@ def _check_sizes(parts: Sequence[tuple[Tensor, Labels]], equation: str) -> None:
             if 1 in (known, size):
                 sizes[label] = known if size == 1 else size
             elif known != size:
-                raise ShapeError(
-                    "axes with the same label have different sizes",
-                    where=f"{equation}, {label}",
-                    expected=known,
-                    got=size,
-                )
+                name = label if isinstance(label, str) else f"axis {label} of `...`"
+                what = f"axes with the same label, {name}, have different sizes"
+                raise ShapeError(what, where=equation, expected=known, got=size)
 
 
 def _without(x: Tensor, labels: Labels, keep: set[str | int]) -> tuple[Tensor, Labels]:
-    """Sum over the labels not in `keep`."""
+    """Sum over the axes whose labels are not in `keep`; return the sum and its labels."""
     axes = tuple(i for i, label in enumerate(labels) if label not in keep)
     return (x.sum(axes) if axes else x), [label for label in labels if label in keep]
 
 
 def _contract(a: Tensor, la: Labels, b: Tensor, lb: Labels, keep: set[str | int]) -> tuple[Tensor, Labels]:
-    """Multiply two operands and sum over their common labels not in `keep`."""
+    """Multiply operands with labels `la` and `lb`, sum over labels not in `keep`; return the result and its labels."""
     a, la = _without(a, la, keep | set(lb))
     b, lb = _without(b, lb, keep | set(la))
     shared = [x for x in la if x in lb]

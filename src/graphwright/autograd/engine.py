@@ -86,29 +86,21 @@ def grad(
     found = _run(roots, seeds, wanted, keep, create_graph, accumulate=False)
     for tensor, result in zip(wanted, found, strict=True):
         if result is None and not allow_unused:
-            raise NoTape(
-                "the outputs do not depend on this input",
-                where=tensor.name or None,
-                got=tensor.spec,
-                fix="pass allow_unused=True to get None for this input",
-            )
+            what, fix = "the outputs do not depend on this input", "pass allow_unused=True to get None for this input"
+            raise NoTape(what, where=tensor.name or None, got=tensor.spec, fix=fix)
     return tuple(found)
 
 
 def _seed(root: Tensor, grad: Tensor | None) -> Tensor:
     if not root.requires_grad:
-        raise NoTape(
-            "the tensor has no tape: no operand required a gradient, or it was computed under no_grad()",
-            got=root.spec,
-            fix="set requires_grad=True on the tensors to differentiate with respect to",
-        )
+        what = "the tensor has no tape: neither it nor an operand required a gradient, or no_grad() was active"
+        fix = "set requires_grad=True on the tensors to differentiate with respect to, and compute outside no_grad()"
+        raise NoTape(what, got=root.spec, fix=fix)
     if grad is None:
         if root.size != 1:
-            raise GradShapeRequired(
-                "backward from a tensor of several elements needs an initial gradient",
-                expected=root.spec,
-                fix="call backward(grad) with a tensor of this spec, or sum() first",
-            )
+            what = "backward got no initial gradient, and the tensor does not have exactly one element"
+            fix = "pass a gradient of the tensor's spec, or sum() the tensor first"
+            raise GradShapeRequired(what, expected=f"a gradient {root.spec}", fix=fix)
         return call("full_like", root.detach(), value=1.0)
     if grad.spec != root.spec:
         raise ShapeError("the initial gradient does not have the spec of the tensor", expected=root.spec, got=grad.spec)
@@ -146,9 +138,9 @@ class _BackwardPass:
 
     Attributes:
         waiting: node -> gradients of its results so far.
-        queue: heap of the waiting nodes, youngest first.
+        queue: heap of the waiting nodes, the last created first.
         leaves: id -> (leaf, gradient so far).
-        retained: (tensor, gradient) of inner tensors whose gradient is kept.
+        retained: (tensor, gradient) of inner tensors with `retain_grad`, for their `grad`.
         wanted_at: (node, result number) -> indices in `wanted` of the tensors that are this result.
         results: gradients of the wanted tensors.
         path: nodes that depend on a wanted tensor, and ids of wanted leaves; None without `wanted`.
@@ -193,7 +185,7 @@ class _BackwardPass:
         slots[port] = grad if held is None else held + grad
 
     def step(self) -> None:
-        """Differentiate the youngest waiting node."""
+        """Run the vjp of the waiting node that was created last."""
         node = heappop(self.queue)[1]
         grads = self.waiting.pop(node)
         if node.hooks is not None:
@@ -230,7 +222,7 @@ def _source(edge: Any) -> TapeNode | int:
 
 
 def _dependents(roots: Sequence[Tensor], wanted: Sequence[Tensor]) -> set[TapeNode | int]:
-    """Return the tape nodes that depend on a tensor of `wanted`, and the ids of the leaf tensors in `wanted`."""
+    """Return the tape nodes between `wanted` and `roots`, both included, and the ids of the leaves in `wanted`."""
     found: set[TapeNode | int] = {id(t) if t.node is None else t.node for t in wanted}
     for node in sorted(reachable_nodes(roots), key=lambda n: n.seq):  # an operation is created after its operands
         if any(edge is not None and _source(edge) in found for edge in node.edges):
@@ -304,12 +296,12 @@ def pull_back(
     """Map gradients of an op's results to gradients of its operands, summed to the operands' shapes.
 
     Args:
-        ins, outs: the operands and results that the op saves; specs of the others.
+        ins, outs: the operands and results; a spec for each that the op does not save.
         needs: per operand whether its gradient is needed; the others get None.
     Raises: NotDifferentiable; ComputeError if the vjp omits a gradient or returns one of the wrong spec.
     """
     if op.vjp is None:
-        raise NotDifferentiable(f"op {op.name!r} has no gradient", got=op.why.get("vjp"))
+        raise NotDifferentiable(f"op {op.name!r} has no gradient: {op.why.get('vjp')}")
     result = op.vjp(grads[0] if len(grads) == 1 else tuple(grads), ins, outs, attrs, needs)
     if len(result) > len(needs):
         raise ComputeError("a vjp returned too many gradients", where=op.name, expected=len(needs), got=len(result))
@@ -352,15 +344,9 @@ def _refuse_modified(node: TapeNode, index: int, data: NDArray) -> Never:
     edge = node.edges[index] if index < operands else None
     name = f" ({edge.name})" if isinstance(edge, TensorBase) and edge.name else ""
     value = f"operand {index}{name}" if index < operands else f"result {index - operands}"
-    raise ModifiedSinceForward(
-        f"{value} is read by backward, but was overwritten after the forward pass",
-        op=node.op.name,
-        value=value,
-        line=node.line,
-        where=f"{node.op.name} at {node.line}",
-        got=data.spec,
-        fix="write to a clone(), or after backward()",
-    )
+    what = f"{value} is read by backward, but was overwritten after the forward pass"
+    op, line, fix = node.op.name, node.line, "write to a clone(), or after backward()"
+    raise ModifiedSinceForward(what, op=op, value=value, line=line, where=f"{op} at {line}", got=data.spec, fix=fix)
 
 
 def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
@@ -372,7 +358,10 @@ def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
 
 
 def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
-    """Add `g` to `leaf.grad`. A first `g` is copied if strided or if another `grad` has its storage (id in `given`)."""
+    """Add `g` to `leaf.grad`. If that is None, store `g`, copied if it is strided or in a storage with id in `given`.
+
+    `given` holds the ids of the storages of the initial gradients and of the gradients stored so far.
+    """
     recorder = active_recorder.get()
     if recorder is not None:
         recorder.before_grad(leaf)

@@ -78,7 +78,8 @@ class Function:
             made = cls.forward(ctx, *args)
         results = made if isinstance(made, tuple) else (made,)
         if not results or not all(isinstance(r, TensorBase) for r in results):
-            raise UsageError("forward returned neither tensor nor tuple of tensors", where=cls.__name__, got=type(made))
+            what, expected = "forward did not return tensors only", "a tensor, or a tuple of one or more tensors"
+            raise UsageError(what, where=cls.__name__, expected=expected, got=type(made).__name__)
         outputs = [as_tensor(_data(r)) for r in results]  # new tensors, as forward may return its arguments
         saved, ctx._pending = ctx._pending, ()  # a result held by the context would be a cycle
         if grad_enabled() and any(isinstance(a, TensorBase) and a.requires_grad for a in args):
@@ -124,11 +125,9 @@ class FunctionRule:
     ) -> tuple[Any, ...]:
         """Call the user's vjp; return one gradient per operand."""
         if grad_enabled() and any(is_operand and at >= len(self.operands) for is_operand, at in self.saved):
-            raise NotDifferentiable(
-                "cannot take a second derivative, because the vjp saved an intermediate value, which has no tape",
-                where=self.name,
-                fix="save operands and results only, and recompute the value in the vjp",
-            )
+            what = "no second derivative, because forward saved an intermediate value for the vjp, which has no tape"
+            fix = "save operands and results only, and recompute the value in the vjp"
+            raise NotDifferentiable(what, where=self.name, fix=fix)
         wanted = [False] * self.count
         for i, need in zip(self.operands, needs, strict=False):
             wanted[i] = need
@@ -139,12 +138,12 @@ class FunctionRule:
             del self.ctx.saved
         given = given if isinstance(given, tuple) else (given,)
         if len(given) != self.count:
-            raise ComputeError(
-                "the vjp did not return one gradient per argument", where=self.name, expected=self.count, got=len(given)
-            )
+            what = "the vjp did not return one gradient (or None) per argument"
+            raise ComputeError(what, where=self.name, expected=self.count, got=len(given))
         for x in given:
             if not (x is None or isinstance(x, TensorBase)):
-                raise ComputeError("the vjp returned a non-tensor gradient", where=self.name, got=type(x).__name__)
+                what, got = "the vjp returned a gradient of the wrong type", type(x).__name__
+                raise ComputeError(what, where=self.name, expected="a tensor or None", got=got)
         return (*(given[i] for i in self.operands), *[None] * (len(needs) - len(self.operands)))
 
 

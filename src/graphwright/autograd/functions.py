@@ -78,7 +78,8 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     shape = tensors[0].shape
     at = axis_of(axis, len(shape) + 1)
     if any(t.shape != shape for t in tensors):
-        raise ShapeError("stacked tensors have different shapes", got=", ".join(str(t.spec) for t in tensors))
+        got = ", ".join(str(t.spec) for t in tensors)
+        raise ShapeError("stacked tensors have different shapes", expected="one shape", got=got)
     return call("concat", *(t.reshape(*shape[:at], 1, *shape[at:]) for t in tensors), axis=at)
 
 
@@ -146,17 +147,17 @@ def var(x: Tensor, axis: Axes = None, keepdims: bool = False, correction: int = 
 
 
 def std(x: Tensor, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Tensor:
-    """√var over axes (all by default), with gradient 0 where it is 0."""
+    """√(Σ (x - mean)² / (n - correction)) over axes (all by default), with gradient 0 where the result is 0."""
     if x.dtype.is_low:
         return std(x.to(float32), axis, keepdims, correction).to(x.dtype)
     return _zero_safe(var(x, axis, keepdims, correction), lambda v: v.sqrt())
 
 
 def norm(x: Tensor, p: float = 2, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """(Σ |x|ᵖ)^(1/p) over axes (all by default), with gradient 0 where it is 0.
+    """(Σ |x|ᵖ)^(1/p) over axes (all by default), with gradient 0 where the norm is 0.
 
     Args:
-        p: > 0; `inf` gives the largest |x|, `-inf` the smallest, 0 the number of nonzero entries.
+        p: a number > 0, or `inf` for the largest |x|, `-inf` for the smallest, 0 for the number of nonzero entries.
     Raises: UsageError for a finite p below 0.
     """
     if x.dtype.is_low:

@@ -1,6 +1,6 @@
 """Indexing of tensors: `tensor[...]`, `tensor[...] = value`, gather, scatter and other functions of indices.
 
-The rules of `[...]` are those of `array.indexing`.
+The rules of `[...]` are those of numpy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # -- square brackets ---------------------------------------------------------------------------------------------------
 def get_item(x: Tensor, index: Any) -> Tensor:
-    """`x[index]`: a view for positive steps, a copy for negative ones, a gather for index arrays.
+    """`x[index]`: a view for positive steps, a copy for negative steps and index arrays.
 
     Raises: ShapeError, DTypeError, UsageError for an invalid index; TraceError for a traced mask, whose number of true
         entries is known only in a run.
@@ -54,9 +54,10 @@ def _view(x: Any, plan: IndexPlan) -> Any:
 
 
 def set_item(x: Tensor, index: Any, value: Any) -> None:
-    """`x[index] = value`, in the memory of x; tapes and traces follow the rules of `autograd.inplace`.
+    """`x[index] = value`, in the memory of x. On a tape or in a trace, the write is recorded.
 
-    Raises: as `get_item`; ShapeError if the value does not broadcast; LeafModified, ViewModified, TraceMutation.
+    Raises: ShapeError, DTypeError, UsageError for an invalid index, or a value that does not broadcast; TraceError for
+        a traced mask; LeafModified, ViewModified, TraceMutation for a write that tape or trace cannot record.
     """
     value = cast_like(value, x)
     plan = index_plan(x.shape, index)
@@ -105,14 +106,17 @@ def scatter(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
 
     Args:
         src: a tensor of the shape of the index, or a number.
-    Raises: as `gather`.
+    Raises: ShapeError, DTypeError, IndexOutOfRange.
     """
     index = _int64(index)
     return call("scatter", x, index, cast_like(src, x).expand(*index.shape), axis=axis)
 
 
 def scatter_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
-    """Return a copy y of x with y[index[i, j], j] += src[i, j] for axis 0, in order. Raises: as `gather`."""
+    """Return a copy y of x with y[index[i, j], j] += src[i, j] for axis 0, in order.
+
+    Raises: ShapeError, DTypeError, IndexOutOfRange.
+    """
     return call("scatter_add", x, _int64(index), src, axis=axis)
 
 
@@ -200,7 +204,7 @@ def repeat_interleave(x: Any, repeats: Any, axis: int | None = None, *, total: i
         return call("repeat_interleave", x, repeats=repeats, axis=axis)
     counts, n = _int64(repeats), x.shape[axis]
     if counts.shape not in ((n,), (1,)):
-        raise ShapeError("repeats has a wrong length", where=f"axis {axis}", expected=(n,), got=counts.spec)
+        raise ShapeError("repeats has a wrong length", where=f"axis {axis}", expected=f"[{n}] or [1]", got=counts.spec)
     counts = counts.expand(n)
     if total is None or not counts.symbolic:
         host = counts.numpy()

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 def write_over(
     row: Op, data: Sequence[NDArray], attrs: Mapping[str, Any], outs: Sequence[Tensor], taped: bool
 ) -> list[NDArray]:
-    """Run an op, write its results into the memory of `outs`, and return the operands as its vjp needs them.
+    """Run an op on the arrays `data`, write its results into the memory of `outs`, and return the operands for the vjp.
 
-    Operands that the vjp reads and the results overwrite are returned as copies.
-
+    If the op is `taped`, operands that the vjp reads and the results overwrite are returned as copies made before.
     Raises: LeafModified, ViewModified, ReadOnlyArray, AliasError, ShapeError, all before anything is written.
     """
     arrays = []
@@ -35,12 +34,8 @@ def write_over(
         _refuse_leaf(out)
         array = out.own()
         if grad_enabled() and (taped or out.node is not None) and getrefcount(array.storage) > _ALONE:
-            raise ViewModified(
-                "another tensor shares this memory, and its gradient needs the value that would be overwritten",
-                where=row.name,
-                got=out.spec,
-                fix="write to a clone(), or under no_grad()",
-            )
+            what = "cannot write in place: another tensor or backward uses the same memory and may need the old value"
+            raise ViewModified(what, where=row.name, got=out.spec, fix="write to a clone(), or under no_grad()")
         arrays.append(array)
     old = list(data)
     if taped:
@@ -67,13 +62,10 @@ def rebind(outs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         symbol = out.data
         if not isinstance(symbol, Symbol):
             fix = "make the tensor a Variable, whose value is stored from step to step"
-            raise TraceMutation("in-place write, in a trace, to a tensor made outside of it", got=out.spec, fix=fix)
+            raise TraceMutation("a trace cannot write in place to a tensor made outside of it", got=out.spec, fix=fix)
         if any(other is not None and other is not symbol for other in (r() for r in symbol.aliases)):
-            raise TraceMutation(
-                "in-place write, in a trace, to a value with a view, which would keep the old entries",
-                got=out.spec,
-                fix="write to a clone(), or make the view after the write",
-            )
+            what = "a trace cannot write in place to a value that has a view, as the view would keep the old entries"
+            raise TraceMutation(what, got=out.spec, fix="write to a clone(), or make the view after the write")
         out.data, out.node, out.port, out.requires_grad = value.data, value.node, value.port, value.requires_grad
 
 

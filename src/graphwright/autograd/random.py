@@ -73,7 +73,7 @@ class Generator:
         traced.key, traced.following, traced.stream = self._following(recorder, traced), None, 0
 
     def draw(self) -> tuple[Tensor, int]:
-        """Return the key and the stream of the next op, and advance the stream."""
+        """Return the key (int64 [2]: seed and step) and the stream of the next random op; advance the stream."""
         recorder = active_recorder.get()
         if recorder is None:
             self._stream += 1
@@ -105,7 +105,7 @@ class Generator:
         try:
             seed, step, stream = (int(state[name]) for name in ("seed", "step", "stream"))
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError("invalid state of a generator", expected="seed, step, stream", got=state) from error
+            raise UsageError("invalid state of a generator", expected="ints seed, step, stream", got=state) from error
         if not (0 <= seed < 2**64 and 0 <= step < 2**32 and 0 <= stream < 2**32):
             expected = "seed in 0..2^64-1, step and stream in 0..2^32-1"
             raise UsageError("a value of the generator state is out of range", expected=expected, got=dict(state))

@@ -36,14 +36,14 @@ class Symbol:
         return self.spec.dtype
 
     def alias(self) -> Symbol:
-        """Return a new symbol of the same value, for a tensor that shares memory with this one; see `mark_alias`."""
+        """Return a new symbol of the same value, for a tensor that shares memory with this symbol's tensor."""
         other = Symbol(self.spec, self.handle, self.recorder)
         mark_alias(other, self)
         return other
 
 
 def mark_alias(view: Symbol, base: Symbol) -> None:
-    """Put both symbols on the same list of symbols that share memory."""
+    """Record that two symbols share memory: `view` joins `base.aliases`, the list that all such symbols have."""
     if not base.aliases:
         base.aliases.append(ref(base))
     object.__setattr__(view, "aliases", base.aliases)

@@ -41,7 +41,7 @@ def _how(row: Op, kind: DType, device: Device) -> str:
 
 
 def _as(host: np.ndarray, kind: DType, device: Device) -> NDArray:
-    """Return a sample operand on the device, cast to the dtype if it is float64; ids, masks and counts are not cast."""
+    """Return a sample operand on the device; float64 is cast to `kind`, other dtypes (ids, masks, counts) are kept."""
     array = from_numpy(host)
     if host.dtype == np.float64:
         wide = array if kind.kind != "uint" else from_numpy(np.abs(host))

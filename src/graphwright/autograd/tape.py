@@ -29,7 +29,7 @@ class TapeNode:
     """One operation on the tape.
 
     Attributes:
-        op, attrs: the op, or the rule of a call of a user's Function, and its attributes.
+        op, attrs: the op, or the `FunctionRule` of a call of a user's Function, and its attributes.
         edges: per operand (node, result number) that made it, the leaf itself, or None if it needs no gradient.
         saved: values that the vjp reads as (index, value, storage version when saved), where indices count operands
             first, then results; None after they were freed.
@@ -37,7 +37,7 @@ class TapeNode:
         path: name of the recorded node; empty outside traces.
         seq: creation number; backward runs from high to low.
         hooks: result number -> hooks to call with its full gradient.
-        retained: results whose gradient is kept in `grad`.
+        retained: weak references to result tensors whose gradient is stored in `grad`.
     """
 
     __slots__ = (
@@ -126,7 +126,7 @@ _ours = _PackageFiles()
 
 
 class Hook:
-    """A function registered on a tensor's gradient; see `Tensor.register_hook`."""
+    """A function registered on a tensor, which backward calls with the tensor's full gradient."""
 
     __slots__ = ("_owner", "call")
 

@@ -52,7 +52,7 @@ def _logical(op: str):
             kind = operand.dtype.name if isinstance(operand, TensorBase) else type(operand).__name__
             if kind != "bool":
                 fix = "compare first: (a > 0) & (b > 0)"
-                raise DTypeError("&, |, ^ or ~ of a tensor that is not bool", expected="bool", got=kind, fix=fix)
+                raise DTypeError("an operand of &, |, ^ or ~ is not bool", expected="bool", got=kind, fix=fix)
         return call(op, self, *others)
 
     return combine
@@ -62,7 +62,7 @@ def _in_place(op: str):
     def write(self: Tensor, other: Any) -> Tensor:
         return call(op, self, other, out=self)
 
-    return _named(write, f"{op}_", f"Run `{op}` with `other` in place; see `autograd.inplace`.")
+    return _named(write, f"{op}_", f"Run `{op}` with `other`, write the result to this tensor, and return it.")
 
 
 def _cast_to(kind: DType):
@@ -142,7 +142,7 @@ class Tensor(TensorBase, OpMethods):
     def item(self) -> Any:
         """Return the only element as a Python number. Raises: ShapeError unless there is one element."""
         if self.size != 1:
-            raise ShapeError("item() of a tensor that does not have one element", expected="one element", got=self.spec)
+            raise ShapeError("cannot convert this tensor to a number", expected="exactly one element", got=self.spec)
         return self.concrete("item()").item()
 
     def tolist(self) -> Any:
@@ -281,11 +281,11 @@ class Tensor(TensorBase, OpMethods):
         return call("cumsum", self, axis=axis)
 
     def softmax(self, axis: int = -1, mask: Any = None) -> Tensor:
-        """e^(x - max) / Σ; entries where the bool mask is false are 0."""
+        """e^(x - max x) / Σ e^(x - max x) along an axis, over entries where the bool mask is true; the others are 0."""
         return call("softmax", self, *(() if mask is None else (mask,)), axis=axis)
 
     def log_softmax(self, axis: int = -1) -> Tensor:
-        """ln softmax."""
+        """ln softmax along an axis."""
         return call("log_softmax", self, axis=axis)
 
     # -- shape -------------------------------------------------------------------------------------------------------
@@ -301,7 +301,8 @@ class Tensor(TensorBase, OpMethods):
             for s in sizes:
                 known *= s if s != -1 else 1
             if sizes.count(-1) > 1 or known == 0 or self.size % known:
-                raise ShapeError("cannot infer the size given as -1", expected=self.shape, got=tuple(sizes))
+                expected = f"one -1, and sizes whose product divides {self.size}"
+                raise ShapeError("cannot infer the size given as -1", expected=expected, got=tuple(sizes))
             sizes[sizes.index(-1)] = self.size // known
         return call("reshape", self, shape=tuple(sizes))
 

@@ -75,9 +75,8 @@ class Variable(Tensor):
     def assign(self, value: Tensor) -> None:
         """Set the value from a tensor of the same spec; in a trace, at the end of the step. Raises: ShapeError."""
         if value.spec != self.spec:
-            raise ShapeError(
-                "the assigned value has the wrong spec", where=self.name or None, expected=self.spec, got=value.spec
-            )
+            what, where = "the assigned value has the wrong spec", self.name or None
+            raise ShapeError(what, where=where, expected=self.spec, got=value.spec)
         recorder = active_recorder.get()
         if recorder is not None:
             recorder.assign(self, value)
@@ -110,7 +109,7 @@ class Parameter(Variable):
 
 
 def share(variables: Iterable[Variable], shared: bool) -> None:
-    """Set the flag `shared` of many variables; increment the process-wide change count only once."""
+    """Set the flag `shared` of many variables; increment the change count, which plans compare, only once."""
     for variable in variables:
         object.__setattr__(variable, "shared", shared)
     changes.rise()

@@ -56,13 +56,14 @@ def read_idx(path: StrPath, *, most: int = MOST_BYTES) -> np.ndarray:
 def _array(file: BinaryIO, path: StrPath, most: int) -> np.ndarray:
     magic = _bytes(file, 4, path)
     if magic[:2] != b"\0\0" or magic[2] not in DTYPES:
-        expected = f"first bytes 00 00, a dtype code ({_KINDS}), rank"
-        raise CorruptIdx("not an IDX file", where=path, expected=expected, got=magic.hex(" "))
+        expected = f"the bytes 00 00, a dtype code ({_KINDS}) and the number of axes"
+        raise CorruptIdx("this is not an IDX file", where=path, expected=expected, got=magic.hex(" "))
     kind = np.dtype(DTYPES[magic[2]])
     shape = tuple(int.from_bytes(_bytes(file, 4, path), "big") for _ in range(magic[3]))
     size = prod(shape) * kind.itemsize
     if size > most:
-        raise CorruptIdx("the array is too large", where=path, expected=f"at most {most} bytes", got=f"{size} bytes")
+        got, fix = f"{size} bytes for shape {shape}", "pass read_idx(..., most=) if the file can be trusted"
+        raise CorruptIdx("the array is too large", where=path, expected=f"at most {most} bytes", got=got, fix=fix)
     host = np.frombuffer(_bytes(file, size, path), kind).reshape(shape)
     if file.read(1):  # reading to the end makes gzip verify its checksum
         raise CorruptIdx("extra bytes after the last element", where=path, expected=f"{size} bytes for shape {shape}")
@@ -74,7 +75,8 @@ def _bytes(file: BinaryIO, count: int, path: StrPath) -> bytearray:
     while len(found) < count:
         piece = file.read(min(_PIECE, count - len(found)))
         if not piece:
-            raise CorruptIdx("the file is truncated", where=path, expected=f"{count} bytes", got=len(found))
+            expected, got = f"{count} bytes from byte {file.tell() - len(found)} on", f"{len(found)} bytes"
+            raise CorruptIdx("the file is truncated", where=path, expected=expected, got=got)
         found += piece
     return found
 
@@ -110,12 +112,13 @@ class TokenWindows(Dataset):
                 raw = np.memmap(path, np.uint8, "r")
             except (OSError, ValueError) as error:  # an empty file cannot be mapped
                 cause = error if isinstance(error, OSError) else None
-                raise UnreadableFile("cannot map the token file", where=path, cause=cause) from error
+                got = (cause and cause.strerror) or str(error)
+                raise UnreadableFile("cannot map the token file", where=path, got=got, cause=cause) from error
             if raw.size % kind.itemsize:
-                expected = f"a multiple of {kind.itemsize} bytes"
-                raise UsageError("the token file ends in a partial id", where=path, expected=expected, got=raw.size)
+                expected, got = f"a multiple of {kind.itemsize} bytes, for ids of dtype {dtype}", f"{raw.size} bytes"
+                raise UsageError("the token file ends in a partial id", where=path, expected=expected, got=got)
             if raw.size // kind.itemsize <= window:
-                expected, got = f"more than {window} ids", raw.size // kind.itemsize
+                expected, got = f"more than {window} ids", f"{raw.size // kind.itemsize} ids"
                 raise UsageError("the token file is too short for one window", where=path, expected=expected, got=got)
             self.files.append(raw.view(kind))
         if not self.files:

@@ -44,16 +44,18 @@ class IterableDataset:
 class TensorDataset(Dataset):
     """A dataset of arrays of equal length: item i is the tuple of their i-th rows.
 
-    Raises: ShapeError if the lengths differ, UsageError if no array is given.
+    Raises: ShapeError if the lengths differ or an array is 0-d; UsageError if no array is given.
     """
 
     def __init__(self, *arrays: Any) -> None:
         if not arrays:
             raise UsageError("no arrays were given", where="TensorDataset", expected="at least one array")
         self.arrays = [as_tensor(a).numpy() for a in arrays]
-        lengths = {a.shape[:1] for a in self.arrays}
-        if len(lengths) > 1 or () in lengths:
-            raise ShapeError("the arrays have different lengths", got=", ".join(str(a.shape) for a in self.arrays))
+        shapes, lengths = ", ".join(str(a.shape) for a in self.arrays), {a.shape[:1] for a in self.arrays}
+        if () in lengths:
+            raise ShapeError("an array is 0-d, so it has no rows", where="TensorDataset", got=f"shapes {shapes}")
+        if len(lengths) > 1:
+            raise ShapeError("the arrays have different lengths", where="TensorDataset", got=f"shapes {shapes}")
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -82,7 +84,7 @@ def stack(items: Sequence[Any]) -> Any:
     shapes = sorted({a.shape for a in arrays})
     if len(shapes) > 1:
         fix = "pass DataLoader(collate=...) a function that pads them"
-        raise ShapeError("the items of a batch differ in shape", got=", ".join(map(str, shapes)), fix=fix)
+        raise ShapeError("the items of a batch differ in shape", got=f"shapes {', '.join(map(str, shapes))}", fix=fix)
     return Tensor(from_numpy(np.stack(arrays)))
 
 
@@ -96,7 +98,7 @@ class DataLoader:
         batch_size: items per batch; the last batch may be smaller.
         shuffle: whether each epoch has its own random order.
         seed: seed of the orders.
-        drop_last: drop an incomplete last batch; all ranks then have the same number of batches.
+        drop_last: drop an incomplete last batch; all ranks of a Dataset then have the same number of batches.
         collate: function from a list of items to a batch; by default it stacks the items to tensors.
         rank, ranks: this loader reads every `ranks`-th item of the order, starting at item `rank`.
 
@@ -123,7 +125,7 @@ class DataLoader:
     def __len__(self) -> int:
         """Return the number of batches of one epoch on this rank. Raises: UsageError for an IterableDataset."""
         if isinstance(self.dataset, IterableDataset):
-            raise UsageError("an iterable dataset has no length")
+            raise UsageError("an iterable dataset has no length", fix="loop over the loader, or pass a Dataset")
         total = len(self.dataset)
         if self.drop_last:
             return total // (self.batch_size * self.ranks)
@@ -142,7 +144,7 @@ class DataLoader:
         self.epoch, self.done = self.epoch + 1, 0
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return all indices of the dataset, int64, in the order of an epoch; ranks then take every `ranks`-th."""
+        """Return all indices of the dataset, int64, in the order of an epoch; none for an IterableDataset."""
         total = len(self.dataset) if isinstance(self.dataset, Dataset) else 0
         if not self.shuffle:
             return np.arange(total)
@@ -164,7 +166,7 @@ class DataLoader:
             yield (self.collate or stack)(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data, and the seed and batch size for which it is valid."""
+        """Return `epoch` and `done`, and the `seed` and `batch_size` with which they can be loaded."""
         return {"epoch": self.epoch, "done": self.done, "seed": self.seed, "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -175,9 +177,10 @@ class DataLoader:
         mine = self.state_dict()
         wrong = state.keys() != mine.keys() or any(type(v) is not int for v in state.values())
         if wrong or state["epoch"] < 0 or state["done"] < 0:
-            expected = f"{', '.join(mine)}: integers, epoch and done >= 0"
+            expected = f"a dict with the keys {', '.join(mine)} and integer values, epoch and done >= 0"
             raise UsageError("the state of the DataLoader is invalid", expected=expected, got=dict(state))
         if any(state[name] != mine[name] for name in ("seed", "batch_size")):
-            raise UsageError("the state was saved with a different seed or batch size",
-                             where="DataLoader", expected=mine, got=dict(state))  # fmt: skip
+            expected, got = (f"seed {s['seed']}, batch_size {s['batch_size']}" for s in (mine, state))
+            what = "the state was saved with a different seed or batch size"
+            raise UsageError(what, where="DataLoader", expected=expected, got=got)
         self.epoch, self.done, self._continues = state["epoch"], state["done"], True

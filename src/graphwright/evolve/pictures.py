@@ -106,7 +106,7 @@ def _shape(spec: Spec) -> str:
 
 
 def _kind(made: Composition, i: int) -> str:
-    """Return the kind of node `i` of the scene, a key of `FILLS` such as "junction"."""
+    """Return the kind by which node `i` is drawn, such as "junction" or "loss"."""
     scene = made.view.scene
     node = scene.nodes[i]
     if node.op == INPUT:

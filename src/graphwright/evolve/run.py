@@ -206,13 +206,11 @@ class EvolutionResult(Report, ABC):
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON-serialisable dict; before the first generation it has no champion."""
         run, c, task = self.evolution, self.evolution.counters, self.evolution.task
-        facts = {
-            "task": task.name, "split": task.split if isinstance(task.split, str) else "train/valid/test",
-            "target": self.aim, "seed": run.seed, "status": str(self.status), "generations": len(run.log),
-            "evaluations": c.evaluations, "forward_passes": c.forward, "backward_passes": c.backward,
-            "seconds": c.seconds, "environment_seconds": c.environment, "refused": dict(c.refused), "failed": c.failed,
-            "failures": run.failures[:3], "test_reads": task.test_reads,
-        }  # fmt: skip
+        facts = {"task": task.name, "split": task.split if isinstance(task.split, str) else "train/valid/test",
+                 "target": self.aim, "seed": run.seed, "status": str(self.status), "generations": len(run.log),
+                 "evaluations": c.evaluations, "forward_passes": c.forward, "backward_passes": c.backward,
+                 "seconds": c.seconds, "environment_seconds": c.environment, "refused": dict(c.refused),
+                 "failed": c.failed, "failures": run.failures[:3], "test_reads": task.test_reads}  # fmt: skip
         return facts | (self._champion_facts() if run.log else {})
 
     def __str__(self) -> str:

@@ -50,15 +50,15 @@ def write_arrays(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> d
 
 
 def read_arrays(folder: Path, stem: str, digests: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Return arrays by name after checking their checksums. Raises: ResumeMismatch if one is wrong; CheckpointError."""
+    """Return arrays by name after checking their checksums. Raises: ResumeMismatch for a wrong one; CheckpointError."""
     arrays: dict[str, np.ndarray] = {}
     with Checkpoint(folder, stem=stem) as checkpoint:
         for name, digest in digests.items():
             info = checkpoint.info(name)
             array = np.frombuffer(bytearray(checkpoint.bytes(name)), BY_TAG[info.tag].numpy).reshape(info.shape)
             if blake2b_128(array) != digest:
-                raise ResumeMismatch("an array of the saved run is damaged", where=f"{folder}: {name}", expected=digest,
-                                     fix=previous_state(folder))  # fmt: skip
+                raise ResumeMismatch("an array of the saved run is damaged", where=f"{folder}: {name}",
+                                     expected=f"checksum {digest}", fix=previous_state(folder))  # fmt: skip
             arrays[name] = array
     return arrays
 
@@ -67,11 +67,10 @@ def write_run(folder: Path, run: Any, content: Mapping[str, Any]) -> None:
     """Write `clock.json`, and `run.json` with the entries that all runs have and those in `content`."""
     counters = asdict(run.counters)
     clock = {name: counters.pop(name) for name in CLOCK}
-    common = {
-        "schema": SCHEMA, "task": run.task.name, "task_hash": run.task.hash(), "settings": run.settings.to_json(),
-        "seed": run.seed, "generation": run.generation, "gained": run.gained, "counters": counters,
-        "test_reads": run.task.test_reads, "failures": run.failures, "log": [asdict(line) for line in run.log],
-    }  # fmt: skip
+    common = {"schema": SCHEMA, "task": run.task.name, "task_hash": run.task.hash(), "settings": run.settings.to_json(),
+              "seed": run.seed, "generation": run.generation, "gained": run.gained, "counters": counters,
+              "test_reads": run.task.test_reads, "failures": run.failures,
+              "log": [asdict(line) for line in run.log]}  # fmt: skip
     text = json.dumps(plain(common | dict(content)), indent=1) + "\n"
     (folder / "run.json").write_text(text, encoding="utf-8")
     (folder / "clock.json").write_text(json.dumps(clock) + "\n", encoding="utf-8")
@@ -124,16 +123,11 @@ def rotate_states(directory: StrPath, keep: int) -> None:
 def neuron_content(run: NeuronEvolution, folder: Path) -> dict[str, Any]:
     """Write the arrays of a run on neurons, and return its entries of `run.json`."""
     edits = [(g, e) for g, past in enumerate(run.lineage.past) for e in past.edits]
-    return {
-        "best": _json_key(run.best),
-        "solution": _json_key(run.solution),
-        "pinned": [_json_key(key) for key in sorted(run.lineage.pinned)],
-        "threshold": run.species.threshold,
-        "next_species": run.species.next_id,
-        "past": len(run.lineage.past),
-        "edits": [[g, e.index, e.why, e.fitness, e.metric] for g, e in edits],
-        "tensors": write_arrays(folder, "arrays", dict(_arrays(run, [e for _, e in edits]))),
-    }
+    return {"best": _json_key(run.best), "solution": _json_key(run.solution),
+            "pinned": [_json_key(key) for key in sorted(run.lineage.pinned)], "threshold": run.species.threshold,
+            "next_species": run.species.next_id, "past": len(run.lineage.past),
+            "edits": [[g, e.index, e.why, e.fitness, e.metric] for g, e in edits],
+            "tensors": write_arrays(folder, "arrays", dict(_arrays(run, [e for _, e in edits])))}  # fmt: skip
 
 
 def _arrays(run: NeuronEvolution, edits: list[ManualEdit]) -> Iterator[tuple[str, np.ndarray]]:
@@ -210,14 +204,9 @@ def layer_content(run: LayerEvolution, folder: Path) -> dict[str, Any]:
         if m.untrained is not None:
             _without_times(m.untrained, run.start).save(home / "untrained", history="none")
             mine["untrained_moments"] = write_arrays(home, "untrained_moments", m.untrained_moments)
-    return {
-        "steady": run.steady,
-        "members": [m.number for m in run.members],
-        "archive": [m.number for m in run.archive],
-        "births": [asdict(b) for b in run.births],
-        "numbers": [[*key, name] for key, name in run.numbers.items()],
-        "tensors": digests,
-    }
+    return {"steady": run.steady, "members": [m.number for m in run.members],
+            "archive": [m.number for m in run.archive], "births": [asdict(b) for b in run.births],
+            "numbers": [[*key, name] for key, name in run.numbers.items()], "tensors": digests}  # fmt: skip
 
 
 def _without_times(program: Program, start: Program) -> Program:

@@ -39,7 +39,7 @@ def target_path(path: StrPath) -> Path:
     with suppress(TypeError, UnicodeEncodeError):
         if b"\0" not in os.fsencode(target := Path(path)):
             return target
-    raise UnwritableTarget("invalid path", expected="a str without NUL, or a pathlib.Path", got=repr(path))
+    raise UnwritableTarget("invalid path", expected="a str or pathlib.Path, encodable and without NUL", got=repr(path))
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def _staging_path(target: Path, suffix: str) -> Path:
 
 
 def _staged(target: Path, suffix: str) -> list[Path]:
-    """Return the existing staging paths of `target` that no running process has locked."""
+    """Return the existing hidden paths that saves of `target` made and that no running process has locked."""
     pattern = re.compile(rf"\.{re.escape(target.name[:48])}\.[0-9a-f]{{16}}\.{suffix}")
     with suppress(OSError), os.scandir(target.parent) as entries:
         return [Path(entry.path) for entry in entries if pattern.fullmatch(entry.name) and _stale(entry.path)]
@@ -99,16 +99,17 @@ def _stale(path: str) -> bool:
 
 
 def _sweep(target: Path, suffix: str = "tmp") -> None:
-    """Remove the staging paths that killed processes left beside `target`; failures are ignored."""
+    """Remove the hidden files and directories that killed processes left beside `target`; failures are ignored."""
     for path in _staged(target, suffix):
         with suppress(OSError):
             _remove_tree(path)
 
 
 def _stage(target: Path, make: Callable[[Path], int | None]) -> tuple[Path, int]:
-    """Make a staging path of `target` and lock it; retry if another process removed it before it was locked.
+    """Make a hidden file or directory beside `target`, and lock it; return its path and descriptor.
 
-    `make` creates and opens the path; it returns None if the path was removed before it was opened.
+    `make` creates and opens a path; it returns None if another process removed the path before it was opened. If one
+    removes it before it is locked, a new one is made.
     """
     while True:
         path = _staging_path(target, "tmp")
@@ -289,7 +290,7 @@ class AtomicFile:
         _fsync_directory(self.path.parent)
 
     def _discard(self) -> None:
-        """Remove the staging path, if it was not renamed, and close it."""
+        """Remove the hidden file, if it was not renamed, and close it."""
         if self._temp is not None and os.path.lexists(self._temp):
             with suppress(OSError):
                 os.unlink(self._temp)
@@ -388,7 +389,8 @@ def _put(temp: Path, path: Path, overwrite: bool) -> None:
         os.rename(temp, path)  # also onto an empty directory
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise DestinationExists("the destination appeared while the directory was built", where=path) from error
+            what = "the destination appeared while the directory was built"
+            raise DestinationExists(what, where=path, fix="choose another path") from error
         raise
     _fsync_directory(path.parent)
 

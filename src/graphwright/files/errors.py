@@ -22,7 +22,7 @@ class UnreadableFile(FileError):
 
 
 class UnwritableTarget(FileError):
-    """Writing failed; the target keeps its complete old content."""
+    """Writing failed; the target has its complete old content, or its complete new content, never a part of it."""
 
 
 class DestinationExists(FileError, FileExistsError):

@@ -22,7 +22,7 @@ _STEP = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # +1 and -1 as signed byt
 def read_json(path: StrPath, limit: int = 8 << 20, *, nesting: int = 8) -> Any:
     """Return the value of a JSON file of at most `limit` bytes and `nesting` levels of objects and lists.
 
-    Raises: JsonError(rule, key) with a rule of `JSON_RULES`; UnreadableFile.
+    Raises: JsonError whose `rule` is the broken rule, a key of `JSON_RULES`; UnreadableFile.
     """
     try:
         with open(path, "rb") as file:
@@ -42,7 +42,7 @@ def parse_json(data: bytes, *, nesting: int = 8, containers: int | None = None, 
         nesting: levels of objects and lists allowed.
         containers: number of objects and lists allowed, empty ones included; None allows any number.
         where: file named in errors.
-    Raises: JsonError(rule, key).
+    Raises: JsonError whose `rule` is the broken rule, a key of `JSON_RULES`, and whose `key` is the duplicate key.
     """
     outside = BytesIO()
     outside.writelines(_STRING.split(data))  # b"".join would take 80 bytes per piece

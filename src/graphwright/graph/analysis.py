@@ -29,7 +29,7 @@ ENTER, SEEN, LEAVE = range(3)
 
 
 class Dense:
-    """The live nodes numbered 0..n-1, each with a list of its successors (or predecessors)."""
+    """The live nodes numbered 0..n-1; `next[i]` lists the successors (or predecessors) of node i."""
 
     def __init__(self, rows: Compressed) -> None:
         self.nodes: list[NodeId] = rows.nodes.tolist()
@@ -70,7 +70,9 @@ def topological_sort(g: Graph, key: Callable[[NodeId], Any] | None = None) -> li
                 heapq.heappush(ready, (keys[j], j))
     if len(order) < len(forward.nodes):
         path = _cycle(forward.next, waiting)
-        raise CycleError(f"the graph has a cycle of {len(path)} nodes", path=forward.handles(path))
+        nodes = forward.handles(path)
+        shown = " -> ".join(map(repr, nodes[:6])) + (" -> ..." if len(nodes) > 6 else "")
+        raise CycleError(f"the graph has a cycle of {len(path)} nodes", where=shown, path=nodes)
     return order
 
 
@@ -297,7 +299,7 @@ def _flood(after: Lists, start: Iterable[int]) -> list[int]:
 
 
 def _cycle(after: Lists, waiting: list[int]) -> list[int]:
-    """Return a cycle among the nodes with `waiting` > 0, which Kahn's algorithm could not order."""
+    """Return a cycle among the nodes with `waiting` > 0 unordered predecessors, at which Kahn's algorithm stopped."""
     before = {j: i for i, ends in enumerate(after) if waiting[i] for j in ends if waiting[j]}
     i = next(iter(before))
     seen: dict[int, None] = {}

@@ -30,11 +30,14 @@ BULK_MIN = 256  # batches with fewer rows run as a loop of single edits, which i
 
 
 class Buckets:
-    """The out-lists (or the in-lists) of all nodes of a graph; nodes and edges are given by their slots."""
+    """The out-lists (or the in-lists) of all nodes of a graph; all lists have their entries in one array, `items`.
+
+    Nodes and edges are given by their slots (table indices).
+    """
 
     def __init__(self, nodes: SlotTable, edges: SlotTable, block: int, counter: CellCounter | None) -> None:
         if not 1 <= block <= 1 << 16:
-            raise UsageError("block size out of range", expected="1 to 65536 edges per block", got=block)
+            raise UsageError("`block` is out of range", expected="1 to 65536 edges per block", got=block)
         self.block, self._counter = block, counter
         self._head = nodes.attach("head", NONE)
         self._tail = nodes.attach("tail", NONE)
@@ -59,7 +62,7 @@ class Buckets:
 
     # -- single -----------------------------------------------------------------------------------------------------
     def edges(self, node: int) -> list[int]:
-        """Return the edge slots of a node in bucket order."""
+        """Return the slots of a node's edges, in the order of its list."""
         left, block, at, items = self.degree[node], self.block, self._cells[0][node], self._cells[4]
         if left <= block:
             return items[at * block : at * block + left].tolist()
@@ -77,7 +80,7 @@ class Buckets:
         most = MAX_ENTRIES // self.block
         if blocks > most:
             expected = f"at most {most} blocks of {self.block} edges"
-            raise CapacityError("too many edges for adjacency lists", expected=expected, got=blocks)
+            raise CapacityError("too many edges for adjacency lists", expected=expected, got=f"{blocks} blocks")
         self.capacity = min(grown(self.capacity, blocks), most)
         for i, old in enumerate(self._blocks):
             new = aligned(self.capacity * (self.block if i == 0 else 1), np.int32)
@@ -102,15 +105,16 @@ class Buckets:
         self._run(append_many, nodes, edges)
 
     def remove_many(self, nodes: Array, edges: Array) -> Array:
-        """Remove each edge from its node's list, in order; return their indices in `items`."""
+        """Remove each edge from its node's list, in order; return the indices in `items` that they had."""
         left = np.empty(len(edges), np.int64)
         self._run(remove_many, nodes, edges, left=left)
         return left
 
     def restore_many(self, nodes: Array, edges: Array, positions: Array, owner: Column) -> int:
-        """Put removed edges back at their indices `positions`; stop at the first invalid one, return how many are back.
+        """Put removed edges back at `positions`, the indices in `items` that they had; return how many are back.
 
-        Call `room_many` first. `owner` is the column with the node of each edge.
+        Stops at the first index that is no longer valid. Call `room_many` first. `owner` is the column with the node of
+        each edge.
         """
         return int(self._run(restore_many, nodes, edges, positions, owner=owner))
 
@@ -148,7 +152,7 @@ class Buckets:
         return rows[:, :done].copy()
 
     def _run(self, kernel: Callable[..., Any], *rows: Array, left: Any = None, owner: Column | None = None) -> Any:
-        """Call `kernel` on equally long arrays, `left` and `owner`: as Python if these are short, else compiled."""
+        """Call a function of this module on the arrays `rows`, `left` and `owner`; compiled if `rows` are long."""
         few = len(rows[0]) < BULK_MIN
         extra: list[Any] = [] if left is None else [left]
         if owner is not None:
@@ -163,7 +167,7 @@ class Buckets:
         return result
 
     def tables(self) -> tuple[Array, ...]:
-        """Return the arrays head, tail, degree, position, items, next, prev and free."""
+        """Return the arrays head, tail, degree (per node), position (per edge), items, next, prev (per block), free."""
         inner = (self._head.data, self._tail.data, self._degree.data, self._position.data)
         return (*inner, *self._blocks)
 
@@ -190,7 +194,7 @@ class Buckets:
         self._bind()
 
     def load(self, degree: Array, items: Array, blocks: Array, free: Array) -> None:
-        """Rebuild all lists from their lengths, their items and blocks joined in node order, and the free list."""
+        """Rebuild all lists, given their lengths, their edges and block numbers in node order, and the free blocks."""
         size, lengths = self.block, -(-degree // self.block)
         first = np.cumsum(lengths) - lengths  # position in `blocks` of each list's head
         self.reserve(len(blocks) + len(free))
@@ -228,7 +232,7 @@ def compiled() -> dict[str, Any]:
 
 
 def append(tables: Cells, state: Cells, block: int, node: int, edge: int) -> None:
-    """Append an edge to a node's list."""
+    """Append an edge to a node's list. `tables` and `state`: see the module; `block`: edges per block."""
     _, tail, degree, position_of, items, _, _, _ = tables
     count = degree[node]
     if count % block:
@@ -241,7 +245,7 @@ def append(tables: Cells, state: Cells, block: int, node: int, edge: int) -> Non
 
 
 def open_last(tables: Cells, state: Cells, block: int, node: int) -> int:
-    """Lengthen a node's list by an entry, adding a block if the last one is full; return its index in `items`."""
+    """Add an entry to a node's list, and a block if the last one is full; return the entry's index in `items`."""
     head, tail, degree, _, _, after, before, free = tables
     count = degree[node]
     degree[node] = count + 1
@@ -302,7 +306,10 @@ def restore(tables: Cells, state: Cells, block: int, node: int, edge: int, posit
 
 
 def fits(tables: Cells, state: Cells, block: int, node: int, position: int, owner: Cells) -> bool:
-    """Return True if `restore` can use `position`: the index of one of the node's edges, or its next free index."""
+    """Return True if `restore` can use `position`: the index in `items` of an edge of the node, or of its next edge.
+
+    `owner[e]` is the node of edge e.
+    """
     count = tables[2][node]
     if count % block:
         at = tables[1][node]
@@ -351,7 +358,7 @@ def remove_many(tables: Cells, state: Cells, block: int, nodes: Cells, edges: Ce
 def restore_many(
     tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, owner: Cells
 ) -> int:
-    """Restore edges at their indices `positions`; stop at the first that `fits` refuses, return the number restored."""
+    """Put edges back at their old indices `positions` until one no longer fits; return the number put back."""
     for i in range(len(edges)):
         if not fits(tables, state, block, nodes[i], positions[i], owner):
             return i
@@ -360,7 +367,7 @@ def restore_many(
 
 
 def move_many(tables: Cells, state: Cells, block: int, old: Cells, new: Cells, edges: Cells, left: Cells) -> None:
-    """Move each edge whose node changes to the end of the new node's list; write its old index to `left`."""
+    """Move each edge whose node changes to the end of the new node's list; write its old index in `items` to `left`."""
     for i in range(len(edges)):
         if old[i] != new[i]:
             left[i] = remove(tables, state, block, old[i], edges[i])
@@ -370,9 +377,9 @@ def move_many(tables: Cells, state: Cells, block: int, old: Cells, new: Cells, e
 def unmove_many(
     tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, left: Cells, owner: Cells
 ) -> int:
-    """Move edges back to `nodes` at `positions` (-1 if not moved), and write these nodes to `owner`.
+    """Move edges back to `nodes` at their old indices `positions` (-1 if not moved), and write these nodes to `owner`.
 
-    Stops at the first edge whose position `fits` refuses. Returns the number of edges before it.
+    `left` receives the indices until now. Stops at the first index that no longer fits; returns how many edges precede.
     """
     for i in range(len(edges)):
         if positions[i] == -1:

@@ -45,7 +45,7 @@ def add_nodes(self: Graph, n: int, /, **columns: Any) -> NodeArray:
 
 
 def add_edges(self: Graph, src: Handles | Handle, dst: Handles | Handle, **columns: Any) -> EdgeArray:
-    """Add an edge for each pair of `src` and `dst`; a single handle is used for all rows.
+    """Add an edge for each pair of `src` and `dst`; a single handle is paired with all of the other side.
 
     Raises: StaleHandle with the first bad row, UsageError, DTypeError, CapacityError; then nothing is added.
     """
@@ -53,7 +53,8 @@ def add_edges(self: Graph, src: Handles | Handle, dst: Handles | Handle, **colum
         table = self._edge_table
         sources, targets = np.atleast_1d(packed(src)), np.atleast_1d(packed(dst))
         if len(sources) != len(targets) and 1 not in (len(sources), len(targets)):
-            raise UsageError("src and dst differ in length", expected=f"{len(sources)} targets", got=len(targets))
+            got = f"{len(sources)} sources, {len(targets)} targets"
+            raise UsageError("src and dst differ in length", expected="equal lengths, or one handle", got=got)
         sources, targets = np.broadcast_arrays(sources, targets)
         s, t = (self._node_table.slots_of(ids, distinct=False) for ids in (sources, targets))
         rows = _rows(table, columns, len(s))
@@ -107,7 +108,7 @@ def clear(self: Graph) -> RemovedNodes:
 def rewire_edges(
     self: Graph, ids: Handles | Mask, src: Handles | Handle | None = None, dst: Handles | Handle | None = None
 ) -> RewiredEdges:
-    """Change the sources, targets or both of edges, in order; a single handle is used for all rows.
+    """Change the sources, targets or both of edges, in order; a single handle is the new end of all edges.
 
     Raises: StaleHandle with the first bad row, UsageError for a duplicate edge; then nothing changes.
     """
@@ -121,7 +122,8 @@ def rewire_edges(
             else:
                 rows = packed(given)
                 if rows.ndim and len(rows) != len(slots):
-                    raise UsageError("new endpoints and edges differ in number", expected=len(slots), got=len(rows))
+                    wanted, got = f"one handle, or {len(slots)} handles", f"{len(rows)} handles"
+                    raise UsageError("new endpoints and edges differ in number", expected=wanted, got=got)
                 new.append(self._node_table.slots_of(np.broadcast_to(rows, len(slots)), distinct=False))
         sides = (self._out, self._source), (self._in, self._target)
         for (side, _), before, after in zip(sides, old, new, strict=True):
@@ -149,7 +151,10 @@ def restore_edges(self: Graph, record: RemovedEdges) -> EdgeArray:
 
 
 def restore_nodes(self: Graph, record: RemovedNodes) -> NodeArray:
-    """Undo a bulk removal of nodes, edges included. Raises NotUndoable; then nothing changes."""
+    """Undo a bulk removal of nodes, edges included.
+
+    Raises: NotUndoable if later edits were not undone first; then nothing changes.
+    """
     check_record(record, RemovedNodes)
     with self._lock:
         table, handles = self._node_table, record.nodes.ids[::-1]

@@ -117,7 +117,7 @@ def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str =
 def read(path: str | os.PathLike[str], *, recover: bool = False, head: str | None = None, base: str = GENESIS) -> Chain:
     """Read and verify a journal file; only its valid lines are held in memory.
 
-    With `recover`, return the lines before the first invalid one. `head` is the expected hash of the last entry,
+    With `recover`, return the entries before the first invalid line. `head` is the expected hash of the last entry,
     `base` the hash before the first one. Raises: JournalCorrupt, OSError.
     """
     chain = Chain(base=base)
@@ -204,11 +204,12 @@ def _check(value: Any) -> None:
         below: list[Any] = []
         for item in level:
             if depth == MAX_DEPTH and isinstance(item, dict | list | tuple):
-                raise UsageError("the value is nested too deeply for a journal", expected=f"<= {MAX_DEPTH} levels")
+                raise UsageError("the JSON value is nested too deeply", expected=f"at most {MAX_DEPTH} levels")
             if isinstance(item, dict):
                 fields = cast("dict[Any, Any]", item)
                 if not _TEXT.issuperset(map(type, fields)) and not all(isinstance(key, str) for key in fields):
-                    raise UsageError("not all keys of a JSON object are strings", got=list(fields)[:6])
+                    keys = list(fields)[:6]
+                    raise UsageError("a key of a JSON object is not a string", expected="strings as keys", got=keys)
                 below.extend(fields.values())
             elif isinstance(item, list | tuple):
                 below.extend(cast("Iterable[Any]", item))

@@ -13,19 +13,14 @@ class StaleHandle(UsageError, KeyError):
     """
 
     def __init__(
-        self,
-        index: int,
-        generation: int,
-        was: str | None = None,
-        removed_by: str | None = None,
-        *,
-        what: str | None = None,
-        where: object = None,
-    ) -> None:
+        self, index: int, generation: int, was: str | None = None, removed_by: str | None = None, *,
+        what: str | None = None, where: object = None, issued: bool = True,
+    ) -> None:  # fmt: skip
         text = what or f"slot {index}, generation {generation} is gone"
         text += f"; it was {was}" if was else ""
         text += f", removed by {removed_by}" if removed_by else ""
-        super().__init__(text, where=where, fix="look the handle up again, or undo the edit that removed it")
+        fix = "look the handle up again, or undo the edit that removed it" if issued else "use a handle of this graph"
+        super().__init__(text, where=where, fix=fix)
         self.index, self.generation, self.was, self.removed_by = index, generation, was, removed_by
 
 

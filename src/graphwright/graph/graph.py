@@ -42,14 +42,9 @@ class Graph:
     """
 
     def __init__(
-        self,
-        node_columns: Mapping[str, Any] | None = None,
-        edge_columns: Mapping[str, Any] | None = None,
-        block: int = 16,
-        max_generation: int = MAX_GENERATION,
-        debug_counters: bool = False,
-        timeout: float = 5.0,
-    ) -> None:
+        self, node_columns: Mapping[str, Any] | None = None, edge_columns: Mapping[str, Any] | None = None,
+        block: int = 16, max_generation: int = MAX_GENERATION, debug_counters: bool = False, timeout: float = 5.0,
+    ) -> None:  # fmt: skip
         self._counter = [0] if debug_counters else None
         self._node_table = SlotTable(NodeId, node_columns or {}, max_generation, self._counter)
         self._edge_table = SlotTable(EdgeId, edge_columns or {}, max_generation, self._counter)
@@ -432,7 +427,7 @@ class Graph:
 
     @property
     def describe(self) -> Callable[[Any], tuple[str | None, str | None]] | None:
-        """A function from a removed handle to (`was`, `removed_by`), two attributes of `StaleHandle`, or None."""
+        """A function that maps a removed handle to (what it named, edit that removed it) for `StaleHandle`; or None."""
         return self._node_table.describe
 
     @describe.setter

@@ -52,7 +52,7 @@ class Handle(int):
 
     @property
     def generation(self) -> int:
-        """The number of handles that the slot has issued up to this one, which counts too."""
+        """The number of handles that the slot has issued, up to and including this one."""
         return (self >> INDEX_BITS) & INDEX
 
     def __repr__(self) -> str:

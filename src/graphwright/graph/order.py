@@ -76,8 +76,9 @@ class OnlineOrder(Generic[N]):
         for node in labels:
             for after in graph.successors(node):
                 if order.key(after) <= order.key(node):
-                    where = f"{node!r} -> {after!r}"
-                    raise UsageError("the saved topological order contradicts this edge", where=where)
+                    where, got = f"{node!r} -> {after!r}", f"{order.key(node)} and {order.key(after)}"
+                    raise UsageError("the saved topological order contradicts this edge", where=where,
+                                     expected="a lower key at the source than at the target", got=got)  # fmt: skip
         return order
 
     def insert(
@@ -119,8 +120,10 @@ class OnlineOrder(Generic[N]):
             path = [u]
             while (before := ahead[path[-1]]) is not None:
                 path.append(before)
-            raise CycleError(f"an edge from {u!r} to {v!r} closes a cycle", path=tuple(path[::-1]),
-                             fix="cut one of the edges on the path, or make one a delayed edge")  # fmt: skip
+            path.reverse()
+            shown = " -> ".join(map(repr, path[:6])) + (" -> ..." if len(path) > 6 else "")
+            raise CycleError(f"an edge from {u!r} to {v!r} closes a cycle", got=f"the path {shown}", path=tuple(path),
+                             fix="cut an edge of the path, or add the edge with a delay")  # fmt: skip
         ancestors = self._reach(u, self._graph.predecessors, low, high)
         # Pearce and Kelly: the ancestors of u, then the descendants of v, share out the labels that they had together
         window = self.sorted(ancestors) + self.sorted(ahead)

@@ -28,12 +28,9 @@ class SlotTable:
     """The slots, free list and columns of all nodes, or of all edges; methods `*_many` use numpy."""
 
     def __init__(
-        self,
-        kind: type[NodeId] | type[EdgeId],
-        columns: Mapping[str, Any],
-        max_generation: int,
+        self, kind: type[NodeId] | type[EdgeId], columns: Mapping[str, Any], max_generation: int,
         counter: CellCounter | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not 2 <= max_generation <= INDEX:
             raise UsageError("max_generation is out of range", expected="2 to 2^31 - 1", got=max_generation)
         self.kind, self.max_generation, self._counter = kind, max_generation, counter
@@ -180,7 +177,8 @@ class SlotTable:
             if 0 < ((handle >> INDEX_BITS) & INDEX) < high and (retired or on_top):
                 return slot
         lost = self.kind.from_int(handle)
-        raise NotUndoable(f"cannot restore {lost}: it was not the last to be removed", fix="undo later edits first")
+        what = f"cannot restore {lost}: it exists already, is of a different graph, or was not the last to be removed"
+        raise NotUndoable(what, fix="restore each record once, in the reverse order of the edits")
 
     def revive(self, slot: int, handle: int) -> None:
         """Make a dead handle that `check_revive` accepted live again; `high` does not change."""
@@ -200,7 +198,7 @@ class SlotTable:
             return UsageError(f"not a {self.kind.__name__}", where=where, got=repr(handle))
         if index >= self.size or generation >= self._high.data[index]:  # `high` is the next one to issue
             what = f"{self.kind(index, generation)} was never issued by this graph; is it of a different program?"
-            return StaleHandle(index, generation, what=what, where=where)
+            return StaleHandle(index, generation, what=what, where=where, issued=False)
         was, by = self.describe(self.kind(index, generation)) if self.describe else (None, None)
         return StaleHandle(index, generation, was, by, what=f"{self.kind(index, generation)} is gone", where=where)
 
@@ -255,13 +253,14 @@ class SlotTable:
         """Return the slots of dead handles, if undo can revive all of them in this order. Raises: NotUndoable."""
         slots = handles & INDEX
         if len(slots) and (slots.max() >= self.size or (handles & EDGE_BIT != self.kind_bit).any()):
-            raise NotUndoable("cannot restore: the record belongs to a different graph")
+            raise NotUndoable("cannot restore these elements: the record belongs to a different graph")
         high = self._high.data[slots]
         stacked = slots[high < self.max_generation]
         top = self._free[max(self.free_top - len(stacked), 0) : self.free_top][::-1]
         old = ((handles >> INDEX_BITS) & INDEX) < high
         if not (old.all() and (self.ids[slots] == DEAD).all() and np.array_equal(top, stacked)):
-            raise NotUndoable("cannot restore: these elements were not the last removed", fix="undo later edits first")
+            what = "cannot restore these elements: they exist already, or were not the last to be removed"
+            raise NotUndoable(what, fix="restore each record once, in the reverse order of the edits")
         return slots
 
     def revive_many(self, slots: Array, handles: Ids) -> None:
@@ -441,7 +440,7 @@ class Column:
             rows = self._numeric(np.asarray(values))
             rows = np.broadcast_to(rows, count) if rows.ndim == 0 else rows
         if (self.dtype != object and np.ndim(rows) != 1) or len(rows) != count:
-            wanted, got = f"1 or {count} values", np.shape(values)
+            wanted, got = f"one value, or {count} values", f"values of shape {np.shape(values)}"
             raise UsageError("wrong number of values for the column", where=self.name, expected=wanted, got=got)
         return rows
 

@@ -127,11 +127,9 @@ def to_dict(self: Graph, *, arrays: bool = False) -> dict[str, Any]:
 
 
 def from_dict(
-    cls: type[Graph],
-    data: Mapping[str, Any],
-    node_columns: Mapping[str, Any] | None = None,
+    cls: type[Graph], data: Mapping[str, Any], node_columns: Mapping[str, Any] | None = None,
     edge_columns: Mapping[str, Any] | None = None,
-) -> Graph:
+) -> Graph:  # fmt: skip
     """Return the graph that `to_dict` saved; columns declared here replace saved declarations, to supply `decode`.
 
     Raises: GraphFileError if the tables contradict each other; every size is checked before it is used.
@@ -321,18 +319,15 @@ def normalized_adjacency(self: Graph, weights: str | None = None) -> Adjacency:
         sums = np.bincount(near, values, len(loops))
         if not (sums > 0).all():
             i = int(np.argmin(sums > 0))
-            raise UsageError("a row sum of A + I is not positive", where=repr(rows.nodes[i]), got=float(sums[i]))
+            got = float(sums[i])
+            raise UsageError("a row sum of A + I is not positive", where=repr(rows.nodes[i]), expected="> 0", got=got)
         return _matrix(rows, near, far, values / np.sqrt(sums[near] * sums[far]))
 
 
 def from_coo(
-    cls: type[Graph],
-    rows: Any,
-    columns: Any,
-    nodes: int | None = None,
-    edge_columns: Mapping[str, Any] | None = None,
-    **values: Any,
-) -> Graph:
+    cls: type[Graph], rows: Any, columns: Any, nodes: int | None = None,
+    edge_columns: Mapping[str, Any] | None = None, **values: Any,
+) -> Graph:  # fmt: skip
     """Return a graph with an edge rows[k] -> columns[k] for each k, between nodes numbered in slot order.
 
     Args:
@@ -347,13 +342,13 @@ def from_coo(
     count = least if nodes is None else nodes
     if any(end.ndim != 1 or (end.size and end.dtype.kind not in "iu") for end in ends):
         got = " and ".join(f"{end.dtype} of shape {end.shape}" for end in ends)
-        raise UsageError("rows or columns is not a list of integers", got=got)
+        raise UsageError("rows or columns is not a list of integers", expected="two 1-d integer arrays", got=got)
     if len(ends[0]) != len(ends[1]):
         raise UsageError("rows and columns differ in length", got=f"{len(ends[0])} and {len(ends[1])}")
     lowest = min((int(end.min()) for end in ends if end.size), default=0)
     if lowest < 0 or least > count:
         got = lowest if lowest < 0 else least - 1
-        raise UsageError("node index out of range", expected=f"0 to {count - 1}", got=got)
+        raise UsageError("node index out of range", expected=f"0 <= index < {count}", got=got)
     g = cls(edge_columns=edge_columns)
     made = g.add_nodes(count)
     g.add_edges(*(made.ids[end.astype(np.int64)] for end in ends), **values)

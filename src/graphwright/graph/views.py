@@ -45,7 +45,8 @@ class Mask:
 
     def _with(self, other: Mask | Array, combine: Callable[[Array, Array], Array]) -> Mask:
         if isinstance(other, Mask) and not np.array_equal(self.rows, other.rows):
-            raise UsageError("the masks belong to different states of the graph", fix="compare the columns again")
+            raise UsageError("the masks are over different rows", expected="two masks of one table at the same version",
+                             fix="compare the columns again, to make new masks")  # fmt: skip
         flags = np.asarray(other)
         if flags.shape != self.flags.shape or flags.dtype != bool:
             expected, got = f"bool of shape {self.flags.shape}", f"{flags.dtype} of shape {flags.shape}"
@@ -147,7 +148,8 @@ def packed(handles: Any) -> Ids:
         handles = list(handles)
     ids = np.asarray(handles)
     if (ids.size and ids.dtype.kind not in "iu") or ids.ndim > 1:
-        raise UsageError("not an array of handles", got=f"{ids.dtype} of shape {ids.shape}")
+        expected, got = "a handle, or a list or 1-d array of handles", f"{ids.dtype} of shape {ids.shape}"
+        raise UsageError("not an array of handles", expected=expected, got=got)
     return ids.astype(np.int64, copy=False)
 
 
@@ -157,7 +159,8 @@ def selected(table: SlotTable, which: Any) -> Ids:
         return which.ids
     if is_array(which) and which.dtype == bool:
         if which.shape != (table.live,):
-            raise UsageError("the mask does not have one flag per live row", expected=(table.live,), got=which.shape)
+            raise UsageError("the mask does not have one flag per live row", expected=f"shape ({table.live},)",
+                             got=f"shape {which.shape}")  # fmt: skip
         return table.ids[table.live_slots()[which]]
     return np.atleast_1d(packed(which))
 
@@ -192,7 +195,7 @@ class TableView(Generic[A]):
     def add_column(self, name: str, dtype: Any, default: Any = None) -> None:
         """Declare another column; existing rows get the default. `dtype` may be a ColumnSpec.
 
-        Raises: UsageError if the name is taken or not an identifier, DTypeError.
+        Raises: UsageError if the name is taken or invalid; DTypeError for an unsupported dtype.
         """
         with self._graph.locked():
             self._table.add_column(name, dtype if default is None else (dtype, default))

@@ -21,7 +21,7 @@ class UnsupportedArchitecture(CheckpointError):
 
 
 class TensorMismatch(CheckpointError, ValueError):
-    """Tensors are missing, unexpected, or differ in shape from the config; the error lists all of them."""
+    """A checkpoint does not fit its config; `missing`, `unexpected` and `misshapen` (wrong shape) list its tensors."""
 
     def __init__(
         self, what: str, *, missing: list[str], unexpected: list[str], misshapen: list[str], **facts: Unpack[Facts]
@@ -63,7 +63,7 @@ class SequenceReleased(UsageError):
 
 
 class ExportError(GraphwrightError):
-    """An export failed; nothing was written."""
+    """An export failed and wrote nothing, or a receipt is missing or invalid."""
 
 
 class ExportLevelImpossible(ExportError):

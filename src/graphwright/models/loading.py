@@ -21,7 +21,7 @@ TIED_HEAD, EMBEDDING = "lm_head.weight", "embed.weight"
 
 
 def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: Config) -> dict[str, str]:
-    """Map each param path to its checkpoint key. Raises: TensorMismatch listing every tensor that does not fit."""
+    """Map each param path to its checkpoint key, for sizes `dims`. Raises: TensorMismatch naming all that differ."""
     have = {key for key in checkpoint if not any(re.search(p, key) for p in family.ignored)}
     written = _prefixing(family.prefix, have)
     keys: dict[str, str] = {}
@@ -48,7 +48,7 @@ def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: 
 
 
 def _prefixing(prefix: str, have: set[str]) -> Callable[[str], str]:
-    """Return a function from a family's key to the file's key, which may lack the base model's prefix or repeat it."""
+    """Return a function from a family's key to the file's key; the file's keys `have` may lack or repeat `prefix`."""
     if prefix and any(key.startswith(prefix * 2) for key in have):
         return lambda key: prefix + key
     if prefix and not any(key.startswith(prefix) for key in have):
@@ -61,7 +61,8 @@ def build(
 ) -> Program:
     """Build the program of a model over mapped weights.
 
-    `stored` is the dtype to which weights are converted, or `keep`; `compute` is the dtype of activations.
+    `keys` maps param paths to checkpoint keys. `stored` is the dtype to which weights are converted, or `keep`;
+    `compute` is the dtype of activations.
     """
     b = Builder(name)
     params, arrays = {}, []
@@ -79,7 +80,7 @@ def build(
 
 
 def mapped(checkpoint: Checkpoint, key: str) -> NDArray:
-    """Return a tensor of a file as an array that maps its bytes at first use. Raises: UnsupportedDType."""
+    """Return a tensor as an array that maps the file's bytes at first use. Raises: UnsupportedDType if not floating."""
     info = checkpoint.info(key)
     kind: DType | None = BY_TAG.get(info.tag)
     if kind is None or not kind.is_float:  # integers are codes of a quantised checkpoint, not weights

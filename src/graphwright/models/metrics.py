@@ -55,7 +55,7 @@ def bits_per_byte(
     """
     if not 0 < stride < window:  # the last token of a window predicts the first one that the next window scores
         got = f"window {window}, stride {stride}"
-        raise UsageError("the windows do not overlap", expected="0 < stride < window", got=got)
+        raise UsageError("the windows do not overlap or do not advance", expected="0 < stride < window", got=got)
     tokenizer = need_tokenizer(model)
     ids = np.asarray(tokenizer.encode(text), np.int64)
     if len(ids) < 2:
@@ -134,7 +134,7 @@ def non_finite(p: Program) -> list[tuple[str, int, tuple[int, ...]]]:
 
 
 def first_bad_node(p: Program, ids: np.ndarray) -> str | None:
-    """Run the program on ids, and return the path of the first node whose value is not finite."""
+    """Run the program on ids [B, T]; return the path of the first node whose value is not finite, or None."""
     feeds = {"ids": ids, "positions": np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()}
     run = p.run({p.path(n): feeds[p.path(n)] for n in p.inputs() if p.path(n) in feeds})
     bad = {value.node for value, array in run.values.items() if array.dtype.is_float and _bad(array).any()}
@@ -156,8 +156,7 @@ def validate(model: Model) -> AssemblyReport:
 def _tied_mismatch(model: Model) -> list[Mismatch]:
     """Return a mismatch if the file has a head that differs from the embedding, although the config ties them.
 
-    Graphwright then uses the embedding, but transformers 5 leaves the two untied (`PreTrainedModel.tie_weights`), so
-    its logits differ.
+    Graphwright then uses the embedding, but transformers 5 leaves the two untied, so its logits differ.
     """
     source, embedding = model.checkpoint, model.keys.get(EMBEDDING)
     if source is None or embedding is None or not getattr(model.dims, "tied", False):

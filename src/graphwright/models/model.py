@@ -287,7 +287,7 @@ class Model:
     def perplexity(
         self, text: str, *, window: int = 256, stride: int = 128, progress: ProgressCallback | None = None
     ) -> BitsPerByte:
-        """Score how well the model predicts a text: nats per token, bits per byte, perplexity."""
+        """Score a text in windows of `window` tokens, `stride` apart: nats per token, bits per byte, perplexity."""
         return bits_per_byte(self, text, window=window, stride=stride, progress=progress)
 
     def inspect(self) -> Inspection:
@@ -312,7 +312,7 @@ class Model:
 
     # -- editing -----------------------------------------------------------------------------------------------------
     def quantize(self, kind: str = "int8", where: str = "**") -> Entry:
-        """Store matrices as int8 with a scale per group, in one edit that can be undone; see `models.quantize`."""
+        """Store the matrices of linear nodes matching `where` as int8, in one edit; see `models.quantize.quantize`."""
         return quantize(self, kind, where)
 
     def orthogonalize(

@@ -110,7 +110,7 @@ def resolve(path: str | os.PathLike[str]) -> Path:
         return bundled()
     source = Path(path)
     if not source.exists():
-        raise ModelNotFound("no such directory", where=str(source), fix="give a local path; nothing is downloaded")
+        raise ModelNotFound("no such path", where=str(source), fix="give a local directory; nothing is downloaded")
     if source.is_file() and source.suffix == ".json":
         fix = f"give its directory, {Path(path).parent}"
         raise ModelNotFound("this is a file, not a model directory", where=str(source), fix=fix)
@@ -146,7 +146,7 @@ def _initial(path: str, shape: tuple[int, ...], std: float, seed: int) -> NDArra
 
 
 def config_from(fields: dict, path: str | Path = "config.json") -> Config:
-    """Return a config with the given fields instead of those of a file."""
+    """Return a config with the given fields; `path` is the file that its errors name, which need not exist."""
     return Config(fields, (json.dumps(fields, indent=2) + "\n").encode(), Path(path))
 
 
@@ -188,7 +188,7 @@ class ModelDiff(Report):
 
 
 def compare_models(left: str | Path | Model, right: str | Path | Model, *, text: str | None = None) -> ModelDiff:
-    """Compare two models, or the models in two directories."""
+    """Compare two models, or the models in two directories; also their logits on a `text`, encoded by the left one."""
     a, b = (open(m) if isinstance(m, str | Path) else m for m in (left, right))
     fields = sorted((a.config.keys() | b.config.keys()) - {"_name_or_path", "transformers_version"})
     config = {f: [a.config.get(f), b.config.get(f)] for f in fields if a.config.get(f) != b.config.get(f)}

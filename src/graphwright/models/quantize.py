@@ -83,7 +83,7 @@ def _params(e: Transaction, matrix: NodeId) -> tuple[NodeId, NodeId]:
 
 
 def _replace(e: Transaction, node: NodeId, matrix: tuple[NodeId, NodeId]) -> None:
-    """Replace a linear op by one with quantised weights, under the same name."""
+    """Replace a linear op by one with the same name that reads `matrix`, int8 weights and their scales."""
     p = e.program
     path, (x, wide, *bias) = p.path(node), p.operands(node)
     made = e.add("linear_int8", x, *matrix, *bias, name=p.free_name(f"{path}.int8"), group=GROUP)

@@ -158,7 +158,7 @@ def byte_tokenizer_json() -> str:
 
 
 def find_tokenizer(directory: Path, config: Config, vocab: int) -> Tokenizer | None:
-    """Return the tokenizer of a model directory, or None if it has none.
+    """Return the tokenizer of a model directory, or None if it has none; `vocab` is the number of embedding rows.
 
     Raises: TokenizerMismatch if it has more tokens than the embedding has rows; ConfigError for a damaged file.
     """
@@ -189,7 +189,7 @@ def _check_size(tokens: int, vocab: int, where: Path) -> None:
 
 
 def special_ids(directory: Path, config: Config) -> tuple[int | None, tuple[int, ...]]:
-    """Return (start id, end ids); generation_config.json overrides config.json; -1 means none. Raises: ConfigError."""
+    """Return (start id or None, end ids) from generation_config.json, or else config.json. Raises: ConfigError."""
     given = generation_defaults(directory)
     found: dict[str, tuple[int, ...]] = {}
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):

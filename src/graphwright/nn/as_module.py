@@ -65,7 +65,11 @@ class _TorchAdapter:
     def run(
         self, parameters: Mapping[str, NDArray], inputs: Sequence[NDArray], needs: Sequence[bool]
     ) -> tuple[list[NDArray], Callable[[Sequence[NDArray | None]], list[NDArray | None]]]:
-        """Run forward, on a tape if any gradient is needed; return the results and the function that runs backward."""
+        """Run forward, on a tape if any gradient is needed; return the results and the function that runs backward.
+
+        `needs` has for each parameter, then for each input, whether its gradient is needed. The function maps gradients
+        of the results to those of the parameters and inputs.
+        """
         count = len(self.variables)
         feeds = [Tensor(a, requires_grad=need) for a, need in zip(inputs, needs[count:], strict=True)]
         operands = [*self.variables.values(), *feeds]
@@ -87,7 +91,11 @@ class _TorchAdapter:
 
     @contextmanager
     def _torch_values(self, parameters: Mapping[str, NDArray], needs: Sequence[bool]) -> Iterator[None]:
-        """Context manager: give variables torch's values, unless shared, and `requires_grad` by `needs`; undo it."""
+        """Context manager: run the target with torch's parameters; on exit, restore its own.
+
+        Inside, each variable has its array from `parameters`, unless it shares torch's anyway, and the `requires_grad`
+        that is its entry in `needs`.
+        """
         before = [(v, v.data, v.requires_grad) for v in self.variables.values()]
         try:
             for (name, v), need in zip(self.variables.items(), needs, strict=False):
@@ -99,7 +107,7 @@ class _TorchAdapter:
                 v.data, v.requires_grad = data, wants
 
     def relink(self, written: Sequence[str]) -> dict[str, NDArray]:
-        """Mark the arrays that torch wrote to as modified; return {name: array} of parameters that have a new array."""
+        """Mark the arrays of names in `written` as modified; return {name: array} of parameters with a new array."""
         for name in written:
             self.arrays[name].storage.version += 1
         moved = {n: v.own() for n, v in self.variables.items() if v.shared or v.data is not self.arrays[n]}

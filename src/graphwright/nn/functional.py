@@ -29,7 +29,7 @@ Sizes = int | Sequence[int]
 
 # -- activations: more in `op_functions.py` ----------------------------------------------------------------------------
 def softmax(x: Tensor, axis: int = -1, mask: Any = None) -> Tensor:
-    """e^(x - max) / Σ along an axis.
+    """e^(x - max x) / Σ e^(x - max x) along an axis.
 
     Args:
         mask: bool, broadcast to x; entries where it is false are 0 and get no gradient, even if a whole row is false.
@@ -192,7 +192,10 @@ def attention(
 
 
 def visible(queries: int, keys: int, window: int | None = None, q_start: int | Tensor | None = None) -> Tensor:
-    """Return bool [queries, keys]: the keys that each causal query sees; see `attention`."""
+    """Return bool [queries, keys], true where query i sees key j under a causal mask: if j ≤ q_start + i.
+
+    With a window, also j > q_start + i - window. `q_start` is keys - queries by default.
+    """
     start: Any = keys - queries if q_start is None else q_start
     ahead = Tensor(from_numpy(np.arange(keys)[None] - np.arange(queries)[:, None])) - start
     seen = ahead <= 0
@@ -200,7 +203,7 @@ def visible(queries: int, keys: int, window: int | None = None, q_start: int | T
 
 
 def _scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return q kᵀ [B, H, Tq, Tk]; each key head serves a group of query heads."""
+    """Return q kᵀ [B, H, Tq, Tk], at least float32, for k [B, G, Tk, D]; query head h reads key head h // (H / G)."""
     if any(t.ndim != 4 for t in (q, k, v)):
         got = f"{q.spec}, {k.spec}, {v.spec}"
         raise ShapeError("q, k or v is not 4-d", expected="[B, H, Tq, D], [B, G, Tk, D], [B, G, Tk, Dv]", got=got)
@@ -208,7 +211,7 @@ def _scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         equal_dim(k.shape[at], v.shape[at], f"{name} of v")
     groups = k.shape[1]
     if not groups or q.shape[1] % groups:
-        expected = f"a multiple of {groups} heads"
+        expected = f"a multiple of the number of key heads, {groups}"
         raise ShapeError("cannot divide the query heads evenly among the key heads", expected=expected, got=q.shape[1])
     split = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
     scores = call("flatten", split @ k.unsqueeze(2).transpose(3, 4), start=1, end=2)
@@ -249,14 +252,14 @@ class _Spatial:
         rank = self.rank + 2
         if weight.ndim != rank:
             where = f"{op}{self.rank}d"
-            raise ShapeError("the weight has a wrong number of axes", where=where, expected=rank, got=weight.spec)
+            raise ShapeError("the weight has the wrong rank", where=where, expected=f"rank {rank}", got=weight.spec)
         sizes = {k: v if isinstance(v, int) else tuple(v) for k, v in slide.items()}
         return call(op, x, weight, *(() if bias is None else (bias,)), groups=groups, **sizes)
 
     def max_pool(
         self, x: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1
     ) -> Tensor:
-        """Return the maximum of each window."""
+        """Return the maximum of each window; `stride` is the kernel size by default."""
         attrs = window(self.rank, kernel_size, stride, padding)
         return call("max_pool", x, **attrs, dilation=per_axis(self.rank, dilation))[0]
 
@@ -264,7 +267,7 @@ class _Spatial:
         self, x: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
         count_include_pad: bool = True,
     ) -> Tensor:  # fmt: skip
-        """Return the mean of each window."""
+        """Return the mean of each window; `stride` is the kernel size by default."""
         attrs = window(self.rank, kernel_size, stride, padding)
         return call("avg_pool", x, **attrs, count_include_pad=count_include_pad)
 
@@ -280,7 +283,7 @@ def window(rank: int, kernel: Sizes, stride: Sizes | None, padding: Sizes) -> di
 
 
 def per_axis(rank: int, given: Sizes) -> tuple[int, ...]:
-    """Return one size per spatial axis; an int is repeated."""
+    """Return one size per spatial axis; an int is repeated `rank` times."""
     return (given,) * rank if isinstance(given, int) else tuple(given)
 
 
@@ -335,10 +338,10 @@ def nll_loss(
     log_probabilities: Tensor, targets: Tensor, *, weight: Tensor | None = None, ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """-log_probabilities[target], times weight[target]; classes on the last axis. See `cross_entropy`."""
+    """-weight[target]·log_probabilities[target], classes on the last axis; the rest is as in `cross_entropy`."""
     x, targets = _wide(log_probabilities), as_tensor(targets)
     if targets.shape != x.shape[:-1]:
-        raise ShapeError("targets do not have one entry per row of scores", expected=x.shape[:-1], got=targets.spec)
+        raise ShapeError("the targets do not have one entry per row", expected=x.shape[:-1], got=targets.spec)
     ignored = targets == ignore_index
     label = where(ignored, 0, targets)
     loss = -call("gather", x, label.reshape(*label.shape, 1), axis=-1).reshape(*label.shape)

@@ -1,4 +1,4 @@
-"""Initial values by Philox with one stream per parameter name, so that adding a layer changes no other layer.
+"""Initial values from the random generator Philox: one stream per parameter name, so that a new layer changes no other.
 
 Parameters without a name take the next stream of the default generator, which `gw.manual_seed` restarts.
 """
@@ -15,7 +15,10 @@ from graphwright.errors import ShapeError, UsageError
 
 
 def source(name: str = "", seed: int | None = None) -> dict[str, int]:
-    """Return seed and stream of a named parameter as keywords of `array.random`, or else of the default generator."""
+    """Return the keywords seed and stream (and step) with which `array.random` draws the values of a parameter.
+
+    A name has a stream of its own, by default with seed 0. Without a name, all are those of the default generator.
+    """
     if name:
         return {"seed": 0 if seed is None else seed, "stream": random.stream_of(name)}
     state = rng.state_dict()

@@ -60,7 +60,7 @@ class Dropout(Module):
 
 # -- linear maps -------------------------------------------------------------------------------------------------------
 class Linear(Module):
-    """x · wᵀ + b: [..., in_features] to [..., out_features], weight [out, in]; for name and seed see `nn.init`."""
+    """x · wᵀ + b: [..., in_features] to [..., out_features], weight [out, in]; `name` and `seed` fix its values."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, name: str = "", seed: int | None = None
@@ -174,7 +174,7 @@ class InstanceNorm2d(_InstanceNorm, ranks=(4,)):
 class _BatchNorm(_Scaled):
     """Normalise per channel over batch and positions; in evaluation by running statistics (Ioffe and Szegedy 2015).
 
-    Running statistics are buffers; only a training call changes them, by `momentum`.
+    Running statistics are buffers; only a training call changes them, by the fraction `momentum`.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:

@@ -146,7 +146,7 @@ class Module:
 
     @property
     def trains(self) -> bool:
-        """True if the layer trains now, by `gw.mode` or else by its flag; a trace is valid only for this flag."""
+        """True if the layer trains now, by `gw.mode` or else `training`; a trace is valid only for this `training`."""
         recorder = active_recorder.get()
         if recorder is not None:
             recorder.assume(lambda: self.training)

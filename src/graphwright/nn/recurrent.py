@@ -180,7 +180,8 @@ class CfCCell(Module):
 
     Args:
         backbone_units, backbone_layers: size and number of the tanh layers on [x, h]; with 0 layers b = [x, h].
-        variant: `no_gate`: h' = f₁ + t·f₂; `minimal`: f = W₁b + c₁ and h' = A - A·e^(-Δt(abs(w_τ) + abs(f)))·f.
+        variant: `default`: as above; `no_gate`: h' = f₁ + t·f₂; `minimal`: h' = A - A·e^(-Δt(abs(w_τ) + abs(f)))·f with
+            f = W₁b + c₁ and parameters A and w_τ.
         mixed: whether an LSTM step computes h first; the state is then (h, c).
     """
 

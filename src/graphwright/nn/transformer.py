@@ -92,7 +92,7 @@ class MultiHeadAttention(Module):
         if head_dim is None and dim % heads:
             raise UsageError("dim is not a multiple of heads", expected=f"a multiple of {heads}, or head_dim", got=dim)
         if window is not None and not causal:
-            raise UsageError("window was given without causal=True", expected="window None", got=window)
+            raise UsageError("window was given without causal=True", expected="window None, or causal", got=window)
         self.causal, self.window, self.softcap = causal, window, softcap
         wide, narrow = heads * self.head_dim, self.kv_heads * self.head_dim
 

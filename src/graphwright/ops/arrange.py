@@ -78,7 +78,8 @@ class Tile(Row):
             raise ShapeError("invalid repeats of tile", expected=expected, got=repeats)
         shape = (*(1,) * (len(repeats) - len(x.shape)), *x.shape)
         if any(isinstance(n, str) and r != 1 for n, r in zip(shape, repeats, strict=True)):
-            raise ShapeError("cannot tile along an axis of symbolic size", got=f"{x}, repeats {repeats}")
+            what, expected = "cannot tile along an axis of named size", "repeats 1 for each axis of named size"
+            raise ShapeError(what, expected=expected, got=f"{x}, repeats {repeats}")
         return Spec(tuple(n if r == 1 else n * r for n, r in zip(shape, repeats, strict=True)), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -114,7 +115,7 @@ class RepeatInterleave(Row):
     def infer(x, repeats, axis):
         at = axis_of(axis, len(x.shape))
         if isinstance(x.shape[at], str):
-            raise ShapeError("cannot repeat entries along an axis of symbolic size", where=f"axis {at}", got=x)
+            raise ShapeError("cannot repeat entries along an axis of named size", where=f"axis {at}", got=x)
         if repeats < 0:
             raise ShapeError("repeats is negative", expected=">= 0", got=repeats)
         return Spec(spliced(x.shape, at, x.shape[at] * repeats), x.dtype)
@@ -149,10 +150,15 @@ def _padded(x: Spec, widths: tuple[tuple[int, int], ...], mode: str) -> Spec:
     if lead < 0 or any(len(pair) != 2 or min(pair) < 0 for pair in widths):
         expected = f"at most {len(x.shape)} pairs (before, after) of numbers >= 0"
         raise ShapeError("invalid padding widths", expected=expected, got=widths)
-    for n, pair in zip(x.shape[lead:], widths, strict=True):
-        least = {"constant": 0, "reflect": max(pair) + 1 if any(pair) else 0, "replicate": 1}[mode]
-        if any(pair) and (isinstance(n, str) or n < least):
-            raise ShapeError(f"an axis is too small for padding mode {mode}", expected=f"size >= {least}", got=x)
+    for axis, (n, pair) in enumerate(zip(x.shape[lead:], widths, strict=True), lead):
+        if not any(pair):
+            continue
+        if isinstance(n, str):
+            raise ShapeError("cannot pad an axis of named size", where=f"axis {axis}", expected="a static size", got=x)
+        least = {"constant": 0, "reflect": max(pair) + 1, "replicate": 1}[mode]
+        if n < least:
+            what = f"the axis is too small to be padded by {pair} in mode {mode!r}"
+            raise ShapeError(what, where=f"axis {axis}", expected=f"size >= {least}", got=x)
     sizes = (n + sum(p) if isinstance(n, int) else n for n, p in zip(x.shape[lead:], widths, strict=True))
     return Spec((*x.shape[:lead], *sizes), x.dtype)
 
@@ -161,8 +167,8 @@ def _padded(x: Spec, widths: tuple[tuple[int, int], ...], mode: str) -> Spec:
 class Pad(Row):
     """x with padding before and after its last axes; `widths` has a pair (before, after) for each of them.
 
-    `constant` pads with `value`; `reflect` mirrors at the outermost entry without repeating it; `replicate` copies the
-    outermost entry.
+    Mode `constant` pads with `value`; `reflect` mirrors at the outermost entry without repeating it; `replicate` copies
+    the outermost entry.
     """
 
     arity, attrs = 1, {"widths": ..., "mode": "constant", "value": 0.0}
@@ -189,7 +195,10 @@ class Pad(Row):
 
 @op("pad_backward")
 class PadBackward(Backward):
-    """Gradient of `pad`: g without padding; the gradient of padding is added to the entry that it copies, if any."""
+    """Gradient of `pad`: g without the padding.
+
+    In modes `reflect` and `replicate`, g of each padding entry is added to that of the entry that it copies.
+    """
 
     arity, attrs, traits = 1, {"widths": ..., "mode": "constant"}, Traits(backward_of="pad")
     vjp = lambda g, ins, outs, attrs, needs: (call("pad", g, **attrs),)
@@ -210,7 +219,7 @@ class PadBackward(Backward):
 
 
 class _Triangle(Row):
-    """An op that keeps a triangle of each matrix in the last two axes."""
+    """Base of `tril` and `triu`, which keep a triangle of each matrix (the last two axes) and set the rest to 0."""
 
     arity, attrs, operands = 1, {"diagonal": 0}, ("x",)
     axes = fixed_size("keeps a triangle, so that the order of its entries matters", last=2)
@@ -242,7 +251,7 @@ class Triu(_Triangle):
 
 @op("iota")
 class Iota(Row):
-    """0, 1, ..., n - 1 for the size n of an axis of x, int64; n may be symbolic."""
+    """0, 1, ..., n - 1 for the size n of an axis of x, int64; n may be a named size."""
 
     arity, attrs, cost, traits = 1, {"axis": ...}, free_cost, Traits(valueless=True)
     vjp, why, emit = None, {"vjp": "indices are integers"}, "torch.arange({0}.shape[{axis}])"

@@ -22,9 +22,9 @@ from graphwright.ops.rules import Backward, Update, equal_dim, one_dtype
 
 
 def _heads(u: AxesUse) -> None:
-    """Unify the axes of q, k and v: query heads = key heads × repeats, and q and k have the same head size.
+    """State which axes of the operands q, k and v are resized together.
 
-    Axes 0, 1 and 2 of k and v, contiguous or paged, are the same.
+    Query heads are key heads × repeats; q and k have one head size; k and v (also as pools of pages) share axes 0 to 2.
     """
     q, k, v = u.ins[:3]
     heads, groups = size(q[1]), size(k[1])
@@ -84,8 +84,8 @@ class _Frequencies(Row):
 class RopeDynamic(_Frequencies):
     """Dynamic NTK scaling: rotary frequencies θ'^(-2i/d) [d/2] with base θ' = θ·(s·L/M - (s - 1))^(d/(d-2)).
 
-    θ is `theta`, s is `factor`, M is `original` and L the largest position + 1. If L ≤ M, the given frequencies are
-    returned.
+    θ is `theta`, s is `factor`, M is `original`, the length that the model was trained on, L is the largest position
+    + 1, and d is the number of rotated entries of a head. If L ≤ M, the result is operand 1, the given frequencies.
     """
 
     arity, attrs = 2, {"theta": ..., "factor": ..., "original": ...}
@@ -114,7 +114,7 @@ class RopeDynamic(_Frequencies):
 
 @op("rope_longer")
 class RopeLonger(_Frequencies):
-    """long if max(position) ≥ `original` else short: one of two frequency tables [d/2] (LongRoPE)."""
+    """Operand `long` if a position is ≥ `original`, else operand `short`: frequency tables [d/2] (LongRoPE)."""
 
     arity, attrs, emit = 3, {"original": ...}, "{2} if int({0}.max()) + 1 > {original} else {1}"
     infer = lambda positions, short, long, original: _frequencies(positions, short, long)
@@ -221,10 +221,11 @@ def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[s
         equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
     heads, groups = q.shape[1], k.shape[1]
     if heads != groups and (isinstance(heads, str) or isinstance(groups, str) or groups == 0 or heads % groups):
-        expected = f"a multiple of {groups} heads"
+        expected = f"a multiple of the number of key heads, {groups}"
         raise ShapeError("cannot divide the query heads evenly among the key heads", expected=expected, got=heads)
     if len(extra) != len(optional):
-        raise ShapeError("the operands after v are not those named in `optional`", expected=optional, got=extra)
+        expected = f"one operand for each of {optional}"
+        raise ShapeError("wrong number of operands after v for `optional`", expected=expected, got=extra)
     for name, spec in zip(optional, extra, strict=True):
         want = {"key_mask": Spec((k.shape[0], k.shape[2]), bool_), "q_start": Spec((), int64)}[name]
         if spec != want:
@@ -268,11 +269,12 @@ def _without_padding(ins: Sequence[Spec], attrs: Attrs) -> bool:
 
 @op("sdpa")
 class Sdpa(Row):
-    """softmax(scale · q kᵀ over visible keys) v: [B, H, Tq, Dv]; query head h reads key head h // (H / G).
+    """softmax(scale · q kᵀ over visible keys) v: q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv] -> [B, H, Tq, Dv].
 
-    Operands after v are named by `optional`: `key_mask` [B, Tk] bool (false = padding), `q_start` int64 (the index of
-    the first query among the keys; Tk - Tq without it). Query i sees key j iff j ≤ q_start + i, with a window w also
-    j > q_start + i - w: w keys, the query's own included. A query that sees no key gives 0.
+    Query head h reads key head h // (H / G). Operands after v are named by `optional`: `key_mask` [B, Tk] bool (false =
+    padding), `q_start` int64 (the index of the first query among the keys; Tk - Tq without it). If `causal`, query i
+    sees key j iff j ≤ q_start + i, with a window w also j > q_start + i - w: w keys, the query's own included. A query
+    that sees no key gives 0.
     """
 
     arity, attrs, saves = (3, 5), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4), outputs=(0,))
@@ -317,9 +319,9 @@ class Sdpa(Row):
 
 
 def _visible(ins, attrs):
-    """Return a tuple with the bool mask of visible keys, which broadcasts over [B, G, H / G, Tq, Tk].
+    """Return (mask,) with the bool mask of the keys that each query sees, or () if each query sees every key.
 
-    The tuple is empty if every key is visible.
+    The operands are those of `sdpa`; the mask broadcasts to [B, G, H / G, Tq, Tk].
     """
     q, k = ins[:2]
     extra, mask = dict(zip(attrs["optional"], ins[3:], strict=True)), None
@@ -385,7 +387,7 @@ def _paged_check(batch: object, table: Spec, lengths: Spec) -> None:
 
 def _floats(*ins: Spec) -> None:
     if not all(i.dtype.is_float for i in ins):
-        raise DTypeError("the KV entries are not floating", expected="floating dtypes", got=", ".join(map(repr, ins)))
+        raise DTypeError("an operand is not floating", expected="floating dtypes", got=", ".join(map(repr, ins)))
 
 
 def _draw(rng):
@@ -402,7 +404,8 @@ class _KvAppend(Update):
 class KvAppendPaged(_KvAppend):
     """pool[table[b, p // block], :, p % block] ← rows[b, :, t] with p = lengths[b] + t: write to a paged KV cache.
 
-    `pool` [N, G, block, D] has N blocks; row b of `table` lists those of sequence b. New entries `rows`: [B, G, T, D].
+    `pool` [N, G, block, D] has N blocks; row b of `table` [B, blocks] lists those of sequence b, which has lengths[b]
+    entries so far (-1: row b is without a sequence). `rows` [B, G, T, D] are the new entries.
     """
 
     arity, vm = 4, attention_forms.KV_APPEND_PAGED
@@ -434,9 +437,10 @@ class KvAppendPaged(_KvAppend):
 class SdpaPaged(Row):
     """softmax(scale·q kᵀ over visible keys) v for q [B, H, T, D] and paged k and v, each a pool [N, G, block, D].
 
-    Query t of sequence b has position lengths[b] + t; the key and value of this position are already in the pools. A
-    query attends to the entries up to its position, with a window w to the last w of them. Query head h reads key head
-    h // (H / G). Batch rows without a sequence give 0. With a softcap c, scores s become c·tanh(s / c).
+    Position p of sequence b is entry p % block of block table[b, p // block]. Query t of sequence b has position
+    lengths[b] + t; its key and value are already in the pools. A query attends to the entries up to its position, with
+    a window w to the last w of them. Query head h reads key head h // (H / G). A batch row without a sequence (length
+    -1) gives 0. With a softcap c, scores s become c·tanh(s / c).
     """
 
     arity, attrs, vjp = 5, {"scale": ..., "window": None, "softcap": None}, None
@@ -458,8 +462,8 @@ class SdpaPaged(Row):
         for axis, name in ((0, "blocks"), (1, "kv heads"), (2, "block")):
             equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
         if q.shape[1] % k.shape[1]:
-            expected = f"a multiple of {k.shape[1]} heads"
-            raise ShapeError("cannot divide the query heads among the key heads", expected=expected, got=q.shape[1])
+            what, expected = "cannot divide the query heads evenly among the key heads", f"a multiple of {k.shape[1]}"
+            raise ShapeError(what, expected=expected, got=q.shape[1])
         if window is not None and window < 1:
             raise ShapeError("the attention window is empty", expected="None or >= 1", got=window)
         if softcap is not None and not softcap > 0:

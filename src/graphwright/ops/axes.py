@@ -55,7 +55,7 @@ IndexMap = Mapping[Atom, np.ndarray]
 
 
 def size(term: Term) -> Dim:
-    """Return the size of a term: an int, or a name if the size is symbolic."""
+    """Return the size of a term: an int, or a name if the size is named."""
     if isinstance(term, Atom):
         return term.size
     if isinstance(term, Concatenation):
@@ -65,7 +65,7 @@ def size(term: Term) -> Dim:
 
 
 def known(term: Term) -> int:
-    """Return the size of a term, which must not be symbolic."""
+    """Return the size of a term, which must not be a named size."""
     n = size(term)
     assert isinstance(n, int)
     return n
@@ -139,7 +139,7 @@ def same(a: Term, b: Term) -> bool:
 
 
 def _products(left: list[Term], right: list[Term]) -> bool:
-    """Unify the factors of two equal-sized products, last first, splitting larger ones. Return False on a conflict."""
+    """Unify the factors of two products, last first, splitting the larger of a pair. Return False on a conflict."""
     while left and right:
         f, g = resolve(left.pop()), resolve(right.pop())
         if isinstance(f, Product) or isinstance(g, Product):  # it was split in the meantime
@@ -164,7 +164,7 @@ def _products(left: list[Term], right: list[Term]) -> bool:
 
 
 def _chains(left: list[Term], right: list[Term]) -> bool:
-    """Split two concatenations at the part boundaries of both and unify the pieces. Return False if impossible."""
+    """Cut two concatenations at the part boundaries of both and unify the pieces. Return False if impossible."""
     while left and right:
         p, q = resolve(left.pop(0)), resolve(right.pop(0))
         if isinstance(p, Concatenation) or isinstance(q, Concatenation):
@@ -187,7 +187,7 @@ def _chains(left: list[Term], right: list[Term]) -> bool:
 def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
     """Split a dimension into the terms before and after index `at`.
 
-    Return None if the term is a product and `at` is not a multiple of the size of all factors but the first.
+    Return None if the term is a product a × r and `at` is no multiple of the size of r.
     """
     if isinstance(term, Atom):
         head, tail = Atom(at), Atom(known(term) - at)
@@ -212,9 +212,9 @@ def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
 
 
 def _chain_of_products(whole: Concatenation, split: Product) -> bool:
-    """Unify a concatenation with a product, making each part a new first factor × the product's other factors.
+    """Unify a concatenation with a product a × r: its part i becomes aᵢ × r, and a becomes a₁ + a₂ + ...
 
-    The product's first factor is unified with the concatenation of the new ones. Return False on a conflict.
+    Return False if the size of a part is no multiple of the size of r.
     """
     major, *rest = split.factors
     inner = known(product(*rest))
@@ -229,7 +229,7 @@ def _chain_of_products(whole: Concatenation, split: Product) -> bool:
 
 
 def spread(term: Term, indices: IndexMap) -> np.ndarray:
-    """Return for each entry of the resized dimension its old index, -1 for a new one; `indices` has that per atom."""
+    """Return for each entry of a resized dimension its old index, -1 for a new entry; `indices` has this for atoms."""
     if isinstance(term, Atom):
         found = indices.get(term)
         return np.arange(known(term)) if found is None else found
@@ -277,7 +277,11 @@ Dims = tuple[Term, ...]
 
 @dataclass(frozen=True, slots=True)
 class AxisFact:
-    """A property of one dimension that an op's `axes` function declares, such as `frozen` or `mixed`."""
+    """A property of a dimension that an op's `axes` function states.
+
+    It is `frozen` (its size cannot change), `summed` (zero units can be removed), `mixed` (removing a unit is not the
+    same as setting it to zero), or of a `kind`, such as heads; `end` marks an axis of the program's inputs or outputs.
+    """
 
     fact: str  # `frozen`, `end` (of the program), `mixed`, `summed` or `kind`
     term: Term  # the dimension
@@ -331,7 +335,7 @@ class AxesUse:
         self.notes.append(AxisFact("mixed", term, why))
 
     def summed(self, term: Term, *ends: tuple[int, int]) -> None:
-        """State that the op sums over a dimension, so zero units are removable; `ends`: the summed (operand, axis)."""
+        """State that the op sums over a dimension: zero units are removable. `ends`: (operand, axis) pairs summed."""
         ends = tuple((port, dim % len(self.ins[port])) for port, dim in ends)
         self.notes.append(AxisFact("summed", term, "", ends))
 
@@ -368,7 +372,7 @@ def broadcast_dims(u: AxesUse, operands: Sequence[Dims], shape: Sequence[Dim]) -
 
 
 def identity(u: AxesUse) -> Sequence[Dims]:
-    """Return the operand's dimensions. If the operand holds indices of an axis, so does the result."""
+    """Return the operand's dimensions for the result. If the operand's integers index an axis, the result's do, too."""
     u.result_ranges[0] = u.ranges[0]
     return [u.ins[0]]
 
@@ -389,7 +393,7 @@ def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
 
 
 def resized_last(why: str) -> AxesRule:
-    """Return an `axes` rule that freezes the last dimensions, for an op that resizes or slides a window over them."""
+    """Return an `axes` rule that freezes the last dimensions, as many as `kernel`, `sizes` or `widths` has entries."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x, rank = u.ins[0], len(u.attrs.get("kernel") or u.attrs.get("sizes") or u.attrs.get("widths") or ())
@@ -404,7 +408,7 @@ def resized_last(why: str) -> AxesRule:
 
 
 def along_axis(why: str) -> AxesRule:
-    """Return an `axes` rule for an op that keeps the operand's dimensions and mixes all entries along `axis`."""
+    """Return an `axes` rule for an op that keeps the operand's dimensions and mixes all entries along one of them."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x = u.ins[0]
@@ -419,7 +423,7 @@ def along_axis(why: str) -> AxesRule:
 def indexed(u: AxesUse, axis: Term, port: int) -> None:
     """Unify `axis` with the axis that the integers of operand `port` index.
 
-    Freeze `axis` if that axis is unknown or has a different size.
+    If the latter is unknown or has a different size, freeze `axis`.
     """
     if (source := u.ranges[port]) is not None and size(source) == size(axis):
         u.same(axis, source)
@@ -431,7 +435,8 @@ def indexed(u: AxesUse, axis: Term, port: int) -> None:
 def axis_of(axis: int, rank: int) -> int:
     """Normalise an axis to 0..rank-1. Raises: ShapeError if it is out of range."""
     if not -rank <= axis < rank:
-        raise ShapeError("the axis is out of range", expected=f"-{rank}..{rank - 1}", got=axis)
+        expected = f"-{rank}..{rank - 1}" if rank else "none, as there are no axes"
+        raise ShapeError("the axis is out of range", expected=expected, got=axis)
     return axis % rank
 
 

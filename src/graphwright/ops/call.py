@@ -43,7 +43,7 @@ class BoundCalls(NamedTuple):
 
 @dataclass(slots=True)
 class CachedBindings:
-    """Bound calls of one op on given specs, pooled for reuse; a thread removes one from its pool while running it."""
+    """A pool of one op's kernel calls, bound to own buffers of given specs; a thread takes one out while running it."""
 
     row: Op
     kernels: Backend
@@ -54,7 +54,7 @@ class CachedBindings:
 
     @staticmethod
     def pays(ins: Sequence[NDArray], specs: Sequence[Spec], scratch: Sequence[Spec], calls: int) -> bool:
-        """Return True if caching saves time: many calls or buffers, and small contiguous operands on the CPU."""
+        """Return True if reuse saves time: many kernel `calls` or buffers, and small contiguous operands on the CPU."""
         nbytes = sum(a.nbytes for a in ins) + sum(s.nbytes for s in (*specs, *scratch))
         reusable = all(a.device is CPU and a.contiguous for a in ins)
         return (calls >= FEWEST_CALLS or len(scratch) > 1) and nbytes <= MOST_BYTES and reusable
@@ -87,7 +87,7 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
 
     Args:
         out: array or tensor, like the operands, to write the result to and to return (a tuple for several results). It
-            has exactly the result's spec, and shares memory with an operand only where the `inplace` trait allows it.
+            has exactly the result's spec, and shares memory with an operand only if the op may overwrite that operand.
     Raises: ShapeError, DTypeError, UsageError, AliasError, ReadOnlyArray before anything is written.
     """
     row = OPS.get(name) or get(name)
@@ -153,7 +153,6 @@ def compute(
 def _bound(
     row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArray] | None, known: _Dispatch, kernels: Backend
 ) -> tuple[NDArray, ...]:
-    """Bind the kernel to operands and outputs, and run it."""
     new = outs is None
     if known.copied:
         ins = [a.copy() if at in known.copied else a for at, a in enumerate(ins)]
@@ -192,7 +191,7 @@ def _check_outs(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray], specs:
         if out.spec != spec:
             raise ShapeError("out does not match the result's spec", where=row.name, expected=spec, got=out.spec)
     if not writable_over(row, outs, ins):
-        raise AliasError("out shares memory with an operand that the op reads", where=row.name, fix="pass a copy of it")
+        raise AliasError("out shares memory with an operand that the op reads", where=row.name, fix="copy the operand")
     for out in outs:
         out.writable()
 
@@ -219,7 +218,7 @@ _MOST_KNOWN = 4096
 
 
 def _select(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> _Dispatch:
-    """Infer specs and select the kernel of an op; cache that under `key`, unless it is None. Raises: see `Op.specs`."""
+    """Infer specs and select a kernel; cache both under `key`, unless it is None. Raises: UsageError if that fails."""
     given = [a.spec for a in ins]
     specs = row.specs(given, attrs)
     view = fresh = None
@@ -263,18 +262,14 @@ def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ())
     device = next((a.device for a in given if a.device != CPU), CPU)
     for array in given:
         if array.device != device and (array.device != CPU or array.shape or any(array is o for o in outs)):
-            raise DeviceMismatch(
-                "operands are on different devices",
-                where=op,
-                expected=device,
-                got=f"{array.spec} on {array.device}",
-                fix=f'move it with to("{device}")',
-            )
+            got, fix = f"{array.spec} on {array.device}", f'move it with to("{device}")'
+            what = "operands or outputs are on different devices"
+            raise DeviceMismatch(what, where=op, expected=device, got=got, fix=fix)
     return [a.to(device) for a in ins]
 
 
 def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> bool:
-    """Return True if no output shares memory with an operand, except where `Op.overwrites` allows it."""
+    """Return True if no output shares memory with an operand, except where the op may overwrite that operand."""
     readers: dict[int, list[int]] = {}
     for i, operand in enumerate(ins):
         readers.setdefault(id(operand.storage), []).append(i)

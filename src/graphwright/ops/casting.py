@@ -1,4 +1,4 @@
-"""Casts of an op's operands, by torch's promotion rules and by the op's casting class under autocast."""
+"""Casts of an op's operands: by torch's promotion rules, and under autocast as the op's trait `amp` says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DT
     """Return the dtype that the operands are cast to, or None for no cast.
 
     Args:
-        kinds: `OperandKind` of each operand, including operands that are never cast.
+        kinds: per operand, cast or not, its dtype, and `array`, `scalar0d` or `python` (a Python number).
         low: the 16-bit dtype of autocast, or None outside autocast.
     """
     free = [kind for i, kind in enumerate(kinds) if i not in row.traits.fixed]
@@ -36,7 +36,7 @@ def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DT
 
 
 def is_cast(row: Op, port: int, dtype: DType, target: DType | None) -> bool:
-    """Return True if operand `port`, which has this dtype, is cast when operands are cast to `target`."""
+    """Return True if operand number `port`, of this dtype, is among the operands that are cast to `target`."""
     if target in (None, dtype) or port in row.traits.fixed:
         return False
     return dtype.is_float or row.traits.amp in ("promote", "f32")

@@ -40,8 +40,8 @@ def _operands(x: Spec, w: Spec, b: Spec | None, channels: tuple[Any, ...]) -> No
 
 def _divides(groups: int, *channels: Any) -> None:
     if groups < 1 or any(isinstance(c, str) or c % groups for c in channels):
-        expected = f"a common divisor of {channels}"
-        raise ShapeError("groups does not divide the numbers of channels", expected=expected, got=groups)
+        expected = f"static numbers of channels, and groups >= 1 that divides all of {channels}"
+        raise ShapeError("cannot divide the channels evenly into groups", expected=expected, got=groups)
 
 
 def _bias(g: Any) -> Any:
@@ -50,7 +50,7 @@ def _bias(g: Any) -> Any:
 
 
 def _cost(positions: Spec, weight: Spec, ins: Sequence[Spec], outs: Sequence[Spec]) -> Cost:
-    """Return the cost of multiplying each entry of `positions` with one slice of `weight` along its first axis."""
+    """Return the cost if each entry of `positions` is multiplied with all entries of weight[k], for one k."""
     flops = 2 * positions.size * (weight.size // max(weight.sizes[0], 1))
     return Cost(flops, sum(i.nbytes for i in ins), outs[0].nbytes)
 
@@ -84,7 +84,7 @@ def _emit_conv(i: Sequence[str], a: Mapping[str, Any]) -> str:
 
 
 def each(value: int | Sequence[int], rank: int = 1) -> list[int]:
-    """Return one number per spatial axis; an int stands for all axes."""
+    """Return one number per spatial axis; an int is repeated `rank` times."""
     return [value] * rank if isinstance(value, int) else list(value)
 
 
@@ -100,7 +100,7 @@ def _convolved(u: AxesUse, groups: Atom, read: Term, made: Term, at: int) -> Seq
 
 
 def grouped_channels(u: AxesUse, groups: Atom, *channels: Term) -> None:
-    """Mark the axis `groups`, whose size is the attribute `groups`, as channel groups, and `channels` as channels."""
+    """State that the axis `groups`, sized by the attribute `groups`, counts channel groups, the `channels` channels."""
     u.sizes["groups"] = groups
     u.kind(groups, "channel_groups")
     for term in channels:

@@ -191,7 +191,7 @@ class Clamp(rules.Unary):
         if low is None and high is None:
             raise UsageError("clamp got no bound", expected="low, high or both")
         if not x.dtype.is_float and any(isinstance(bound, float) for bound in (low, high)):
-            raise DTypeError("clamp of integers got a float bound", expected=x.dtype.name, got=f"{low}, {high}")
+            raise DTypeError("clamp of integers got a float bound", expected="ints or None", got=f"{low}, {high}")
         return x
 
     def vjp(g, ins, outs, attrs, needs):
@@ -354,14 +354,12 @@ class Junction(Row):
 
     def infer(*ins, **attrs):
         if not ins:
-            raise ShapeError("cannot infer the spec of a junction without edges", fix="pass e.add like=<a node>")
+            fix = "add it with an operand, whose spec it takes; edges can be cut later"
+            raise ShapeError("cannot infer the spec of a junction without operands", expected="an operand", fix=fix)
         rules.one_dtype(*ins)
         for port, other in enumerate(ins):
             if other.shape != ins[0].shape:
-                what, fix = (
-                    "the edges into a junction have different shapes",
-                    "insert a linear or reshape op on this edge",
-                )
+                what, fix = "a junction has operands of different shapes", "insert a linear or reshape op on this edge"
                 raise ShapeError(what, where=f"port {port}", expected=ins[0], got=other, fix=fix)
         return ins[0]
 

@@ -2,7 +2,7 @@
 
 The field is a template or a function. The function maps the operands' source texts and the attributes to the text of
 one expression (a tuple for several results), or to None if generated code cannot express this use of the op. Operand
-texts are names, attributes, calls or subscripts, so they need no parentheses. Generated code reads a symbolic size `B`
+texts are names, attributes, calls or subscripts, so they need no parentheses. Generated code reads a named size `B`
 as `run.B`.
 
 In a template, `{0}` is an operand, `{all}` all operands, `{name}` an attribute as a literal, `{name:sizes}` an
@@ -22,7 +22,7 @@ Emit = Callable[[Sequence[str], Mapping[str, Any]], str | None]
 
 
 def template(text: str) -> Emit:
-    """Compile a template to an `emit` function."""
+    """Return the `emit` function that fills a template: `{0}` is an operand, `{all}` all, `{name}` an attribute."""
 
     def emit(ins: Sequence[str], attrs: Mapping[str, Any]) -> str:
         return text.format(*ins, all=", ".join(ins), **{name: _Literal(value) for name, value in attrs.items()})
@@ -48,7 +48,7 @@ def literal(value: Any) -> str:
 
 
 def sizes(shape: Sequence[Any]) -> str:
-    """Format sizes as source text; a symbolic size `B` becomes `run.B`."""
+    """Format sizes as source text; a named size `B` becomes `run.B`."""
     return ", ".join(f"run.{d}" if isinstance(d, str) else str(d) for d in shape)
 
 
@@ -58,6 +58,6 @@ def is_primary(text: str) -> bool:
 
 
 def appends(emit: Emit, operands: int, attrs: Mapping[str, Any]) -> bool:
-    """Return True if the emitted text starts with the first operand, followed by a method call or a subscript."""
+    """Return True if the op's source text is a method call or a subscript on the first of `operands` operands."""
     text = emit([f"x{i}" for i in range(operands)], attrs) if operands else None
     return text is not None and text.startswith(("x0.", "x0["))

@@ -204,7 +204,7 @@ def workspace(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spe
 
 
 def needs(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-    """Return what an op's kernel, or all kernels of its expansion, need from the host: operand values, allocations."""
+    """Return the host requirements, such as operand values, of an op's kernel or of all kernels of its expansion."""
     if not expanded(row, kernels):
         return kernels.needs(row.name, outs, ins, attrs)
     made, reads, asked = expansion(row, ins, attrs, kernels), set[int](), []

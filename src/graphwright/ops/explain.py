@@ -85,7 +85,10 @@ def _needed(row: Op, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _completed(row: Op, first: Sequence[Spec], attrs: dict[str, Any]) -> tuple[list[Spec], dict[str, Any]] | None:
-    """Add operands from a test sample, resized to match those in `first`; return None if no sample matches."""
+    """Return (specs of all operands, attributes), given the specs of the `first` operands and some attributes.
+
+    The others are those of a test sample, with sizes changed to match `first`. None if no sample matches.
+    """
     for seed in range(20):
         arrays, sampled = row.sample(np.random.default_rng(seed))
         shapes = [np.shape(a) for a in arrays]

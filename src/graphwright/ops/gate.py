@@ -1,7 +1,7 @@
 """Gates: factors computed from trained logits, which multiply edges and units. A program has one `gate` node.
 
-The table, int64 [N, 7] with the columns of `COLUMNS`, maps each element to its gate; the run operand, int64 [3], holds
-seed, step and mode. Both are operands: closing a gate, changing a temperature or the mode needs no new plan.
+The table, int64 [N, 7], has the kind, group, state, slot, generation, element number and cost of each element; `run`,
+int64 [3], has seed, step and mode. Both are operands, so that closing a gate or changing the mode needs no new plan.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _RUN = Spec((3,), int64)
 def _checked(logits: Spec, table: Spec, temperature: Spec, run: Spec, sizes: tuple[int, ...]) -> None:
     floating(logits)
     if len(logits.shape) != 1 or sum(sizes) != logits.shape[0]:
-        raise ShapeError("the sizes do not add up to the number of logits", expected=f"[{sum(sizes)}]", got=logits)
+        raise ShapeError("the logits do not have one entry per element", expected=f"[{sum(sizes)}]", got=logits)
     if table != Spec((logits.shape[0], len(COLUMNS)), int64):
         expected = Spec((logits.shape[0], len(COLUMNS)), int64)
-        raise ShapeError("the table of elements does not have one row per logit", expected=expected, got=table)
+        raise ShapeError("the table of elements has the wrong shape or dtype", expected=expected, got=table)
     if len(floating(temperature).shape) != 1:
         raise ShapeError("the temperatures are not a vector", expected="[G]", got=temperature)
     if run != _RUN:
@@ -49,8 +49,8 @@ class GateOp(Row):
     """gate(z, T): gate values of logits [N], table [N, 7], temperatures [G], run [3]; one result per size in `sizes`.
 
     The kind of a gate is its function of logit z and temperature T, which in training also reads noise u(seed, step,
-    slot, generation, element); `docs/structure.md` has the table of kinds. `groups`: names of the temperatures. The
-    gradient of a hard gate is that of the soft gate it rounds, evaluated at the hard forward value.
+    slot, generation, element); `docs/structure.md` has the table of kinds. `groups`: names of the temperatures. A gate
+    that is rounded to 0 or 1 has the gradient of its value before the rounding (straight through).
     Maddison et al. 2017 (concrete); Louizos et al. 2018 (hard concrete); Bengio et al. 2013 (straight through).
     """
 
@@ -88,7 +88,7 @@ class GateOp(Row):
 
 @op("gate_grad")
 class GateGrad(Backward):
-    """Gradients of `gate` w.r.t. logits and temperatures, from its operands and the gradients marked in `given`."""
+    """Gradients of `gate` w.r.t. logits and temperatures, from its operands and g of each result true in `given`."""
 
     arity, vjp, cost = (4, None), None, _cost
     attrs, traits = {"sizes": ..., "given": ...}, replace(_TRAITS, backward_of="gate")
@@ -98,11 +98,8 @@ class GateGrad(Backward):
         _checked(logits, table, temperature, run, sizes)
         wanted = [Spec((n,), logits.dtype) for n, there in zip(sizes, given, strict=True) if there]
         if list(grads) != wanted:
-            raise ShapeError(
-                "the gradients do not match the results marked in `given`",
-                expected=", ".join(map(repr, wanted)),
-                got=f"{list(grads)}",
-            )
+            what = "the gradients do not match the results marked in `given`"
+            raise ShapeError(what, expected=wanted, got=list(grads))
         return logits, temperature
 
     def sample(rng: np.random.Generator) -> tuple[list[Any], dict[str, Any]]:

@@ -81,7 +81,7 @@ class ScaleGradient(Row):
 
 @op("recall")
 class Recall(Row):
-    """x, as a view that rewrites do not see through: values computed from x and from the view are never merged."""
+    """x, as a view that is an optimisation barrier: values computed from x and from the view are never merged."""
 
     arity, infer, view, cost, sample = 1, same, _itself, free_cost, unary_sample(-1, 1)
     traits = Traits(linear_in=(0,), barrier=True)
@@ -95,12 +95,8 @@ class Recall(Row):
 class AssertFinite(Row):
     """x unchanged; raises NonFinite with the node, the count and the first index of infinite or NaN entries, if any."""
 
-    arity, infer, traits, sample = (
-        1,
-        floating,
-        Traits(linear_in=(0,), elementwise=True, inplace=((0, 0),)),
-        unary_sample(-1, 1),
-    )
+    arity, infer, sample = 1, floating, unary_sample(-1, 1)
+    traits = Traits(linear_in=(0,), elementwise=True, inplace=((0, 0),))
     axes = identity
     onnx = "Identity"
     emit = "{0}"

@@ -80,14 +80,14 @@ AXES = 8
 
 
 def _picked(shape: Sequence[Any], ids: Sequence[Spec], axis: int) -> tuple[Any, ...]:
-    """Return the shape of x[..., i, j, ...] for index arrays from axis `axis` on. Raises: ShapeError, DTypeError."""
+    """Check the index arrays i, j, ... and return the shape of x[..., i, j, ...], in which i is at axis `axis` of x."""
     start = axis_of(axis, len(shape))
     end = start + len(ids)
     if end > len(shape):
         expected = f"at most {len(shape) - start} from axis {axis} of {tuple(shape)}"
         raise ShapeError("there are more index arrays than axes", expected=expected, got=len(ids))
     if any(isinstance(n, str) for n in shape[start:end]):
-        raise ShapeError("cannot index an axis of symbolic size", where=f"axes {start} to {end - 1}", got=tuple(shape))
+        raise ShapeError("cannot index an axis of named size", where=f"axes {start} to {end - 1}", got=tuple(shape))
     if any(i.dtype is not int64 for i in ids):
         got = ", ".join(map(repr, ids))
         raise DTypeError("an index array is not int64", expected="int64", got=got, fix='index.to("int64")')
@@ -95,7 +95,7 @@ def _picked(shape: Sequence[Any], ids: Sequence[Spec], axis: int) -> tuple[Any, 
 
 
 def _sample_ids(rng: Any, *, distinct: bool = False) -> tuple[tuple[int, ...], tuple[int, ...], list, dict[str, int]]:
-    """Draw a shape, the shape of selected entries, one or two index arrays, and the first indexed axis as attribute."""
+    """Draw the shape of x, that of the selected entries, one or two index arrays, {"axis": the first indexed axis}."""
     shape, count = (2, 3, 4), int(rng.integers(1, 3))
     axis = int(rng.integers(0, 4 - count))
     sizes = shape[axis : axis + count]
@@ -221,7 +221,7 @@ class IndexPut(_IndexUpdate):
 
 @op("index_add")
 class IndexAdd(_IndexUpdate):
-    """x[i, j, ...] += v, in order: operands as of `index_put`; values for the same index add up."""
+    """x[i, j, ...] += v, in order: operands x, v (which broadcasts), then one index array per axis from `axis` on."""
 
     sample = lambda rng: _update_sample(rng, distinct=False)
     vjp = lambda g, ins, outs, attrs, needs: (g, call("index", g, *ins[2:], **attrs) if needs[1] else None)
@@ -304,7 +304,7 @@ class Nonzero(Row):
         if size < 0:
             raise ShapeError("the size of the result is negative", expected=">= 0", got=size)
         if any(isinstance(n, str) for n in x.shape):
-            raise ShapeError("the operand of nonzero has a symbolic size", expected="static sizes", got=x)
+            raise ShapeError("the operand of nonzero has a named size", expected="static sizes", got=x)
         return Spec((size, len(x.shape)), int64)
 
     def sample(rng):
@@ -321,12 +321,12 @@ def _along(x: Spec, index: Spec, axis: int) -> None:
     if index.dtype is not int64:
         raise DTypeError("the index is not int64", expected="int64", got=index, fix='index.to("int64")')
     if len(index.shape) != len(x.shape):
-        raise ShapeError("index and operand have different ranks", expected=len(x.shape), got=index)
+        raise ShapeError("index and operand have different ranks", expected=f"rank {len(x.shape)}", got=index)
     if not all(
         a == at or i == n or (isinstance(i, int) and isinstance(n, int) and i <= n)
         for a, (i, n) in enumerate(zip(index.shape, x.shape, strict=True))
     ):
-        raise ShapeError(f"the index exceeds the operand on an axis other than {at}", expected=x.shape, got=index)
+        raise ShapeError(f"the index is too large on an axis other than {at}", expected=f"at most {x.shape}", got=index)
 
 
 @op("gather")

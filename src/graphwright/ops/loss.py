@@ -147,7 +147,7 @@ class _ClassIds:
         return call("reshape", call("gather", x, _column(self.ids), axis=-1), shape=self.ids.shape)
 
     def spread(self, row, weight):
-        """Sum `row`, one value per row of scores, over the rows of each target class, [K]; times (1 - `smoothing`)."""
+        """Return (1 - s)·Σ of `row` over the rows of each target class, shape [K] as `weight`; s is `smoothing`."""
         flat, ids = (call("reshape", t, shape=(prod(t.shape),)) for t in (row, self.ids))
         return call("scatter_sum", flat, ids, axis=0, shape=weight.shape) * (1.0 - self.smoothing)
 

@@ -42,7 +42,7 @@ def _mean(x, axes):
 
 
 def _count(x, axes, less):
-    """Return n - `less`, n the number of entries over `axes`: a float, or a traced value if a size is symbolic."""
+    """Return n - `less`, n the number of entries over `axes`: a float, or a traced value if a size is named."""
     known = prod(n for a in axes if isinstance(n := x.shape[a], int))
     named = [call("size", x, axis=a) for a in axes if isinstance(x.shape[a], str)]
     if not named:
@@ -159,7 +159,7 @@ class RmsNorm(_Norm):
 
 @op("layer_norm")
 class LayerNorm(_Norm):
-    """(x - mean)/√(var + eps)·w + b over the last `rank` axes (Ba et al. 2016); w and b, optional, have their shape."""
+    """(x - mean)/√(var + eps)·w + b over the last `rank` axes (Ba et al. 2016); w and b, if given, have these axes."""
 
     arity, attrs, saves, vm = (1, 3), {"rank": 1, "eps": 1e-5}, Saves(inputs=(0, 1)), forms.LAYER_NORM
     emit = lambda i, a: _emit_norm("F.layer_norm", i[0], f"{i[0]}.shape[-{a['rank']}:]", i[1:], a)
@@ -221,8 +221,8 @@ class GroupNorm(_Norm):
 
     def infer(x, *scale, groups, eps):
         if len(x.shape) < 2 or not isinstance(x.shape[1], int) or groups < 1 or x.shape[1] % groups:
-            expected = f"[N, C, ...] with C a multiple of {groups} >= 1"
-            raise ShapeError("cannot divide the channels evenly into groups", expected=expected, got=x)
+            expected, got = "[N, C, ...] with static C, and groups >= 1 that divides C", f"{x}, groups {groups}"
+            raise ShapeError("cannot divide the channels evenly into groups", expected=expected, got=got)
         return _check_scale(x, x.shape[1:2], scale)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -351,7 +351,7 @@ class BatchNormTrain(_ChannelNorm):
     def infer(x, mean, var, *scale, momentum, eps):
         _channels(x, (mean, var), scale)
         if not x.symbolic and x.size <= x.sizes[1]:
-            raise ShapeError("cannot take the variance of one value per channel", expected="more than one value", got=x)
+            raise ShapeError("cannot take a variance per channel", expected="more than one value per channel", got=x)
         return x, mean, var
 
     def vjp(g, ins, outs, attrs, needs):

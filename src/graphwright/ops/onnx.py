@@ -38,7 +38,7 @@ class NodeWriter(Protocol):
         ...
 
     def size(self, dim: str) -> str:
-        """Return the name of an int64 tensor [1] that holds the value of a symbolic size."""
+        """Return the name of an int64 tensor [1] that holds the value of a named size."""
         ...
 
 
@@ -72,7 +72,7 @@ class OnnxUse:
         return self.nodes.constant(np.array(value, numpy_dtype((like or self.ins[0]).dtype)))
 
     def shape(self, dims: Sequence[Dim]) -> str:
-        """Add a shape as an int64 vector, with symbolic sizes computed when the model runs, and return its name."""
+        """Add a shape as an int64 vector, with named sizes computed when the model runs, and return its name."""
         if all(isinstance(d, int) for d in dims):
             return self.ints(*(int(d) for d in dims))
         parts = [self.nodes.size(d) if isinstance(d, str) else self.ints(d) for d in dims]
@@ -88,7 +88,7 @@ class OnnxUse:
 
 
 def numpy_dtype(dtype: DType) -> np.dtype:
-    """Return the numpy dtype for a constant of this dtype; bfloat16, which numpy lacks, does not occur."""
+    """Return the numpy dtype for a constant of this dtype, which is not bfloat16, as numpy lacks it."""
     return np.dtype(dtype.name)
 
 
@@ -96,7 +96,10 @@ OnnxRow = Callable[[OnnxUse], "str | tuple[str, ...] | None"]
 
 
 class WholeNode(NamedTuple):
-    """The `onnx_23` field: `row` writes the op as one node of opset 23, used if `same(specs, attributes)` is True."""
+    """The field `onnx_23` of an op that is a single node in opset 23; `row` is the function that adds this node.
+
+    `same` takes the operands' specs and the attributes of a use; it returns True if the node computes what the op does.
+    """
 
     same: Callable[[Sequence[Spec], Mapping[str, Any]], bool]
     row: OnnxRow

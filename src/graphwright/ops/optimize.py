@@ -1,8 +1,8 @@
 """Optimizer steps for any number of parameters of one dtype: new values, moments and step counts.
 
 Operands: lr (0-d float64), found_inf (0-d float32; if it is not 0, no value changes), then all gradients, all
-parameters, each moment of all parameters, all step counts (0-d float32). Results: the new values of all these but the
-gradients. No gradient flows through a step.
+parameters, each moment of all parameters, all step counts (0-d float32). Results: the new parameters, moments and step
+counts. No gradient flows through a step.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def equal_parts(ins, count: int):
     """
     length, rest = divmod(len(ins), count)
     if rest or not length:
-        what, got = "not every parameter has the same number of operands", f"{len(ins)} operands after the scalars"
-        raise ShapeError(what, expected=f"{count} operands per parameter, for one or more parameters", got=got)
+        expected = f"{count} for each of one or more parameters"
+        raise ShapeError("wrong number of operands after the scalars", expected=expected, got=len(ins))
     return [tuple(ins[k * length : (k + 1) * length]) for k in range(count)]
 
 
@@ -94,8 +94,8 @@ class _Adam(_Step):
 class AdamStep(_Adam):
     """m ← β1·m + (1-β1)g; v ← β2·v + (1-β2)g²; θ ← θ - lr·(m/(1-β1ᵗ)) / (√(v/(1-β2ᵗ)) + eps); g + λ·θ replaces g.
 
-    λ is `weight_decay`. The moments are m, v and, with `amsgrad`, the largest v so far, which then replaces v in the
-    root. `maximize` negates g. Kingma and Ba 2015, algorithm 1; Reddi, Kale and Kumar 2018, algorithm 2.
+    λ is `weight_decay`, t the step count. The moments are m, v and, with `amsgrad`, the largest v so far, used for v
+    in the root. `maximize` negates g. Kingma and Ba 2015, algorithm 1; Reddi, Kale and Kumar 2018, algorithm 2.
     """
 
     vm = forms.ADAM

@@ -1,6 +1,6 @@
 """Pooling and resampling over one or two trailing spatial axes.
 
-Averages and interpolations are linear; each op and its transpose are each other's gradients.
+Averages and interpolations are linear: the gradient of each is its transpose, whose gradient is the op itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _windows(x: Spec, kernel: Any, attrs: Any) -> Spec:
 
 
 def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
-    """Return the spec of x with its trailing axes resized. Raises: ShapeError if an axis or size is invalid."""
+    """Return the spec of x with its trailing axes resized. Raises: ShapeError for a named size or one below 1."""
     at = len(floating(x).shape) - len(sizes)
     if not 1 <= len(sizes) <= 2 or at < 0 or any(isinstance(n, str) or n < 1 for n in (*sizes, *x.shape[at:])):
         expected = "one or two trailing axes of size >= 1, and sizes >= 1"
@@ -52,7 +52,7 @@ def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
 
 
 def _back(op: str, g: Any, ins: Any, attrs: Mapping[str, Any]) -> tuple:
-    """Return the operand's gradient: `op`, the transpose of the forward op, applied to g, with the operand's sizes."""
+    """Return (gradient of the operand,): the op named `op`, the transpose of the forward op, applied to g."""
     return (call(op, g, **{**attrs, "sizes": trailing(ins[0].shape, len(attrs["sizes"]))}),)
 
 
@@ -151,7 +151,7 @@ class AvgPool(_PoolOp):
 
 @op("avg_pool_backward")
 class AvgPoolBackward(_PoolOp, Backward):
-    """Gradient of `avg_pool`: each entry of g is spread evenly over its window; trailing axes have `sizes`."""
+    """Gradient of `avg_pool`: spreads each entry of g evenly over its window; the result's last axes have `sizes`."""
 
     attrs, traits = {**AvgPool.attrs, "sizes": ...}, Traits(backward_of="avg_pool")
     vjp = lambda g, ins, outs, attrs, needs: (call("avg_pool", g, **{name: attrs[name] for name in AvgPool.attrs}),)
@@ -192,7 +192,7 @@ class AdaptiveAvgPool(_PoolOp):
 
 @op("adaptive_avg_pool_backward")
 class AdaptiveAvgPoolBackward(_PoolOp, Backward):
-    """Gradient of `adaptive_avg_pool`: each entry of g is spread evenly over its window; trailing axes have `sizes`."""
+    """Gradient of `adaptive_avg_pool`: spreads each entry of g over its window; the result's last axes have `sizes`."""
 
     attrs, traits, sample = {"sizes": ...}, Traits(backward_of="adaptive_avg_pool"), AdaptiveAvgPool.sample
     vjp = lambda g, ins, outs, attrs, needs: _back("adaptive_avg_pool", g, ins, attrs)
@@ -239,7 +239,7 @@ class Interpolate(_PoolOp):
 
 @op("interpolate_backward")
 class InterpolateBackward(_PoolOp, Backward):
-    """Gradient of `interpolate`: spreads each entry of g over its sources in x; the trailing axes have `sizes`."""
+    """Gradient of `interpolate`: adds each entry of g, weighted, to its sources in x, whose last axes have `sizes`."""
 
     attrs, infer, sample = Interpolate.attrs, _interpolated, Interpolate.sample
     traits = Traits(backward_of="interpolate")

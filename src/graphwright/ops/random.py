@@ -33,7 +33,7 @@ def key_sample(rng: np.random.Generator) -> np.ndarray:
 
 
 def _redraws(u: AxesUse, key: Dims, over: Dims) -> None:
-    """Freeze the key's size; mark `over` as `mixed` (see `AxesUse`), because another shape draws different numbers."""
+    """Freeze the key's size; state that dimensions `over` cannot lose a unit without changing the other numbers."""
     u.frozen(key[0], "is keyed by a seed and a step")
     for term in over:
         u.mixed(term, "draws different numbers for a different shape")
@@ -86,7 +86,7 @@ class Normal(_Noise):
 
 @op("gumbel")
 class Gumbel(_Noise):
-    """-ln(-ln u), a standard Gumbel number."""
+    """-ln(-ln u) for uniform u in (0, 1): a standard Gumbel number."""
 
 
 @op("randint")
@@ -173,7 +173,7 @@ class Multinomial(Random):
         _keyed(key, stream)
         count = floating(weights).shape[-1] if weights.shape else 0
         if isinstance(count, str):
-            raise ShapeError("the number of weights is symbolic", expected="[..., K] with a static K", got=weights)
+            raise ShapeError("the number of weights is a named size", expected="[..., K] with a static K", got=weights)
         if not samples >= 0 or (samples > count and not (replacement and count)):
             most = "" if replacement and count else f" and at most {count}"
             raise ShapeError("invalid number of samples", expected=f"at least 0{most}", got=samples)

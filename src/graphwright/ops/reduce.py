@@ -35,7 +35,7 @@ def _restore(g, x, attrs):
 
 
 def _axes(why: str = "") -> AxesRule:
-    """Return the `axes` rule of a reduction: it marks reduced axes `mixed` for the reason `why`, or else `summed`."""
+    """Return the `axes` rule of a reduction: zero units of reduced axes can be removed (`why`: a reason why not)."""
 
     def rule(u: AxesUse) -> list[Dims]:
         for axis in axes_of(u.attrs["axes"], len(u.ins[0])):
@@ -270,7 +270,7 @@ class Cumsum(Row):
 
 @op("logsumexp")
 class LogSumExp(Reduction):
-    """ln Σ eˣ over axes, shifted by the maximum; gradient g·e^(x - y), 0 where all entries are -∞."""
+    """ln Σ eˣ over axes, without overflow for large x; gradient g·e^(x - y), 0 where all entries are -∞."""
 
     traits, saves = Traits(amp="f32"), Saves(inputs=(0,), outputs=(0,))
     axes, emit, onnx = _axes("sums exponentials over it"), _method("logsumexp"), _onnx_reduce("ReduceLogSumExp")

@@ -168,15 +168,15 @@ class Op:
     why: Mapping[str, str] = field(default_factory=dict)  # the reason for each field that is None
 
     def inplace(self, ins: int, outs: int) -> Sequence[tuple[int, int]]:
-        """Return pairs (result, operand) where the result may overwrite the operand; `ins`, `outs` are counts."""
+        """Return index pairs (result, operand): the result may overwrite the operand. `ins`, `outs`: how many exist."""
         return [(o, ins - outs + o) for o in range(outs)] if self.traits.updates_states else self.traits.inplace
 
     def overwrites(self, out: int, operand: int, ins: int, outs: int) -> bool:
-        """Return True if result number `out` may overwrite operand number `operand`; `ins`, `outs` are counts."""
+        """Return True if result `out` of `outs` results may overwrite operand `operand` of `ins` operands."""
         return operand == ins - outs + out if self.traits.updates_states else (out, operand) in self.traits.inplace
 
     def row_major(self, ins: int) -> Sequence[int]:
-        """Return the indices (negative: from the end) of operands that must be row-major; `ins` counts all operands."""
+        """Return the indices (negative: from the end) of those of `ins` operands that must be row-major."""
         return range(ins) if self.traits.updates_states else self.traits.contiguous
 
     def stops_gradient(self, attrs: Attrs) -> bool:
@@ -212,9 +212,8 @@ class Op:
         low, high = self.arity if isinstance(self.arity, tuple) else (self.arity, self.arity)
         if len(ins) < low or (high is not None and len(ins) > high):
             wanted = f"{low}" if high == low else f"{low} to {'any number' if high is None else high}"
-            raise UsageError(
-                f"op {self.name!r} got a wrong number of operands", where=where, expected=wanted, got=len(ins)
-            )
+            what = f"op {self.name!r} got a wrong number of operands"
+            raise UsageError(what, where=where, expected=wanted, got=len(ins))
         try:
             result = self.infer(*ins, **attrs)
         except GraphwrightError as error:

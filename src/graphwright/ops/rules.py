@@ -22,7 +22,7 @@ def same(x: Spec, **attrs: Any) -> Spec:
 def floating(x: Spec, **attrs: Any) -> Spec:
     """Return the spec of the operand. Raises: DTypeError if it is not floating."""
     if not x.dtype.is_float:
-        raise DTypeError("the operand is not floating", expected="a floating dtype", got=x)
+        raise DTypeError("an operand is not floating", expected="a floating dtype", got=x)
     return x
 
 
@@ -36,7 +36,7 @@ def one_dtype(first: Spec, *others: Spec | None) -> Spec:
     """Return the first operand's spec. Raises: DTypeError if another operand, except None, has a different dtype."""
     if any(i is not None and i.dtype is not first.dtype for i in others):
         got = ", ".join(repr(i) for i in (first, *others) if i is not None)
-        raise DTypeError("operands have different dtypes", expected=first.dtype.name, got=got, fix="cast one of them")
+        raise DTypeError("operands have different dtypes", expected="one dtype", got=got, fix="cast one of them")
     return first
 
 

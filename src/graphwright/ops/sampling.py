@@ -25,9 +25,9 @@ KEYS = ("seed", "stream", "position", "top_k")
 class SampleToken(Row):
     """argmax(z - ln(-ln u)), the next token id int64 [B], and z [B, V], the adjusted logits: -inf where filtered out.
 
-    Operands: logits float32 [B, V], rules float32 [B, 6] and keys int64 [B, 4] (see `RULES`, `KEYS`), and the tokens
-    seen so far, int32 [B, S, 2]: pairs of an id and its count in the output, each id once, ended by a negative id.
-    The steps, in this order:
+    Operands: logits float32 [B, V]; rules float32 [B, 6] with repetition penalty, presence, frequency, temperature,
+    top_p and min_p; keys int64 [B, 4] with seed, stream, position and top_k; and the tokens seen so far, int32
+    [B, S, 2]: pairs of an id and its count in the output, each id once, ended by a negative id. The steps, in order:
 
     1. Logits of seen ids are divided by the repetition penalty where positive and multiplied by it elsewhere; those of
        ids in the output are then reduced by presence + frequency · count.

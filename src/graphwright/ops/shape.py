@@ -35,9 +35,9 @@ def inverse(order: Sequence[int]) -> tuple[int, ...]:
 
 
 def _runs(dims: Sequence[Term]) -> list[tuple[Term | None, list[Term]]]:
-    """Split dimensions into pairs (symbolic dimension, list of the static dimensions that follow it).
+    """Split dimensions into pairs (dimension of named size, list of the static dimensions that follow it).
 
-    The first pair has None instead of a symbolic dimension.
+    The first pair has None instead of a dimension of named size.
     """
     runs: list[tuple[Term | None, list[Term]]] = [(None, [])]
     for term in dims:
@@ -64,7 +64,7 @@ class Reshape(ViewOp):
             want.remove(dim)
         left, right = Spec(tuple(have), x.dtype), Spec(tuple(want), x.dtype)
         if left.symbolic or right.symbolic:
-            raise ShapeError("the shapes have different symbolic sizes", expected=x, got=shape)
+            raise ShapeError("the shapes have different named sizes", expected=x, got=shape)
         if left.size != right.size:
             raise ShapeError("the shapes have different numbers of elements", expected=x, got=shape)
         return Spec(tuple(shape), x.dtype)
@@ -88,7 +88,7 @@ class Reshape(ViewOp):
 
 @op("unflatten")
 class Unflatten(ViewOp):
-    """Split one axis into several: [.., a·b, ..] -> [.., a, b, ..]; other axes may have symbolic sizes."""
+    """Split one axis into several: [.., a·b, ..] -> [.., a, b, ..]; other axes may have named sizes."""
 
     attrs, sample = {"axis": ..., "sizes": ...}, normal_sample(3, 6, axis=1, sizes=(2, 3))
     onnx, traits = _reshape_node, Traits(rearranges=True, splits_axis=True, linear_in=(0,))
@@ -129,7 +129,8 @@ class Flatten(ViewOp):
         joined = x.shape[a : b + 1]
         named, sizes = [d for d in joined if isinstance(d, str)], [d for d in joined if isinstance(d, int)]
         if a > b or (named and prod(sizes) != 1) or len(named) > 1:
-            raise ShapeError("cannot merge these axes into one", expected="start <= end, static sizes", got=x)
+            expected, got = "start <= end, and static sizes", f"{x}, start {start}, end {end}"
+            raise ShapeError("cannot merge these axes into one", expected=expected, got=got)
         return Spec((*x.shape[:a], named[0] if named else prod(sizes), *x.shape[b + 1 :]), x.dtype)
 
     def view(layout, attrs):
@@ -178,7 +179,7 @@ class Expand(ViewOp):
     def infer(x, shape):
         lead = len(shape) - len(x.shape)
         if any(isinstance(n, int) and not 0 <= n < 1 << 63 for n in shape):
-            raise ShapeError("a size is negative or has more than 63 bits", got=shape)
+            raise ShapeError("a size is negative or too large", expected="0 to 2**63 - 1", got=shape)
         if lead < 0 or any(h not in (1, w) for h, w in zip(x.shape, shape[lead:], strict=True)):
             raise ShapeError("the operand does not broadcast to this shape", expected=shape, got=x)
         return Spec(tuple(shape), x.dtype)
@@ -196,10 +197,8 @@ class Slice(ViewOp):
     """x[start : start + size·step : step] along one axis: `size` entries."""
 
     attrs = {"axis": ..., "start": ..., "size": ..., "step": 1}
-    traits, sample = (
-        Traits(slices=True, linear_in=(0,), mixes="axis"),
-        normal_sample(2, 7, axis=1, start=1, size=3, step=2),
-    )
+    traits = Traits(slices=True, linear_in=(0,), mixes="axis")
+    sample = normal_sample(2, 7, axis=1, start=1, size=3, step=2)
 
     def view(layout, attrs):
         axis = axis_of(attrs["axis"], len(layout.shape))
@@ -208,9 +207,12 @@ class Slice(ViewOp):
     def infer(x, axis, start, size, step):
         at = axis_of(axis, len(x.shape))
         full = x.shape[at]
-        if isinstance(full, str) or size < 0 or step < 1 or start < 0 or (size and start + (size - 1) * step >= full):
-            got = f"{size} entries from index {start}, step {step}"
-            raise ShapeError("a slice exceeds the axis", where=f"axis {at}", expected=f"indices below {full}", got=got)
+        if isinstance(full, str):
+            raise ShapeError("cannot slice an axis of named size", where=f"axis {at}", expected="a static size", got=x)
+        if size < 0 or step < 1 or start < 0 or (size and start + (size - 1) * step >= full):
+            expected = f"start >= 0, size >= 0, step >= 1, and start + (size - 1)·step < {full}"
+            got = f"start {start}, size {size}, step {step}"
+            raise ShapeError("the slice is not inside the axis", where=f"axis {at}", expected=expected, got=got)
         return Spec(spliced(x.shape, at, size), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -386,15 +388,16 @@ class Diagonal(ViewOp):
 
 @op("pad_slice")
 class PadSlice(Backward):
-    """Transpose of `slice`: an array with `size` entries along an axis: x at start, start + step, ..., 0 elsewhere."""
+    """Transpose of `slice`: `size` entries along an axis, those of x at start, start + step, ..., and 0 elsewhere."""
 
     arity, attrs = 1, {"axis": ..., "start": ..., "step": 1, "size": ...}
     traits = Traits(pads=True, backward_of="slice")
 
     def infer(x, axis, start, step, size):
         at = axis_of(axis, len(x.shape))
-        if x.shape[at] and start + (x.shape[at] - 1) * step >= size:
-            raise ShapeError("the operand does not fit into the padded axis", where=f"axis {at}", expected=size, got=x)
+        if (n := x.shape[at]) and start + (n - 1) * step >= size:
+            expected, got = f"start + (n - 1)·step < {size}", f"n {n}, start {start}, step {step}"
+            raise ShapeError("the operand does not fit into the result", where=f"axis {at}", expected=expected, got=got)
         return Spec(spliced(x.shape, at, size), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -433,7 +436,7 @@ class Concat(Row):
                              expected=f"different sizes on axis {at} only", got=", ".join(map(repr, ins)))  # fmt: skip
         if any(isinstance(i.shape[at], str) for i in ins):
             got = ", ".join(map(repr, ins))
-            raise ShapeError("cannot concatenate along an axis of symbolic size", where=f"axis {at}", got=got)
+            raise ShapeError("cannot concatenate along an axis of named size", where=f"axis {at}", got=got)
         return Spec(spliced(ins[0].shape, at, sum(i.shape[at] for i in ins)), ins[0].dtype)
 
     def vjp(g, ins, outs, attrs, needs):

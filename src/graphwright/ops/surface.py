@@ -73,17 +73,17 @@ def _doc(row: Op) -> str:
 
 
 def method_stubs() -> str:
-    """Return the signatures of `methods()`, as lines of a class body."""
+    """Return the signatures and docstrings of the generated tensor methods, as lines of a class body."""
     return _stubs("method", lambda row: ", ".join(["self", *(f"{o}: Any" for o in row.operands[1:])]))
 
 
 def function_stubs() -> str:
-    """Return the signatures of `functions()`, as lines of a module."""
+    """Return the signatures and docstrings of the generated functions, as lines of a module."""
     return _stubs("functional", lambda row: ", ".join(f"{o}: Tensor" for o in row.operands))
 
 
 def module_stubs(base: str) -> str:
-    """Return the signatures of `modules(base)`, as lines of a module."""
+    """Return the signatures and docstrings of the generated modules, subclasses of `base`, as lines of a module."""
     lines = []
     for name, row in _with("module"):
         init = f"\n    def __init__(self{_defaults(row, types=True)}) -> None: ..." if row.attrs else ""

@@ -155,7 +155,8 @@ class SavedState:
         except JsonError as error:
             raise StateError("train.json is damaged", where=path, got=error.what) from error
         if not isinstance(content, dict) or type(content.get("schema")) is not int:
-            raise StateError("train.json does not describe a saved training", where=path)
+            expected = 'an object with an integer "schema"'
+            raise StateError("train.json does not describe a saved training", where=path, expected=expected)
         if content["schema"] != SCHEMA:
             got, fix = content["schema"], "use a newer graphwright" if content["schema"] > SCHEMA else "train again"
             raise StateError("unknown schema of a saved training", where=path, expected=SCHEMA, got=got, fix=fix)
@@ -177,7 +178,7 @@ class SavedState:
         parts = _given(scheduler, loader, rng)
         own, aliases = _gathered(model, optimizer, scaler, compiled)
         scope = tuple(sorted({name.partition(".")[0] for name in own}))
-        wrong = [f"{name}: not saved" for name, _ in parts if name not in self.states]
+        wrong = [f"{name}: the training was saved without it" for name, _ in parts if name not in self.states]
         if compiled is not None:
             now, then = json.loads(json.dumps(dict(compiled.options()))), self.plan or {}
             wrong += [f"{n} of the step: expected {then.get(n)}, got {v}" for n, v in now.items() if then.get(n) != v]
@@ -185,8 +186,8 @@ class SavedState:
         if remap is not None:
             program = program_of(model)
             if program is None:
-                raise StateError("remap is given but the model is not a program", where=self.directory,
-                                 got=type(model).__name__)  # fmt: skip
+                raise StateError("`remap` is given but the model has no program", where=self.directory,
+                                 got=type(model).__name__, fix="leave out remap")  # fmt: skip
             arrays = remap_state(self, arrays, program, remap, optimizer if isinstance(optimizer, Optimizer) else None)
         elif {a: n for a, n in self.aliases.items() if a.partition(".")[0] in scope} != aliases:
             wrong.append("other tensors are tied in the saved state than in this model")
@@ -206,12 +207,12 @@ class SavedState:
     def _refuse(self, wrong: Sequence[str]) -> None:
         if wrong:
             lines = "\n  ".join(dict.fromkeys(wrong))
-            raise StateError(f"the saved state does not match:\n  {lines}", where=self.directory)
+            raise StateError(f"the saved state does not match the arguments:\n  {lines}", where=self.directory)
 
     def _arrays(self, scope: Sequence[str], own: Mapping[str, Variable], wrong: list[str]) -> dict[str, NDArray]:
         """Return the saved tensors, by name, of the parts in `scope`, such as `model`, after verifying their checksums.
 
-        Mismatches with the variables `own` are added to `wrong`. Raises: StateError for a mismatch or wrong checksum.
+        Raises: StateError listing the lines of `wrong` and all mismatches with the variables `own`, or for a checksum.
         """
         names = [name for name in self.tensors if name.partition(".")[0] in scope]
         arrays: dict[str, NDArray] = {}
@@ -237,18 +238,19 @@ def remap_state(
     Args:
         arrays: saved tensors by name, with the prefix `model.` or `optimizer.`.
         journal: journal of the program.
-    Raises: StateError if the edits do not lead from the saved program to the present one; NotUndoable, ReplayConflict.
+    Raises: StateError if the edits do not lead from the saved program to the present one; NotUndoable or ReplayConflict
+        if they cannot be replayed.
     """
     heads = {journal.chain.base: -1, **{entry.hash: entry.seq for entry in journal}}
     if saved.journal not in heads or journal.hash != program.journal.hash:
         fix = "pass remap=program.journal of the program that was trained and edited"
         raise StateError("the journal does not contain the edits from the saved program to this one",
-                         where=program.name, expected=saved.journal, fix=fix)  # fmt: skip
+                         where=program.name, expected=f"an entry with hash {saved.journal}", fix=fix)  # fmt: skip
     at = heads[saved.journal]
     past = (program.at(at) if len(journal) else program).fork()
     if past.structure_hash() != saved.structure:
-        raise StateError("the saved structure differs from that of the program after this journal entry",
-                         where=f"{program.name}, entry {at}")  # fmt: skip
+        raise StateError("the saved structure differs from that of the program at the saved state of its journal",
+                         where=f"{program.name}, after {at + 1} journal entries")  # fmt: skip
     for key, variable in past.variables().items():
         if f"model.{key}" not in arrays:
             raise StateError("a weight is missing in the saved state", where=key)

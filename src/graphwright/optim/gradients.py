@@ -33,7 +33,7 @@ def clip_grad_norm_(
         norm_type: 1, 2 or infinity.
         error_if_nonfinite: read the norm back, which synchronises, and raise NonFiniteGradient before any gradient
             changes. In a trace this raises TraceError.
-    Raises: UsageError if no parameter has a gradient.
+    Raises: UsageError if no parameter has a gradient, or for another norm type.
     """
     if norm_type not in _PARTS:
         raise UsageError("unknown norm_type", expected="1, 2 or inf", got=norm_type)
@@ -87,8 +87,8 @@ def ema_update(target: Variables, source: Variables, tau: float) -> None:
         raise UsageError("tau is out of range", expected="0 to 1", got=tau)
     targets, sources = (list(v.parameters() if isinstance(v, HasParameters) else v) for v in (target, source))
     if len(targets) != len(sources):
-        raise UsageError("target and source have different numbers of parameters", expected=len(targets),
-                         got=len(sources))  # fmt: skip
+        expected, got = f"{len(targets)} parameters in source", f"{len(sources)} parameters"
+        raise UsageError("target and source have different numbers of parameters", expected=expected, got=got)
     kinds: dict[DType, list[tuple[Variable, Tensor]]] = {}
     for t, s in zip(targets, sources, strict=True):
         kinds.setdefault(t.dtype, []).append((t, s))

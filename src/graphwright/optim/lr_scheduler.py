@@ -34,8 +34,8 @@ class LRScheduler:
     """Base of the schedulers.
 
     Args:
-        rate: function of the initial rate of a group, the step (from 0) and the index of the group that returns the
-            learning rate.
+        rate: function that returns the learning rate, of the initial rate of a group, the step (counted from 0) and the
+            index of the group.
 
     Attributes:
         last_step: the step whose rate is set now.
@@ -96,7 +96,7 @@ class LambdaLR(LRScheduler):
     ) -> None:
         groups = len(optimizer.param_groups)
         functions = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
-        _check(len(functions) == groups, f"one function, or {groups}", f"{len(functions)} functions")
+        _check(len(functions) == groups, f"lr_lambda: one function, or {groups}", f"{len(functions)} functions")
         super().__init__(optimizer, lambda base, step, group: base * functions[group](step))
 
 
@@ -138,11 +138,8 @@ class WSDLR(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, warmup: int, stable: int, decay: int, floor: float = 0.0) -> None:
-        fine, expected = (
-            min(warmup, stable, decay) >= 0 and 0 <= floor <= 1,
-            "warmup, stable, decay >= 0, floor in [0, 1]",
-        )
-        _check(fine, expected, warmup, stable, decay, floor)
+        fine = min(warmup, stable, decay) >= 0 and 0 <= floor <= 1
+        _check(fine, "warmup, stable, decay >= 0, floor in [0, 1]", warmup, stable, decay, floor)
 
         def rate(base: float, step: int, _: int) -> float:
             into = step - warmup - stable

@@ -6,6 +6,7 @@ State is stored per parameter object, so it survives edits and undo.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
@@ -71,7 +72,7 @@ class ParamState:
 
     Attributes:
         name: prefix of the names of its variables.
-        spec, lineage: spec of the parameter, and its last change of shape, when the state was made.
+        spec, lineage: when the state was made, the spec of the parameter and the record of its last change of shape.
         steps: number of updates, 0-d float32.
         moments: name -> moment, in float32 or wider.
         master: float32 weights of a 16-bit parameter, if the optimizer keeps them.
@@ -146,9 +147,10 @@ class Optimizer:
         if not self.param_groups:
             raise UsageError("the optimizer got no parameters", fix="pass parameters, groups, a module or a program")
         self.initial_lr = lr
-        seen = list(self.parameters())
-        if len(set(seen)) != len(seen):
-            raise UsageError("duplicate parameter", fix="list each parameter once; tied weights are one parameter")
+        for p, times in Counter(self.parameters()).items():
+            if times > 1:
+                raise UsageError("duplicate parameter", where=p.name or None, got=f"{times} times",
+                                 fix="list each parameter once; tied weights are one parameter")  # fmt: skip
 
     def _add_group(self, params: Any, lr: float, options: Mapping[str, Any], *, fallback: bool) -> None:
         unknown = options.keys() - self._options
@@ -219,8 +221,7 @@ class Optimizer:
     def step(self, *, found_inf: Tensor | None = None) -> None:
         """Update every parameter that has a gradient.
 
-        Args:
-            found_inf: 0-d float32; if it is not 0, weights, moments and counts are not changed (see GradScaler).
+        If `found_inf`, a 0-d float32, is not 0, no weight, moment or step count is changed (see GradScaler).
         """
         found = self._never if found_inf is None else found_inf
         with no_grad(), scoped(self.name):
@@ -264,8 +265,9 @@ class Optimizer:
 
     # -- state -------------------------------------------------------------------------------------------------------
     def state_of(self, p: Parameter, names: Sequence[str] | None = None) -> ParamState:
-        """Return the state of a parameter: zeros at first, remapped after an edit of the parameter's axes.
+        """Return the state of a parameter, with the moments `names`, by default those that its group requires.
 
+        The state is zero at first, and remapped after an edit of the parameter's axes.
         Entries that an edit preserves have the same moments, bit for bit; moments of new entries are 0, also of entries
         that an undo restores. After any other change of shape, as by setting the weight, all moments are 0 again.
         """
@@ -320,12 +322,10 @@ def wide(dtype: DType) -> DType:
 
 
 def moment_remap(spec: Spec, lineage: ShapeChange | None, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return a function that remaps moments to the current shape of `p`.
-
-    Returns None if the shape also changed other than by edits of axes.
+    """Return a function that remaps moments to the present shape of `p`; None if not only edits of axes changed it.
 
     Args:
-        spec, lineage: spec and last change of shape of the parameter when the moments were made.
+        spec, lineage: when the moments were made, the spec of `p` and the record of its last change of shape.
     """
     remaps, shape = list(remap_path(lineage, p.lineage)), spec.sizes
     for before, index_maps in remaps:

@@ -19,7 +19,7 @@ class Adam(Optimizer):
         params, lr, decay_matrices_only, low: see `Optimizer`.
         betas: decay rates of the moments, in [0, 1).
         eps: added to the root of the second moment.
-        weight_decay: λ of g + λ·θ.
+        weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
         amsgrad: divide by the largest second moment so far (Reddi, Kale and Kumar 2018).
         maximize: maximise instead of minimise.
     """
@@ -41,7 +41,7 @@ class AdamW(Adam):
 
     Args:
         params, lr, decay_matrices_only, low: see `Optimizer`.
-        weight_decay: λ of θ(1 - lr·λ).
+        weight_decay: λ; each step first multiplies the weights by 1 - lr·λ.
         betas, eps, amsgrad, maximize: see `Adam`.
     """
 
@@ -62,7 +62,7 @@ class Lion(Optimizer):
     Args:
         params, lr, decay_matrices_only, low: see `Optimizer`; the paper uses a third to a tenth of Adam's lr.
         betas: decay rates of the direction and of the momentum, in [0, 1).
-        weight_decay: λ of θ(1 - lr·λ); the paper uses three to ten times Adam's value.
+        weight_decay: λ; each step first multiplies the weights by 1 - lr·λ. The paper uses 3 to 10 times Adam's value.
         maximize: maximise instead of minimise.
     """
 
@@ -85,7 +85,7 @@ class Muon(Optimizer):
     Args:
         params: matrices only; embeddings, heads, norms and biases need another optimizer.
         lr, low: see `Optimizer`.
-        weight_decay: λ of θ(1 - lr·λ).
+        weight_decay: λ; each step first multiplies the weights by 1 - lr·λ.
         momentum: μ, decay rate of the running gradient, in [0, 1).
         nesterov: Nesterov momentum.
         iterations: number of Newton-Schulz iterations.
@@ -129,7 +129,7 @@ class RMSprop(Optimizer):
         params, lr, decay_matrices_only, low: see `Optimizer`.
         alpha: decay rate of the running mean square, in [0, 1).
         eps: added to the root.
-        weight_decay: λ of g + λ·θ.
+        weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
         momentum: decay rate of the sum of scaled gradients.
         centered: subtract the squared running mean from the mean square.
         maximize: maximise instead of minimise.
@@ -155,7 +155,7 @@ class SGD(Optimizer):
         params, lr, decay_matrices_only, low: see `Optimizer`.
         momentum: μ, decay rate of the running gradient.
         dampening: δ; a gradient is multiplied by 1 - δ when it is added to the momentum, except in the first step.
-        weight_decay: λ of g + λ·θ.
+        weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
         nesterov: Nesterov momentum; requires momentum > 0 and dampening 0.
         maximize: maximise instead of minimise.
     """

@@ -51,9 +51,9 @@ class StepOptions:
 
     def __post_init__(self) -> None:
         if self.accumulate < 1:
-            raise UsageError("accumulate is out of range", expected=">= 1", got=self.accumulate)
+            raise UsageError("`accumulate` is out of range", expected=">= 1", got=self.accumulate)
         if self.clip is not None and not (self.clip > 0 and isfinite(self.clip)):
-            raise UsageError("clip is out of range", expected="None, or finite and > 0", got=self.clip)
+            raise UsageError("`clip` is out of range", expected="None, or finite and > 0", got=self.clip)
 
 
 class CompiledStep:
@@ -149,7 +149,8 @@ class CompiledStep:
             else:
                 loss = self._loss(**{name: given[name] for name in self._names})
         if not isinstance(loss, Tensor) or loss.shape:
-            raise UsageError("the loss is not a 0-d tensor", where=self.source.name, got=getattr(loss, "spec", loss))
+            raise UsageError("the loss is not a 0-d tensor", where=self.source.name, got=getattr(loss, "spec", loss),
+                             fix="reduce it, as by its mean")  # fmt: skip
         root = loss if self.settings.accumulate == 1 else loss / float(self.settings.accumulate)
         return root if self.settings.scaler is None else self.settings.scaler.scale(root), {"loss": loss.detach()}
 
@@ -202,7 +203,7 @@ def compile_step(
         amp: `bfloat16` or `float16` to run forward and loss under autocast.
         scaler: a GradScaler, for float16.
         clip: maximum norm of all gradients together; None for no limit.
-        executor, device, remat: see `graphwright.plan.compile`; "auto" may use the VM, "aten" gives the bits of the
+        executor, device, remat: see `CompileOptions`; the executor "auto" may use the VM, "aten" gives the bits of the
             eager loop.
     Raises: UsageError if `accumulate` or `clip` is out of range, or the loss reads no output; FeedError for a missing,
         unknown or mismatched input.
@@ -242,5 +243,6 @@ def _specs(program: Program, inputs: Mapping[str, Any], names: Iterable[str]) ->
         if name in found and (found[name].dtype is not spec.dtype or not spec.match(found[name].sizes, dims)):
             wrong.append(f"{name}: expected {spec.bind(dims)}, got {found[name]}")
     if wrong:
-        raise FeedError("inputs do not match:\n  " + "\n  ".join(wrong), where=program.name)
+        raise FeedError("inputs do not match:\n  " + "\n  ".join(wrong), where=program.name,
+                        fix="pass a Spec or an example array per input of the program and the loss")  # fmt: skip
     return found

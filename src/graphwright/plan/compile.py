@@ -45,13 +45,9 @@ def plan_for(
 
 
 def compile_program(
-    p: Program,
-    inputs: Mapping[str, Any] | None = None,
-    *,
-    outputs: Sequence[str] | None = None,
-    patch: Sequence[PatchPoint] = (),
-    options: CompileOptions = DEFAULT,
-) -> Plan:
+    p: Program, inputs: Mapping[str, Any] | None = None, *, outputs: Sequence[str] | None = None,
+    patch: Sequence[PatchPoint] = (), options: CompileOptions = DEFAULT,
+) -> Plan:  # fmt: skip
     """Plan a program for given inputs: `program.compile(x=(64, 8), freeze=True)`.
 
     Args:
@@ -87,7 +83,7 @@ def compile_program(
 
 
 def spec_of(value: Any, dtype: DType | None) -> Spec | None:
-    """Return the spec of a Spec, an example array, or a shape with `dtype`; None for a shape if `dtype` is None."""
+    """Return the spec of a Spec or an array, or of a shape with the dtype `dtype`; None for a shape if that is None."""
     if isinstance(value, Spec):
         return value
     if isinstance(value, tuple | list) and all(isinstance(n, int | np.integer | str) for n in value):

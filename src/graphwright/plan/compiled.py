@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class CompiledProgram:
-    """A callable that plans a program for each new input signature or version and runs it: `gw.compile(program)`.
+    """A callable that plans a program for new input shapes and after edits, and runs it: `gw.compile(program)`.
 
     Args:
-        outputs: names of the outputs to compute; all by default.
+        outputs: names of the outputs to compute; None for all.
         options: see `CompileOptions`.
         buckets: if given, pads the feeds to a few sizes.
     """
@@ -100,7 +100,7 @@ class CompiledFunction:
         return self.executable(*args).plan
 
     def bind(self, *args: Any) -> BoundCall:
-        """Return a `BoundCall` with its own memory for arguments of these shapes and dtypes.
+        """Return a call on numpy arrays of fixed memory, for arguments of these shapes and dtypes: see `BoundCall`.
 
         >>> import numpy as np, graphwright as gw
         >>> square = gw.compile(lambda x: x * x).bind(np.zeros(3, np.float32))
@@ -154,7 +154,7 @@ class _TracedSignature:
 
     @property
     def fresh(self) -> bool:
-        """False once something that the trace assumed has changed: the version of a program that the function runs, a
+        """True until something that the trace relies on changes: the version of a program that the function runs, a
         variable's spec or `requires_grad`, or the mode of a module.
         """
         return (
@@ -184,14 +184,10 @@ def compile(
 @overload
 def compile(target: Callable[..., Any], **options: Unpack[CompileKeywords]) -> CompiledFunction: ...
 def compile(
-    target: Program | Callable[..., Any],
-    *,
-    outputs: Sequence[str] | None = None,
-    buckets: Mapping[str, Sequence[int]] | None = None,
-    mask: str | None = None,
-    **options: Unpack[CompileKeywords],
-) -> CompiledProgram | CompiledFunction:
-    """Return a callable that plans a program or a function for each new input signature, and runs the plan.
+    target: Program | Callable[..., Any], *, outputs: Sequence[str] | None = None,
+    buckets: Mapping[str, Sequence[int]] | None = None, mask: str | None = None, **options: Unpack[CompileKeywords],
+) -> CompiledProgram | CompiledFunction:  # fmt: skip
+    """Return a callable that plans a program or a function for each new set of input shapes, and runs the plan.
 
     Args:
         target: a Program, or a function of tensors (which may be a whole training step).

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def explain(plan: Plan, ref: NodeId | Value | str) -> str:
-    """Return a text on how a node was planned: its instructions, slots, buffers and bytes, with the reasons."""
+    """Return a text on how a node was planned: its instructions, result specs and buffers, with the reasons."""
     node = plan.program.node(ref)
     path = plan.program.path(node)
     if path in plan.pruned:
@@ -55,7 +55,7 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
 
 
 def _folded_copy(plan: Plan, slot: int) -> str:
-    """Return a description of the value of a slot if it is a constant-folded row-major copy, else ""."""
+    """Return a description of the value in a slot if it is a row-major copy made once from frozen weights, else ""."""
     made = plan.folds.get(plan.slots[slot].buffer)
     if made is None or not made.why:
         return ""
@@ -96,7 +96,7 @@ def nodes(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def tables(plan: Plan) -> dict[str, Any]:
-    """Return a plan's tables as JSON values, slots and buffers numbered by first use, without handles or timings."""
+    """Return a plan's tables as JSON values, equal for equal plans: slots and buffers are numbered by first use."""
     slots, buffers = plan.slots, plan.buffers
     used = [s for i in plan.instrs for s in (*i.ins, *i.outs, *i.work)]
     used += [*plan.outputs.values(), *plan.watched.values(), *plan.input_slots]
@@ -155,7 +155,7 @@ class PlanDiff(Report):
     dispatches: tuple[int, int]
 
     def __bool__(self) -> bool:
-        """False if the plans run the same instructions."""
+        """Return True if the plans run different instructions."""
         return bool(self.added or self.removed or self.changed)
 
     def __str__(self) -> str:
@@ -182,7 +182,7 @@ def compare(old: Plan, new: Plan) -> PlanDiff:
 
 
 def _signatures(plan: Plan) -> dict[str, list[Any]]:
-    """Map the path of each node to its instructions, with operands named by `_name` instead of by slot or address."""
+    """Map the path of each node to lists that are equal in two plans if the node runs the same instructions in both."""
 
     def row(instr: Instr) -> list[Any]:
         names = [[_name(plan, s) for s in slots] for slots in (instr.ins, instr.outs)]
@@ -241,7 +241,7 @@ class Profile(NamedTuple):
         return sum(t.seconds for t in self.timings)
 
     def by_path(self, depth: int = 2) -> dict[str, tuple[float, int, int]]:
-        """Map the first `depth` parts of paths to summed (seconds, floating-point operations, bytes); slowest first."""
+        """Sum the timings by the first `depth` parts of paths: prefix -> (seconds, FLOPs, bytes), slowest first."""
         found: dict[str, tuple[float, int, int]] = {}
         for t in self.timings:
             key = ".".join(t.path.split(".")[:depth])

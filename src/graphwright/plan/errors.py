@@ -23,9 +23,9 @@ def checked_index(plan: Any, column: str, i: Any, count: int) -> int:
     """Return `i` as an int. Raises: UsageError if it is not an index into `plan.<column>` with `count` entries."""
     if isinstance(i, int | np.integer) and not isinstance(i, bool) and 0 <= i < count:
         return int(i)
-    raise UsageError(f"index out of range for plan.{column}", where=plan.program.name,
-                     expected=f"0..{count - 1}" if count else f"no index: plan.{column} is empty", got=repr(i),
-                     fix=f"choose an entry of plan.{column}")  # fmt: skip
+    expected = f"an integer in 0..{count - 1}" if count else f"no index: plan.{column} is empty"
+    raise UsageError(f"invalid index of plan.{column}", where=plan.program.name, expected=expected, got=repr(i),
+                     fix=f"pass the index of an entry of plan.{column}")  # fmt: skip
 
 
 class StalePlan(ComputeError):
@@ -33,7 +33,7 @@ class StalePlan(ComputeError):
 
 
 class StepTorn(ComputeError):
-    """A step failed after some states were updated in place.
+    """A step failed after some states were already updated.
 
     Attributes:
         failure: the error of the instruction that failed.
@@ -41,9 +41,10 @@ class StepTorn(ComputeError):
     """
 
     def __init__(self, cause: GraphwrightError, keys: tuple[str, ...]) -> None:
-        expected = f"{', '.join(keys)} as before the step"
+        got = f"new values in {', '.join(keys)}" + ("" if cause.got is None else f"; {cause.got}")
         fix = "restore these states from a copy; an Executable(plan, safe=True) keeps one"
-        super().__init__(cause.what, where=cause.where, got=cause.got, expected=expected, fix=fix)
+        expected = "all states as before the step"
+        super().__init__(cause.what, where=cause.where, got=got, expected=expected, fix=fix)
         self.failure, self.keys = cause, keys
 
 
@@ -52,7 +53,7 @@ class DeviceFailed(ComputeError):
 
     @classmethod
     def of(cls, program: Program, node: NodeId, path: str, op: str, ins: Sequence[NDArray], error: Exception) -> Self:
-        """Make the error for a node whose kernel failed with `error`."""
+        """Make the error for a node whose kernel, of the op `op` on the operands `ins`, failed with `error`."""
         known = kernel_error(op, ins, error, path)
         made = cls(f"an instruction failed on the device: {known.what}", where=known.where, got=known.got)
         if node in program.graph:

@@ -51,11 +51,11 @@ class Plan:
         program, version: the planned program and its version. The plan runs unchanged after an edit of the program.
         options: see `CompileOptions`.
         inputs: specs of the inputs, all sizes known.
-        outputs, watched: name -> slot.
+        outputs, watched: name of an output or of a watched node -> slot of its value.
         commits: path of an assign node -> why its state is updated by a copy at the end instead of in place.
-        commit_start: first instruction of the commit segment, which writes loop-carried state.
-        early: instruction -> keys of the states that it updates before the commit segment.
-        assumptions: constants whose values a rewrite assumed -> the array and its version.
+        commit_start: index of the first instruction of the commit, the last span of the plan, which writes states.
+        early: index of an instruction before the commit -> keys of the states that it updates.
+        assumptions: key of a constant whose value a rewrite relied on -> its array, and the array's version then.
         buffer_layout: instruction order, lifetimes and offsets as integer arrays, from which the tables are built.
         patched: whether the program was planned in full or an earlier plan was patched, and why.
         ms: milliseconds that planning took.
@@ -82,7 +82,7 @@ class Plan:
     def __call__(
         self, feeds: Mapping[str, Any] | None = None, *, borrow: bool = False, **named: Any
     ) -> dict[str, NDArray]:
-        """Run in the plan's own executable; see `Executable.run`."""
+        """Run on inputs by name in the plan's own executable, and return the outputs; see `Executable.run`."""
         return self.executable().run({**(feeds or {}), **named}, borrow=borrow)
 
     def executable(self) -> Executable:
@@ -105,7 +105,7 @@ class Plan:
         return Executable(self, variables, poison=poison, shared=shared)
 
     def bind(self) -> BoundCall:
-        """Return a `BoundCall` with its own memory: write to its inputs, call it, read its outputs."""
+        """Return a call on numpy arrays of fixed memory: write to its inputs, call it, read its outputs."""
         return BoundCall(self.new_executable())
 
     def close(self) -> None:
@@ -147,12 +147,12 @@ class Plan:
 
     @property
     def fresh(self) -> bool:
-        """True while the program has the planned version and no constant assumed by a rewrite has changed."""
+        """True while the program has the planned version and no constant that a rewrite relies on has changed."""
         return self.program.version == self.version and not _source_edited(self.program) and self.assumptions_hold
 
     @property
     def assumptions_hold(self) -> bool:
-        """True while the constants whose values rewrites assumed are unchanged."""
+        """True while the constants whose values rewrites rely on are unchanged."""
         known = self.buffer_layout.builder.program.weights
         return not self.assumptions or all(
             k in known and known.array(k) is array and array.storage.version == v
@@ -160,16 +160,16 @@ class Plan:
         )
 
     def check_assumptions(self) -> None:
-        """Raise StalePlan if a constant whose value a rewrite assumed has changed."""
+        """Raise StalePlan if a constant whose value a rewrite relies on has changed."""
         planned = self.buffer_layout.variables
         known = [(k, planned[k].data, array, v) for k, (array, v) in self.assumptions.items() if k in planned]
         if changed := [k for k, data, array, v in known if data is not array or array.storage.version != v]:
             fix = "program.compile(...) again; gw.compile(program) plans again by itself"
-            raise StalePlan("a constant whose value this plan assumed has changed", where=self.program.name,
-                            got=", ".join(changed), fix=fix)  # fmt: skip
+            raise StalePlan("a constant whose value this plan relies on has changed", where=self.program.name,
+                            expected="the planned values", got=f"changed {', '.join(changed)}", fix=fix)  # fmt: skip
 
     def check_variables(self, own: Mapping[str, Variable]) -> None:
-        """Raise UsageError if `own` (key -> variable) replaces a constant whose value a rewrite used."""
+        """Raise UsageError if `own` (key -> variable) replaces a constant whose value a rewrite relies on."""
         planned, buffers = self.buffer_layout.variables, self.buffer_layout.tables.buffers
         other = [k for k in self.assumptions if k in own and k in planned and own[k] is not planned[k]]
         if not other:
@@ -178,7 +178,7 @@ class Plan:
         read = {s for record in self.buffer_layout.records.values() if record.path in used for s in record.reads}
         assumed = {buffers[self.buffer_layout.tables.holders[s]][2] for s in read}
         if wrong := [k for k in other if k in assumed]:
-            raise UsageError("a different variable replaces a constant whose value a rewrite of this plan used",
+            raise UsageError("a different variable replaces a constant whose value a rewrite of this plan relies on",
                              where=f"{self.program.name}: {', '.join(wrong)}", expected="the program's own variable",
                              got=", ".join(f"a different variable, {own[k].spec}" for k in wrong),
                              fix='program.compile(..., rewrites="none"), or drop its key from variables')  # fmt: skip
@@ -286,7 +286,7 @@ class Plan:
 
     @property
     def schedule(self) -> rows.DispatchSchedule:
-        """Fusion groups (on a device with graphs, captured regions), their share of instructions, dispatch count."""
+        """Fusion groups (on a device with graphs, captured regions), their share of instructions, calls in one run."""
         total, groups = len(self.instrs), self.groups
         calls = sum(1 if s.kind == VM else s.stop - s.start for s in self.segments)
         if self.options.captures:
@@ -439,21 +439,19 @@ class Plan:
 
 
 def make_plan(
-    p: Program,
-    inputs: Mapping[str, Spec],
-    outputs: Sequence[str] | None = None,
-    options: CompileOptions = DEFAULT,
-    *,
-    before: Plan | None = None,
-) -> Plan:
+    p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None = None, options: CompileOptions = DEFAULT,
+    *, before: Plan | None = None,
+) -> Plan:  # fmt: skip
     """Plan a program for input specs.
 
     Args:
         inputs: for each declared input a spec without named sizes.
         outputs: names of the outputs to compute; all by default.
         before: the last plan of the same program, inputs and options; parts of it that no edit changed are reused.
-    Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError; BudgetImpossible;
-        PlanOutOfMemory if a value is too large for any machine; DeviceUnavailable.
+    Raises: InvalidProgram if the program has defects; FeedError listing every input that does not fit; UnknownNode for
+        an unknown output or watched node; UsageError for an unknown option value, or if there is nothing to compute;
+        BudgetImpossible if `options.remat` cannot be met; PlanOutOfMemory if a value is too large for any machine;
+        DeviceUnavailable.
     """
     backend(options.device)  # loads kernels; the next line loads loops: once per process, not counted in `ms`
     loops(len(p))

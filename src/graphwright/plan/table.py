@@ -80,7 +80,7 @@ class Instr(NamedTuple):
     """One kernel call.
 
     Attributes:
-        op: the kernel: the node's op, or `copy` to change a layout or commit a state.
+        op: the kernel: the node's op, or `copy` to change a layout or write a state.
         ins, outs, work: slots of operands, results and scratch.
         attrs: attributes of the op.
         node: the node that it runs or prepares operands for.

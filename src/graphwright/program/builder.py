@@ -22,7 +22,7 @@ from graphwright.program.weights import as_array
 
 
 def new_program(name: str) -> Program:
-    """Return a program without nodes; the other modules of this folder construct programs by this function."""
+    """Return a program without nodes."""
     return Program(name)
 
 
@@ -52,13 +52,13 @@ class Builder:
         return self._root._building
 
     def input(self, name: str, dims: Sequence[int | str], dtype: object = float32) -> Value:
-        """Add an input; a dimension is a size or a name. Raises: NameTaken."""
+        """Add an input; each of `dims` is an int, or a str as a named size. Raises: NameTaken."""
         name = self._full(name)
         self._program.check_name(name)
         return self._value(add_source(self._program, INPUT, name, Spec(tuple(dims), as_dtype(dtype)), {}))
 
     def param(self, name: str, value: Any, *, key: str | None = None, trainable: bool = True) -> Value:
-        """Add a trained tensor by its initial value, or share an existing `Parameter`; `key`: its checkpoint key."""
+        """Add a param by its initial value, or a `Parameter` to share; `key`: checkpoint key, by default the name."""
         name = self._full(name)
         variable = value if isinstance(value, Variable) else Parameter(as_array(value), trainable, key or name)
         return self._stored(PARAM, name, variable, {"key": key or name, "trainable": trainable})
@@ -128,7 +128,8 @@ class Builder:
         value = ref if isinstance(ref, Value) else Value(ref)
         foreign = isinstance(ref, _Built) and ref.program is not self._program
         if foreign or not isinstance(value.node, NodeId) or value.node not in self._program.graph:
-            raise ForeignNode("the operand is not a value of this builder", got=repr(ref))
+            expected = "a value that this builder returned since the last build()"
+            raise ForeignNode("not a value of the program that is being built", expected=expected, got=repr(ref))
         return value
 
     def _fixed(self, kind: str, name: str, value: Any) -> Value:
@@ -161,6 +162,6 @@ def trace(fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None 
 def record(
     fn: Callable[..., Any], specs: Sequence[Spec], names: Sequence[str] | None = None
 ) -> tuple[Program, TraceRecorder, Any]:
-    """Trace `fn` for given specs; returns the program, the recorder and the result of `fn`."""
+    """Trace `fn` on symbols with these specs; return the program, the recorder and the result of `fn`."""
     program = new_program(getattr(fn, "__name__", type(fn).__name__))
     return program, *record_into(program, fn, specs, names)

@@ -38,7 +38,7 @@ class Constraints:
     def remove(self, constraint: Constraint) -> None:
         """Detach a constraint. Raises: UsageError if it is not attached."""
         if constraint not in self._held:
-            raise UsageError("the constraint is not attached", got=repr(constraint)[:80])
+            raise UsageError("the constraint is not attached to this program", got=repr(constraint)[:80])
         del self._held[constraint]
 
     def enforced(self, constraint: Constraint) -> bool:
@@ -78,7 +78,7 @@ class Constraints:
 
 
 def constraint_from_json(form: Mapping[str, Any]) -> Constraint:
-    """Restore a constraint from the dict of its `to_json`. Raises: UsageError for an unknown name or other fields."""
+    """Restore a constraint from the dict of its `to_json`. Raises: UsageError for an unknown kind or wrong fields."""
     import_module("graphwright.surgery.constraints")  # registers the kinds of this package
     kind = KINDS.get(form.get("constraint", "")) if isinstance(form, Mapping) else None
     if kind is None:

@@ -29,7 +29,7 @@ class ModelSize:
 
 
 def size(p: Program, nodes: Collection[NodeId] | None = None) -> ModelSize:
-    """Return the size of a program or of some nodes; its flops are those of one token (or sample), see `ones`."""
+    """Return the size of a program or of some nodes; flops are of one token or sample: all named sizes are 1."""
     weights, ops = counted(p, nodes)
     specs, dims = [p.spec(n) for n in weights], ones(p)
     return ModelSize(sum(s.size for s in specs), sum(s.nbytes for s in specs), sum(op_flops(p, n, dims) for n in ops))
@@ -46,11 +46,7 @@ def parameters(p: Program) -> int:
 
 
 def counted(p: Program, nodes: Collection[NodeId] | None = None) -> tuple[list[NodeId], list[NodeId]]:
-    """Return (one param node per weight, the ops that a run needs in topological order): the nodes that have a cost.
-
-    Args:
-        nodes: count only these; by default all nodes of the program.
-    """
+    """Return (one param node per weight, the ops that a run needs, in topological order), only of `nodes` if given."""
     inside = set(p.nodes() if nodes is None else nodes)
     needed = p.reachable([*p.outputs(), *p.assigns()]) & inside
     keyed = {p.key(n): n for n in reversed(p.params()) if n in inside}
@@ -66,7 +62,7 @@ def op_flops(
     p: Program, node: NodeId, dims: Mapping[str, int], spec: Callable[[Value], Spec] | None = None,
     attrs: Mapping[str, Any] | None = None,
 ) -> int:  # fmt: skip
-    """Return the floating-point operations of one op; `spec` and `attrs` may replace its specs and attributes."""
+    """Return the FLOPs of one op; `spec(value)` and `attrs` replace the specs of its values and its attributes."""
     spec = spec or (lambda v: p.specs(v.node)[v.port])
     ins = [spec(v).bind(dict(dims)) for v in p.operands(node)]
     outs = [spec(Value(node, i)).bind(dict(dims)) for i in range(len(p.specs(node)))]

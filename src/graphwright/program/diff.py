@@ -62,10 +62,10 @@ class ProgramDiff(Report):
     """Result of `program.diff(other)`, as the change from `other` to `program`.
 
     Attributes:
-        added, removed, changed: nodes by their path in `program`.
+        added, removed, changed: nodes by path; renamed nodes have their new path.
         renamed: old path -> new path, of nodes with the same handle in both.
         edges_added, edges_removed: `source.port -> target.port`; edges into a junction have `*` for a port.
-        outputs: name -> (before, after); None if there is no such output.
+        outputs: name -> (value before, value after) of outputs that differ; None where the output is missing.
         weights: weights whose bytes differ; missing: keys that only `other` has; extra: keys that only `program` has.
         equal: number of weights with equal bytes.
         resized: axis -> (size before, size after), for axes of both programs.

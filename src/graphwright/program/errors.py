@@ -25,11 +25,11 @@ class UnknownAxis(UsageError, KeyError):
 
 
 class UnknownGate(UsageError, KeyError):
-    """No gate is at this node, or has this result of the node `gates`; or no axis has exactly the gated units."""
+    """The node or result belongs to no gate, or the gated units are not those of an axis."""
 
 
 class ForeignNode(UsageError):
-    """The node or selection belongs to another program."""
+    """The object is not a node, value or selection of this program."""
 
 
 class BadName(UsageError):
@@ -99,7 +99,7 @@ class RaggedUnit(UsageError):
 
 
 class UnitRange(UsageError, IndexError):
-    """The unit number is out of range."""
+    """The index of a unit is out of range, or a mask has the wrong length."""
 
 
 class EmptySelection(UsageError):

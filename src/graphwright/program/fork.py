@@ -58,8 +58,8 @@ def at(p: Program, ref: str | int) -> Program:
     line = here + [e.seq for e in reversed(p.history.redoable)]
     then = [e.seq for e in in_force(p.journal[: seq + 1])]
     if then != line[: len(then)]:
-        what = "this state is on an abandoned branch of the history"
-        raise NotUndoable(what, where=f"entry {seq}", fix="replay(journal[...], onto=program.fork())")
+        raise NotUndoable("this state is on an abandoned branch of the history", where=f"entry {seq}",
+                          fix="replay(journal[...], onto=program.fork())")  # fmt: skip
     twins = VariableTwins()
     past = _twin(p, f"{p.name} @ {ref}", twins)
     past.history.undoable = [_own(e, twins) for e in p.history.undoable]

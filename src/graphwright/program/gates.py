@@ -49,11 +49,11 @@ class Gate:
         sites: the nodes that multiply a value by the gate, or add the logarithm of the gate.
         port: the number of the result of the node `gates` that has the gate's values.
         offset, length: the span of the gate's logits in the vector of all logits.
-        kind: see `graphwright.array.formulas.gates.KINDS`.
+        kind: "scale", "sigmoid", "ste", "bernoulli", "concrete", "concrete_st", "hard_concrete" or "choice".
         group: name of the group of gates that share a temperature.
         owner: what is gated: `source -> junction`, the name of an axis, or the path of a node.
-        over: `edges`, `units`, `nodes`, `layers` or `choice`.
-        rows: the gate's rows of the table, int64 [length, 7].
+        over: kind of `owner`: `edges`, `units`, `nodes`, `layers` or `choice`.
+        rows: the gate's rows of the table, int64 [length, 7], with the columns `array.formulas.gates.COLUMNS`.
     """
 
     handle: NodeId
@@ -118,7 +118,7 @@ class Gates(Mapping[NodeId, Gate]):
 
     def __getitem__(self, handle: NodeId) -> Gate:
         if (node := self.program.node(handle)) not in self._gates:
-            raise UnknownGate("the node is not a gate", where=self.program.path(node))
+            raise UnknownGate("the node is not the handle of a gate", where=self.program.path(node))
         return self._gates[node]
 
     def __iter__(self) -> Iterator[NodeId]:
@@ -131,7 +131,7 @@ class Gates(Mapping[NodeId, Gate]):
         """Return the gate whose values are result number `port` of the node `gates`. Raises: UnknownGate."""
         found = next((g for g in self._gates.values() if g.port == port), None)
         if found is None:
-            raise UnknownGate("no gate has this result of the node `gates`", got=port)
+            raise UnknownGate("no gate uses this result of the node `gates`", got=f"result {port}")
         return found
 
     @property
@@ -211,7 +211,7 @@ def of_site(p: Program, site: NodeId) -> Value | None:
 
 
 def between(p: Program, site: NodeId) -> list[NodeId]:
-    """Return the nodes on the path from the node `gates` to a site, which only this site reads, last node first."""
+    """Return the nodes between the node `gates` and a site, last node first; no other site uses them."""
     found, value = [], p.operands(site)[1]
     while not traits(p.op(value.node)).gates:
         found.append(value.node)
@@ -223,7 +223,7 @@ def refuse_soft(p: Program, what: str) -> None:
     """Raise SoftGates, listing the gates, if a program has any; `what` is the operation that cannot handle them."""
     names = [gate.owner for gate in gates(p).values()]
     if names:
-        fix = 'DifferentiableGraph(program).discretize(), or discretize(0, to="fold") to fold them into weights'
+        fix = 'remove gates by DifferentiableGraph(program).discretize(), or fold them by discretize(0, to="fold")'
         got = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise SoftGates(f"{what} does not support gates", where=p.name, got=got, fix=fix)
 
@@ -254,8 +254,8 @@ def axis_of(p: Program, gate: Gate) -> AxisGroup:
     mine = tuple(atoms(axes.solution.dims[Value(p.node(NODE), gate.port)][0]))
     found = next((g for g in axes.values() if g.atoms == mine), None)
     if found is None:
-        what = "no axis consists of exactly the units of this gate"
-        raise UnknownGate(what, where=gate.owner, fix="remove it by e.ungate(gate), then gate an axis")
+        raise UnknownGate("no axis consists of exactly the units of this gate", where=gate.owner,
+                          fix="remove it by e.ungate(gate), then gate an axis")  # fmt: skip
     return found
 
 
@@ -285,7 +285,8 @@ def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
 def folding_pays(p: Program, site: NodeId, product: NodeId, values: Mapping[Value, Tensor]) -> bool:
     """Return True if multiplying a gate into the weight of the linear op `product` saves work.
 
-    The weight must be trained and have fewer rows than the value gated at `site`, which ends in the weight's columns.
+    The weight [out, in] must be trained, and `out` smaller than the number of vectors of size `in` in the value that
+    `site` gates. `values` maps values to tensors.
     """
     weight = origin(p, p.operands(product)[1])
     x, g = (values[v] for v in p.operands(site))

@@ -1,4 +1,4 @@
-"""Hashes of a program, updated node by node: the time after an edit depends on the edit, not on the graph's size."""
+"""Hashes of a program, updated node by node; the work after an edit does not depend on the graph's size."""
 
 from __future__ import annotations
 
@@ -28,26 +28,27 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 
 def encode_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes as JSON values, tuples as lists. Raises: UsageError for values without a JSON form."""
-    return {name: _encode(value) for name, value in attrs.items()}
+    return {name: _encode(value, name) for name, value in attrs.items()}
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: Any, name: str) -> Any:
     if isinstance(value, DType):
         return {"dtype": value.name}
     if isinstance(value, Spec):
         return {"spec": value.to_json()}
     if isinstance(value, tuple | list):
-        return [_encode(v) for v in value]
+        return [_encode(v, name) for v in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not isfinite(value):
         return {"float": str(value)}
     if isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
-        raise UsageError("an attribute contains an unpaired surrogate", expected="valid Unicode", got=repr(value))
+        raise UsageError("an attribute contains an unpaired surrogate", where=f"attribute {name!r}",
+                         expected="valid Unicode", got=repr(value))  # fmt: skip
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    expected = "a number, string, None, dtype, spec, or tuple"
-    raise UsageError("the value of an attribute has an unsupported type", expected=expected, got=repr(value))
+    raise UsageError("the value of an attribute has an unsupported type", where=f"attribute {name!r}",
+                     expected="a number, string, None, dtype, spec or tuple", got=repr(value))  # fmt: skip
 
 
 def decode_attrs(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -130,9 +131,8 @@ class StructureHash:
     def full(self, weights: Weights, *, mapped_by_reference: bool = False) -> str:
         """Return the sha256 of structure and weights.
 
-        Args:
-            mapped_by_reference: a weight that was not yet read from an opened file, or a slice of one, contributes its
-                reference instead of its bytes, so that nothing is read; the journal identifies states by this hash.
+        With `mapped_by_reference`, a weight not yet read from an opened file, or a slice of one, contributes its
+        `Promise.reference` instead of its bytes, so that nothing is read; the journal contains these hashes.
         """
         state = sha256(self.structure().encode())
         keys = self._program.weight_keys()

@@ -60,7 +60,7 @@ class OpGraph:
         order_labels: the topological order, updated as edges come and go.
         back_edges: edges that close a cycle, admitted by an edit with `check=False`; the order leaves them out.
         tombstones: records of removed nodes and edges, from which undo restores the same handles.
-        order_log: collects changes of the order while an edit is open.
+        order_log: records of the changes of the order in the open edit; None if no edit is open.
         admits_cycles: True while an edit with `check=False` is open.
     """
 
@@ -83,10 +83,7 @@ class OpGraph:
 
     # -- nodes -------------------------------------------------------------------------------------------------------
     def node(self, ref: Ref) -> NodeId:
-        """Return the handle of a node.
-
-        Raises: UnknownNode listing similar names; StaleHandle for a deleted node; ForeignNode for another type.
-        """
+        """Return the handle of a node. Raises: UnknownNode listing similar names, StaleHandle, ForeignNode."""
         if isinstance(ref, str):
             if (found := self._names.get(ref)) is None:
                 near = ", ".join(get_close_matches(ref, self._names, 3, 0.5))
@@ -326,8 +323,7 @@ class OpGraph:
         if name in self._names:
             raise NameTaken("another node has this name", where=name, fix="pass another name=, or rename the old one")
 
-    # -- the order ---------------------------------------------------------------------------------------------------
-
+    # -- changes -----------------------------------------------------------------------------------------------------
     def follow(self) -> ChangedNodes:
         """Return a set that collects every node that changes from now on, for as long as the caller holds it."""
         made = ChangedNodes()
@@ -338,8 +334,6 @@ class OpGraph:
         for follower in self._followers:
             if (changed := follower()) is not None:
                 changed.add(node)
-
-    # -- primitive edits ---------------------------------------------------------------------------------------------
 
 
 def _closure(nodes: Iterable[NodeId], neighbours: Callable[[NodeId], Iterable[NodeId]]) -> set[NodeId]:

@@ -1,7 +1,4 @@
-"""Primitive changes of an op graph.
-
-Edits, builders and derived programs call them; user code changes a program through `program.edit`.
-"""
+"""Primitive changes of an op graph, for edits, builders and derived programs; user code calls `program.edit`."""
 
 from __future__ import annotations
 
@@ -63,7 +60,7 @@ def discard(p: OpGraph, nodes: Sequence[NodeId]) -> None:
 
 
 def insert_edge(p: OpGraph, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:
-    """Add an edge, by default at the target's next port. Raises: CycleError; then nothing is changed."""
+    """Add an edge, or restore that of `handle`; by default at the next port. On CycleError nothing is changed."""
     if port is None:
         port = int(p.graph.node(dst, "next_port"))
     fits = _admit_edge(p, src.node, dst)
@@ -132,7 +129,7 @@ def release_name(p: OpGraph, node: NodeId) -> None:
 def add_op(
     p: OpGraph, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str, after: NodeId | None = None
 ) -> NodeId:
-    """Add an op node with edges and inferred specs, not recorded as an edit, in topological order after `after`."""
+    """Add an op node with edges and inferred specs, after `after` in the topological order; no edit is recorded."""
     row = get(op)
     full = row.complete(attrs, name)
     specs = row.specs([p.specs(v.node)[v.port] for v in operands], full, name)
@@ -145,7 +142,7 @@ def add_op(
 def add_source(
     p: OpGraph, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any], before: NodeId | None = None
 ) -> NodeId:
-    """Add an input, param, const or state node, not recorded as an edit, in topological order before `before`."""
+    """Add an input, param, const or state node, before `before` in the topological order; no edit is recorded."""
     assert kind in SOURCES
     return insert_node(p, kind, attrs, name, (spec,), before=before)
 
@@ -159,13 +156,13 @@ def add_assign(p: OpGraph, target: Value, value: Value, name: str) -> NodeId:
 
 
 def restore_order(p: OpGraph, record: Relabelled[NodeId]) -> Relabelled[NodeId]:
-    """Revert a recorded change of the topological order; returns the record with which to repeat the change."""
+    """Revert a recorded change of the topological order; return the record that repeats the change if restored."""
     _note_moved(p, record)
     return p.order_labels.restore(record)
 
 
 def set_order(p: OpGraph, graph: Graph, labels: Mapping[NodeId, tuple[int, int]]) -> None:
-    """Replace the graph and the order labels; edges that go against the labels become back edges."""
+    """Replace the graph and its topological order, given as sort keys `labels`; edges against it become back edges."""
     p.graph, p.back_edges = graph, edges_against(graph, labels.__getitem__)
     p.order_labels = OnlineOrder.from_labels(ForwardNeighbours(graph, p.back_edges), labels)
 
@@ -178,7 +175,7 @@ def find_back_edges(p: OpGraph, valid: bool) -> None:
 
 
 def order_back_edges(p: OpGraph) -> None:
-    """Reorder nodes for back edges that no longer close a cycle. Raises: CycleError if some still do."""
+    """Reorder nodes so that back edges go forwards. Raises: CycleError if some back edges still close a cycle."""
     cycle: CycleError | None = None
     for edge in sorted(p.back_edges):
         p.back_edges.discard(edge)
@@ -203,10 +200,9 @@ def copy_into(p: OpGraph, twin: OpGraph) -> None:
 
 
 def _reorder(p: OpGraph, change: Callable[[], Relabelled[NodeId]], *, moves: bool = False) -> None:
-    """Apply and log a change of the topological order, except in undo, redo and roll-back, which restore logged orders.
+    """Call `change`, which changes the topological order, and log the record that it returns.
 
-    Args:
-        moves: True if existing nodes may move.
+    In undo, redo and roll-back do nothing: they restore logged orders. `moves`: whether existing nodes may move.
     """
     if p.tombstones.mode == "edit":
         record = change()

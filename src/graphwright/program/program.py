@@ -107,8 +107,7 @@ class Program(OpGraph):
     def select(self, pattern: str = "**", *, units: str | None = None, **filters: Unpack[Filters]) -> Selection | Units:
         """Select nodes by path pattern and filters, see `Selection.of`.
 
-        Args:
-            units: `heads`, `neurons`, ...: return the units of this kind that the selected nodes produce.
+        With `units` (`heads`, `neurons`, ...), return the units of this kind that the selected nodes produce.
         """
         selection = Selection.of(self, pattern, **filters)
         return selection if units is None else selection.units(units)
@@ -145,7 +144,7 @@ class Program(OpGraph):
     load_parameters = load_parameters
 
     def to_onnx(self, path: StrPath, *, overwrite: bool = False, opset: int = 20, cache: bool = False) -> Path:
-        """Write an ONNX file with symbolic sizes left open; see `graphwright.models.onnx.save_onnx`."""
+        """Write an ONNX file in which named sizes stay variable; see `graphwright.models.onnx.save_onnx`."""
         from graphwright.models.onnx import save_onnx
 
         return save_onnx(self, path, overwrite=overwrite, opset=opset, cache=cache)
@@ -220,7 +219,7 @@ class Program(OpGraph):
         patch: Sequence[PatchPoint] = (), device: Device | str = CPU, remat: int | None = None, poison: bool = False,
         **named: Any,
     ) -> Plan:  # fmt: skip
-        """Plan the program for given input shapes; see `graphwright.plan.compile_program`."""
+        """Plan the program for the shapes of `inputs`; see `graphwright.plan.compile_program` for the arguments."""
         from graphwright.plan.compile import compile_program
         from graphwright.plan.options import CompileOptions
 
@@ -261,7 +260,7 @@ class Program(OpGraph):
         self.history.mark(name)
 
     def rollback(self, name: str) -> int:
-        """Undo to a mark; returns the number of undone entries."""
+        """Undo all entries after the mark `name`; return the number of undone entries."""
         return self.history.rollback(name)
 
     def blame(self, ref: NodeId | Value | EdgeId | str) -> list[Entry]:

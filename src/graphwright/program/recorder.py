@@ -67,7 +67,7 @@ class TraceRecorder:
         return self.program.path(symbol.handle)
 
     def before_grad(self, leaf: Tensor) -> None:
-        """Save a leaf's gradient from before the trace, to restore it afterwards."""
+        """Save the gradient of a leaf tensor, to restore it after the trace. Raises: TraceError for an old value."""
         if id(leaf) not in self._grads:
             self._grads[id(leaf)] = (leaf, leaf.grad)
             if leaf.grad is not None and not leaf.grad.symbolic:
@@ -112,7 +112,7 @@ class TraceRecorder:
 
     def _own(self, symbol: Symbol) -> Value:
         if symbol.recorder is not self:
-            fix = "return it from that trace and feed it"
+            fix = "return it from its trace and pass it to this one as an argument"
             raise TraceError("the tensor belongs to a different trace", got=symbol.spec, fix=fix)
         return symbol.handle
 

@@ -55,13 +55,13 @@ def check_feeds(p: Program, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], d
             wrong.append(f"{name}: expected {spec.bind(dims)}, got {tensor.spec}")
         result[name] = tensor
     if wrong:
-        what = "\n  ".join(["the inputs do not match their declaration:", *wrong])
-        raise FeedError(what, where=p.name, expected=", ".join(f"{n}: {s}" for n, s in declared.items()))
+        lines, expected = "\n  ".join(wrong), ", ".join(f"{n}: {s}" for n, s in declared.items())
+        raise FeedError(f"the inputs do not match their declaration:\n  {lines}", where=p.name, expected=expected)
     return result, dims
 
 
 def step(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, int]) -> tuple[Any, ...]:
-    """Return the results of one node on arrays or tensors. Raises: the op's error with the node's path and `origin`."""
+    """Return the results of one node on arrays or tensors. Raises: the op's error, which then names the node."""
     if not ins and p.is_junction(node):
         spec = p.spec(node).bind(dims)
         zero = empty(spec.sizes, spec.dtype)
@@ -84,7 +84,7 @@ def origin(p: Program, node: NodeId) -> str:
 
 
 def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Run on tensors, on the autograd tape if gradients are needed; inside a trace, record the ops by node name.
+    """Run a program on tensors, recording ops on the autograd tape, or inside a trace under the names of the nodes.
 
     Returns: the outputs by name. Params are the program's own variables, which receive the gradients.
     """
@@ -111,10 +111,10 @@ def tensors(
     """Compute the roots and every value that they need, as tensors; no variable is written.
 
     Args:
-        feeds, dims: as `check_feeds` returns them.
+        feeds, dims: inputs by name, of the declared dtypes; numbers by named size.
         states: values by key to use in place of variables.
-        trained: gradients of weights are needed, so gates may be multiplied into weights instead (`gates.fold`); values
-            between the multiplication by such a gate and its linear op are then not gated.
+        trained: True if gradients of weights are needed. A unit gate may then multiply the weight of the next linear op
+            instead of the op's operand, and the values between the gate and this op are not gated.
     """
     refuse_broken(p)
     recorder: Any = active_recorder.get()
@@ -193,6 +193,8 @@ class Run:
         wanted = self.program.value(ref)
         if wanted not in self.values:
             what, fix = "this value was freed when its last reader had run", "run(..., keep='all')"
+            if wanted.node not in self.times:
+                what, fix = "the run did not compute this value: no output needs it", "run(..., capture=[value])"
             if self.closed:
                 what, fix = "the run is closed", "read values before close()"
             raise ValueReleased(what, where=self.program.path(wanted), fix=fix)
@@ -208,7 +210,7 @@ class Run:
             wrt: params, inputs or inner values.
             seed: an array per output, of its shape and dtype; ones by default.
         Returns: an array per `wrt`, in order.
-        Raises: StaleRun if the program or a weight changed since; ValueReleased after `close()`; errors of `grad`.
+        Raises: StaleRun if the program or a weight changed since; ValueReleased after `close()`; errors of gradients.
         """
         self._check_fresh()
         roots = [outputs] if isinstance(outputs, Ref) else list(outputs)
@@ -232,13 +234,13 @@ class Run:
         if self.closed:
             raise ValueReleased("the run is closed", where=p.name, fix="take gradients before close()")
         if self.patched:
-            what = "a patched run has no gradient: its values are not those of the program"
-            raise UsageError(what, where=p.name, fix="make the patch an edit, or run without it")
+            raise UsageError("a patched run has no gradient: its values are not those of the program", where=p.name,
+                             fix="make the patch an edit, or run without it")  # fmt: skip
         if p.version != self.version:
             edits = ", ".join(entry.why for entry in p.journal if entry.base_version >= self.version)
-            what, expected = "the program was edited after this run", f"version {self.version}"
-            got = f"version {p.version}: {edits}"
-            raise StaleRun(what, where=p.name, expected=expected, got=got, fix="run again")
+            expected, got = f"version {self.version}", f"version {p.version}: {edits}"
+            raise StaleRun("the program was edited after this run", where=p.name, expected=expected, got=got,
+                           fix="run again")  # fmt: skip
         read, now = self._weights.items(), p.weights.array
         changed = [key for key, (array, v) in read if now(key) is not array or array.storage.version != v]
         if changed:
@@ -281,12 +283,13 @@ def run(
         feeds, named: arrays or tensors by input name.
         keep: "all", "outputs", or the values to keep besides the outputs.
         capture: more values (or values of edges) to keep.
-        patch: arrays that replace a node's first result, a value, or the value of one edge, with the same spec.
-        state: variables by key to use instead of the program's own, see `State`.
+        patch: dict from a node (its first result), a value or an edge to an array of the same spec that replaces it.
+        state: variables by key to use instead of the program's own, such as a `State`.
     Raises: FeedError before anything runs; ComputeError with the node's path; a failed run assigns nothing.
     """
     if not isinstance(feeds, Mapping | None):
-        raise FeedError("the inputs are not a mapping", where=p.name, expected=p.input_names(), got=repr(feeds)[:80])
+        expected = f"a mapping of {', '.join(p.input_names())}"
+        raise FeedError("the inputs are not a mapping", where=p.name, expected=expected, got=repr(feeds)[:80])
     return run_nodes(p, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch, state=state)
 
 
@@ -298,7 +301,7 @@ def run_nodes(
     """Run a program as `run` does, or only a part of it.
 
     Args:
-        given: known values and their arrays. The nodes that compute them, and nodes needed only for these, do not run.
+        given: known value -> its array. Nodes that compute these values, or are needed only for them, do not run.
         whole: False runs only what the kept values need, and assigns nothing.
     """
     start = perf_counter()

@@ -34,8 +34,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     """Return the regular expression of a pattern; it matches a path or a prefix of its segments.
 
     Within a segment, `*` matches any characters, `[2-5]` an integer in the range, and `{q,k}` one of the alternatives;
-    a segment `**` matches any number of segments. All other text matches itself.
-    Raises: BadPattern.
+    a segment `**` matches any number of segments. All other text matches itself. Raises: BadPattern.
     """
     if not pattern:
         raise BadPattern("the pattern is empty", fix="'**' selects every node")
@@ -128,7 +127,7 @@ class Selection:
 
     @staticmethod
     def of(p: Program, pattern: str = "**", **filters: Unpack[Filters]) -> Selection:
-        """Select the nodes whose path matches a pattern, see `compile_pattern`, and that pass all `Filters`."""
+        """Select the nodes whose path matches a pattern, such as `layers.*.attn.{q,k}`, and that pass all `Filters`."""
         query = {"pattern": pattern, **filters}
         tests = _tests(p, query)
         found = [n for n in p.with_prefix(stem(pattern or "")) if all(test(n) for _, test in tests)]
@@ -196,7 +195,7 @@ class Selection:
     def nth(self, i: int) -> Selection:
         """Select only node `i`, counted from 0; a negative `i` counts from the end. Raises: CountMismatch."""
         if not -self.count <= i < self.count:
-            raise CountMismatch("node index out of range", expected=f"0 to {self.count - 1}", got=i)
+            raise CountMismatch("node index out of range", expected=f"{-self.count} <= index < {self.count}", got=i)
         return self._made({self.nodes[i]})
 
     def where(self, test: Callable[[NodeId], bool]) -> Selection:
@@ -276,14 +275,14 @@ class Selection:
 
     # -- refreshing -------------------------------------------------------------------------------------------------
     def refresh(self) -> Selection:
-        """Repeat the query on the present program."""
+        """Repeat the query on the present program; of a combination of selections, keep the nodes that still exist."""
         if self.query is None:
             alive = [n for n in self.nodes if n in self.program.graph]
             return replace(self, nodes=_ordered(self.program, alive), version=self.program.version)
         return Selection.of(self.program, **self.query)
 
     def why_not(self, path: str) -> str:
-        """Explain which filter dropped a node."""
+        """Return a text that names the filter by which the selection left out the node with this path."""
         node = self.program.node(path)
         if node in self.nodes:
             return f"{path} is selected"
@@ -306,16 +305,16 @@ class Selection:
             pattern = (self.query or {}).get("pattern", "")
             near = ", ".join(get_close_matches(pattern, [self.program.path(n) for n in self.program.nodes()], 3, 0.3))
             fix = f"did you mean {near}?" if near else None
-            raise EmptySelection("no nodes are selected", got=pattern or None, fix=fix)
+            raise EmptySelection("no nodes are selected", where=pattern or self.program.name, fix=fix)
         return self.program.edit(why)
 
     def replace(self, subprogram: Program, why: str = "replace a selection") -> dict[str, NodeId]:
-        """Replace the selection by another program, in one edit."""
+        """Replace the selection by `subprogram`, in one edit; return a dict from path in it to new node."""
         with self.edit(why) as e:
             return e.replace(self, subprogram)
 
     def remove(self, why: str = "remove a selection") -> None:
-        """Remove the nodes, in one edit; all their readers must be junctions."""
+        """Remove the nodes, in one edit; all readers outside of the selection must be junctions."""
         with self.edit(why) as e:
             e.remove(self)
 
@@ -329,8 +328,8 @@ class Selection:
     def _other(self, other: Selection) -> set[NodeId]:
         """Return the nodes of another selection of this program. Raises: ForeignNode, StaleSelection."""
         if not isinstance(other, Selection) or other.program is not self.program:
-            what = "selections of different programs cannot be combined"
-            raise ForeignNode(what, expected=repr(self), got=repr(other)[:120])
+            what = "of different programs" if isinstance(other, Selection) else "with an object of another type"
+            raise ForeignNode(f"cannot combine selections {what}", where=repr(self), got=repr(other)[:120])
         other._alive()
         return set(other.nodes)
 

@@ -34,8 +34,9 @@ class StateSnapshot:
         wrong = [k for k, v in variables.items() if k not in self._values or self._values[k].spec != v.spec]
         if wrong:
             got = ", ".join(str(variables[k].spec) for k in wrong[:5])
-            what = "states were added or reshaped since the snapshot"
-            raise UsageError(what, where=", ".join(wrong[:5]), got=got, fix="create a new State, or undo the edit")
+            expected = ", ".join(str(self._values[k].spec) if k in self._values else "no state" for k in wrong[:5])
+            raise UsageError("states were added or reshaped since the snapshot", where=", ".join(wrong[:5]),
+                             expected=expected, got=got, fix="create a new State, or undo the edit")  # fmt: skip
         for key, variable in variables.items():
             variable.own().copy_from(self._values[key])
 
@@ -78,8 +79,7 @@ class State(Mapping[str, Variable]):
     def reset(self, scope: str = "") -> None:
         """Restore the values that the variables had when this object was created.
 
-        Args:
-            scope: path of a state, or a prefix such as "encoder" for `encoder.h`; all states by default.
+        `scope`: path of a state, or a prefix such as "encoder" for `encoder.h`; by default all states are restored.
         Raises: UsageError for a scope without a state.
         """
         inside = {k: v for k, v in self._variables.items() if f"{self._paths[k]}.".startswith(f"{scope}.") or not scope}

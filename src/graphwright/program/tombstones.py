@@ -1,7 +1,7 @@
 """Records of removed nodes and edges and of rewired edges, so that undo and redo restore the same handles.
 
-Invariant: mode `edit` restores nothing. Undo and roll-back revert the changes of mode `edit` in reverse order, and redo
-repeats them in the original order, as the restore functions of the graph require.
+Invariant: in mode `edit` no record is restored. Undo and roll-back revert the changes of mode `edit` in reverse order,
+and redo repeats them in the original order, as the restore functions of the graph require.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Tombstones:
         return alive
 
     def rewire(self, graph: Graph, edge: EdgeId, source: NodeId) -> None:
-        """Change an edge's source. In mode `edit` append it to the out-edges, else restore its position in them."""
+        """Change an edge's source. In mode `edit` it becomes the last out-edge, else it returns to its old position."""
         if graph.source(edge) == source:
             return
         if self.mode == "edit":
@@ -68,7 +68,7 @@ class Tombstones:
         return twin
 
     def forget(self, handles: Iterable[NodeId | EdgeId]) -> None:
-        """Drop the records of these removals and of rewires to redo: a new edit made redo impossible."""
+        """Drop the records of these removals and of all rewires that redo would repeat; redo has become impossible."""
         for handle in handles:
             self.removed.pop(handle, None)
         self.forth.clear()

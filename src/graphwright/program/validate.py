@@ -37,7 +37,7 @@ def check_ports(p: Program, node: NodeId) -> None:
 
 
 def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]] | None = None) -> tuple[Spec, ...]:
-    """Infer the specs of a node from those of its operands (`specs` overrides the stored ones).
+    """Infer the specs of a node from those of its operands; `specs` (node -> specs) replaces the stored ones.
 
     Raises: ShapeError or DTypeError naming the node; ShapeError if an operand is a result that no longer exists.
     """
@@ -95,10 +95,10 @@ def _check_single_assign(p: Program, node: NodeId) -> None:
 def infer(
     p: Program, touched: Iterable[NodeId], before: dict[NodeId, tuple[Spec, ...]], wanted: NodeId | None = None
 ) -> set[NodeId]:
-    """Update the specs downstream of the touched nodes; returns the visited nodes.
+    """Update the specs downstream of the touched nodes; return the visited nodes.
 
     Args:
-        before: receives the old specs of changed nodes.
+        before: dict that receives the old specs of nodes whose specs change.
         wanted: if given, raise only for a mismatch at this node; the open edit may still repair other nodes.
     Raises: SpecMismatch with every mismatch; the specs of a mismatched node and its descendants are unchanged.
     """
@@ -190,8 +190,8 @@ def refuse_broken(p: Program) -> None:
     """Raise InvalidProgram with all mismatches, if the program was left broken."""
     if not p.valid:
         validate(p).check(p.name)
-        fix = "with program.edit('repair'): ... validates it again"
-        raise InvalidProgram("an edit left the program broken", where=p.name, fix=fix)
+        raise InvalidProgram("the program is marked as broken, but has no defect any more", where=p.name,
+                             fix="`with program.edit('repair'): pass` clears the mark")  # fmt: skip
 
 
 def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
@@ -260,7 +260,7 @@ def _cycles(p: Program) -> Iterator[Mismatch]:
 
 
 def _cycle(p: Program, component: Sequence[NodeId]) -> list[NodeId]:
-    """Return a shortest cycle in a strongly connected component, through a back edge's target or its oldest node."""
+    """Return a shortest cycle in a strongly connected component: through a back edge, if any, else the oldest node."""
     inside = set(component)
     ends = [dst for src, dst in map(p.graph.endpoints, sorted(p.back_edges)) if src in inside and dst in inside]
     start = ends[0] if ends else min(inside, key=p.seq)
@@ -283,7 +283,7 @@ def _outputs(p: Program) -> Iterator[Mismatch]:
 
 
 def first_axis(want: Spec, have: Spec) -> int | None:
-    """Return the first dimension in which two specs of equal rank differ."""
+    """Return the first dimension in which two specs differ; None if their ranks differ."""
     if len(want.shape) != len(have.shape):
         return None
     return next((i for i, (a, b) in enumerate(zip(want.shape, have.shape, strict=True)) if a != b), None)

@@ -45,15 +45,11 @@ class Promise(NamedTuple):
 
 
 class Promises(WeakKeyDictionary[NDArray, Promise]):
-    """Maps arrays to the facts known about them without reading them; holds the arrays by weak references.
-
-    Attributes:
-        made: number of entries set so far; a value computed from entries is valid until this number changes.
-    """
+    """Maps arrays to the facts known about them without reading them; holds the arrays by weak references."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.made = 0
+        self.made = 0  # entries set so far; a value computed from entries is valid until this number changes
 
     def __setitem__(self, array: NDArray, promise: Promise) -> None:
         super().__setitem__(array, promise)
@@ -66,7 +62,7 @@ def array_digest(array: NDArray) -> str:
 
 
 def digest_of(spec: Spec, content: Any) -> str:
-    """Return the `array_digest` of an array from its bytes in a buffer."""
+    """Return the BLAKE2b-128 of a spec and of the bytes in the buffer `content`."""
     state = blake2b(repr(spec).encode(), digest_size=16)
     state.update(flat_bytes(content))
     return state.hexdigest()
@@ -189,12 +185,10 @@ class Weights(Mapping[str, Variable]):
         self.promises[array] = Promise(None, SOURCE)
 
     def refer_slice(self, array: NDArray, whole: NDArray, dims: Mapping[int, np.ndarray]) -> None:
-        """Give `array`, a slice of `whole`, a `Promise.reference` to hash instead of its bytes, if `whole` has one.
+        """If `whole` has a `Promise.reference`, give one to its slice `array`, to hash instead of the slice's bytes.
 
-        It is a hash of the indices, the reference of `whole`, and the first entries, which differ between checkpoints.
-
-        Args:
-            dims: dimension -> old index of each new index, -1 for zeros.
+        It is a hash of that reference, of `dims` (dimension -> old index of each new index, -1 for zeros), and of the
+        first entries, which differ between checkpoints.
         """
         if (promise := self.promise_of(whole)) is None or promise.reference is None:
             return

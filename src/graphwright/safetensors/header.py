@@ -35,7 +35,7 @@ BITS: dict[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a header: dtype tag, shape, and its range `begin:end` of payload bytes."""
+    """One tensor of a header: dtype tag (such as "BF16"), shape, and its range `begin:end` of payload bytes."""
 
     key: str
     tag: str
@@ -87,7 +87,7 @@ def parse_header(text: bytes, payload_bytes: int, where: object = None) -> Heade
         text: the JSON, padded with spaces at its end.
         payload_bytes: size of the payload that follows the header.
         where: file named in errors.
-    Raises: HeaderError(rule, key) with a rule of `HEADER_RULES`.
+    Raises: HeaderError whose `rule` is the broken rule, a key of `HEADER_RULES`, and whose `key` is a tensor, if any.
     """
     if text[:1] != b"{":
         raise HeaderError("start", where=where, expected="{ as the first byte", got=repr(text[:1]))
@@ -98,7 +98,8 @@ def parse_header(text: bytes, payload_bytes: int, where: object = None) -> Heade
         raise HeaderError(rule, error.key, where=where, expected=error.expected, got=error.got) from error
     metadata = entries.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise HeaderError("metadata", where=where, expected="a JSON object with string values")
+        got = repr(metadata)[:80]
+        raise HeaderError("metadata", where=where, expected="a JSON object with string values", got=got)
     if len(entries) > MAX_TENSORS:
         raise HeaderError("count", where=where, expected=f"at most {MAX_TENSORS} tensors", got=len(entries))
     infos = sorted((_entry(key, fields, where) for key, fields in entries.items()), key=lambda i: (i.begin, i.end))
@@ -110,7 +111,7 @@ def build_header(infos: Iterable[TensorInfo], metadata: Mapping[str, str]) -> by
     """Return the first bytes of a file: length and JSON, padded so that the payload starts at a multiple of 8.
 
     The result is parsed again before it is returned, so that every written header passes the reader's checks.
-    Raises: HeaderError(rule, key).
+    Raises: HeaderError.
     """
     entries: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     payload_bytes = 0
@@ -132,13 +133,15 @@ def build_header(infos: Iterable[TensorInfo], metadata: Mapping[str, str]) -> by
 
 def _entry(key: str, fields: Any, where: object) -> TensorInfo:
     if len(key) > MAX_NAME or (not key.isascii() and len(key.encode()) > MAX_NAME):
-        raise HeaderError("name", key, where=where, expected=f"a name of at most {MAX_NAME} bytes")
+        got = f"{len(key.encode())} bytes"
+        raise HeaderError("name", key, where=where, expected=f"a name of at most {MAX_NAME} bytes", got=got)
     if not isinstance(fields, dict) or fields.keys() != _FIELDS:
         got = [shorten(name) for name in list(fields)[:10]] if isinstance(fields, dict) else type(fields).__name__
         raise HeaderError("fields", key, where=where, expected="dtype, shape and data_offsets", got=got)
     tag, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(tag, str) or not 0 < len(tag) <= MAX_TAG:
-        raise HeaderError("dtype", key, where=where, expected=f"a string of 1 to {MAX_TAG} characters")
+        got = shorten(str(tag))
+        raise HeaderError("dtype", key, where=where, expected=f"a string of 1 to {MAX_TAG} characters", got=got)
     if not isinstance(shape, list):
         raise HeaderError("shape", key, where=where, expected="a list", got=type(shape).__name__)
     if len(shape) > MAX_RANK:
@@ -146,7 +149,7 @@ def _entry(key: str, fields: Any, where: object) -> TensorInfo:
     if not all(type(dim) is int and dim >= 0 for dim in shape):  # type(), because a bool is an instance of int
         raise HeaderError("shape", key, where=where, expected="integers >= 0", got=shape)
     if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(at) is int for at in offsets)):
-        raise HeaderError("offsets", key, where=where, expected="a list of two integers")
+        raise HeaderError("offsets", key, where=where, expected="a list of two integers", got=repr(offsets)[:80])
     begin, end = offsets
     if not 0 <= begin <= end < _U64:
         raise HeaderError("offsets", key, where=where, expected="0 <= begin <= end < 2^64", got=offsets)

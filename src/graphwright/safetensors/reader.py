@@ -114,7 +114,7 @@ class TensorFile(_KeyedFile):
     >>> TensorFile("model.safetensors").info("lm_head.weight").shape
     (32000, 2048)
 
-    Raises: CheckpointNotFound, UnsafeFile, HeaderError(rule, key), CheckpointError.
+    Raises: CheckpointNotFound; UnsafeFile for a pickle; HeaderError; CheckpointError if the file cannot be read.
     """
 
     def __init__(self, path: StrPath) -> None:
@@ -282,7 +282,7 @@ class Checkpoint(_KeyedFile):
     >>> checkpoint.info("model.norm.weight").tag, checkpoint.nbytes
     ('BF16', 2200119296)
 
-    Raises: CheckpointNotFound, UnsafeFile, HeaderError, IndexFileError, CheckpointError.
+    Raises: CheckpointNotFound; UnsafeFile for a pickle; HeaderError; IndexFileError; CheckpointError if reading fails.
     """
 
     def __init__(self, path: StrPath, *, stem: str = "model") -> None:

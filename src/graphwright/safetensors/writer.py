@@ -62,7 +62,8 @@ class TensorData:
         if isinstance(self.data, Stored):
             return self.data.file.info(self.data.key).nbytes
         if callable(self.data):
-            raise UsageError("the size of this dtype is unknown", where=self.key, got=self.tag, fix="pass nbytes")
+            raise UsageError("the size of this dtype is unknown", where=self.key, expected="a known tag, or nbytes",
+                             got=self.tag, fix="pass nbytes: TensorData(..., nbytes=...)")  # fmt: skip
         return flat_bytes(self.data).nbytes
 
     def is_untouched(self, file: TensorFile) -> bool:
@@ -87,7 +88,7 @@ def write_tensors(path: StrPath, items: Iterable[TensorData], metadata: Mapping[
         path: the file; an existing one is replaced once the new one is complete.
         items: the tensors, in file order.
         metadata: `__metadata__`; `format: pt` is added if it has no `format`, because transformers requires it.
-    Raises: HeaderError(rule, key) for an invalid header, with the rule `size` if a buffer does not match shape and tag;
+    Raises: HeaderError for an invalid header, with the rule `size` if a buffer does not match shape and dtype tag;
         UnwritableTarget; UsageError for a buffer that is not contiguous. After an error, no new file is left.
     """
     items = tuple(items)
@@ -186,7 +187,7 @@ def write_checkpoint(
 
 
 def plan_shards(items: Sequence[TensorData], max_bytes: int, metadata: Mapping[str, str]) -> list[Shard]:
-    """Fill shards in the order of `items`; each has at most `max_bytes` of payload, or a single larger tensor."""
+    """Distribute `items` to shards, in order; each has at most `max_bytes` of payload, or a single larger tensor."""
     return _fill([Shard((), with_format(metadata))], items, max_bytes)
 
 
@@ -195,7 +196,7 @@ def plan_like(
 ) -> list[Shard]:
     """Plan shards for `items` with the layout and order of `source`; keys that `source` lacks come last.
 
-    A shard with the same unchanged tensors is marked as a copy. A shard of which no tensor remains is omitted.
+    A shard whose tensors are all unchanged is marked as a copy of its file. A shard without a tensor left is omitted.
     """
     rest = {item.key: item for item in items}
     shards = []

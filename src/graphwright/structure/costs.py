@@ -26,7 +26,7 @@ Cost = str | Mapping[str, float]
 
 
 def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, float]:
-    """Map node paths to nanoseconds measured in a compiled run on these inputs, as costs for `cost` and `budget`.
+    """Map node paths to nanoseconds measured in a compiled run on these inputs, for `cost(of=...)`, `budget(of=...)`.
 
     The time of an instruction that runs several fused nodes is assigned to the node that gives it its name.
     Raises: the errors of `Plan.profile`.
@@ -57,7 +57,7 @@ def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
 
 
 def check_cost(of: Cost, counted: bool = False) -> None:
-    """Check that a cost is a known name or a mapping; `counted` also allows `count`. Raises: UsageError if not."""
+    """Raise UsageError unless `of` is a mapping, or a name: params, bytes, flops, table, or with `counted` count."""
     known = ("count", *OF) if counted else OF
     if of not in known if isinstance(of, str) else not isinstance(of, Mapping):
         raise UsageError("unknown cost", expected=f"{', '.join(known)}, or a mapping from node paths to costs", got=of)
@@ -67,7 +67,8 @@ def element_costs(p: Program, among: Sequence[Element], of: Cost = "params") -> 
     """Compute the cost of each element without the elements nested in it, float64 [n].
 
     `params` and `bytes` count the weights that are removed with the element; `flops` (with all named sizes set to 1)
-    and measured costs count the removed ops. A unit has an equal share of the cost of each op over its axis.
+    and measured costs count the removed ops; `table` reads the costs given to `e.gate`. A unit has an equal share of
+    the cost of each op over its axis.
     Raises: UsageError for an unknown cost.
     """
     check_cost(of)

@@ -62,7 +62,7 @@ def init_for(p0: float, kind: str, temperature: float = 1.0) -> float:
     UsageError for an unknown kind, p0 outside (0, 1), or a temperature that is not positive.
     """
     if kind not in KINDS or kind == "choice":
-        raise UsageError("unknown kind of gate", expected=", ".join(k for k in KINDS if k != "choice"), got=kind)
+        raise UsageError("unsupported kind of gate", expected=", ".join(k for k in KINDS if k != "choice"), got=kind)
     if p0 in (0, 1):
         raise DeadGate("a gate that starts at 0 or 1 has no gradient", got=p0, fix="choose p0 from 0.01 to 0.99")
     Range(0, 1).check("p0", p0)

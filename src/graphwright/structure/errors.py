@@ -6,7 +6,7 @@ from graphwright.errors import ComputeError, UsageError
 
 
 class NotScalar(UsageError):
-    """The loss is not a scalar."""
+    """A loss or penalty is not a scalar."""
 
 
 class GatesUnused(UsageError):

@@ -140,7 +140,10 @@ class DifferentiableGraph:
 
     @contextmanager
     def using(self, mode: str) -> Iterator[None]:
-        """Set the mode of all gates inside a `with` block: `train`, `eval`, `soft`, `hard` or `open`."""
+        """Set the mode of all gates inside a `with` block: `train`, `eval`, `soft`, `hard` or `open`.
+
+        Only `train` draws noise. `soft` never rounds gates, `hard` rounds them to 0 or 1, `open` sets all gates to 1.
+        """
         if mode not in MODES:
             raise UsageError("unknown mode of gates", expected=", ".join(MODES), got=mode)
         if not self.program.gates():

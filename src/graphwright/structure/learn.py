@@ -144,7 +144,7 @@ def _train(
 
 
 def _table(among: Sequence[Element]) -> dict[str, dict[str, float]]:
-    """Summarise gate probabilities per axis, or per kind of units if there are more than `_ROWS` axes."""
+    """Summarise gate probabilities per axis, or per kind of units if there are more than 24 axes."""
     many = len({e.gate.owner for e in among}) > _ROWS
     rows: dict[str, list[float]] = {}
     for e in among:
@@ -154,7 +154,7 @@ def _table(among: Sequence[Element]) -> dict[str, dict[str, float]]:
 
 
 def _gate(model: Model, units: Sequence[str]) -> None:
-    """Add gates to all units of these kinds, in one edit."""
+    """Add gates to all units of the kinds `units`, in one edit."""
     p = model.program
     with p.edit(f"gates on {', '.join(units)}", author="gate") as e:
         found = 0

@@ -105,7 +105,7 @@ class LogitMoments:
             variable.assign(call("where", moves, value, variable))
 
     def variables(self) -> dict[str, Variable]:
-        """Return the state variables by name; rates are not included."""
+        """Map names to the variables of Adam: steps of the run; per logit both moments and the number of steps."""
         held = {v.name: v for n, v in self._held.items() if n != "rate"}
         return {self.count.name: self.count, **held}
 
@@ -249,6 +249,7 @@ class JointOptimizer:
     def step(self, batch: BATCH, valid: BATCH | None = None) -> StepReport:
         """Run one training step on a dict of arrays by name: the program's inputs, and other data that the task reads.
 
+        `valid` is a second batch, on which mode `bilevel` trains gates.
         Raises: Diverged after five consecutive steps whose loss or gradients are not finite; GatesUnused if the loss
             depends on no gate; UsageError for invalid batches. If the policy raises, no element is cut.
         """
@@ -283,7 +284,7 @@ class JointOptimizer:
         return self._report(number, first, warm, edits, False)
 
     def _begin(self, batch: BATCH) -> None:
-        """Before the first step that trains gates, set the limits of weight norms and measure the gain of all gates."""
+        """Before the first step that trains gates, set norm limits and measure how much all gates lower the loss."""
         self._begun = True
         if self._limits is not None:
             self._limits.begin()
@@ -317,7 +318,7 @@ class JointOptimizer:
         return self._report(self.view.step, found, warm, (), True)
 
     def _culprit(self, batch: BATCH) -> str:
-        """Describe the first node with a NaN or +∞ in its value (-∞ is allowed, for attention masks)."""
+        """Describe as text the first node with a NaN or +∞ in its value (-∞ is allowed, for attention masks)."""
         p = self.view.program
         run = p.run({n: batch[n] for n in p.input_names()})
         for node in p.order():
@@ -350,7 +351,7 @@ class JointOptimizer:
     def _traced(
         self, names: Sequence[str], theirs: Sequence[str], by_weights: bool, by_gates: bool
     ) -> Callable[..., Tensor]:
-        """Return the step, for `compile`, as a function of tensors: `names` of the batch, `theirs` of the second."""
+        """Return the step to compile, a function of the tensors `names` of the batch, then `theirs` of the second."""
 
         def step(*values: Tensor) -> Tensor:
             p = self.view.program

@@ -158,7 +158,8 @@ class Policy(Settings):
     A check with a probability above `keep_above` resets the element's count; a check in between does not change it.
 
     Attributes:
-        min_in, protect: `min_in` and `keep` of the function `protect`.
+        min_in: number of units per gated axis, and of options per choice, that must remain.
+        protect: names of elements to protect, and of nodes that must keep a path from an input.
         max_fraction: largest share of all elements that one check may cut; a single cut is always allowed.
         counts: dict from element keys to numbers of checks below `remove_below`, updated by `propose`.
     """
@@ -190,14 +191,17 @@ class Policy(Settings):
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPolicy(Settings):
-    """A policy that cuts, at the end of training, all elements with a decision probability below a threshold."""
+    """A policy that cuts, at the end of training, all elements with a decision probability below a threshold.
+
+    `min_in` and `protect` are as in `Policy`.
+    """
 
     threshold: Share = 0.5
     min_in: Count = 1
     protect: Collection[str] = ()
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Propose cuts in order of the logits; of each choice, propose all options except the most probable one."""
+        """Propose cuts in the order of elements; of each choice, propose all options except the most probable one."""
         among = view.elements()
         best: dict[int, Element] = {}
         for e in among:
@@ -214,7 +218,7 @@ class TopPolicy(Settings):
     Attributes:
         target: number of elements or cost to keep, if above 1; else the share to keep.
         of: `count` for a number of elements, or a cost as in the penalty `cost`.
-        min_in, protect: `min_in` and `keep` of the function `protect`.
+        min_in, protect: as in `Policy`.
         round_to: an axis with more units than this keeps a multiple of this number. Units are cut in blocks, the block
             with the lowest mean probability first, so the result may be below the target by up to one block.
     """
@@ -255,7 +259,8 @@ class TopPolicy(Settings):
                 break
             cuts, _ = protect(view.program, cuts, among, min_in=self.min_in, keep=self.protect)
         if left > target and len(cuts) < len(among):
-            raise BudgetUnreachable("the protected elements alone exceed the target", asked=target, best=left)
+            raise BudgetUnreachable("the protected elements alone exceed the target", asked=target, best=left,
+                                    fix="raise the target, or protect fewer elements")  # fmt: skip
         what = self.of if isinstance(self.of, str) else "the measured cost"
         return [Proposal("cut", e.name, e.p, f"among the lowest beyond {self.target:g} of {what}", e) for e in cuts]
 

@@ -95,15 +95,11 @@ class Discretized(Report):
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON-serialisable dict."""
         before, after = self.before, self.after
-        return {
-            "cut": self.cut,
-            "kept_back": plain(self.kept_back),
-            "counts": {over: {"before": a, "after": b} for over, (a, b) in self.counts().items()},
-            "num_pruned_edges": self.num_pruned_edges,
-            **{name: [getattr(before, name), getattr(after, name)] for name in ("params", "flops")},
-            "loss": [self.loss_before, self.loss_after],
-            **{"gap": self.gap, "entry": self.entry.seq},
-        }
+        return {"cut": self.cut, "kept_back": plain(self.kept_back),
+                "counts": {over: {"before": a, "after": b} for over, (a, b) in self.counts().items()},
+                "num_pruned_edges": self.num_pruned_edges,
+                **{name: [getattr(before, name), getattr(after, name)] for name in ("params", "flops")},
+                "loss": [self.loss_before, self.loss_after], "gap": self.gap, "entry": self.entry.seq}  # fmt: skip
 
     def __str__(self) -> str:
         rows = [f"{over:<8} {a} -> {b}  ({100 * (a - b) / a:.0f} % cut)" for over, (a, b) in self.counts().items()]

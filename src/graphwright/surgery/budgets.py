@@ -30,7 +30,7 @@ class Ratio:
 
     def __post_init__(self) -> None:
         _check(0 <= self.share < 1, "the share to remove is out of range", "0 <= share < 1", self.share)
-        _check(self.of in COUNTED, "unknown quantity to count", ", ".join(COUNTED), self.of)
+        _check(self.of in COUNTED, "unknown quantity to limit", ", ".join(COUNTED), self.of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +72,17 @@ class Latency:
     ms: float
 
     def __post_init__(self) -> None:
-        _check(self.ms > 0, "the time per token is not positive", "milliseconds > 0", self.ms)
+        _check(self.ms > 0, "the time limit is not positive", "milliseconds > 0", self.ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """A budget: each matrix has a relative Frobenius error (`asvd`: of its layer's output) of at most `most` >= 0."""
+    """A budget: a relative Frobenius error <= `most` of each matrix, or with method `asvd` of its layer's output."""
 
     most: float
 
     def __post_init__(self) -> None:
-        _check(self.most >= 0, "the relative error is negative", "a number >= 0", self.most)
+        _check(self.most >= 0, "the limit of the relative error is negative", "a number >= 0", self.most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ ROWS = 2048
 
 
 class MissingCalibration(UsageError):
-    """A method needs calibration data and got none."""
+    """A method needs calibration data and got none, or needs the program to score next tokens."""
 
 
 class CalibrationTooSmall(UsageError):
@@ -57,7 +57,7 @@ class Calibration:
     Attributes:
         windows, held: arrays by input name of the learning and of the held-out windows; dimension 0 counts windows.
         tokens: number of tokens (or samples) to learn from.
-    Raises: UsageError for an empty source; CalibrationLeak if a window of `held_out` is also a learning window.
+    Raises: UsageError for an invalid or empty source; CalibrationLeak if a window of `held_out` is a learning window.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Calibration:
         return _count(self.windows) * self.width
 
     def check_held_out(self, windows: Mapping[str, np.ndarray]) -> None:
-        """Check that no given window is also a learning window. Raises: CalibrationLeak if a window is."""
+        """Raise CalibrationLeak if one of the given windows (arrays by input name) is also a learning window."""
         if leaked := self._leaked(windows):
             raise CalibrationLeak(
                 "some held-out windows are also learning windows", fix="pass other data as held_out=...",
@@ -118,7 +118,7 @@ class Calibration:
             )  # fmt: skip
 
     def _leaked(self, windows: Mapping[str, np.ndarray]) -> list[int]:
-        """Return the indices of the given windows that are also learning windows."""
+        """Return the indices of those windows (arrays by input name) that are also learning windows."""
         seen = set(digests(self.windows))
         return [i for i, d in enumerate(digests(windows)) if d in seen]
 
@@ -130,7 +130,7 @@ class Calibration:
         """
         windows = self.held if held else self.windows
         if not _count(windows):
-            raise UsageError("the calibration data have no held-out windows", expected="at least four windows",
+            raise UsageError("the calibration data have no held-out windows", expected="four different windows or more",
                              got=f"{_count(self.windows)} learning windows", fix="pass held_out=...")  # fmt: skip
         if "ids" in windows:
             windows = {**windows, "ids": check_ids(windows["ids"], vocabulary(p))}
@@ -145,10 +145,8 @@ class Calibration:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict of sizes, seed, and hashes of the learning and the held-out windows."""
-        return {
-            "tokens": self.tokens, "context": self.width, "seed": self.seed, "windows": _hash(self.windows),
-            "held_out_tokens": _count(self.held) * self.width, "held_out": _hash(self.held),
-        }  # fmt: skip
+        return {"tokens": self.tokens, "context": self.width, "seed": self.seed, "windows": _hash(self.windows),
+                "held_out_tokens": _count(self.held) * self.width, "held_out": _hash(self.held)}  # fmt: skip
 
     def __repr__(self) -> str:
         return f"Calibration({self.tokens} tokens in windows of {self.width}, {_count(self.held)} windows held out)"
@@ -170,7 +168,7 @@ class Stream:
         p, moving = self.p, input_dependent(self.p)
         order = [n for n in p.order() if n in moving]
         if node not in moving:
-            raise UsageError("calibration data cannot reach a node that depends on no input", where=p.path(node))
+            raise UsageError("the node depends on no input, so calibration data do not reach it", where=p.path(node))
         before = set(order[: order.index(node)])
         needed = p.reachable(p.outputs())
         wanted = list(dict.fromkeys(
@@ -193,7 +191,7 @@ class Stream:
 
 
 def chunked(p: Program, rows: Mapping[str, np.ndarray], per: int) -> list[dict[str, np.ndarray]]:
-    """Split inputs into chunks of `per` samples; add token positions if the program has an input `positions`."""
+    """Split arrays by input name into chunks of `per` samples; add token positions if p has an input `positions`."""
     if "ids" in rows and "positions" in p.input_names() and "positions" not in rows:
         rows = {**rows, "positions": np.broadcast_to(np.arange(rows["ids"].shape[1]), rows["ids"].shape)}
     return [{name: np.ascontiguousarray(a[i : i + per]) for name, a in rows.items()}
@@ -235,11 +233,12 @@ def _windows(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.nd
         if tokenizer is None:
             raise UsageError("a text was given without a tokenizer", fix="call Calibration.of(model, text)")
         source = tokenizer.encode(source)
-    ids = np.asarray(source)
-    if ids.ndim == 1 and len(ids):
+    if not (ids := np.asarray(source)).size:
+        raise UsageError("the calibration data are empty", expected="at least one token")
+    if ids.ndim == 1:
         width = min(context, len(ids))
         ids = ids[: len(ids) // width * width].reshape(-1, width)
-    if ids.ndim != 2 or not ids.size or ids.dtype.kind not in "iu":
+    if ids.ndim != 2 or ids.dtype.kind not in "iu":
         raise UsageError("the calibration data are not token ids", expected="integers [N] or [windows, tokens]",
                          got=f"{ids.dtype} {ids.shape}")  # fmt: skip
     return {"ids": np.ascontiguousarray(ids, np.int64)}, ids.shape[1]

@@ -30,8 +30,8 @@ class ComparisonReport(Report):
 
     Attributes:
         outputs: differences of the first output over all inputs: `max_abs`, `relative` (‖b - a‖ / ‖a‖). Programs that
-            score tokens also have `kl_mean`, `kl_max` (nats, of a against b), `top1` (share of equal most likely
-            tokens), `greedy` (share of equal tokens in greedy continuations), `prompts` and `perplexity` [a, b].
+            score tokens also have `kl_mean`, `kl_max` (KL(a ‖ b), nats), `top1` (share of equal most likely tokens),
+            `greedy` (share of equal tokens in greedy continuations of `prompts` prompts), `perplexity` [a, b].
         weights: dict from key to {equal, max_abs, relative, cosine}, for keys that have equal shapes in a and b.
         missing, extra, reshaped: keys of weights that b lacks, that a lacks, and whose shapes differ.
     """
@@ -82,10 +82,9 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
     ours, theirs = dict(p.constants()), dict(q.constants())
     common = [k for k in ours if k in theirs]
     reshaped = tuple(k for k in common if ours[k].shape != theirs[k].shape)
-    return ComparisonReport(
-        _outputs(p, q, feeds, prompts), {k: _weight(p, q, k) for k in common if k not in reshaped},
-        tuple(k for k in ours if k not in theirs), tuple(k for k in theirs if k not in ours), reshaped,
-    )  # fmt: skip
+    return ComparisonReport(_outputs(p, q, feeds, prompts), {k: _weight(p, q, k) for k in common if k not in reshaped},
+                            tuple(k for k in ours if k not in theirs), tuple(k for k in theirs if k not in ours),
+                            reshaped)  # fmt: skip
 
 
 def _feeds(p: Program, inputs: Any) -> list[dict[str, np.ndarray]]:
@@ -105,7 +104,7 @@ def _outputs(p: Program, q: Program, feeds: Sequence[Mapping[str, np.ndarray]], 
     losses, tokens = np.zeros(2), 0
     for f, x, y in zip(feeds, Stream(p, feeds).outputs(), Stream(q, feeds).outputs(), strict=True):
         if x.shape != y.shape:
-            raise ShapeError("the outputs of the programs have different shapes", expected=x.shape, got=y.shape)
+            raise ShapeError("the first outputs of the programs have different shapes", expected=x.shape, got=y.shape)
         drift.add(x, y)
         if drift.scores:
             losses += [float(next_token_nats(z, f["ids"]).sum()) for z in (x, y)]
@@ -114,10 +113,9 @@ def _outputs(p: Program, q: Program, feeds: Sequence[Mapping[str, np.ndarray]], 
     if drift.scores:
         starts = np.concatenate([f["ids"] for f in feeds])[:prompts, :PROMPT]
         shares = np.mean([np.equal(_greedy(p, row), _greedy(q, row)) for row in starts])
-        found |= {
-            "kl_mean": drift.kl, "kl_max": drift.kl_max, "top1": drift.same_top, "greedy": float(shares),
-            "prompts": len(starts), "perplexity": [exp(min(s / max(tokens, 1), 700.0)) for s in losses],
-        }  # fmt: skip
+        found |= {"kl_mean": drift.kl, "kl_max": drift.kl_max, "top1": drift.same_top, "greedy": float(shares),
+                  "prompts": len(starts),
+                  "perplexity": [exp(min(s / max(tokens, 1), 700.0)) for s in losses]}  # fmt: skip
     return found
 
 

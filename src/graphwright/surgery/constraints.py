@@ -66,8 +66,9 @@ _conditions: dict[str, Condition] = {}
 
 
 def constraint(name: str) -> Callable[[Condition], Condition]:
-    """Register a function for `Custom(name)`, as a decorator. The function returns findings, or violations as text.
+    """Return a decorator that registers a function under a name, for the constraint `Custom(name)`.
 
+    The function gets a program, and returns its violations: findings, or texts that describe them.
     Raises: UsageError if a different function is already registered under the name.
     """
 
@@ -81,7 +82,7 @@ def constraint(name: str) -> Callable[[Condition], Condition]:
 
 @dataclass(frozen=True)
 class Custom(Constraint):
-    """A condition given by the name of a registered function, or by a callable. A callable cannot be saved."""
+    """A condition `rule`: the name of a function registered by `constraint`, or a function, which cannot be saved."""
 
     rule: str | Condition
     name: ClassVar[str] = "custom"
@@ -99,7 +100,7 @@ class Custom(Constraint):
             yield each if isinstance(each, Finding) else self.broken(p, each, where=f"{label} {at}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return a dict with the registered function's name. Raises: UsageError if `rule` is a callable."""
+        """Return a dict with the name of the registered function. Raises: UsageError if `rule` is a function."""
         if not isinstance(self.rule, str):
             fix = 'decorate it with @graphwright.surgery.constraint("name"), and use Custom("name")'
             raise UsageError("the constraint holds a callable, which cannot be saved", fix=fix,
@@ -211,7 +212,7 @@ def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
 
 
 def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
-    """Return whether `source` reaches a junction of another spec by a trained linear map and then a residual path."""
+    """Return whether `source` reaches the junction, of another spec, by a trained linear map and a residual path."""
     if p.specs(source)[0] == p.spec(junction):
         return False
     maps = [n for n in p.consumers(source) if traits(p.op(n)).contracts == "out_in" and p.operands(n)[0].node == source]
@@ -329,7 +330,7 @@ class GradientFlow(Constraint):
 
 @dataclass(frozen=True)
 class HeadBalance(Constraint):
-    """A constraint: each attention head's norm is within a factor `ratio` of the median norm of its layer.
+    """A constraint: norms of each attention head's weights are within a factor `ratio` of their layer's median norms.
 
     Repairs multiply the weights q (or o) of a head by a constant and divide k (or v) by it, or cut dead heads.
     """

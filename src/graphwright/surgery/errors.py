@@ -29,7 +29,7 @@ class NotAbsorbable(UsageError):
 
 
 class NotFactorable(UsageError):
-    """A size is not a product of the requested number of factors."""
+    """A size is not a product of the requested number of integers above 1."""
 
     def __init__(self, shape: tuple[int, ...], order: int, where: object = None) -> None:
         sizes = "x".join(map(str, shape))
@@ -43,13 +43,13 @@ class CompressionWouldGrow(UsageError):
 
     def __init__(self, ratio: float, where: object = None) -> None:
         super().__init__("the factors within this budget are not smaller than the matrix", where=where,
-                         expected="matrix / factor parameters > 1", got=f"{ratio:.4g}",
+                         expected="parameters of the matrix / of its factors > 1", got=f"{ratio:.4g}",
                          fix="allow a larger error, or leave the matrix dense")  # fmt: skip
         self.ratio = ratio
 
 
 def check_choices(given: Mapping[str, Any], known: Mapping[str, Collection[str]]) -> None:
-    """Check that each option has one of its known values. Raises: UsageError for the first unknown value."""
+    """Raise UsageError for the first option whose value in `given` is not one of its `known` values."""
     for name, values in known.items():
         if given[name] not in values:
             raise UsageError(f"unknown value of {name}", where=name, expected=", ".join(values), got=given[name])

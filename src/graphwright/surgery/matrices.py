@@ -106,11 +106,10 @@ def find_matrices(program: Program, where: str | Selection) -> tuple[list[Matrix
     skipped = [s for s in checked if isinstance(s, Skipped)]
     if not found:
         reason = f"; {skipped[0].path} was skipped: {skipped[0].reason}" if skipped else ""
-        raise EmptySelection(
-            "the selection contains no matrix of a linear map", where=where if isinstance(where, str) else repr(where),
-            got=f"{selection.count} nodes{reason}",
-            fix='list the linear maps by program.select("**", op="linear").show()',
-        )  # fmt: skip
+        raise EmptySelection("the selection contains no matrix of a linear map",
+                             where=where if isinstance(where, str) else repr(where),
+                             got=f"{selection.count} nodes{reason}",
+                             fix='list the linear maps by program.select("**", op="linear").show()')  # fmt: skip
     return found, skipped
 
 
@@ -213,11 +212,8 @@ def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calib
                 raise UsageError("the inputs of a linear map contain NaN or infinity", where=program.path(value))
             sums[value] = sums.get(value, 0.0) + x.T @ x
             counts[value] = counts.get(value, 0) + len(x)
-    return {
-        path: np.sum([sums[v] for v in found], axis=0) / sum(counts[v] for v in found)
-        for path, found in sources.items()
-        if found
-    }
+    return {path: np.sum([sums[v] for v in found], axis=0) / sum(counts[v] for v in found)
+            for path, found in sources.items() if found}  # fmt: skip
 
 
 def output_error(w: np.ndarray, new: np.ndarray, gram: np.ndarray) -> float:

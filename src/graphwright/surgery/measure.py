@@ -139,7 +139,7 @@ def _median_ms(call: Callable[[], object]) -> float:
 def loss_gradients(
     p: Program, feeds: Sequence[Mapping[str, np.ndarray]], wrt: Sequence[str], keep: Sequence[Value] = ()
 ) -> Iterator[tuple[dict[Value, np.ndarray], dict[str, np.ndarray]]]:
-    """Yield two dicts per chunk: the values `keep`, and the gradients of Σ -ln p(next token), by path, for `wrt`."""
+    """Yield per chunk a dict of the values `keep`, and the gradients of Σ -ln p(next token) by path, for all `wrt`."""
     for given in (part for f in feeds for part in chunked(p, f, max(1024 // f["ids"].shape[1], 1))):
         batch, length = given["ids"].shape
         with p.run(given, keep=[*keep]) as run:

@@ -99,6 +99,7 @@ def _step(
 ) -> tuple[Program, list[Finding], Fix] | None:  # fmt: skip
     """Find the first repair, by cost, kind and location, that leaves fewer violations and causes no new finding.
 
+    `known` are (kind, location) of findings from before; `tried` collects the rejected repairs of each finding.
     Returns: the repaired fork, its violations and the repair; None if there is no such repair.
     """
     repairs = [(v, fix) for v in left for fix in v.fixes]

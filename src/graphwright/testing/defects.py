@@ -38,9 +38,9 @@ class Planted:
 
 
 def plant(p: Program, kind: str, seed: int = 0) -> Planted:
-    """Plant a defect of a kind at a random position, as one edit that undo reverts.
+    """Plant a defect of a kind, e.g. `cycle` or `dead_end`, at a random position, as one edit that undo reverts.
 
-    Raises: UsageError for an unknown kind, or a program without a suitable position.
+    Raises: UsageError for an unknown kind, an open edit, or a program without a suitable position.
     """
     if kind not in _PLANTERS:
         raise UsageError("unknown kind of defect", got=kind, expected=", ".join(_PLANTERS))
@@ -61,7 +61,7 @@ def _shuffled(rng: np.random.Generator, items: Sequence[T]) -> list[T]:
 
 
 def _edges(p: Program, rng: np.random.Generator) -> Iterator[tuple[NodeId, EdgeId]]:
-    """Yield pairs (op, one of its operand edges) in random order, for ops whose first result is floating."""
+    """Yield pairs (op node, one of its operand edges) in random order, for nodes whose first result is floating."""
     for node in _shuffled(rng, [v.node for v in _values(p)]):
         for edge in _shuffled(rng, list(p.in_edges(node))):
             yield node, edge
@@ -103,7 +103,7 @@ def _orphan_source(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _trunk(p: Program) -> list[NodeId]:
-    """Return the ops that are on every path from the inputs to the outputs, except the outputs."""
+    """Return the nodes with a floating result that are on every path from the inputs to the outputs, except outputs."""
     w = Wiring(p)
     inputs = [i for i, op in enumerate(w.ops) if op == INPUT]
     found = []
@@ -156,7 +156,7 @@ def _cycle(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _blocked_gradient(p: Program, rng: np.random.Generator) -> str | None:
-    """Insert a `stop_gradient` on an edge, such that some trainable weight no longer gets a gradient."""
+    """Insert a `stop_gradient` on an edge such that a weight loses its gradient; return its path, or None."""
     w = Wiring(p)
     learns = {w.nodes[i] for i in learning(Diagnosis(p, None, Limits(), None))}
     wanted = [n for n in trainable(p) if n in learns]
@@ -188,9 +188,9 @@ def _missing_residual(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _unbalanced_heads(p: Program, rng: np.random.Generator) -> str | None:
-    """For one group of heads, scale q by f and k by 1/f, where f is 64 or 1/64; or scale o and v in this way.
+    """Scale weights and biases of one group of heads: those of q by f and of k by 1/f, or of o by f and of v by 1/f.
 
-    Weights and biases are scaled, so the program still computes the same function.
+    f is 64 or 1/64; the program still computes the same function. Returns: the attention's path, None if impossible.
     """
     for node in _shuffled(rng, list(p.of_traits(attention=True))):
         parts = attention_parts(p, node)
@@ -217,7 +217,7 @@ def _scaled(values: np.ndarray, part, heads, by: float, dim: int) -> np.ndarray:
 
 
 def _interface(p: Program, rng: np.random.Generator) -> str | None:
-    """Insert a cast or slice on an operand edge, so that validation reports one new mismatch, at the edge's target."""
+    """Insert a cast or slice on an edge so that validation reports one new mismatch; return the node there, or None."""
     known = p.validate().mismatches
     for node, edge in _edges(p, rng):
         spec = p.spec(p.edge_value(edge))
@@ -237,7 +237,7 @@ def _interface(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _misfit(spec: Spec, narrow: bool) -> tuple[str, dict[str, Any]]:
-    """Return an op and its attributes: a slice that drops the last channel if `narrow`, or a cast to another dtype."""
+    """Return (op, attributes): a slice that drops the last of several channels if `narrow`, else a cast."""
     width = spec.shape[-1] if len(spec.shape) else 0
     if narrow and isinstance(width, int) and width > 1:
         return "slice", {"axis": -1, "start": 0, "size": width - 1}
@@ -245,7 +245,7 @@ def _misfit(spec: Spec, narrow: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
-    """Project a value that `_trunk` returns to two channels and back."""
+    """Project a value on all paths to two channels and back; return the first projection's path, None if impossible."""
     for node in _shuffled(rng, _trunk(p)):
         spec = p.spec(node)
         width = spec.shape[-1] if len(spec.shape) in (1, 2, 3) else 0

@@ -89,7 +89,8 @@ KINDS: dict[str, frozenset[str]] = {
 class Operation:
     """One file operation. Paths are relative to the watched folder.
 
-    `handle` numbers the open files from 0 and is never reused; `offset` and `data` belong to a write or a truncation.
+    `other` is the second path of a rename or exchange. `handle` numbers the opened files from 0 and is never reused, -1
+    means none; `offset` and `data` belong to a write or a truncation, `created` and `truncated` to an open.
     `fault` is the kind of fault that hit the operation: a write then wrote only `data`, others changed no file.
     """
 
@@ -110,7 +111,7 @@ class Operation:
 class _Interceptor:
     """Replacements of `os` calls and `open`.
 
-    They record each call on a file under `root`. `strike(name)` returns the kind of fault for a call, or "" for none.
+    They record each call on a file under `root`. `strike(name)` returns the fault for a call of `name`, or "" for none.
     """
 
     def __init__(self, root: Path, strike: Callable[[str], str]) -> None:
@@ -240,7 +241,7 @@ Tree = dict[str, bytes | None]
 
 
 def snapshot(root: Path) -> Tree:
-    """Read the files and directories under `root`."""
+    """Return a dict from the relative path of each file under `root` to its content, and of each directory to None."""
     return {str(p.relative_to(root)): None if p.is_dir() else p.read_bytes() for p in root.rglob("*")}
 
 
@@ -273,7 +274,7 @@ class _Folder:
 
 
 class Disk:
-    """A model of a disk: all of `tree` is durable at the start; `apply` updates it operation by operation."""
+    """A model of a disk: `tree` (path -> content, None for a directory) is durable at the start; `apply` changes it."""
 
     def __init__(self, tree: Tree) -> None:
         self._root = _Folder()
@@ -422,7 +423,7 @@ def check_atomic(
         before: fills a directory with the old state.
         save: changes that directory to the new state; may be called again, and reaches files through `os` or `open`.
         kinds: faults to inject at each operation in turn.
-        seeds: random crash states besides the extremes, per operation.
+        seeds: number of random crash states per operation, besides the extreme ones.
     Raises: NotAtomic at the first fault that leaves neither the old nor the new state; UsageError if nothing changes.
     """
     trial = _Trial(Path(work), before, save)
@@ -440,7 +441,7 @@ class _Trial:
             save(folder)
         self.new = snapshot(folder)
         if self.old == self.new:
-            raise UsageError("the save under test changes nothing", got=self.operations)
+            raise UsageError("the save under test changes nothing", got=f"{len(self.operations)} file operations")
         if not self.operations:
             raise UsageError("the calls of the save under test are not intercepted", fix="use os.* calls and open")
         self.tops = {_top(path) for path in (*self.old, *self.new)}

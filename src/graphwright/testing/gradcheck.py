@@ -22,11 +22,11 @@ Function = Callable[..., Any]
 
 
 class GradientMismatch(GraphwrightError, AssertionError):
-    """A gradient differs from the difference quotient; `where` names operand and element."""
+    """A gradient differs from its difference quotient or reference; `where` names the operand and the element."""
 
 
 def all_masks(count: int) -> Iterator[tuple[bool, ...]]:
-    """Iterate over the nonempty subsets of `count` operands as masks."""
+    """Iterate over the nonempty subsets of `count` operands, each as a tuple of `count` bools."""
     return (mask for mask in product((True, False), repeat=count) if any(mask))
 
 
@@ -52,7 +52,8 @@ def gradcheck(
     kept = [i for i, o in enumerate(results) if o.requires_grad]
     outs = [results[i] for i in kept]
     if not indices or not outs or not sum(arrays[i].size for i in indices):
-        raise UsageError("no float64 input affects a result", expected="a float64 input", got=f"{len(arrays)} inputs")
+        got = ", ".join(f"{x.dtype}{list(x.shape)}" for x in arrays) or "no inputs"
+        raise UsageError("no element of a float64 input affects a result", where="gradcheck", got=got)
     rng = np.random.default_rng(seed)
     seeds = [rng.normal(size=o.shape) for o in outs]
 
@@ -69,10 +70,7 @@ def gradcheck(
 def gradgradcheck(
     fn: Function, inputs: Sequence[Any], *, seed: int = 0, rtol: float = 1e-5, atol: float = 1e-6
 ) -> None:
-    """Apply `gradcheck` to the gradient itself, with respect to the inputs and to the upstream gradient.
-
-    Raises: GradientMismatch.
-    """
+    """Run `gradcheck` on the gradient of `fn`, as a function of the inputs and of the upstream gradient."""
     arrays = [np.array(x) for x in inputs]
     indices = [i for i, x in enumerate(arrays) if x.dtype == np.float64]
     probe = _tuple(fn(*(Tensor(from_numpy(x.copy()), i in indices) for i, x in enumerate(arrays))))
@@ -117,9 +115,8 @@ def check_masks(
         theirs = [g for g, want in zip(reference(arrays, seeds, mask), mask, strict=True) if want]
         for index, mine, other in zip([i for i, want in enumerate(mask) if want], ours, theirs, strict=True):
             if (mine is None) != (other is None):
-                where = f"{row.name}, operand {index}"
                 what = f"the {'op' if mine is None else 'reference'} has no gradient for this operand"
-                raise GradientMismatch(what, where=where, got=mine, expected=other)
+                raise GradientMismatch(what, where=f"{row.name}, operand {index}", expected="both or neither")
             if mine is not None:
                 _compare(mine.numpy(), other, index, rtol, atol, f"{row.name}, mask {mask}, ")
         masks += 1
@@ -169,5 +166,5 @@ def _compare(
     off &= ~((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))
     if off.any():
         index = tuple(int(i) for i in np.argwhere(off)[0])
-        raise GradientMismatch(f"{int(off.sum())} of {off.size} gradients are wrong", where=f"{where}{[*index]}",
-                               expected=float(theirs[index]), got=float(mine[index]))  # fmt: skip
+        what = f"{int(off.sum())} of {off.size} entries of a gradient are wrong"
+        raise GradientMismatch(what, where=f"{where}{[*index]}", expected=theirs[index], got=mine[index])

@@ -27,7 +27,7 @@ def as_numpy(value: Any) -> np.ndarray:
 def assert_close(ours: Any, reference: Any, *, rtol: float = 1e-6, atol: float = 0.0, what: str = "") -> None:
     """Check equal shapes, NaN and infinities at the same indices, and |ours - reference| <= atol + rtol·|reference|.
 
-    Raises: ValueMismatch.
+    Values that are not floating must be equal. Raises: ValueMismatch, at `what`, the name of the values.
     """
     mine, theirs = as_numpy(ours), as_numpy(reference)
     _refuse_form(mine, theirs, what, mine.dtype.kind == theirs.dtype.kind)
@@ -42,7 +42,7 @@ def assert_close(ours: Any, reference: Any, *, rtol: float = 1e-6, atol: float =
 def assert_bits(ours: Any, reference: Any, *, what: str = "") -> None:
     """Check equal dtype, shape and bits; any NaN equals any NaN, zeros must agree in sign.
 
-    Raises: ValueMismatch.
+    Raises: ValueMismatch, at `what`, the name of the values.
     """
     mine, theirs = as_numpy(ours), as_numpy(reference)
     _refuse_form(mine, theirs, what, mine.dtype == theirs.dtype)

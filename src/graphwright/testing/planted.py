@@ -17,8 +17,8 @@ TOKENS, WIDTH, PLANTED = 8, 16, 12
 class Edges:
     """A task: y_i = Σ M x_j over the planted edges j -> i, + 0.05 noise. The student computes W Σ x_j over all edges.
 
-    `program` has inputs x, y [batch, 8, 16] and the output `loss`, the mean squared error; `planted` names the edges
-    that carry signal.
+    `program` has inputs x, y [batch, 8, 16] of dtype `kind` and the output `loss`, the mean squared error; `planted`
+    names the edges that carry signal, e.g. `x0 -> y1`.
     """
 
     def __init__(self, seed: int, kind: str = "float32") -> None:
@@ -39,11 +39,11 @@ class Edges:
         self.planted = {f"x{j} -> y{i}" for i, j in self.pairs}
 
     def edges(self) -> list:
-        """Return the 56 edges."""
+        """Return the 56 edges between different tokens."""
         return [e for i in range(TOKENS) for e in self.program.in_edges(f"y{i}")]
 
     def gate(self, kind: str, **options: Unpack[GateKeywords]) -> None:
-        """Add a gate of this kind to each of the 56 edges."""
+        """Add a gate of this kind to each of the 56 edges; `options` are further arguments of an edit's `gate`."""
         with self.program.edit("gates on all edges") as e:
             e.gate(self.edges(), kind, **options)
 
@@ -57,7 +57,7 @@ class Edges:
         return {"x": x.astype(self.kind), "y": y.astype(self.kind)}
 
     def found(self, open_names: set[str]) -> tuple[float, float]:
-        """Return (share of planted edges in `open_names`, share of the other edges that are not in it)."""
+        """Return (share of planted edges named in `open_names`, share of the other edges that are not named there)."""
         others = 56 - PLANTED
         return len(open_names & self.planted) / PLANTED, 1 - len(open_names - self.planted) / others
 
@@ -104,7 +104,10 @@ BLOCK_NAMES = ("x", *(f"h{j}" for j in range(1, BLOCKS + 1)))
 
 
 def chain(seed: int, teacher: bool = False, widths: tuple[int, ...] = (CHAIN,) * (BLOCKS + 1)) -> Program:
-    """Build h_j = tanh(W_j h_(j-1) + b_j) with outputs y_j; W_j is random, and 1.2 × orthogonal for a `teacher`."""
+    """Build h_j = tanh(W_j h_(j-1) + b_j) with h_0 = x and outputs y_j = h_j; h_j has `widths[j]` entries.
+
+    W_j is random; for a `teacher`, it is 1.2 times an orthogonal matrix, and b_j is not 0.
+    """
     rng, b = np.random.default_rng(seed), Builder("chain")
     h = b.input("x", ("B", widths[0]))
     for j, (inner, outer) in enumerate(pairwise(widths), 1):
@@ -127,7 +130,7 @@ class SkipTeacher:
     """A teacher: `program` is a chain of six blocks with the skip connections `planted`.
 
     Args:
-        candidates: the possible skips, `structure.skips(BLOCK_NAMES)`.
+        candidates: the possible skips between `x` and the blocks `h1` to `h6`, made by `structure.skips`.
         count: number of planted skips.
         last: show only the last block to students; then other sets of skips may be as good as the planted one.
     """
@@ -141,7 +144,7 @@ class SkipTeacher:
         self._plans: dict[int, Any] = {}
 
     def batch(self, rng: np.random.Generator, n: int = 128) -> dict[str, np.ndarray]:
-        """Return fresh inputs, and the outputs of the teacher's blocks."""
+        """Return `n` fresh inputs `x`, and as `t1`, `t2`, ... the outputs of the teacher's shown blocks."""
         x = rng.normal(size=(n, CHAIN)).astype("f4")
         if n not in self._plans:
             self._plans[n] = self.program.compile(x=x.shape)
@@ -149,6 +152,6 @@ class SkipTeacher:
         return {"x": x, **{f"t{j}": found[f"y{j}"].to_numpy() for j in self.shown}}
 
     def task(self, outputs: dict[str, Tensor], feeds: dict[str, Tensor]) -> Tensor:
-        """Return the mean squared error between the blocks of a student and the teacher, over the shown blocks."""
+        """Return the mean squared error of a student's outputs y_j from the teacher's t_j in `feeds`, a batch."""
         gaps = [((outputs[f"y{j}"] - feeds[f"t{j}"]) ** 2).mean() for j in self.shown]
         return sum(gaps[1:], start=gaps[0]) * (1 / len(gaps))

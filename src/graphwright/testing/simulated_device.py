@@ -42,7 +42,7 @@ class InjectedFault(DriverError):
 
 @dataclass(eq=False, slots=True)
 class _Work:
-    """One entry of a stream's queue."""
+    """One entry of a stream's queue: a call, the address ranges that it reads and writes, and its number `at`."""
 
     call: Callable[[], object]
     reads: Sequence[Range]
@@ -82,11 +82,12 @@ class SimDriver:
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def alloc(self, nbytes: int) -> int:
-        """Allocate memory filled with 0xff, NaN in every float."""
+        """Allocate memory filled with 0xff, NaN in every float dtype; return its address. Raises: DeviceFull."""
         self._tick("alloc", outside_capture=True)
         if nbytes <= 0 or self._used + nbytes > self.capacity:
             expected, got = f"{nbytes} free bytes", f"{self.mem_info()[0]} free bytes"
-            raise DeviceFull("the device is full", where=str(self.device), expected=expected, got=got)
+            what = "the device is full" if nbytes > 0 else "cannot allocate less than one byte"
+            raise DeviceFull(what, where=str(self.device), expected=expected, got=got)
         address = self._next
         self._next += -(-nbytes // _ALIGN) * _ALIGN + _ALIGN  # the gap detects writes past the end
         block = np.full(nbytes + 64, 0xFF, np.uint8)  # aligned to 64, as kernels of the CPU may rely on
@@ -98,19 +99,19 @@ class SimDriver:
         return address
 
     def free(self, address: int) -> None:
-        """Free the allocation at `address`. Raises: DriverError if none; RuleBroken if queued work uses it."""
+        """Free an allocation. Raises: DriverError if none begins at `address`; RuleBroken if queued work uses it."""
         self._tick("free", outside_capture=True)
         if address not in self._memory:
             raise DriverError("no allocation begins at this address", where=str(self.device), got=hex(address))
         whole = (address, address + len(self._memory[address]))
         if any(_meet([whole], [*w.reads, *w.writes]) for s in self._streams for w in s.queue):
-            raise RuleBroken("memory was freed while queued work uses it", got=hex(address))
+            raise RuleBroken("memory was freed while queued work uses it", got=hex(address), fix="call synchronize()")
         self._used -= len(self._memory.pop(address))
         self._starts.remove(address)
         self.frees += 1
 
     def copy(self, target: Address, source: Address, nbytes: int, stream: int = 0) -> None:
-        """Queue a copy of `nbytes` bytes on a stream."""
+        """Queue a copy of `nbytes` bytes; `target` and `source` are device addresses or host arrays."""
         to, of = self._bytes(target, nbytes), self._bytes(source, nbytes)
         reads = [(source, source + nbytes)] if isinstance(source, int) else []
         writes = [(target, target + nbytes)] if isinstance(target, int) else []
@@ -127,7 +128,8 @@ class SimDriver:
     def read(self, address: int, nbytes: int) -> np.ndarray:
         """Return bytes of the device, without waiting. Raises: RuleBroken while a queued write would change them."""
         if any(_meet([(address, address + nbytes)], work.writes) for s in self._streams for work in s.queue):
-            raise RuleBroken("the host reads memory that queued work will write", got=hex(address))
+            what = "the host reads memory that queued work will write"
+            raise RuleBroken(what, got=hex(address), fix="call synchronize()")
         return self._bytes(address, nbytes)
 
     # -- streams -----------------------------------------------------------------------------------------------------
@@ -169,7 +171,7 @@ class SimDriver:
         self._run(stream, min(self._streams[stream].ran + count, self._streams[stream].issued))
 
     def enqueue(self, stream: int, call: Callable[[], object], reads: Sequence[Range], writes: Sequence[Range]) -> None:
-        """Queue a kernel that reads and writes these address ranges.
+        """Queue `call`, a kernel that reads and writes these ranges (start address, end address).
 
         Raises: RuleBroken if a range is not allocated, or another stream's queued work uses it.
         """
@@ -206,9 +208,8 @@ class SimDriver:
         (kept, s.capture), (invalid, s.invalid) = (s.capture, None), (s.invalid, False)
         self._tick("end_capture")
         if kept is None or invalid:
-            raise RuleBroken(
-                "the capture was invalidated" if invalid else "no capture was begun on this stream", got=stream
-            )
+            what = "the capture was invalidated" if invalid else "no capture was begun on this stream"
+            raise RuleBroken(what, where=f"stream {stream}")
         self._graphs.append(kept)
         return len(self._graphs) - 1
 
@@ -222,7 +223,7 @@ class SimDriver:
         return graph
 
     def replay(self, ready: int, stream: int) -> None:
-        """Queue a prepared graph. Raises: RuleBroken if memory that it uses was freed; then nothing is queued."""
+        """Queue a prepared graph. Raises: RuleBroken if its memory was freed or is in use by another stream's work."""
         self._tick("replay")
         for work in self._graphs[ready]:
             self._check(stream, work.reads, work.writes)
@@ -379,7 +380,7 @@ class SimBackend:
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
     ) -> list[Call]:
-        """Return a list of one call, which queues the CPU kernel's calls.
+        """Return a list of one call, which queues the CPU kernel's calls; `work` are scratch buffers.
 
         Operands in host memory whose values the kernel needs when it is launched are copied at each call.
         """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphwright.program.draw.arrange import LANE, Wire, X, gutter_tracks
+from graphwright.program.draw.arrange import LANE, Wire, XPosition, gutter_tracks
 
 
 def wire(net: int, above: int, below: int) -> Wire:
-    return Wire(net, 0, [X(LANE, above, 0), X(LANE, below, 0)], [(0, 0)])
+    return Wire(net, 0, [XPosition(LANE, above, 0), XPosition(LANE, below, 0)], [(0, 0)])
 
 
 def tracks(wires: list[Wire]) -> dict[int, int]:

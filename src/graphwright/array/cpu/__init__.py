@@ -136,7 +136,7 @@ class CpuBackend:
         return calls if isinstance(calls, list) else [calls]
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
-        """Return an ATen call that allocates and computes the result, or None; small results take half the time."""
+        """Return an ATen call that allocates and computes the result, or None; it halves the time of small results."""
         row = kernel_of(name)
         return None if row is None or row.fresh is None else row.fresh([i.impl for i in ins], attrs)
 

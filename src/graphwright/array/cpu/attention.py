@@ -52,7 +52,7 @@ def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Ca
 
 @kernel("rope_longer")
 def rope_longer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Copy frequencies `long` if the largest position, read on the host, is at least `original`, else `short`."""
+    """Copy operand `long` if the largest position is at least attribute `original`, else `short`; the host reads it."""
     positions, short, long = ins
     return lambda: outs[0].copy_(long if int(positions.max()) + 1 > attrs["original"] else short)
 
@@ -79,7 +79,7 @@ def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 class _Attention:
     """Attention probabilities, computed in scratch for one batch element at a time.
 
-    Query i sees key j if j is not padding, if j <= start + i (with `causal`) and j > start + i - w (with a window w).
+    Query i, at position p = start + i, sees key j if j is no padding, j <= p (if causal) and j > p - w (for window w).
     """
 
     def __init__(self, ins: Tensors, attrs: Attrs, work: Tensors) -> None:
@@ -121,7 +121,7 @@ class _Attention:
             torch.all(mask, 1, True, out=self.blind)
 
     def probabilities(self, batch: int, q: torch.Tensor, k: torch.Tensor) -> None:
-        """Write softmax(scale · q kᵀ) of a batch element into `p`; NaN for a query that sees no key."""
+        """Write softmax(scale · q kᵀ) of a batch element to `self.p`; NaN for a query that sees no key."""
         if self.padding:
             torch.logical_not(self.padding[batch], out=self.padded)
             self._bounded(torch.logical_or(self.base, self.padded, out=self.mask))
@@ -234,7 +234,7 @@ def _pages(table: torch.Tensor, first: int, stop: int, block: int, blocks: int) 
         raise IndexError(f"position {stop - 1} is past the block table: {len(table)} blocks of {block} positions")
     pages = table[first // block : -(-stop // block)]
     if len(pages) and (int(pages.min()) < 0 or int(pages.max()) >= blocks):
-        raise IndexError(f"the block table has no block for a position in {first}..{stop - 1}")
+        raise IndexError(f"the block table has no block in 0..{blocks - 1} for a position in {first}..{stop - 1}")
     return pages
 
 

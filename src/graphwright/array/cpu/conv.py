@@ -27,11 +27,7 @@ COLUMN_BYTES = 1 << 20
 
 
 class Columns:
-    """The windows of x [N, C, sizes...] as columns [n, C · entries, positions], for n samples at a time.
-
-    Args:
-        x: shape of the input.
-    """
+    """The windows of an input of shape x = [N, C, sizes...] as columns [n, C · entries, positions], in chunks of n."""
 
     def __init__(self, window: Window, x: Sequence[int], itemsize: int) -> None:
         self.samples, self.channels, *sizes = x
@@ -60,7 +56,7 @@ class Columns:
         return samples.as_strided(shape, (*lead, *steps), samples.storage_offset())
 
     def unfold(self, x: torch.Tensor, columns: torch.Tensor, block: Tensors) -> list[Call]:
-        """Return calls that write the windows of x to `columns`, with padding by way of padded samples in `block`."""
+        """Return calls that write the windows of x to `columns`; `block`: scratch for x with padding, empty without."""
         calls: list[Call] = []
         for padded in block:
             calls.append(partial(self.inner(padded[: len(x)]).copy_, x))
@@ -76,7 +72,7 @@ class Columns:
         return self.unfold(x, columns, work[1:]), columns
 
     def fold(self, columns: torch.Tensor, out: torch.Tensor, block: Tensors) -> list[Call]:
-        """Return calls for the transpose of `unfold`: sum in each entry of `out` all column entries copied from it."""
+        """Return calls that set each entry of `out` to the sum of the column entries that `unfold` copies from it."""
         target = block[0][: len(out)] if block else out
         views = self.windows(target)
         parts = columns.view(views.shape)
@@ -254,7 +250,7 @@ def _transpose_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> 
 
 @kernel("conv_transpose", _transpose_work, widen=True)
 def conv_transpose(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Convolve with the flipped kernel where `_gathered` allows it, else fold the product of weights and x."""
+    """Convolve with the flipped kernel (stride 1, one group, short rows), else fold the product of weights and x."""
     (x, w), out, groups = ins[:2], outs[0], attrs["groups"]
     gathered = _gathered(w.shape[2:], x, w.shape[1], attrs, transposed=True)
     if gathered is not None:

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _linear_from(x: torch.Tensor) -> float:
-    """Return an x from which softplus(x) rounds to x; ATen's default, 20, costs float64 seven digits of precision."""
+    """Return t from which on softplus(t) rounds to t in the dtype of x; ATen's default, 20, costs float64 7 digits."""
     return 700.0 if x.dtype == torch.float64 else 80.0
 
 

@@ -32,9 +32,9 @@ class Kernel(NamedTuple):
         bind: (outs, ins, attrs, work) -> calls that compute the results.
         work: (out specs, in specs, attrs) -> specs of the scratch.
         where: the file and line that define the kernel.
-        fresh: (ins, attrs) -> a call that allocates the single result itself, or None; see `Backend.fresh`. It may
+        fresh: (ins, attrs) -> a function of operands and attributes that allocates the single result, or None. It may
             depend on the shapes, strides and dtypes of the operands, but not on their values.
-        needs: (in specs, attrs) -> the host requirements of a launch whose operands are on another device.
+        needs: (in specs, attrs) -> the host requirements of one launch.
     """
 
     bind: Bind
@@ -62,7 +62,7 @@ def _constant(value: float, dtype: torch.dtype) -> torch.Tensor:
 
 
 def number(value: float, like: torch.Tensor) -> torch.Tensor:
-    """Return a cached 0-d tensor in the dtype of `like`; for a Python number, ATen would allocate one per call."""
+    """Return `value` as a cached 0-d tensor in the dtype of `like`; ATen would allocate one per call for a number."""
     return _constant(value, like.dtype)
 
 
@@ -83,7 +83,8 @@ def kernel(
     """Return a decorator that registers the `bind` function of a kernel.
 
     Args:
-        work, fresh: see `Kernel`.
+        work: function (out specs, in specs, attrs) -> specs of the scratch.
+        fresh: function (ins, attrs) -> a function that allocates the result, or None (`Kernel.fresh`).
         needs: the host requirements, or a function that returns those of one launch.
         widen: 16-bit operands are converted to float32, and 16-bit results are computed in float32 and rounded once.
     """
@@ -101,7 +102,7 @@ def kernel(
 
 
 def out_kernel(name: str, call: Callable[[Tensors, Attrs], partial[Any]], fresh: Choose | None = None) -> None:
-    """Register a kernel that is one torch call: `call(ins, attrs)` returns it as a partial without `out=`."""
+    """Register a kernel that is one torch call: `call(ins, attrs)` returns it as a partial that lacks `out=`."""
 
     @wraps(call)
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:

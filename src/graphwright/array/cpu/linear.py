@@ -90,7 +90,7 @@ def _runs(offsets: torch.Tensor, rows: int) -> list[int]:
     """Return group offsets as ints. Raises: IndexError if they are not sorted, from 0 to at most `rows`."""
     ends: list[int] = offsets.tolist()
     if ends[0] != 0 or ends[-1] > rows or any(a > b for a, b in pairwise(ends)):
-        raise IndexError(f"invalid group offsets: expected a sorted list from 0 to at most {rows}, got {ends[:8]}")
+        raise IndexError(f"invalid group offsets: expected a sorted list from 0 to at most {rows}, got {ends}")
     return ends
 
 

@@ -55,7 +55,7 @@ def fill_words(out: np.ndarray, key: np.ndarray, stream: int, shift: int) -> Non
 
 @_inlined
 def _noise(run: Any, table: Any, i: Any) -> Any:
-    """Return the uniform noise of gate i in one step: (k + 1/2)·2⁻²⁴ for 24 random bits k, clipped."""
+    """Return the uniform noise of gate i in step run[1]: (k + 1/2)·2⁻²⁴ for 24 random bits k, clipped."""
     seed, element, slot = np.uint64(run[0]), np.uint64(table[i, ELEMENT]), np.uint64(table[i, SLOT])
     generation, step = np.uint64(table[i, GENERATION]) & LOW, np.uint64(run[1]) & LOW
     word = _philox(
@@ -66,9 +66,9 @@ def _noise(run: Any, table: Any, i: Any) -> Any:
 
 @_inlined
 def _gate(kind: Any, mode: Any, z: Any, t: Any, u: Any) -> Any:
-    """Return (value g, slope dg/dz, factor (dg/dT)/(dg/dz)) of a gate with temperature T; u = 1/2 means no noise.
+    """Return (value g, slope dg/dz, factor (dg/dT)/(dg/dz)) of a gate with logit z, temperature T = t and noise u.
 
-    A hard gate has the slope of the soft gate that it thresholds.
+    u = 1/2 means no noise. A hard gate has the slope of the soft gate that it thresholds.
     """
     if kind == SCALE:
         return _gates.thinned(z) if mode == AS_HARD else z, 1.0, 0.0
@@ -93,7 +93,7 @@ def _gate(kind: Any, mode: Any, z: Any, t: Any, u: Any) -> Any:
 def _choice(
     values: Any, slope: Any, factor: Any, logits: Any, table: Any, t: Any, run: Any, start: Any, end: Any
 ) -> None:
-    """Write to `values` and `slope` the softmax over the options of a choice, leaving out closed options.
+    """Write to `values` and `slope` the softmax over the options (gates start:end) of a choice that are not closed.
 
     In mode `hard`, the value of the option with the largest logit is 1 instead, and that of the others 0.
     """
@@ -134,7 +134,8 @@ def fill_gates(
     Args:
         values, slope, factor: floating [N], written.
         logits: floating [N].
-        table: int64 [N, 7], with the columns `formulas.gates.COLUMNS`.
+        table: int64 [N, 7]: kind, group, state, slot, generation, element and cost of each gate (numbers as in
+            `formulas.gates`).
         temperature: floating [G], one per group of gates.
         run: int64 [3]: seed, step, mode.
         ends: int64; for each part (all options of a choice, or other gates) the index one past its last gate.

@@ -39,8 +39,8 @@ class Rates(NamedTuple):
         tries: number of attempts to find a source and a target for an added link.
         mutate_only: probability that a child has only one parent.
         interspecies: probability that the two parents of any other child are of different species.
-        reclose: probability that a link that both parents have, and that is closed (disabled) in one, is closed in the
-            child.
+        reclose: probability that a link that both parents have is closed (disabled) in the child, if it is closed in a
+            parent.
         tournament: size of the tournament that selects a parent.
         max_nodes, max_links: the largest size of a genome.
     """
@@ -70,7 +70,7 @@ class Rates(NamedTuple):
 
 
 def scratch(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Allocate the arguments `rng`, `seen` and `stack` of `breed` for children of at most `nodes` nodes."""
+    """Allocate the scratch arrays `rng`, `seen` and `stack` of `breed`, for children of at most `nodes` nodes."""
     return np.empty(genome.SIZE, np.uint64), np.empty(nodes + 2, np.uint8), np.empty(nodes + 2, np.int64)
 
 
@@ -84,7 +84,7 @@ def _copy(src: Any, p: int, out: Any, at: int) -> None:
 
 @native
 def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay: int, weight: float) -> int:
-    """Insert an open link into links `low` to `high` of `out`, sorted by innovation number; return the new `high`."""
+    """Insert an open link into links low:high of `out`, sorted by innovation number; return the new `high`."""
     at = high
     while at > low and out.link_id[at - 1] > number:
         _copy(out, at - 1, out, at)
@@ -97,7 +97,7 @@ def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay:
 
 @native
 def _node(out: Any, low: int, high: int, number: int, activation: int) -> int:
-    """Insert a node into nodes `low` to `high` of `out`, sorted by innovation number; return the new `high`."""
+    """Insert a node into nodes low:high of `out`, sorted by innovation number; return the new `high`."""
     at = high
     while at > low and out.node_id[at - 1] > number:
         out.node_id[at], out.node_act[at] = out.node_id[at - 1], out.node_act[at - 1]
@@ -108,7 +108,7 @@ def _node(out: Any, low: int, high: int, number: int, activation: int) -> int:
 
 @native
 def _reaches(out: Any, n0: int, n1: int, l0: int, l1: int, start: int, goal: int, seen: Any, stack: Any) -> bool:
-    """Return whether a path of links without delay, open or closed (disabled), leads from `start` to `goal`."""
+    """Return whether delay-free links in l0:l1 of `out` (nodes n0:n1), open or closed, lead from `start` to `goal`."""
     if start == goal:
         return True
     for n in range(n1 - n0):
@@ -133,7 +133,7 @@ def _reaches(out: Any, n0: int, n1: int, l0: int, l1: int, start: int, goal: int
 
 @native
 def _parent(rng: Any, pool: Any, low: int, high: int, tournament: int) -> int:
-    """Select a parent by a tournament among entries `low` to `high` of `pool`, which are sorted, best first."""
+    """Select a parent: the best of `tournament` random ones in entries `low` to `high` of `pool`, sorted best first."""
     at = below(rng, high - low)
     for _ in range(tournament - 1):
         at = min(at, below(rng, high - low))
@@ -154,10 +154,10 @@ def _fitter(parents: Any, fitness: Any, a: int, b: int) -> bool:
 def _inherit(
     parents: Any, fitter_parent: int, other_parent: int, out: Any, n1: int, l1: int, reclose: float, rng: Any
 ) -> Any:
-    """Write a child with the structure of the fitter parent; a gene that both have is copied from one at random.
+    """Write a child to `out`, from node n1 and link l1 on; return the indices after its last node and its last link.
 
-    If a matching link is closed (disabled) in a parent, it is closed in the child with probability `reclose`. If
-    `other_parent` is -1, the child is a copy. Returns the indices in `out` after the child's last node and last link.
+    It has the structure of the fitter parent, of which it is a copy if `other_parent` is -1. A gene that both have is
+    copied from one at random; a link that is closed (disabled) in either is closed with probability `reclose`.
     """
     n0, nodes = parents.node_off[fitter_parent], parents.node_off[fitter_parent + 1] - parents.node_off[fitter_parent]
     l0, links = parents.link_off[fitter_parent], parents.link_off[fitter_parent + 1] - parents.link_off[fitter_parent]
@@ -196,10 +196,10 @@ def _inherit(
 
 @native
 def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: Any, rng: Any) -> Any:
-    """Close a random open link and add a node with an input link of weight 1 and an output link of the old weight.
+    """Replace a random open link by a new node with an input link of weight 1 and an output link of the old weight.
 
-    Returns the new ends n1, l1 of the child's nodes and links, and the innovation number of the split link or -1 if no
-    link is open.
+    The old link is closed. The child is nodes n0:n1 and links l0:l1 of `out`; the node gets one of the activations
+    `acts`. Returns (new n1, new l1, innovation number of the old link, or -1 if no link is open).
     """
     still = 0
     for e in range(l0, l1):
@@ -230,7 +230,7 @@ def _grow(
 ) -> Any:
     """Add a node with random weights from all inputs and weight 0 to all outputs, so that no output changes.
 
-    Returns the new ends n1 and l1 of the child's nodes and links, and the innovation number of the node.
+    The child is nodes n0:n1 and links l0:l1 of `out`. Returns (new n1, new l1, innovation number of the node).
     """
     k = 0
     node = number_of(registry, genome.UNIT, k, 0, 0)
@@ -252,7 +252,7 @@ def _add(
     out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, registry: Any, rates: Any, rng: Any, seen: Any,
     stack: Any,
 ) -> Any:  # fmt: skip
-    """Add a random link. Return (new end l1 of the links, innovation number or -1 if no try succeeded, delay)."""
+    """Add a random link to l0:l1 of `out`; return (new l1, innovation number or -1 if no try succeeded, delay)."""
     delay = 1 if rates.delays > 0.0 and uniform(rng) < rates.delays else 0
     for _ in range(rates.tries):
         pick = below(rng, inputs + 1 + n1 - n0)
@@ -277,7 +277,7 @@ def _add(
 def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, delayed: bool, rng: Any) -> Any:
     """Remove a random link (if `delayed`, a random link with a delay) and the hidden nodes that have no link left.
 
-    Returns the new ends n1, l1 of the child's nodes and links, and the removed link's innovation number (-1: none).
+    The child is nodes n0:n1, links l0:l1 of `out`. Returns (new n1, new l1, removed innovation number or -1).
     """
     there = 0
     for e in range(l0, l1):
@@ -305,7 +305,7 @@ def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: 
 
 @native
 def _activate(out: Any, n0: int, n1: int, inputs: int, outputs: int, acts: Any, rng: Any) -> Any:
-    """Change the activation of a random hidden node; return its innovation number, or -1 if that is impossible."""
+    """Give a random hidden node of n0:n1 another of `acts`; return its innovation number, or -1 if impossible."""
     first = n0 + outputs
     if n1 == first or len(acts) < 2:
         return np.int64(-1)
@@ -317,7 +317,7 @@ def _activate(out: Any, n0: int, n1: int, inputs: int, outputs: int, acts: Any, 
 
 @native
 def _perturb(out: Any, l0: int, l1: int, rates: Any, rng: Any) -> None:
-    """Move each weight by a random step or draw it again, with the probabilities and sizes in `rates`."""
+    """Move each weight of links l0:l1 by a random step, or draw it again, with the probabilities in `rates`."""
     step = rates.power * (rates.fine_power if uniform(rng) < rates.fine else 1.0)
     for e in range(l0, l1):
         if uniform(rng) < rates.perturb:
@@ -347,15 +347,15 @@ def breed(
 
     Args:
         parents: genomes of the previous generation.
-        fitness: float64 [G], their fitness, without NaN.
+        fitness: float64 [G], the fitness of each genome of `parents`, without NaN.
         of: the pools from which parents are selected.
         out: columns with room for all children; all are written, including the offsets.
-        births: written; entries of `refused` are incremented.
-        registry: new innovation numbers are added; it has room for all that a generation can need.
-        acts: int32; activations of new nodes.
+        births: parents and mutation of each child, written; entries of `refused` are incremented.
+        registry: innovation numbers, extended; it must have room for all new links and nodes of a generation.
+        acts: int32; codes of the activations that new nodes can get.
         inputs, outputs: number of inputs and of outputs of each genome.
         seed, generation: with the index of a child, they determine its random stream.
-        rng, seen, stack: scratch: uint64 [SIZE], uint8 and int64 with room for the nodes of a child.
+        rng, seen, stack: scratch arrays, as `scratch` allocates them.
     """
     chances = (
         rates.grow, rates.split_link, rates.add_link, rates.toggle_link, rates.remove_link, rates.remove_delay_link,

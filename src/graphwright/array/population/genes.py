@@ -42,8 +42,8 @@ class Genes(NamedTuple):
     Attributes:
         node_off, link_off: int64 [G + 1].
         node_id, node_act: int32; innovation number and activation code of each node, outputs first.
-        link_id, link_src, link_dst, link_delay, link_open: int32; innovation number of each link, numbers of its source
-            and target, delay in steps, 1 if it is open, else 0.
+        link_id, link_src, link_dst, link_delay, link_open: int32; innovation number of each link, those of its source
+            and target, its delay in steps, 1 if it is open, else 0.
         weight, first, second, steps: float32; weight of each link, its moments of Adam and its number of Adam steps.
     """
 
@@ -63,7 +63,7 @@ class Genes(NamedTuple):
 
 
 class Registry(NamedTuple):
-    """A map from keys (a kind such as LINK, with its source, target and delay) to innovation numbers.
+    """A hash table from keys to innovation numbers; a key is a kind and 3 numbers: (LINK, source, target, delay), say.
 
     Attributes:
         keys: int64 [capacity, 4]; keys[n] is the key with innovation number n.
@@ -78,7 +78,7 @@ class Registry(NamedTuple):
 
 @native
 def number_of(registry: Any, kind: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return the innovation number of the key (kind, a, b, c), registering the key if it is new."""
+    """Return the innovation number of the key (kind, a, b, c); register the key if it is new."""
     mask = np.uint64(len(registry.slots) - 1)
     h = np.uint64(kind)
     for part in (a, b, c):
@@ -132,7 +132,7 @@ _philox: Any = specialise(philox, {}, native).philox
 
 @native
 def begin(state: Any, seed: int, child: int, generation: int, purpose: int) -> None:
-    """Start the random stream of a seed, child, generation and purpose (breeding, say) in `state`, uint64 [SIZE]."""
+    """Start in `state`, uint64 [11], the random stream of (seed, child, generation, purpose): one purpose per use."""
     state[0], state[1] = np.uint64(seed) & LOW, np.uint64(seed) >> np.uint64(32)
     state[2], state[3], state[4], state[5] = 0, child, generation, purpose
     state[6] = 4

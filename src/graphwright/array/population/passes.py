@@ -20,7 +20,7 @@ from graphwright.array.vm.math import exp, formulas, log, updates
 
 
 def _by_kind(functions: list[Any]) -> Any:
-    """Return a compiled function (kind, x, y) -> functions[kind](x, y)."""
+    """Return one compiled function of (kind, x, y) that computes functions[kind](x, y)."""
 
     def either(code: int, function: Any, others: Any) -> Callable[..., Any]:
         @inlined
@@ -36,7 +36,7 @@ def _by_kind(functions: list[Any]) -> Any:
 
 
 def _of_two(function: Any) -> Any:
-    """Return a compiled function (x, y) -> function(x)."""
+    """Return a compiled function of (x, y) that computes function(x)."""
     return native(lambda x, y: function(x))
 
 
@@ -62,7 +62,11 @@ def _genome(
     rows: int, count: int, links: int, ends: int, outputs: int, weight: int, x: int, x_ring: int, inputs: int,
     begin: int, steps: int, padded: int, values: int, ring: int, most: int, y: int,
 ) -> None:  # fmt: skip
-    """Run one genome for `steps` steps from `begin` on. Array arguments are addresses, laid out as in `advance`."""
+    """Run one genome, of `count` rows, for `steps` steps from step `begin` on. Arrays are given as addresses.
+
+    `rows` and `ends`: the genome's rows and outputs in a `Table`; `links` and `weight`: those of all genomes; `x`:
+    inputs and bias [x_ring, inputs + 1, padded]; `values`: of neurons [ring, most, padded]; `y`: outputs, written.
+    """
     row_bytes = 4 * padded
     step_bytes, seen_bytes = most * row_bytes, (inputs + 1) * row_bytes
     for t in range(begin, begin + steps):
@@ -104,7 +108,7 @@ def answer(
     """Compute the outputs `y` of genomes `low` to `high` for all cases and steps.
 
     Args:
-        x: float32 [tiles, steps, inputs + 1, padded].
+        x: float32 [tiles, steps, inputs + 1, padded]: inputs and bias of the cases.
         values: scratch of `table.ring`·`table.most`·padded float32 and one cache line; genomes use it in turn.
         y: float32 [tiles, G, steps, outputs, padded], written.
     """
@@ -132,8 +136,8 @@ def advance(
     """Run one step of genomes `low` to `high`, each on its own cases.
 
     Args:
-        x: float32 [G, ring, inputs + 1, padded]; step s is stored at index s modulo ring.
-        values: float32 [G, ring, most, padded], zeros before the first step.
+        x: float32 [G, ring, inputs + 1, padded]: inputs and bias; step s is stored at index s modulo ring.
+        values: float32 [G, ring, most, padded]: values of neurons, stored likewise; zeros before the first step.
         y: float32 [G, outputs, padded], written.
         step: index of the step.
     """
@@ -157,7 +161,10 @@ def _forward(
     table: Any, weights: Any, base: Any, count: Any, x: Any, inputs: Any, steps: Any, row_bytes: Any, step_bytes: Any,
     sums: Any, values: Any, slopes: Any,
 ) -> None:  # fmt: skip
-    """Run all steps of a genome; store weighted sums and activations per neuron and step, and zero their gradients."""
+    """Run all steps of the genome in rows base:base + count of `table`.
+
+    Write, per neuron and step, its weighted sum to address `sums`, its activation to `values` and 0 to `slopes`.
+    """
     zero = vec.splat(np.float32(0.0))
     for t in range(steps):
         for r in range(count):
@@ -180,7 +187,7 @@ def _forward(
 
 @native
 def _cross_entropy(outputs: Any, target: Any, values: Any, slopes: Any, row_bytes: Any, weight: Any) -> Any:
-    """Return the cross entropy of 16 cases, whose logits are in rows `outputs`; add `weight` · gradient to `slopes`."""
+    """Return the cross entropy of 16 cases (logits: rows `outputs` of `values`); add `weight`·gradient to `slopes`."""
     best = vec.load(values + np.int64(outputs[0]) * row_bytes)
     for o in range(1, len(outputs)):
         best = vec.maximum(best, vec.load(values + np.int64(outputs[o]) * row_bytes))
@@ -202,7 +209,10 @@ def _cross_entropy(outputs: Any, target: Any, values: Any, slopes: Any, row_byte
 def _pointwise(
     kind: Any, outputs: Any, target: Any, values: Any, slopes: Any, row_bytes: Any, share: Any, weight: Any
 ) -> Any:
-    """Return the MSE or BCE of 16 cases, summed over rows `outputs`; add `share` · `weight` · gradient to `slopes`."""
+    """Return the MSE or BCE of 16 cases, summed over rows `outputs` of `values`, the results of the network.
+
+    Add `share` · `weight` · gradient to these rows of `slopes`.
+    """
     loss = vec.splat(np.float32(0.0))
     for o in range(len(outputs)):
         at = np.int64(outputs[o]) * row_bytes
@@ -224,7 +234,7 @@ def _backward(
     table: Any, weights: Any, base: Any, count: Any, x: Any, inputs: Any, steps: Any, row_bytes: Any, step_bytes: Any,
     sums: Any, values: Any, slopes: Any, gradient: Any,
 ) -> None:  # fmt: skip
-    """Add the gradients of a genome's weights to `gradient`, by backpropagation through time."""
+    """Backpropagate through time from the output gradients in `slopes`; add the gradients of weights to `gradient`."""
     for t in range(steps - 1, -1, -1):
         for r in range(count - 1, -1, -1):
             kind, low, high = table.rows[base + r, 0], table.rows[base + r, 1], table.rows[base + r, 2]
@@ -250,7 +260,7 @@ def _backward(
 
 @native
 def _adam(genes: Any, links: Any, low: Any, high: Any, gradient: Any, lr: Any, clip: Any) -> None:
-    """Clip the gradient of links `low` to `high` by its norm, then do a step of Adam, with a step count per weight."""
+    """Clip the gradient of `links[low:high]` to the norm `clip`; do a step of Adam, with a step count per weight."""
     norm = 0.0
     for i in range(low, high):
         norm += np.float64(gradient[links[i, 2]]) ** 2
@@ -277,8 +287,8 @@ def train(
     """Run `epochs[g]` steps of Adam with rate `lr[g]` on genomes `low` to `high`; genes are changed in place.
 
     Args:
-        x: address of float32 [steps, inputs + 1, padded].
-        target: address of float32 [steps, outputs, padded]; one-hot for cross entropy.
+        x: address of float32 [steps, inputs + 1, padded]: inputs and bias of the cases.
+        target: address of float32 [steps, outputs, padded]: the targets; one-hot for cross entropy.
         share: address of float32 [steps, padded]: weights of cases, with sum 1, and 0 in the padding.
         heads: int64 [H, 3]; per head the kind of its loss (index into `LOSSES`), its first output, its last output + 1.
         loss_weights: float64 [H], a factor per head.

@@ -20,7 +20,10 @@ X_LIMIT, ANGLE_LIMIT = 2.4, math.radians(36.0)
 
 @native
 def _pole(angle: float, spin: float, mass: float, half: float) -> tuple[float, float, float, float]:
-    """Return a pole's force on the cart, its effective mass, its pull by gravity and friction, and cos(angle)."""
+    """Return a pole's force on the cart, its effective mass, its pull by gravity and friction, and cos(angle).
+
+    `spin` is its angular velocity, `half` is half its length.
+    """
     cos, sin = math.cos(angle), math.sin(angle)
     pull = HINGE * spin / (mass * half) + GRAVITY * sin
     force = mass * half * spin * spin * sin + 0.75 * mass * cos * pull
@@ -54,7 +57,7 @@ def act(state: np.ndarray, answers: np.ndarray, friction: float, fell: np.ndarra
     """Advance episodes by one action, two steps of 0.01 s. The state of a failed episode is set to 0 to stay finite.
 
     Args:
-        state: float64 [N, 6], changed.
+        state: float64 [N, 6], changed: position and speed of the cart, angle and angular velocity of each pole.
         answers: float64 [N], outputs of the networks in (0, 1); the force on the cart is 20·(answer - 0.5).
         friction: friction of the cart on its track.
         fell: bool [N], written: whether the cart or a pole left its limits, so that the episode failed.

@@ -26,7 +26,7 @@ def _padded(count: int) -> int:
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Allocate zeros aligned to a cache line."""
+    """Allocate float32 zeros aligned to a cache line."""
     size = prod(shape)
     raw = np.zeros(size + LANES, np.float32)
     shift = -raw.ctypes.data % 64 // 4
@@ -65,7 +65,7 @@ class Cases:
 
 
 def spread(call: Callable[[int, int], Any], genomes: int, threads: int) -> None:
-    """Run `call(low, high)` on equal shares of the genomes, one share per thread."""
+    """Run `call(low, high)` on consecutive ranges of genomes, one per thread and about equally large."""
     threads = max(1, min(threads, genomes))
     if threads == 1:
         call(0, genomes)
@@ -76,10 +76,7 @@ def spread(call: Callable[[int, int], Any], genomes: int, threads: int) -> None:
 
 
 def outputs(table: Table, genes: Genes, cases: Cases, threads: int = 1) -> np.ndarray:
-    """Return the outputs of all genomes for all cases, float32 [G, N, T, outputs].
-
-    Delayed links read 0 before the first step.
-    """
+    """Return the outputs of all genomes, float32 [G, N, T, outputs]; delayed links read 0 before the first step."""
     genomes, out = table.outputs.shape
     tiles, steps, _, width = cases.blocks.shape
     y = np.empty((tiles, genomes, steps, out, width), np.float32)
@@ -152,7 +149,7 @@ class Lesson:
 
         Args:
             target: one-hot for cross entropy.
-            loss: a loss for all outputs, or a list of heads (loss, first output, last output + 1, weight).
+            loss: `mse`, `bce` or `cross_entropy`, or a list of heads (loss, first output, last output + 1, weight).
             counts: [N, T], relative weights of the cases at each step; 0 excludes a step of a case.
         """
         cases = Cases.of(x, tile=_padded(len(x)))
@@ -177,6 +174,7 @@ def fit(
     Args:
         epochs: int64 [G], number of steps of each genome.
         lr: float64 [G], learning rates.
+        clip: bound on the norm of a genome's gradient; 0 for no bound.
     Returns: float64 [G, 2]: losses before the first and before the last step.
     """
     genomes, out = len(table.row_off) - 1, table.outputs.shape[1]

@@ -1,6 +1,6 @@
 """Distances between genomes, species, and selection: children per species, pools of parents, representatives.
 
-δ is NEAT's compatibility distance, see `distances`. Importing this module loads numba.
+The distance is NEAT's compatibility distance δ. Importing this module loads numba.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SMALL = 20  # links below which both genomes are small: then N = 1
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of δ, see `distances`: c1 excess links, c2 disjoint links, c3 weights, c4 activations."""
+    """Coefficients of NEAT's distance: of excess links (c1), disjoint links (c2), weights (c3), activations (c4)."""
 
     c1: float
     c2: float
@@ -26,7 +26,7 @@ class Coefficients(NamedTuple):
 
 @native
 def _distance(a: Any, i: int, b: Any, j: int, c: Any, enough: float) -> float:
-    """Return δ of genome i of `a` and genome j of `b`, or `enough` if disjoint links alone reach that value."""
+    """Return NEAT's distance of genomes i of `a` and j of `b`, or `enough` once disjoint links alone amount to that."""
     p, p_end, q, q_end = a.link_off[i], a.link_off[i + 1], b.link_off[j], b.link_off[j + 1]
     larger = max(p_end - p, q_end - q)
     size = 1.0 if larger < _SMALL else np.float64(larger)
@@ -71,7 +71,7 @@ def _distances(a: Genes, b: Genes, c: Coefficients, out: np.ndarray) -> None:
 
 
 def distances(a: Genes, b: Genes, c: Coefficients) -> np.ndarray:
-    """Return δ = (c1 E + c2 D)/N + c3 W + c4 A of each genome of `a` and each of `b`, as a float64 matrix.
+    """Return the distance δ = (c1 E + c2 D)/N + c3 W + c4 A of each genome of `a` and each of `b`, as a float64 matrix.
 
     E and D are the numbers of excess and disjoint links; N is the number of links of the larger genome, or 1 if both
     have fewer than 20; W is the mean absolute difference of the weights of matching links; A is the share of matching
@@ -134,7 +134,7 @@ class Parents(NamedTuple):
         elite: int64 [C]; a genome that the child copies unchanged, or -1.
         species: int64 [C]; the species whose pool the parents of the child are drawn from.
         pool_off: int64 [S + 1]; species s has the pool `pool[pool_off[s]:pool_off[s + 1]]`.
-        pool: int64; parents by species, best first.
+        pool: int64; the genomes that can become parents, by species, best first.
     """
 
     elite: np.ndarray
@@ -219,9 +219,9 @@ def _parents(
     ranked: np.ndarray, order: np.ndarray, fitness: np.ndarray, of: np.ndarray, counts: np.ndarray, survival: float,
     champions: int, elite: np.ndarray, species: np.ndarray, pool_off: np.ndarray, pool: np.ndarray,
 ) -> int:  # fmt: skip
-    """Fill the arrays `elite`, `species`, `pool_off` and `pool`; return the number of genomes in `pool`.
+    """Fill the arrays `elite`, `species`, `pool_off` and `pool` of a `Parents`; return the number of entries of `pool`.
 
-    `order` is scratch for the genomes sorted by species, best first.
+    `ranked` holds all genomes, best first; `order` is scratch for the genomes sorted by species, best first.
     """
     for s in range(len(pool_off)):
         pool_off[s] = 0
@@ -261,7 +261,10 @@ def _parents(
 
 @compiled
 def note(of: np.ndarray, fitness: np.ndarray, generation: int, best: np.ndarray, gained: np.ndarray) -> None:
-    """Update `best`, the best fitness of each species so far; where it improves, set `gained` to `generation`."""
+    """Update `best`, the best fitness of each species; where it rises, set `gained` to `generation`.
+
+    Genome g has fitness[g] and belongs to species of[g].
+    """
     for g in range(len(of)):
         if fitness[g] > best[of[g]]:
             best[of[g]], gained[of[g]] = fitness[g], generation
@@ -272,10 +275,10 @@ def survivors(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (ids, best fitness so far, generation of the last improvement) of the species that have members.
 
-    The S old species come first, then the `made` new ones.
-
     Args:
-        of: int64 [G]; species indices, renumbered in place to indices into the result.
+        of: int64 [G], the species of each genome: an index into the S old ones, then the `made` new ones. It is
+            renumbered in place to indices into the result.
+        ids, best, gained: of the S old species: the same three arrays.
         next_id: id of the first new species. A new species has best fitness -inf, and `generation` as last improvement.
     """
     count = len(ids) + made

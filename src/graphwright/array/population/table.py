@@ -43,7 +43,12 @@ def _visit(
     genes: Any, g: int, root: int, first: Any, by_target: Any, source: Any, at: Any, row: Any, node: Any,
     base: int, made: int, stack: Any,
 ) -> int:  # fmt: skip
-    """Assign rows to node `root` and to all nodes that it reads without delay, sources first; return the row count."""
+    """Assign rows to node `root` and to all nodes that it reads without delay, sources first; return the row count.
+
+    Nodes are numbered within genome g. `by_target[first[n]:first[n + 1]]` are the links into node n, `at` the next one
+    to follow, `source` the source of each link or -1, `row` the row of each node or -1, `made` the number of rows so
+    far, `node[base:]` the node of each row.
+    """
     n0 = genes.node_off[g]
     if row[root] >= 0 or at[root] >= 0:
         return made
@@ -68,7 +73,7 @@ def _visit(
 
 @native
 def _same(genes: Any, g: int, before: Any, m: int) -> bool:
-    """Return whether genome g of `genes` and genome m of `before` have the same structure."""
+    """Return whether genome g of `genes` and genome m of `before` are equal except for their weights."""
     n0, p0, l0, q0 = genes.node_off[g], before.node_off[m], genes.link_off[g], before.link_off[m]
     if genes.node_off[g + 1] - n0 != before.node_off[m + 1] - p0:
         return False
@@ -84,10 +89,7 @@ def _same(genes: Any, g: int, before: Any, m: int) -> bool:
 
 
 class Past(NamedTuple):
-    """The previous generation and its table, from which rows are copied.
-
-    `fitter_parent`, int32 [G], holds for each genome of the next generation the index of its fitter parent, or -1.
-    """
+    """The previous generation, its table, and the index of the fitter parent of each new genome, int32 [G], or -1."""
 
     genes: Genes
     table: Table
@@ -118,7 +120,7 @@ def _tabulate(
     genes: Genes, inputs: int, outputs: int, past: Past, row_off: np.ndarray, rows: np.ndarray, links: np.ndarray,
     ends: np.ndarray, node: np.ndarray, scratch: np.ndarray, more_scratch: np.ndarray,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Write the arrays of a `Table`; return its number of links and its fields `most`, `ring` and `written`."""
+    """Write the arrays of a `Table` (`ends`: its `outputs`); return the number of links, `most`, `ring`, `written`."""
     first, at, row, stack = scratch[0], scratch[1], scratch[2], scratch[3]
     target, source, by_target = more_scratch[0], more_scratch[1], more_scratch[2]
     row_off[0], used, most, longest, written = 0, 0, 1, 0, 0

@@ -62,7 +62,7 @@ def _start(row: Any) -> Any:
 
 @native
 def _blocks(row: Any, i: Any, rows: Any) -> Any:
-    """Return (begin, end), the range of key blocks that queries i..i + rows - 1 see; `_block` gives the first key."""
+    """Return (begin, end), the range of numbers t, as in `_block`, of the key blocks that queries i:i + rows see."""
     table = cell(row, 14)
     if table:
         at = table + 8 * (i // _SIDE)
@@ -78,7 +78,7 @@ def _blocks(row: Any, i: Any, rows: Any) -> Any:
 
 @native
 def _block(row: Any, t: Any) -> Any:
-    """Return the index of the first key of block t. With a block table, t is an index into the lists of the table."""
+    """Return the index of the first key of block t. With a block table, t is an index into its lists of blocks."""
     table = cell(row, 14)
     if table:
         lists = (cell(row, 5) + _SIDE - 1) // _SIDE + 1
@@ -121,7 +121,7 @@ def _open(row: Any, i: Any, j: Any, rows: Any, keys: Any) -> Any:
 
 @native
 def _bounded(row: Any, at: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: Any, keys: Any) -> None:
-    """Scale and mask a block's scores; write per query the new maximum, and in ALPHA the factor of earlier sums."""
+    """Scale and mask a block's scores; write to `scratch` per query the new maximum and the factor of earlier sums."""
     low, scale, whole = vec.splat(F(-np.inf)), vec.splat(F(number(row, 9))), _open(row, i, j, rows, keys)
     for r in range(rows):
         line, top = at + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
@@ -142,7 +142,7 @@ def _bounded(row: Any, at: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: 
 
 @native
 def _raised(at: Any, scratch: Any, rows: Any, keys: Any, keep: Any) -> None:
-    """Add exp(score - maximum) of a block's scores to the sum per query; with `keep`, overwrite the scores with it."""
+    """Add exp(score - maximum) of a block's scores to the sum of each query; with `keep`, store it over the score."""
     for r in range(rows):
         line, top = at + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
         base = vec.splat(top if top > F(-np.inf) or top != top else F(0.0))  # no key seen yet: weights e^-inf
@@ -313,7 +313,7 @@ _ZERO = ir.Constant(vec.FLOATS, None)
 
 
 def _rows_of(builder: Any, base: Any, stride: Any, count: Any) -> list[Any]:
-    """Return the addresses of 16 rows. From `count` on use the address of row 0, so that no other memory is read."""
+    """Return 16 addresses: of `count` rows from `base` on, then of row 0 again, so that no other memory is read."""
     addresses = [builder.add(base, builder.mul(stride, vec.I64(r))) for r in range(vec.LANES)]
     return [builder.select(builder.icmp_signed(">", count, vec.I64(r)), at, base) for r, at in enumerate(addresses)]
 
@@ -353,7 +353,7 @@ def _sums(builder: Any, rows: list[Any]) -> Any:
 
 @intrinsic
 def _products(typingctx: Any, q: Any, k: Any, stride: Any, width: Any, count: Any) -> Any:
-    """Return the dot products of q with `count` rows of `width` entries; lanes from `count` on are undefined."""
+    """Return a vector of dot products of q with `count` rows of `width` entries from k on; more lanes are undefined."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         q, k, stride, width, count = args

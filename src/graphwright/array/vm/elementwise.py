@@ -115,7 +115,10 @@ def unary(
 
 
 def binary(f: Any, write: Any = put, write_rest: Any = vec.store_first, size: int = 4) -> Any:
-    """Return a compiled loop out = f(x, y); the other arguments are those of `unary`."""
+    """Return a compiled loop out = f(x, y), where entries of out have `size` bytes.
+
+    `write` writes 16 entries, `write_rest` the fewer entries at the end of a row.
+    """
 
     @native
     def run(row: Any, turn: Any, scratch: Any) -> None:

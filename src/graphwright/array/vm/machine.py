@@ -151,10 +151,7 @@ def built() -> bool:
 
 @cache
 def build() -> Any:
-    """Return the interpreter of the VM, a C function int64(int64) with an attribute `address`.
-
-    It is compiled if it is not cached: about a minute, once per install.
-    """
+    """Return the VM's interpreter, a C function int64(int64) with an attribute `address`; if not cached, compile it."""
     began, stamp = perf_counter(), _stamp()
     code = _dispatcher(source())
     if not stamp.exists():

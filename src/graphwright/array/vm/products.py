@@ -110,7 +110,7 @@ _thin12, _thin8, _thin4, _thin2, _thin1 = (_rows(height, 1) for height in (12, 8
 
 
 def transposer(fetch: Any) -> Any:
-    """Return an intrinsic that transposes 16 rows of 16 numbers from `source` to `target` (`pitch` bytes a row).
+    """Return an intrinsic that transposes up to 16 rows of 16 numbers from `source` to `target` (`pitch` bytes a row).
 
     Missing entries become 0. Rows of the target are written whole and in order: where they overlap, the later one
     remains. `fetch(builder, address, mask)` reads 16 numbers as float32.
@@ -163,7 +163,7 @@ def _small(
     a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, col_b: Any, c: Any, row_c: Any,
     m: Any, n: Any, k: Any, init: Any, row_i: Any,
 ) -> None:  # fmt: skip
-    """Compute `gemm` for at most 16 columns without packing B, four rows at a time; the last may be done repeatedly."""
+    """C = init + A·B for n <= 16 columns, without packing B, four rows at a time; the last row may be repeated."""
     mask = vec.first(n)
     for i in range(0, m, 4):
         i1, i2, i3 = min(i + 1, m - 1), min(i + 2, m - 1), min(i + 3, m - 1)
@@ -183,7 +183,7 @@ def _small(
 
 @native
 def _strips(a: Any, row_a: Any, col_a: Any, m: Any, terms: Any, packed: Any) -> None:
-    """Pack A[m, terms], contiguous on one axis, as strips in column order; a strip is the rows of one tile."""
+    """Copy A[m, terms], contiguous on one axis, to `packed`: the rows of each tile together, column after column."""
     i, at = 0, packed
     while i < m:
         left = m - i
@@ -206,7 +206,7 @@ def tiles(
     """C[m, columns] = init + A[m, terms]·B for one panel of at most 32 adjacent columns.
 
     Row i of A, if it starts a tile, is at `a + i·step_a`; rows within a tile are `row_a` bytes apart. If `col_a` is 0,
-    A was packed by `_strips`.
+    A is packed: the rows of each tile are stored column after column.
     """
     if columns > 16:
         i = _wide12(0, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
@@ -260,7 +260,7 @@ def gemm(
 
 @loop(Code.PRODUCT)
 def product(row: Any, scratch: Any) -> None:
-    """Compute a matrix product; words 1 to 13 of the instruction are the arguments of `gemm`."""
+    """Compute C = init + A·B. Words 1 to 13: a, row_a, col_a, b, row_b, col_b, c, row_c, m, n, k, init, row_i."""
     gemm(
         cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6), cell(row, 7), cell(row, 8),
         cell(row, 9), cell(row, 10), cell(row, 11), cell(row, 12), cell(row, 13), scratch,
@@ -271,8 +271,8 @@ def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, An
     """Return functions for dot products: one weight row with x, four weight rows with x, one weight row with x and y.
 
     Rows have k weights of `size` bytes. `low` and `high` each load 16 of 32 weights; x and y are stored in the same
-    order. Arguments of the functions: `plain`, x in its original order, from which the last k % 32 terms are read;
-    `far`, the distance of the four rows in bytes. The functions for one and for four rows give the same bits.
+    order; `read_first(address, mask)` loads the last k % 32, for which x is read in its original order, from `plain`.
+    `far` is the distance of the four rows in bytes. The functions for one and for four rows give the same bits.
     """
 
     @native
@@ -352,7 +352,10 @@ def _cells(row: Any) -> Any:
 
 
 def _few_rows(code: Code, low: Any, high: Any, read_first: Any, size: Any) -> None:
-    """Register a loop for opcode `code`: stored weights times few rows of x. Other arguments as of `_dots`."""
+    """Register a loop for opcode `code`: stored weights of `size` bytes times few rows of x.
+
+    `low` and `high` each load 16 of 32 weights, `read_first(address, mask)` loads fewer.
+    """
     one, four, two = _dots(low, high, read_first, size)
 
     @loop(code)
@@ -391,7 +394,7 @@ _MOST, _LEAST = 32767.0, 1e-30
 
 @native
 def _rounded(x: Any, k: Any, q: Any, steps: Any) -> None:
-    """Quantise x to int16 with a float32 step per group: q = round(x / step), step = max |x| / 32767.
+    """Quantise x to int16 with a float32 step per group of 64: q = round(x / step), step = max |x| / 32767.
 
     q is 0 after the k entries of x. In a group with a non-finite number, q is 0 and the step is non-finite.
     """
@@ -446,7 +449,7 @@ def _scaled(w: Any, scales: Any, q: Any, steps: Any, k: Any) -> Any:
 
 @native
 def _two_scaled(w: Any, far: Any, scales: Any, far_scales: Any, q: Any, steps: Any, k: Any) -> Any:
-    """Return dot products of x with two rows of int8 weights, `far` bytes apart, with the same bits as by `_scaled`."""
+    """Return dot products of x (q, steps) with two rows of int8 weights, `far` bytes apart; same bits as one by one."""
     none = vec.splat(F(0.0))
     s = t = none, none
     v, more = w + far, scales + far_scales
@@ -458,7 +461,10 @@ def _two_scaled(w: Any, far: Any, scales: Any, far_scales: Any, q: Any, steps: A
 
 @loop(Code.ROWS_I8)
 def int8_rows(row: Any, scratch: Any) -> None:
-    """Multiply few rows of x by int8 weights. Words: as in `_cells`; 10 address of the scales [rows of w, groups]."""
+    """Multiply few rows of x by int8 weights.
+
+    Words: 1 w, 2 its rows, 3 k, 4 bias or 0, 5 x, 6 its stride, 7 y, 8 its stride, 9 rows of x, 10 scales of w.
+    """
     (w, n, k, bias, x, sx, y, sy, tokens), scales = _cells(row), cell(row, 10)
     groups = (k + GROUP - 1) // GROUP
     q, steps = scratch + ZEROS, scratch + ZEROS + 2 * GROUP * groups * tokens
@@ -504,7 +510,10 @@ def _dequantised(w: Any, k: Any, panel: Any, terms: Any, columns: Any, scales: A
 
 @loop(Code.PANELS_BF16, Code.PANELS_I8)
 def panels(row: Any, scratch: Any) -> None:
-    """Multiply many rows of x by stored weights. Words: as in `_cells`; for int8, 10 address of the scales."""
+    """Multiply many rows of x by bfloat16 or int8 weights.
+
+    Words: 1 w, 2 its rows, 3 k, 4 bias or 0, 5 x, 6 its stride, 7 y, 8 its stride, 9 rows of x, 10 scales (int8 only).
+    """
     (w, n, k, bias, x, sx, y, sy, tokens), quantised = _cells(row), cell(row, 0) == Code.PANELS_I8
     panel, groups = scratch + ZEROS, (k + GROUP - 1) // GROUP
     for k0 in range(0, k, DEPTH):

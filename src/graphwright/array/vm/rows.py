@@ -173,7 +173,10 @@ def cross_entropy(row: Any) -> Any:
 
 @loop(Code.CROSS_ENTROPY_BACKWARD)
 def cross_entropy_backward(row: Any) -> Any:
-    """out[r, :] = g[r]·(softmax - one-hot). Words 3, 4: out, its stride; 11, 12: g, its stride; see `cross_entropy`."""
+    """out[r, :] = g[r]·(softmax - one-hot); return -1 for a target outside the classes.
+
+    Words: 3 out, 4 its stride, 6 scores, 7 their stride, 8 targets, 9 log Σ exp, 10 ignored target, 11 g, 12 stride.
+    """
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, targets, lse, ignored = cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10)
     g, sg = cell(row, 11), cell(row, 12)

@@ -70,8 +70,8 @@ uniforms = vec.define("uniforms", types.void, (types.int64,) * 5, vec.effect(_un
 def noise(row: Any, scratch: Any) -> None:
     """Draw uniform numbers or Bernoulli samples, or apply dropout.
 
-    Instruction words: 2 count, 3 out, 6 x or the probabilities, 7 address of seed and step, 8 stream, 9 kind; for
-    dropout 10 the least uniform number that keeps an entry, 11 the divisor.
+    Instruction words: 2 count, 3 out, 6 x or the probabilities, 7 address of seed and step, 8 stream, 9 UNIFORM,
+    BERNOULLI or DROPOUT; for dropout 10 the least uniform number that keeps an entry, 11 the divisor.
     """
     count, o, x, key, kind = cell(row, 2), cell(row, 3), cell(row, 6), cell(row, 7), cell(row, 9)
     least, divisor, drawn = F(number(row, 10)), F(number(row, 11)), scratch + ZEROS
@@ -152,9 +152,9 @@ def _copied(z: Any, x: Any, n: Any, temperature: Any) -> Any:
 
 @native
 def _penalised(z: Any, n: Any, rules: Any, seen: Any, pairs: Any) -> Any:
-    """Apply the penalties in `rules` to the logits of earlier tokens; return False if there are no penalties.
+    """Apply the penalties of the sampling parameters `rules` to logits of earlier tokens; return False if none is set.
 
-    `seen` holds pairs (id, count in the output), up to the first negative id.
+    `seen` holds `pairs` pairs (id, count in the output), up to the first negative id.
     """
     repetition, presence, frequency = vec.load_f32(rules), vec.load_f32(rules + 4), vec.load_f32(rules + 8)
     if repetition == F(1.0) and presence == F(0.0) and frequency == F(0.0):

@@ -24,7 +24,8 @@ class TrainingGenes:
     """The genes that say how a candidate is trained.
 
     Attributes:
-        rate: index into `RATES`; optimizer: one of `OPTIMIZERS`; loss: a key of `Loss.trained`, or "heads".
+        rate: index of the learning rate among 13 rates from 1e-5 to 1e-1; optimizer: "adam" or "sgd".
+        loss: name of the loss that training minimises, such as "mse"; "heads" for the sum over the heads of a task.
     """
 
     rate: int
@@ -33,7 +34,7 @@ class TrainingGenes:
 
     @classmethod
     def of(cls, lr: float, optimizer: str, loss: str) -> TrainingGenes:
-        """Create genes whose learning rate is the entry of `RATES` nearest to `lr` on a log scale."""
+        """Create genes with the learning rate, of the 13 possible ones, that is nearest to `lr` on a log scale."""
         return cls(int(np.argmin([abs(np.log(v / lr)) for v in RATES])), optimizer, loss)
 
     @property
@@ -42,9 +43,9 @@ class TrainingGenes:
         return RATES[self.rate]
 
     def changed(self, gene: str, losses: Sequence[str], rng: np.random.Generator) -> TrainingGenes:
-        """Return a copy of the genes in which `gene`, one of `GENES`, is mutated.
+        """Return a copy of the genes in which `gene` ("learning_rate", "optimizer" or "loss") is mutated.
 
-        The learning rate moves by one entry of `RATES` (with probability 0.8) or by two. If the optimizer changes, the
+        The learning rate moves by one (with probability 0.8) or two of the 13 rates. If the optimizer changes, the
         rate is also clipped to the usual range of the new optimizer. The loss becomes the next entry of `losses`.
         """
         if gene == "learning_rate":
@@ -160,7 +161,10 @@ class Candidate:
 
 
 def entry(birth: CandidateBirth) -> tuple[Entry, dict[str, Any]]:
-    """Return the journal entry of a manual edit, and as payloads for `replay` zeros for each weight that it added."""
+    """Return the journal entry of a manual edit, and the payloads that `replay` needs to apply it.
+
+    The payloads are a dict from the digest of each weight that the edit added to an array of zeros.
+    """
     added: dict[str, Any] = {}
 
     def collect(value: Any) -> None:

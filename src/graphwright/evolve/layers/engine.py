@@ -90,14 +90,12 @@ class LayerResult(EvolutionResult):
 
     def _champion_facts(self) -> dict[str, Any]:
         run, best, program = self.evolution, self.best.birth, self.best.program
-        return {
-            "fitness": {"best": best.metric, "median": run.log[-1].median},
-            "metric": {"name": run.task.metric, "valid": best.metric},
-            "hidden": sum(program.axes()[a].size for a in widths(program)),
-            **{"parameters": best.params, "flops": best.flops, "training": best.training.to_json()},
-            "front": len(run.archive),
-            "champion": {"candidate": best.number, "generation": best.generation, "what": best.what},
-        }
+        return {"fitness": {"best": best.metric, "median": run.log[-1].median},
+                "metric": {"name": run.task.metric, "valid": best.metric},
+                "hidden": sum(program.axes()[a].size for a in widths(program)),
+                "parameters": best.params, "flops": best.flops, "training": best.training.to_json(),
+                "front": len(run.archive),
+                "champion": {"candidate": best.number, "generation": best.generation, "what": best.what}}  # fmt: skip
 
     def _champion_lines(self, report: dict[str, Any]) -> list[str]:
         r, best = report, self.best.birth
@@ -141,7 +139,7 @@ class LayerEvolution(EvolutionRun):
                             where="task", got=task.name, fix="start from evolve.scalar()")  # fmt: skip
         sizes, expected = train.fits(task, start), (task.inputs, task.outputs)
         problem = "the inputs or outputs of the program do not match the task"
-        need(sizes == expected, problem, where=start.name, expected=expected, got=sizes)
+        need(sizes == expected, problem, where=start.name, expected=_sizes(expected), got=_sizes(sizes))
         super().__init__(task, seed, threads)
         self.start = start
         try:
@@ -248,7 +246,7 @@ class LayerEvolution(EvolutionRun):
             if len(sites):
                 drawn = sites[int(rng.integers(len(sites)))]
                 site = drawn if isinstance(drawn, str) else program.path(drawn)
-                block = self._number(kind.name, site, parts(program)) if kind.adds else ""
+                block = self._block_name(kind.name, site, parts(program)) if kind.adds else ""
                 try:
                     self.apply(program, kind, site, block, self._stream(_APPLY))
                     return kind.name, site, block, training
@@ -283,8 +281,11 @@ class LayerEvolution(EvolutionRun):
         limit, count = self.settings.max_flops, _flops(program)
         need(count <= limit, "the program has more operations than max_flops", expected=limit, got=count)
 
-    def _number(self, kind: str, site: str, existing: set[str]) -> str:
-        """Name the block that mutation `kind` adds at `site`; its k-th block there has one name in all candidates."""
+    def _block_name(self, kind: str, site: str, existing: set[str]) -> str:
+        """Return the name `b<number>`, not one of `existing`, of a block that mutation `kind` adds at `site`.
+
+        The k-th block of this kind at this site has the same name in all candidates of the run.
+        """
         for k in range(len(existing) + 1):
             name = self.numbers.get((kind, site, k))
             if name is None:
@@ -361,11 +362,11 @@ class LayerEvolution(EvolutionRun):
         try:
             with program.edit(why, author="human") as e:
                 yield e
-                name_parts(e, before, lambda what, existing: self._number("manual", what, existing))
+                name_parts(e, before, lambda what, existing: self._block_name("manual", what, existing))
                 self._fits(program)
             sizes, expected = train.fits(self.task, program), (self.task.inputs, self.task.outputs)
             changed = "the edit changed the inputs or outputs"
-            need(sizes == expected, changed, where=program.name, got=sizes, expected=expected)
+            need(sizes == expected, changed, where=program.name, got=_sizes(sizes), expected=_sizes(expected))
             self._affordable(program)
             metric, loss = train.measure(self.task, program, self.task.valid)
             need(np.isfinite(loss), "the loss of the edited network is not finite", where=program.name, got=loss)
@@ -486,6 +487,10 @@ def tried(weights: np.ndarray, rng: np.random.Generator, count: int = 1) -> np.n
     An order is a weighted sample without replacement: the order of exponential variables with the weights as rates.
     """
     return np.argsort(rng.exponential(size=(count, len(weights))) / weights, axis=1)
+
+
+def _sizes(found: tuple[int, int] | None) -> str:
+    return f"{found[0]} inputs, {found[1]} outputs" if found else "no single input and output with axes as in the task"
 
 
 def _flops(program: Program) -> int:

@@ -48,7 +48,7 @@ def cells(p: Program) -> list[NodeId]:
 
 
 def kind_of(p: Program, site: Any) -> str:
-    """Return the kind, one of `CELLS`, of the cell that a linear layer reads."""
+    """Return the kind (rnn, gru, lstm or cfc) of the cell that a linear layer reads."""
     return p.path(_inside(p, p.node(site))[0]).split(".")[1]
 
 

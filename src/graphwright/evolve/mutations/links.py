@@ -204,7 +204,7 @@ def _from_state(e: Transaction, total: NodeId, rng: np.random.Generator, source:
     p = e.program
     if p.spec(total).symbolic:
         raise UsageError("cannot add a state: its batch size is not fixed", where=p.path(total),
-                         expected="no symbolic sizes", got=p.spec(total),
+                         expected="no named sizes", got=p.spec(total),
                          fix="founder(genome, batch=1), or trace with a fixed batch size")  # fmt: skip
     if source is None:
         linked = {_source(p, n) for n in delayed(p) if traits(p.op(n)).multiplies and target(p, n) == total}

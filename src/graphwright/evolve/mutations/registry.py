@@ -28,7 +28,7 @@ class MutationKind:
         name: name of the mutation; sites: function that returns the nodes or axes of a program to which it applies.
         apply: function that makes the mutation at one of these sites.
         explore, refine: weights with which it is drawn early and late in a run; 0 means never.
-        adds: True if it adds a block of nodes named `<block>....`; it then takes the name as the argument `block`.
+        adds: True if it adds a block of nodes named `<block>.<name>`; it then takes the argument `block`.
         structural: True if it changes the structure; other mutations are not drawn while a run stagnates.
     """
 
@@ -51,8 +51,10 @@ def mutation(
     """Register the decorated function as a mutation: `m(e, site, rng)` on a site that `sites(program)` returns.
 
     Args:
+        name: name of the mutation; sites: function that returns the nodes or axes of a program to which it applies.
         weight: weight with which it is drawn early in a run; `refine`: the weight late in a run, by default the same.
-        name, sites, adds, structural: see `MutationKind`.
+        adds: whether it adds a block of nodes, whose name it gets as the argument `block`.
+        structural: whether it changes the structure; other mutations are not drawn while a run stagnates.
     """
 
     def enter(function: M) -> M:

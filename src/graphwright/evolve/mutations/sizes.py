@@ -37,7 +37,7 @@ def kernel(e: Transaction, site: Any, rng: np.random.Generator, size: int | None
     padding = [a + g // 2 for a, g in zip(_pair(p, node, "padding"), grown, strict=True)]
     if any(g % 2 for g in grown) or min(padding) < 0:
         raise UsageError("a kernel of this size would change the size of the result", where=p.path(node),
-                         expected=f"{sizes} plus or minus an even number", got=wanted)  # fmt: skip
+                         expected=f"{sizes} plus or minus an even number, padding >= 0", got=wanted)  # fmt: skip
     around = [(0, 0), (0, 0), *((max(g, 0) // 2,) * 2 for g in grown)]
     inside = (slice(None), slice(None), *(slice(-g // 2, g // 2) if g < 0 else slice(None) for g in grown))
     e.set_weight(weight, np.ascontiguousarray(np.pad(old, around)[inside]))

@@ -116,14 +116,11 @@ class Result(EvolutionResult):
     def _champion_facts(self) -> dict[str, Any]:
         run, best = self.evolution, self.best
         links = best.genome.open_links
-        return {
-            "fitness": {"best": best.fitness, "median": run.log[-1].median},
-            "metric": {"name": run.task.metric, "valid": best.metric},
-            **{"hidden": best.genome.hidden, "links": links, "parameters": links},
-            "flops": flops(founder(best.genome), {"B": 1}),
-            "species": len(run.log[-1].species),
-            "champion": {"generation": best.key.generation, "index": best.key.index},
-        }
+        return {"fitness": {"best": best.fitness, "median": run.log[-1].median},
+                "metric": {"name": run.task.metric, "valid": best.metric},
+                "hidden": best.genome.hidden, "links": links, "parameters": links,
+                "flops": flops(founder(best.genome), {"B": 1}), "species": len(run.log[-1].species),
+                "champion": {"generation": best.key.generation, "index": best.key.index}}  # fmt: skip
 
     def _champion_lines(self, report: dict[str, Any]) -> list[str]:
         r, best = report, self.best
@@ -225,10 +222,8 @@ class NeuronEvolution(EvolutionRun):
     def population(self, genes: Any = None) -> Population:
         """Return genomes as a `Population`, which tasks score; by default the scored genes of this generation."""
         table, genes = (self.table, self.scored) if genes is None else (self._tabulate(genes), genes)
-        return Population(
-            genes, table, self.task.outputs, self.settings.output == "identity", self.seed, self.generation,
-            self.threads, lambda g: self.program(genes, g),
-        )  # fmt: skip
+        return Population(genes, table, self.task.outputs, self.settings.output == "identity", self.seed,
+                          self.generation, self.threads, lambda g: self.program(genes, g))  # fmt: skip
 
     def program(self, genes: Any, g: int) -> Any:
         """Build genome `g` of the population `genes` as a Program without history."""
@@ -274,7 +269,7 @@ class NeuronEvolution(EvolutionRun):
             if who in (index, key):
                 return key
             last = str(key)
-        raise UsageError("no living individual has this key", expected=last, got=who,
+        raise UsageError("no living individual has this key or index", expected=last, got=who,
                          fix="run.alive(index); or edit the individual's program outside of the run")  # fmt: skip
 
     def _replace(self, key: IndividualKey, why: str, after: Genome) -> None:

@@ -127,7 +127,7 @@ def new_registry(inputs: int, outputs: int) -> Any:
 
 
 def number(registry: Any, kind: int, a: int = 0, b: int = 0, c: int = 0) -> int:
-    """Return the innovation number of the key (kind, a, b, c). A new key gets the next number; it needs `with_room`."""
+    """Return the innovation number of the key (kind, a, b, c); a new key gets the next one, if `registry` has room."""
     from graphwright.array.population.genes import number_of
 
     return int(number_of(registry, kind, a, b, c))

@@ -108,7 +108,7 @@ def read(p: Program) -> Genome:
                 write = p.assigns(source)[0]
                 source, delay = p.operands(write)[1].node, delay + 1
             src = p.path(source).split(".")[0]
-            need(re.match(r"^n\d+$", src), "a link does not start at a neuron", where=path, expected="n<k>....",
+            need(re.match(r"^n\d+$", src), "a link does not start at a neuron", where=path, expected="n<k>.<name>",
                  got=p.path(source))  # fmt: skip
             junction = p.node(f"n{dst}.sum")
             is_open = any(p.graph.source(e) == node for e in p.in_edges(junction))
@@ -195,7 +195,7 @@ class PopulationPlan:
         self.inputs, self.outputs, self.threads = found[0].inputs, found[0].outputs, threads
         for p, g in zip(programs, found, strict=True):
             sizes, expected = (g.inputs, g.outputs), (self.inputs, self.outputs)
-            what = "the inputs or outputs of this program do not match those of the first one"
+            what = "the numbers of inputs and outputs of this program are not those of the first one"
             need(sizes == expected, what, where=p.name, expected=expected, got=sizes)
         self.genes = genomes.columns_of(found)
         self.table = tabulate(self.genes, self.inputs, self.outputs)
@@ -230,11 +230,12 @@ def edited_genome(p: Program, before: Genome, names: tuple[str, ...], settings: 
             fix="edit with evolve.mutations; or edit champion.program outside of the run; or evolve.blocks(program)",
         )  # fmt: skip
     sizes, expected = (after.inputs, after.outputs), (before.inputs, before.outputs)
-    need(sizes == expected, "the edit changed the inputs or outputs", where=p.name, expected=expected, got=sizes)
+    need(sizes == expected, "the edit changed (inputs, outputs)", where=p.name, expected=expected, got=sizes)
     need(len(after.nodes) <= settings.max_nodes and len(after.links) <= settings.max_links,
          "the edited genome exceeds the limits of the run", where=p.name,
          expected=f"at most {settings.max_nodes} nodes, {settings.max_links} links",
-         got=f"{len(after.nodes)}, {len(after.links)}", fix="NEAT(max_nodes=, max_links=)")  # fmt: skip
+         got=f"{len(after.nodes)} nodes, {len(after.links)} links",
+         fix="start the run with larger max_nodes and max_links")  # fmt: skip
     ends: set[tuple[int, int, int]] = set()
     for e in after.links:  # sorted by number
         need(np.isfinite(e.weight), "a weight is not finite", where=f"n{e.dst}.l{e.id}.weight", got=e.weight)
@@ -270,7 +271,7 @@ def numbered(before: Genome, after: Genome, kept: Collection[int], registry: Any
 
 
 def _key(node: int, after: Genome, closed: list[LinkGene], mine: dict[int, int]) -> tuple[int, int]:
-    """Return a new neuron's registry key: (SPLIT, number of a link in `closed`) or (MANUAL, digest of its links)."""
+    """Return a new neuron's registry key: (SPLIT, number of the `closed` link it splits) or (MANUAL, links' digest)."""
     ends = {(mine.get(e.src, -1), mine.get(e.dst, -1), e.delay) for e in after.links if node in (e.src, e.dst)}
     for e in closed:
         if {(e.src, -1, e.delay), (-1, e.dst, 0)} <= ends:

@@ -170,7 +170,7 @@ class Breeder:
     def breed(
         self, genes: Any, fitness: np.ndarray, of: Any, registry: Any, generation: int
     ) -> tuple[Any, Births, Any]:
-        """Breed the children whose parents `of` (a `Parents` tuple) lists, in the loop of `array.population.breed`."""
+        """Breed the children whose parents the `Parents` tuple `of` lists; return the same values as `children`."""
         from graphwright.array.population.breed import breed, largest
 
         count = len(of.elite)

@@ -106,6 +106,7 @@ def mnist(directory: StrPath, limit: int | None = None, seed: int = 0) -> Task:
     """Create the MNIST task from the four IDX files in a directory, which may be gzipped.
 
     The training file is split 5 to 1 into training and validation cases; the test file contains the test cases.
+    `limit` is the largest number of cases that are read per file.
     Raises: data.CorruptIdx if a file is damaged; TaskError with the path of a missing file.
     """
     from graphwright.data import read_idx

@@ -56,7 +56,7 @@ def _binary(p: Array, wanted: Array) -> Array:
 def _one_hot(y: Array, name: str) -> tuple[Array, Array]:
     need(y.ndim == 1 and y.min() >= 0 and np.equal(y, y.astype(np.int64)).all(),
          "targets of cross entropy are not classes 0, 1, ..., one per case", where=name,
-         got=f"{y.dtype} {y.shape}")  # fmt: skip
+         got=f"{y.dtype} {y.shape}: {y.ravel()[:4]}")  # fmt: skip
     classes = y.astype(np.int64)
     return np.eye(int(classes.max()) + 1, dtype=np.float32)[classes], classes
 
@@ -71,7 +71,7 @@ def _dense(answer: Tensor, target: Tensor) -> Tensor:
 
 
 def _classes(answer: Tensor, target: Tensor) -> Tensor:
-    """Compute the mean for targets that are class ids [B], or one-hot [B, outputs] as those of a head."""
+    """Return the mean cross entropy for targets that are class ids [B], or one-hot [B, outputs] of a head."""
     return _dense(answer, target).mean() if target.ndim > 1 else functional.cross_entropy(answer, target)
 
 

@@ -71,14 +71,14 @@ class HeadSpec:
     def cost(self, y: np.ndarray, wanted: np.ndarray, share: np.ndarray, logits: bool) -> np.ndarray:
         """Compute the unweighted loss of this head, float64 [G], given outputs `y` and targets `wanted` of all heads.
 
-        `y` is [G, N, T, outputs]. `share` [N, T] holds the weight of each step in the loss; the weights sum to 1.
+        `y` is [G genomes, N cases, T steps, outputs]; `share` [N, T] has the weight of each step in the loss, of sum 1.
         """
         y, wanted, loss = y[..., self.outputs], wanted[..., self.outputs].astype(np.float64), LOSSES[self.loss]
         each = loss.error(loss.predictions(y) if logits else loss.bounded(y), wanted)
         return np.ascontiguousarray((each * share).reshape(len(y), -1)).sum(1)
 
     def measure(self, final: np.ndarray, right: np.ndarray, logits: bool) -> np.ndarray:
-        """Compute this head's metric, float64 [G], from the last outputs [G, N, outputs] and targets of all heads."""
+        """Compute this head's metric, float64 [genomes], from the last outputs [genomes, N, outputs] and targets."""
         if self.stop - self.start < final.shape[-1]:
             final, right = np.ascontiguousarray(final[..., self.outputs]), right[..., self.outputs]
         if self.metric == "r2":
@@ -93,7 +93,7 @@ class Population:
     """The genomes of a generation, in the form that tasks score.
 
     Attributes:
-        genes, table: see `array.population`; outputs: number of outputs of each genome.
+        genes, table: the genomes as arrays, and in the form that native code runs; outputs: outputs per genome.
         logits: True if outputs are logits, not probabilities.
         seed, generation: seed of the run and current generation, from which tasks derive random numbers.
         threads: number of threads of native calls.
@@ -113,7 +113,7 @@ class Population:
         return len(self.genes.node_off) - 1
 
     def answers(self, cases: Any) -> np.ndarray:
-        """Run all genomes on a `Cases` object; return their outputs, float32 [G, N, T, outputs]."""
+        """Run all genomes on a `Cases` object; return their outputs, float32 [genomes, cases, steps, outputs]."""
         from graphwright.array.population.runner import outputs
 
         return np.ascontiguousarray(outputs(self.table, self.genes, cases, self.threads))
@@ -130,8 +130,8 @@ class Scores:
     """The scores of a generation.
 
     Attributes:
-        fitness: float64 [G]; NaN for a failed genome.
-        metric: float64 [G]; the value that is compared with the target of a run.
+        fitness: float64 [genomes]; NaN for a failed genome.
+        metric: float64 [genomes]; the value that is compared with the target of a run.
         passes: number of time steps in forward passes, over all cases.
         seconds: time spent in environments, not in networks.
         failures: dict from indices of genomes to their errors.
@@ -146,7 +146,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The outcome of testing whether a genome that reached the target is a solution, and its cost; see `Scores`."""
+    """Whether a genome that reached the target passed the test for a solution, and the test's cost as in `Scores`."""
 
     passed: bool
     passes: int = 0
@@ -167,7 +167,7 @@ class DataSplit:
         return DataSplit(self.x[rows], self.y[rows], self.counts[rows], self.last[rows])
 
     def final(self, answers: np.ndarray) -> np.ndarray:
-        """Select from outputs [G, N, T, outputs] those at the last step of each case: float64 [G, N, outputs]."""
+        """Select the outputs at each case's last step: [genomes, N, T, outputs] -> float64 [genomes, N, outputs]."""
         one = answers.shape[2] == 1
         last = answers[:, :, 0] if one else answers[:, np.arange(len(self.x)), self.last]
         return last.astype(np.float64, order="C")
@@ -243,17 +243,18 @@ class Task:
         self.inputs, self.outputs = x.shape[2], width
         self.names = tuple(names) or tuple(f"x{i}" for i in range(self.inputs))
         need(len(self.names) == self.inputs and np.ndim(scaled) <= 1 and np.size(scaled) in (1, self.inputs),
-             "`names` or `scaled` do not match the inputs", where=name, expected=self.inputs,
-             got=f"{len(self.names)} names, scaled {np.shape(scaled)}")  # fmt: skip
+             "`names` or `scaled` do not match the inputs", where=name,
+             expected=f"{self.inputs} names; scaled: a bool or [{self.inputs}]",
+             got=f"{len(self.names)} names; scaled {np.shape(scaled)}")  # fmt: skip
         need(type(runs) is int and runs >= 1, "`runs` is not an integer >= 1", where=name, got=repr(runs))
         self.fitness, self.fitness_batch, self.runs = fitness, fitness_batch, runs
         steps = np.full(len(x), x.shape[1]) if lengths is None else np.asarray(lengths, np.int64)
         need(steps.shape == (len(x),) and steps.min(initial=1) >= 1 and steps.max(initial=1) <= x.shape[1],
              "`lengths` do not match the sequences", where=name, expected=f"[{len(x)}] of 1 to {x.shape[1]}",
-             got=steps.shape)  # fmt: skip
+             got=repr(lengths)[:80])  # fmt: skip
         least = steps.min(initial=x.shape[1])
-        need(0 <= skip < least, "`skip` leaves no step of the shortest sequence", where=name, expected=f"below {least}",
-             got=skip)  # fmt: skip
+        problem = "`skip` is negative" if skip < 0 else "`skip` leaves no step of the shortest sequence"
+        need(0 <= skip < least, problem, where=name, expected=f"0 to {least - 1}", got=skip)
         counts = (np.arange(x.shape[1]) < steps[:, None]) & (np.arange(x.shape[1]) >= skip)
         if all(part[2] for part in parts):  # one target per sequence, at its end
             counts = np.arange(x.shape[1]) == steps[:, None] - 1
@@ -384,14 +385,14 @@ class Task:
         return total / self.runs
 
     def _loss(self, answers: np.ndarray, part: DataSplit, logits: bool) -> np.ndarray:
-        """Compute the loss, float64 [G], of outputs [G, N, T, outputs] over the steps that are scored."""
+        """Compute the loss, float64 [genomes], of outputs [genomes, N, T, outputs] over the steps that are scored."""
         loss, y, share = np.zeros(len(answers)), answers.astype(np.float64), part.counts / part.counts.sum()
         for head in self.heads.values():
             loss += head.weight * head.cost(y, part.y, share, logits)
         return loss
 
     def _metric(self, final: np.ndarray, part: DataSplit, logits: bool) -> np.ndarray:
-        """Compute the metric, float64 [G], of the last outputs [G, N, outputs]; for several heads, the worst."""
+        """Compute the metric, float64 [genomes], of the last outputs [genomes, N, outputs]: that of the worst head."""
         measured = [head.measure(final, part.right, logits) for head in self.heads.values()]
         return measured[0] if len(measured) == 1 else np.min(measured, axis=0)
 

@@ -18,7 +18,7 @@ LARGEST = sys.float_info.max  # JSON integers are unbounded; larger ones have no
 
 
 class Config(Mapping[str, Any]):
-    """The fields of the config.json at `path`; `raw` are its bytes, which exports copy if no field changed."""
+    """The fields of the config.json at `path`; `raw` are the file's bytes, which exports copy if no field changed."""
 
     def __init__(self, fields: Mapping[str, Any], raw: bytes, path: Path) -> None:
         self.fields, self.raw, self.path = dict(fields), raw, path
@@ -42,28 +42,28 @@ class Config(Mapping[str, Any]):
         return len(self.fields)
 
     def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 31) -> int:
-        """Return an integer field, or the default if it is absent or null. Raises: ConfigError naming the field."""
+        """Return an integer field in least..most, or the default if absent or null. Raises: ConfigError naming it."""
         value = self._given(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.invalid(name, f"an integer in {least}..{most}", value)
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a field that must be a positive finite number. Default and errors are as for `size`."""
+        """Return a positive finite number field, or the default if absent or null. Raises: ConfigError naming it."""
         value = self._given(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
             raise self.invalid(name, "a number above 0", value)
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a boolean field. Default and errors are as for `size`."""
+        """Return a boolean field, or the default if absent or null. Raises: ConfigError naming it."""
         value = self._given(name, default)
         if not isinstance(value, bool):
             raise self.invalid(name, "true or false", value)
         return value
 
     def choice(self, name: str, default: str, among: tuple[str, ...]) -> str:
-        """Return a field that must be one of the strings `among`. Default and errors are as for `size`."""
+        """Return a field that is one of `among`, or the default if absent or null. Raises: ConfigError naming it."""
         value = self._given(name, default)
         if value not in among:
             raise self.invalid(name, ", ".join(among), value)
@@ -130,9 +130,9 @@ class Architecture:
         keys: the weights of the family.
         build: function of (builder, dimensions, params by path, compute dtype); adds the ops and the output `logits`.
         prefix: prefix of the base model's keys; a checkpoint without it is accepted, and written back without it.
-        ignored: patterns of the keys of derived tensors that old checkpoints contain.
+        ignored: regular expressions for the keys of derived tensors, which old checkpoints contain.
         fields: dict from dimension to config field; export writes new sizes into these fields.
-        multiples: (a, b) if the config class requires dimension a to be a multiple of b.
+        multiples: pairs (a, b): the config class requires dimension a to be a multiple of dimension b.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Architecture:
     multiples: tuple[tuple[str, str], ...] = ()
 
     def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
-        """Yield (param path, checkpoint key, shape, dimension names of the axes) of each weight of a model."""
+        """Yield (param path, checkpoint key, shape, dimension names of its axes) of each weight, for sizes `dims`."""
         for row in self.keys:
             if row.when and not getattr(dims, row.when):
                 continue

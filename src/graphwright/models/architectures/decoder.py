@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from graphwright.program.builder import Builder
     from graphwright.program.op_graph import Value
 
-
 _ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {  # by name: the values of `hidden_act` that are supported
     **{name: (name, {}) for name in ("silu", "relu", "tanh", "sigmoid")},
     **{"swish": ("silu", {}), "gelu": ("gelu", {"approximate": "none"})},
@@ -64,7 +63,7 @@ def read_decoder(
 
     `head_dim`, `kv_heads`, `vocab` and `longest` are the family's defaults for absent fields. Without such a default,
     or for a field that is null, kv_heads equals heads and head_dim is hidden / heads. `layer_windows` maps (config,
-    number of layers) to the windows; `flags` sets boolean fields of the result. Raises: ConfigError naming the field.
+    number of layers) to each layer's window or None; `flags` are boolean fields of the result. Raises: ConfigError.
     """
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=1 << 20)
     layers = config.size("num_hidden_layers", least=1, most=100_000)
@@ -155,7 +154,7 @@ class _DecoderBuilder:
         return self.b.rms_norm(x, self.weight(f"{path}.weight"), eps=self.dims.eps, name=path)
 
     def heads(self, x: Value, count: int, path: str, norm: bool) -> Value:
-        """Reshape [B, T, H·D] to [B, H, T, D]; with `norm`, normalise each head first."""
+        """Reshape [B, T, count·D] to [B, count, T, D], by nodes named `<path>_...`; with `norm`, normalise heads."""
         split = self.b.unflatten(x, axis=2, sizes=(count, self.dims.head_dim), name=f"{path}_split")
         if norm:
             split = self.norm(split, f"{path}_norm")

@@ -1,4 +1,4 @@
-"""The built-in model families: for each a function that reads its config into the template of `decoder.py`."""
+"""The built-in model families, with a function for each that reads the sizes of a `Decoder` from its config."""
 
 from __future__ import annotations
 

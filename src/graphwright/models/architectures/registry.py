@@ -21,8 +21,8 @@ def register(arch: Architecture) -> Architecture:
     for name in (*arch.classes, *arch.model_types):
         other = _registry.get(name)
         if other is not None and other is not arch:
-            raise UsageError("a different architecture is registered under this name", where=name, expected=other.name,
-                             got=arch.name)  # fmt: skip
+            what = f"this class or model type already belongs to the architecture {other.name!r}"
+            raise UsageError(what, where=name, got=f"the architecture {arch.name!r}, which has it too")
     for name in (*arch.classes, *arch.model_types):
         _registry[name] = arch
     return arch

@@ -50,8 +50,7 @@ def read_rope(config: Config, head_dim: int, longest: int = 2048) -> RopeFrequen
     """Read the rotary embedding of a config, for heads of `head_dim` entries.
 
     The scaling fields are in `rope_scaling` or else `rope_parameters`; the kind is their `rope_type` or else `type`.
-    `longest` is the family's default for `max_position_embeddings`. Raises: ConfigError naming an invalid field, or for
-    an unknown kind.
+    `longest` is the family's default for `max_position_embeddings`. Raises: ConfigError for an invalid field or kind.
     """
     for name in ("rope_parameters", "rope_scaling"):
         given = {} if config.get(name) is None else config[name]
@@ -80,7 +79,8 @@ class _RopeFields:
         self.dim = head_dim if whole else int(head_dim * self.part)
         if self.dim % 2 or not 2 <= self.dim <= head_dim:
             raise ConfigError("the number of rotated entries of a head is odd or out of range", where=str(config.path),
-                              expected=f"an even number in 2..{head_dim}", got=self.dim)  # fmt: skip
+                              expected=f"an even number in 2..{head_dim}",
+                              got=f"{self.dim}: head_dim {head_dim} · partial_rotary_factor {self.part:g}")  # fmt: skip
 
     def read(self) -> RopeFrequencies:
         """Compute the frequencies by the formula of the kind. Raises: ConfigError if the frequencies are not finite."""
@@ -97,7 +97,7 @@ class _RopeFields:
         raise ConfigError(what, where=str(self.config.path), expected="numbers of moderate size", got=got)
 
     def _number(self, name: str, default: float | None = None, *, least: float = 0.0, top_level: bool = False) -> float:
-        """Return a scaling field, a number > `least`; if it is absent and `top_level` is set, the config field."""
+        """Return a scaling field, a number > `least`; if absent, the config's field (if `top_level`) or the default."""
         value = self.scaling.get(name)
         if value is None and top_level:
             value = self.config.get(name)

@@ -1,7 +1,7 @@
 """Modeling code: a program as a readable `modeling_*.py` that transformers loads with `trust_remote_code=True`.
 
-Nodes below `layers.<i>` become one function per distinct block; equal consecutive blocks become a loop. The field
-`emit` of an op's definition gives its source text, so any structure of such ops can be exported, also with skip
+Nodes with paths `layers.<i>.*` become one function per distinct block; equal consecutive blocks become a loop. The
+field `emit` of an op's definition gives its source text, so any structure of such ops can be exported, also with skip
 connections. Names, keys and texts of a program are sanitised before they enter the source.
 """
 
@@ -26,7 +26,6 @@ from graphwright.program.op_graph import Value
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
-
 T = TypeVar("T")
 LAYER = re.compile(r"^layers\.(\d+)\.")
 
@@ -35,8 +34,8 @@ LAYER = re.compile(r"^layers\.(\d+)\.")
 class CodeBlock:
     """Nodes written as one piece of source, in topological order: a layer, or nodes between layers (`layer` is None).
 
-    `enters` are values that the block reads from other blocks; `leaves` are its values that other blocks or outputs of
-    the program read.
+    `enters` are values that it reads from other blocks; `leaves` are its values that other blocks read or that are
+    outputs of the program.
     """
 
     layer: int | None
@@ -46,7 +45,7 @@ class CodeBlock:
 
 
 def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bool]) -> list[CodeBlock]:
-    """Group nodes, in topological order, into blocks; nodes with `inline(node)` are written within their readers."""
+    """Group the nodes of a topological `order` into blocks; a node is written within its readers if `inline(node)`."""
     within = set(order)
     layer_of = {n: int(m[1]) if (m := LAYER.match(p.path(n))) else None for n in order}
     reads = {n: [v.node for v in p.operands(n) if v.node in within] for n in order}
@@ -93,7 +92,7 @@ def _ordered(before: Mapping[T, Collection[T]], key: Callable[[T], int]) -> list
 
 
 def _adopted(p: Program, order: Sequence[NodeId], layer_of: Mapping[NodeId, int | None]) -> dict[NodeId, int | None]:
-    """Return a copy of `layer_of` in which nodes outside of layers get the layer that all their readers share."""
+    """Return `layer_of` (node -> layer or None) with a layer also for nodes whose readers are all in that layer."""
     found = dict(layer_of)
     for n in reversed(order):
         if found[n] is None:
@@ -154,7 +153,7 @@ class Statements:
         return base + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
 
     def _weight(self, node: NodeId, base: Callable[[str], str], layer: int | None) -> str:
-        """Return the expression that reads a weight, with its casts; see `write` for `base`."""
+        """Return the expression of a weight or a cast of one; `base` maps a prefix of keys to a module's variable."""
         p = self.p
         if p.op(node) not in STORED:
             return self._expression(node, [self._weight(p.operands(node)[0].node, base, layer)])
@@ -169,7 +168,10 @@ class Statements:
         return bool(self.pinned) or not self.p.spec(node).dtype.is_float or all(exact)
 
     def _attribute(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
-        """Return the expression that reads a weight: through its layer's module if possible, else through the model."""
+        """Return the expression of a weight, read from the module of its layer if possible, else from the model.
+
+        `base` maps the name of a module, such as `model.layers.{i}` or "" for the model, to the variable that holds it.
+        """
         start, found, rest = key.partition(f".{layer}.")
         if layer is not None and found and (text := pieces.attributes(base(f"{start}.{{i}}"), rest.split("."))):
             return text
@@ -221,7 +223,7 @@ class Statements:
         return lines
 
     def _appendable(self, node: NodeId, text: str, nodes: Container[NodeId]) -> bool:
-        """Return True if the node's only reader, one of `nodes`, appends a method call or subscript to `text`."""
+        """Return True if the node's only reader, one of `nodes`, appends a method call or subscript to its `text`."""
         p = self.p
         edges = [e for e in p.out_edges(node) if p.graph.target(e) in self.within]
         if len(edges) != 1 or len(p.specs(node)) > 1 or not is_primary(text):
@@ -289,9 +291,8 @@ def _check_emittable(p: Program) -> None:
                 what, expected = "the program has an input that transformers does not feed", "ids or positions [B, T]"
                 raise ExportLevelImpossible(what, where=p.path(node), expected=expected, got=p.spec(node))
         elif op not in STORED and _text(p, node, [f"x{i}" for i in range(len(p.operands(node)))]) is None:
-            expected = OPS[op].why.get("emit", "causal attention without masks")
-            what = "this op has no source text for generated code"
-            raise ExportLevelImpossible(what, where=p.path(node), got=op, expected=expected)
+            got = f"{op} ({OPS[op].why.get('emit', 'only causal attention without masks has one')})"
+            raise ExportLevelImpossible("this op has no source text for generated code", where=p.path(node), got=got)
     pieces.check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
     pieces.const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
 
@@ -303,8 +304,7 @@ def _result(p: Program) -> Value:
 def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     """Return the configuration and modeling files as a dict from file name to text. Raises: ExportLevelImpossible.
 
-    `ident` is a string of hex digits that makes file names unique; `edits` describe the program's edits, for the
-    docstring.
+    `ident` is a string of hex digits that makes file names unique; `edits` describe the edits, for the docstring.
     """
     p = emittable(p)
     writer = _ModuleWriter(p)

@@ -1,7 +1,7 @@
 """Parts of generated source: fixed text, unique names, attribute access, shape and constant tables, line breaking.
 
-No text of a file or journal enters the source unchanged: names are reduced to ASCII letters, digits and `_`, keys are
-checked, texts are quoted.
+No text of a file or journal enters the source unchanged: names are reduced to ASCII identifiers, keys are checked, and
+texts are quoted.
 """
 
 from __future__ import annotations
@@ -190,11 +190,9 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
 '''
 
-
 WIDTH = 120
 MAX_CONST = 4096
 """Largest number of entries of a const in source; larger ones should be params."""
-
 
 _RESERVED = frozenset(
     {*dir(builtins), *kwlist, *HELPERS}
@@ -270,13 +268,13 @@ def sequence(numbers: Sequence[int]) -> str:
 
 
 def const_table(consts: Mapping[str, NDArray]) -> str:
-    """Return the source of the table of constants. Raises: ExportLevelImpossible for a large constant."""
+    """Return the source of the table of constants. Raises: ExportLevelImpossible for one above 4096 entries."""
     rows = []
     for path, array in consts.items():
         if array.size > MAX_CONST:
             expected, fix = f"<= {MAX_CONST} entries", "make it a param with trainable=False"
             what = "a const is too large for source code"
-            raise ExportLevelImpossible(what, where=path, got=array.size, expected=expected, fix=fix)
+            raise ExportLevelImpossible(what, where=path, got=f"{array.size} entries", expected=expected, fix=fix)
         host = array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)
         rows.append(_entry(json.dumps(path), f"({_nested(host)}, torch.{array.dtype.name})"))
     return "".join(rows)

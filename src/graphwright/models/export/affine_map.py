@@ -50,7 +50,7 @@ class AffineMap:
         return features(self.p, self.end), features(self.p, self.source)
 
     def constants(self) -> set[NodeId]:
-        """Return the weights and constants that the ops read, and the nodes that compute these."""
+        """Return the nodes of the constant operands of the ops, and all nodes from which these are computed."""
         read = [v for n in self.nodes for v in self.p.operands(n) if v.node not in self.nodes and v != self.source]
         fixed = constants(self.p)
         return self.p.reachable(v for v in read if v.node in fixed)
@@ -147,7 +147,7 @@ def find_affine_map(
 
 
 def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] | None:
-    """Return the non-constant operands of a value's op, or None if the op is not affine in them or mixes tokens."""
+    """Return the operands outside of `fixed` of a value's op; None if the op is not affine in them or mixes tokens."""
     node, row = value.node, traits(p.op(value.node))
     if not row.jointly_linear and not row.linear_in:
         return None

@@ -20,7 +20,7 @@ os.environ["HF_MODULES_CACHE"] = os.path.join(sys.argv[4], "modules")  # removed
 
 
 def with_transformers(directory, prompts, tokens, trusted):
-    """Load the directory with transformers; return logits and greedy tokens by prompt, and details of the loading."""
+    """Load the directory with transformers; return logits and greedy ids by key of the file `prompts`, and details."""
     sys.modules["graphwright"] = None  # pyright: ignore[reportArgumentType]  # exported files must not import it
     import numpy as np
     import torch
@@ -56,7 +56,7 @@ def with_transformers(directory, prompts, tokens, trusted):
 
 
 def with_this_package(directory, prompts, tokens, package):
-    """Load the directory with Graphwright; return logits and greedy tokens by prompt, and details of the loading."""
+    """Load the directory with Graphwright in `package`; return logits and greedy ids by key of `prompts`, and facts."""
     sys.path.insert(0, package)
     import numpy as np
 

@@ -74,7 +74,7 @@ def _over_channels(match: TemplateMatch, norm: str) -> bool:
 def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
     """Map each dimension to an array: for each unit of a template of sizes `dims` the program's unit, or -1 for zeros.
 
-    If the units of the program's branch do not fit into `dims`, return the reason as a string.
+    The units are those of branch number `branch`. If they do not fit into `dims`, return the reason as a string.
     """
     part, sizes, found = match.part(branch), match.sizes[branch], IndexMap()
     assert part is not None
@@ -104,7 +104,7 @@ def head_maps(
     """Assign the program's heads to a template in which each key head serves equally many query heads.
 
     Args:
-        table: for each query head of the program the key head that it reads, from 0 to `kv_here` - 1.
+        table: for each query head of the program the key head that it reads, one of `kv_here`.
         heads, kv_heads: numbers of query heads and key heads of the template.
         known: for each query head its index before pruning, which is kept if possible.
     Returns: two arrays with the program's head, or -1, for each query head and each key head of the template; None if
@@ -128,7 +128,7 @@ def head_maps(
 
 
 def _original_indices(match: TemplateMatch, branch: int, name: str, wanted: int) -> np.ndarray | None:
-    """Return the index before pruning of each unit of dimension `name`; None if one is unknown or >= `wanted`."""
+    """Return each unit's index before pruning along dimension `name`; None if one is unknown or >= `wanted`."""
     part, p = match.part(branch), match.program
     for path, source in part.weights.items() if part is not None else ():
         if not isinstance(source, Value) or p.op(source.node) not in STORED:
@@ -145,7 +145,7 @@ def _original_indices(match: TemplateMatch, branch: int, name: str, wanted: int)
 
 
 def _lineage(variable: Variable, axis: int) -> np.ndarray | None:
-    """Return the original index of each entry along an axis, -1 for a new entry; None if the indices are unknown."""
+    """Return the index before all edits of each entry along a weight's axis, -1 for a new entry; None if unknown."""
     indices, step = np.arange(variable.shape[axis]), variable.lineage
     while step is not None:
         back = np.asarray(step.index_maps[axis]) if axis in step.index_maps else np.arange(step.sizes[axis])
@@ -162,8 +162,8 @@ def conform(
 ) -> Model:
     """Return a copy of the model whose program is the template for `dims`, with the weights of the old program.
 
-    The match must have no unmatched nodes, and `index_maps` and `with_eps` must accept `dims`. `layers` maps each layer
-    of the result to the layer whose weights it gets, by default the layer with the same number.
+    The match must have no unmatched nodes, and its units and eps must fit `dims`. `layers` maps each layer of the
+    result to the layer whose weights it gets, by default the layer with the same number.
     """
     maker, p, b = _WeightBuilder(model, match, dims), model.program, Builder(model.program.name)
     params: dict[str, Value] = {}
@@ -192,7 +192,7 @@ class _WeightBuilder:
         self.maps: dict[int, IndexMap] = {}
 
     def weight(self, path: str, shape: tuple[int, ...], terms: tuple[str, ...]) -> tuple[NDArray, str | None]:
-        """Return (array of a weight of the template, its key in the source file if it is unchanged, else None)."""
+        """Return (array of the template's weight at `path`, its key in the source file, or None if it was changed)."""
         branch, kind = self.branch.get(path), self.match.template.spec(path).dtype
         if branch is None:
             return self._of_removed_branch(path, shape, kind)
@@ -230,14 +230,14 @@ class _WeightBuilder:
         return indices
 
     def _norm_scale(self, path: str, terms: tuple[str, ...]) -> tuple[float, float]:
-        """Return (factor for a norm with added zero channels, offset: 1 if the op scales by 1 + weight, else 0)."""
+        """Return (factor on a norm's weight for added zero channels, else 1; 1 if it scales by 1 + weight, else 0)."""
         norm, here, t = path.removesuffix(".weight"), self.match.sizes[TRUNK]["hidden"], self.match.template
         if here == self.dims.hidden or terms != ("hidden",) or norm not in self.norms:
             return 1.0, 0.0
         return (here / self.dims.hidden) ** 0.5, float(t.attrs(t.node(norm))["unit_offset"])
 
     def _of_removed_branch(self, path: str, shape: tuple[int, ...], kind: Any) -> tuple[NDArray, str | None]:
-        """Return (array, key in the source file or None) for a removed branch: zeros in its last op, else as stored."""
+        """Return (array, its key in the file or None) for a removed branch: zeros for its last op, else as stored."""
         known = self.p.weights.get(self.model.keys[path])
         if path not in self.last and known is not None and known.shape == shape:
             assert isinstance(known.data, NDArray)
@@ -247,7 +247,7 @@ class _WeightBuilder:
 
 
 def computed_weights(match: TemplateMatch, dims: Any) -> list[str]:
-    """Return the paths of weights that `conform` computes, and so rounds, instead of copying stored entries."""
+    """Return the paths of the template's weights that must be computed, and so rounded, instead of copied."""
     p, found = match.program, []
     for _, part in match.matched():
         for path, source in part.weights.items():

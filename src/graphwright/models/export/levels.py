@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class Reason(Report):
     """A reason why a level cannot carry a program; `path` names a node, or is "" for the whole program.
 
-    If a size is the reason, `axis` names its units and `field` the config field that counts them. `branch` is the
-    number of the template branch, or None for the whole program.
+    If a size is the reason, `axis` names its units, e.g. `neurons`, and `field` the config field that counts them.
+    `branch` is the number of the template branch, or None for the whole program.
     """
 
     path: str
@@ -87,7 +87,7 @@ class ExportCase:
         return found or self.match.template.spec(path).dtype
 
     def rounded(self, dims: Any) -> tuple[Reason, ...]:
-        """Return a reason why an export is inexact for each weight that is computed and then rounded to 16 bits."""
+        """Return why an export with sizes `dims` is inexact: each weight that is computed and rounded to 16 bits."""
         kinds = {path: self.stored(path) for path in computed_weights(self.match, dims)}
         return tuple(Reason(path, f"is computed, and {k.name} rounds it") for path, k in kinds.items() if k.is_low)
 
@@ -136,7 +136,7 @@ class ExportLevel(ABC):
         """Return True if this level's files can represent the deviation `d`."""
 
     def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
-        """Write config, weights, tokenizer and the model's other files into an existing directory."""
+        """Write config, weights (as `dtype`, files of `max_shard_size`), tokenizer and other files into a directory."""
         write_model(self.case.model, directory, dtype=dtype, max_shard_size=max_shard_size)
 
     def _refused(self, *reasons: Reason) -> LevelPlan:
@@ -170,7 +170,7 @@ class _TemplateLevel(ExportLevel):
 
     @cached_property
     def sizes(self) -> tuple[Config, Any, dict[int, int] | None] | list[Reason]:
-        """(config, its dimensions, `layers` for `conform`), or a list of reasons why no config fits the program."""
+        """(config, its dimensions, dict from new to old layer or None), or reasons why no config fits the program."""
         raise NotImplementedError
 
     def plan(self) -> LevelPlan:
@@ -198,7 +198,7 @@ class ResizedConfig(_TemplateLevel):
     number, name, summary = 2, "resized_config", "same class, other sizes"
 
     def carries(self, d: Deviation) -> bool:
-        """Return True if `d` is in a matched branch, a config can express it, and no reason in `sizes` forbids it."""
+        """Return True if the deviation is in a matched branch, and new sizes in the config can express it."""
         if not d.matched or d.kind in ("op", "dtype", "gate", "factor"):
             return False
         reasons = self.sizes if isinstance(self.sizes, list) else []
@@ -208,7 +208,7 @@ class ResizedConfig(_TemplateLevel):
 
     @cached_property
     def sizes(self) -> tuple[Config, Any, dict[int, int]] | list[Reason]:
-        """(config with the program's sizes, its dimensions, dict from new to old layer), or a list of reasons."""
+        """(config with the program's sizes, its dimensions, dict from new to old layer), or reasons why none fits."""
         match = self.case.match
         layers, partial = self._layers()
         sizes, uneven = self._sizes()
@@ -276,7 +276,7 @@ class ResizedConfig(_TemplateLevel):
         return Reason(path, f"{why} ({field})" if field else why, AXES.get(name, name), field, branch)
 
     def _resized(self, sizes: dict[str, int], layers: list[int]) -> Config:
-        """Return the config with new sizes, `layer_types` of the remaining layers, and `head_dim` if it is needed."""
+        """Return the config with new sizes, `layer_types` of the remaining layers, and `head_dim` if widths changed."""
         match, config = self.case.match, self.case.model.config
         names, dims = match.arch.fields, match.dims
         now = {**sizes, "layers": len(layers)}
@@ -303,7 +303,7 @@ class ZeroFilled(_TemplateLevel):
 
     @cached_property
     def sizes(self) -> tuple[Config, Any, None] | list[Reason]:
-        """(original config with the eps of the norms, its dimensions, None for `layers`), or reasons against it."""
+        """(original config with the eps of the norms, its dimensions, None: all layers), or reasons against it."""
         case, match = self.case, self.case.match
         why = list(case.unmatched) or [Reason(d.path, f"{d.kind}, {d.detail}")
                                  for d in case.deviations if d.kind in ("op", "dtype")]  # fmt: skip
@@ -341,7 +341,8 @@ class GeneratedCode(ExportLevel):
         try:
             emittable(p)
         except ExportLevelImpossible as error:
-            return self._refused(Reason(str(error.where), f"{error.what}: {error.got}"))
+            why = error.what if error.got is None else f"{error.what}: {error.got}"
+            return self._refused(Reason(str(error.where), why))
         read = p.reachable(p.outputs()) if self.case.deviations else set(p.params())
         nbytes = sum(p.spec(n).nbytes for n in p.params() if n in read)
         return self._accepted(nbytes, files=("configuration_<id>.py", "modeling_<id>.py"))
@@ -373,7 +374,6 @@ class GeneratedCode(ExportLevel):
 LEVELS: dict[int, type[ExportLevel]] = {
     level.number: level for level in (SameClass, ResizedConfig, ZeroFilled, GeneratedCode)
 }
-
 
 PREFER = ("original", "size")
 
@@ -417,7 +417,7 @@ class ExportPlan(Report):
         return self.why_not(self.level)
 
     def why_not(self, level: int | None) -> tuple[dict[str, Any], ...]:
-        """Return why each level below the given one was not taken: its first reason, or the option that excludes it."""
+        """Return why each level below `level` (None: any) was not taken: dicts with level, name, reason and path."""
         rows = []
         for row, kind in zip(self.levels, LEVELS.values(), strict=True):
             path, reason = "", f"possible, but level {level} was requested"
@@ -435,7 +435,8 @@ class ExportPlan(Report):
         return {**Report.to_json(self), "name": None if self.level is None else self.at(self.level).name}
 
     def __str__(self) -> str:
-        lines = ["no export level can carry this structure"]
+        none = f"is exact with prefer={self.prefer!r}" if self.possible else "can carry this structure"
+        lines = [f"no export level {none}"]
         if self.level is not None:
             lines = [f"export level {self.level} ({self.at(self.level).name}): {LEVELS[self.level].summary}"]
         reasons: dict[str, list[str]] = {}
@@ -474,7 +475,8 @@ class Ladder:
             return self.levels[plan.levels.index(row)]
         reasons = (row or plan.levels[-1]).reasons
         problem = "cannot carry this structure" if reasons else "is not needed, because a lower level is exact"
-        what = "no export level can carry this structure" if plan.level is None else f"export level {level} {problem}"
+        none = f"is exact with prefer={plan.prefer!r}" if plan.possible else "can carry this structure"
+        what = f"no export level {none}" if row is None or not plan.possible else f"export level {level} {problem}"
         where, got = (reasons[0].path or None, reasons[0].reason) if reasons else (None, None)
         expected = f"level {' or '.join(map(str, plan.possible))}" if plan.possible else None
         fix = f"level='auto' takes level {plan.level}" if plan.level else "model.save(DIR) keeps any structure"

@@ -40,7 +40,7 @@ class Receipt(Report):
     Attributes:
         schema, created, graphwright: version of this format, UTC time, version of the package.
         level, level_name: number and name of the export level.
-        prefer, exact: the preference, and whether the files compute exactly the program's function.
+        prefer, exact: the requested preference; whether the files compute exactly the program's function.
         confirmed: True if transformers loaded the files in a clean process and agreed.
         not_better: why lower levels were not taken: [{level, name, reason, path}].
         source: {name, files: [{name, bytes, sha256}], program_hash}.
@@ -217,7 +217,7 @@ def cost(model: Model) -> dict[str, Any]:
 
 # -- the card ----------------------------------------------------------------------------------------------------------
 def snippet(name: str, trust: bool) -> str:
-    """Return source that loads an exported directory, to be run in its parent folder."""
+    """Return source that loads the directory `name` from its parent folder; `trust` lets it run the code there."""
     extra = ", trust_remote_code=True" if trust else ""
     load = f"model = AutoModelForCausalLM.from_pretrained({json.dumps(f'./{name}')}{extra})"
     return f"from transformers import AutoModelForCausalLM\n\n{load}\n"

@@ -2,8 +2,7 @@
 
 A program that was pruned, factored or gated still computes the template's function, with different weights. The
 matcher walks from the output to the embedding and matches each branch of the residual stream, node by node, with a
-branch of the template. Sizes may differ, a weight may be any constant, and a matrix any affine map. Weight payloads
-are not read.
+branch of the template. Sizes may differ, a weight may be any constant, and a matrix any affine map. It reads no weight.
 """
 
 from __future__ import annotations
@@ -247,7 +246,7 @@ class _Matcher:
     def _match_branch(self, branch: Value, stream: Value, at: int) -> int | None:
         """Match a branch with a template branch of number <= `at`; return this number, or None if none matches.
 
-        The template branch whose weights it reads is tried first, then the others from the highest number down.
+        The template branch whose weights `branch` reads is tried first, then the others from the highest number down.
         """
         own = self._own_number(branch, stream)
         order = sorted(range(at, -1, -1), key=lambda i: i != own)
@@ -363,7 +362,7 @@ class _Matcher:
             raise _Mismatch(v.node, ", ".join(found))
 
     def _without_table(self, given: list[Value], part: MatchedPart) -> list[Value]:
-        """Return an attention's operands without gathers that repeat key heads; `part.key_head` gets their table."""
+        """Return the operands of an attention without gathers that repeat key heads; store their table in `part`."""
         p, found, tables = self.p, list(given), set[Value | None]()
         for port in (1, 2):
             node, table = self.canon(given[port]).node, None
@@ -425,7 +424,7 @@ def unit_of(term: str, dims: Any) -> tuple[str, int]:
 
 
 def attr_changes(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """Describe each attribute that differs from the template's."""
+    """Describe each attribute of `here` that differs from that of the template, `there`."""
     a, b = encode_attrs(here), encode_attrs(there)
     return [f"{k} {a.get(k)} instead of {b.get(k)}" for k in b | a if a.get(k) != b.get(k)]
 
@@ -454,9 +453,9 @@ class Deviation(Report):
     """One difference from the template, at the path of a node.
 
     Attributes:
-        kind: an element of `KINDS`: a weight of another size or dtype; a removed or added node; a node with other
-            operands (`rewired`); a node of an affine map that scales a matrix (`gate`) or replaces it by a product
-            (`factor`); a node with other attributes or another op.
+        kind: another `size` or `dtype` of a weight; a node that was `removed` or `added`, or has other operands
+            (`rewired`), attributes (`attrs`) or another `op`; a node of an affine map that scales a matrix (`gate`) or
+            replaces it by a product (`factor`).
         levels: numbers of the export levels whose files can represent the deviation.
         axis, field, dimension: units, their config field, and the name of the dimension, if a size differs.
         branch: number of the template branch, if it is known.
@@ -521,7 +520,7 @@ def _dimension(match: TemplateMatch, path: str, branch: int | None) -> str:
 
 
 def _differences(ours: Program, theirs: Program) -> Iterator[tuple[Deviation, NodeId | None, NodeId | None]]:
-    """Yield (deviation, node of the program or None, node of the template or None)."""
+    """Yield each difference as (deviation, node of the program `ours` or None, node of the template or None)."""
     pairs = _paired(ours, theirs)
     mine = {node: other for other, node in pairs.items()}
     alive = ours.reachable(ours.outputs())

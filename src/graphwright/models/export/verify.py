@@ -73,7 +73,7 @@ def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any
 
 
 def compute_here(model: Model, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> LoaderOutput:
-    """Run the program on the prompts in this process."""
+    """Run the program on the prompts in this process, and generate up to `tokens` greedy tokens after each."""
     logits = [model.logits(ids) for ids in prompts]
     greedy = [np.asarray(model.generate(ids, tokens).ids, np.int64) for ids in prompts]
     return LoaderOutput(logits, greedy, {})

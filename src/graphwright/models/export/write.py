@@ -36,8 +36,7 @@ def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None 
     """Yield the tensors of a model in the order of its file; unchanged tensors as references into the file.
 
     `dtype` "keep" stores each tensor in its dtype in the file; a dtype name converts floating tensors. `only` are the
-    keys to write; by default all weights of the program, and the file's other tensors. Raises: ExportError for a value
-    that the dtype cannot represent.
+    keys to write; by default all weights, and the file's other tensors. Raises: ExportError if a value overflows.
     """
     p, source = model.program, model.checkpoint
     values = {p.key(n): p.weights[p.key(n)] for n in p.params()}
@@ -107,7 +106,8 @@ def write_model(
 ) -> None:  # fmt: skip
     """Write config (by default the bytes that were read), weights, tokenizer and other files into a directory.
 
-    `only` names the keys of the tensors to write; see `export` for `dtype` and `max_shard_size`.
+    `only` has the keys of the tensors to write, by default all. `dtype` is `keep`, or converts floating weights. A file
+    has at most `max_shard_size` bytes of weights; by default the weights are divided as in the source's files.
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
     items, source = tensor_items(model, dtype, only), model.checkpoint
@@ -125,7 +125,7 @@ def write_model(
 def save_model(model: Model, directory: StrPath, **options: Any) -> Path:
     """Save a model so that `gw.open` can continue it: structure, weights, journal and undo, config, tokenizer.
 
-    The options are those of `Program.save`, as are the errors; an existing directory is then unchanged.
+    Options (`history`, `overwrite`, `max_shard_size`) and errors are as for `Program.save`; an error changes no file.
     """
     files = {"config.json": model.config.raw}
     facts = {"schema": 1, "keys": model.keys, "compute": model.compute, "source": model.directory.name}

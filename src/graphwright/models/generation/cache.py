@@ -31,19 +31,18 @@ from graphwright.models.metrics import check_finite
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
-
 CHUNK = 512  # tokens of a prefill that run at once
 MIXED = "entries of several model states"
 ENDLESS = 1 << 62
 
 
 def independent(p: Program) -> int:
-    """Return the text length beyond which RoPE angles, and so cache entries, depend on the length of the text."""
+    """Return the length beyond which a text's RoPE angles, and so its cache entries, depend on its length."""
     return min((p.attrs(n)["original"] for n in p.of_traits(looks_ahead=True)), default=ENDLESS)
 
 
 class FingerprintWatch:
-    """Caches the fingerprints of a model, and recomputes them after its structure or a weight changed."""
+    """Caches hashes of the structure and weights that cached keys and values depend on; recomputes them if changed."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -200,7 +199,7 @@ class KVCache:
         return ids
 
     def request(self, step: BoundStep, at: int, ids: np.ndarray, request: SamplingRequest, row: int = 0) -> None:
-        """Write into row `at` of a step's batch the request to sample the id after `ids` [T] of sequence `row`."""
+        """Write into row `at` of a step's inputs the request to sample the id after `ids` [T] of sequence `row`."""
         counts = self._counts.get(row)
         if counts is None or counts.prompt != request.prompt:
             counts = self._counts[row] = TokenCounts(request.prompt)
@@ -250,8 +249,7 @@ class KVCache:
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
         """Return the logits after the last token, float32 [batch, vocab]; recompute them if the model changed since.
 
-        Entries do not change, except in a cache of one entry, which is recomputed if it is stale. Raises: PromptError
-        for an empty cache; StaleCache.
+        Entries do not change, but a single stale entry is recomputed. Raises: PromptError if empty; StaleCache.
         """
         if not self.tokens.shape[1]:
             raise PromptError("the cache is empty", fix="model.prefill(cache, ids) first")
@@ -281,8 +279,8 @@ class KVCache:
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         ids = check_ids(ids, vocabulary(self.program))
         if len(ids) != self.batch:
-            raise PromptError("the number of rows of ids is not the cache's number of sequences", expected=self.batch,
-                              got=len(ids))  # fmt: skip
+            what = "the number of rows of ids is not the cache's number of sequences"
+            raise PromptError(what, where="ids", expected=f"{self.batch} rows", got=f"{len(ids)} rows")
         left = self.capacity - self.length
         if ids.shape[1] > left:
             raise CacheFull("the cache has no room for these tokens", expected=f"<= {left}", got=ids.shape[1],

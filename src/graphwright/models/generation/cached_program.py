@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from graphwright.plan.running.executable import Executable
     from graphwright.program.program import Program
 
-
 LENGTH = "cache.length"
 CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
 """Inputs for sampling the next ids: operands of the op `sample_token`."""
@@ -38,10 +37,10 @@ CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A program with a KV cache, derived from one version of a model's program.
+    """A program with a KV cache, derived from one version of a model's program; `states` has the specs of its states.
 
-    Its states are `cache.<attention path>.k` and `.v` and, unless the cache is paged, `cache.length`. A program that
-    returns only the last logits also has the inputs `CHOICE`, rules for sampling, and an output `ids` [B], the samples.
+    These are `cache.<attention path>.k` and `.v` and, unless the cache is paged, `cache.length`. A program that returns
+    only the last logits also has the inputs `choice.*`, sampling requests, and an output `ids` [B], the samples.
     """
 
     program: Program
@@ -52,7 +51,7 @@ _MEMO = 8  # derived programs per model: a few capacities, each with and without
 
 
 def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
-    """Return `derive(p, capacity, last_only)`, cached by version and arguments: caches of equal size share plans."""
+    """Return the program with a cache of `capacity` entries; all caches of this size share it, and so its plans."""
     known: dict[tuple[int, int, bool], Derived] = p.derived.setdefault("cached", {})
     key = (p.version, capacity, last_only)
     for old in [k for k in known if k[0] != p.version]:
@@ -99,7 +98,8 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
 
     The inputs `cache.table` int32 [B, blocks] and `cache.lengths` int32 [B] give the blocks and length of each
     sequence. They are not states, because each step may batch other sequences. The plan owns their memory, so that a
-    captured step reads them at fixed addresses. `kind` is the dtype of the entries, by default that of the activations.
+    captured step reads them at fixed addresses. With `last_only` the program returns only the logits of the last
+    position, and ids sampled from them. `kind` is the dtype of the entries, by default that of the activations.
     """
     states: dict[str, Spec] = {}
 
@@ -128,7 +128,10 @@ def _add_state(new: Program, key: str, spec: Spec) -> Value:
 def _append(
     new: Program, path: str, states: dict[str, Spec], specs: list[Spec], op: str, added: list[Value], *at: Value
 ) -> list[Value]:
-    """Add states for an attention's keys and values, and ops that append to them; `at` gives lengths and blocks."""
+    """Add states for the keys and values of the attention `path`, and ops that append `added`; return their results.
+
+    `specs` are the specs of the two states, and `at` are the other operands of the op: lengths and table of blocks.
+    """
     found = []
     for name, spec, value in zip("kv", specs, added, strict=True):
         key = f"cache.{path}.{name}"
@@ -153,8 +156,7 @@ def _cacheable(p: Program, node: NodeId) -> Mapping[str, Any]:
 def _keep_last(p: Program, most: Dim) -> None:
     """Make the program return only the logits of the last position, and ids sampled from them.
 
-    The slice is inserted before the LM head if the head is linear, else after it. `most` is the largest number of
-    distinct ids in a text.
+    The slice comes before the LM head if the head is linear, else after it. A text has at most `most` distinct ids.
     """
     out = p.output("logits")
     head = traits(p.op(out.node)).contracts == "out_in"
@@ -216,7 +218,6 @@ def with_padding(p: Program) -> Program:
 
 EXECUTOR = "auto"  # of the plans: the VM if it is available, which reads weights in their stored dtype
 
-
 StepResult = tuple[NDArray, np.ndarray | None]
 """Logits, and sampled ids [B] if only the last logits are returned."""
 
@@ -233,7 +234,7 @@ class BoundStep:
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
 
     def request(self, row: int, request: SamplingRequest, position: int, counts: np.ndarray) -> None:
-        """Request in batch row `row` a sample of the id at `position`; `counts` is `TokenCounts.pairs`."""
+        """Request in batch row `row` a sample of the id at `position`; `counts` has rows (id, count in the output)."""
         hosts = self.hosts
         hosts[RULES][row], hosts[KEYS][row] = request.rule.numbers(), request.keys(position)
         most = hosts[SEEN].shape[1]

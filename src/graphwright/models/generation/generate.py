@@ -134,7 +134,7 @@ def generate(
     model: Model, prompt: Any, max_new_tokens: int, n: int, options: GenerationOptions, *, cache: KVCache | None = None,
     stream: Callable[[str], object] | None = None, cancel: Callable[[], bool] | None = None,
 ) -> list[GenerationResult]:  # fmt: skip
-    """Sample `n` continuations of one prompt; see `Model.generate`."""
+    """Sample `n` continuations of one prompt, which is run once; the other arguments are those of `Model.generate`."""
     check_number("n", n, 1)
     check_number("max_new_tokens", max_new_tokens, 0)
     for name, value in (("stream", stream), ("cancel", cancel)):

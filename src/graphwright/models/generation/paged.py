@@ -122,7 +122,8 @@ class _PrefixEntry:
 class PrefixCache:
     """Blocks cached for prompts that start with the same tokens, found by a chain of hashes of their ids.
 
-    At most `most` blocks of the pool, of `block` tokens each, are cached. `digest` extends the chain by one block.
+    At most `most` blocks of the pool, of `block` tokens each, are cached. `digest` maps (hash of the chain before a
+    block, ids of the block) to the hash of the chain with it.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class PrefixCache:
         return None
 
     def insert(self, root: bytes, ids: np.ndarray, table: Sequence[int]) -> None:
-        """Cache the full blocks of a sequence unless their prefix is cached already; `root` is as in `match`."""
+        """Cache the full blocks of a sequence with these ids and blocks `table`; `root` starts the chain of hashes."""
         entry, key = None, root
         for i in range(min(len(ids) // self.block, len(table))):
             tokens = np.array(ids[i * self.block : (i + 1) * self.block], np.int64)
@@ -283,7 +284,7 @@ class PagedCache:
         if blocks is None:
             blocks = -(-tokens // block) + sequences if tokens is not None else (nbytes or 0) // max(per_block, 1)
             if blocks < 1:
-                what, expected = "nbytes is smaller than one block", f">= {per_block}"
+                what, expected = "nbytes is smaller than one block", f">= {per_block} bytes"
                 raise UsageError(what, where="nbytes", expected=expected, got=nbytes)
         self.variables: dict[str, Variable] = {}
         self.steps = StepPlans(program, self._derive, device)
@@ -323,7 +324,8 @@ class PagedCache:
         """Append ids int64 [B, T] to B sequences, each at its own length; return logits [B, 1 or T, vocab].
 
         With one request per sequence the run also samples the next ids; `sequence.sampled([request])` returns them. The
-        sequences may differ from step to step. Raises the errors of `CachedSequence.step`, with no sequence changed.
+        sequences may differ from step to step. Raises: StaleCache, CacheFull, PromptError, BlockError, NonFinite or
+        UsageError, with no sequence changed.
         """
         batch = check_ids(ids, vocabulary(self.program))
         if len(batch) != len(sequences):
@@ -432,7 +434,7 @@ class PagedCache:
             pool[target, :, :count].copy_from(pool[source, :, :count])
 
     def root(self, fingerprints: dict[str, str]) -> bytes:
-        """Return the digest that starts the hash chains of blocks computed with the model's current state."""
+        """Return the digest that starts the hash chains of blocks from the model state with these `fingerprints`."""
         text = repr((sorted(fingerprints.items()), [v.spec for v in self.variables.values()]))
         return blake2b(text.encode(), digest_size=16).digest()
 

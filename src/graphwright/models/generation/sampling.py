@@ -219,7 +219,7 @@ class SamplingRequest:
     prompt: int = 0
 
     def keys(self, position: int) -> tuple[int, int, int, int]:
-        """Return `Sampling.keys`, with position -1 if there are processors: then the host samples, not the step."""
+        """Return (seed, stream, position, top_k); position is -1 if there are processors, so that the host samples."""
         return self.rule.keys(self.stream, -1 if self.rule.processors else position)
 
     def sample(self, logits: np.ndarray, ids: np.ndarray) -> int:
@@ -235,4 +235,4 @@ def check_one_each(requests: Requests, sequences: int) -> None:
     """Raise UsageError unless there is one request per sequence, or none at all."""
     if len(requests) not in (0, sequences):
         what = "the number of sampling requests is not the number of sequences"
-        raise UsageError(what, where="requests", expected=sequences, got=len(requests))
+        raise UsageError(what, where="requests", expected=f"{sequences}, or none", got=len(requests))

@@ -101,7 +101,7 @@ class CachedSequence(KVCache):
 
     # -- filling -----------------------------------------------------------------------------------------------------
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """Prefill as `KVCache.prefill` does, but take the first `reused` entries from blocks cached for that prefix."""
+        """Append ids in chunks, the first `reused` from blocks cached for them; return the last logits [1, vocab]."""
         with self.exclusive():
             self.reused = 0
             if self.length:
@@ -131,8 +131,8 @@ class CachedSequence(KVCache):
         with self.exclusive():
             pools, length = self.cache.pools(), self.length
             if 2 * len(k) != len(pools) or len(v) != len(k):
-                raise ShapeError("the number of key or value arrays differs from the number of attention ops",
-                                 expected=len(pools) // 2, got=(len(k), len(v)))  # fmt: skip
+                what = "the number of key or value arrays differs from the number of attention ops"
+                raise ShapeError(what, expected=f"{len(pools) // 2} of each", got=f"{len(k)} keys, {len(v)} values")
             entries = [a if isinstance(a, NDArray) else from_numpy(a) for pair in zip(k, v, strict=True) for a in pair]
             n = entries[0].shape[1] if entries and len(entries[0].shape) == 3 else 0
             shapes = [(p.shape[1], n, p.shape[3]) for p in pools]
@@ -191,7 +191,7 @@ class CachedSequence(KVCache):
     def record(
         self, ids: np.ndarray, last: np.ndarray, requests: Requests = (), sampled: np.ndarray | None = None
     ) -> None:
-        """Record a step as `KVCache.record` does; blocks that it filled are cached for prompts with the same prefix."""
+        """Store ids, last logits and sampled ids of a step; cache filled blocks for prompts with the same prefix."""
         super().record(ids, last, requests, sampled)
         block = self.cache.block
         filled = self._length // block > (self._length - ids.shape[1]) // block
@@ -200,7 +200,7 @@ class CachedSequence(KVCache):
             self.cache.prefix.insert(self.cache.root(self.fingerprints), own, self.table)
 
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
-        """Return the logits as `KVCache.last_logits` does. Raises also CacheFull if no block is free for a copy."""
+        """Return the last token's logits [1, vocab]. Raises: PromptError if empty; StaleCache; CacheFull."""
         with self.exclusive():
             self.length  # noqa: B018  # raises for a released sequence
             given = self._given
@@ -317,12 +317,12 @@ class CachedSequence(KVCache):
             return PagedSnapshot(self)
 
     def restore(self, mark: PagedSnapshot) -> None:
-        """Restore the state of a snapshot, which stays usable. Raises: UsageError if it is not of this cache."""
+        """Restore a snapshot, which stays usable. Raises: UsageError if it is of another cache; SequenceReleased."""
         if not isinstance(mark, PagedSnapshot) or mark.cache is not self.cache:
             got = type(mark).__name__ + (" of another cache" if isinstance(mark, PagedSnapshot) else "")
             raise UsageError("this is not a snapshot of this cache", got=got, expected="a result of snapshot()")
         if mark.released:
-            raise SequenceReleased("this snapshot was released")
+            raise SequenceReleased("this snapshot was released", fix="make a new one with sequence.snapshot()")
         self.length  # noqa: B018  # raises for a released sequence
         with self.exclusive():
             old = list(self.table)

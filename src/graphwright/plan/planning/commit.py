@@ -24,16 +24,16 @@ class StateCommit:
 
     Args:
         order: ids of the instructions that the plan needs, in execution order.
-        outputs, watched: name -> slot.
+        outputs, watched: name of an output or of a watched node -> slot of its value.
         run: the functions of module `passes`, compiled or as Python.
 
     Attributes:
-        order: ids of the instructions in execution order, including those that write states.
+        order: ids of the instructions in the final order, including those that write states.
         outputs, watched: name -> slot; for the old value of a state that the step overwrites, the slot of a saved copy.
-        start: first instruction of the commit segment.
-        why: assign node -> the reason its value is copied instead of updated in place.
-        early: instruction -> keys of the states that it updates before the commit segment.
-        moved: buffer of a new value -> buffer of the state in whose memory the new value is computed.
+        start: index in `order` of the first instruction of the commit, the last span, which writes states.
+        why: assign node -> the reason why its state is updated by a copy instead of in place.
+        early: index in `order` of an instruction before the commit -> keys of the states that it updates.
+        moved: buffer of a new state value -> buffer of the state, in whose memory the new value is computed.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StateCommit:
         return (*self.outputs.values(), *self.watched.values())
 
     def _sink_updates(self) -> None:
-        """Move instructions that only compute new values of states to the end, keeping their order."""
+        """Move the instructions that serve only to compute new state values to the end, keeping their order."""
         tables, holders = self._tables, self._tables.holders
         made, kept = (np.zeros(len(tables.buffers), np.bool_) for _ in range(2))
         made[[holders[new] for _, new in self._writes.values() if self._base(new) == new]] = True
@@ -92,7 +92,7 @@ class StateCommit:
         self.start += len(copies)
 
     def _write_states(self) -> None:
-        """Update states in place where possible, and copy the others at the end."""
+        """Have each new state value computed in the state's memory if possible; else append a copy into the state."""
         tables, holders = self._tables, self._tables.holders
         made_at, read_at = (np.full(len(tables.buffers), -1, np.int64) for _ in range(2))
         self._run.touches(self.order, *tables.reads.arrays(), *tables.outs.arrays(), made_at, read_at)

@@ -1,4 +1,4 @@
-"""Fusion groups: consecutive elementwise VM instructions that become one loop over tiles.
+"""Fusion groups: consecutive elementwise VM instructions that become one loop over tiles (spans of elements).
 
 Invariant: within a group, each element of a written value is read and overwritten at its own index only, so running
 tile by tile equals running instruction by instruction. A buffer that is used inside one group only needs no bytes.
@@ -31,12 +31,12 @@ _DTYPES = (float32, bfloat16, bool_)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FusionRegion:
-    """A maximal run of fusible instructions, and its groups. A position is the index of an instruction in the region.
+    """A maximal run of elementwise VM instructions, and its fusion groups, each of which runs as one loop over tiles.
 
     Attributes:
-        instrs: ids of its instructions in the builder's tables.
-        groups: positions of each group's instructions.
-        tiles: buffer that is used inside one group only -> the index of its tile.
+        instrs: ids of the instructions. A position, below, is an index in this tuple.
+        groups: per group the positions of its instructions.
+        tiles: buffer that is used inside one group only -> number of the scratch tile that holds its values instead.
         ends: buffer that is last used inside a group, but has no tile -> position of the group's last instruction,
             until which its bytes are needed.
         cuts: position -> why an instruction does not continue the group before it: not_elementwise, no_form (the VM
@@ -51,7 +51,7 @@ class FusionRegion:
     cuts: dict[int, str] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[int, int, int]]:
-        """Return `tiles` as rows (buffer, tile, -1) and `ends` as (buffer, -1, end) for `passes.update_lifetimes`."""
+        """Return the rows (buffer, tile, -1) of `tiles`, followed by the rows (buffer, -1, end) of `ends`."""
         return [*((b, tile, -1) for b, tile in self.tiles.items()), *((b, -1, end) for b, end in self.ends.items())]
 
 
@@ -61,9 +61,10 @@ class Fusion(NamedTuple):
     Attributes:
         starts: index of the first instruction of each region.
         regions: the regions.
-        tiles: per buffer the index of its tile, or -1.
-        keys: the first two results of `passes.region_keys`, by which the next plan finds its unchanged regions.
-        rows: the first two results of `passes.update_lifetimes`, which the next plan reuses for unchanged regions.
+        tiles: per buffer the number of its scratch tile, or -1.
+        keys: (start index of each region's key, all keys in one array); the next plan finds its unchanged regions by
+            equal keys.
+        rows: (start index of each region's rows, all rows as an array [n, 3]); rows as `FusionRegion.rows` returns.
     """
 
     starts: np.ndarray
@@ -73,7 +74,7 @@ class Fusion(NamedTuple):
     rows: tuple[np.ndarray, np.ndarray]
 
     def between(self, start: int, stop: int) -> list[tuple[int, FusionRegion]]:
-        """Return (index of its first instruction, region) for each region that overlaps `start..stop - 1`."""
+        """Return (index of its first instruction, region) for each region that overlaps the span `start..stop - 1`."""
         first = max(int(np.searchsorted(self.starts, start, "right")) - 1, 0)
         end = int(np.searchsorted(self.starts, stop))
         placed = zip(self.starts[first:end].tolist(), self.regions[first:end], strict=True)
@@ -81,7 +82,7 @@ class Fusion(NamedTuple):
 
 
 def _listed(rows: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Concatenate lists of rows, one list per region; return (start index of each list, array of all rows)."""
+    """Concatenate lists of rows, one list per region; return (start index of each list, array [n, 3] of all rows)."""
     at = np.array([0, *accumulate(map(len, rows))], np.int64)
     return at, np.array([row for some in rows for row in some], np.int32).reshape(-1, 3)
 
@@ -107,7 +108,7 @@ class InstructionViews:
         return self.home[self.holders[slot]]
 
     def inner(self, b: int, start: int, stop: int) -> bool:
-        """Return True if `b` is a temporary buffer with its own bytes, needed by instructions `start..stop` only."""
+        """Return True if `b` is a temporary buffer with own bytes that only instructions `start..stop` (incl.) need."""
         temporary = self.own[b] and self.builder.tables.codes[b] == TEMPORARY
         return temporary and start <= self.first[b] and self.last[b] <= stop
 
@@ -118,7 +119,8 @@ def fuse(builder: PlanBuilder, numbers: tuple[np.ndarray, ...], run: Any) -> Fus
     The builder keeps the groups of each region for the next plan.
 
     Args:
-        numbers: the arrays (order, home, first, last, own) of `passes.lifetimes`.
+        numbers: (order, home, first, last, own): the ids of the instructions in execution order; then per buffer the
+            buffer whose memory it uses, the first and last instruction that needs it, and whether it has own bytes.
         run: the functions of module `passes`, compiled or as Python.
     """
     order, home, first, last, own = numbers
@@ -165,7 +167,10 @@ def _found_in(rows: InstructionViews, start: int, stop: int) -> FusionRegion:
 
 
 def cuts(builder: PlanBuilder, numbers: tuple[np.ndarray, ...]) -> dict[int, str]:
-    """Map indices of instructions to the reasons in `FusionRegion.cuts`, for a whole plan; `numbers` as in `fuse`."""
+    """Map the index of each instruction that cannot join the fusion group before it to the reason.
+
+    The reasons are the words of `FusionRegion.cuts`; `numbers` is (order, home, first, last, own) as in `fuse`.
+    """
     if not builder.tables.native(numbers[0]).any():
         return {}
     return _found_in(InstructionViews(builder, numbers), 0, len(numbers[0])).cuts
@@ -198,7 +203,7 @@ class _GroupBuilder:
         self.written: set[int] = set()
 
     def refuses(self, instr: Instr) -> str:
-        """Return the reason an instruction cannot join the group, or ""."""
+        """Return the reason why an instruction cannot join the group, a word of `FusionRegion.cuts`, or ""."""
         rows = self.rows
         if not elementwise(instr):
             return "stateful" if OPS[instr.op].traits.update else "not_elementwise"
@@ -224,7 +229,7 @@ class _GroupBuilder:
         return ""
 
     def add(self, i: int, instr: Instr) -> None:
-        """Add an instruction to the group after `refuses` returned "" for it."""
+        """Add the `i`-th instruction of the plan to the group; `refuses` must have returned "" for it."""
         rows = self.rows
         out = rows.slots[instr.outs[0]].layout
         self.members.append(i)
@@ -249,7 +254,7 @@ class _GroupBuilder:
             members = members[count:]
 
     def _held(self, members: Sequence[int]) -> int:
-        """Return how many of the first members can form a group: its live inner buffers must not outnumber tiles."""
+        """Return how many of `members` (indices of instructions) fit one group, where each live buffer takes a tile."""
         rows, held, most = self.rows, set(), self._tiles()
         for n, i in enumerate(members):
             b = rows.buffer(rows.instr(i).outs[0])
@@ -261,7 +266,7 @@ class _GroupBuilder:
         return len(members)
 
     def _assign_tiles(self, members: Sequence[int]) -> None:
-        """Assign a tile to each buffer used in this group only; keep its other buffers live to the group's end."""
+        """Assign a tile to each buffer that only these instructions use; keep their other buffers live to the end."""
         rows, tiles = self.rows, self.found.tiles
         start, stop = members[0], members[-1]
         free = list(range(self._tiles() - 1, -1, -1))
@@ -286,5 +291,5 @@ class _GroupBuilder:
 
 
 def _plain(layout: Layout, shape: tuple[int, ...]) -> bool:
-    """Return True if the layout is that of a scalar, or row-major with exactly this shape."""
+    """Return True if the layout is that of a scalar, or is row-major and has this shape."""
     return layout.shape == shape and is_row_major(shape, layout.strides) if layout.shape else True

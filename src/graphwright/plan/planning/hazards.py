@@ -47,7 +47,7 @@ def dependencies(plan: Plan) -> tuple[Dependency, ...]:
     waits: list[dict[int, str]] = [{} for _ in plan.instrs]
 
     def assign(buffer: int) -> set[int]:
-        """Record a buffer as the user of its arena bytes; return the buffers that used any of these bytes before."""
+        """Record a buffer as the user of its arena bytes; return the buffers that used any of them until now."""
         start, stop = arena.pop(buffer)
         part = owners[number[start] : number[stop]]
         before = set(part.tolist()) - {-1}
@@ -55,7 +55,7 @@ def dependencies(plan: Plan) -> tuple[Dependency, ...]:
         return before
 
     def last(buffer: int) -> list[int]:
-        """Return the instructions that read a buffer since its last write, or its last writer if no instruction did."""
+        """Return the instructions that read a buffer since its last write; if there are no such, the last writer."""
         return readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
 
     for b in [b for b in arena if buffers[b].kind == INPUT]:
@@ -87,8 +87,8 @@ class Region(NamedTuple):
     Attributes:
         kind: "capture" (one graph), "pre", "gap" or "post" (before, between and after graphs), or "plain" if the plan
             has no graph.
-        instrs: the instructions in execution order, which obeys all dependencies.
-        why: per instruction the reason it is in no graph, or "" if it is in one.
+        instrs: indices of the instructions, in an order that obeys all dependencies.
+        why: per instruction the reason why it is in no graph, or "" if it is in one.
     """
 
     kind: str
@@ -97,7 +97,7 @@ class Region(NamedTuple):
 
 
 def regions(plan: Plan) -> tuple[Region, ...]:
-    """Return the regions of a plan in execution order."""
+    """Split a plan into regions, each captured as one device graph or not at all; return them in execution order."""
     why = [reason(plan, instr) for instr in plan.instrs]
     order = hoisted(why, dependencies(plan), plan.commit_start)
     why = [why[i] for i in order]
@@ -118,7 +118,7 @@ def regions(plan: Plan) -> tuple[Region, ...]:
 
 
 def reason(plan: Plan, instr: Instr) -> str:
-    """Return the reason an instruction cannot be in a graph, or ""."""
+    """Return the reason why an instruction cannot be captured in a device graph, or ""."""
     device = plan.options.device
     kernels = backend(device)
     if kernels.driver is None:
@@ -135,12 +135,12 @@ def reason(plan: Plan, instr: Instr) -> str:
 
 
 def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> list[int]:
-    """Return an instruction order in which non-capturable ones run first or last, where dependencies allow.
+    """Return an order of the instructions in which those that cannot be captured run first or last, if possible.
 
     Args:
-        why: per instruction the reason it cannot be captured, or "".
-        found: the dependencies of the plan.
-        commit: index of the first instruction that commits (writes) states; it depends on all before it.
+        why: per instruction the reason why it cannot be captured in a device graph, or "".
+        found: the dependencies of the plan, which the order obeys.
+        commit: index of the first instruction of the commit, which writes states after all other instructions.
     """
     n = len(why)
     before, after = ([[] for _ in range(n)] for _ in range(2))
@@ -164,7 +164,11 @@ def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> lis
 
 
 def runs(why: Sequence[str]) -> list[tuple[int, int]]:
-    """Return (start, stop) of spans to capture: of maximal spans without `why`, the longest and all of length >= 8."""
+    """Return (start, stop) of each run of instructions to capture as one graph.
+
+    `why[i]` is the reason why instruction i cannot be captured, or "". Of the maximal runs without a reason, those of 8
+    or more instructions are taken, and the longest in any case.
+    """
     groups = [list(group) for inside, group in groupby(range(len(why)), lambda i: not why[i]) if inside]
     found = [(group[0], group[-1] + 1) for group in groups]
     longest = max(found, key=lambda run: run[1] - run[0], default=None)

@@ -1,7 +1,7 @@
 """Lowering: how an op runs on given dtypes and layouts, computed once for all nodes with the same signature.
 
-The executor "auto" selects the VM if it has a form for the op and is faster, else ATen. `python -m benchmarks
-executors` measures both.
+The executor "auto" selects the VM if it has code for the op and is faster, else ATen. `python -m benchmarks executors`
+measures both.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _DENSE = 16  # operations per byte above which an op is compute-bound
 
 
 class ExecutorChoice(NamedTuple):
-    """The executor of an instruction, and the reason if it is not the VM."""
+    """The executor of an instruction, "vm" or "aten", and the reason `why` it is not the VM, or ""."""
 
     executor: str
     why: str = ""
 
 
 def chooser(executor: str, device: Device) -> Callable[[Instr, Sequence[Slot], Sequence[Slot]], ExecutorChoice]:
-    """Return a function that chooses the executor of an instruction, given its result slots and operand slots."""
+    """Return a function (instruction, result slots, operand slots) -> executor, for these options of the plan."""
     if executor in (ATEN, CAPTURE) or device != CPU:
         no_graphs = executor == CAPTURE and device == CPU
         plain = ExecutorChoice(ATEN, "the CPU has no graphs to capture" if no_graphs else "")
@@ -54,7 +54,7 @@ def chooser(executor: str, device: Device) -> Callable[[Instr, Sequence[Slot], S
 
 
 def on_vm(executor: str, device: Device = CPU) -> bool:
-    """Return True if a plan with this executor may run instructions on the VM."""
+    """Return True if a plan with this option `executor` may run instructions on the VM; warn if the VM is not built."""
     if executor != "auto" or device != CPU:
         return executor == VM
     from graphwright.array.vm.machine import built  # loads numba
@@ -71,22 +71,19 @@ def _warn_once() -> None:
 
 
 def elementwise(instr: Instr) -> bool:
-    """Return True if the VM has a form for the op, and the op computes one result element by element or row by row.
-
-    Ops that update an operand in place are excluded.
-    """
+    """Return True if the VM computes the op by elements or by rows, with one result and without updating an operand."""
     op = get(instr.op)
     by_element = op.traits.elementwise or op.traits.nary or (op.vm is not None and op.vm.by_row)
     return by_element and op.vm is not None and len(instr.outs) == 1 and not op.traits.update
 
 
 def needs(instr: Instr, kernels: Backend, spec: Callable[[int], Spec]) -> Needs:
-    """Return what the kernel of an instruction needs from the host, such as values; `spec` maps a slot to its spec."""
+    """Return what an instruction's kernel needs from the host, such as operand values; `spec` returns a slot's spec."""
     return expansion.needs(get(instr.op), kernels, [*map(spec, instr.outs)], [*map(spec, instr.ins)], instr.attrs)
 
 
 def vm_scratch(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot]) -> tuple[Spec, ...]:
-    """Return the specs of the scratch memory that the VM's code for an instruction uses."""
+    """Return the specs of the scratch memory of the VM's code for an instruction with these results and operands."""
     form = vm_form(get(instr.op))
     assert form is not None, "the plan chose the VM for an op without a VM form"
     work = form.workspace([_view(s) for s in outs], [_view(s) for s in ins], instr.attrs)
@@ -112,7 +109,10 @@ def _view(slot: Slot) -> View:
 
 
 def _too_large(instr: Instr, specs: Sequence[Spec], wide: bool) -> str:
-    """Return the reason ATen is faster on an instruction of this size, or ""."""
+    """Return the reason why ATen is faster on an instruction of this size, or "".
+
+    `specs` are those of the operands, then of the results; `wide` is True on a core with 64-byte vectors.
+    """
     form = get(instr.op).vm
     limit = None if form is None else form.limit
     if limit is not None:
@@ -130,15 +130,15 @@ LARGEST = 1 << 50
 
 
 class TooLarge(Exception):
-    """A value has more than `LARGEST` bytes; the planner turns this into a PlanOutOfMemory error."""
+    """A value has more than `LARGEST` (2^50) bytes; the planner turns this into a PlanOutOfMemory error."""
 
 
 class PackedSpec(NamedTuple):
     """A spec without named sizes, laid out row-major.
 
     Attributes:
-        nbytes, room: size in bytes, and the bytes that it takes in an arena, rounded up by `passes.aligned`.
-        number: id of the pair of `dtype` and `layout`, see `LoweringTable.shape_number`.
+        nbytes, room: size in bytes, and the bytes that it takes in an arena: `nbytes` rounded up.
+        number: id that the lowering table gives to the pair (`dtype`, `layout`).
     """
 
     nbytes: int
@@ -153,7 +153,7 @@ class Lowering(NamedTuple):
 
     Attributes:
         number: index in `LoweringTable.all`.
-        choice: the executor, and why.
+        choice: the executor, and the reason if it is not the VM.
         fusible: whether it may join a fusion group.
         scratch: specs of the kernel's scratch memory.
         inplace: (result index, operand index) pairs of equal layout where the result may overwrite the operand.
@@ -174,7 +174,7 @@ class Signature:
         op: the op.
         content: an id shared by all signatures with equal op, attributes and specs.
         specs: specs of the results, without named sizes.
-        packed: a `PackedSpec` per result; empty for a view.
+        packed: per result its spec with size and layout; empty for a view.
         copied: indices of the operands that must be copied to row-major memory first.
         view_layout: the layout of the view; None if the view needs a copy, or if the op is not a view.
         lowering: lowering of the instruction if no operand is copied; None before the first such instruction.
@@ -210,14 +210,14 @@ class LoweringTable:
         self._contents: dict[Any, int] = {}
 
     def shape_number(self, dtype: Any, layout: Layout) -> int:
-        """Return the id of a (dtype, layout) pair."""
+        """Return the id of a (dtype, layout) pair; a pair that is new gets the next free id."""
         found = self._numbers.setdefault((dtype, layout), len(self._numbers))
         if found == len(self._shapes):
             self._shapes.append((dtype, layout))
         return found
 
     def packed(self, spec: Spec) -> PackedSpec:
-        """Return the `PackedSpec` of a spec without named sizes. Raises: TooLarge above `LARGEST` bytes."""
+        """Return size, row-major layout and number of a spec without named sizes. Raises: TooLarge above 2^50 bytes."""
         found = self._packed.get(spec)
         if found is None:
             if spec.nbytes > LARGEST:
@@ -228,7 +228,7 @@ class LoweringTable:
         return found
 
     def signature(self, record: NodeRecord, dims: Mapping[str, int], shapes: Sequence[int]) -> Signature:
-        """Return the signature of a record; `shapes` maps each slot to the id of its dtype and layout."""
+        """Return the signature of a record, given the named sizes and per slot the id of its (dtype, layout) pair."""
         text = repr(record.attrs) if record.attrs else ""  # tells 0.0, -0.0, 0 and False apart
         reads = tuple([shapes[s] for s in record.reads])
         key = (record.op, text, record.specs, reads)
@@ -248,7 +248,7 @@ class LoweringTable:
         return found
 
     def lowering(self, instr: Instr, slots: Sequence[Slot], shapes: Sequence[int]) -> Lowering:
-        """Return the lowering of an instruction; `shapes` maps each slot to the id of its dtype and layout."""
+        """Return the lowering of an instruction, given all slots and per slot the id of its (dtype, layout)."""
         ins, outs = instr.ins, instr.outs
         key = (instr.op, repr(instr.attrs) if instr.attrs else "", len(ins), *[shapes[s] for s in (*ins, *outs)])
         found = self._lowerings.get(key)

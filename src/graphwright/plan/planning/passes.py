@@ -25,7 +25,7 @@ def aligned(nbytes: int) -> int:
 
 
 def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, need: Array) -> Array:
-    """Return the instructions of `order` that the buffers marked in `need` depend on; mark their operands too."""
+    """Return the instructions that buffers marked in `need` depend on; mark their operands. Arrays: see the module."""
     keep = np.zeros(len(order), np.bool_)
     for i in range(len(order) - 1, -1, -1):
         q = order[i]
@@ -41,7 +41,7 @@ def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Ar
 def sinking(
     order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, made: Array, kept: Array
 ) -> Array:
-    """Return the mask of the instructions that can move to the end of the step.
+    """Return the mask of the instructions in `order` that can move to the end of the step. Arrays: see the module.
 
     Such an instruction computes a new state value; the plan returns none of its results, and only instructions in the
     mask read them. `made` marks the buffers of new state values, `kept` the buffers that the plan returns.
@@ -62,7 +62,7 @@ def sinking(
 
 
 def touches(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, made: Array, read: Array) -> None:
-    """Fill `made` with the time at which each buffer is written, and `read` with the time at which it is last read."""
+    """Write to `made` the index in `order` of each buffer's writer, to `read` that of its last reader."""
     for i in range(len(order)):
         q = order[i]
         for k in range(reads_at[q], reads_at[q + 1]):
@@ -75,12 +75,12 @@ def lifetimes(
     order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, works_at: Array, works: Array,
     pairs_at: Array, pairs: Array, codes: Array, home: Array, held: Array
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Compute the first and last time at which each buffer's bytes are needed; -1 for never.
+    """Compute the first and last instruction (index in `order`) that needs each buffer's bytes; -1 for never.
 
     A result takes the memory of an operand that no later instruction needs, if no other operand uses that memory; the
     result's `home` is then the operand. `pairs` lists the (result, operand) buffers that may share memory. Buffers
     outside the arena, and those whose home is a different buffer already, keep their memory. `held` lists the buffers
-    that are needed to the end.
+    that are needed to the end. The other arrays are those of the module's docstring.
     Returns: first, last, and a mask of the buffers with their own bytes of the arena.
     """
     count = len(home)
@@ -121,7 +121,7 @@ def lifetimes(
 
 
 def fullest(sizes: Array, first: Array, last: Array, steps: int) -> int:
-    """Return the largest number of bytes that are live at one time; `steps` is the number of instructions."""
+    """Return the most bytes live at one of `steps` instructions; buffer b is live from first[b] to last[b], if >= 0."""
     change = np.zeros(steps + 2, np.int64)
     for b in range(len(sizes)):
         if last[b] >= 0:
@@ -137,7 +137,7 @@ def fullest(sizes: Array, first: Array, last: Array, steps: int) -> int:
 def assign_offsets(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, int]:
     """Assign each buffer, at its first use, the smallest free hole that is large enough, else the end of the arena.
 
-    One walk over the times: after its last use a buffer becomes a hole, which is merged with adjacent holes.
+    One walk over the `steps` instructions: after its last use a buffer becomes a hole, merged with adjacent holes.
     Returns: offsets (-1 for unused buffers) and the bytes of the arena.
     """
     count = len(sizes)
@@ -214,7 +214,7 @@ def assign_offsets(sizes: Array, first: Array, last: Array, steps: int) -> tuple
 
 
 def _by_birth(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, Array]:
-    """Return (found, at): found[at[i]:at[i + 1]] are the buffers first used at time i, the largest first."""
+    """Return (found, at): found[at[i]:at[i + 1]] are the buffers first used by instruction i, the largest first."""
     at = np.zeros(steps + 3, np.int64)
     for b in range(len(first)):
         if last[b] >= 0:
@@ -236,7 +236,7 @@ def _by_birth(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Arra
 
 
 def _by_death(last: Array, steps: int) -> tuple[Array, Array]:
-    """Return linked lists of buffers by last use: per time the first buffer, and per buffer the next one, or -1."""
+    """Return (first, next): a linked list per instruction, of the buffers that it uses last; -1 ends a list."""
     dying, then = np.full(steps + 1, -1, np.int32), np.full(len(last), -1, np.int32)
     for b in range(len(last)):
         if last[b] >= 0:
@@ -251,6 +251,7 @@ def keep_offsets(
     """Keep live buffers at their old offsets; where two overlap, move the shorter-lived one.
 
     Args:
+        sizes, first, last: per buffer its bytes and the first and last of the `steps` instructions that needs it.
         known: old offsets, or -1 for new buffers.
         chunks: ends of the arena's chunks. Each buffer is placed inside one chunk, or after the last one.
     Returns: offsets, the number of buffers that were new or moved, and the bytes of the arena.
@@ -337,7 +338,7 @@ def keep_offsets(
 
 
 def _in_one(start: int, size: int, chunks: Array) -> int:
-    """Return the first offset >= `start` at which `size` bytes fit into one chunk."""
+    """Return the first offset >= `start` at which `size` bytes cross none of the chunk ends `chunks`."""
     for end in chunks:
         if start < end < start + size:
             start = end
@@ -348,7 +349,7 @@ def moved(
     order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, works_at: Array, works: Array,
     other: Array
 ) -> Array:  # fmt: skip
-    """Return, in order, the instructions that have a buffer marked in `other` as operand, result or scratch memory."""
+    """Return the ids in `order` of the instructions with an operand, result or scratch buffer marked in `other`."""
     found = np.zeros(len(order), np.bool_)
     for i in range(len(order)):
         q = order[i]
@@ -371,7 +372,7 @@ def region_keys(
     the home, its location (-1 if it has no own bytes), and its first and last use relative to the region's start. A
     region that an edit did not touch has the same key as before, so its groups can be reused.
 
-    Args:
+    Args (the other arrays: see the module and `lifetimes`):
         spans: (start, stop) per region.
         before_at, before: the first two results for the previous plan.
     Returns: the start index of each key; all keys in one array; per region the index of the previous region with the
@@ -420,11 +421,13 @@ def region_keys(
 def update_lifetimes(
     starts: Array, known: Array, before_at: Array, before: Array, fresh_at: Array, fresh: Array, last: Array, own: Array
 ) -> tuple[Array, Array, Array]:
-    """Update for the fusion groups until when buffers are needed (`last`), and which have own bytes (`own`).
+    """Update `last` (until when each buffer is needed) and `own` (whether it has own bytes) for the fusion groups.
 
     Rows are (buffer, tile, end): a buffer used inside a group only has a tile >= 0 and no bytes; any other buffer
-    (tile -1) is needed until `end`, a time relative to the region's start. A region with `known` >= 0 takes its rows
-    from `before`, the rows of the previous plan; the other regions take theirs from `fresh`, in order.
+    (tile -1) is needed until instruction `end` of the region. A region whose `known` is i >= 0 takes the rows of
+    region i of the previous plan from `before`; the other regions take theirs from `fresh`, in order. `starts`,
+    `before_at` and `fresh_at` hold the index of each region's first instruction, and of its first row in `before` and
+    `fresh`.
     Returns: the start index of each region's rows; the rows; per buffer its tile, or -1.
     """
     count = len(starts)

@@ -44,8 +44,8 @@ class RewriteRule(NamedTuple):
     """A rewrite rule: it is applied to each node record, before the record gets slots and an instruction.
 
     Attributes:
-        apply: function of a record whose `reads` are set; returns the slots that replace the record's results, or
-            None. It may also change `op`, `attrs` and `reads` of the record.
+        apply: called with the builder, a record whose `reads` are set, and its op; returns the slots that replace the
+            record's results, or None. It may also change `op`, `attrs` and `reads` of the record.
         matches: True for the ops that the rule is applied to.
     """
 
@@ -70,7 +70,7 @@ class PlanBuilder:
         turn: number of plans made so far.
         fusion: the fusion groups of the last plan that had any.
         sent: assign node -> slot of its new value on the device, if that value was computed on the host.
-        assumptions: constants whose values a rewrite assumed -> the array and its version.
+        assumptions: key of a constant whose value a rewrite relied on -> its array, and the array's version then.
         visited: number of record updates so far; tests use it to check that an edit updates few records.
     """
 
@@ -155,7 +155,7 @@ class PlanBuilder:
         self._walk.add(node for node in nodes if node in graph)
 
     def _update_record(self, node: NodeId, moved: bool) -> None:
-        """Rebuild a node's record; schedule its readers if its result slots changed. `moved`: the node was edited."""
+        """Rebuild a node's record; schedule its readers if result slots changed. `moved`: an edit changed the node."""
         self.visited += 1
         p, old = self.program, self.records.get(node)
         record = NodeRecord(node, p.path(node), p.op(node), p.attrs(node), p.specs(node), p.operands(node))
@@ -238,7 +238,7 @@ class PlanBuilder:
             self._plan_instruction(record, op, old, frozen)
 
     def _plan_known(self, record: NodeRecord, signature: Signature, frozen: bool) -> None:
-        """Set the slots and instruction of a node's first record, using the lowering cached in its signature."""
+        """Set slots and instruction of a node's first record from its signature; `frozen`: no operand ever changes."""
         node, tables, lowering = record.node, self.tables, signature.lowering
         assert lowering is not None
         results = enumerate(signature.packed)
@@ -279,11 +279,14 @@ class PlanBuilder:
         record.results = record.own = (made,)
 
     def passes_on(self, record: NodeRecord, op: Op) -> bool:
-        """Return True for a junction with a single edge whose value is row-major: that value is the result."""
+        """Return True if the op is a junction with a single edge whose value is row-major: that value is the result."""
         return op.traits.nary and len(record.reads) == 1 and self.tables.slots[record.reads[0]].layout.contiguous
 
     def view_of(self, record: NodeRecord, op: Op) -> tuple[int, Layout]:
-        """Return (slot to view, layout of the view); the slot is a row-major copy if no strides express the view."""
+        """Return (slot to view, layout of the view) for a view op or a junction with a single edge.
+
+        The slot is the operand, or a row-major copy of it if no strides express the view.
+        """
         source, slots = record.reads[0], self.tables.slots
         layout = slots[source].layout if op.view is None else record.signature.view_layout
         if layout is None:
@@ -294,14 +297,14 @@ class PlanBuilder:
         return source, layout
 
     def depends_on_frozen(self, record: NodeRecord, op: Op) -> bool:
-        """Return True if all operands of a record depend on frozen weights only."""
+        """Return True if a node has operands, all computed from frozen weights only, and updates none of them."""
         frozen = self.tables.frozen
         if not record.reads or not frozen[record.reads[0]]:
             return False
         return not op.traits.update and all(map(frozen.__getitem__, record.reads))
 
     def _may_fold(self, specs: Iterable[Spec], reads: Iterable[int]) -> bool:
-        """Return True if a result is small enough to fold: at most as large as its operands, or as `FOLD_BYTES`."""
+        """Return True if results are small enough to fold: no larger than the buffers of operands, or than 64 KiB."""
         size = sum(s.nbytes for s in specs)
         source = sum(self.tables.buffers[self.tables.holders[s]][1] for s in reads)  # bytes of buffers, not of views
         return size <= max(source, FOLD_BYTES)
@@ -310,7 +313,7 @@ class PlanBuilder:
     def replace(
         self, rule: str, record: NodeRecord, by: tuple[int, ...], into: NodeId | None = None, bound: str = ""
     ) -> tuple[int, ...]:
-        """Log that a rule replaces the record's results by the slots `by` (error bound: `bound`), and return `by`.
+        """Log that a rule replaces the record's results by the slots `by`, with the error bound `bound`; return `by`.
 
         `into` is the node that computes `by`; by default it is the node of the first slot's value.
         """
@@ -355,7 +358,7 @@ class PlanBuilder:
         return value not in self.given_out and len(self.program.graph.out_edges(value.node)) == 1
 
     def first_equal(self, record: NodeRecord, key: Any) -> NodeRecord | None:
-        """Enter a record into the CSE table; return an earlier record with the same key, if any."""
+        """Enter a record in the CSE table; return the first earlier record with the same key, if any."""
         record.cse_key = key
         first = self._cse.enter(record.node, key)
         return None if first == record.node else self.records[first]
@@ -364,7 +367,10 @@ class PlanBuilder:
     def _slot(
         self, old: NodeRecord | None, number: int, value: Value | None, spec: Spec, kind: str, key: str, frozen: bool
     ) -> int:
-        """Return `old.own[number]` if that slot has the given value, spec, kind, key and `frozen`; else a new slot."""
+        """Return the slot `old.own[number]` if it has these properties, else a new slot with them.
+
+        `frozen`: the value is computed from frozen weights only. `kind` and `key`: see `Buffer`.
+        """
         tables = self.tables
         if old is not None and number < len(old.own):
             slot = tables.slots[old.own[number]]
@@ -377,7 +383,7 @@ class PlanBuilder:
     def _emit(
         self, record: NodeRecord, old: NodeRecord | None, op: str, ins: tuple[int, ...], attrs: Any, why: str = ""
     ) -> None:
-        """Set the instruction of a record and its scratch slots, reusing those of the old record if they are equal."""
+        """Set a record's instruction and scratch slots; reuse those of `old`, the node's previous record, if equal."""
         made, tables = record.results, self.tables
         if old is not None and old.instr >= 0:
             had = tables.instrs[old.instr]
@@ -400,7 +406,7 @@ class PlanBuilder:
         record.instr = tables.instruction(instr, lowering=lowering)
 
     def contiguous(self, record: NodeRecord, slot: int, rank: int, why: str) -> int:
-        """Return `slot` if row-major, else a slot with a row-major copy for operand number `rank`, needed for `why`."""
+        """Return `slot` if row-major, else a slot with a row-major copy for operand `rank`; `why` is its reason."""
         tables = self.tables
         layout = tables.slots[slot].layout
         if contiguous(layout):
@@ -422,7 +428,7 @@ class PlanBuilder:
         self._stale_copies |= keys
 
     def _move_copy(self, key: Any) -> None:
-        """Move a shared copy to just before its first reader, or remove it if it has no reader."""
+        """Move the shared copy with this key to just before its first reader, or remove it if it has no reader."""
         copy = self._copies[key]
         self.order.remove(copy.instr)
         if not copy.wanted:

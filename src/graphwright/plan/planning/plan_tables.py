@@ -35,7 +35,7 @@ class IndexLists:
 
     Args:
         rows: the rows of the table; more may be appended.
-        of: returns the list of a row.
+        of: called with a row, returns its list.
         names: lookup table that replaces each integer i of the lists by `names[i]`; None to leave them.
     """
 
@@ -64,7 +64,8 @@ class PlanTables:
         slots, buffers, instrs: the rows; a buffer is (kind, bytes, key).
         frozen, holders, shapes: per slot, whether it depends on frozen weights only, its buffer, and the id of its
             dtype and layout.
-        sizes, codes: per buffer, its bytes in the arena and its location (see `passes`).
+        sizes, codes: per buffer, its bytes in the arena, and its location as a number: `FED` (input in the arena),
+            `TEMPORARY` (other buffer in the arena) or `ELSEWHERE` of module `passes`.
         on_host: buffers that are in host memory although the plan is for a device.
         folds: folded buffer -> the instruction that computes it once, outside of runs.
         lowering_of: per instruction, the number of its lowering.
@@ -94,7 +95,7 @@ class PlanTables:
 
     # -- new rows ----------------------------------------------------------------------------------------------------
     def view(self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool) -> int:
-        """Add a slot that is a view of the slot `base`; return its index."""
+        """Add a slot that is a view of the slot `base` in `buffer`; return its index."""
         self.slots.append(Slot(index := len(self.slots), value, buffer, dtype, layout, base))
         self.frozen.append(frozen)
         self.holders.append(buffer)
@@ -102,13 +103,13 @@ class PlanTables:
         return index
 
     def slot(self, value: Value | None, spec: Spec, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
-        """Add a slot with its own buffer; return its index."""
+        """Add a slot with its own buffer, whose `kind` and `key` are as in `Buffer`; return the slot's index."""
         return self.packed_slot(value, self.lowerings.packed(spec), kind, key, frozen)
 
     def packed_slot(
         self, value: Value | None, packed: PackedSpec, kind: str = TEMP, key: str = "", frozen: bool = False
     ) -> int:
-        """Add a slot with its own buffer for a value of the `PackedSpec` `packed`; return the slot's index."""
+        """Add a slot with its own buffer, as `slot` does, for a spec whose size and layout are known."""
         index, buffer = len(self.slots), len(self.buffers)
         nbytes, room, dtype, layout, shape = packed
         self.buffers.append((kind, nbytes, key))
@@ -121,7 +122,7 @@ class PlanTables:
         return index
 
     def instruction(self, instr: Instr, rank: int = _MAIN, lowering: Lowering | None = None) -> int:
-        """Add an instruction and return its id; `rank` orders the instructions of one node."""
+        """Add an instruction and return its id; `rank` orders those of one node. A `lowering` of None is looked up."""
         if lowering is None:
             lowering = self.lowerings.lowering(instr, self.slots, self.shapes)
         self.instrs.append(instr)
@@ -131,7 +132,7 @@ class PlanTables:
         return len(self.instrs) - 1
 
     def _shareable(self, instr: Instr, lowering: Lowering) -> tuple[int, ...]:
-        """Return the (result, operand) buffers of an instruction that may share memory, flattened."""
+        """Return the pairs of result and operand buffers of an instruction that may share memory, as a flat tuple."""
         holders, buffers, pairs = self.holders, self.buffers, ()
         for out, operand in lowering.inplace:
             a, b = holders[instr.outs[out]], holders[instr.ins[operand]]
@@ -172,7 +173,7 @@ class PlanTables:
 
     # -- rows that later plans need again ----------------------------------------------------------------------------
     def saved_copy(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:
-        """Return (slot of a copy of the value in `slot`, id of the instruction that copies the value)."""
+        """Return (slot of a copy of the value in `slot`, id of the copying instruction with fields `node`, `why`)."""
 
         def make() -> tuple[int, int]:
             at = self.slots[slot]
@@ -182,7 +183,7 @@ class PlanTables:
         return self._once((slot, node, why), make)
 
     def commit_copy(self, node: NodeId, new: int, target: int) -> int:
-        """Return the id of the instruction that copies the new value in slot `new` to the state in slot `target`."""
+        """Return the id of the instruction by which an assign node copies slot `new` into the state's slot `target`."""
         copy = Instr("copy", (new,), (target,), (), {}, node, "commit")
         return self._once((node, new, target), lambda: self.instruction(copy))
 
@@ -268,7 +269,9 @@ def _inserted(order: np.ndarray, added: list[int], at: list[int]) -> np.ndarray:
 
 
 class RewriteRecord(NamedTuple):
-    """One application of a rewrite rule: the node it replaced, the node that replaces it, and an error bound."""
+    """One application of a rewrite rule: the replaced node, the node `into` which replaces it (None for a constant),
+    and an error bound, or "" if no bit changes.
+    """
 
     rule: str
     node: NodeId
@@ -288,7 +291,7 @@ class NodeRecord:
         results: slots of the results; if a rewrite replaced the node by another one, slots of the other node's record.
         own: slots made for this record, including the scratch of its instruction.
         instr: id of its instruction, or -1.
-        copies: keys of the row-major copies of operands that the node reads, see `SharedCopy`.
+        copies: keys of the row-major copies of operands that it reads; several nodes may share one.
         rewrites: rewrites applied to the node.
         cse_key: key that is equal for records that compute the same value; None for a record that is never merged.
         signature: planning results shared with records of equal op, attributes, specs and operand layouts.
@@ -351,7 +354,7 @@ class CseTable:
         self._first: dict[Any, NodeId] = {}
 
     def enter(self, node: NodeId, key: Any) -> NodeId:
-        """Add a node; return the first node that computes the same value, which may be the node itself."""
+        """Add a node; return the first node with the same key (it computes the same value), maybe the node itself."""
         members, known = self._members.setdefault(key, {}), self._first.get(key)
         members[node] = None
         candidates = members if known is None or known == node else (known, node)  # all: `known` left or moved
@@ -362,7 +365,7 @@ class CseTable:
         return first
 
     def leave(self, node: NodeId, key: Any) -> None:
-        """Remove a node from those that compute the value of `key`; another one may become their representative."""
+        """Remove a node from those with this key; if it was their representative, the next one takes its part."""
         members = self._members[key]
         del members[node]
         if self._first.get(key) == node:
@@ -372,7 +375,7 @@ class CseTable:
             del self._members[key]
 
     def changed(self, node: NodeId, key: Any) -> None:
-        """Revisit the other nodes with this key if `node`, which moved or has new result slots, represents them."""
+        """Revisit the other nodes with this key if `node` represents them; it was moved or has new result slots."""
         if self._first.get(key) == node:
             self._revisit_others(node, key)
 

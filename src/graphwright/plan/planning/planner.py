@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 
 class Patched(NamedTuple):
-    """The way a plan was made: `kind` "full" or "patched", `why`, numbers of visited nodes and of placed buffers."""
+    """The way a plan was made: in full ("full") or from the previous plan ("patched"), the reason `why`, the number of
+    nodes that were visited and, for a patched plan, the number of buffers that got a new offset.
+    """
 
     kind: str
     why: str
@@ -58,7 +60,7 @@ class BufferLayout:
     """Instruction order, lifetimes and offsets of one plan.
 
     Attributes:
-        builder: the builder. Its tables only grow, so ids of slots, buffers and instructions stay valid.
+        builder: the plan builder. Its tables only grow, so ids of slots, buffers and instructions stay valid.
         order: ids of the instructions in execution order.
         home, first, last, offsets: per buffer, the buffer whose memory it uses, the first and last instruction that
             needs it, and its offset in the arena (or -1).
@@ -154,7 +156,10 @@ def uncollected() -> Iterator[None]:
 def lay_out(
     p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None, options: CompileOptions, before: Plan | None
 ) -> Planned:
-    """Compute the state writes and buffer layout of a plan, patching `before` if possible; arguments as `make_plan`."""
+    """Compute the state writes and the buffer layout of a plan, reusing the previous plan `before` if possible.
+
+    `inputs` are specs without named sizes; `outputs` are names of outputs, or None for all.
+    """
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in options.watch}
@@ -162,7 +167,7 @@ def lay_out(
         names = ", ".join(p.output_names())
         fix = "outputs=None, to compute all" if names else "e.set_outputs(y=node), or b.output(node, 'y')"
         raise UsageError("nothing to compute: no output was selected, and the program writes no state", where=p.name,
-                         expected=names or "an output", got="no outputs", fix=fix)  # fmt: skip
+                         expected=names or "an output of the program", got="no outputs", fix=fix)  # fmt: skip
     why = _why_full(before, options.rewrites)
     with uncollected():
         if before is None or why:
@@ -187,7 +192,7 @@ def lay_out(
 
 
 def _why_full(before: Plan | None, rewrites: str) -> str:
-    """Return the reason the previous plan cannot be patched, or ""."""
+    """Return the reason why the previous plan cannot be patched, or ""; `rewrites` as in `CompileOptions`."""
     if before is None:
         return "the first plan"
     if rewrites == "fast":
@@ -205,8 +210,10 @@ def _why_full(before: Plan | None, rewrites: str) -> str:
 def _arrange(
     builder: PlanBuilder, wanted: Named, watched: Named, mode: str, before: Plan | None, why: str, visited: int
 ) -> Planned:
-    """Order the instructions, and compute fusion groups and the lifetimes and offsets of buffers; `mode` is
-    `CompileOptions.layout`, and `why` the reason that the plan `before` cannot be patched, or "".
+    """Order the instructions, and compute the fusion groups and the lifetimes and offsets of buffers.
+
+    `wanted` and `watched` map names to values. `mode` is `CompileOptions.layout`, `why` the reason why the plan
+    `before` cannot be patched, or "", and `visited` the number of nodes whose records were updated.
     """
     run, tables = loops(len(builder.order.now)), builder.tables
     old = None if before is None else before.buffer_layout
@@ -258,9 +265,10 @@ def _arrange(
 
 
 def _chunk_ends(total: int, known: tuple[int, ...], kind: str, device: Device) -> tuple[int, ...]:
-    """Return the ends of an arena's chunks: `known`, the previous plan's, if they suffice; then no address changes.
+    """Return the ends of the chunks of an arena of `total` bytes; `kind` is "full" or "patched", as in `Patched`.
 
-    A new chunk on the host has spare room, because memory that is never touched costs nothing there.
+    They are `known`, the previous plan's, if these suffice, so that no address changes. A new chunk on the host has
+    spare room, because memory that is never touched costs nothing there.
     """
     if kind == "full":
         known = known[:1] if known and total <= known[0] else ()
@@ -281,7 +289,7 @@ def _too_large(p: Program, dims: Mapping[str, int]) -> PlanOutOfMemory:
 
 
 def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
-    """Return the value of each named size. Raises: FeedError listing all input specs that do not fit."""
+    """Return the value of each named size, given the inputs' specs. Raises: FeedError listing all that do not fit."""
     dims: dict[str, int] = {}
     known = {p.path(n): p.spec(n) for n in p.inputs()}
     wrong = [f"{name}: not an input" for name in inputs if name not in known]

@@ -34,7 +34,7 @@ _CHAIN = 32
 
 
 class BudgetImpossible(ComputeError):
-    """The arena does not fit the budget, and no further value to recompute was found.
+    """The arena does not fit the budget, and no further value was found whose recomputation makes it smaller.
 
     Attributes:
         best: bytes of the smallest arena that was found.
@@ -48,9 +48,7 @@ class BudgetImpossible(ComputeError):
 def within(p: Program, budget: int, plan_of: Callable[[Program], Plan]) -> tuple[Plan, tuple[str, ...]]:
     """Return a plan whose arena has at most `budget` bytes, and the paths of the recomputed nodes.
 
-    Args:
-        plan_of: function that plans a program.
-    Raises: BudgetImpossible if no such plan is found.
+    `plan_of` plans a program. Raises: BudgetImpossible if no such plan is found.
     """
     plan = plan_of(p)
     recomputed: tuple[str, ...] = ()
@@ -64,14 +62,14 @@ def within(p: Program, budget: int, plan_of: Callable[[Program], Plan]) -> tuple
                 best = min(best, plan.arena_bytes)
                 break
         else:
-            raise BudgetImpossible("the arena exceeds the budget, and no further value can be recomputed", best=best,
-                                   where=p.name, expected=f"{budget:,} bytes", got=f"{best:,} bytes at best",
-                                   fix="pass a larger remat, or a smaller batch")  # fmt: skip
+            what = "the arena exceeds the budget, and recomputing no further value makes it smaller"
+            raise BudgetImpossible(what, best=best, where=p.name, expected=f"at most {budget:,} bytes",
+                                   got=f"{best:,} bytes at best", fix="a larger remat, or a smaller batch")  # fmt: skip
     return plan, recomputed
 
 
 def _fullness(plan: Plan) -> tuple[int, int]:
-    """Return the maximum of live bytes, and the number of instructions at which it is reached."""
+    """Return (the maximum of live bytes over all instructions, the number of instructions at which it is reached)."""
     line = plan.memory_timeline()
     most = max(line, default=0)
     return most, line.count(most)
@@ -94,7 +92,7 @@ class _Candidate:
     score: float
 
     def applied(self, p: Program) -> Program:
-        """Return a copy of `p`, sharing its variables, with the clones inserted before the first reader in `late`."""
+        """Return a copy of `p`, sharing its variables, that recomputes the value just before its first late reader."""
         order = p.order()
         readers = {p.graph.target(e) for e in self.late}
         first = next(n for n in order if n in readers)
@@ -141,7 +139,7 @@ class _ValueUses:
         return self.slots[self.records[value.node].results[value.port]].base
 
     def kind(self, base: int) -> str:
-        """Return the kind of buffer that holds the slot `base`."""
+        """Return the kind (see `Buffer`) of the buffer that holds the slot `base`."""
         return self.buffers[self.slots[base].buffer].kind
 
     def live(self, base: int, at: int) -> bool:
@@ -169,9 +167,9 @@ def _candidates(plan: Plan) -> list[_Candidate]:
 
 
 def _candidate(uses: _ValueUses, node: NodeId, base: int, after: Sequence[int]) -> _Candidate | None:
-    """Return the candidate that recomputes the value of a node, in slot `base`, for the instructions `after`.
+    """Return the candidate that recomputes a node's value, in slot `base`, for the instructions `after` that read it.
 
-    None if the value cannot be recomputed, or if that takes too many nodes.
+    None if the value cannot be recomputed, or if more than 32 nodes would have to run again.
     """
     plan, p = uses.plan, uses.plan.program
     late: set[EdgeId] = set()

@@ -27,7 +27,7 @@ class HomeChanged(Exception):  # no error: the plan is made in full
 
 
 class HostPlacement:
-    """Decides which slots of a plan are kept in host memory; `order` holds the ids of the plan's instructions."""
+    """Decides which slots of a plan for a device are kept in host memory; `order`: ids of the plan's instructions."""
 
     def __init__(self, builder: PlanBuilder, order: np.ndarray) -> None:
         self.builder, self.tables = builder, builder.tables
@@ -73,7 +73,7 @@ class HostPlacement:
         return {s for s, key in states if key is not None and isinstance(weights[key], HostVariable)}
 
     def _compute_on_host(self) -> None:
-        """Keep new values of host states on the host if computed from host values, constants and inputs only."""
+        """Keep the new value of a host state on the host if it is computed from host values, constants and inputs."""
         slots, writes = self.tables.slots, self.builder.writes().values()
         new_states = {slots[new].base for target, new in writes if slots[target].base in self.on_host}
         for _, instr in self.instrs:
@@ -84,7 +84,7 @@ class HostPlacement:
                 self.scratch.update(instr.work)
 
     def _insert_copies(self) -> np.ndarray:
-        """Copy each host value once, before the first instruction on the device that reads it."""
+        """Return the execution order with a copy of each host value before its first reader on the device."""
         tables, slots = self.tables, self.tables.slots
         copies: dict[int, int] = {}
         order: list[int] = []

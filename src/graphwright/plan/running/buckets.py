@@ -34,8 +34,8 @@ class PaddingBuckets:
         program: the program, which must not write state.
         sizes: named size -> the sizes to pad to; larger inputs are not padded.
         mask: name of a bool input that is True at valid positions; all True if it is not fed. Its padding is False.
-    Raises: UsageError if no input has a named size, a list of sizes is empty or contains a size < 1, the mask is not a
-        bool input, or the program writes state, which padding would change.
+    Raises: UsageError if no input has a size of a given name, a list of sizes is empty or contains a size < 1, the mask
+        is not a bool input, or the program writes state, which padding would change.
     """
 
     def __init__(self, program: Program, sizes: Mapping[str, Sequence[int]], mask: str | None = None) -> None:
@@ -49,13 +49,11 @@ class PaddingBuckets:
         if program.assigns():
             wrong.append("the program writes state, which padding would change")
         if wrong:
-            raise UsageError(
-                "invalid buckets:\n  " + "\n  ".join(wrong),
-                where=program.name,
-                expected=f"sizes >= 1 for {', '.join(sorted(known)) or 'named sizes, of which the program has none'}",
-                got=dict(sizes),
-                fix='gw.compile(program, buckets={"T": [16, 128]}) with the named size "T" of an input, or no buckets',
-            )
+            names = ", ".join(sorted(known)) or "named sizes of inputs, of which the program has none"
+            fix = 'gw.compile(program, buckets={"T": [16, 128]}) with the named size "T" of an input, or no buckets'
+            raise UsageError("invalid buckets:\n  " + "\n  ".join(wrong), where=program.name,
+                             expected=f"sizes >= 1 for {names}; as mask a bool input; a program that writes no state",
+                             got=f"{dict(sizes)}, mask {mask!r}", fix=fix)  # fmt: skip
         self.program, self.mask, self.inputs, self._version = program, mask, specs, program.version
         self.sizes = {name: sorted(s) for name, s in sizes.items()}
         self._checked: set[tuple[int, ...]] = set()
@@ -78,16 +76,14 @@ class PaddingBuckets:
         return {name: tensor.data for name, tensor in tensors.items()}, dims
 
     def run(
-        self,
-        feeds: Mapping[str, NDArray],
-        dims: Mapping[str, int],
+        self, feeds: Mapping[str, NDArray], dims: Mapping[str, int],
         call: Callable[[Mapping[str, NDArray]], dict[str, NDArray]],
-    ) -> dict[str, NDArray]:
+    ) -> dict[str, NDArray]:  # fmt: skip
         """Pad the feeds, run, and return the results without padding.
 
         Args:
-            feeds, dims: as returned by `checked`.
-            call: function that runs the program on the feeds that it gets, without padding them.
+            feeds, dims: the arrays of the inputs, and the value of each named size, as `checked` returns them.
+            call: runs the program on the feeds that it gets, without padding them, and returns the outputs by name.
         Raises: BucketMismatch if, in the first run of a size, padding changes valid results; the errors of `call`.
         """
         padded = {name: self._padded_size(name, dims[name]) for name in self.sizes}
@@ -123,6 +119,7 @@ class PaddingBuckets:
 
     def _check(self, valid: Mapping[str, NDArray], exact: Mapping[str, NDArray], padded: Mapping[str, int]) -> None:
         if wrong := differences(valid, exact, _TOLERANCE, _TOLERANCE, scaled=True):
+            sizes = ", ".join(f"{name} = {n}" for name, n in padded.items())
             raise BucketMismatch("padding changes valid results:\n  " + "\n  ".join(wrong), where=self.program.name,
-                                 got=", ".join(f"{name} = {n}" for name, n in padded.items()),
+                                 expected="the results without padding", got=f"other ones with {sizes}",
                                  fix="add a bool input that masks the padding, and pass its name as mask=")  # fmt: skip

@@ -29,7 +29,7 @@ COLD, WARM, DONE, FAILED = "cold", "warm", "captured", "failed"
 
 
 class CaptureRefused(ComputeError):
-    """A region cannot be captured although `require_capture` is set.
+    """A region of a plan cannot be captured as a device graph although `require_capture` is set.
 
     Attributes:
         slot, op: the slot and the op that prevent the capture, if the reason is one instruction.
@@ -37,7 +37,8 @@ class CaptureRefused(ComputeError):
     """
 
     def __init__(self, reason: str, *, slot: int | None = None, op: str = "", **facts: Unpack[Facts]) -> None:
-        super().__init__(f"not captured: {reason}", **facts)
+        facts.setdefault("fix", "require_capture=False, to run without graphs")
+        super().__init__(f"the plan cannot be captured as device graphs: {reason}", **facts)
         self.slot, self.op, self.reason = slot, op, reason
 
 
@@ -46,7 +47,9 @@ class CaptureTimeout(ComputeError, TimeoutError):
 
 
 class CaptureState(NamedTuple):
-    """State of a `CaptureExecutable`: cold, warm (`warm` runs without graphs so far), captured, or failed."""
+    """State of a `CaptureExecutable`: cold (no run so far), warm (`warm` runs without graphs so far), captured, or
+    failed (for the reason `reason`).
+    """
 
     name: str
     warm: int = 0
@@ -57,7 +60,7 @@ class CaptureState(NamedTuple):
 
 
 class CaptureExecutable(Executable):
-    """An executable that captures the regions of its plan after some runs without graphs, and then replays the graphs.
+    """An executable that captures regions (spans of instructions) as device graphs after some runs, then replays these.
 
     Args:
         plan: a plan for a device with graphs. Graphs read and write fixed memory, so every feed is copied there.
@@ -75,16 +78,9 @@ class CaptureExecutable(Executable):
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        variables: Mapping[str, Variable] | None = None,
-        *,
-        poison: bool = False,
-        safe: bool = False,
-        warmups: int = 2,
-        require_capture: bool = False,
-        watchdog: float = 30.0,
-    ) -> None:
+        self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, poison: bool = False, safe: bool = False,
+        warmups: int = 2, require_capture: bool = False, watchdog: float = 30.0,
+    ) -> None:  # fmt: skip
         if plan.options.device == CPU:
             raise UsageError("the CPU has no graphs to capture", where=plan.program.name,
                              expected="a plan of a device with graphs", got=plan.options.device,
@@ -97,7 +93,7 @@ class CaptureExecutable(Executable):
         if not self._capturable:
             why = next((w for region in self.regions for w in region.why), "the plan has no instruction")
             if require_capture:
-                raise CaptureRefused(why, where=plan.program.name, fix="require_capture=False, to run without graphs")
+                raise CaptureRefused(why, where=plan.program.name)
             self.state = CaptureState(FAILED, reason=why)
         self._graphs: dict[tuple[int, ...], _Graph] = {}
         self._pins: list[Any] = []
@@ -108,7 +104,10 @@ class CaptureExecutable(Executable):
         return any(region.kind == CAPTURED for region in self.regions)
 
     def adopt(self, plan: Plan) -> bool:
-        """Switch to a plan patched from the current one, as `Executable.adopt`; keep graphs of unchanged regions."""
+        """Switch to a plan that was patched from the current one, keeping the graphs of unchanged regions.
+
+        Returns: False, with nothing changed, if the plans have different builders, or if this is pinned or running.
+        """
         arena, could = self.kernels.arena, self._capturable
         chunks = [] if arena is None else list(arena.chunks)
         if not super().adopt(plan):
@@ -179,7 +178,8 @@ class CaptureExecutable(Executable):
             driver.replay(self._graphs[numbers].made, stream)
         except Exception as error:
             if self.require_capture:
-                raise error if isinstance(error, CaptureRefused) else CaptureRefused(str(error)) from error
+                where = self.plan.program.name
+                raise error if isinstance(error, CaptureRefused) else CaptureRefused(str(error), where=where) from error
             self._graphs.clear()
             _unpin(self._pins)
             self.state = CaptureState(FAILED, reason=_describe(error))
@@ -195,14 +195,15 @@ class CaptureExecutable(Executable):
             for s in (*instr.ins, *instr.outs, *instr.work):
                 device = bound.view(s).device
                 if device != bound.device:
-                    raise CaptureRefused(f"the memory of slot {s} is on {device}", slot=s, op=instr.op, where=where)
+                    raise CaptureRefused(f"the memory of slot {s} of {instr.op} is on {device}", slot=s, op=instr.op,
+                                         where=where, expected=f"memory on {bound.device}")  # fmt: skip
             asked = needs(instr, bound.backend, lambda s: bound.view(s).spec)
             if asked.why or asked.reads:
                 slot = instr.ins[asked.reads[0]] if asked.reads else instr.outs[0]
-                raise CaptureRefused(asked.why or "the host reads an operand", slot=slot, op=instr.op, where=where)
+                why = asked.why or f"the host reads the operand of {instr.op} in slot {slot}"
+                raise CaptureRefused(why, slot=slot, op=instr.op, where=where)
 
     def _pin(self) -> None:
-        """Pin the memory that graphs use, so that it is not freed."""
         if self._pins:
             return
         inside = [self.plan.instrs[i] for region in self.regions if region.kind == CAPTURED for i in region.instrs]
@@ -227,7 +228,7 @@ class CaptureExecutable(Executable):
         return all(calls is not None and calls is known for calls, known in zip(now, graph.calls, strict=True))
 
     def _numbers(self, region: Region) -> tuple[int, ...]:
-        """Return the builder's ids of a region's instructions, which are the same in the next plan."""
+        """Return the plan builder's ids of a region's instructions, which are the same in the next plan."""
         return tuple(self.plan.buffer_layout.order[list(region.instrs)].tolist())
 
     def _calls_of(self, i: int) -> list[Any]:
@@ -257,7 +258,8 @@ def captured(driver: Driver, stream: int, calls: Iterable[Callable[[], object]],
         for call in calls:
             call()
             if monotonic() > until:
-                raise CaptureTimeout(f"a graph capture took too long: over {watchdog} s", fix="a longer `watchdog`")
+                raise CaptureTimeout("a graph capture took too long", expected=f"at most {watchdog} s",
+                                     fix="CaptureExecutable(plan, watchdog=...) with more seconds")  # fmt: skip
     except BaseException:
         with suppress(DriverError):
             driver.end_capture(stream)
@@ -266,8 +268,7 @@ def captured(driver: Driver, stream: int, calls: Iterable[Callable[[], object]],
 
 
 def _describe(error: Exception) -> str:
-    where = getattr(error, "where", None)
-    return f"{type(error).__name__}: {where}: {error}".splitlines()[0] if where else f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _unpin(pins: list[Any]) -> None:

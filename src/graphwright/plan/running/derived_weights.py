@@ -48,8 +48,7 @@ def converted(source: NDArray, dtype: DType, device: Device) -> NDArray:
 def fold(plan: Plan, given: Mapping[str, NDArray]) -> tuple[dict[int, Storage], list[tuple[NDArray, int]]]:
     """Return the memory of each folded buffer, and the (array, version) pairs that the buffers were computed from.
 
-    Args:
-        given: arrays of the variables by key.
+    `given` maps the keys of params and consts to their arrays.
     """
     tables = plan.buffer_layout.tables
     stored = {b: given[tables.buffers[b][2]] for b in (tables.holders[s] for s in folded_from(plan))}
@@ -69,7 +68,9 @@ def folded_from(plan: Plan) -> list[int]:
 
 
 def _origins(tables: PlanTables, instrs: list[Instr], stored: Mapping[int, NDArray], device: str) -> dict[int, bytes]:
-    """Map each buffer to a digest of the ops, attributes, layouts, arrays and versions that it is computed from."""
+    """Map each folded buffer, and each buffer of a weight (`stored`: buffer -> its array), to a digest of all that
+    determines its value: ops, attributes, layouts, arrays and versions.
+    """
     found: dict[int, bytes] = {}
     for buffer, array in stored.items():
         found[buffer] = _digest(f"{_numbers.setdefault(array, next(_next))} {array.storage.version} {device}")
@@ -86,7 +87,10 @@ def _digest(facts: str) -> bytes:
 
 
 def _compute(plan: Plan, stored: Mapping[int, NDArray], known: Mapping[int, Storage]) -> dict[int, NDArray]:
-    """Return row-major arrays for the folded buffers that are not in `known`, and for their operands."""
+    """Return row-major arrays for the folded buffers that are not in `known`, and for their operands.
+
+    `stored` maps the buffer of each weight to its array, `known` the other folded buffers to their memory.
+    """
     tables, device = plan.buffer_layout.tables, plan.options.device
     wanted, needed = plan.folds.keys() - known.keys(), []
     for instr in reversed(plan.folding):

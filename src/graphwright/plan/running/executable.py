@@ -33,29 +33,23 @@ class Executable:
     Args:
         plan: the plan.
         variables: key -> variable that replaces the program's own, e.g. the KV cache of a second sequence. A constant
-            whose value a rewrite assumed cannot be replaced.
+            whose value a rewrite relies on (such as the 1 of x·1) cannot be replaced.
         poison: fill the arena with NaN before every run and each buffer after its last use, so that a value that was
             freed too early reads as NaN.
         shared: use the arena that plans of the device share; results are kept in it until a different plan runs.
         safe: save the states before each run and restore them if it fails, so that no step is half done.
-        kernels: bound kernels made by a subclass.
+        kernels: memory and calls, if a subclass made them.
 
     Attributes:
         kernels: memory and calls.
         pinned: True if callers hold views of the memory, so that a patched plan must not take it over.
-    Raises: UsageError if a variable replaces a constant whose value a rewrite assumed.
+    Raises: UsageError if a variable replaces a constant whose value a rewrite relies on.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        variables: Mapping[str, Variable] | None = None,
-        *,
-        poison: bool = False,
-        shared: bool = False,
-        safe: bool = False,
-        kernels: BoundKernels | None = None,
-    ) -> None:
+        self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, poison: bool = False,
+        shared: bool = False, safe: bool = False, kernels: BoundKernels | None = None,
+    ) -> None:  # fmt: skip
         self.kernels = kernels or BoundKernels(plan, variables, poison=poison, shared=shared)
         self.poison, self.safe = poison, safe
         self.pinned = False
@@ -73,8 +67,8 @@ class Executable:
     def adopt(self, plan: Plan) -> bool:
         """Switch to a plan patched from the current one, keeping memory and the calls that the edit did not touch.
 
-        Returns: False, with nothing changed, if the plan has a different builder, or if this executable is pinned or
-            running.
+        Returns: False, with nothing changed, if the plans have different plan builders, or if this executable is pinned
+            or running.
         """
         same_builder = self.plan.buffer_layout.builder is plan.buffer_layout.builder
         if self.pinned or not same_builder or not self._busy.acquire(blocking=False):
@@ -140,7 +134,7 @@ class Executable:
         return arrays
 
     def step(self, arrays: Sequence[Given]) -> dict[str, NDArray]:
-        """Run on arrays that `fitting` returned, and return the outputs by name."""
+        """Run on one array per input, as `fitting` returns them, and return the outputs by name."""
         self._begin()
         try:
             bound = self.kernels
@@ -297,19 +291,19 @@ class Executable:
         """Return a copy of a watched node's value in the last run. Raises: UsageError if the node is not watched."""
         if name not in self.plan.watched:
             raise UsageError(f"node {name!r} is not watched", where=name,
-                             expected=", ".join(self.plan.watched) or "nothing: the plan has no watch", got=repr(name),
+                             expected=", ".join(self.plan.watched) or "no name: nothing is watched", got=repr(name),
                              fix="program.compile(..., watch=[name])")  # fmt: skip
         return self.value(self.plan.watched[name])
 
     def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return dicts of the inputs that are read and of the outputs: numpy views of memory; bfloat16 as uint16 bits.
+        """Return two dicts, of the inputs that are read and of the outputs: name -> numpy view of the memory.
 
-        Raises: UsageError if the device is not the CPU.
+        A view of bfloat16 values shows them as uint16 bits. Raises: UsageError if the device is not the CPU.
         """
         plan, tables = self.plan, self.plan.buffer_layout.tables
         if self.kernels.device != CPU:
             raise UsageError("device memory cannot be viewed as numpy arrays", where=plan.program.name, expected=CPU,
-                             got=self.kernels.device, fix="plan(feeds), or a plan of the CPU")  # fmt: skip
+                             got=self.kernels.device, fix="plan(feeds), or a plan for the CPU")  # fmt: skip
 
         def view(slot: int) -> np.ndarray:
             return self.kernels.view(slot).to_numpy(bits=True)
@@ -352,7 +346,7 @@ class Executable:
             raise UsageError("this plan has not run, or a different plan has used the shared arena since",
                              where=self.plan.program.name, expected="values of this plan's last run in the arena",
                              got="a shared arena without values of this plan",
-                             fix="Executable(plan), which has its own memory")  # fmt: skip
+                             fix="run the plan again, or use Executable(plan), which has its own memory")  # fmt: skip
 
     def _borrowed(self, view: NDArray) -> NDArray:
         bound = self.kernels
@@ -370,7 +364,7 @@ class Executable:
 
     # -- failures ----------------------------------------------------------------------------------------------------
     def failed_single(self, row: int) -> GraphwrightError:
-        """Return the error of a run of one VM segment; `row` is the address of the VM instruction that failed."""
+        """Return the error of a run that is one VM segment; `row` is the address of the VM instruction that failed."""
         return self._failed_native(self.kernels.single, row)
 
     def _failed_native(self, segment: Any, row: int | None = None) -> GraphwrightError:
@@ -399,7 +393,7 @@ class Executable:
         return failure
 
     def torn(self, failure: GraphwrightError, ran: Collection[int]) -> GraphwrightError:
-        """Return the failure, or StepTorn if one of the instructions that ran wrote a state."""
+        """Return `failure`, or a StepTorn with it if one of the instructions `ran` had written a state."""
         plan = self.plan
         keys = [key for i, early in plan.early.items() if i in ran for key in early]
         done = [plan.instrs[i] for i in sorted(ran) if i >= plan.commit_start]

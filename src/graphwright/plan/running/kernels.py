@@ -51,10 +51,8 @@ class VmCode:
     def between(self, plan: Plan, start: int, stop: int, at: ViewOf) -> list[Cut]:
         """Return the VM code of the instructions `start..stop - 1`, one entry per instruction.
 
-        The code of a fusion group is in the entry of its first instruction; its other entries are empty.
-
-        Args:
-            at: function from a slot to the array over its memory, whose address goes into the code.
+        The code of a fusion group is in the entry of its first instruction; its other entries are empty. `at` returns
+        the array over the memory of a slot, whose address goes into the code.
         """
         layout = plan.buffer_layout
         numbers = layout.order[start:stop].tolist()
@@ -75,7 +73,9 @@ class VmCode:
             self._parts.pop(self._region_of.pop(q), None)
 
     def _parts_of(self, region: FusionRegion) -> dict[tuple[int, int], list[Cut]]:
-        """Return the cached parts of a region by (start, stop); drop older regions that share instructions with it."""
+        """Return the cache of a region: (start, stop) of a part -> its VM code. Drops the caches of older regions that
+        share instructions with it.
+        """
         if region not in self._parts:
             for q in region.instrs:
                 if q in self._region_of:
@@ -96,7 +96,7 @@ class VmCode:
         return self._fill(layout, numbers, code, at)
 
     def _fill(self, layout: BufferLayout, numbers: Sequence[int], code: Sequence[Cut], at: ViewOf) -> list[Cut]:
-        """Encode the instructions whose entry in `code` is unknown, and return all entries."""
+        """Encode those of the instructions with ids `numbers` whose entry in `code` is unknown; return all entries."""
         made = list(code)
         for i in [i for i, rows in enumerate(code) if rows is _UNKNOWN] if _UNKNOWN in code else ():
             made[i] = self._rows[numbers[i]] = _encode(layout.tables.instrs[numbers[i]], at)
@@ -164,15 +164,9 @@ class BoundKernels:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        variables: Mapping[str, Variable] | None,
-        *,
-        poison: bool,
-        shared: bool,
-        separate: bool = False,
-        in_order: bool = True,
-    ) -> None:
+        self, plan: Plan, variables: Mapping[str, Variable] | None, *, poison: bool, shared: bool,
+        separate: bool = False, in_order: bool = True,
+    ) -> None:  # fmt: skip
         self.poison, self.device = poison, plan.options.device
         self._separate, self._in_order = separate, in_order
         self.backend = backend(self.device)
@@ -415,7 +409,7 @@ class BoundKernels:
             base = self._bound[key]
             if not base.contiguous:
                 raise ComputeError("the array of this variable is not contiguous", where=key,
-                                   fix="variable.own(), which copies it")  # fmt: skip
+                                   got=f"strides {base.strides}", fix="variable.own(), which copies it")  # fmt: skip
             return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
         return NDArray(self._memory[buffer], row.dtype, layout.shape, layout.strides, layout.offset)
 

@@ -59,8 +59,7 @@ class Arena:
     def grow(self, ends: tuple[int, ...], chunk: Callable[[int, int], Storage]) -> None:
         """Add chunks until the arena's chunk ends equal `ends`, which must begin with the current ends.
 
-        Args:
-            chunk: called as `chunk(i, nbytes)`, allocates the i-th chunk.
+        `chunk(i, nbytes)` allocates the i-th chunk.
         """
         begin = self.ends[-1] if self.ends else 0
         for i, end in enumerate(ends[len(self.ends) :], len(self.ends)):
@@ -106,7 +105,7 @@ class SharedArena:
         return self._held.acquire(blocking=False)
 
     def enter(self, space: BoundKernels) -> bool:
-        """Lock the arena until `leave`, for a run on `space`; return False if another run has locked it."""
+        """Lock the arena until `leave`, for the executable with memory `space`; return False if it is locked."""
         if not self._held.acquire(False):  # not by `hold`, to save a call in every run
             return False
         if self._user is not space.handle:
@@ -128,13 +127,12 @@ class SharedArena:
                 self._user = None
 
     def used_by(self, space: BoundKernels) -> bool:
-        """Return True if this executable was the last one to use the arena."""
+        """Return True if the executable with memory `space` was the last one to use the arena."""
         return self._user is space.handle
 
     def chunk(self, space: BoundKernels, i: int, nbytes: int) -> Storage:
-        """Return the i-th chunk with at least `nbytes` bytes; callers hold the lock and ask for chunks in order.
-
-        If the chunk is replaced by a larger one, the other executables bind again.
+        """Return the i-th chunk, with at least `nbytes` bytes, to the executable with memory `space`, which has locked
+        the arena. If the chunk is replaced by a larger one, the other executables bind again.
         """
         with self._members:
             self._spaces.add(space)

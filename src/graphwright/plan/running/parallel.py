@@ -83,13 +83,9 @@ class ParallelExecutable(Executable):
         self._until: float | None = None
 
     def run(
-        self,
-        feeds: Mapping[str, Any] | PlanSlice,
-        *,
-        borrow: bool = False,
-        cancel: CancelToken | None = None,
+        self, feeds: Mapping[str, Any] | PlanSlice, *, borrow: bool = False, cancel: CancelToken | None = None,
         deadline: float | None = None,
-    ) -> dict[str, NDArray]:
+    ) -> dict[str, NDArray]:  # fmt: skip
         """Run as `Executable.run` does. The first error is raised once the other running instructions have finished.
 
         Args:
@@ -239,7 +235,8 @@ class _ParallelRun:
         if self.cancel is not None and self.cancel.cancelled:
             return Cancelled("the run was cancelled", got=progress)
         late = self.until is not None and monotonic() >= self.until
-        return DeadlineExceeded("the run exceeded its deadline", got=progress) if late else None
+        what, fix = "the run exceeded its deadline", "a longer deadline, or none"
+        return DeadlineExceeded(what, got=progress, fix=fix) if late else None
 
     def _finish(self, task: int) -> None:
         with self._changed:

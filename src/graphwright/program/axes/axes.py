@@ -68,7 +68,7 @@ class AxisGroup:
             (groups, channels per group) for channels of a grouped convolution, else one size.
         size: number of units.
         frozen: reasons why the axis cannot be resized; empty if it can be.
-        ends: the reasons in `frozen` that name inputs and outputs of the program; `allow_io=True` overrides these.
+        ends: the reasons in `frozen` that name inputs and outputs of the program, ignored with `allow_io=True`.
         mixed: reasons why setting a unit to zero differs from removing the unit.
         corrected: True if all reasons in `mixed` are norms whose scale can be corrected for removed units.
     """
@@ -183,7 +183,7 @@ class Axes(Mapping[str, AxisGroup]):
     _groups: dict[str, AxisGroup] = field(default_factory=dict)
 
     def members_of(self, atom: Atom) -> list[AxisMember]:
-        """Return the dimensions that contain this size, alone or as a factor or part, such as heads in heads × 64."""
+        """Return the dimensions that are an atom, or contain it as a factor or part, such as heads in heads × 64."""
         return self._members.get(atom, [])
 
     def readers(self, weight: NodeId) -> int:
@@ -236,8 +236,8 @@ class Axes(Mapping[str, AxisGroup]):
         p = self.program
         terms = self.weights.get(weight) or self.weights[p.key(p.node(weight))]
         if not -len(terms) <= dim < len(terms):
-            what = "the weight has no dimension with this index"
-            raise UsageError(what, where=weight, expected=f"0 to {len(terms) - 1}", got=dim)
+            expected = f"{-len(terms)} <= dim < {len(terms)}"
+            raise UsageError("the weight has no dimension with this index", where=weight, expected=expected, got=dim)
         found = dict.fromkeys(atoms(terms[dim]))
         return tuple(self._groups[self.names[a]] for a in found if a in self.names)
 
@@ -336,13 +336,13 @@ def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> Axis
 
 
 def _made(group: AxisGroup) -> list[AxisMember]:
-    """Return the weights that produce the units of an axis, oldest first: not all their readers sum over the axis."""
+    """Return the weights, oldest first, that produce the units of an axis: some reader does not sum over the axis."""
     summed = group.axes.summed
     return [m for m in _weights(group) if not any(summed.get((m.value.node, m.dim, a)) for a in group.atoms)]
 
 
 def _weights(group: AxisGroup) -> list[AxisMember]:
-    """Return the weights along an axis, oldest first; only those with the whole axis, and only params, if any exist."""
+    """Return the weights along an axis, oldest first: if possible only those along all its atoms, then only params."""
     p, dims = group.axes.program, group.axes.solution.dims
     weights = group._stored
     weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # gates must not rename an axis

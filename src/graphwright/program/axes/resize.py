@@ -48,7 +48,7 @@ _DIM = f.plain(forms.integer, 0, forms.MAX_RANK)
 
 
 class ResizedAxis(NamedTuple):
-    """A resized axis: name, old size `of`, and in `old` for each new index the unit's old index, -1 for a new unit."""
+    """A resized axis: its name, its old size `of`, and for each new index the `old` index, or -1 for a new unit."""
 
     axis: str
     of: int
@@ -56,7 +56,7 @@ class ResizedAxis(NamedTuple):
 
 
 class ResizedWeight(NamedTuple):
-    """A resized weight: key, new array, and in `dims` each changed dimension with its old indices (-1: a new unit)."""
+    """A resized weight: key, new array, and `dims`: (changed dimension, old index of each new index, or -1) pairs."""
 
     key: str
     array: NDArray
@@ -102,7 +102,7 @@ class ResizeAxis(Edit):
                     raise ShapeError("the index of an old unit is out of range", where=f"{key}, dimension {dim}",
                                      expected=expected, got=got)  # fmt: skip
             if tuple(after) != array.shape:
-                raise ShapeError("the new value has the wrong shape", where=key, expected=tuple(after), got=array.spec)
+                raise ShapeError("the new array has the wrong shape", where=key, expected=tuple(after), got=array.shape)
         for _, attrs in self.attrs:
             encode_attrs(attrs)
         for node, _ in (*self.attrs, *self.inputs):
@@ -121,7 +121,7 @@ class ResizeAxis(Edit):
         return ResizeAxis(axes, weights, attrs, self.correct, inputs)
 
     def apply(self, p: Program) -> None:
-        """Set weights and attributes. Each variable records how its entries moved, so that optimizers can follow."""
+        """Set weights and attributes. Variables record how entries moved, so that optimizers can move their state."""
         back = p.tombstones.mode in ("undo", "roll back")
         readers = self._readers(p)
         for key, array, dims in self.weights:
@@ -162,8 +162,8 @@ class ResizeAxis(Edit):
     @classmethod
     def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
         """Return the recorded edit. Arrays are computed from the program; the record only has values of new units."""
-        found, brought, old = r.program.axes(), forms.table(record["payloads"]), {}
-        for row in forms.array(record["axes"]):
+        found, brought, old = r.program.axes(), forms.table(record["payloads"], None, "payloads"), {}
+        for row in forms.array(record["axes"], None, "axes"):
             group = found[row["axis"]]
             if group.size != row["of"]:
                 raise UsageError("the axis does not have the size recorded in the journal",
@@ -182,7 +182,7 @@ class ResizeAxis(Edit):
                 raise ReplayConflict(what, where=key, expected=wanted, got=value.shape)
             return value
 
-        return resize(found, old, correct=forms.flag(record["correct"]), new=new)
+        return resize(found, old, correct=forms.flag(record["correct"], "correct"), new=new)
 
 
 def resize(
@@ -195,7 +195,8 @@ def resize(
             each new index the old index of the unit, -1 for a new unit.
         correct: for norms over an axis resized from D to d, multiply the scale by √(D/d) and eps by D/d. Results are
             then unchanged if the removed units are always zero.
-        new: function that returns a weight with the values of new units, see `New`; by default they are zeros.
+        new: called with (key, old array, {dimension: old index of each new index}); returns an array of the new shape,
+            of which only the entries of new units are used. By default these are zeros.
     Raises: FrozenAxis if a norm cannot be corrected or a table that indexes an axis cannot be resized; EmptyAxis if
         such a table would become empty.
     """
@@ -240,7 +241,7 @@ def _along(terms: Iterable[Term], maps: IndexMap) -> bool:
 
 
 def _large(p: Program, keys: Sequence[str]) -> bool:
-    """Map the files of these weights; return True if all are in CPU memory and large enough to slice in parallel."""
+    """Map the files of these weights; return True if all are on the CPU and together large enough for threads."""
     arrays = [a for a in map(p.weights.array, keys) if not is_abstract(a)]
     if sum(a.nbytes for a in arrays) < LARGE or any(a.device != CPU for a in arrays):
         return False
@@ -282,8 +283,8 @@ def _numbers(changed: Maps) -> tuple[tuple[int, Numbers], ...]:
 def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarray]:
     """Return a dict from key to new value of each constant table of indices into a resized axis.
 
-    Entries that index removed units are dropped; the axis of the table's entries is added to `maps`. Raises: FrozenAxis
-    if a table cannot be resized, EmptyAxis if it would become empty.
+    Entries that index removed units are dropped. `maps`: resized atom -> old index of each new index; the dimension of
+    each table is added to it. Raises: FrozenAxis if a table cannot be resized, EmptyAxis if it would become empty.
     """
     tables: dict[str, np.ndarray] = {}
     for key, axis, entries in ((t.key, resolve(t.axis), resolve(t.entries)) for t in found.solution.lookups):
@@ -317,13 +318,13 @@ def _ratio(term: Term, maps: IndexMap) -> float:
 
 
 def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
-    """Return {key of a norm's scale: (correction factor, constant that the norm adds to it)} for resized norms."""
+    """Return {key of a norm's scale: (correction factor, constant that the norm adds to it)}; `maps`: resized axes."""
     p, factors = found.program, dict[str, tuple[float, float]]()
     readers: Counter[NodeId] = Counter()
 
     def refused(what: str, where: str) -> FrozenAxis:
         what = f"cannot correct a norm over a resized axis: {what}"
-        return FrozenAxis(what, where=where, fix="pass correct=False to cut_units")
+        return FrozenAxis(what, where=where, fix="if units are cut, pass correct=False to cut_units")
 
     for node, c in found.solution.corrections:
         ratio = _ratio(resolve(c.term), maps)
@@ -403,7 +404,7 @@ def permute(e: Transaction, axis: str, order: Sequence[int], *, allow_io: bool =
     indices = [int(i) for i in order]
     _check_single(group)
     if sorted(indices) != list(range(group.size)):
-        expected = f"0 to {group.size - 1} once each"
+        expected = f"each of 0 to {group.size - 1} once"
         raise UsageError("`order` is not a permutation of the units", where=axis, expected=expected, got=indices[:20])
     e.do(resize(found, {axis: indices}))
 
@@ -415,7 +416,7 @@ def grow(e: Transaction, axis: str, n: int, init: str = "zero_out", *, seed: int
         axis: name in `program.axes()`.
         init: "zero_out": weights that produce the new units are random and weights that read them are zero, or the
             reverse if a norm runs over the axis. "duplicate": new units are copies of randomly chosen units; weights
-            that read a unit are split among the unit and its copies, at random (a quarter to three quarters).
+            that read a unit are split among the unit and its copies, in random proportions.
         seed: seed of the random numbers.
         allow_io: also resize inputs and outputs of the program.
     Raises: FrozenAxis; UsageError for invalid arguments, or if new units would change the results.
@@ -433,7 +434,7 @@ def grow(e: Transaction, axis: str, n: int, init: str = "zero_out", *, seed: int
 def _check_single(group: AxisGroup) -> None:
     if len(group.atoms) != 1:
         parts = ", ".join(group.axes.names[a] for a in group.atoms)
-        raise UsageError("cannot edit an axis that is the product of two axes", where=group.name,
+        raise UsageError("cannot permute or grow an axis that is the product of two axes", where=group.name,
                          expected=f"one of {parts}")  # fmt: skip
 
 
@@ -476,9 +477,10 @@ def _tabulate(e: Transaction, group: AxisGroup) -> str:
     p, each = e.program, int(group.atoms[1].size)
     here = [n for n, kind, term in group.axes.solution.composites
             if kind == "heads" and tuple(atoms(term)) == group.atoms]  # fmt: skip
-    if any(not traits(p.op(n)).attention for n in here):
-        raise RaggedUnit("ragged=True is impossible: an op other than attention splits this dimension into heads",
-                         where=group.name)  # fmt: skip
+    if other := next((n for n in here if not traits(p.op(n)).attention), None):
+        got, fix = f"{p.path(other)} ({p.op(other)})", f"cut whole units of {group.axes.names[group.atoms[0]]}"
+        raise RaggedUnit("ragged=True is impossible: an op other than attention splits this axis into heads",
+                         where=group.name, got=got, fix=fix)  # fmt: skip
     dims = group.axes.solution.dims
     weight = next(m for m in group.members if m.key and set(group.atoms) <= set(atoms(dims[m.value][m.dim])))
     for node in here:
@@ -492,7 +494,7 @@ def _tabulate(e: Transaction, group: AxisGroup) -> str:
 
 
 class _Growth:
-    """Appends `n` units to one axis, as copies of random units or with random and zero weights; see `grow`."""
+    """Appends `n` units to one axis: copies of random units, or units with random and zero weights; see `grow`."""
 
     def __init__(self, e: Transaction, found: Axes, group: AxisGroup, n: int, seed: int) -> None:
         self.e, self.found, self.group, self.n = e, found, group, n
@@ -504,7 +506,7 @@ class _Growth:
     def _consumers(self) -> dict[str, set[int]]:
         """Return a dict from weight key to the dimensions along the axis that all readers of the weight sum over.
 
-        Raises: UsageError if an op that sums over the axis reads no such weight: only zeros in it cancel new units.
+        Raises: UsageError if an op that sums over the axis reads no such weight; its zeros would cancel new units.
         """
         p, found = self.e.program, {}
         for node, ends in self.found.solution.notes.get(self.atom, AtomNotes()).summed:
@@ -513,7 +515,7 @@ class _Growth:
             alone = [(w, dim) for w, dim in weights if self.found.summed[w, dim, self.atom]]
             if not alone and not (weights and self.group.mixed):
                 raise UsageError("cannot add units: this op sums over the axis, and new units would change its sum",
-                                 expected="a weight operand whose readers all sum: it is zero for new units",
+                                 expected="an operand that is a weight whose readers all sum over the axis",
                                  where=f"{self.group.name}, {p.path(node)} ({p.op(node)})")  # fmt: skip
             for w, dim in alone:
                 found.setdefault(p.key(w), set()).add(dim)
@@ -523,7 +525,7 @@ class _Growth:
         group = self.group
         if init == "duplicate" and group.mixed:
             raise UsageError("duplicated units would change the result of an op", where=group.name, got=group.mixed[0],
-                             fix='pass init="zero_out"')  # fmt: skip
+                             fix='pass init="zero_out"' if group.corrected else None)  # fmt: skip
         if group.mixed and not group.corrected:
             raise UsageError("new units would change the result of an op, even if they are zero",
                              where=group.name, got="; ".join(group.mixed[:3]))  # fmt: skip
@@ -536,7 +538,10 @@ class _Growth:
             self._share()
 
     def _zero_out(self, key: str, array: NDArray, indices: Maps) -> np.ndarray:
-        """Return values for new units: random if the weight produces them, zero if it reads them; swapped for norms."""
+        """Return an array of the new shape: random for new units if the weight produces them, zero if it reads them.
+
+        If a norm runs over the axis, it is the reverse. In a vector, new entries are the mean of the old ones, or 0.
+        """
         shape = _new_shape(array, indices)
         old = array.to_numpy("float64")
         if len(shape) < 2:
@@ -590,9 +595,9 @@ class _Growth:
 
 
 def by_index(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
-    """Return the factor for each index of a dimension: that of the unit at this index, or 1 if no unit has it.
+    """Return one factor per index of a dimension: `part[i]` for the indices of unit i of an axis, 1 for other indices.
 
-    `term` describes the dimension as atoms (unsplit sizes), `group` lists those of the axis; `part`: factor per unit.
+    `term` describes the dimension by atoms (sizes that are not split further), `group` lists the atoms of the axis.
     """
     if isinstance(term, Atom):
         return part if (term,) == tuple(group) else np.ones(known(term))

@@ -47,7 +47,7 @@ class AxisSolution:
     """The dimensions of one state of a program, as terms: products and concatenations of atoms (unsplit sizes).
 
     `sizes` lists the op attributes that hold sizes of dimensions, as (node, attribute, term or terms). `composites`
-    lists the dimensions of several atoms whose units have a kind, such as heads, as (node, kind, term).
+    lists the terms of several atoms whose units have a kind, such as heads, as (node, kind, term).
     """
 
     dims: dict[Value, Dims] = field(default_factory=dict)  # value -> terms of its dimensions, resolved

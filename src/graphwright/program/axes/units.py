@@ -44,7 +44,7 @@ class Units:
     def within(selection: Selection, kind: str) -> Units:
         """Return the units of one kind that selected nodes produce; if they produce none, the units that they read.
 
-        Selected nodes produce the units of an axis if it is a dimension of a selected weight that is not summed over.
+        A selected weight produces the units of an axis if not all its readers sum over the axis, else it reads them.
         """
         selection.names()  # raises StaleSelection
         p, inside = selection.program, set(selection.nodes)
@@ -118,7 +118,7 @@ class Units:
     def _with(self, other: Units, combine: Any) -> Units:
         if not isinstance(other, Units) or other.program is not self.program:
             what = "units of different programs" if isinstance(other, Units) else "units with an object of another type"
-            raise errors.ForeignNode(f"cannot combine {what}", expected=repr(self), got=repr(other)[:120])
+            raise errors.ForeignNode(f"cannot combine {what}", where=repr(self), got=repr(other)[:120])
         sizes = {**self.sizes, **other.sizes}
         chosen = {n: combine(set(self.chosen.get(n, ())), set(other.chosen.get(n, ()))) for n in sizes}
         return Units(self.program, {n: tuple(sorted(ids)) for n, ids in chosen.items()}, sizes)
@@ -144,7 +144,7 @@ class Units:
             keep: which of the selected units to keep: an int, several ints, a slice or a mask.
             drop: which of the selected units to cut. Without `keep` and `drop`, all selected units are cut.
             why: reason for the edit, written to the journal.
-            ragged: see `Transaction.cut_units`.
+            ragged: allow key heads with unequal numbers of query heads.
             allow_empty: do nothing, instead of raising EmptySelection, if there are no units to cut.
         Raises: EmptySelection; UsageError if both `keep` and `drop` are given; the errors of `Transaction.cut_units`.
         """
@@ -162,7 +162,7 @@ class Units:
     def gate(
         self, kind: str = "hard_concrete", *, why: str | None = None, **options: Unpack[GateKeywords]
     ) -> tuple[NodeId, ...]:
-        """Add gates to the units of whole axes, or to layers, in one edit; return the handles of the gates."""
+        """Gate the units of whole axes, or layers, in one edit; see `Transaction.gate`. Return the gates' handles."""
         self.check_nonempty()
         with self.program.edit(why or f"gates on {', '.join(list(self.chosen)[:3])}") as e:
             return e.gate(self, kind, **options)
@@ -175,7 +175,7 @@ class Units:
 
 
 def numbers(index: Any, count: int, name: str) -> tuple[int, ...]:
-    """Return sorted unit indices from an int, several ints, a slice or a mask. Raises: UnitRange, UsageError."""
+    """Return the sorted indices that an int, several ints, a slice or a mask selects of `count` units; `name`: axis."""
     if isinstance(index, slice):
         return tuple(sorted(range(count)[index]))
     expected = "an int, several ints, a slice or a mask"
@@ -192,12 +192,13 @@ def numbers(index: Any, count: int, name: str) -> tuple[int, ...]:
         raise unsupported
     flat = given.reshape(-1).astype(np.int64)
     if ((flat < -count) | (flat >= count)).any():
-        raise errors.UnitRange("unit index out of range", where=name, expected=f"0 to {count - 1}", got=index)
+        raise errors.UnitRange("unit index out of range", where=name, expected=f"{-count} <= index < {count}",
+                               got=index)  # fmt: skip
     return tuple(sorted({int(i) % count for i in flat}))
 
 
 def runs(indices: Sequence[int]) -> str:
-    """Format unit indices as text, such as `0-4 6 8-9`. A run of three indices -1 (new units) becomes `+3`."""
+    """Format unit indices as text, such as `0-4 6 8-9`. Three indices -1 in a row (new units) become `+3`."""
     parts: list[str] = []
     for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0] if pair[1] >= 0 else None):
         numbers = [number for _, number in run]
@@ -221,7 +222,7 @@ def parsed(form: str, limit: int = 1 << 24) -> tuple[int, ...]:
 
 
 def layers(p: Program, nodes: Iterable[NodeId] | None = None) -> dict[str, list[int]]:
-    """Return {path of a module list: sorted module numbers}; if `nodes` are given, only modules that contain one."""
+    """Return {path of a module list: sorted module numbers}; only modules that contain one of `nodes`, if given."""
     found = _modules(p, p.nodes() if nodes is None else nodes)
     return {prefix: sorted(numbers) for prefix, numbers in sorted(found.items())}
 
@@ -263,10 +264,10 @@ def _chosen(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tup
 
 
 def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tuple[int, list[EdgeId]]]:
-    """Return (number, edges) of each layer: the edges by which its branches enter the sums of the residual path.
+    """Return (number, edges) of the layers `ids` of a list: the edges by which their branches enter the residual path.
 
-    If these edges are cut, the output of the layer equals its input. Raises: StaleSelection; FrozenAxis if a layer has
-    no residual path around it.
+    If these edges are cut, the output of a layer equals its input. `prefix`: path of the list, `count`: its expected
+    length. Raises: StaleSelection; FrozenAxis if a layer has no residual path around it.
     """
     found = []
     for number, nodes in _chosen(p, prefix, ids, count):
@@ -284,7 +285,7 @@ def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tu
 
 
 def _onto(p: Program, value: Value, before: Value, inside: set[NodeId], edges: dict[EdgeId, None]) -> bool:
-    """Return True if only sums are between `before` and `value`; add the edges of their other terms to `edges`."""
+    """Return True if `value` is `before` or a sum that contains it; add the edges of the other terms to `edges`."""
     if value == before:
         return True
     if value.node not in inside or not _sums(p, value.node):

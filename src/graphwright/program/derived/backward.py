@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def updatable(p: Program) -> bool:
-    """Return True if the gradient of a program can follow edits: the program has no checkpoints and no opaque ops."""
+    """Return True if the gradient can follow edits: no checkpoints and no opaque ops (with a gradient, but no vjp)."""
     return not p.checkpoints and not p.of_traits(opaque=True)
 
 
@@ -56,6 +56,7 @@ class BackwardGraph:
     """The backward nodes of a mirrored program, for the gradients of `wanted` values; see `MirroredProgram`.
 
     Args:
+        sizes, name, low: see `MirroredProgram`.
         seeds_at: function from a value of the source to its initial gradients (seeds), which are summed before the
             gradients from its readers.
         sum_dtype: function from a value to the dtype in which its gradients are summed; None for the value's dtype.
@@ -140,7 +141,7 @@ class BackwardGraph:
 
     # -- sums --------------------------------------------------------------------------------------------------------
     def _incoming(self, at: Value) -> Value | None:
-        """Return the summed gradient of a value: seeds first, then gradients from its readers, last reader first."""
+        """Return the sum of the gradients of a value: seeds first, then those from its readers, last reader first."""
         if not self.wants(at):
             return self._total(at, ())
         key, operands = self.source.order_labels.key, self.mirror.operands
@@ -181,7 +182,7 @@ class BackwardGraph:
 
     # -- vjps --------------------------------------------------------------------------------------------------------
     def _vjp(self, node: NodeId, grads: tuple[Value | None, ...], old: VjpCall | None, edited: bool) -> VjpCall | None:
-        """Reuse, rewire or record the vjp of a node for these gradients of its results; None if it needs no vjp."""
+        """Reuse or rewire the call `old`, or record the vjp of a node for gradients of its results; None for no vjp."""
         mirror, reads = self.mirror, self.mirror.operands[node]
         needs = tuple(self.wants(v) for v in reads)
         if self.source.op(node) in SOURCES or not any(needs) or all(g is None for g in grads):

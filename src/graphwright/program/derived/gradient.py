@@ -1,7 +1,4 @@
-"""The gradient of a program as a program.
-
-Forward nodes keep their names; backward nodes are named `grad.<path of the forward node>.<op>`.
-"""
+"""The gradient of a program as a program, with backward nodes named `grad.<path of the forward node>.<op>`."""
 
 from __future__ import annotations
 
@@ -194,8 +191,9 @@ class GradientGraph:
             if readers and reached is None:
                 reached = source.reachable(self.roots)
             if value in self.roots or (reached is not None and not reached.isdisjoint(readers)):
-                raise NoTape("a value reaches the outputs only through ops without a gradient",
-                             where=source.path(value), got=source.specs(value.node)[value.port])  # fmt: skip
+                what = "a value reaches the outputs only through ops without a gradient"
+                got = f"{source.specs(value.node)[value.port]}, read by {', '.join(map(source.op, readers)) or 'no op'}"
+                raise NoTape(what, where=source.path(value), got=got)
             self._zeros[value] = outputs[name] = self._zero(value)
         if list(outputs.items()) != list(zip(p.output_names(), p.outputs(), strict=True)):
             set_outputs(p, outputs)

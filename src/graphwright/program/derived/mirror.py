@@ -135,7 +135,7 @@ class MirroredProgram:
         return self.program.specs(value.node)[value.port]
 
     def tensor(self, value: Value, recorder: TraceRecorder | None = None) -> Tensor:
-        """Return a value of the derived program as a symbolic tensor of `recorder`, by default the mirror's own."""
+        """Return the tensor that stands for a value of the derived program in a trace, by default the mirror's own."""
         return Tensor(Symbol(self.spec(value), value, recorder or self.recorder))
 
     def rewire(self, node: NodeId, operands: Sequence[Value]) -> None:
@@ -179,7 +179,7 @@ class MirroredProgram:
     def _count_readers(
         self, changed: set[NodeId], needed: Sequence[NodeId], released: Sequence[NodeId]
     ) -> dict[NodeId, None]:
-        """Update the reader counts; return the newly needed nodes."""
+        """Update the reader counts: +1 for nodes in `needed`, -1 in `released`; return the nodes that became needed."""
         graph, readers = self.source.graph, self._readers
         fresh: dict[NodeId, None] = {}
         more, less = list(needed), list(released)

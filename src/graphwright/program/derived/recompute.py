@@ -34,7 +34,7 @@ class Recomputed:
         self._retained: dict[Value, bool] = {}
 
     def took(self, node: NodeId, *, backward: bool) -> None:
-        """Assign a new node to the backward pass, or to the checkpointed subgraph that is being traced, if any."""
+        """Record that a new node belongs to the backward pass, or else to the checkpoint that is traced now, if any."""
         if backward:
             self._backward.add(node)
         elif self.group is not None:
@@ -49,7 +49,7 @@ class Recomputed:
         return Value(self._clones[value.node], value.port)
 
     def _is_retained(self, value: Value) -> bool:
-        """Return True if the value must stay in memory: a forward node outside reads it, or its op updates state."""
+        """Return True if a value is stored: a forward node outside its checkpoint reads it, or its op updates state."""
         if value not in self._retained:
             p, group = self.program, self._groups[value.node]
             readers = {p.graph.target(e) for e in p.out_edges(value.node) if p.edge_value(e) == value}

@@ -94,7 +94,7 @@ def patch_point(p: Program, ref: PatchPoint) -> Value | EdgeId:
 
 
 def feed_name(p: Program, at: Value | EdgeId) -> str:
-    """Return the name of a patch input: `patch.<path>`, `patch.<path>.<port>` or `patch.<source -> target>`."""
+    """Return the name of the input for a patch: `patch.<path>`, `patch.<path>.<port>` or `patch.<source -> target>`."""
     port = f".{at.port}" if isinstance(at, Value) and at.port else ""
     return f"patch.{p.path(at)}{port}"
 

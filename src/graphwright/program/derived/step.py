@@ -37,7 +37,7 @@ class TracedNodes(NamedTuple):
 
 
 class ReusingRecorder(MirrorRecorder):
-    """A recorder of tensor code into a derived program that reuses the nodes of the previous trace, `before`.
+    """A recorder of tensor code into the program of `mirror` that reuses the nodes of the previous trace, `before`.
 
     A node with the same role (see `TracedNodes.by_role`) but different operands is rewired, so its readers see no
     change. `stored` maps the id of each variable of the source that is mirrored to its value in the derived program.
@@ -53,7 +53,7 @@ class ReusingRecorder(MirrorRecorder):
         self._counts: Counter[str] = Counter()
 
     def tensor(self, value: Value) -> Tensor:
-        """Return a value of the program as a symbolic tensor of this trace."""
+        """Return the tensor that stands for a value of the program in this trace."""
         return self._mirror.tensor(value, self)
 
     def written(self) -> Iterable[tuple[int, Value, Value]]:
@@ -116,7 +116,7 @@ class ReusingRecorder(MirrorRecorder):
         return self.source(kind, name, variable.spec, {"key": name})
 
     def _take(self, key: tuple[Any, ...], make: Callable[[], NodeId]) -> NodeId:
-        """Return the node with this op, operands and attributes from this or the previous trace, else a new one."""
+        """Return the node of this content `key` from this or the previous trace, else the node that `make()` adds."""
         node = self.now.by_content.get(key)
         if node is None:
             node = self._before.by_content.get(key)
@@ -198,7 +198,7 @@ class TrainingStepGraph:
             self._update_backward(visited, trained)
 
     def _update_backward(self, visited: set[NodeId], trained: Sequence[Parameter]) -> None:
-        """Update the backward, and trace objective and parameter update again if what they depend on changed."""
+        """Update the backward nodes; trace objective and parameter update again if what they depend on changed."""
         source, mirror = self.source, self.mirror
         nodes = [n for kind in (PARAM, STATE) for n in source.of_kind(kind) if mirror.has_twin(n)]
         self._stored = {id(source.weights[source.key(n)]): (n, mirror.twin(Value(n))) for n in nodes}
@@ -292,7 +292,7 @@ class TrainingStepGraph:
 
 
 class RetracedStep:
-    """A training step of a program with checkpoints or opaque ops; after an edit the caller must trace a new one."""
+    """A training step of a program with checkpoints or opaque ops (no vjp); after an edit, trace a new one."""
 
     def __init__(self, source: Program, task: TrainingTask) -> None:
         def step(*feeds: Tensor) -> Mapping[str, Tensor]:
@@ -312,7 +312,7 @@ class RetracedStep:
 
     @property
     def usable(self) -> bool:
-        """True while the source has no edits since the trace and still has checkpoints or opaque ops."""
+        """True while the source has no edits since the trace and still has checkpoints or opaque ops (no vjp)."""
         return self.source.version == self.version and not updatable(self.source)
 
     @property

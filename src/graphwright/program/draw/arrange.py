@@ -26,17 +26,16 @@ IN, OUT, TRACK, LANE = 0, 1, 2, 3
 Lists = list[list[int]]
 
 
-class X(NamedTuple):
-    """A horizontal position: pin `b` of child `a` (IN, OUT), track `b` of channel `a` (TRACK), or lane `a` (LANE).
+class XPosition(NamedTuple):
+    """A horizontal position inside a group: a pin of a child, a track of a channel, or the middle of a lane.
 
-    A pin is the point where a wire meets a box. For a child that is a group, `b` is the index of the entry (IN) or exit
-    (OUT); on top of a node it counts half pin distances from the middle. A lane is a vertical band of boxes. Channel k,
-    with tracks for vertical wires, is between lanes k and k + 1.
+    A pin is the point where a wire meets a box. A lane is a vertical band of boxes. Channel k, with tracks for vertical
+    wires, is between lanes k and k + 1.
     """
 
-    kind: int
-    a: int
-    b: int
+    kind: int  # IN: a pin on the top of a child; OUT: one on its bottom; TRACK; LANE
+    a: int  # number of the child, the channel or the lane
+    b: int  # group: number of the entry or exit; node: half pin distances right of the middle; channel: track; lane: 0
 
 
 @dataclass(slots=True)
@@ -49,7 +48,7 @@ class Wire:
 
     net: int
     target: int
-    xs: list[X]
+    xs: list[XPosition]
     bends: list[tuple[int, int]]
     back: bool = False  # whether it leads up, because it closes a cycle
     level: bool = False  # whether it arrives from straight above
@@ -65,7 +64,7 @@ class Arrangement:
     channels: dict[int, int]  # number of tracks per channel
     gutters: list[int]  # number of tracks per gutter, from the one above row 0 on
     wires: list[Wire]  # in the order of nets and their targets
-    ends: tuple[list[X], list[X]]  # positions at which outer sources enter (IN) and inner sources leave (OUT)
+    ends: tuple[list[XPosition], list[XPosition]]  # where outer sources enter (IN) and inner ones leave (OUT)
     steps: tuple[list[int], list[int]]  # where these pins are on the closed box, in steps right of the middle
     main: tuple[int, int]  # entry and exit in the middle of lane 0, whether the group is open or closed; -1 for none
     pins: list[int]  # per child the largest pin offset on its top, in half steps
@@ -91,7 +90,7 @@ def arrange(nets: Sequence[Net], inner: Sequence[Arrangement | None], entries: i
 
 
 def _steps(positions: list[int], main: int) -> list[int]:
-    """Number pins from left to right; pin `main` has number 0, or the middle pin if `main` is -1."""
+    """Number the pins at these positions from left to right; pin `main` has number 0, or the middle pin if it is -1."""
     order = sorted(range(len(positions)), key=lambda k: (positions[k], k != main, k))
     zero = order.index(main) if main >= 0 else len(order) // 2
     number = {k: index - zero for index, k in enumerate(order)}
@@ -127,7 +126,7 @@ class _Router:
         self.lane, self.taken, self.links = lanes(rank, before, after, spine, inlet, outlet)
         self.channels: dict[int, Occupancy] = {}
         self.sizes: dict[int, int] = {}  # channel -> number of tracks
-        self.ends = [X(LANE, 0, 0)] * entries, [X(LANE, 0, 0)] * exits
+        self.ends = [XPosition(LANE, 0, 0)] * entries, [XPosition(LANE, 0, 0)] * exits
 
     # -- routes --------------------------------------------------------------------------------------------------------
     def wires(self) -> list[Wire]:
@@ -139,7 +138,7 @@ class _Router:
         return self.rank[child] if child >= 0 else self.rows
 
     def _reach(self, number: int) -> int:
-        """Return the largest number of rows between the source and a target of a net."""
+        """Return the largest number of rows between the source and a target of net `number`."""
         net = self.nets[number]
         start = self.rank[net.child] if net.child >= 0 else -1
         return max(abs(self._row(t) - start) for t, _ in net.targets)
@@ -151,15 +150,15 @@ class _Router:
         order = sorted(range(len(wires)), key=lambda k: (self._row(net.targets[k][0]), k))
         start = rank[net.child] if net.child >= 0 else -1
         if net.child >= 0:
-            own, source = lane[net.child], X(OUT, net.child, net.slot)
+            own, source = lane[net.child], XPosition(OUT, net.child, net.slot)
         elif net.slot == self.entry:
-            own, source = 0, X(LANE, 0, 0)
+            own, source = 0, XPosition(LANE, 0, 0)
         else:
             child, slot = net.targets[order[0]]
             own, source = lane[child], None
             if self.taken.free(own, 0, rank[child] - 1):  # enters right above its first reader
                 self.taken.take(own, 0, rank[child] - 1)
-                source = self.ends[IN][net.slot] = X(IN, child, slot)
+                source = self.ends[IN][net.slot] = XPosition(IN, child, slot)
                 wires[order[0]].xs, wires[order[0]].level = [source], True
                 order = order[1:]
         down = start  # the last row that this net uses in its own lane
@@ -168,7 +167,7 @@ class _Router:
             child, slot = net.targets[k]
             wire, row = wires[k], self._row(child)
             wire.back = (net.child, child) in self.arcs
-            pin = X(IN, child, slot) if child >= 0 else None
+            pin = XPosition(IN, child, slot) if child >= 0 else None
             end = row if pin is None else row - 1
             if wire.back:
                 tracked.append(k)
@@ -198,9 +197,12 @@ class _Router:
         return net.slot == self.entry and child == self.first
 
     def _on_track(
-        self, net: Net, wires: list[Wire], some: list[int], source: X | None, own: int, start: int, back: bool
-    ) -> X:
-        """Route the wires with indices `some` on one vertical track; return the position at which the net starts."""
+        self, net: Net, wires: list[Wire], some: list[int], source: XPosition | None, own: int, start: int, back: bool
+    ) -> XPosition:
+        """Route the wires with indices `some` on one vertical track; return the position at which the net starts.
+
+        `source`: this position, None if it is on the track; `own`, `start`: its lane and row; `back`: wires lead up.
+        """
         targets = [net.targets[k] for k in some]
         rows = [self._row(t) for t, _ in targets]
         first, last = (min(rows), start) if back else (start + 1, max(rows) - 1)
@@ -209,9 +211,9 @@ class _Router:
         number = next(t for t in count() if held.free(t, first, last))
         held.take(number, first, last)
         self.sizes[channel] = max(self.sizes.get(channel, 0), number + 1)
-        track = X(TRACK, channel, number)
+        track = XPosition(TRACK, channel, number)
         for k, (child, slot), row in zip(some, targets, rows, strict=True):
-            pin = X(IN, child, slot)
+            pin = XPosition(IN, child, slot)
             if source is None:  # enters on the track itself
                 wires[k].xs, wires[k].bends = [track, pin], [(row - 1, 0)]
             elif child == OUTSIDE:
@@ -240,7 +242,7 @@ class _Router:
         return own + right if right <= left else own - 1 - left
 
     # -- pins --------------------------------------------------------------------------------------------------------
-    def position(self, x: X) -> int:
+    def position(self, x: XPosition) -> int:
         """Return a number that orders positions from left to right, before pixels are known."""
         if x.kind == LANE:
             return x.a * 1000
@@ -270,7 +272,7 @@ class _Router:
             for i, wire in enumerate(some):
                 slot = 2 * (i - zero) if zero is not None else 2 * i - (len(some) - 1)
                 widest[child] = max(widest[child], abs(slot))
-                pin = X(IN, child, slot)
+                pin = XPosition(IN, child, slot)
                 if len(wire.xs) == 1 and (net := self.nets[wire.net]).child == OUTSIDE:
                     self.ends[IN][net.slot] = pin
                 wire.xs[-1] = pin
@@ -283,7 +285,7 @@ class _Router:
                 wire.xs, wire.bends = wire.xs[:1], []
         return widest
 
-    def on_axis(self, x: X) -> bool:
+    def on_axis(self, x: XPosition) -> bool:
         """Return True if a position is in the middle of its lane, whether its child is open or closed."""
         if x.kind in (LANE, TRACK):
             return x.kind == LANE
@@ -309,8 +311,8 @@ def return_arcs(n: int, edges: Sequence[tuple[int, int]]) -> set[tuple[int, int]
 def ranks(before: Lists, after: Lists, fed: set[int]) -> tuple[list[int], list[int]]:
     """Compute the row of each child, which is the length of the longest path to it; also return a topological order.
 
-    A child without predecessors moves down to the row above its first reader, unless it is in `fed`, the children that
-    read a value from outside the group.
+    `before`, `after`: sources and readers of each child. A child without sources moves down to the row above its first
+    reader, unless it is in `fed`, the children that read a value from outside the group.
     """
     order = kahn_order(after)
     rank = longest_paths(after, order)
@@ -327,6 +329,7 @@ def trunk(rank: list[int], order: list[int], after: Lists, entries: Lists, exits
     the start of the longest path to it. In a residual network the trunk consists of the junctions.
 
     Args:
+        rank, order, after: row of each child; topological order; readers of each child.
         entries: per source outside that is read inside (an entry), the children that read it.
         exits: the children that are read outside the group.
     """
@@ -349,7 +352,7 @@ def trunk(rank: list[int], order: list[int], after: Lists, entries: Lists, exits
 
 
 def _on_every_path(order: list[int], after: Lists, start: list[int], useful: dict[int, int]) -> list[int]:
-    """Return the children that are on every path from `start` to the exit; `useful`: those that reach the exit."""
+    """Return the children on every path from `start` to the exit; `after`: readers; `useful`: those that reach it."""
     reached = set(start)
     for i in order:
         if i in reached:
@@ -394,8 +397,8 @@ def lanes(
 ) -> tuple[list[int], Occupancy, set[tuple[int, int]]]:
     """Assign a lane (column) to each child; also return the used rows per lane and the edges straight down a lane.
 
-    `spine` lists the children of the trunk. `inlet` is True if the first of them reads the main entry, `outlet` if the
-    last of them is read outside the group.
+    `before`, `after`: sources and readers of each child. `spine`: the children of the trunk; `inlet`: whether the first
+    of them reads the main entry; `outlet`: whether the last of them is read outside the group.
     """
     lane = [0] * len(rank)
     taken = Occupancy()
@@ -466,7 +469,7 @@ def _chains(rank: list[int], before: Lists, after: Lists, spine: set[int]) -> Li
 
 
 def _assign_lanes(chains: Lists, rank: list[int], lane: list[int], taken: Occupancy) -> None:
-    """Assign lanes to the chains beside one section of the trunk, from left to right; lane 0 is used if it is free."""
+    """Set `lane` of the children of chains beside one section of the trunk; lane 0 is used if it is free."""
     first, last = min(rank[c[0]] for c in chains), max(rank[c[-1]] for c in chains)
     steps = sorted(s for c in chains for s in ((rank[c[0]], 1), (rank[c[-1]] + 1, -1)))
     width = max(accumulate(step for _, step in steps))  # the most chains that share a row
@@ -483,7 +486,7 @@ def _assign_lanes(chains: Lists, rank: list[int], lane: list[int], taken: Occupa
             lane[i] = found
 
 
-def gutter_tracks(wires: Sequence[Wire], rows: int, position: Callable[[X], int]) -> list[int]:
+def gutter_tracks(wires: Sequence[Wire], rows: int, position: Callable[[XPosition], int]) -> list[int]:
     """Assign a track, a line in the gap (gutter) between two rows, to every bend; the wires of one net share a track.
 
     Two nets share a track of a gutter if their horizontal segments do not touch. If net A enters the gutter at the

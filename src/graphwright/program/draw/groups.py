@@ -31,7 +31,7 @@ OUTSIDE = -1
 
 @dataclass(slots=True)
 class Net:
-    """One source node with all its readers inside one group."""
+    """A source node with all its readers inside one group."""
 
     node: int  # index of the source in `Scene.nodes`
     child: int = OUTSIDE  # the child where the net starts; OUTSIDE for an entry
@@ -83,15 +83,15 @@ class GroupTree:
         return found
 
     def seat(self, item: int) -> tuple[int, int]:
-        """Return the parent group of a node (of the group ~item if item < 0), and the index among its children."""
+        """Return (parent group, index among its children) of node `item`, or of the group ~`item` if `item` < 0."""
         if item >= 0:
             return self.home[item], self.position[item]
         return self.modules[~item].parent, self.modules[~item].position
 
     def legs(self, src: int, dst: int) -> tuple[list[tuple[int, int]], int]:
-        """Return the groups that an edge between nodes (or groups, as ~index) passes through, and how many it leaves.
+        """Return ((group, child) of each group that an edge passes through, the number of groups that it leaves).
 
-        Each group comes with the child in which the edge ends, or OUTSIDE if the edge leaves the group.
+        `src`, `dst`: nodes, or groups as ~index. `child`: where the edge ends in the group; OUTSIDE if it leaves it.
         """
         (up, _), (down, child) = self.seat(src), self.seat(dst)
         out, into = [], []
@@ -253,7 +253,7 @@ def folded(scene: Scene, tree: GroupTree) -> Scene:
 
 
 def _within_a_run(tree: GroupTree, edge: SceneEdge, stands_for: dict[int, tuple[int, str, int]]) -> bool:
-    """Return True if an edge joins two modules of the same run; drawn on the folded run it would be a self-loop."""
+    """Return True if an edge joins two modules of one run, which `stands_for` maps to (first module of the run, ..)."""
     legs, left = tree.legs(edge.src, edge.dst)
     if left == 0 or left + 1 == len(legs):
         return False
@@ -262,10 +262,7 @@ def _within_a_run(tree: GroupTree, edge: SceneEdge, stands_for: dict[int, tuple[
 
 
 def bundled(scene: Scene, tree: GroupTree, size: int) -> Scene:
-    """Return a scene in which every `size` top-level nodes or groups form a new group.
-
-    Nodes and groups are taken in topological order; those in cycles come last.
-    """
+    """Return a scene in which every `size` top-level nodes or groups, in topological order, form a new group."""
     order = {i: k for k, i in enumerate(kahn_order(data_readers(scene)))}
     top = [ROOT]
     for module in tree.modules[1:]:
@@ -299,7 +296,7 @@ ROOMY = 60  # number of boxes up to which groups open by default where no module
 
 @dataclass(slots=True)
 class SceneView:
-    """A scene, its tree and its open groups; `closed` are paths of groups that are closed to stay within the budget."""
+    """A scene, its tree, the label of each node, the open groups, and the paths of groups closed for the budget."""
 
     scene: Scene
     tree: GroupTree
@@ -329,10 +326,7 @@ class SceneView:
 
 
 def view(scene: Scene, expanded: Set[str] | None, level: int | None, fold: bool, budget: int) -> SceneView:
-    """Choose the open groups of a scene; see `PictureOptions` for the arguments.
-
-    Raises: UsageError for a budget below 16, or for both `expanded` and `level`.
-    """
+    """Choose the open groups of a scene. Raises: UsageError for invalid arguments, which `PictureOptions` describes."""
     if budget < 16:
         raise UsageError("the budget of a picture is too small", expected="at least 16 elements", got=budget)
     if expanded is not None and level is not None:
@@ -380,7 +374,7 @@ def _wanted(found: SceneView, expanded: Set[str] | None, level: int | None) -> s
 
 
 def _marked(found: SceneView) -> set[int]:
-    """Return the groups that contain a difference between the two programs."""
+    """Return the groups that contain a difference between the two compared programs."""
     scene, tree = found.scene, found.tree
     marked = {i for i, node in enumerate(scene.nodes) if node.mark}
     marked.update(i for edge in scene.edges if edge.mark for i in (edge.src, edge.dst))

@@ -1,7 +1,4 @@
-"""A program as one HTML page that works offline.
-
-Groups open and close, details show on hover, and a text outline stands beside the picture.
-"""
+"""A program as one offline HTML page: groups open and close, and a text outline stands beside the picture."""
 
 from __future__ import annotations
 
@@ -116,7 +113,7 @@ def to_html(
 def _content(
     made: Composition, overlay: Overlay, blame: dict[str, list[int]], values: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Collect nodes, groups and arrangements for `page.js`; equal groups share an arrangement."""
+    """Return nodes, groups and arrangements for `page.js`; `blame`, `values`: edits and statistics by path or key."""
     scene, tree = made.view.scene, made.view.tree
     pins = {c: m.arrangement.pins[k] for m in tree.modules for k, c in enumerate(m.children)}
     nodes = []

@@ -20,7 +20,7 @@ from graphwright.program.draw.style import box_size, group_lines, text_width
 from graphwright.program.kinds import KINDS
 
 if TYPE_CHECKING:
-    from graphwright.program.draw.arrange import Arrangement, X
+    from graphwright.program.draw.arrange import Arrangement, XPosition
     from graphwright.program.draw.groups import GroupTree, ModuleGroup, SceneView
     from graphwright.program.draw.scene import SceneNode
     from graphwright.program.program import Program
@@ -149,7 +149,7 @@ class ChildExtent:
     height: int
     pins: tuple[Sequence[int], Sequence[int]] | None = None
 
-    def pin(self, x: X) -> int:
+    def pin(self, x: XPosition) -> int:
         """Return the horizontal offset of a pin, the point where a wire meets the box, from the middle."""
         if self.pins is not None:
             return self.pins[x.kind][x.b]
@@ -171,10 +171,7 @@ class PlacedGroup:
 
 
 def position_children(group: ModuleGroup, sizes: Sequence[ChildExtent], title: int) -> PlacedGroup:
-    """Compute the positions of the children of one group from their extents.
-
-    `title` is the width of the group's title; 0 for the whole picture, which has no title.
-    """
+    """Compute the positions of a group's children from their extents; `title`: width of its title, 0 without one."""
     arrangement = group.arrangement
     lane_x, track_x, left, right = _columns(arrangement, sizes)
     row_y, gutter_y, height = _rows(arrangement, sizes, TITLE if title else 0)
@@ -183,7 +180,7 @@ def position_children(group: ModuleGroup, sizes: Sequence[ChildExtent], title: i
     middles = [lane_x[k] for k in arrangement.lane]
     tops = [row_y[r] for r in arrangement.rank]
 
-    def across(x: X) -> int:
+    def across(x: XPosition) -> int:
         if x.kind == LANE:
             return lane_x.get(x.a, 0)
         if x.kind == TRACK:
@@ -247,7 +244,7 @@ def _columns(
 
 
 def _rows(a: Arrangement, sizes: Sequence[ChildExtent], head: int) -> tuple[list[int], list[int], int]:
-    """Compute the top of each row, the y of the first line in each gap (gutter) between rows, and the total height."""
+    """Compute the top of each row, the y of the first line in each gutter (gap between rows), and the total height."""
     heights = [0] * a.rows
     for row, size in zip(a.rank, sizes, strict=True):
         heights[row] = max(heights[row], size.height)

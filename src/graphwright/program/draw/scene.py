@@ -226,7 +226,10 @@ def kinds(scene: Scene) -> list[str]:
 
 
 def _bypasses(src: int, operands: list[int], into: list[list[int]], level: list[int]) -> bool:
-    """Return True if `src` is an ancestor of another of the `operands`, or if the search exceeds `_FAR` nodes."""
+    """Return True if `src` is an ancestor of another of the `operands`, or if the search exceeds `_FAR` nodes.
+
+    `into`: sources of each node; `level`: length of the longest path to it.
+    """
     seen = {i for i in operands if level[i] > level[src]}
     stack = sorted(seen)
     while stack:
@@ -261,7 +264,7 @@ MOST = 1 << 24  # size of the largest weight that `statistics` reads, in element
 
 
 def statistics(program: Program) -> dict[str, str]:
-    """Summarise the values of each floating-point weight by checkpoint key; weights not yet read are skipped."""
+    """Return a dict from key of each floating-point weight to a text on its values; skip weights not yet read."""
     found = {}
     for key, variable in program.weights.items():
         array = variable.data

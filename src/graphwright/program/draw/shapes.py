@@ -56,7 +56,7 @@ def shape(tag: str, *content: Shape | str, title: str = "", **attrs: Any) -> Sha
 
 
 def label(x: float, y: float, words: str, anchor: str | None = None, **attrs: Any) -> Shape:
-    """Make a text whose baseline starts at x, y; with `anchor` `middle` or `end`, its middle or end is there."""
+    """Make a text with its baseline at y; its start is at x, or its middle or end if `anchor` is "middle" or "end"."""
     return shape("text", words, x=x, y=y, text_anchor=anchor, **attrs)
 
 

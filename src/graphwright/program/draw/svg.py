@@ -158,7 +158,7 @@ class Legend:
     height: int = 0
 
     def add(self, shapes: Sequence[Sequence[Shape]], width: int) -> None:
-        """Append shapes that share a row of the legend."""
+        """Append shapes that share a row of the legend, which is `width` pixels wide."""
         self.rows += [tuple(entry) for entry in shapes]
         self.width, self.height = max(self.width, width), self.height + _ROW
 
@@ -180,7 +180,7 @@ class Legend:
 def legend(made: PictureLayout, overlay: Overlay, diff: bool, hidden: Collection[str] = ()) -> Legend:
     """Make the legend of a picture, with its top left at 0, 0: kinds of edge, diff marks, overlay, closed groups.
 
-    `hidden` are further kinds of edge to explain, such as those inside closed groups.
+    `hidden`: further kinds of edge to explain, such as those inside closed groups.
     """
     found = Legend(height=8)
     used = {e.kind for e in made.edges}.union(hidden)

@@ -44,7 +44,7 @@ class Edit:
     `invert` and `to_json` are called before `apply`, while the old state still exists; `touches` is called after it.
 
     Attributes:
-        packed: dict from the name of each field that is saved to its `fields.Kind`, which serializes it.
+        packed: dict from the name of each saved field to its `fields.Kind`, which serializes values of the field.
         handles: names of the fields that hold the handle of a node or edge.
         issued: handle of the node or edge that the edit adds; None if it adds none.
         written: keys of the weights whose values the edit sets.
@@ -139,12 +139,12 @@ class RecordReader:
 
     def value(self, form: Mapping[str, Any]) -> Value:
         """Return the value that a record names by the path of its node and the index of the result (`port`)."""
-        return Value(self.program.node(forms.text(form["path"])), forms.integer(form["port"]))
+        return Value(self.program.node(forms.text(form["path"], "path")), forms.integer(form["port"], field="port"))
 
     def edge(self, record: Mapping[str, Any]) -> EdgeId:
         """Return the edge that a record names by the path of its target and the port that it enters."""
         p = self.program
-        dst = p.node(forms.text(record["dst"]))
+        dst = p.node(forms.text(record["dst"], "dst"))
         port = self.ports.get((record["dst"], record["port"]), record["port"])
         found = next((e for e in p.in_edges(dst) if p.edge_port(e) == port), None)
         if found is None:
@@ -176,14 +176,16 @@ def _check_attrs(op: str, attrs: Mapping[str, Any], where: str) -> None:
         get(op).complete(attrs, where)
     elif unknown := attrs.keys() - _KIND_ATTRS.get(op, set()):
         expected = ", ".join(sorted(_KIND_ATTRS.get(op, ()))) or "none"
-        raise UsageError(f"unknown attributes for op {op!r}", where=where, got=", ".join(unknown), expected=expected)
+        raise UsageError(f"unknown attributes of the {op} node", where=where, got=", ".join(unknown), expected=expected)
 
 
 def _check_free_key(p: Program, key: Any, where: str) -> None:
-    if key in p.weights or not is_key(key):
+    if key in p.weights:
         fix = "choose another key=, or change the weight with e.set_weight(key, value)"
-        what = "another weight has this key" if key in p.weights else "invalid checkpoint key"
-        raise NameTaken(what, where=where, got=key, fix=fix)
+        raise NameTaken("another weight has this key", where=where, got=key, fix=fix)
+    if not is_key(key):
+        expected = "text of 1 to 4096 bytes, not __metadata__"
+        raise NameTaken("invalid checkpoint key", where=where, expected=expected, got=repr(key)[:80])
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +305,8 @@ class AddEdge(Edit):
             raise UsageError("invalid port number", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=repr(self.port))
         if self.port > MAX_PORT:
             fix = "sum some edges in another junction and connect that junction"
-            what = "the port number is too large; a junction does not reuse the ports of removed edges"
-            raise CapacityError(what, where=p.path(dst), expected=f"<= {MAX_PORT}", got=self.port, fix=fix)
+            raise CapacityError("the port number is too large; a junction does not reuse the ports of removed edges",
+                                where=p.path(dst), expected=f"<= {MAX_PORT}", got=self.port, fix=fix)  # fmt: skip
         if any(p.edge_port(e) == self.port for e in p.graph.in_edges(self.dst)):
             fix = "call e.rewire(edge, new_src) to change the source of that edge"
             raise PortTaken("the port already has an edge", where=f"{p.path(self.dst)}, port {self.port}", fix=fix)
@@ -319,7 +321,7 @@ class AddEdge(Edit):
     @classmethod
     def read(cls, r: RecordReader, record: f.Record) -> Edit:
         p = r.program
-        dst, port = p.node(record["dst"]), forms.integer(record["port"])
+        dst, port = p.node(record["dst"]), forms.integer(record["port"], field="port")
         if p.is_junction(dst) and any(p.edge_port(e) == port for e in p.in_edges(dst)):
             free = int(p.graph.node(dst, "next_port"))
             r.ports[record["dst"], port] = free
@@ -460,7 +462,8 @@ class SetWeight(Edit):
     @classmethod
     def read(cls, r: RecordReader, record: f.Record) -> Edit:
         present = r.program.weights.array(record["key"]).dtype
-        return cls(record["key"], r.array(record["payload"], present), forms.flag(record.get("inplace", False)))
+        array, inplace = r.array(record["payload"], present), forms.flag(record.get("inplace", False), "inplace")
+        return cls(record["key"], array, inplace)
 
     def with_payloads(self, swaps: Mapping[int, NDArray]) -> Self:
         return replace(self, array=swaps.get(id(self.array), self.array))

@@ -66,10 +66,10 @@ class _Site:
     value: Value
     dim: int | None
     readers: tuple[EdgeId, ...]
-    outputs: bool
-    name: str
-    element: int | None = None
-    term: Term | None = None
+    outputs: bool  # whether the product also replaces the value as an output of the program
+    name: str  # of the new node
+    element: int | None = None  # the option of a choice gate
+    term: Term | None = None  # of the dimension `dim`, see `graphwright.ops.axes`
     log: bool = False
 
 
@@ -80,7 +80,7 @@ class _Request:
     sites: tuple[_Site, ...]
     length: int
     cost: Callable[[], np.ndarray]
-    atoms: tuple[Atom, ...] = ()
+    atoms: tuple[Atom, ...] = ()  # of the axis, for units
 
 
 def gate(
@@ -92,9 +92,12 @@ def gate(
     Args:
         target: an edge into a junction (its handle, or "a -> b"); a node; all units of an axis; layers; or a list of
             edges or nodes, which each get their own gate. For a `choice`, a list of edges, which get one gate together.
-        kind: one of `graphwright.array.formulas.gates.KINDS`.
-        init: initial logits, one number or one per element; by default a constant of the kind, see `INITS`.
-        group: name of the temperature that the gates of a group share; by default `hard_concrete` or `default`.
+        kind: "scale", "sigmoid", "ste", "bernoulli", "concrete", "concrete_st", "hard_concrete" or "choice", whose
+            formulas are in docs/structure.md.
+        init: initial logits, one number or one per element; by default 2.5 for "hard_concrete", ln 9 for "ste" and
+            "bernoulli", 1 for "sigmoid", else 0.
+        group: name of a group of gates that share a temperature; by default "hard_concrete" for that kind, else
+            "default".
         cost: cost of each open element: "params", the number of param entries removed with it; "one"; or integers.
     Returns: the handle of the gate, which is its first multiplication node; a tuple of handles for units or a list.
     Raises: GateNotAllowed for an edge into an op, NotZeroPreserving if zeroing a unit differs from removing it,
@@ -158,7 +161,7 @@ def _edge_site(p: Program, edge: EdgeId, element: int | None) -> _Site:
         what = "cannot gate this edge: its target is not a junction"
         raise GateNotAllowed(what, where=p.path(edge), fix=fix)
     if g.of_site(p, value.node) is not None:
-        raise GateNotAllowed("the edge already has a gate", where=p.path(edge), fix="call e.ungate(gate)")
+        raise GateNotAllowed("the edge already has a gate", where=p.path(edge), fix="remove it first by e.ungate(gate)")
     source = p.path(value.node).rpartition(".")[2]
     return _Site(value, None, (edge,), False, f"{p.path(target)}.{source}.gate", element)
 
@@ -172,14 +175,16 @@ def _unit_requests(p: Program, name: str, ids: Sequence[int], size: int) -> list
         return requests
     group = found[name]
     if group.frozen:
-        raise GateNotAllowed("cannot gate the units of a frozen axis", where=name, got=group.frozen[0])
+        raise GateNotAllowed("cannot gate this axis: it cannot be resized, so that closed units could not be removed",
+                             where=name, got=group.frozen[0], fix="gate edges, nodes or the whole layer")  # fmt: skip
     scores, decided = _scores(p, group)
     if any(node not in decided for node in _mixed(group)):
         what, fix = "zeroing a unit of this axis differs from removing it", "gate the layer, or an axis upstream"
         raise NotZeroPreserving(what, where=name, got=group.mixed[0], fix=fix)
     if len(ids) != group.size:
-        what, expected = "cannot gate only some units of an axis", f"all {group.size} units"
-        raise GateNotAllowed(what, where=name, expected=expected, got=f"{len(ids)} units")
+        expected, fix = f"all {group.size} units", "gate all, then e.set_gate(gate, 'open', others)"
+        raise GateNotAllowed("cannot gate only some units of an axis", where=name, expected=expected,
+                             got=f"{len(ids)} units", fix=fix)  # fmt: skip
     terms = group.axes.solution.dims
     sites = [
         _Site(value, dim, readers, False, f"{name}.gate", term=terms[value][dim], log=log)
@@ -187,7 +192,7 @@ def _unit_requests(p: Program, name: str, ids: Sequence[int], size: int) -> list
         for value, dim, readers in found_at
     ]
     if not sites:
-        raise GateNotAllowed("cannot gate the units of this axis: no op sums over it", where=name)
+        raise GateNotAllowed("cannot gate this axis: no op sums over it", where=name, fix="gate a node")
     return [_Request(tuple(sites), group.size, partial(_axis_cost, p, group), group.atoms)]
 
 
@@ -198,7 +203,7 @@ def _mixed(group: AxisGroup) -> list[NodeId]:
 
 
 def _scores(p: Program, group: AxisGroup) -> tuple[list[_Operand], set[NodeId]]:
-    """Return a list of (scores, dimension, edges) per softmax over the axis, and these softmaxes and their dependents.
+    """Return (scores, dimension, edges from the scores) per softmax over the axis, and these softmaxes with dependents.
 
     A score of -∞ removes a unit: its softmax weight is 0, and ops that sort or count these weights never choose it.
     """
@@ -217,7 +222,7 @@ def _scores(p: Program, group: AxisGroup) -> tuple[list[_Operand], set[NodeId]]:
 def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> list[_Operand]:
     """Return operands to gate of the ops that sum over the axis, as (value, dimension, edges that read the value).
 
-    Ops in `decided` are skipped. The gated dimension is exactly the axis if possible; else it also contains other axes.
+    Ops in `decided` are skipped: a softmax before them is gated. If possible the dimension is exactly the axis.
     """
     solution = group.axes.solution
     found: dict[tuple[Value, int], dict[EdgeId, None]] = {}
@@ -227,8 +232,8 @@ def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> l
         edges = p.in_edges(node)
         end = next(((port, dim) for port, dim in ends if origin(p, p.edge_value(edges[port])) is None), None)
         if end is None:
-            what = "cannot gate the units of this axis: this op sums over it, but its operands are weights"
-            raise GateNotAllowed(what, where=f"{group.name}, {p.path(node)}")
+            where = f"{group.name}, {p.path(node)} ({p.op(node)})"
+            raise GateNotAllowed("cannot gate this axis: an op that sums over it reads only weights", where=where)
         edge, dim = edges[end[0]], end[1]
         value = p.edge_value(edge)
         if (better := _exact(p, group, value)) is not None:
@@ -259,10 +264,8 @@ def _exact(p: Program, group: AxisGroup, value: Value) -> tuple[Value, int] | No
 def unit_costs(p: Program, group: AxisGroup, each: Mapping[str, float]) -> np.ndarray:
     """Return the cost of the weight entries that are removed with each unit of an axis, as float64 [size].
 
-    Entries that n units share, such as those of a key head with n query heads, count 1/n for each unit.
-
-    Args:
-        each: dict from the key of a param to the cost of one of its entries.
+    `each` maps the key of a param to the cost of one of its entries. Entries that n units share, such as those of a key
+    head with n query heads, count 1/n for each unit.
     """
     cost = 0.0
     for key, dims in group.slices(0).items():  # a unit is one index of each atom: all have as many entries
@@ -384,7 +387,7 @@ def _add_sites(e: Transaction, request: _Request, part: Value) -> NodeId:
 
 
 def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -> Value:
-    """Reshape the factors, one per unit, to broadcast along `at.dim`; repeat them over other axes in that dimension."""
+    """Reshape `factor`, a number per unit, to broadcast along `at.dim`; repeat it over other axes in that dimension."""
     p, term = e.program, at.term
     assert term is not None
     assert at.dim is not None
@@ -393,8 +396,9 @@ def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -
         parts = term.factors if isinstance(term, Product) else ()
         start = next((i for i in range(len(made)) if made[i : i + len(group)] == group), None)
         if start is None or len(parts) != len(made):
-            what = "cannot gate these units: a dimension interleaves or concatenates them with other axes"
-            raise GateNotAllowed(what, where=at.name, got=f"dimension {at.dim} of {p.path(at.value)}")
+            got = f"dimension {at.dim} of {p.path(at.value)}"
+            raise GateNotAllowed("cannot gate units that a dimension interleaves or concatenates with other axes",
+                                 where=at.name, got=got)  # fmt: skip
         before, after = (prod(map(known, side)) for side in (parts[:start], parts[start + len(group) :]))
         factor = _put(e, "unsqueeze", [factor], f"{at.name}.apart", axes=(0, 2))
         shape = (before, p.spec(factor).shape[1], after)
@@ -437,7 +441,7 @@ def release(e: Transaction, site: NodeId) -> None:
 
 
 def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -> None:
-    """Fix a gate, or some of its elements, at 1 (`open`), 0 (`closed`) or its value (`frozen`); `soft` trains it."""
+    """Fix a gate, or elements by index, at 1 ("open"), 0 ("closed") or its value ("frozen"), or train it ("soft")."""
     p = e.program
     found = p.gates()[p.node(handle)]
     code = {"soft": g.SOFT, "open": g.OPEN, "closed": g.CLOSED, "frozen": g.FROZEN}.get(state)
@@ -447,6 +451,6 @@ def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -
     rows = table[found.span]
     rows[slice(None) if elements is None else elements, g.STATE] = code
     if found.kind == "choice" and (rows[:, g.STATE] == g.CLOSED).all():
-        raise GateNotAllowed("cannot close all options of a choice gate", where=found.owner)
+        raise GateNotAllowed("cannot close all options of a choice gate", where=found.owner, fix="cut their edges")
     if not np.array_equal(rows[:, g.STATE], found.rows[:, g.STATE]):
         e.set_weight(g.TABLE, table)

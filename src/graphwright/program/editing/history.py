@@ -138,7 +138,7 @@ class History:
         return entry
 
     def end(self, entry: Entry | None, *, failed: bool = False) -> None:
-        """Close the open edit. If it failed, restore the arrays of the weights and their copy-on-write flags."""
+        """Close the open edit, which wrote `entry`. If it failed, restore the weights and their copy-on-write flags."""
         self.open = None
         self.program.order_log, self.program.admits_cycles = None, False
         free: list[Variable] = []
@@ -304,6 +304,6 @@ def _check_undo(entry: Entry) -> Undo:
                 array.storage.check()  # the file must be the one that was read, and unchanged
             except GraphwrightError as error:
                 got = error.what if error.where is None else f"{error.where}: {error.what}"
-                what = "cannot read the values needed to undo or redo this entry"
-                raise NotUndoable(what, where=where, got=got, fix="restore the file") from error
+                raise NotUndoable("cannot read the values needed to undo or redo this entry", where=where, got=got,
+                                  fix="restore the file") from error  # fmt: skip
     return entry.undo

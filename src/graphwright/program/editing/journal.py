@@ -115,11 +115,13 @@ def in_force(entries: Sequence[Entry]) -> list[Entry]:
         other = entry.undoes if entry.undoes is not None else entry.redoes
         if other is None:
             stack.append(entry)
-        elif other not in known or (entry.undoes is not None and (not stack or stack[-1].seq != other)):
-            missing = "the entry undoes or redoes an entry that is not in the replay"
-            what = "the entry undoes an edit that is not the latest edit before it" if other in known else missing
-            raise ReplayConflict(what, where=f"entry {entry.seq}", got=f"entry {other}")
+        elif other not in known:
+            raise ReplayConflict("the entry undoes or redoes an entry that is not in the replay",
+                                 where=f"entry {entry.seq}", got=f"entry {other}")  # fmt: skip
         elif entry.undoes is not None:
+            if not stack or stack[-1].seq != other:
+                raise ReplayConflict("the entry undoes an edit that is not the latest edit before it",
+                                     where=f"entry {entry.seq}", got=f"entry {other}")  # fmt: skip
             stack.pop()
         else:
             stack.append(known[other])

@@ -56,9 +56,9 @@ def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Val
 def _pairs(
     inner: Mapping[str, Spec], outer: Sequence[Value], match: Mapping[str, Any] | None, p: Program, side: str
 ) -> dict[str, Value]:
-    """Return a dict from each input (or output) name of a subprogram to a value of `p`, paired by `match` or in order.
+    """Return a dict from each input or output (`side`) of a subprogram to a value of `p`, by `match` or in order.
 
-    Raises: BoundaryMismatch if the numbers of values or their specs differ.
+    `inner`: specs by name; `outer`: values of `p`. Raises: BoundaryMismatch if the numbers or the specs differ.
     """
     if match is not None and set(inner) <= set(match):
         pairs = {name: p.value(match[name]) for name in inner}
@@ -67,8 +67,9 @@ def _pairs(
     else:
         fix = "pass match={name: node, ...}"
         expected = [f"{p.path(v)} {p.spec(v)}" for v in outer]
-        what = f"the subprogram has {len(inner)} {side}, the selection {len(outer)}"
-        raise BoundaryMismatch(what, expected=expected, got=[f"{n} {s}" for n, s in inner.items()], fix=fix)
+        got = [f"{n} {s}" for n, s in inner.items()]
+        raise BoundaryMismatch(f"the subprogram has {len(inner)} {side}, the selection {len(outer)}", expected=expected,
+                               got=got, fix=fix)  # fmt: skip
     wrong = [f"{n}: {inner[n]} against {p.path(v)} {p.spec(v)}" for n, v in pairs.items() if inner[n] != p.spec(v)]
     if wrong:
         raise BoundaryMismatch(f"the specs of the subprogram's {side} do not match the selection", got="; ".join(wrong))
@@ -229,7 +230,7 @@ def expand(p: Program, nodes: Iterable[NodeId], why: str = "expand fused ops") -
     """
     fused = [n for n in nodes if (row := OPS.get(p.op(n))) is not None and row.expand is not None]
     if not fused:
-        raise UsageError("no fused op is among these nodes", fix="select nodes whose op has gw.ops.OPS[name].expand")
+        raise UsageError("no fused op is among these nodes", fix="select fused ops: those with gw.ops.OPS[op].expand")
     with p.edit(why) as e:
         made = [node for old in fused for node in _expand(e, old)]
     return made
@@ -261,7 +262,7 @@ class _Expansion:
         self._numbers: dict[tuple[str, DType], Value] = {}
 
     def run(self, row: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> list[_Term]:
-        """Apply an op to symbolic operands: expand a fused op, else add a node. Return its results as terms."""
+        """Apply an op to operands (`_Term` or numbers): expand a fused op, else add a node. Return the results."""
         if row.expand is not None:
             results = row.expand(operands, attrs)
             return list(results) if isinstance(results, tuple) else [results]
@@ -282,7 +283,7 @@ class _Expansion:
 
 
 class _Term(Arithmetic):
-    """A symbolic operand for the `expand` function of an op: arithmetic on it adds nodes to the open edit."""
+    """A value in place of a tensor, for `Op.expand`: arithmetic on it adds nodes to the open edit."""
 
     def __init__(self, expansion: _Expansion, value: Value, spec: Spec) -> None:
         self.expansion, self.value, self.spec, self.shape, self.dtype = expansion, value, spec, spec.shape, spec.dtype

@@ -2,7 +2,7 @@
 
 Undone edits are not replayed, unless they were redone. Values of weights come from the undo data of the entries, from
 the history file of a saved program, or from `payloads`; missing values are an error. A replayed entry has a warning if
-it sets weight values and the program is not in the state in which it was recorded.
+the entry sets weights and the program is not in the state that was recorded before the entry.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def _entries(journal: Sequence[Entry] | Program | StrPath) -> Sequence[Entry]:
             return journal
     elif "\0" not in os.fspath(journal):
         return _read(journal)
-    raise ReplayConflict("not a journal", expected="entries, a program, or a path", got=repr(journal)[:80])
+    expected = "entries of a journal, a program, or a path"
+    raise ReplayConflict("the argument is not a journal", expected=expected, got=repr(journal)[:80])
 
 
 def _read(journal: StrPath) -> Sequence[Entry]:
@@ -153,7 +154,7 @@ class PayloadFinder:
         self._searched = False
 
     def find(self, entry: Entry, i: int, named: Mapping[str, Any]) -> NDArray:
-        """Return the array that the field `named` of edit `i` of an entry names. Raises: ReplayConflict if missing."""
+        """Return the array of edit `i` of an entry; `named`: its field `payload`. Raises: ReplayConflict if missing."""
         if "values" in named:
             return _inline_array(named)
         own, digest = entry.undo.forward[i].payloads if entry.undo is not None else (), named.get("blake2b")
@@ -177,7 +178,8 @@ def _inline_array(named: Mapping[str, Any]) -> NDArray:
     values = np.asarray(named["values"], np.int64).reshape(spec.sizes)
     array = empty(spec.sizes, spec.dtype).copy_from(from_numpy(values))
     if array_digest(array) != named.get("blake2b"):
-        raise ReplayConflict("the values in this journal record do not match its digest", got=str(named)[:200])
+        raise ReplayConflict("the values in this journal record do not match its digest", got=str(named)[:200],
+                             expected=f"digest {array_digest(array)}")  # fmt: skip
     return array
 
 
@@ -192,7 +194,7 @@ class RecipeStep:
     Attributes:
         why: reason for the edit, written to the journal.
         actions: pairs (name of an action, its argument), in the order in which they run.
-        ragged, correct: see `Transaction.cut_units`.
+        ragged, correct: arguments of `Transaction.cut_units`.
     """
 
     why: str
@@ -251,8 +253,8 @@ def _step(form: Any, where: str) -> RecipeStep:
         raise ProgramFileError("the recipe step has no action", where=where, expected=", ".join(_ACTIONS))
     flags = {name: form[name] for name in ("ragged", "correct") if name in form}
     if wrong := {name: v for name, v in flags.items() if not isinstance(v, bool)}:
-        what = f"not a boolean in the recipe step: {', '.join(wrong)}"
-        raise ProgramFileError(what, where=where, expected="true or false", got=wrong)
+        raise ProgramFileError(f"not a boolean in the recipe step: {', '.join(wrong)}", where=where,
+                               expected="true or false", got=wrong)  # fmt: skip
     why = form.get("why") or "; ".join(f"{name} {value}" for name, value in actions)
     return RecipeStep(str(why), actions, **flags)
 
@@ -288,7 +290,7 @@ def _units(p: Program, pattern: str, ids: tuple[int, ...]) -> Units:
     names = [pattern] if pattern in axes else [name for name in axes if matches(pattern, name)]
     if not names:
         axes[pattern]  # raises UnknownAxis with the nearest names
-        raise UnknownAxis("no axis matches this pattern", where=pattern)
+        raise UnknownAxis("no axis matches this pattern", where=pattern, fix="list them by print(program.axes())")
     return Units.of(p, [axes[name] for name in names])[list(ids)]
 
 

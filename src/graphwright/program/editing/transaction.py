@@ -79,9 +79,9 @@ class Transaction:
     def program(self) -> Program:
         """The edited program. Raises: EditClosed outside the with-block, and so do all methods, because they use it."""
         if self._program.history.open is not self:
-            what = "this edit is closed" if self._left else "this edit is not open"
+            state, where = "closed" if self._left else "not open", f"{self._program.name}, edit {self.why!r}"
             fix = "open an edit by `with program.edit(...) as e:` and use e inside the block"
-            raise EditClosed(what, where=f"{self._program.name}, edit {self.why!r}", fix=fix)
+            raise EditClosed(f"this edit is {state}", where=where, fix=fix)
         return self._program
 
     def do(self, edit: Edit) -> None:
@@ -206,7 +206,7 @@ class Transaction:
                 self.warnings.append(f"{p.path(node)} has no edges left, so its value is zero")
 
     def _roll_back(self, count: int, labels: int, back_edges: frozenset[EdgeId]) -> None:
-        """Revert all primitive edits after the first `count`, and all reorderings of nodes after the first `labels`."""
+        """Revert primitive edits after the first `count` and reorderings after the first `labels`; set `back_edges`."""
         p = self._program
         p.tombstones.mode = "roll back"
         undone = [edit for pair in self.done[count:] for edit in pair[:2]]
@@ -268,7 +268,7 @@ class Transaction:
         self, kind: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...],
         variable: Variable | None = None, after: NodeId | None = None,
     ) -> NodeId:  # fmt: skip
-        """Add a node without edges; return its handle. See `AddNode` for the arguments."""
+        """Add a node of an op or kind, without edges, after `after` in the topological order; return its handle."""
         p = self.program
         self.do(edits.AddNode(p.graph.next_node(), kind, attrs, name, specs, p._seq, variable, after))
         return p.node(name)
@@ -280,10 +280,10 @@ class Transaction:
         return edge
 
     def input(self, name: str, shape: Sequence[int | str], dtype: object = float32) -> NodeId:
-        """Add an input of the program. Each size in `shape` is an int, or a str that names a symbolic size."""
+        """Add an input of the program. Each size in `shape` is an int, or a str as a named size."""
         sizes = list(shape) if isinstance(shape, list | tuple) else [None]
         if not all(d >= 0 if type(d) is int else isinstance(d, str) for d in sizes):
-            raise ShapeError("invalid shape", where=name, expected="a tuple of ints and names", got=repr(shape))
+            raise ShapeError("invalid shape", where=name, expected="a tuple of ints >= 0 and names", got=repr(shape))
         return self.add_node(INPUT, {}, name, (Spec(tuple(shape), as_dtype(dtype)),))
 
     def param(self, name: str, value: Any, *, key: str | None = None, trainable: bool = True) -> NodeId:
@@ -394,8 +394,8 @@ class Transaction:
         for _ in range(delay):
             spec = self.spec(value)
             if spec.symbolic:
-                what = "cannot delay this value: the state that would store it needs a static shape"
-                raise ShapeError(what, where=f"{p.path(value)} -> {p.path(target)}", got=spec)
+                where = f"{p.path(value)} -> {p.path(target)}"
+                raise ShapeError("the delayed value has a named size", where=where, expected="a static shape", got=spec)
             zero = as_array(np.zeros(spec.shape, np.float32), spec.dtype)
             held = self.state(p.free_name(f"{p.path(target)}.held"), zero)
             self.assign(held, value)

@@ -24,7 +24,7 @@ from graphwright.program.editing import fields as f
 from graphwright.program.editing.edits import PRIMITIVES
 from graphwright.program.editing.fields import each, plain, row
 from graphwright.program.editing.journal import Undo
-from graphwright.program.errors import NotUndoable
+from graphwright.program.errors import NotUndoable, ProgramFileError
 from graphwright.program.files import forms
 from graphwright.program.weights import Promise, digest_of
 
@@ -83,7 +83,7 @@ class Packer:
         return [type(edit).__name__, *(kind.pack(self, getattr(edit, name)) for name, kind in edit.packed.items())]
 
     def array(self, array: NDArray) -> list[Any]:
-        """Add an array to `arrays`; return [digest, reference], the fields of its `weights.Promise`."""
+        """Add an array to `arrays`; return [digest, text that stands for its bytes in program hashes, or None]."""
         weights = self._program.weights
         digest, known = weights.digest_of(array), weights.promise_of(array)
         assert array.storage.memory is not None or not array.size  # read it now: the save may replace its file
@@ -119,13 +119,14 @@ class Unpacker:
 
     def __init__(self, p: Program, data: Mapping[str, Any], fetch: Fetch) -> None:
         self._program, self._fetch = p, fetch
-        self._variables = [self._variable(forms.table(v)) for v in forms.array(data["variables"])]
-        self.undos = {forms.integer(int(seq), 0): self.undo(undo) for seq, undo in forms.table(data["undos"]).items()}
-        for form in forms.array(data["removed"]):
+        self._variables = [self._variable(v) for v in forms.array(data["variables"], None, "history.variables")]
+        undos = forms.table(data["undos"], None, "history.undos")
+        self.undos = {int(seq): self.undo(undo) for seq, undo in undos.items()}
+        for form in forms.array(data["removed"], None, "history.removed"):
             record = self._removed(form)
             p.tombstones.removed[record[0]] = record
         for name, stacks in (("back", p.tombstones.back), ("forth", p.tombstones.forth)):
-            for packed, records in forms.table(data[name]).items():
+            for packed, records in forms.table(data[name], None, f"history.{name}").items():
                 edge = EdgeId.from_int(int(packed))
                 stacks[edge] = [
                     RewiredEdge(edge, source, target, out, into, new_source, new_target)
@@ -134,8 +135,9 @@ class Unpacker:
 
     def undo(self, data: Any) -> Undo:
         """Return the undo data of one entry from its JSON form."""
-        data = forms.table(data, ("forward", "inverse", "specs", "valid", "labels"))
-        forward, inverse = (tuple(self.edit(e) for e in forms.array(data[side])) for side in ("forward", "inverse"))
+        data = forms.table(data, ("forward", "inverse", "specs", "valid", "labels"), "history.undos")
+        sides = (forms.array(data[side], None, f"history.undos: {side}") for side in ("forward", "inverse"))
+        forward, inverse = (tuple(map(self.edit, side)) for side in sides)
         specs = {node: (before, after) for node, before, after in _SPECS.unpack(self, data["specs"])}
         was, now = row(f.FLAG, f.FLAG).unpack(self, data["valid"])
         labels = [Relabelled(before) for before in _LABELS.unpack(self, data["labels"])]
@@ -143,29 +145,35 @@ class Unpacker:
 
     def edit(self, data: Any) -> Edit:
         """Return a primitive edit from its JSON form."""
-        kind = PRIMITIVES.get(forms.text((forms.array(data) or [None])[0]))
+        at = "history.undos: an edit"
+        kind = PRIMITIVES.get(forms.text((forms.array(data, None, at) or [None])[0], at))
         if kind is None or len(data) != len(kind.packed) + 1:
-            raise forms.wrong(expected="a primitive edit: [name, *fields]", got=data)
-        return kind(**{name: k.unpack(self, d) for (name, k), d in zip(kind.packed.items(), data[1:], strict=True)})
+            raise forms.wrong("a primitive edit: [name, *fields]", data, at)
+        try:
+            return kind(**{name: k.unpack(self, d) for (name, k), d in zip(kind.packed.items(), data[1:], strict=True)})
+        except ProgramFileError as error:
+            error.where = error.where or f"field history.undos: {data[0]}"
+            raise
 
     def array(self, data: Any) -> NDArray:
         """Return the array that a JSON list [digest, reference] names."""
-        digest, reference = forms.array(data, 2)
-        return self._fetch(forms.text(digest), forms.optional_text(reference))
+        digest, reference = forms.array(data, 2, "history: array")
+        return self._fetch(forms.text(digest, "history: array"), forms.optional_text(reference, "history: array"))
 
     def variable(self, data: Any) -> Variable | None:
         """Return the variable with this index; None for null."""
-        return None if data is None else self._variables[forms.integer(data, 0, len(self._variables) - 1)]
+        return None if data is None else self._variables[forms.integer(data, 0, len(self._variables) - 1, "variable")]
 
-    def _variable(self, data: dict[str, Any]) -> Variable:
-        if data.keys() == {"live"}:
-            return self._program.weights[forms.text(data["live"])]
-        forms.table(data, ("trained", "trainable", "name", "array"))
-        kind = Parameter if forms.flag(data["trained"]) else Variable
-        return kind(self.array(data["array"]), forms.flag(data["trainable"]), forms.text(data["name"]))
+    def _variable(self, data: Any) -> Variable:
+        at = "history.variables"
+        if forms.table(data, None, at).keys() == {"live"}:
+            return self._program.weights[forms.text(data["live"], at)]
+        forms.table(data, ("trained", "trainable", "name", "array"), at)
+        kind = Parameter if forms.flag(data["trained"], at) else Variable
+        return kind(self.array(data["array"]), forms.flag(data["trainable"], at), forms.text(data["name"], at))
 
     def _removed(self, data: Any) -> RemovedNode | RemovedEdge:
-        if forms.array(data)[:1] == ["node"]:
+        if forms.array(data, None, "history.removed")[:1] == ["node"]:
             node, *columns = _NODE.unpack(self, data[1:])
             return RemovedNode(node, dict(zip(_COLUMNS, columns, strict=True)), ())
         edge, src, dst, src_port, dst_port, *positions = _EDGE.unpack(self, data[1:])
@@ -178,18 +186,14 @@ ALIGNMENT = 64
 
 
 class UndoSpill:
-    """Limits the memory of arrays that only undo data holds, by moving the oldest arrays to a temporary file.
-
-    Attributes:
-        moved: number of bytes in the file.
-    """
+    """Limits the memory of arrays that only undo data holds, by moving the oldest arrays to a temporary file."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._counted = self._since = 0  # bytes at the last count, and of later entries
         self._file: IO[bytes] | None = None
         self._map: mmap.mmap | None = None
-        self.moved = 0
+        self.moved = 0  # bytes in the file
 
     def entered(self, undo: Undo | None) -> None:
         """Count the bytes of new undo data; if the total exceeds `program.history_bytes`, move arrays to the file."""

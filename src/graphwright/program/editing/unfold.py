@@ -71,8 +71,8 @@ def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> Nod
     sizes = _sizes(where, [p.spec(v) for v in reads], dims)
     n = _count(p, node, dims) if units is None else units
     if not _divide(sizes, n):
-        what = "the axis cannot be split evenly into this number of units"
-        raise ShapeError(what, where=where, expected=f"a divisor of {', '.join(map(str, sizes))}", got=n)
+        expected = f"a divisor of {', '.join(map(str, sizes))}"
+        raise ShapeError("cannot split the axis into this number of equal units", where=where, expected=expected, got=n)
     e.rename(node, p.free_name(f"{path}.folded"))
     slices: dict[tuple[Value, int], Value] = {}
 
@@ -105,10 +105,9 @@ def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> Nod
 
 
 def fold(e: Transaction, ref: Ref) -> NodeId:
-    """Revert `unfold`: merge the units into one op. The program then has the hash that it had before `unfold`.
+    """Revert `unfold`, which returned the node `ref`: merge the units into one op.
 
-    Args:
-        ref: the node that `unfold` returned.
+    The program then has the hash that it had before `unfold`.
     Raises: UsageError if a unit was cut or changed, or if a node outside the unfolded op reads a unit.
     """
     p = e.program

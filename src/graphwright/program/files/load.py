@@ -47,11 +47,11 @@ class TensorFiles:
         found = [c for c in (self.weights, self.history) if c is not None]
         files = {f.path.name: (f.path, f.payload_offset) for c in found for f in c.files}
         files |= {c.index.name: (c.index, c.index.stat().st_size) for c in found if c.index is not None}
-        forms.table(files, headers)
+        forms.table(files, headers, "files")
         for name, (path, length) in files.items():
-            size, digest = forms.array(headers[name], 2)
+            size, digest = forms.array(headers[name], 2, f"files.{name}")
             if path.stat().st_size != size or header_digest(path, length) != digest:
-                raise ProgramFileError("the file was changed after the program was saved", where=path)
+                raise ProgramFileError("the file changed after the program was saved", where=path, fix=forms.RESTORE)
         self.mapped: list[NDArray] = []
 
     def array(self, checkpoint: Checkpoint, key: str, digest: str, reference: str | None) -> NDArray:
@@ -59,14 +59,15 @@ class TensorFiles:
         info = checkpoint.info(key)
         kind = BY_TAG.get(info.tag)
         if kind is None:
-            raise forms.wrong(expected=f"a tensor of dtype {', '.join(BY_TAG)}", got=info.tag)
+            where, known = f"{checkpoint.path}: {key}", ", ".join(BY_TAG)
+            raise ProgramFileError("unknown dtype of a tensor", where=where, expected=known, got=info.tag)
 
         def touch() -> memoryview:
             content = checkpoint.bytes(key)
             if digest_of(array.spec, content) != digest:
                 where = f"{checkpoint.path}: {key}"
                 what = "the bytes of this tensor are damaged: their digest does not match"
-                raise ProgramFileError(what, where=where, expected=digest)
+                raise ProgramFileError(what, where=where, expected=digest, fix=forms.RESTORE)
             return content
 
         array = NDArray(Storage.mapped(touch, info.nbytes, CPU, checkpoint.file_of(key).check_mapped), kind, info.shape)
@@ -103,25 +104,28 @@ def load(directory: StrPath, check: bool = True, verify: bool = False) -> Progra
     except InvalidProgram:
         raise
     except ProgramFileError as error:
-        error.where = folder if error.where is None else error.where
+        if str(folder) not in str(error.where):
+            error.where = folder if error.where is None else f"{folder}, {error.where}"
         raise
     except _DAMAGE as error:
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, GraphwrightError):
             what = error.what if error.where is None else f"{error.what} ({error.where})"
-        raise ProgramFileError(f"the saved program is damaged: {what}"[:400], where=folder) from error
+        what = f"the saved program is damaged: {what}"[:400]
+        raise ProgramFileError(what, where=folder, fix=forms.RESTORE) from error
 
 
 def _load(folder: Path, check: bool, verify: bool) -> Program:
     body = _read_body(folder)
-    p = new_program(forms.text(body["name"]))
+    p = new_program(forms.text(body["name"], "name"))
     _load_graph(p, body)
-    files = TensorFiles(folder, forms.table(body["files"]), p)
-    _load_weights(p, forms.table(body["weights"]), files)
+    files = TensorFiles(folder, forms.table(body["files"], None, "files"), p)
+    _load_weights(p, forms.table(body["weights"], None, "weights"), files)
     _check_nodes(p)
-    p.version, p.valid = forms.integer(body["version"]), forms.flag(body["valid"])
+    p.version, p.valid = forms.integer(body["version"], field="version"), forms.flag(body["valid"], "valid")
     _load_journal(p, folder, body, files)
-    for row in map(forms.table, forms.array(body.get("constraints", []))):
+    for row in forms.array(body.get("constraints", []), None, "constraints"):
+        forms.table(row, None, "constraints")
         p.constraints.add(constraint_from_json(row["constraint"]), bool(row["enforce"]))
     report = validate(p)
     if check:
@@ -142,11 +146,11 @@ def _read_body(folder: Path) -> dict[str, Any]:
     text = data[start + len(MIDDLE) : -len(SUFFIX)]
     checksum = data[len(PREFIX) : start]
     if data != PREFIX + checksum + MIDDLE + text + SUFFIX or sha256(text).hexdigest().encode() != checksum:
-        raise ProgramFileError("program.json is damaged: its checksum does not match", where=path)
+        raise ProgramFileError("program.json is damaged: its checksum does not match", where=path, fix=forms.RESTORE)
     body = parse_json(text, nesting=MAX_NESTING, where=path)
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise ProgramFileError("not a saved program: unknown format", where=path, expected=f'"format": "{FORMAT}"')
-    schema = forms.integer(body.get("schema"), 1)
+    schema = forms.integer(body.get("schema"), 1, field="schema")
     if schema > SCHEMA:
         raise ProgramFileError("the program was saved by a newer version of graphwright", where=path,
                                expected=f"schema {SCHEMA}", got=f"schema {schema}",
@@ -156,24 +160,24 @@ def _read_body(folder: Path) -> dict[str, Any]:
 
 # -- structure --------------------------------------------------------------------------------------
 def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
-    data = forms.table(body["graph"])
+    data = forms.table(body["graph"], None, "graph")
     limits = (p.graph.block, p.graph.max_generation)
     if (data["block"], data["max_generation"]) != limits or type(data["block"]) is not int:
-        raise forms.wrong(expected=f"block, max_generation: {limits}", got=(data["block"], data["max_generation"]))
+        raise forms.wrong(f"{limits}", (data["block"], data["max_generation"]), "graph: (block, max_generation)")
     for side, declared in (("nodes", NODE_COLUMNS), ("edges", EDGE_COLUMNS)):
-        forms.table(forms.table(data[side])["columns"], declared)
+        forms.table(forms.table(data[side], None, f"graph.{side}")["columns"], declared, f"graph.{side}.columns")
     strict = {
         "attrs": ColumnSpec(object, encode=encode_attrs, decode=forms.attrs),
         "specs": ColumnSpec(object, encode=lambda specs: [s.to_json() for s in specs], decode=forms.specs),
-        "op": ColumnSpec(object, decode=forms.text),
-        "name": ColumnSpec(object, decode=forms.text),
+        "op": ColumnSpec(object, decode=lambda name: forms.text(name, "op")),
+        "name": ColumnSpec(object, decode=lambda name: forms.text(name, "name")),
     }
     graph = Graph.from_dict(data, {**NODE_COLUMNS, **strict}, EDGE_COLUMNS)
     graph.describe = p.history.describe
     nodes = tuple(graph.nodes())
     keys = [
-        (forms.integer(label, -(1 << 62)), forms.integer(created))
-        for label, created in (forms.array(pair, 2) for pair in forms.array(body["labels"], len(nodes)))
+        (forms.integer(label, -(1 << 62), field="labels"), forms.integer(created, field="labels"))
+        for label, created in (forms.array(x, 2, "labels") for x in forms.array(body["labels"], len(nodes), "labels"))
     ]
     set_order(p, graph, dict(zip(nodes, keys, strict=True)))
     saved = set(p.back_edges)
@@ -189,11 +193,11 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
         if p.path(node) in p._names:
             raise ProgramFileError("two nodes have the same name", got=repr(p.path(node))[:120])
         p._names[p.path(node)] = node
-    p._seq = forms.integer(body["next_seq"], max((p.seq(n) + 1 for n in nodes), default=0))
+    p._seq = forms.integer(body["next_seq"], max((p.seq(n) + 1 for n in nodes), default=0), field="next_seq")
     for node in sorted(nodes, key=p.seq):
         p._kinds.setdefault(p.op(node), {})[node] = None
-    rows = (forms.array(row, 4) for row in forms.array(body["outputs"]))
-    outputs = [(forms.text(name), forms.value(value)) for name, *value in rows]
+    rows = (forms.array(row, 4, "outputs") for row in forms.array(body["outputs"], None, "outputs"))
+    outputs = [(forms.text(name, "outputs"), forms.value(value, "outputs")) for name, *value in rows]
     if len(dict(outputs)) != len(outputs):
         raise ProgramFileError("two outputs have the same name", got=", ".join(name for name, _ in outputs)[:120])
     set_outputs(p, dict(outputs))
@@ -210,66 +214,71 @@ def _check_nodes(p: Program) -> None:
             expected = f"ports >= 0 and < {next_port}"
             raise ProgramFileError("edges enter invalid ports", where=p.path(node), expected=expected, got=wrong)
         for v in p.operands(node):
-            forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
+            forms.integer(v.port, 0, len(p.specs(v.node)) - 1, f"src_port of an edge into {p.path(node)}")
         if p.op(node) in STORED:
-            p.weights[forms.text(p.attrs(node)["key"])]  # raises UnknownNode
+            p.weights[forms.text(p.attrs(node)["key"], "key")]  # raises UnknownNode
             list_key(p, node)
         if p.op(node) in KINDS and len(p.specs(node)) != (p.op(node) != "assign"):
             what = f"this {p.op(node)} node has a wrong number of results"
             expected = int(p.op(node) != "assign")
             raise ProgramFileError(what, where=p.path(node), expected=expected, got=len(p.specs(node)))
     for v in p.outputs():
-        forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
+        forms.integer(v.port, 0, len(p.specs(v.node)) - 1, "outputs")
 
 
 # -- tensors ----------------------------------------------------------------------------------------
 def _load_weights(p: Program, data: Mapping[str, Any], files: TensorFiles) -> None:
-    stored = {key: row for key, row in data.items() if forms.table(row).keys() != {"tied"}}
-    forms.table(stored, files.weights.keys())
+    stored = {key: row for key, row in data.items() if forms.table(row, None, f"weights.{key}").keys() != {"tied"}}
+    forms.table(stored, files.weights.keys(), "weights")
     made: dict[str, Variable] = {}
     for key, row in stored.items():
-        forms.table(row, ("trained", "trainable", "name", "spec", "blake2b", "reference"))
-        array = files.array(files.weights, key, forms.text(row["blake2b"]), forms.optional_text(row["reference"]))
+        at = f"weights.{key}"
+        forms.table(row, ("trained", "trainable", "name", "spec", "blake2b", "reference"), at)
+        digest, reference = forms.text(row["blake2b"], at), forms.optional_text(row["reference"], at)
+        array = files.array(files.weights, key, digest, reference)
         if not is_key(key):
             raise ProgramFileError("invalid checkpoint key", got=repr(key)[:120])
-        if array.spec != forms.spec(row["spec"]):
-            what = "the shape or dtype in the tensor file differs from program.json"
-            raise ProgramFileError(what, where=key, expected=row["spec"], got=array.spec)
-        kind = Parameter if forms.flag(row["trained"]) else Variable
-        made[key] = kind(array, forms.flag(row["trainable"]), forms.text(row["name"]))
+        if array.spec != forms.spec(row["spec"], at):
+            raise ProgramFileError("the shape or dtype in the tensor file differs from program.json", where=key,
+                                   expected=row["spec"], got=array.spec)  # fmt: skip
+        kind = Parameter if forms.flag(row["trained"], at) else Variable
+        made[key] = kind(array, forms.flag(row["trainable"], at), forms.text(row["name"], at))
     for key, row in data.items():
-        p.weights.add(key, made[key] if key in made else made[forms.text(row["tied"])])
+        p.weights.add(key, made[key] if key in made else made[forms.text(row["tied"], f"weights.{key}")])
 
 
 # -- journal and history ----------------------------------------------------------------------------
 def _load_journal(p: Program, folder: Path, body: Mapping[str, Any], files: TensorFiles) -> None:
-    facts = forms.table(body["journal"], ("entries", "base", "head"))
+    facts = forms.table(body["journal"], ("entries", "base", "head"), "journal")
     if body["stacks"] is None:
-        p.journal = Journal(chain.Chain(base=forms.text(facts["head"])))
+        p.journal = Journal(chain.Chain(base=forms.text(facts["head"], "journal.head")))
         return
-    head, base = forms.text(facts["head"]), forms.text(facts["base"])
+    head, base = (forms.text(facts[name], f"journal.{name}") for name in ("head", "base"))
     read = chain.read(os.fspath(folder / "journal.jsonl"), head=head, base=base)
     p.journal = Journal(read)
     for i, entry in enumerate(p.journal):
         _check_entry(entry, i)
-    if len(p.journal) != forms.integer(facts["entries"]):
-        raise forms.wrong(expected=f"{len(p.journal)} journal entries", got=facts["entries"])
+    if len(p.journal) != forms.integer(facts["entries"], field="journal.entries"):
+        raise forms.wrong(f"{len(p.journal)}, as in journal.jsonl", facts["entries"], "journal.entries")
     if body["history"] is not None:
-        _load_history(p, forms.table(body["history"]), files)
-    stacks = forms.table(body["stacks"], ("undoable", "redoable", "marks"))
+        _load_history(p, forms.table(body["history"], None, "history"), files)
+    stacks = forms.table(body["stacks"], ("undoable", "redoable", "marks"), "stacks")
     h, last = p.history, len(p.journal) - 1
-    h.undoable = [p.journal[forms.integer(seq, 0, last)] for seq in forms.array(stacks["undoable"])]
-    h.redoable = [p.journal[forms.integer(seq, 0, last)] for seq in forms.array(stacks["redoable"])]
-    h.marks = {name: forms.integer(seq, -1, last) for name, seq in forms.table(stacks["marks"]).items()}
+    h.undoable, h.redoable = (
+        [p.journal[forms.integer(seq, 0, last, f"stacks.{s}")] for seq in forms.array(stacks[s], None, f"stacks.{s}")]
+        for s in ("undoable", "redoable")
+    )
+    marks = forms.table(stacks["marks"], None, "stacks.marks")
+    h.marks = {name: forms.integer(seq, -1, last, f"stacks.marks.{name}") for name, seq in marks.items()}
 
 
 def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
     live = {(promise.digest, promise.reference): a for a, promise in p.weights.promises.items()}
     promises = {key: p.weights.promises.get(v.data) for key, v in p.weights.items()}
     keys = {promise.digest: (files.weights, key) for key, promise in promises.items() if promise is not None}
-    for digest in forms.array(data.pop("arrays")):
+    for digest in forms.array(data.pop("arrays"), None, "history.arrays"):
         if files.history is not None:
-            keys.setdefault(forms.text(digest), (files.history, digest))
+            keys.setdefault(forms.text(digest, "history.arrays"), (files.history, digest))
 
     def fetch(digest: str, reference: str | None) -> NDArray:
         if (digest, reference) not in live:
@@ -277,20 +286,21 @@ def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
             live[digest, reference] = files.array(checkpoint, key, digest, reference)
         return live[digest, reference]
 
-    forms.table(data, ("undos", "removed", "back", "forth", "variables"))
+    forms.table(data, ("undos", "removed", "back", "forth", "variables"), "history")
     for seq, undo in Unpacker(p, data, fetch).undos.items():
-        entry = p.journal[forms.integer(seq, 0, len(p.journal) - 1)]
+        entry = p.journal[forms.integer(seq, 0, len(p.journal) - 1, "history.undos")]
         p.journal.put(Entry(**{name: getattr(entry, name) for name in Entry.__slots__ if name != "undo"}, undo=undo))
 
 
 def _check_entry(entry: Entry, seq: int) -> None:
     """Check the types of the fields of a journal entry that undo, blame and replay use. Raises: ProgramFileError."""
-    forms.integer(entry.seq, seq, seq)
-    forms.integer(entry.base_version)
-    for field in (entry.time, entry.why, entry.author, entry.before, entry.after):
-        forms.text(field)
+    of = f"of entry {seq} in journal.jsonl"
+    forms.integer(entry.seq, seq, seq, f"seq {of}")
+    forms.integer(entry.base_version, field=f"base_version {of}")
+    for name in ("time", "why", "author", "before", "after"):
+        forms.text(getattr(entry, name), f"{name} {of}")
     for record in entry.edits:
-        forms.text(forms.table(record)["edit"])
-    for other in (entry.undoes, entry.redoes):
-        if other is not None:
-            forms.integer(other, 0, seq)
+        forms.text(forms.table(record, None, f"edits {of}")["edit"], f"edits {of}")
+    for name in ("undoes", "redoes"):
+        if (other := getattr(entry, name)) is not None:
+            forms.integer(other, 0, seq, f"{name} {of}")

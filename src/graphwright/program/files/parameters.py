@@ -38,8 +38,7 @@ def save_parameters(p: Program, path: StrPath) -> None:
 def load_parameters(p: Program, path: StrPath, strict: bool = True) -> tuple[list[str], list[str]]:
     """Load the values of params from a file. All values are read and checked before the first param is changed.
 
-    Args:
-        strict: raise for missing and for unexpected keys. Shapes and dtypes must always match.
+    With `strict`, missing and unexpected keys are mismatches. Shapes and dtypes must always match.
     Returns: (missing keys, unexpected keys).
     Raises: ParameterMismatch listing all mismatches; CheckpointError for a damaged file; UnreadableFile.
     """

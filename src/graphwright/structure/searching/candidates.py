@@ -178,7 +178,7 @@ def skips(blocks: Sequence[str], min_gap: int = 2, seed: int = 0) -> Skips:
     Raises: UsageError if there are too few blocks for `min_gap`, a block is listed twice, or `min_gap` is below 1.
     """
     if isinstance(blocks, str) or len(set(blocks)) != len(blocks) or len(blocks) <= min_gap or min_gap < 1:
-        raise UsageError("no skips are possible between these blocks", got=f"blocks {blocks!r}, min_gap {min_gap}",
+        raise UsageError("`blocks` or `min_gap` is invalid for skips", got=f"blocks {blocks!r}, min_gap {min_gap}",
                          expected=f"a list of more than {min_gap} different blocks, min_gap >= 1")  # fmt: skip
     return Skips(tuple(blocks), min_gap, seed)
 
@@ -202,7 +202,7 @@ class Ops:
         return found
 
     def compete(self, p: Program) -> CandidateGates:
-        """Do the same as `gate`, which already makes the alternative ops at a path options of one choice."""
+        """Add all ops with gates, as `gate` does: the alternative ops at a path are options of one choice."""
         return self.gate(p)
 
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
@@ -233,7 +233,7 @@ def ops(where: str | Sequence[str], options: Sequence[str]) -> Ops:
     Raises: UsageError for fewer than two options.
     """
     if len(set(options)) < 2:
-        raise UsageError("fewer than two options are given", expected="two or more ops", got=", ".join(options))
+        raise UsageError("fewer than two options are given", expected="two different ops", got=", ".join(options))
     return Ops((where,) if isinstance(where, str) else tuple(where), tuple(options))
 
 
@@ -278,7 +278,7 @@ heads = experts = widths
 
 
 def junction_of(p: Program, node: NodeId) -> NodeId | None:
-    """Return the junction to which skips into a block connect: `node`, or `<path>.sum` after it; None if missing."""
+    """Return the junction to which skips into a block connect: `node`, or its reader `<path>.sum`; None if missing."""
     if p.is_junction(node):
         return node
     readers = [n for n in p.consumers(node) if p.is_junction(n) and p.path(n) == f"{p.path(node)}.sum"]
@@ -286,7 +286,7 @@ def junction_of(p: Program, node: NodeId) -> NodeId | None:
 
 
 def _junction(e: Transaction, node: NodeId) -> NodeId:
-    """Return `junction_of` a block; if that is None, insert a junction between the block's value and its readers."""
+    """Return the junction to which skips into a block connect; if missing, insert one after the block's `node`."""
     total = junction_of(e.program, node)
     if total is None:
         total = e.add("junction", node, name=f"{e.program.path(node)}.sum")

@@ -179,7 +179,7 @@ def gates(t: Trials) -> SearchOutcome:
 
 @dataclass(frozen=True)
 class _LossShares:
-    """Σ share·P·L over elements: P is the open probability, L the task's loss, detached, and `shares` are weights."""
+    """A penalty on open gates: L · Σ share·P over elements, with the task's loss L (detached), open probability P."""
 
     shares: tuple[float, ...]
     name: str = "penalty"
@@ -245,7 +245,7 @@ def random(t: Trials) -> SearchOutcome:
 
 
 def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, ...]:
-    """Draw a random structure: one op per path, and every other candidate with one probability, drawn beforehand."""
+    """Draw a random structure: one op per path, and every other candidate with a probability that is drawn first."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.partition(": ")[0] if ": " in name else name, []).append(name)
@@ -258,8 +258,8 @@ def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, .
 def grow(t: Trials, trial: int | None = None, most: int = 3, first: int = 3) -> SearchOutcome:
     """Start without skips and add them one by one; then retrain the result on a quarter of the budget.
 
-    Each round ranks the missing skips by gain, trains one program per top-ranked skip and one without a new skip, all
-    for equally many steps, and continues from the program with the lowest validation loss.
+    Each round ranks the missing skips by the estimated decrease of the loss, trains one program per top-ranked skip
+    and one without a new skip for equally many steps, and continues from the one with the lowest validation loss.
 
     Args:
         trial: number of steps for each of these programs; by default `most` rounds fit the budget.
@@ -293,7 +293,7 @@ def grow(t: Trials, trial: int | None = None, most: int = 3, first: int = 3) -> 
 
 
 def _ranked(t: Trials, p: Program, c: Skips, chosen: tuple[str, ...], batch: Batch) -> list[str]:
-    """Return the skips that are not chosen yet and have a positive gain, by descending gain."""
+    """Return the missing skips that would lower the loss on `batch` to first order, the largest decrease first."""
     ends = {}
     for name in c.names(p):
         source, junction = c.ends(p, name)
@@ -391,7 +391,7 @@ def search(
         candidates: `skips(...)`, `ops(...)`, `widths(...)`, ...
         train: a function of a random generator that returns a batch (arrays by name), or one batch for all steps.
         valid: a batch for validation only; structures are compared by the task's loss on it.
-        method: a name in `METHODS`.
+        method: `gates`, `softmax`, `random`, `grow`, `evolve`, or a name registered by `method`.
         budget: number of training steps of each method, including retraining.
         seed: seed of batches and random structures.
         task: name of a scalar output, or a function of (outputs, batch); by default the first scalar output.

@@ -72,7 +72,7 @@ class _ChainBuilder:
         return self._contract(node, _labels("i", inner), range(len(self.cores)), bias, 0)
 
     def rows(self, ids: Value) -> NodeId:
-        """Add nodes that look up rows of W: rows of the core with axis `o1`, multiplied by all other cores."""
+        """Add nodes that look up rows `ids` of W: rows of the core with axis `o1`, multiplied by all other cores."""
         cores = self.factors.cores
         first = next(k for k, core in enumerate(cores) if "o1" in core.labels)
         node = self.add("embedding", self.cores[first], ids, step=cores[first].name)
@@ -81,7 +81,7 @@ class _ChainBuilder:
         return self._contract(node, labels, [k for k in range(len(cores)) if k != first], None, 1)
 
     def _contract(self, x: NodeId, labels: list[str], which: Sequence[int], bias: Value | None, side: int) -> NodeId:
-        """Add the nodes that multiply `x` by the cores with indices `which`, and add the bias.
+        """Add the nodes that multiply `x`, with axes `labels`, by the cores of indices `which`, and add the bias.
 
         The result has modes of W's output if `side` is 0, of its input if 1; they are flattened into one axis.
         """
@@ -190,7 +190,7 @@ def factored(p: Program) -> list[str]:
 
 
 def factors_of(p: Program, base: str, shape: tuple[int, int] | None = None) -> Factors:
-    """Read the factors of the map `base`. `shape` is the shape of the matrix without padding."""
+    """Read the factors of the map with path `base`; `shape` is the shape of its matrix, by default with padding."""
     arrays = {name: values(p, p.key(node)) for name, node in cores_of(p, base).items()}
     if "outer" in arrays:
         return LowRank(arrays["outer"], arrays["inner"])
@@ -199,7 +199,7 @@ def factors_of(p: Program, base: str, shape: tuple[int, int] | None = None) -> F
 
 
 def _densify(e: Transaction, base: str) -> tuple[str, list[NodeId]]:
-    """Replace the chains of a map by a matrix. Returns: the matrix's path; the operands of each chain's last node."""
+    """Replace all chains of the map `base` by one matrix. Returns: its path; the operands of each chain's last node."""
     p, dead = e.program, list[NodeId]()
     cores = cores_of(p, base)
     known = flood(cores.values(), lambda n: [r for r in p.consumers(n) if traits(p.op(r)).casts])
@@ -238,9 +238,8 @@ def _region(p: Program, base: str, end: NodeId, cores: Sequence[NodeId]) -> tupl
     for node in chain:
         kind = traits(p.op(node))
         if not (kind.rearranges or kind.slices or kind.pads or kind.sums or kind.matrix is not None):
-            raise UsageError(
-                "cannot multiply out a chain of factors that was edited", where=p.path(node), got=f"op {p.op(node)}"
-            )
+            raise UsageError("cannot multiply out a chain of factors that was edited", where=p.path(node),
+                             expected="only the ops of a chain", got=f"op {p.op(node)}")  # fmt: skip
     read = [(n, port, v) for n in chain for port, v in enumerate(p.operands(n)) if v.node not in (*cores, *chain)]
     biases = [v for n, port, v in read if n == end and (port == row.addend or (port == 1 and row.sums))]
     entering = {v for _, _, v in read if v not in biases}

@@ -43,7 +43,7 @@ class CompressOptions:
         sweeps: number of alternating least squares sweeps after the SVDs of trains and rings.
         min_dim: matrices whose shorter side is below this number stay dense.
         min_rank, max_rank: limits of the rank for svd and asvd.
-        pad: pad shapes that do not split into `order` modes with zeros; False raises NotFactorable instead.
+        pad: pad with zeros each shape that does not split into `order` modes; False raises NotFactorable instead.
         importance: dict from pattern to the weight of matching layers' errors (1 by default), for size budgets.
     """
 
@@ -98,7 +98,7 @@ def compress(
 
     Args:
         program: edited in place.
-        where: pattern of linear maps, or a selection. A pattern that begins with `*` skips embeddings and heads.
+        where: pattern of linear maps, or a selection. A pattern `*...` skips embeddings and output heads.
         method: `svd`; `asvd`, which minimises the error of the outputs and needs calibration; `tt` and `tr`, tensor
             train and ring; `best`: per matrix, the method of fewest parameters (for a size budget: of least error).
         budget: `Error(e)` or `Energy(share)` of each matrix; or `Ratio`, `Params` or `Bytes` of all selected matrices
@@ -161,9 +161,8 @@ def _allocate(
     shapes = [s.matrix.shape for s in subjects]
     least = options.min_rank * sum(map(sum, shapes)) + untouched
     if least > most:
-        raise BudgetUnreachable(
-            f"factors of rank {options.min_rank} exceed the budget", asked=most, best=least, fix="raise the budget"
-        )
+        raise BudgetUnreachable(f"factors of rank {options.min_rank} have more parameters than the budget",
+                                asked=most, best=least, fix="raise the budget")  # fmt: skip
     importance = options.importance or {}
     chosen = {pattern: set(p.select(pattern)) for pattern in importance}
     spectra, weights = [], []
@@ -242,11 +241,14 @@ def _decide(s: _Subject, budget: MatrixBudget, divergence: Divergence | None) ->
     s.rows = [row for _, row, _ in candidates]
     rounding = {2: 2.0**-7, 4: 2.0**-22}.get(s.matrix.dtype.itemsize, 1e-13)  # relative error of storing the factors
     within = [c for c in candidates if limit is None or c[2] <= limit * (1 + SLACK) + rounding]
+    if s.params is not None and not within:
+        raise BudgetUnreachable("the smallest factors have more parameters than this matrix's share of the budget",
+                                asked=s.params, where=s.matrix.path, fix="raise the budget, or pass method='svd'",
+                                best=min(parameters(fit.within_error(1.0)) for fit in s.fits.values()))  # fmt: skip
     if not within:
-        raise BudgetUnreachable(
-            "no factors of this matrix meet the error budget", asked=limit or 0.0, where=s.matrix.path,
-            best=min((lost for _, _, lost in candidates), default=1.0), fix="allow a larger error or max_rank",
-        )  # fmt: skip
+        raise BudgetUnreachable("no factors of this matrix meet the error budget", asked=limit or 0.0,
+                                best=min(lost for _, _, lost in candidates), where=s.matrix.path,
+                                fix="allow a larger error or max_rank")  # fmt: skip
     s.chosen, row, _ = min(within, key=lambda c: c[1].error if limit is None else c[1].parameters)
     row.chosen = True
 
@@ -255,14 +257,12 @@ def _row(s: _Subject, name: str, factors: Factors, divergence: Divergence | None
     m, count = s.matrix, parameters(factors)
     rank, (weight_error, output) = count // sum(m.shape), _errors(s.w, factors, s.gram)
     dense_ms, ms = milliseconds(factors)
-    return FitRow(
-        path=m.path, shape=m.shape, method=name, ranks=factors.ranks, parameters=count,
-        ratio=compression_ratio(factors), weight_error=weight_error, output_error=output,
-        svd_error=s.spectrum.error(rank) if rank else None,
-        asvd_error=s.aware.error(rank) if rank and s.aware is not None else None,
-        kl=None if divergence is None else divergence(m, factors),
-        dense_ms=dense_ms, ms=ms, flops_share=flops(factors) / (2 * m.size),
-    )  # fmt: skip
+    return FitRow(path=m.path, shape=m.shape, method=name, ranks=factors.ranks, parameters=count,
+                  ratio=compression_ratio(factors), weight_error=weight_error, output_error=output,
+                  svd_error=s.spectrum.error(rank) if rank else None,
+                  asvd_error=s.aware.error(rank) if rank and s.aware is not None else None,
+                  kl=None if divergence is None else divergence(m, factors), dense_ms=dense_ms, ms=ms,
+                  flops_share=flops(factors) / (2 * m.size))  # fmt: skip
 
 
 def _errors(w: np.ndarray, factors: Factors, gram: np.ndarray | None) -> tuple[float, float | None]:

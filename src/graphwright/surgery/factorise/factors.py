@@ -90,10 +90,8 @@ class TensorRing:
     def cores(self) -> tuple[Core, ...]:
         """The cores, named `core1` .. `core<d>`."""
         d = len(self.arrays)
-        return tuple(
-            Core(f"core{k}", core, (f"b{k - 1}", f"o{k}", f"i{k}", f"b{k % d}"))
-            for k, core in enumerate(self.arrays, 1)
-        )
+        return tuple(Core(f"core{k}", core, (f"b{k - 1}", f"o{k}", f"i{k}", f"b{k % d}"))
+                     for k, core in enumerate(self.arrays, 1))  # fmt: skip
 
     def reconstruct(self) -> np.ndarray:
         """Return the dense matrix, float64 [out, in]."""
@@ -107,9 +105,8 @@ Factors = LowRank | TensorRing
 def TensorTrain(arrays: Sequence[np.ndarray], shape: tuple[int, int]) -> TensorRing:  # the name in the literature
     """Return a tensor train: a ring whose first and last rank are 1. Raises: ValueError if they are not 1."""
     if arrays[0].shape[0] != 1 or arrays[-1].shape[3] != 1:
-        raise ValueError(
-            f"first and last rank of a tensor train must be 1, got {arrays[0].shape[0]} and {arrays[-1].shape[3]}"
-        )
+        ranks = arrays[0].shape[0], arrays[-1].shape[3]
+        raise ValueError(f"first and last rank of a tensor train must be 1, got {ranks[0]} and {ranks[1]}")
     return TensorRing(tuple(arrays), shape)
 
 
@@ -142,7 +139,7 @@ def reconstruct(factors: Factors) -> np.ndarray:
 
 
 class ContractionStep(NamedTuple):
-    """Contract a value with core `core` over axes `summed`; result axes: `remaining` (value), `free` (core)."""
+    """Contract a value with core number `core` over axes `summed`; its axes `remaining` and the core's `free` stay."""
 
     core: int
     remaining: tuple[str, ...]
@@ -208,7 +205,7 @@ def split(n: int, order: int, pad: bool = True) -> tuple[int, ...]:
 
 @lru_cache(4096)
 def _balanced(n: int, order: int, least: int) -> tuple[int, ...] | None:
-    """Return the `order` ascending factors of n, each at least `least`, of smallest sum; None if there are none."""
+    """Return `order` ascending factors of n, each at least `least`, with the smallest sum; None if there are none."""
     if order == 1:
         return (n,) if n >= least else None
     best: tuple[int, ...] | None = None

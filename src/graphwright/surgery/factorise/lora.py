@@ -69,10 +69,8 @@ def _branch(e: Transaction, m: Matrix, rank: int, rng: np.random.Generator) -> t
     p, node = e.program, m.readers[0].node
     x, dtype = p.operands(node)[0], p.spec(node).dtype
     key = m.key.removesuffix(".weight")
-    first = {
-        "inner": rng.standard_normal((rank, m.shape[1])) / m.shape[1] ** 0.5,
-        "outer": np.zeros((m.shape[0], rank)),
-    }
+    first = {"inner": rng.standard_normal((rank, m.shape[1])) / m.shape[1] ** 0.5,
+             "outer": np.zeros((m.shape[0], rank))}  # fmt: skip
     value: NodeId | Value = x
     for name, step in (("inner", f"{m.name}.lora.inner"), ("outer", f"{m.name}.lora")):
         w = e.param(f"{m.name}.lora.{name}.weight", stored(first[name], m.dtype), key=f"{key}.lora.{name}.weight")

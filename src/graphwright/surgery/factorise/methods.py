@@ -59,7 +59,8 @@ def recover(
 ) -> tuple[list[np.ndarray], list[float]]:
     """Fit a ring of given ranks r_0 .. r_{d-1} from random cores, up to `restarts` times, until its error is <= `tol`.
 
-    Each start is the best of several random candidates, compared after a few sweeps. Returns: see `refine`.
+    Each start is the best of several random candidates, compared after a few sweeps.
+    Returns: the cores; the relative errors before the first sweep and after each sweep.
     """
     found: list[tuple[list[np.ndarray], list[float]]] = []
     rng = np.random.default_rng(seed)
@@ -134,7 +135,7 @@ def _solve(right: np.ndarray, gram: np.ndarray, shape: tuple[int, ...]) -> np.nd
 
 
 class Unfolding(NamedTuple):
-    """The SVD of a tensor's first unfolding [p_1, p_2 .. p_d]: the first step to trains and rings of any accuracy."""
+    """The SVD of a tensor [p_1 .. p_d] as a matrix [p_1, p_2 · .. · p_d]: the first step to all trains and rings."""
 
     shape: tuple[int, ...]
     u: np.ndarray
@@ -143,7 +144,7 @@ class Unfolding(NamedTuple):
 
     @staticmethod
     def of(tensor: np.ndarray) -> Unfolding:
-        """Compute the SVD of a tensor's first unfolding."""
+        """Compute the SVD of a tensor as the matrix [p_1, p_2 · .. · p_d]."""
         u, s, vt = np.linalg.svd(tensor.reshape(tensor.shape[0], -1), full_matrices=False)
         return Unfolding(tensor.shape, u, s, vt)
 
@@ -163,7 +164,7 @@ def train(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None =
     """Compute the cores [r_{k-1}, p_k, r_k] of a tensor train (TT-SVD), with r_0 = r_d = 1.
 
     Args:
-        first: SVD of the tensor's first unfolding.
+        first: SVD of the tensor as the matrix [p_1, p_2 · .. · p_d].
         error: allowed relative error; each of the d - 1 SVDs drops at most error · norm / √(d - 1).
         ranks: upper limits of r_1 .. r_{d-1}, instead of an error.
     """
@@ -180,7 +181,10 @@ def train(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None =
 def sweep(
     rest: np.ndarray, sizes: Sequence[int], last: int, lost: float, ranks: Sequence[int] | None
 ) -> list[np.ndarray]:
-    """Split the rest after the first core, [r_1, p_2 .. p_d, last], into cores; each SVD drops a norm <= `lost`."""
+    """Split what remains after the first core, `rest` [r_1, p_2 .. p_d, last], into cores of `sizes` p_2 .. p_d.
+
+    Each SVD keeps at most the rank given in `ranks`, or if that is None, drops singular values of a norm <= `lost`.
+    """
     cores = []
     rank = rest.shape[0]
     for k, p in enumerate(sizes[:-1]):
@@ -269,7 +273,7 @@ def ring(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = 
     Without `ranks`, r_0 is chosen to minimise the number of entries; for r_0 = 1 the result is a tensor train.
 
     Args:
-        first: SVD of the tensor's first unfolding.
+        first: SVD of the tensor as the matrix [p_1, p_2 · .. · p_d].
         error: allowed relative error. The first SVD drops at most √(2/d) · error · norm, each of the d - 2 others at
             most error · norm / √d; the squares add up to (error · norm)².
         ranks: upper limits of r_0 .. r_{d-1}, instead of an error.
@@ -289,7 +293,7 @@ def ring(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = 
 
 
 def _shared(first: Unfolding, outer: int, inner: int, lost: float, ranks: Sequence[int] | None) -> list[np.ndarray]:
-    """Return the cores of a tensor ring of ranks r_0 = `outer`, r_1 = `inner`; the first SVD's U is the first core."""
+    """Return the cores of a ring with ranks r_0 = `outer`, r_1 = `inner`; the first core is U of the SVD `first`."""
     p, rank = first.shape[0], outer * inner
     u, rest = np.zeros((p, rank)), np.zeros((rank, first.vt.shape[1]))
     kept = min(rank, len(first.s))
@@ -304,7 +308,7 @@ BISECTIONS = 14
 
 
 class RingMethod:
-    """The methods `tt` and `tr`. The SVD of the first unfolding is computed once, later SVDs once per accuracy."""
+    """A matrix to factor as a tensor train or, if `closed`, a ring; fits of all accuracies share the first SVD."""
 
     def __init__(self, w: np.ndarray, order: int, closed: bool, pad: bool, sweeps: int) -> None:
         self.w, self.closed, self.sweeps = w, closed, sweeps
@@ -317,7 +321,7 @@ class RingMethod:
 
     @cached_property
     def first(self) -> Unfolding:
-        """The SVD of the first unfolding, computed at first use."""
+        """The SVD of the tensor as a matrix with its first axis as rows, computed at first use."""
         return Unfolding.of(self.tensor)
 
     def within_error(self, error: float) -> TensorRing:

@@ -86,7 +86,7 @@ class FitRow(Report):
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class CompressionReport(MatrixReport):
-    """Report on all matrices of one call; see `MatrixReport`.
+    """Report on one call of `compress`: one row per method and matrix; other fields as in `MatrixReport`.
 
     Attributes:
         method, budget: arguments of the call.
@@ -126,7 +126,7 @@ class CompressionReport(MatrixReport):
 
 
 def milliseconds(factors: Factors) -> tuple[float, float]:
-    """Measure two median times of y = x · Wᵀ for 32 float32 rows: by the matrix, and by the chain of factors."""
+    """Measure two median times of y = x · Wᵀ for 32 float32 rows: by the dense matrix, and by the chain of factors."""
     out, inner = factors.shape
     b = Builder("timed")
     rng = np.random.default_rng(0)
@@ -153,7 +153,7 @@ Divergence = Callable[[Matrix, Factors], float]
 
 
 def divergence_of(program: Program, calibration: Calibration) -> Divergence:
-    """Return a function that measures KL(program ‖ copy) in nats for a copy with one matrix replaced by factors.
+    """Return a function of a matrix and its factors: KL(program ‖ program with these factors), in nats.
 
     The function compares the first outputs on the first chunk of windows; later edits of the program do not affect it.
     """

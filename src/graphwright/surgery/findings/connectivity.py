@@ -125,7 +125,11 @@ def _unreachable(
 
 
 def _reconnect(d: Diagnosis, frontier: list[int], later: set[int], reached: set[int]) -> tuple[Fix, ...]:
-    """Return a fix: readers in `later` of a value not in `reached` read the nearest fitting `frontier` node instead."""
+    """Return (fix,) to connect what inputs reach with what outputs depend on; () if no reader fits.
+
+    All are node indices. A reader in `later` of a value that is not in `reached` (which inputs affect) reads the
+    nearest node of `frontier` with a fitting spec instead.
+    """
     p, w = d.program, d.wiring
     found: list[tuple[int, int, Value]] = []
     for last in frontier:
@@ -210,7 +214,7 @@ def orphan_source(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _without(p: Program, node: NodeId) -> list[Fix]:
-    """Return a fix that removes a junction without edges, if only junctions with further operands read it."""
+    """Return [fix] to remove a junction without edges; [] unless all its readers are sums of further operands."""
     readers = p.consumers(node)
     plain = readers and all(p.is_junction(n) and p.graph.in_degree(n) > 1 for n in readers)
     if not plain or any(v.node == node for v in p.outputs()):

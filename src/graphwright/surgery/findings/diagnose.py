@@ -69,10 +69,10 @@ _plugins_loaded = False
 
 
 def finding(name: str, *, reads: str = "structure") -> Callable[[Rule], Rule]:
-    """Register a function as a rule, which runs after the existing rules; a decorator.
+    """Return a decorator that registers a function as a rule. The function gets a `Diagnosis` and returns findings.
 
     Args:
-        name: name of the rule and kind of its findings.
+        name: name of the rule and kind of its findings; the rule runs after the existing rules.
         reads: see `FindingRule`; a `probe` rule runs only if a batch is given.
     Raises: UsageError if the name is taken, or `reads` is unknown.
     """
@@ -148,7 +148,7 @@ def diagnose(
             raise UsageError("a program without a model has no tokenizer for a text", where=p.name, expected="a Model",
                              fix="diagnose(program, inputs=batch, loss=name)")  # fmt: skip
         if inputs is not None or loss is not None:
-            raise UsageError("a text replaces inputs and a loss, but both were given", where="text", fix="drop one")
+            raise UsageError("a text was given together with inputs or a loss, which it replaces", fix="drop the text")
         inputs, loss = _windows(model, text), _next_token_loss
     step = stepper(progress, cancel)
     probe = None if inputs is None else Probe(inputs, loss, step)
@@ -171,7 +171,7 @@ def diagnose(
 
 
 def _ask(d: Diagnosis, rule: FindingRule, found: dict[tuple[str, str], Finding]) -> None:
-    """Run a rule and fix its findings on the fork; repeat until no finding is new or no fix changes the fork."""
+    """Run a rule, collect and fix its findings on the fork; repeat until none is new or no fix changes the fork."""
     before = -1
     while before != d.program.version and (fresh := [f for f in rule.rule(d) if f.identity not in found]):
         before = d.program.version

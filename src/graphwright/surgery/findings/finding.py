@@ -128,7 +128,7 @@ class Limits:
             features of both neighbours.
         declared: path patterns of intended bottlenecks, which are not reported.
         redundant: an edge is redundant if cutting it changes each output by less than this share of its largest entry.
-        gain: largest ratio between gradients along the residual stream, and largest gain of a chain without norms.
+        gain: largest ratio between gradients along the residual stream, and largest gain of a chain of linear maps.
         stable_rank: smallest stable rank of the representations of tokens.
     """
 
@@ -176,7 +176,7 @@ def add_linear(e: Transaction, x: Value, weight: np.ndarray, name: str) -> NodeI
 
 
 def cut(p: Program, *edges: EdgeId, keeps: bool) -> Fix:
-    """Return a fix that cuts edges into junctions, and removes nodes that are then unread. `keeps`: see `Fix`."""
+    """Return a fix that cuts edges into junctions and removes unread nodes. `keeps`: whether outputs stay equal."""
 
     def apply(e: Transaction) -> None:
         sources = [e.program.graph.source(edge) for edge in edges]
@@ -188,7 +188,7 @@ def cut(p: Program, *edges: EdgeId, keeps: bool) -> Fix:
 
 
 def rewired(p: Program, edge: EdgeId, source: Value, *, keeps: bool) -> Fix:
-    """Return a fix that rewires an edge to `source`, and removes nodes that are then unread. `keeps`: see `Fix`."""
+    """Return a fix that rewires an edge to `source` and removes unread nodes. `keeps`: whether outputs stay equal."""
     before = p.graph.source(edge)
 
     def apply(e: Transaction) -> None:
@@ -199,7 +199,7 @@ def rewired(p: Program, edge: EdgeId, source: Value, *, keeps: bool) -> Fix:
 
 
 def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
-    """Return a fix that removes a node with one operand, which its readers then read. `keeps`: see `Fix`."""
+    """Return a fix that lets readers of a node read its only operand instead. `keeps`: whether outputs stay equal."""
 
     def apply(e: Transaction) -> None:
         (operand,) = e.program.operands(node)
@@ -210,13 +210,13 @@ def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
 
 
 def removed(p: Program, nodes: Sequence[NodeId], *, keeps: bool) -> Fix:
-    """Return a fix that removes the given nodes. `keeps`: see `Fix.keeps_function`."""
+    """Return a fix that removes the given nodes. `keeps`: whether outputs stay equal."""
     more = f" and {len(nodes) - 1} nodes that only it uses" if len(nodes) > 1 else ""
     return Fix(f"remove {p.path(nodes[0])}{more}", lambda e: remove(e, nodes), edges=1, keeps_function=keeps)
 
 
 def grown(group: AxisGroup, size: int) -> tuple[Fix, ...]:
-    """Return a tuple of one fix, which grows an axis to `size` by units that change no output; empty if impossible."""
+    """Return (fix,) to grow an axis to `size` with equal outputs; () if it is frozen or a product of two axes."""
     if group.frozen or len(group.atoms) != 1:
         return ()
     more = size - group.size
@@ -265,10 +265,9 @@ class Findings(Report, Sequence[Finding]):
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict of the report."""
-        return {
-            "schema": SCHEMA, "program": self.program.name, "version": self.version, "complete": self.complete,
-            "kinds": list(self.asked), "counts": self.counts(), "findings": [f.to_json() for f in self.found],
-        }  # fmt: skip
+        return {"schema": SCHEMA, "program": self.program.name, "version": self.version, "complete": self.complete,
+                "kinds": list(self.asked), "counts": self.counts(),
+                "findings": [f.to_json() for f in self.found]}  # fmt: skip
 
     def __str__(self) -> str:
         if not self.found:

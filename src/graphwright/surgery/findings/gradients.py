@@ -169,7 +169,7 @@ def _by_probe(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _role(p: Program, node: NodeId) -> str:
-    """Return a key that similar params share: the path with `*` for numbers; the rank if the path has no number."""
+    """Return a text that similar params share: the path with `*` for numbers, or without numbers the tensor rank."""
     name, numbers = template(p.path(node))
     return name if numbers else f"rank {len(p.spec(node).shape)}"
 

@@ -75,7 +75,7 @@ def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _median(p: Program, node: NodeId, name: str, groups: int, norms: dict[tuple[NodeId, str], np.ndarray]) -> float:
-    """Return the median head norm of a layer, or of all sibling layers if the layer has fewer than three key heads."""
+    """Return the median head norm of projection `name` in a layer, or in its siblings too if it has < 3 key heads."""
     own = template(p.path(node))[0]
     among = [r for (n, part), r in norms.items() if part == name and (n == node or template(p.path(n))[0] == own)]
     return float(np.median(np.concatenate(among) if groups < 3 else norms[node, name]))
@@ -102,7 +102,7 @@ def attention_parts(p: Program, node: NodeId) -> dict[str, HeadProjection]:
 
 
 def _made_by(p: Program, value: Value) -> tuple[NodeId, int, int] | None:
-    """Return (linear map, first row, row count) of the rows that compute an attention operand, up to views and RoPE."""
+    """Return (linear map, first row, row count) that compute an attention operand, before views and RoPE, or None."""
     start, size = 0, None
     while True:
         op = p.op(value.node)
@@ -159,7 +159,10 @@ def _unbalanced(
 def _rescale(
     d: Diagnosis, parts: dict[str, HeadProjection], mine: dict[str, dict[int, float]], off: list[tuple[str, int, float]]
 ) -> Iterator[Fix]:
-    """Yield a fix that scales q by c and k by 1/c, or o by c and v by 1/c. c is a power of two: no rounding."""
+    """Yield a fix that scales q by c and k by 1/c, or o by c and v by 1/c. c is a power of two: no rounding.
+
+    `mine` maps projection and head to norm / median; `off` lists (projection, head, norm / median) out of range.
+    """
     p, factors = d.program, {}
     for one, shared in (("q", "k"), ("o", "v")):
         if not any(n in (one, shared) for n, _, _ in off):
@@ -203,10 +206,8 @@ def _cut(p: Program, parts: dict[str, HeadProjection], dead: list[int]) -> Fix:
         here = {a for g in axes.of(e.program.path(parts["q"].weight), 0) for a in g.atoms}
         group = next((g for g in axes.values() if "heads" in g.kinds and set(g.atoms) <= here), None)
         if group is None:
-            raise UsageError(
-                "the heads of this attention cannot be cut, because they do not form an axis",
-                where=p.path(parts["q"].weight),
-            )
+            raise UsageError("the heads of this attention cannot be cut, because they do not form an axis",
+                             where=p.path(parts["q"].weight))  # fmt: skip
         e.cut_units(group.units(dead), ragged=len(group.atoms) > 1)
 
     what = f"cut head {', '.join(map(str, dead))}"

@@ -75,12 +75,10 @@ def _changed(p: Program, edge: EdgeId, spec: Spec, others: list[Spec]) -> tuple[
     """
     shape, operands = spec.shape, p.operands(p.graph.source(edge))
     sizes = dict.fromkeys(n for o in others for n in o.shape)
-    return (
-        (Spec(shape, dtype) for dtype in dict.fromkeys(o.dtype for o in others)),
-        [p.spec(operands[0])] if len(operands) == 1 else [],
-        (Spec((*shape[:axis], n, *shape[axis + 1 :]), spec.dtype) for n in sizes for axis in range(len(shape))),
-        (Spec(order, spec.dtype) for order in (permutations(shape) if len(shape) <= 4 else ())),
-    )
+    return ((Spec(shape, dtype) for dtype in dict.fromkeys(o.dtype for o in others)),
+            [p.spec(operands[0])] if len(operands) == 1 else [],
+            (Spec((*shape[:axis], n, *shape[axis + 1 :]), spec.dtype) for n in sizes for axis in range(len(shape))),
+            (Spec(order, spec.dtype) for order in (permutations(shape) if len(shape) <= 4 else ())))  # fmt: skip
 
 
 def _touched(d: Diagnosis, node: NodeId) -> int:

@@ -110,7 +110,8 @@ def _entry(
 ) -> Value | None:
     """Return the input of a junction's branch that corresponds to `source`, the input of the sibling's branch.
 
-    Return None if the branches start with different ops, or the input does not have the junction's spec.
+    `branch` is the first node of the sibling's branch; `paths` maps paths to nodes. Return None if the branches start
+    with different ops, or the input does not have the junction's spec.
     """
     first = paths.get(shifted(p.path(branch), p.path(sibling), p.path(junction)))
     if first is None or p.op(first) != p.op(branch):
@@ -166,7 +167,7 @@ def redundant(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _moved(p: Program, probe: Probe, run: Run, edge: EdgeId) -> float:
-    """Return the largest change of any output, as a share of its largest entry, when an edge's value is set to 0."""
+    """Return the largest change of any output, relative to that output's largest entry, if the edge's value is 0."""
     value = run.value(p.edge_value(edge))
     feeds = {name: x for name, x in probe.inputs.items() if name in p.input_names()}
     zero = as_array(np.zeros(value.shape, np.float32), value.dtype)

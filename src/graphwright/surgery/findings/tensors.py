@@ -106,7 +106,7 @@ def _added(p: Program) -> set[str]:
 
 
 def _restore(d: Diagnosis, key: str, part: bool = False) -> tuple[Fix, ...]:
-    """Return a fix, if any, that restores a weight (with `part` its non-finite entries) from the checkpoint."""
+    """Return (fix,) to restore a weight (with `part` its non-finite entries) from the checkpoint; () if impossible."""
     if d.model is None or d.model.checkpoint is None:
         return ()
     source = d.model.original.weights
@@ -193,11 +193,10 @@ def bottleneck(d: Diagnosis) -> Iterator[Finding]:
                 declared = any(matches(pattern, p.path(node)) for pattern in d.limits.declared)
                 if width < least and node not in seen and not declared:
                     seen.add(node)
-                    yield Finding.of(
-                        p, "bottleneck", Severity.INFO, f"all information passes through {width} features", node,
-                        before[1], later[1], expected=f"{ceil(least)} or more", got=str(width),
-                        witness={"widths": [before[0], width, later[0]]}, fixes=_widen(p, node, ceil(least) - width),
-                    )  # fmt: skip
+                    yield Finding.of(p, "bottleneck", Severity.INFO, f"all information passes through {width} features",
+                                     node, before[1], later[1], expected=f"{ceil(least)} or more", got=str(width),
+                                     witness={"widths": [before[0], width, later[0]]},
+                                     fixes=_widen(p, node, ceil(least) - width))  # fmt: skip
 
 
 def features(p: Program, node: NodeId) -> int:
@@ -219,7 +218,7 @@ def _axis(p: Program, node: NodeId) -> int | None:
 
 
 def _widen(p: Program, node: NodeId, more: int) -> tuple[Fix, ...]:
-    """Return a tuple of one fix, which grows a node's feature axis and changes no output; empty if impossible."""
+    """Return (fix,) to grow a node's feature axis by `more` units; () if the axis cannot grow."""
     dim = _axis(p, node)
     for group in p.axes().values():
         if any(m.value == Value(node) and m.dim == dim for m in group.members) and not group.mixed:

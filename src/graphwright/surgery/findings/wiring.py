@@ -182,7 +182,7 @@ def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool 
 
 
 def _as_siblings(p: Program, node: NodeId, port: int) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
-    """Translate the values that siblings read at a port to sets of (path, port): paths with numbers, and without."""
+    """Return two sets of (path, result index) that correspond to siblings' operands: numbered paths, and others."""
     found: tuple[set[tuple[str, int]], set[tuple[str, int]]] = set(), set()
     for other in siblings(p, node):
         for value in (p.edge_value(e) for e in p.in_edges(other) if p.edge_port(e) == port):

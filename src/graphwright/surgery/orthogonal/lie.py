@@ -36,7 +36,7 @@ def so_generator(n: int, i: int, j: int) -> np.ndarray:
     Raises: UsageError if i = j, or if an axis is outside 0 .. n - 1.
     """
     if i == j or not (0 <= i < n and 0 <= j < n):
-        raise UsageError("the axes of the plane are not two different axes of the matrix", got=(i, j),
+        raise UsageError("i and j are not two different axes of the matrix", got=(i, j),
                          expected=f"two different indices from 0 to {n - 1}")  # fmt: skip
     a = np.zeros((n, n))
     a[j, i], a[i, j] = 1.0, -1.0
@@ -84,8 +84,8 @@ def lie_log(q: np.ndarray) -> np.ndarray:
     if not (error := gram_error(q)) <= TOLERANCE:
         raise NotRotation("the matrix is not orthogonal", expected=f"max |QᵀQ - I| <= {TOLERANCE:g}", got=error)
     if np.linalg.det(q) < 0:
-        raise NotRotation("a reflection has no real logarithm", expected="determinant 1", got="determinant -1",
-                          fix="pass the nearest rotation, polar(w, special=True)")  # fmt: skip
+        raise NotRotation("the matrix is a reflection, which has no real logarithm", expected="determinant 1",
+                          got="determinant -1", fix="pass the nearest rotation, polar(w, special=True)")  # fmt: skip
     k, s = (q - q.T) / 2, (q + q.T) / 2
     _, v = np.linalg.eigh(s + 1j * GENERIC * k)
     eigenvalues = np.einsum("ij,ik,kj->j", v.conj(), q, v)
@@ -105,7 +105,7 @@ def _real_basis(v: np.ndarray) -> np.ndarray:
 
 
 def _planes(k: np.ndarray, basis: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return pairs of orthonormal vectors that span planes invariant under the skew K, by descending rotation speed."""
+    """Split span(`basis`) into planes invariant under the skew K: orthonormal pairs, by descending rotation speed."""
     found = []
     small = basis.T @ k @ basis
     while len(small) > 1:

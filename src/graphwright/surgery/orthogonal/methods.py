@@ -83,8 +83,8 @@ def polar(w: np.ndarray, *, special: bool = False) -> np.ndarray:
 
     Args:
         w: matrix [out, in]; it is converted to float64.
-        special: return the nearest rotation of a square matrix: if det(U Vᵀ) is -1, the direction of the smallest
-            singular value is flipped.
+        special: return the nearest rotation of a square matrix: if the nearest matrix has determinant -1, the
+            direction of the smallest singular value is flipped.
     Returns: the matrix, float64 [out, in].
     Raises: NonFiniteWeight for NaN or infinity.
     """
@@ -112,10 +112,10 @@ def _by_svd(w: np.ndarray, special: bool = False) -> np.ndarray:
 def _by_gram(w: np.ndarray) -> np.ndarray | None:
     """Return the polar factor Q = R C^-½ Vᵀ: R = W V, C = RᵀR, V eigenvectors of WᵀW; None for ill-conditioned W.
 
-    The eigenvectors have an error of ε κ², so that C = S² + F is not quite diagonal. To first order, C^-½ is S^-1 minus
-    F_ij / (s_i s_j (s_i + s_j)) (Higham 2008, "Functions of Matrices", section 6.1: the derivative of the square root
-    solves a Sylvester equation). The error of an entry of C scales with the lengths of its two columns, so Q is
-    orthonormal to ε. A second step of this kind removes the second-order error.
+    The eigenvectors have an error of ε κ², so that C = S² + F, S = diag(s), is not quite diagonal. To first order, C^-½
+    is S^-1 minus F_ij / (s_i s_j (s_i + s_j)) (Higham 2008, "Functions of Matrices", section 6.1: the derivative of the
+    square root solves a Sylvester equation). The error of an entry of C scales with the lengths of its two columns, so
+    Q is orthonormal to ε. A second step of this kind removes the second-order error.
     """
     eigenvalues, v = np.linalg.eigh(w.T @ w)
     if eigenvalues[0] <= WELL_CONDITIONED * eigenvalues[-1]:
@@ -155,7 +155,7 @@ def newton_schulz(w: np.ndarray, *, tol: float | None = None, polish: bool = Tru
     """Return the polar factor of a matrix [out, in] by matrix products, in float32 for float32 input, else in float64.
 
     Args:
-        tol: value of max |XᵀX - I| at which the cubic steps stop; by default 2e-6 in float32, 1e-12 in float64.
+        tol: the cubic steps stop if max |XᵀX - I| <= tol for the result X; default 2e-6 in float32, 1e-12 in float64.
         polish: False skips the cubic steps: singular values are then between 0.68 and 1.2, not 1.
     Returns: the polar factor, which is computed by SVD if the steps do not converge, as for a singular matrix.
     Raises: NonFiniteWeight for NaN or infinity.
@@ -222,7 +222,7 @@ METHODS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"polar": polar, "qr": 
 
 
 def orthonormal(w: np.ndarray, method: str = "polar", special: bool = False) -> np.ndarray:
-    """Return the orthonormal factor of a matrix by a method of `METHODS`; with `special` the nearest rotation.
+    """Return the orthonormal factor by `polar`, `qr` or `newton_schulz`; with `special` the nearest rotation.
 
     Raises: ShapeError if `special` is True, and the method is not `polar` or the matrix is not square.
     """

@@ -1,8 +1,9 @@
 """Orthogonalisation of stored matrices: replace W by its orthonormal factor Q, or rewrite W exactly as Q P.
 
 The factor P of a head can be merged into the next linear map where the merge is exact. Attention mixes positions, not
-features of a value head: for V_g = P_g U_g, O_h absorbs P_g for each query head h of the group g. Queries and keys are
-multiplied: for Q_h = P_h U_h, K_h absorbs P_hᵀ, unless a rotary embedding, a norm or a second query head is between.
+features of a value head: for V_g = P_g U_g (U orthonormal), O_h absorbs P_g for each query head h of the group g. As
+queries multiply keys, K_h absorbs P_hᵀ of Q_h = P_h U_h, unless a rotary embedding, a norm or a second query head is
+between.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def neighbour(p: Program, matrix: Matrix) -> tuple[Matrix, int]:
 
 
 def absorb(e: Transaction, matrix: Matrix, parts: list[MatrixSlice], factors: list[np.ndarray]) -> str:
-    """Multiply the factor P of each slice into the map of `neighbour`; return the path of that map's weight."""
+    """Multiply the `factors` P of the slices `parts` into the next linear map; return the path of its weight."""
     p = e.program
     other, side = neighbour(p, matrix)
     w = values(p, other.key)
@@ -247,7 +248,7 @@ class OrthoRow(Report):
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class OrthoReport(mx.MatrixReport):
-    """Report on all matrices of one call; see `MatrixReport`.
+    """Report on one call of `orthogonalize`: one row per matrix; other fields as in `MatrixReport`.
 
     Attributes:
         method, per, fold: arguments of the call.
@@ -335,7 +336,7 @@ def orthogonalize(
 def _chosen(
     p: Program, where: str | Selection | Units, per: str
 ) -> tuple[list[Matrix], list[Skipped], dict[str, list[MatrixSlice]]]:
-    """Return the matrices, the skipped params, and a dict of slices by weight key; empty if `per` is `matrix`."""
+    """Return the matrices, the skipped params, and a dict from weight key to slices (empty if `per` is `matrix`)."""
     if isinstance(where, Units):
         if where.program is not p:
             raise UsageError("the units belong to a different program", where=p.name, got=repr(where))
@@ -349,7 +350,8 @@ def _chosen(
     skipped += [Skipped(m.path, "no heads") for m in matrices if not parts[m.key]]
     matrices = [m for m in matrices if parts[m.key]]
     if not matrices:
-        raise UsageError("no selected matrix has heads", where=str(where), got=skipped[0].path, fix='pass per="matrix"')
+        raise UsageError("no selected matrix has heads", where=str(where), got=skipped[-1].path,
+                         fix='pass per="matrix"')  # fmt: skip
     return matrices, skipped, parts
 
 
@@ -411,8 +413,9 @@ def _low_rank(m: Matrix, parts: list[MatrixSlice], solved: _Solved) -> LowRank:
         return LowRank(solved.q, p) if before else LowRank(p, solved.q)
     if any((part.dim == 1) != before or (rows < columns) != (part.dim == 0)
            for part, (rows, columns) in zip(parts, shapes, strict=True)):  # fmt: skip
-        raise UsageError("the heads are too wide to insert their factors P as one matrix", where=m.path, got=shapes[0],
-                         expected="heads narrower than the other dimension", fix='pass per="matrix"')  # fmt: skip
+        raise UsageError("the heads are too wide to insert their factors P as one matrix", where=m.path,
+                         got=f"heads of shape {list(shapes[0])}", expected="heads narrower than the other dimension",
+                         fix='pass per="matrix"')  # fmt: skip
     p = np.eye(m.shape[parts[0].dim])
     for part, block in zip(parts, solved.factors, strict=True):
         assert part.indices is not None

@@ -55,7 +55,7 @@ def parametrize(program: Program, where: str | Selection, map: str = "cayley", s
 
 
 def bake(program: Program, where: str | Selection = "**") -> list[str]:
-    """Store the computed matrices, and rewire their readers to the stored weights, in one edit; see `unbake`.
+    """Store the matrices of parametrised maps, and rewire their readers to the stored weights, in one edit.
 
     Returns: paths of the stored weights. Raises: EmptySelection if no selected map is parametrised and not yet baked.
     """
@@ -163,9 +163,9 @@ class _GeneratorNodes:
         return q
 
     def _reflections(self, v: NodeId, eye: NodeId) -> NodeId:
-        """Add nodes for H₁ H₂ .. = I - V T Vᵀ, where T⁻¹ is the upper triangle of VᵀV with its diagonal halved.
+        """Add nodes for I - V T Vᵀ, the product of one Householder reflection per column of V.
 
-        The columns of V start as pairs of equal columns, so that the product starts as I.
+        T⁻¹ is the upper triangle of VᵀV with its diagonal halved. V starts with pairs of equal columns, which give I.
         Source: Joffrain et al. 2006, "Accumulating Householder transformations, revisited".
         """
         count = int(self.e.spec(v).shape[1])
@@ -195,14 +195,17 @@ def _baked(p: Program, base: str) -> bool:
 
 
 def _chosen(p: Program, where: str | Selection, baked: bool | None = None) -> list[str]:
-    """Return the names of selected parametrised maps in state `baked` (None: any). Raises: EmptySelection."""
+    """Return the names of the selected maps that have a generator.
+
+    If `baked` is True, only maps that read a stored matrix; if False, only maps that read the computed one.
+    Raises: EmptySelection if there are no such maps.
+    """
     chosen = selection_of(p, where)
     bases = [b for b in named(p, ".generator.weight") if p.node(f"{b}.generator.weight") in chosen]
     if not bases:
         raise EmptySelection("no selected linear map is parametrised", where=str(where), fix="call parametrize first")
     if not (found := [b for b in bases if baked is None or _baked(p, b) == baked]):
-        raise EmptySelection(
-            "no selected linear map is baked" if baked else "all selected linear maps are baked", where=str(where),
-            got=", ".join(bases), fix="call bake(program, where)" if baked else None,
-        )  # fmt: skip
+        raise EmptySelection(f"the matrices of the selected maps are already {'computed' if baked else 'stored'}",
+                             where=str(where), got=", ".join(bases),
+                             fix=f"call {'bake' if baked else 'unbake'}(program, where) first")  # fmt: skip
     return found

@@ -92,7 +92,7 @@ def smallest(curves: Sequence[Curve], round_to: int, min_keep: float) -> dict[st
 
 
 def _allowed_sizes(size: int, round_to: int, min_keep: float) -> list[int]:
-    """Return the allowed sizes of an axis in descending order: the current size, then multiples of `round_to`."""
+    """Return, descending, the current size and multiples of `round_to`, down to the share `min_keep` of the size."""
     least = max(ceil(min_keep * size - 1e-9), 1)
     return [size, *(k for k in range((size - 1) // round_to * round_to, 0, -round_to) if k >= least)]
 
@@ -169,7 +169,7 @@ class Footprint:
 
 
 def _share(terms: Collection[Term], shares: Mapping[tuple[Atom, ...], float]) -> float:
-    """Return the share of a tensor that remains: the product of `shares` over the axes in its dimensions `terms`."""
+    """Return the share of a tensor with dimensions `terms` that remains, given `shares` of axes (tuples of atoms)."""
     inside = {a for t in terms for a in atoms(t)}
     return prod(left for group, left in shares.items() if set(group) <= inside)
 
@@ -206,7 +206,7 @@ class Goal:
         return Goal(target.of, getattr(size(p), target.of), float(target.most), None, feeds)
 
     def counted(self, p: Program) -> Footprint:
-        """Return the footprint of the counted nodes that still exist in a pruned copy."""
+        """Return the footprint of a pruned copy `p`: of the `nodes` that it still has, or of all if `nodes` is None."""
         return Footprint(p, None if self.nodes is None else [n for n in self.nodes if n in p.graph])
 
     def least(self, p: Program, found: Sequence[ResidualBranch]) -> float:

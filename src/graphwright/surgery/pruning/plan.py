@@ -48,8 +48,8 @@ class PruneOptions:
         scope: how to compare units across axes: `loss` (predicted loss per parameter; the default for programs that
             score tokens), `global` (error relative to a layer's output, per parameter; the default otherwise), `kind`
             (among axes of equal kind and size), `layer` (the same share of every axis).
-        kinds: kinds of units: `neurons`, `channels` (between convolutions), `head_dim` (widths of values), `kv_groups`
-            (a key head and all its readers), `queries` (the same query head of each key head), `heads` (a query head).
+        kinds: kinds of units: `neurons`, `channels` (between convolutions), `head_dim` (value channels), `kv_groups`
+            (a key head and its query heads), `queries` (the same query head of each key head), `heads` (a query head).
         where: pattern or nodes that may be pruned; by default the numbered layers, or everything if no layers exist.
         protect: pattern or nodes that may not be pruned.
         round_to: new sizes are multiples of this number.
@@ -57,7 +57,7 @@ class PruneOptions:
         uniform: axes of equal kind and size keep equally many units, so that all layers have the same size.
         restore: refit the weights that read a pruned axis by least squares, to compensate for the removed units.
         sequential: score and restore each layer with the outputs of the already pruned layers before it.
-        ridge: λ of the fit, relative to the mean of the diagonal; by default 1e-4, or more if the fit needs it.
+        ridge: λ of the fit, relative to the mean square of the inputs; by default 1e-4, or more if the fit needs it.
         seed: seed of `method="random"`.
         timed: whether to measure the time per token before and after.
     """
@@ -119,14 +119,14 @@ class PruneStep(Report):
         name: name of the axis, or of the edge by which the branch enters the residual path.
         units: indices of the removed units; empty for a module.
         size: number of units before the step.
-        weights: dict from the key of each restored weight to its new value.
+        weights: dict from the key of each refitted weight to its new value.
         digests: dict from the key of each affected weight to its digest at planning.
         shapes: dict from the key of each resized weight to (shape before, shape after).
         params: number of removed parameters.
         error, plain: relative mean squared error of the outputs of the linear maps that read the axis, with and without
             restoring, on the calibration data; for a module the loss after and before its removal.
         held_out: `error` on the held-out windows.
-        ridge: λ of the fit, relative to the mean of the diagonal; None if nothing was restored.
+        ridge: λ of the least-squares fit, relative to the mean square of the inputs; None if nothing was refitted.
         quantiles: 0, 25, 50, 75 and 100 % quantiles of the scores.
         ragged: whether the step may leave key heads with unequal numbers of query heads.
     """
@@ -158,11 +158,12 @@ class PruneStep(Report):
             return
         branch = next((b for b in residual_branches(p) if b.name == self.name), None)
         if branch is None:
-            raise StaleStep("the module that this step removes no longer exists", where=self.name, fix="plan again")
+            raise StaleStep("the module that this step removes no longer exists", where=self.name,
+                            fix="plan again: prune(..., dry_run=True)")  # fmt: skip
         remove_branch(e, branch)
 
     def restore(self, e: Transaction) -> Mapping[str, NDArray]:
-        """Set the restored weights inside an open edit; return them by key."""
+        """Set the refitted weights inside an open edit; return them by key."""
         for key, array in self.weights.items():
             e.set_weight(key, array)
         return self.weights
@@ -183,7 +184,7 @@ class PruneStep(Report):
         return "\n".join([*lines, *([f"  units {runs(self.units)}"] if self.units else [])])
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dict, with the keys of restored weights instead of their values."""
+        """Return a JSON-serialisable dict, with the keys of refitted weights instead of their values."""
         names = ("what", "name", "params", "error", "plain", "held_out", "ridge", "quantiles", "shapes")
         facts = {"units": runs(self.units), "of": self.size, "restored": sorted(self.weights)}
         return {name: plain(getattr(self, name)) for name in names} | facts
@@ -209,7 +210,7 @@ class PruneReport(Report):
         export_level: export levels before and after pruning; None without a model.
         calibration: sizes, seed and hashes of the learning and the held-out windows.
         settings: the `PruneOptions`, as JSON.
-        attempts: tried shares of attention modules, with their losses on the calibration data.
+        attempts: a dict per tried share of attention modules: its loss on the calibration data, or why it was given up.
         warnings: warnings for the user, as text.
         journal: hash of the journal after pruning; None for a plan.
         seconds: duration of the whole call.

@@ -74,7 +74,7 @@ class Consumer:
         return last.reshape(-1, last.shape[-1])
 
     def remaining(self, keep: np.ndarray, width: int) -> np.ndarray:
-        """Return the indices of those of `width` columns that read no removed unit (False in the mask `keep`)."""
+        """Return the indices below `width` of the columns that read no removed unit (False in the mask `keep`)."""
         kept = np.ones(width, bool)
         kept[self.columns[~keep].reshape(-1)] = False
         return np.flatnonzero(kept)
@@ -97,7 +97,7 @@ def _consumer(p: Program, group: AxisGroup, node: NodeId, ends: tuple[tuple[int,
 
 
 def unit_indices(group: AxisGroup, term: Term) -> np.ndarray:
-    """Return the indices [units, k] that belong to each unit along the tensor dimension that `term` describes."""
+    """Return the indices [units, k] of each unit's k entries along the tensor dimension that `term` describes."""
     if isinstance(term, Atom) and len(group.atoms) == 1:
         return np.arange(group.size)[:, None]
     found = []
@@ -184,14 +184,14 @@ def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, prot
         else:
             found.append(axis)
     if not found:
-        raise NothingToPrune(f"no selected axis of {', '.join(kinds)} can be pruned",
+        raise NothingToPrune(f"no selected axis of kind {', '.join(kinds)} can be pruned",
                              where=where if isinstance(where, str) else p.name, fix="list axes: print(program.axes())",
                              got="; ".join(refused[:4]) or "no axis of these kinds")  # fmt: skip
     return sorted(found, key=lambda a: axes.rank[a.start])
 
 
 def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) -> PrunableAxis | None:
-    """Return the axis with its consumers, or None if it cannot be pruned; `moving` caches `input_dependent(p)`."""
+    """Return the axis and the linear maps that sum over it; None if not prunable. `moving`: input-dependent nodes."""
     if group.frozen or not group.exact:
         return None
     p, notes = group.axes.program, [note for a in group.atoms if (note := group.axes.solution.notes.get(a)) is not None]
@@ -262,10 +262,10 @@ def remove_branch(e: Transaction, branch: ResidualBranch) -> None:
 def cheapest(
     p: Program, candidates: Sequence[ResidualBranch], stream: Stream, reference: Sequence[np.ndarray] | None = None
 ) -> tuple[ResidualBranch, float]:
-    """Return the branch whose removal leaves the smallest measured loss, and that loss.
+    """Return the branch whose removal leaves the smallest loss on the data of `stream`, and that loss.
 
-    Nodes before a candidate's start are computed once. Of more than `SHORTLIST` candidates, only those that rotate the
-    residual stream least (1 - mean cos(before, after)) are measured.
+    The loss is nats per token, or the drift from the outputs `reference`. Of more than 8 candidates, only the 8 that
+    rotate the residual stream least (1 - mean cos(before, after)) are measured.
     """
     walk = Stream(p, stream.feeds)
     if len(candidates) > SHORTLIST:
@@ -287,7 +287,7 @@ def cheapest(
 
 
 def rotation(p: Program, candidates: Sequence[ResidualBranch], stream: Stream) -> dict[ResidualBranch, float]:
-    """Map each branch to 1 - mean cosine between its junction's value with and without the branch."""
+    """Map each branch to 1 - mean cosine, over `stream`, of its junction's value with and without the branch."""
     found: dict[ResidualBranch, float] = {}
     for branch in sorted(candidates, key=lambda b: p.order_labels.key(b.start)):
         stream.advance(branch.start)

@@ -146,21 +146,17 @@ class Pruner:
             return
         axes = pr.prunable(p, [n for n in self.nodes if n in p.graph], o.kinds, o.protect)
         curves = self._curves(p, axes, footprint)
-        kept = allocate(
-            curves, lambda sizes: goal.taken(p, footprint, sizes) <= goal.most, scope=o.scope or "global",
-            round_to=o.round_to, min_keep=o.min_keep, uniform=o.uniform,
-        )  # fmt: skip
+        kept = allocate(curves, lambda sizes: goal.taken(p, footprint, sizes) <= goal.most, scope=o.scope or "global",
+                        round_to=o.round_to, min_keep=o.min_keep, uniform=o.uniform)  # fmt: skip
         if kept is None:
             best = goal.taken(p, footprint, smallest(curves, o.round_to, o.min_keep))
-            raise BudgetUnreachable(
-                f"the smallest allowed sizes still have more {goal.of} than the budget",
-                asked=goal.most, best=best, where=", ".join(c.axis for c in curves[:3]),
-                fix="pass a smaller min_keep, more kinds, or recipe='modules'",
-            )  # fmt: skip
+            raise BudgetUnreachable(f"the smallest allowed sizes still have more {goal.of} than the budget",
+                                    asked=goal.most, best=best, where=", ".join(c.axis for c in curves[:3]),
+                                    fix="pass a smaller min_keep, more kinds, or recipe='modules'")  # fmt: skip
         self._cut_all(attempt, axes, kept)
 
     def _curves(self, p: Program, axes: Sequence[PrunableAxis], footprint: Any) -> list[Curve]:
-        """Return a curve per axis, from one pass over the calibration data (a second one if gradients are needed)."""
+        """Return the error curve of each axis, from one pass over the calibration data (two with gradients)."""
         o = self.options
         criterion, by_loss = CRITERIA[o.method], o.scope == "loss"
         weighed = None
@@ -183,7 +179,7 @@ class Pruner:
         return curves
 
     def _cut_all(self, attempt: Attempt, axes: Sequence[PrunableAxis], kept: Mapping[str, int]) -> None:
-        """Cut and restore axis by axis, with the outputs of the already pruned axes as inputs if `sequential`."""
+        """Cut each axis to `kept[axis]` units and refit; if `sequential`, with inputs from the axes cut before it."""
         p, o = attempt.program, self.options
         source = p if o.sequential else p.fork()
         learn, held = Stream(source, self.feeds), Stream(source, self.held)
@@ -226,11 +222,10 @@ class Pruner:
         if not self.options.restore:
             return None
         if gram.rows < columns and ridge is None:
-            raise CalibrationTooSmall(
-                "fewer calibration rows than unknowns: least squares would fit noise", where=axis.name,
-                expected=f"{2 * columns} rows or more", got=f"{gram.rows} rows",
-                fix="pass a larger max_tokens, restore=False, or ridge=0.1",
-            )  # fmt: skip
+            raise CalibrationTooSmall("fewer calibration rows than unknowns: least squares would fit noise",
+                                      where=axis.name, expected=f"{columns} rows or more, better {2 * columns}",
+                                      got=f"{gram.rows} rows",
+                                      fix="pass a larger max_tokens, restore=False, or ridge=0.1")  # fmt: skip
         if gram.rows < 2 * columns:
             self.warnings.append(f"{axis.name}: {gram.rows} rows for {columns} unknowns are few")
         found = restored(cut.matrix, gram, cut.columns, bias=cut.consumer.bias is not None, ridge=ridge)
@@ -245,13 +240,14 @@ def optimise_report(
     """Recompute the figures of a pruning, to compare them with `PruneReport.figures()` of that pruning.
 
     Args:
-        program: the pruned program, whose journal has the entry of the pruning with its undo record.
+        program: the pruned program; its journal has the entry of the pruning, with the undo record.
         calibration: the data with which the program was pruned.
         seq: number of the journal entry; by default the last pruning that was not undone.
         tokenizer: tokenizer of the pruned model, if a model was pruned.
     Returns: a dict of before, after, layers, calibration and journal; errors of a layer are measured with the outputs
         of the already pruned layers before it.
-    Raises: UsageError if the journal has no such entry; NotUndoable if the undo record was dropped.
+    Raises: UsageError if the journal has no such entry, or if the pruning left key heads with unequal numbers of query
+        heads; NotUndoable if the undo record was dropped.
     """
     made = [e for e in program.history.undoable if e.tool == TOOL and (seq is None or e.seq == seq)]
     if not made:
@@ -280,7 +276,8 @@ def _steps(p: Program, entry: Entry) -> list[PruneStep]:
         elif isinstance(edit, RemoveNode):
             node = edit.node
         elif not isinstance(edit, RemoveEdge):
-            raise UsageError("cannot recompute a pruning that cut single query heads", where=f"entry {entry.seq}")
+            raise UsageError("cannot recompute a pruning that left key heads with unequal numbers of query heads",
+                             where=f"entry {entry.seq}", fix="use the report that `prune` returned")  # fmt: skip
         elif p.graph.target(edit.edge) != node:  # other edges enter the node that is removed next
             found.append(PruneStep("module", p.path(edit.edge)))
     return found[::-1]
@@ -333,7 +330,7 @@ def cut_units(
 
     Args:
         cuts: the linear maps before the cut, from `product_cuts`.
-        moments: moments of the maps' inputs, on the learning windows and on the held-out windows.
+        moments: (on the learning windows, on the held-out windows), each with the moments of every map's input.
         restore: called after the cut, in the same edit, to set weights; returns a dict from key to stored value.
     """
 
@@ -351,7 +348,7 @@ def cut_units(
 def _made(
     p: Program, step: PruneStep, keys: Sequence[str], edit: Callable[[Transaction], Mapping[str, NDArray]]
 ) -> PruneStep:
-    """Run `edit`; return the step with the weights that it set, and digests and shape changes of the weights `keys`."""
+    """Run `edit` in an edit of `p`; return `step` with the weights it set, and digests and shapes of weights `keys`."""
     digests, sizes = {k: p.weights.digest(k) for k in keys}, {k: p.weights.array(k).shape for k in keys}
     with p.edit(f"prune {step.name}", author="pass", tool=TOOL) as e:
         weights = edit(e)
@@ -395,7 +392,7 @@ def prune(
     pr.check_finite(p, pr.prunable(p, nodes, given.kinds, given.protect) if given.recipe != "modules" else [])
     if calibration is None:
         if model is None:
-            raise MissingCalibration("a program was given without calibration data", fix="pass Calibration(tokens)")
+            raise MissingCalibration("pruning a program needs calibration data", fix="pass Calibration(tokens)")
         calibration = Calibration.of(model)
     feeds = calibration.feeds(p, held=True)[0]
     goal = Goal.of_target(p, target, nodes, feeds)

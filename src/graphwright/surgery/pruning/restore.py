@@ -107,7 +107,8 @@ class Gram:
             mean = mean + a.sum(axis=0, dtype=np.float64)
             count += len(a)
         if not np.isfinite(total).all():
-            raise NonFinite("activations on the calibration data contain NaN or infinity", where="linear map input")
+            raise NonFinite("inputs of a linear map contain NaN or infinity on the calibration data",
+                            fix="find the cause by gw.surgery.diagnose(model, text=...)")  # fmt: skip
         return Gram(total / max(count, 1), mean / max(count, 1), count)
 
     def centred(self) -> np.ndarray:
@@ -116,10 +117,10 @@ class Gram:
 
 
 def regularised(h: np.ndarray, ridge: float | None = None) -> tuple[np.ndarray, float]:
-    """Return H + λ I, which has a Cholesky factor, and the ridge λ / (mean of the diagonal of H).
+    """Return H + λ I, which has a Cholesky factor, and the ridge: λ / (mean of the diagonal of H).
 
     Args:
-        ridge: the ridge; by default the first of 1e-4, 1e-3, 1e-2 and 0.1 for which a Cholesky factor exists.
+        ridge: by default the first of 1e-4, 1e-3, 1e-2 and 0.1 for which a Cholesky factor exists.
     Raises: numpy.linalg.LinAlgError if there is no Cholesky factor for `ridge`, or by default for 0.1.
     """
     scale = float(np.mean(np.diag(h))) or 1.0
@@ -169,7 +170,7 @@ def restored(
         gram: moments of the map's input.
         keep: indices of the remaining columns, ascending.
         bias: whether the map has a bias to adjust.
-        ridge: see `regularised`.
+        ridge: λ, relative to the mean of the diagonal of H; by default 1e-4, or up to 0.1 if H is nearly singular.
     """
     h = gram.centred() if bias else gram.second
     wide, share = regularised(h[np.ix_(keep, keep)], ridge)
@@ -182,9 +183,10 @@ def restored(
 def error_of(
     matrix: np.ndarray, made: np.ndarray, gram: Gram, keep: np.ndarray, shift: np.ndarray | float = 0.0
 ) -> float:
-    """Return the relative mean squared error of an output under new weights W' and a shift s of the bias.
+    """Return the relative mean squared error of W a under new weights W' = `made` of the columns S = `keep`.
 
-    The error is E |W a - W' a_S - s|² = tr D H Dᵀ - 2 sᵀ D μ + |s|² for D = W - W', divided by E |W a|².
+    The error is E |W a - W' a_S - s|² = tr D H Dᵀ - 2 sᵀ D μ + |s|² for D = W - W', divided by E |W a|². `gram` has
+    H = E[a aᵀ] and μ = E[a] of the input a; s is a change of the bias.
     """
     difference = matrix.copy()
     difference[:, keep] -= made
@@ -201,7 +203,12 @@ def energy(matrix: np.ndarray, gram: Gram) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProductCut:
-    """A linear map before a cut: matrix [out, columns], bias [out] (or zeros), indices `columns` that will remain."""
+    """A linear map as it was before units of its input are cut.
+
+    Attributes:
+        matrix, bias: the weights [out, columns], and the bias [out] or zeros.
+        columns: indices of the columns that remain.
+    """
 
     consumer: Consumer
     matrix: np.ndarray

@@ -1,14 +1,14 @@
 """Scores of units: the cost of removing each unit, computed from the weight columns that read it.
 
-A unit is read by a block J of columns of W [out, columns]. All scores are squared quantities, so that the scores of a
-unit that several linear maps read can be added up:
+A unit is read by a block J of columns of W [out, columns]; H = E[a aᵀ] for the input a of W. All scores are squared
+quantities, so that the scores of a unit that several linear maps read can be added up:
 
     random      uniform random numbers
     magnitude   Σ |W_J|²
     wanda       tr W_J H_JJ W_Jᵀ, for one column ‖w_j‖² H_jj: mean square of the unit's contribution to the output
     obs         tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ, for one column ‖w_j‖² / (H⁻¹)_jj: error after the other units compensate
     taylor      (Σ a_j ∂L/∂a_j)²: squared first-order change of the loss
-    greedy      obs, one unit after the other; the other weights and H⁻¹ are updated after each (see `ROUNDS`)
+    greedy      obs, one unit after the other; the other weights and H⁻¹ are updated after each removal
 
 A new criterion is a subclass of `Criterion` with an instance in `CRITERIA`.
 """
@@ -65,7 +65,7 @@ def greedy(
         matrix, columns: weights [out, columns], and the columns [units, k] that read each unit.
         h: second moment (or covariance) [columns, columns] of the input.
         most: number of units to remove; by default all except one.
-        ridge: see `regularised`.
+        ridge: λ that is added to the diagonal of h, relative to its mean; by default 1e-4, or up to 0.1 if needed.
     Returns: units [most] in order, the squared error [most] that each adds, and the scores [units] at the start.
     """
     left = np.ones(len(columns), bool)
@@ -96,7 +96,7 @@ class UnitColumns:
         effect: Σ a ∂L/∂a [columns] over the rows, for the input a of each column, if the criterion needs gradients.
         bias: True if the map has a bias, which absorbs the mean of a removed unit.
         weight: factor of this map's squared error in the sum over all maps that read the axis.
-        ridge: see `regularised`.
+        ridge: λ that is added to the diagonal of the second moment, relative to its mean.
         seed: seed of random scores.
     """
 
@@ -150,7 +150,7 @@ class Criterion:
         return RemovalOrder(order, scored[order], scored)
 
     def costs(self, products: Sequence[UnitColumns]) -> np.ndarray:
-        """Return the cost [units] of removing each unit, as the function `scores` reports it; by default `total`."""
+        """Return the costs [units] that the function `scores` returns to its caller: by default those of `total`."""
         return self.total(products)
 
 
@@ -163,7 +163,7 @@ class OBS(Criterion):
 
 
 class Greedy(OBS):
-    """OBS with the remaining weights refitted after each removal, or on wide axes after several (see `ROUNDS`)."""
+    """OBS with the remaining weights refitted after each removal, or from 1024 units on after several."""
 
     def order(self, products: Sequence[UnitColumns], most: int) -> RemovalOrder:
         """Order units by greedy removal; an axis that several linear maps read is ordered by its OBS scores."""
@@ -298,7 +298,10 @@ def unit_columns(
 def error_scales(
     p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], weighed: Importance | None
 ) -> list[float]:
-    """Return the factor from squared output error to loss (without `weighed`: relative error) per map on the axis."""
+    """Return per linear map that reads the axis a factor from squared output error to loss, or to relative error.
+
+    It converts to loss if gradients of the loss are given as `weighed`.
+    """
     if weighed is not None:
         return [weighed.output[c.node] for c in axis.consumers]
     return [1 / max(energy(c.matrix(p), gram), 1e-300) if gram is not None else 1.0
@@ -316,7 +319,7 @@ def scores(
         calibration: data of the score; not needed for `magnitude` and `random`.
         method: `obs`, `wanda`, `magnitude`, `taylor`, `random`, or `greedy`: the error that the unit's removal adds
             when units are removed one by one (infinite for the last unit, which remains).
-        ridge: see `regularised`.
+        ridge: λ of `obs` and `greedy`, relative to the mean square of the inputs; by default 1e-4, or more if needed.
         seed: seed of `random`.
     Raises: MissingCalibration without needed data, or if `taylor` is used and the program scores no tokens;
         NothingToPrune if the axis cannot be pruned; UsageError for an unknown method.
@@ -326,9 +329,8 @@ def scores(
     p = axis.axes.program
     found = prunable_axis(axis)
     if found is None:
-        raise NothingToPrune(
-            "the axis cannot be pruned, so its units have no scores", where=axis.name, got=refusal(axis)
-        )
+        raise NothingToPrune("the axis cannot be pruned, so its units have no scores", where=axis.name,
+                             got=refusal(axis))  # fmt: skip
     moments: Sequence[Gram | None] = [None] * len(found.consumers)
     weighed = None
     if criterion.needs != "nothing":
@@ -345,7 +347,7 @@ def scores(
 
 
 def need_tokens(p: Program, what: str) -> None:
-    """Check that a program scores next tokens. Raises: MissingCalibration if it does not."""
+    """Raise MissingCalibration if the program does not score next tokens, which the operation `what` needs."""
     if not scores_tokens(p):
         raise MissingCalibration(f"{what} needs a program that scores next tokens", where=p.name,
                                  expected="an input `ids` and an output `logits`")  # fmt: skip

@@ -64,7 +64,7 @@ def idle(p: Program, axis: PrunableAxis) -> np.ndarray:
 
 
 def _axes(p: Program, where: Where | None) -> list[PrunableAxis]:
-    """Return the prunable axes, without grouped query heads, whose kv groups and queries are separate axes."""
+    """Return the prunable axes except grouped query heads, as their kv groups and queries are axes of their own."""
     try:
         return [a for a in prunable(p, where, (*KINDS, "units")) if len(a.group.atoms) == 1]
     except NothingToPrune:
@@ -98,7 +98,7 @@ def _zeros(p: Program, axis: PrunableAxis) -> dict[Value, np.ndarray]:
 
 
 def _zero_rows(p: Program, axis: PrunableAxis, operands: Sequence[Value], op: str) -> np.ndarray | None:
-    """Return a mask [units] of the units with zero rows of the matrix and zero bias; None if either is no param."""
+    """Return a mask [units]: matrix row and bias of a linear map are zero for the unit; None if either is no param."""
     dims, found = axis.group.axes.solution.dims, np.ones(axis.size, bool)
     for port, operand in enumerate(operands[1:]):
         source = origin(p, operand)

@@ -104,7 +104,10 @@ def _attend(
     q: vm.View, k: int, v: int, out: vm.View, groups: int, start: tuple[int, int], attrs: vm.Attrs,
     more: Sequence[int],
 ) -> list[vm.Row]:  # fmt: skip
-    """Encode an ATTEND_CACHED instruction. `start`: its words 12 and 13; `more`: the first words of its second row."""
+    """Encode an ATTEND_CACHED instruction for keys and values at addresses k and v, with `groups` key heads.
+
+    `start`: words 12 and 13 of the instruction; `more`: the first words of its second row.
+    """
     batch, heads, queries, width = q.shape
     head = (q.address, k, v, out.address, heads, groups, queries, width, out.shape[3])
     tail = (*start, attrs["window"] or 0, vm.bits(float(attrs["scale"])))

@@ -27,7 +27,7 @@ def _encoder(code: Code) -> vm.Encoder:
 
 
 def compared(code: Code, *, swapped: bool = False) -> vm.VmForm:
-    """Make the `VmForm` of a float32 comparison; if `swapped`, the instruction gets its operands in reverse order."""
+    """Make the `VmForm` of a float32 comparison by opcode `code`, with its two operands exchanged if `swapped`."""
 
     def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         fits = vm.all_f32(*ins) and outs[0].dtype is bool_
@@ -74,7 +74,10 @@ def JUNCTION(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
 
 # -- reductions --------------------------------------------------------------------------------------------------------
 def _reduction(out: vm.View, x: vm.View, axes: Any, rows_code: Code, columns_code: Code | None, *cells: int) -> vm.Rows:
-    """Encode a reduction over leading, middle or trailing axes (None: all), or return None if layouts prevent it."""
+    """Encode a reduction over leading, middle or trailing axes (None: all), or return None if layouts prevent it.
+
+    `rows_code` reduces the rows of a matrix, `columns_code` its columns (None: unsupported); `cells`: further words.
+    """
     if not vm.all_f32(out, x) or not out.packed or 0 in x.shape:
         return None
     gone = set(range(len(x.shape))) if axes is None else {a % len(x.shape) for a in axes}

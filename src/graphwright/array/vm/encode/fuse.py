@@ -74,8 +74,7 @@ def tiles_for(shape: tuple[int, ...], by_row: bool) -> int:
 def layout_of_tiles(shape: tuple[int, ...], views: Sequence[vm.View], by_row: bool = False) -> _Tiles | None:
     """Return loops over `shape`, or None if rows are too short, too long or strided, or outer axes too many to unroll.
 
-    Args:
-        by_row: a tile must be a whole row of `shape`, along which each operand has stride 1 or 0.
+    `by_row`: a tile must be a whole row of `shape`, along which each operand has stride 1 or 0.
     """
     strides = [vm.spread(view, shape) for view in views]
     if by_row:
@@ -97,7 +96,7 @@ def layout_of_tiles(shape: tuple[int, ...], views: Sequence[vm.View], by_row: bo
 
 
 def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[vm.Row] | None:
-    """Return instructions that run the members tile by tile, or None if the layouts allow no tiles."""
+    """Return instructions that run the members tile by tile over `shape`, or None if the layouts allow no tiles."""
     if 0 in shape:
         return []
     by_row = any(m.form.by_row for m in members)
@@ -126,7 +125,7 @@ def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[vm.R
 
 
 def _together(members: Sequence[Member]) -> list[Member]:
-    """Merge pairs of consecutive members, such as an addition and SiLU, for which `TOGETHER` has one instruction."""
+    """Merge pairs of consecutive members that one instruction can compute, such as an addition and SiLU."""
     made: list[Member] = []
     for n, m in enumerate(members):
         code = TOGETHER.get((made[-1].form.code, m.form.code)) if made else None
@@ -150,7 +149,7 @@ def _read(tile: Inner, members: Sequence[Member]) -> bool:
 
 
 def _written_once(members: Sequence[Member], most: int) -> list[Member]:
-    """Replace a result in memory that a later member overwrites by a free tile, so that memory is written only once."""
+    """Write a result that a later member overwrites to one of `most` tiles instead, so memory is written only once."""
     last = {v.address: n for n, m in enumerate(members) for v in m.outs if isinstance(v, vm.View)}
     free = set(range(most)).difference(v.tile for m in members for v in m.outs if isinstance(v, Inner))
     held: dict[int, Inner] = {}
@@ -229,10 +228,8 @@ def _body(
 ) -> list[vm.Row]:
     """Encode the members for one tile of `cols` elements.
 
-    Operand k in memory begins at element offset `at[k]` and advances by `jumps[k]` elements per iteration.
-
-    Args:
-        pieces: size of the tile of an intermediate value, in units of TILE elements.
+    Operand k in memory begins at element offset `at[k]`, has stride `steps[k]` (0 or 1) in the tile, and advances by
+    `jumps[k]` elements per iteration. An intermediate value has a tile of `pieces` · TILE elements.
     """
     body: list[vm.Row] = []
     k = 0

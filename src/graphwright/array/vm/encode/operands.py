@@ -74,8 +74,7 @@ class VmForm:
     def rows(self, outs: Views, ins: Views, attrs: Attrs, work: Sequence[View] | None = None) -> Rows:
         """Return rows of code that compute `outs` from `ins`, or None for layouts or dtypes that are not supported.
 
-        Args:
-            work: the memory that `workspace` describes; needed only for code that will run.
+        `work`: the memory that `workspace` describes; needed only for code that will run.
         """
         return self.encode([*outs, *(self.workspace(outs, ins, attrs) if work is None else work)], ins, attrs)
 
@@ -83,7 +82,7 @@ class VmForm:
 def form(
     *, work: Workspace | None = None, by_row: bool = False, limit: int | None = None
 ) -> Callable[[Encoder], VmForm]:
-    """Return a decorator that turns an encoder into a `VmForm`."""
+    """Return a decorator that turns an encoder into a `VmForm` with these attributes."""
     return lambda encode: VmForm(encode, work, by_row=by_row, limit=limit)
 
 
@@ -147,7 +146,7 @@ def offsets(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[
 
 
 def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> Rows:
-    """Encode an elementwise op by instructions that loop over 1 or 2 axes each, one per index of any further axes."""
+    """Encode an op: one instruction loops over 2 axes; further axes are unrolled. `cells`: words after the operands."""
     views = [out, *ins]
     if 0 in out.shape:
         return []
@@ -173,12 +172,12 @@ def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> Rows
 
 
 def along(out: View, step: int) -> int:
-    """Return PAST (non-temporal stores) if `step` is 1 and `out` is float32 and larger than the caches, else `step`."""
+    """Return the step word of a result: PAST (non-temporal stores) for large float32 results of step 1, else `step`."""
     return PAST if step == 1 and out.dtype is float32 and 4 * out.size > CACHED else step
 
 
 def matrix(view: View) -> tuple[int, int, int] | None:
-    """Return (rows, columns, row stride in elements) of an operand [..., C], or None if it is empty or not a matrix."""
+    """Return (rows, columns, row stride) of an operand [..., C]; None if it is empty or its strides form no matrix."""
     if not view.shape or 0 in view.shape or (view.strides[-1] != 1 and view.shape[-1] != 1):
         return None
     lead = merged(view.shape[:-1], [view.strides[:-1]])

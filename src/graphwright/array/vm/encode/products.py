@@ -53,7 +53,7 @@ def _few(m: int, w: vm.View) -> bool:
 
 
 def _by_rows(code: Code, x: vm.View, w: vm.View, out: vm.View, bias: vm.Views, scales: int = 0) -> vm.Row:
-    """Encode a product with weights that are stored as [out, in]."""
+    """Encode a product with weights w stored as [out, in]; `scales`: the address of the scales of int8 weights."""
     (m, k), n = x.shape, w.shape[0]
     init = bias[0].address if bias else 0
     return vm.row_of(code, w.address, n, k, init, x.address, 4 * x.strides[0], out.address, 4 * n, m, scales)

@@ -166,7 +166,7 @@ def _noise(out: vm.View, key: vm.View, attrs: vm.Attrs, kind: int, x: int = 0, *
 
 
 def _drawn(kind: int) -> vm.VmForm:
-    """Make the `VmForm` of a random op; its last operand is the key, an earlier one holds the probabilities."""
+    """Make the `VmForm` of a random op, UNIFORM or BERNOULLI; its operands are probabilities, if any, and a key."""
 
     def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         fits = vm.all_f32(outs[0], *ins[:-1]) and all(view.packed for view in (outs[0], *ins))

@@ -83,7 +83,10 @@ def is_scalar(row: vm.Row) -> bool:
 
 
 def pack_runs(units: Iterable[tuple[int, list[vm.Row]]], scratch: int) -> list[tuple[int, list[vm.Row]]]:
-    """Pack consecutive scalar instructions in pairs (op index, rows of code) into one pair with the first op index."""
+    """Merge each run of scalar instructions among `units`, pairs (op index, rows of code), into one packed unit.
+
+    It gets the first op index. `scratch`: address of the scratch, which is added to offsets into it.
+    """
     made: list[tuple[int, list[vm.Row]]] = []
     for single, run in groupby(units, lambda unit: len(unit[1]) == 1 and is_scalar(unit[1][0])):
         parts = list(run)
@@ -94,7 +97,7 @@ def pack_runs(units: Iterable[tuple[int, list[vm.Row]]], scratch: int) -> list[t
 
 
 def _packed(rows: Sequence[vm.Row], scratch: int) -> list[vm.Row]:
-    """Pack scalar instructions into one SCALARS instruction; `scratch` is added to addresses below LOCAL."""
+    """Pack scalar instructions into one SCALARS instruction; add the address `scratch` to offsets into the scratch."""
     table: list[int] = []
     for row in rows:
         operands = (row[3], row[6], row[9] if row[0] in _BINARY else row[6])
@@ -207,7 +210,10 @@ def _spans(total: int, count: int, grain: int) -> list[tuple[int, int]]:
 
 
 def _split(row: vm.Row, counted: int, steps: Sequence[tuple[int, int]], count: int, grain: int) -> list[list[vm.Row]]:
-    """Split the loop that word `counted` counts; `steps` are (index of an address word, bytes per iteration)."""
+    """Split the loop that word `counted` counts into about `count` parts, of a multiple of `grain` iterations each.
+
+    `steps` are pairs (index of an address word, bytes per iteration).
+    """
     spans = _spans(row[counted], count, grain)
     return [[_moved(row, counted, size, [(a, begin * step) for a, step in steps])] for begin, size in spans]
 
@@ -221,7 +227,7 @@ def _moved(row: vm.Row, counted: int, size: int, moves: Sequence[tuple[int, int]
 
 
 def _product(row: vm.Row, count: int) -> list[vm.Row]:
-    """Split a product into rectangles of the result: rows in whole tiles of 12, columns in panels of 32.
+    """Split a product into at most `count` rectangles of the result: rows in tiles of 12, columns in panels of 32.
 
     No side is so short that A or B would be read too often.
     """
@@ -239,7 +245,7 @@ def _product(row: vm.Row, count: int) -> list[vm.Row]:
 
 
 def _stored(row: vm.Row, count: int) -> list[list[vm.Row]]:
-    """Split a product with stored weights along the rows of the weights, in panels of 32 rows."""
+    """Split a product with stored weights into at most `count` parts: spans of weight rows, in panels of 32 rows."""
     steps = [(1, STORED[row[0]] * row[3]), (7, 4)]
     steps += ([(4, 4)] if row[4] else []) + ([(10, -(-row[3] // GROUP) * 4)] if row[10] else [])
     return _split(row, 2, steps, count, 32)

@@ -40,7 +40,7 @@ class _Method(ctypes.Structure):
 
 @cache
 def _make_method() -> Any:
-    """Return CPython's constructor (method, self) -> builtin method; None if the layout of its objects is unknown."""
+    """Return CPython's constructor (method, self) -> builtin method; None unless this is 64-bit CPython with a GIL."""
     plain = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
     if not plain or bytes.__basicsize__ - 1 != at.PAYLOAD or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
@@ -58,8 +58,8 @@ def guarded(context: np.ndarray, memory: Any, otherwise: Callable[[], None]) -> 
     """Return a call that runs the code of `context` if its guard holds, else calls `otherwise`.
 
     The guard holds if the number at the address `context[GUARD]` equals `context[SEEN]`. `otherwise` is also called
-    after a failed instruction. The call holds the GIL; its check is native code. Where quick calls are impossible,
-    `otherwise` itself is returned.
+    after a failed instruction. The call holds the GIL and keeps `memory`, used by `context`, alive; its check is native
+    code. Without 64-bit CPython and its GIL, `otherwise` itself is returned.
     """
     context[at.GUARD], context[at.SEEN] = context.ctypes.data, -1  # no segment yet: the guard, the first word, is 0
     context[at.ASK] = ctypes.cast(ctypes.pythonapi.PyObject_CallNoArgs, ctypes.c_void_p).value
@@ -68,7 +68,10 @@ def guarded(context: np.ndarray, memory: Any, otherwise: Callable[[], None]) -> 
 
 
 def quick(context: np.ndarray, memory: Any) -> Call | None:
-    """Return a call of the VM that holds the GIL; it keeps `memory`, used by `context`, alive. None if impossible."""
+    """Return a call of the VM that holds the GIL; it keeps `memory`, used by `context`, alive.
+
+    None if Python is not 64-bit CPython with the GIL, or if the layout of its bytes objects is unknown.
+    """
     make = _make_method()
     if make is None:
         return None

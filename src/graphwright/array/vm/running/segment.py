@@ -33,7 +33,7 @@ def new_scratch() -> np.ndarray:
 
 
 def _blocks(ops: Sequence[Cut], scratch: int) -> list[np.ndarray]:
-    """Return the code of each op; scalar instructions in a row become one, which belongs to the first of their ops."""
+    """Return the code of each op. Runs of scalar instructions become one instruction, in the code of their first op."""
     blocks = [op.code for op in ops]
     numbered = [(i, op) for i, op in enumerate(ops) if op.parts]
     for scalar, run in groupby(numbered, lambda one: one[1].scalar):
@@ -105,11 +105,7 @@ class VmSegment:
         self.run: Call = self._shared if self._shares else self._alone
 
     def after(self, lead: Sequence[Row], runs: int) -> VmSegment:
-        """Return a copy of the segment that runs the instructions `lead` first.
-
-        Args:
-            runs: address of a counter that every call increments.
-        """
+        """Return a copy that runs the instructions `lead` first; each call increments a counter at address `runs`."""
         other, first = copy(self), np.array(lead, np.int64).reshape(-1, CELLS)
         other._hold([first, self._code], np.concatenate([np.full(len(lead), -1), self._owner]), runs)
         return other
@@ -155,11 +151,7 @@ class Guarded:
         return guarded(self._context, (self._context, self._segments), otherwise)
 
     def aim(self, segment: VmSegment, guard: int, seen: int, runs: int) -> None:
-        """Make the call run `segment` (a short one) as long as the number at the address `guard` equals `seen`.
-
-        Args:
-            runs: address of a counter that every run increments.
-        """
+        """Make the call run a short `segment` while the word at address `guard` is `seen`; count runs at `runs`."""
         cells = slice(at.CODE, at.SCRATCH + 1)
         self._segments[:] = [segment]
         self._context[cells] = segment._context[cells]
