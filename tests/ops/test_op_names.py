@@ -175,7 +175,7 @@ def files() -> Iterator[tuple[str, str]]:
             yield name, file.read_text("utf-8")
 
 
-def test_few_decisions_by_an_ops_name_each_with_a_reason() -> None:
+def test_every_decision_by_op_name_has_a_reason() -> None:
     found, bare, unused = [], [], []
     for file, text in files():
         lines, finder = text.splitlines(), Finder(ast.parse(text), OTHER.get(file, ()))
@@ -218,11 +218,11 @@ def test_few_decisions_by_an_ops_name_each_with_a_reason() -> None:
         ('{"mean": m, "std": s}', 0),
     ],
 )
-def test_the_count_sees_every_form_and_no_construction(text: str, count: int) -> None:
+def test_decisions_are_counted_in_every_form_and_constructions_are_not(text: str, count: int) -> None:
     assert len(decisions(text)) == count
 
 
-def test_another_vocabulary_is_named_by_its_expression() -> None:
+def test_names_of_other_vocabularies_are_excluded_by_expression() -> None:
     assert not decisions('scale == "linear"', "scale")
     assert decisions('p.op(n) == "linear"', "scale")
 
