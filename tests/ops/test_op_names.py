@@ -24,6 +24,7 @@ REASON = "# by name:"
 FIELDS = frozenset({"fold", "index", "junction", "last", "log", "mean", "size", "step", "sum", "where"})
 """Names of ops that are also usual keys of dicts; as keys they count only among other names of ops."""
 OTHER: dict[str, set[str]] = {
+    "array/formulas/gates.py": {"GATE_KINDS"},
     "cli/evolve.py": {"b.mutation"},
     "evolve/pictures.py": {"kinds.get(edge.dst)"},  # kinds of drawn nodes
     "models/export/levels.py": {"d.kind", "prefer", "self.prefer"},  # kinds of deviations, preferences
@@ -35,11 +36,9 @@ OTHER: dict[str, set[str]] = {
     "program/draw/dot.py": {"box.kind"},
     "program/draw/style.py": {"scale"},  # of colours
     "program/draw/svg.py": {"b.kind"},
-    "program/editing/gate_edits.py": {"INITS"},  # kinds of gates
     "program/run.py": {"keep"},
-    "structure/elements.py": {"BY_TEMPERATURE"},  # kinds of gates
+    "structure/elements.py": {"_ON_TENSORS"},  # functions of a formula
     "structure/graph.py": {"self.form", "to", "q.action"},  # forms of schedules, ways to harden, actions of policies
-    "structure/losses.py": {"g.kind"},  # kinds of gates
     "structure/optimizer.py": {"_UPDATES"},  # functions of a formula
 }
 """File -> expressions and variables that hold words of another vocabulary, in which a name of an op is none."""

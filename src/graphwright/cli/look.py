@@ -43,8 +43,8 @@ def run(
     import numpy as np
 
     from graphwright.models import open
-    from graphwright.models.generation.sampling import log_softmax
     from graphwright.models.generation.text import prompt_ids
+    from graphwright.models.metrics import log_softmax
 
     model = open(directory)
     ids = prompt_ids(model, text)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array.formulas.gates import COLUMNS, KINDS, MODES, STATES
+from graphwright.array.formulas.gates import COLUMNS, GATE_KINDS, KINDS, MODES, STATES, GateKind
 from graphwright.autograd import grad_enabled
 from graphwright.graph import NodeId
 from graphwright.ops import call, get, traits
@@ -49,7 +49,7 @@ class Gate:
         sites: the nodes that multiply a value by the gate, or add the logarithm of the gate.
         port: the number of the result of the node `gates` that has the gate's values.
         offset, length: the span of the gate's logits in the vector of all logits.
-        kind: see `graphwright.array.formulas.gates.KINDS`.
+        kind: a name in `graphwright.array.formulas.gates.GATE_KINDS`; `facts` are those of this kind.
         group: name of the group of gates that share a temperature.
         owner: what is gated: `source -> junction`, the name of an axis, or the path of a node.
         over: `edges`, `units`, `nodes`, `layers` or `choice`.
@@ -71,6 +71,11 @@ class Gate:
     def span(self) -> slice:
         """The slice of the gate's logits in the vector of all logits."""
         return slice(self.offset, self.offset + self.length)
+
+    @property
+    def facts(self) -> GateKind:
+        """What distinguishes the kind of the gate."""
+        return GATE_KINDS[self.kind]
 
     @property
     def generation(self) -> int:
@@ -238,7 +243,7 @@ def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tup
     """Return the attributes `over` and `owner` of a `Gate` with these sites, kind and number of elements."""
     site = sites[0]
     plain = p.path(site).removesuffix(".gate")
-    if kind == "choice":
+    if GATE_KINDS[kind].one_of:
         return "choice", p.path(p.graph.target(p.out_edges(site)[0])) if p.out_edges(site) else plain
     if length > 1:
         return "units", plain

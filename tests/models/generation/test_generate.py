@@ -18,7 +18,8 @@ import graphwright as gw
 from graphwright.errors import UsageError
 from graphwright.models import CacheFull, NonFinite, PromptError, Sampling
 from graphwright.models.generation.generate import GenerationKeywords, GenerationOptions
-from graphwright.models.generation.sampling import SamplingKeywords, log_softmax
+from graphwright.models.generation.sampling import SamplingKeywords
+from graphwright.models.metrics import log_softmax
 
 PROMPT = some_ids((7,))
 

@@ -18,7 +18,7 @@ from transformers import (
 from graphwright.array import from_numpy
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models import NonFinite, Sampling
-from graphwright.models.generation.sampling import log_softmax
+from graphwright.models.metrics import log_softmax
 from graphwright.ops import compute, get
 from graphwright.report import plain
 

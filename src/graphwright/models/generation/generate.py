@@ -14,15 +14,10 @@ from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
 from graphwright.models.generation.cache import KVCache, check_cache_of
 from graphwright.models.generation.cached_program import EXECUTOR
-from graphwright.models.generation.sampling import (
-    Sampling,
-    SamplingKeywords,
-    SamplingRequest,
-    check_number,
-    log_softmax,
-)
+from graphwright.models.generation.sampling import Sampling, SamplingKeywords, SamplingRequest, check_number
 from graphwright.models.generation.text import TextStream, prompt_ids
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
+from graphwright.models.metrics import log_softmax
 from graphwright.models.tokenizer import generation_defaults
 from graphwright.plan.planning.lowering import on_vm
 from graphwright.report import Report

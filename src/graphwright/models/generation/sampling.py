@@ -189,13 +189,6 @@ def _processed(processor: Processor, ids: np.ndarray, z: np.ndarray) -> np.ndarr
     return made
 
 
-def log_softmax(z: np.ndarray) -> np.ndarray:
-    """Return the log-probabilities of logits [V]."""
-    z = z.astype(np.float64)
-    top = z.max()
-    return (z - top - np.log(np.exp(z - top).sum())).astype(np.float32)
-
-
 class SamplingKeywords(TypedDict, total=False):
     """Fields of `Sampling`, as keywords of `Model.decode`."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from graphwright.array import float64
-from graphwright.array.formulas.gates import COLUMNS, KINDS
+from graphwright.array.formulas.gates import COLUMNS, GATE_KINDS, KINDS
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get, traits
@@ -35,12 +35,6 @@ if TYPE_CHECKING:
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
 
-INITS = {
-    "scale": 0.0, "sigmoid": 1.0, "ste": float(np.log(9)), "bernoulli": float(np.log(9)), "concrete": 0.0,
-    "concrete_st": 0.0, "hard_concrete": 2.5, "choice": 0.0,
-}  # fmt: skip
-"""Initial logits per kind: a scale gate starts at 0, a hard concrete gate at exactly 1 in evaluation."""
-HARD_CONCRETE_T = 2 / 3
 Cost = str | float | Sequence[float]
 
 
@@ -92,35 +86,35 @@ def gate(
     Args:
         target: an edge into a junction (its handle, or "a -> b"); a node; all units of an axis; layers; or a list of
             edges or nodes, which each get their own gate. For a `choice`, a list of edges, which get one gate together.
-        kind: one of `graphwright.array.formulas.gates.KINDS`.
-        init: initial logits, one number or one per element; by default a constant of the kind, see `INITS`.
-        group: name of the temperature that the gates of a group share; by default `hard_concrete` or `default`.
+        kind: a name in `graphwright.array.formulas.gates.GATE_KINDS`, which has the defaults of `init` and `group`.
+        init: initial logits, one number or one per element.
+        group: name of the temperature that the gates of a group share.
         cost: cost of each open element: "params", the number of param entries removed with it; "one"; or integers.
     Returns: the handle of the gate, which is its first multiplication node; a tuple of handles for units or a list.
     Raises: GateNotAllowed for an edge into an op, NotZeroPreserving if zeroing a unit differs from removing it,
         DeadGate for logits that are not finite, StaleHandle, UnknownEdge.
     """
-    if kind not in KINDS:
+    if (facts := GATE_KINDS.get(kind)) is None:
         raise UsageError("unknown kind of gate", expected=", ".join(KINDS), got=kind)
-    requests, several = _requests(e, target, kind)
+    requests, several = _requests(e, target, facts.one_of)
     if not requests:
         raise UsageError("nothing to gate: the list of targets is empty", expected="edges or nodes", got=target)
     count = sum(r.length for r in requests)
-    logits = np.broadcast_to(np.asarray(INITS[kind] if init is None else init, np.float64), (count,))
+    logits = np.broadcast_to(np.asarray(facts.start if init is None else init, np.float64), (count,))
     if not np.isfinite(logits).all():
         raise DeadGate("the gate would have no gradient: an initial logit is not finite", got=init,
                        fix="pass init=structure.init_for(p0, kind) with p0 from 0.01 to 0.99")  # fmt: skip
-    if kind == "ste" and (logits <= 0).any():
+    if facts.rounded and not facts.noisy and (logits <= 0).any():
         e.warnings.append("a straight-through gate is closed at first: its operands get no gradient until it opens")
     made = _make(e, requests, kind, logits, group, cost)
     return tuple(made) if several else made[0]
 
 
 # -- sites -------------------------------------------------------------------------------------------------------------
-def _requests(e: Transaction, target: Any, kind: str) -> tuple[list[_Request], bool]:
+def _requests(e: Transaction, target: Any, one_of: bool) -> tuple[list[_Request], bool]:
     """Return (the gates to create, whether `gate` returns a tuple of handles)."""
     p = e.program
-    if kind == "choice":
+    if one_of:
         edges = [p.edge(t) for t in target] if isinstance(target, Sequence) and not isinstance(target, str) else []
         if len(edges) < 2:
             expected = "two or more edges into junctions"
@@ -314,8 +308,8 @@ def _costs(cost: Cost, requests: Sequence[_Request]) -> np.ndarray:
 def _make(
     e: Transaction, requests: Sequence[_Request], kind: str, inits: np.ndarray, group: str | None, cost: Cost
 ) -> list[NodeId]:
-    p = e.program
-    name = group if group is not None else "hard_concrete" if kind == "hard_concrete" else "default"
+    p, facts = e.program, GATE_KINDS[kind]
+    name = facts.group if group is None else group
     costs = _costs(cost, requests)
     wide = all(p.spec(r.sites[0].value).dtype is float64 for r in requests)
     if not g.has_gates(p):
@@ -328,7 +322,7 @@ def _make(
     if name not in groups:
         groups.append(name)
         temperatures = p.weights[g.TEMPERATURE].data.to_numpy()
-        e.set_weight(g.TEMPERATURE, np.append(temperatures, HARD_CONCRETE_T if kind == "hard_concrete" else 1.0))
+        e.set_weight(g.TEMPERATURE, np.append(temperatures, facts.temperature))
     parts = (p.weights[key].data.to_numpy() for key in (g.LOGITS, g.TABLE))
     logits, rows = (np.split(part, np.cumsum(sizes)[:-1]) if sizes else [] for part in parts)
     free = [port for port, part in enumerate(rows) if len(part) and part[0, g.STATE] == g.FREE]
@@ -446,7 +440,7 @@ def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -
     table = p.weights[g.TABLE].data.to_numpy().copy()
     rows = table[found.span]
     rows[slice(None) if elements is None else elements, g.STATE] = code
-    if found.kind == "choice" and (rows[:, g.STATE] == g.CLOSED).all():
+    if found.facts.one_of and (rows[:, g.STATE] == g.CLOSED).all():
         raise GateNotAllowed("cannot close all options of a choice gate", where=found.owner)
     if not np.array_equal(rows[:, g.STATE], found.rows[:, g.STATE]):
         e.set_weight(g.TABLE, table)

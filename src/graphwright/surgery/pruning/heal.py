@@ -9,6 +9,7 @@ import numpy as np
 
 from graphwright.autograd import Tensor
 from graphwright.errors import NonFinite, UsageError
+from graphwright.models.metrics import log_softmax
 from graphwright.nn import functional
 from graphwright.optim.gradients import clip_grad_norm_
 from graphwright.optim.optimizers import AdamW
@@ -16,7 +17,7 @@ from graphwright.plan.compiled import compile
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
 from graphwright.surgery.calibration import Calibration, Stream
-from graphwright.surgery.measure import Drift, log_softmax
+from graphwright.surgery.measure import Drift
 from graphwright.surgery.pruning.plan import TOOL
 from graphwright.surgery.pruning.scores import need_tokens
 
