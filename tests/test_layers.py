@@ -10,7 +10,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "graphwright"
 LEVELS = [
-    {"errors", "native", "progress", "report"},
+    {"errors", "native", "progress", "report", "signatures"},
     {"files", "settings"},
     {"safetensors"},
     {"graph"},
@@ -43,7 +43,6 @@ ALONE = {
 }  # a script of its own process: it imports torch there, and nothing of the package
 FACADES_REACH_UP = {
     ("program/program.py", "graphwright.plan.compile"),
-    ("program/program.py", "graphwright.plan.options"),
     ("program/program.py", "graphwright.models.onnx"),
     ("models/model.py", "graphwright.surgery"),
 }

@@ -43,11 +43,11 @@ class BitsPerByte(Report):
         return f"{self.bits_per_byte:.4f} bits per byte (perplexity {self.perplexity:.3f}, {self.tokens} tokens)"
 
 
-def bits_per_byte(
+def perplexity(
     model: Model, text: str, *, window: int = 256, stride: int = 128, batch: int = 8,
     progress: ProgressCallback | None = None,
 ) -> BitsPerByte:  # fmt: skip
-    """Score a text in windows of `window` tokens, `stride` apart.
+    """Score how well the model predicts a text, in windows of `window` tokens, `stride` apart.
 
     A window scores the positions that earlier windows did not, each with at least window - stride tokens of context.
     The first window scores all but its first token.

@@ -7,10 +7,10 @@ multiplies a unit's weight by g before normalization. The node of its first site
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 NODE = "gates"
+Cost = str | float | Sequence[float]
 LOGARITHM = ("clamp", "log")  # by name: the ops by which `gate` takes a logarithm
 LEAST = 1.2e-38
 """Least gate whose logarithm is taken, the smallest normal float32: adding a softmax weight of it changes no sum."""
@@ -38,6 +39,29 @@ LOGITS, TABLE, TEMPERATURE, RUN = (f"{NODE}.{name}" for name in ("logits", "tabl
 RESERVED = frozenset({LOGITS, TABLE, TEMPERATURE, RUN})
 KIND, GROUP, STATE, SLOT, GENERATION, ELEMENT, COST = range(len(COLUMNS))
 SOFT, OPEN, CLOSED, FROZEN, FREE = range(len(STATES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOptions:
+    """Options of a new gate.
+
+    Attributes:
+        init: initial logits, one number or one per element; by default a constant of the kind, see `gate_edits.INITS`.
+        group: name of the temperature that the gates of a group share; by default `hard_concrete` or `default`.
+        cost: cost of each open element: "params", the number of param entries removed with it; "one"; or integers.
+    """
+
+    init: Any = None
+    group: str | None = None
+    cost: Cost = "params"
+
+
+class GateKeywords(TypedDict, total=False):
+    """The fields of `GateOptions` as keyword arguments."""
+
+    init: Any
+    group: str | None
+    cost: Cost
 
 
 @dataclass(frozen=True, slots=True)

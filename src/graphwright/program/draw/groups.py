@@ -329,7 +329,7 @@ class SceneView:
 
 
 def view(scene: Scene, expanded: Set[str] | None, level: int | None, fold: bool, budget: int) -> SceneView:
-    """Choose the open groups of a scene; see `PictureOptions` for the arguments.
+    """Choose the open groups of a scene; see `layout.compose` for the arguments.
 
     Raises: UsageError for a budget below 16, or for both `expanded` and `level`.
     """

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -25,26 +25,17 @@ from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, branches
 from graphwright.program.editing.replace import redirect
 from graphwright.program.errors import DeadGate, GateNotAllowed, NotZeroPreserving
+from graphwright.program.gates import GateKeywords, GateOptions
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM
 from graphwright.program.op_graph import Value
+from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
     from graphwright.ops.axes import Atom, Term
     from graphwright.program.axes.axes import AxisGroup
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
-
-Cost = str | float | Sequence[float]
-
-
-class GateKeywords(TypedDict, total=False):
-    """The keyword arguments of `gate` that other functions pass on."""
-
-    init: Any
-    group: str | None
-    cost: Cost
-
 
 _Operand = tuple[Value, int, tuple[EdgeId, ...]]
 
@@ -77,36 +68,33 @@ class _Request:
     atoms: tuple[Atom, ...] = ()
 
 
-def gate(
-    e: Transaction, target: Any, kind: str = "hard_concrete", *, init: Any = None, group: str | None = None,
-    cost: Cost = "params",
-) -> Any:  # fmt: skip
+@keywords(GateOptions)
+def gate(e: Transaction, target: Any, kind: str = "hard_concrete", **options: Unpack[GateKeywords]) -> Any:
     """Multiply the values of edges, units, layers or nodes by trained gates.
 
     Args:
         target: an edge into a junction (its handle, or "a -> b"); a node; all units of an axis; layers; or a list of
             edges or nodes, which each get their own gate. For a `choice`, a list of edges, which get one gate together.
         kind: a name in `graphwright.array.formulas.gates.GATE_KINDS`, which has the defaults of `init` and `group`.
-        init: initial logits, one number or one per element.
-        group: name of the temperature that the gates of a group share.
-        cost: cost of each open element: "params", the number of param entries removed with it; "one"; or integers.
+        options: see `GateOptions`.
     Returns: the handle of the gate, which is its first multiplication node; a tuple of handles for units or a list.
     Raises: GateNotAllowed for an edge into an op, NotZeroPreserving if zeroing a unit differs from removing it,
         DeadGate for logits that are not finite, StaleHandle, UnknownEdge.
     """
     if (facts := GATE_KINDS.get(kind)) is None:
         raise UsageError("unknown kind of gate", expected=", ".join(KINDS), got=kind)
+    given = GateOptions(**options)
     requests, several = _requests(e, target, facts.one_of)
     if not requests:
         raise UsageError("nothing to gate: the list of targets is empty", expected="edges or nodes", got=target)
     count = sum(r.length for r in requests)
-    logits = np.broadcast_to(np.asarray(facts.start if init is None else init, np.float64), (count,))
+    logits = np.broadcast_to(np.asarray(facts.start if given.init is None else given.init, np.float64), (count,))
     if not np.isfinite(logits).all():
-        raise DeadGate("the gate would have no gradient: an initial logit is not finite", got=init,
+        raise DeadGate("the gate would have no gradient: an initial logit is not finite", got=given.init,
                        fix="pass init=structure.init_for(p0, kind) with p0 from 0.01 to 0.99")  # fmt: skip
     if facts.rounded and not facts.noisy and (logits <= 0).any():
         e.warnings.append("a straight-through gate is closed at first: its operands get no gradient until it opens")
-    made = _make(e, requests, kind, logits, group, cost)
+    made = _make(e, requests, kind, logits, given)
     return tuple(made) if several else made[0]
 
 
@@ -293,7 +281,7 @@ def _edge_cost(p: Program, edges: Iterable[EdgeId]) -> np.ndarray:
     return np.array([max(total, 1)], np.int64)
 
 
-def _costs(cost: Cost, requests: Sequence[_Request]) -> np.ndarray:
+def _costs(cost: g.Cost, requests: Sequence[_Request]) -> np.ndarray:
     if isinstance(cost, str):
         if cost not in ("params", "one"):
             raise UsageError("unknown cost of gate elements", expected='"params", "one" or integers >= 0', got=cost)
@@ -306,11 +294,11 @@ def _costs(cost: Cost, requests: Sequence[_Request]) -> np.ndarray:
 
 # -- adding ------------------------------------------------------------------------------------------------------------
 def _make(
-    e: Transaction, requests: Sequence[_Request], kind: str, inits: np.ndarray, group: str | None, cost: Cost
+    e: Transaction, requests: Sequence[_Request], kind: str, inits: np.ndarray, options: GateOptions
 ) -> list[NodeId]:
     p, facts = e.program, GATE_KINDS[kind]
-    name = facts.group if group is None else group
-    costs = _costs(cost, requests)
+    name = facts.group if options.group is None else options.group
+    costs = _costs(options.cost, requests)
     wide = all(p.spec(r.sites[0].value).dtype is float64 for r in requests)
     if not g.has_gates(p):
         empty = np.zeros(0, "float64" if wide else "float32")
