@@ -25,6 +25,7 @@ FIELDS = frozenset({"fold", "index", "junction", "last", "log", "mean", "size", 
 """Names of ops that are also usual keys of dicts; as keys they count only among other names of ops."""
 OTHER: dict[str, set[str]] = {
     "array/formulas/gates.py": {"GATE_KINDS"},
+    "cli/demo.py": {"preferences"},  # of an export
     "cli/evolve.py": {"b.mutation"},
     "evolve/pictures.py": {"kinds.get(edge.dst)"},  # kinds of drawn nodes
     "models/export/levels.py": {"d.kind", "prefer", "self.prefer"},  # kinds of deviations, preferences
