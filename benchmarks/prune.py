@@ -27,9 +27,9 @@ import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import surgery as sg
 from graphwright.models.bundled import pydoc_split
+from graphwright.models.metrics import nll
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.surgery.calibration import Stream
-from graphwright.surgery.measure import next_token_nats
 
 SHARES, TOKENS, CONTEXT = (0.1, 0.2, 0.3, 0.5), 8192, 512
 
@@ -98,14 +98,15 @@ def methods(model: Any, theirs: Any, calibration: Any, learned: np.ndarray) -> d
 def bits(p: Any, ids: np.ndarray) -> float:
     """Bits per token (the bundled tokenizer's are bytes) of windows [n, T]."""
     feeds = [{"ids": c, "positions": np.broadcast_to(np.arange(c.shape[1]), c.shape).copy()} for c in chunks(ids)]
-    found = [next_token_nats(z, f["ids"]) for z, f in zip(Stream(p, feeds).outputs("logits"), feeds, strict=True)]
+    scored = zip(Stream(p, feeds).outputs("logits"), feeds, strict=True)
+    found = [nll(z[:, :-1], f["ids"][:, 1:]) for z, f in scored]
     return float(np.concatenate(found).mean()) / log(2)
 
 
 def torch_nats(module: Any, ids: np.ndarray) -> float:
     """Nats per token by transformers."""
     with torch.no_grad():
-        found = [next_token_nats(module(torch.from_numpy(c)).logits.numpy(), c) for c in chunks(ids)]
+        found = [nll(module(torch.from_numpy(c)).logits.numpy()[:, :-1], c[:, 1:]) for c in chunks(ids)]
     return float(np.concatenate(found).mean())
 
 

@@ -179,7 +179,7 @@ def house() -> str:
         **{"autograd": "tensors, tape, backward", "ops": "one class per op"},
         **{"array": "memory, ATen, VM, formulas", "graph": "handles, bulk edits, order"},
         **{"safetensors": "checkpoint files", "files": "atomic writes, strict JSON", "settings": "ranges"},
-        **dict.fromkeys(("errors", "progress", "report", "native"), ""),
+        **dict.fromkeys(("errors", "progress", "report", "native", "signatures"), ""),
     }
     rows = [sorted(names) for names in reversed(levels) if "__init__" not in names]
     wide, high = 880, 46

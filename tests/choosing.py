@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphwright.array.random import gumbel
+from graphwright.array.random import bits
+
+
+def gumbel(n: int, **key: int) -> np.ndarray:
+    """Samples -ln(-ln u), float32, of 24 random bits: u is in (0, 1)."""
+    u = ((bits(n, **key) >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24
+    return -np.log(-np.log(u)).astype(np.float32)
 
 
 def penalised(z: np.ndarray, rules: np.ndarray, seen: np.ndarray) -> np.ndarray:

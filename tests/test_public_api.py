@@ -8,14 +8,16 @@ import inspect
 import os
 import re
 from collections.abc import Callable
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, is_typeddict
 
 import pytest
 
 import graphwright as gw
+from graphwright.errors import GraphwrightError
 
 FROZEN = Path(__file__).parent / "public_api.txt"
 PARTS = ("OpGraph", "TensorBase", "OpMethods", "Report")  # bases that are not public
@@ -26,12 +28,18 @@ MODULES = (
     "autograd",
     "data",
     "evolve",
+    "evolve.mutations",
+    "evolve.pictures",
+    "evolve.tasks",
     "files",
     "graph",
     "models",
     "nn",
+    "nn.functional",
+    "nn.init",
     "ops",
     "optim",
+    "optim.lr_scheduler",
     "plan",
     "program",
     "safetensors",
@@ -48,10 +56,12 @@ MODULES = (
 
 def describe(name: str, value: object) -> list[str]:
     if inspect.isclass(value):
-        lines = [f"class {name}"]
+        lines = [f"class {name}{constructor(value)}"]
         for member, attr in sorted(_members(value).items()):
             if member.startswith("_") and member not in ("__call__",):
                 continue
+            if not isinstance(attr, staticmethod | classmethod | property | cached_property):
+                attr = getattr(value, member)  # a method of `late` is then the function that it imports
             if inspect.isfunction(attr) or isinstance(attr, staticmethod | classmethod):
                 fn = attr.__func__ if isinstance(attr, staticmethod | classmethod) else attr
                 lines.append(f"    {member}{signature(fn)}")
@@ -67,6 +77,17 @@ def _members(cls: type) -> dict[str, object]:
     """Its own members, and those of bases that are not public."""
     bases = [c for c in reversed(cls.__mro__) if c is cls or c.__qualname__ in PARTS]
     return {name: attr for c in bases for name, attr in vars(c).items()}
+
+
+def constructor(cls: type) -> str:
+    """The signature of a class that states one: the fields of a dataclass or tuple, or the parameters of `__init__`."""
+    if fields := getattr(cls, "_fields", None) or (is_typeddict(cls) and cls.__annotations__):
+        return f"({', '.join(fields)})"
+    inherited = cls is not GraphwrightError and cls.__init__ is GraphwrightError.__init__
+    if inherited or issubclass(cls, Enum) or getattr(cls, "_is_protocol", False):
+        return ""
+    ours = (c for c in cls.__mro__ if c.__module__.startswith("graphwright."))
+    return signature(cls) if any({"__init__", "__new__"} & vars(c).keys() for c in ours) else ""
 
 
 def signature(fn: Callable[..., Any]) -> str:

@@ -53,7 +53,7 @@ class Sample(Report):
         return len(self.rows)
 
 
-def test_json_has_the_fields_and_figures_without_hidden_and_unset_ones():
+def test_json_contains_all_fields_and_figures_except_hidden_and_unset_ones():
     rows = (Row("a"), Row("b", "seen", 0))
     made = Sample(object(), Level.HIGH, rows, {3: Pair(1, inf), "x": Pair(2, nan)}).to_json()
     assert made == {
@@ -65,7 +65,7 @@ def test_json_has_the_fields_and_figures_without_hidden_and_unset_ones():
     assert json.loads(json.dumps(made, allow_nan=False)) == made
 
 
-def test_values_that_are_json_already_are_unchanged():
+def test_json_values_are_unchanged():
     for value in (None, True, 0, -1.5, "text", [], {}):
         assert plain(value) == value
         assert type(plain(value)) is type(value)
@@ -104,6 +104,6 @@ def test_every_report_result_difference_and_receipt_derives_from_report():
 
 
 @pytest.mark.parametrize("bases", ["", "(Sequence[int])", "(Other)"])
-def test_a_planted_stray_is_found(tmp_path, bases):
+def test_classes_named_report_outside_the_hierarchy_are_found(tmp_path, bases):
     (tmp_path / "x.py").write_text(f"class Other: ...\nclass LossReport{bases}: ...\nclass Fine(report.Report): ...\n")
     assert strays(tmp_path) == ["x.py: LossReport"]

@@ -34,16 +34,20 @@ class Range:
     def __str__(self) -> str:
         kind, sign = "a whole number" if self.whole else "a finite number", ">" if self.above else ">="
         if self.high < inf:
-            return f"a number from {self.low:g} to {self.high:g}"
+            low, high = f"{self.low:g}", f"{self.high:g}"
+            return f"a number > {low} and <= {high}" if self.above else f"a number from {low} to {high}"
         return kind if self.low == -inf else f"{kind} {sign} {self.low:g}"
 
 
 Number = Annotated[float, Range()]
 Share = Annotated[float, Range(0, 1)]
+PositiveShare = Annotated[float, Range(0, 1, above=True)]
 NotNegative = Annotated[float, Range(0)]
 Positive = Annotated[float, Range(0, above=True)]
+Whole = Annotated[int, Range(whole=True)]
 Count = Annotated[int, Range(0, whole=True)]
 AtLeastOne = Annotated[int, Range(1, whole=True)]
+AtLeastTwo = Annotated[int, Range(2, whole=True)]
 
 
 class Settings:

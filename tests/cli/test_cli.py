@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import io
 import json
 import re
@@ -9,15 +11,18 @@ import shutil
 import sys
 from functools import cache
 from importlib import import_module
+from pkgutil import resolve_name
 
 import pytest
 from typer.testing import CliRunner
 
 import graphwright as gw
 from graphwright.cli import app
-from graphwright.cli.common import bar
+from graphwright.cli.common import Commands, bar
 from graphwright.models.generation.text import prompt_ids
+from graphwright.models.train import TrainOptions
 from graphwright.progress import Progress
+from graphwright.surgery import PruneOptions
 
 pytestmark = pytest.mark.usefixtures("warm")  # how a clean process starts is tested in tests/models/export
 CUT = "layers.1.mlp.down -> layers.1.out"
@@ -213,6 +218,7 @@ def test_train_resumes_where_it_stopped(call, text, tmp_path):
         call("train", "bundled", "--text", text, "--steps", 4, "--state", state, "--out", tmp_path / "a", *small)
     )
     assert whole["steps"] == 4
+    assert whole["options"] == json.loads(json.dumps(dataclasses.asdict(TrainOptions(steps=4, batch=2, window=32))))
     again = json.loads(call("train", "bundled", "--text", text, "--steps", 4, "--state", state, *small))
     assert again["resumed_at"] == 4
     assert again["loss"]["last"] is None
@@ -334,6 +340,8 @@ def test_input_files_and_destinations_are_checked_before_the_model_is_opened(cal
         (("generate", "bundled", "x", "--top-p", "2"), "top_p"),
         (("train", "bundled", "--text", "/no/such/text"), "/no/such/text"),
         (("export", "bundled"), "OUT is missing"),
+        (("prune", "bundled", "x", "--scope", "wide"), "loss, global, kind, layer"),
+        (("compress", "bundled", "x", "--order", "1"), "expected a whole number >= 2"),
         (("train", "bundled", "--text", __file__, "--out", "."), "--overwrite"),
         (("train", "bundled", "--text", __file__, "--out", "no/such/folder"), "mkdir -p"),
         (("edit", "bundled", "--cut", "layers.0.out -> layers.1.out", "--out", "x"), "layers.1.mid, layers.1.mlp.down"),
@@ -397,9 +405,39 @@ def test_help_explains_every_option(call, name):
     assert not [row for row in rows if row.strip().startswith("--") and len(row.split()) < 3]
 
 
+@pytest.mark.parametrize("name", [name for name, command in Commands.ALL.items() if command.options])
+def test_options_of_a_command_are_the_fields_of_its_dataclass(name):
+    command = Commands.ALL[name]
+    kind, options = resolve_name(command.options), {p.name: p for p in command.build().params}
+    own = inspect.signature(command.fn).parameters
+    names = [f.name for f in dataclasses.fields(kind)]
+    assert {*command.hide, *command.flags} <= set(names)
+    for f in dataclasses.fields(kind):
+        if f.name in command.hide or f.name in own:
+            continue
+        option = options[f.name]
+        assert option.default == (",".join(f.default) if isinstance(f.default, tuple) else f.default)
+        assert option.opts == [f"--{command.flags.get(f.name, f.name).replace('_', '-')}"]
+        assert option.help
+
+
+def test_values_of_options_reach_the_dataclass(call, monkeypatch):
+    got = []
+
+    def prune(directory: str, *, options: PruneOptions) -> None:
+        got.append(options)
+
+    monkeypatch.setattr(Commands.ALL["prune"], "fn", prune)
+    given = ["--kinds", "heads, neurons", "--no-restore", "--ridge", 0.5, "--scope", "kind", "--no-time"]
+    call("prune", "bundled", *given, "--protect", "layers.0", "--max-keep", 1, code=2)
+    call("prune", "bundled", *given, "--protect", "layers.0")
+    kinds = ("heads", "neurons")
+    expected = PruneOptions(kinds=kinds, restore=False, ridge=0.5, scope="kind", timed=False, protect="layers.0")
+    assert got == [expected]
+
+
 def test_help_of_every_command_ends_with_an_example(call):
-    verbs = [c.callback.__name__ for c in app.registered_commands if c.callback]
-    assert set(verbs) >= {"demo", "inspect", "run", "generate", "train", "edit", "export", "verify", "diff", "warmup"}
-    for name in verbs:
+    assert Commands.ALL.keys() >= {"demo", "inspect", "run", "generate", "train", "edit", "export", "verify", "warmup"}
+    for name in Commands.ALL:
         assert f"Example: graphwright {name}" in " ".join(call(name, "--help").split()) or name == "verify"
     assert "graphwright" in call("--version")

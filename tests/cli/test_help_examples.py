@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graphwright.cli import app
+from graphwright.cli.common import Commands
 
 pytestmark = pytest.mark.usefixtures("warm")
 RUNNER = CliRunner()
@@ -17,7 +18,7 @@ SMALLER = {"train": ["--steps", "1", "--batch", "2", "--window", "16"], "export"
 """Options that come after those of the example: a shorter run of the same."""
 IN_DOCS, DEEP = ("search", "prune", "train"), pytest.mark.deep
 """Verbs whose lines run in `test_docs` in every run."""
-VERBS = [command.callback.__name__ for command in app.registered_commands if command.callback]
+VERBS = list(Commands.ALL)
 
 
 def example(verb: str) -> str:

@@ -25,6 +25,7 @@ def test_an_orthogonal_split_is_saved_and_computes_the_same(tmp_path) -> None:
     facts = json.loads(call("orthogonalize", directory, tmp_path / "out", "--fold", "insert", "--tokens", 0, "--json"))
     assert facts["schema"] == 1
     assert len(facts["rows"]) == 8
+    assert facts["options"] == {"per": "matrix", "fold": "insert", "special": False, "inplace": False}
     assert facts["max_error"] <= 1e-5
     ids = tiny_llama.batch(0, 2)[0]
     before, after = gw.open(directory).logits(ids), gw.open(tmp_path / "out").logits(ids)

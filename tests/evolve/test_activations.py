@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from test_population import ACT
 
 import graphwright as gw
@@ -14,6 +15,7 @@ from graphwright.array.population.table import tabulate
 from graphwright.evolve.gradient_paths import FLAT
 from graphwright.evolve.neurons.genomes import columns_of
 from graphwright.evolve.neurons.program import founder
+from values import grad_of
 
 ENDS = np.array([0, 1, -1, 50, -50, 800, -800], np.float32)[:, None]
 BETWEEN = np.array([0.3, -0.3, 0.7, -0.7, 1.2, -1.2, 2.5, -2.5], np.float32)[:, None]  # away from kinks
@@ -51,6 +53,22 @@ def slopes_of_the_table(name: str, x: np.ndarray) -> np.ndarray:
         fit(table, genes, Lesson.of(shown, y - 0.5, "mse"), np.ones(1, int), np.zeros(1), clip=0.0)  # dL/dy = 1
         found.append(genes.first[0] / np.float32(0.1))
     return np.array(found)
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky_relu", "abs"])
+def test_derivatives_at_a_kink_are_those_of_torch_in_all_executors(name):
+    x = torch.tensor([[0.0], [-0.0]], requires_grad=True)
+    getattr(torch.nn.functional, name, torch.abs)(x).sum().backward()
+    expected, feeds = grad_of(x).numpy()[:, 0], x.detach().numpy()
+    gradient = founder(one(name), batch=2).grad("y", ["x"])
+    found = {
+        "table": slopes_of_the_table(name, feeds),
+        "vm": gw.compile(gradient, executor="vm")(x=feeds)["grad.x"].numpy()[:, 0],
+        "aten": gw.compile(gradient, executor="aten")(x=feeds)["grad.x"].numpy()[:, 0],
+        "node by node": gradient.run(x=feeds)["grad.x"].to_numpy()[:, 0],
+    }
+    for where, slope in found.items():
+        np.testing.assert_allclose(slope, expected, rtol=1e-6, err_msg=where)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -41,14 +41,14 @@ def test_training_minimises_the_error_that_tasks_report(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_squares_are_trained_on_predictions(name: str) -> None:
+def test_squared_errors_are_trained_on_predictions(name: str) -> None:
     loss = LOSSES[name]
     wanted = loss.targets(RAW[name], "a task")[0].astype(float)
     expected = F.mse_loss(SQUASHED[name](torch.from_numpy(OUTPUTS)), torch.from_numpy(wanted))
     assert_close(loss.trained["mse"](gw.tensor(OUTPUTS), gw.tensor(wanted)), expected, rtol=1e-12)
 
 
-def test_huber_is_trained_for_numbers_alone() -> None:
+def test_huber_loss_is_available_for_regression_only() -> None:
     assert [name for name, loss in LOSSES.items() if "huber" in loss.trained] == ["mse"]
     y, wanted = torch.from_numpy(OUTPUTS), torch.from_numpy(RAW["mse"])
     found = LOSSES["mse"].trained["huber"](gw.tensor(OUTPUTS), gw.tensor(RAW["mse"]))

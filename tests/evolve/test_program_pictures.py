@@ -104,7 +104,7 @@ def test_each_kind_has_its_shape_and_colour():
     assert hue(drawn[1]) == "purple"
 
 
-def test_a_new_activation_is_drawn_as_one():
+def test_registered_activations_are_drawn_as_activations():
     @op("softsign")
     class Softsign(Activation):
         """x / (1 + |x|), elementwise."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from choosing import chosen
+from choosing import chosen, gumbel
 from graphwright.array import random
 from graphwright.array.cpu.kernel import TORCH_DTYPE
 
@@ -81,7 +81,7 @@ def sample_token(ins: Tensors, a: dict) -> tuple[torch.Tensor, ...]:
 RANDOM: dict[str, Callable[[Tensors, dict], Any]] = {
     "uniform": noise(random.uniform),
     "normal": noise(random.normal),
-    "gumbel": noise(random.gumbel),
+    "gumbel": noise(gumbel),
     "randint": randint,
     "bernoulli": bernoulli,
     "dropout": dropout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +12,7 @@ from op_cases import draws
 from graphwright.array import CPU, backend, from_numpy
 from graphwright.array.vm.encode.operands import View
 from graphwright.array.vm.running.segment import VmSegment
-from graphwright.ops import OPS, compute, expansion
+from graphwright.ops import OPS, call, compute, expansion
 
 KERNELS = backend(CPU)
 
@@ -67,3 +68,20 @@ def test_an_elementwise_expansion_is_one_loop_on_the_vm(name: str, monkeypatch: 
     VmSegment([rows])()
     (other,) = compute(row, arrays, attrs)
     np.testing.assert_allclose(out.to_numpy(), other.to_numpy(), rtol=3e-6, atol=3e-6)
+
+
+def test_a_step_does_not_write_over_an_operand_whose_view_it_reads() -> None:
+    """e + eᵀ for e = exp x: both operands of the sum share memory, although e is not used again."""
+
+    def expand(ins: list[Any], attrs: dict[str, Any]) -> Any:
+        e = call("exp", ins[0])
+        return call("neg", e + call("permute", e, axes=(1, 0)))
+
+    row = replace(OPS["silu"], expand=expand)
+    x = np.arange(9.0).reshape(3, 3)
+    (spec,) = row.specs([from_numpy(x).spec], {})
+    kernels, out = cast(Any, Without("silu")), KERNELS.empty(spec.sizes, spec.dtype)
+    work = [KERNELS.empty(s.sizes, s.dtype) for s in expansion.workspace(row, kernels, [spec], [spec], {})]
+    for run in expansion.bind(row, kernels, [out], [from_numpy(x)], {}, work):
+        run()
+    np.testing.assert_allclose(out.to_numpy(), -(np.exp(x) + np.exp(x).T), rtol=1e-12)

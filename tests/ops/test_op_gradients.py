@@ -10,14 +10,16 @@ import torch
 from op_cases import differentiable, draws
 from torch_ops import TORCH, torch_grads
 
-from graphwright.array import float32
-from graphwright.autograd import Tensor, grad, tensor
+from graphwright.array import float32, from_numpy
+from graphwright.autograd import Parameter, Tensor, grad, tensor
 from graphwright.autograd.apply import apply
 from graphwright.errors import ComputeError
 from graphwright.ops import OPS, call
+from graphwright.plan import compile
 from graphwright.testing.gradcheck import check_masks, gradcheck, gradgradcheck
 from graphwright.testing.oracle import assert_close
 from seeds import deep
+from values import grad_of
 
 SCALED = "scale_gradient"  # its gradient is on purpose not that of its value
 
@@ -107,15 +109,32 @@ def test_second_derivatives_of_attention_match_torch(kind: str) -> None:
             assert_close(a.to("float64"), b.numpy(), rtol=tol, atol=tol)
 
 
-def test_gradients_at_kinks_are_0_and_at_ties_are_split() -> None:
-    x = tensor([-1.0, 0.0, 1.0], requires_grad=True)
-    for name, expected in {"relu": [0, 0, 1], "abs": [-1, 0, 1]}.items():
-        assert grad(call(name, x).sum(), x)[0].tolist() == expected
+def test_gradients_at_ties_are_split() -> None:
     a, b = (tensor(v, requires_grad=True) for v in ([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]))
     assert [g.tolist() for g in grad(call("maximum", a, b).sum(), [a, b])] == [[0, 0.5, 1], [1, 0.5, 0]]
     assert [g.tolist() for g in grad(call("minimum", a, b).sum(), [a, b])] == [[1, 0.5, 0], [0, 0.5, 1]]
     t = tensor([[3.0, 1.0, 3.0]], requires_grad=True)
     assert grad(t.amax(1).sum(), t)[0].tolist() == [[0.5, 0, 0.5]]
+
+
+KINKS = [
+    ("relu", {}), ("leaky_relu", {"slope": 0.01}), ("leaky_relu", {"slope": 0.2}), ("elu", {"alpha": 0.7}), ("abs", {}),
+    ("clamp", {"low": 0.0, "high": 6.0}), ("clamp", {"low": -1.0, "high": None}), ("sech", {}), ("softplus", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("executor", ["eager", "aten", "vm"])
+@pytest.mark.parametrize(("name", "attrs"), KINKS, ids=str)
+def test_slopes_at_kinks_are_those_of_torch(name: str, attrs: dict, executor: str) -> None:
+    x = np.array([-1.0, -0.0, 0.0, 1.0, 6.0], "f4")
+    mine, theirs = Parameter(from_numpy(x)), torch.tensor(x, requires_grad=True)
+    TORCH[name]([theirs], attrs).sum().backward()
+
+    def slope(factor: Tensor) -> Tensor:
+        return grad((call(name, mine, **attrs) * factor).sum(), mine)[0]
+
+    run = slope if executor == "eager" else compile(slope, executor=executor)
+    assert_close(run(tensor(np.ones((), "f4"))), grad_of(theirs).numpy(), rtol=1e-6, atol=1e-7)
 
 
 def test_an_infinite_gradient_does_not_reach_the_branch_not_taken() -> None:

@@ -23,7 +23,7 @@ from values import vjp_of
 COUNT = 40
 """Draws of operands, as many as it takes to reach each branch of each vjp."""
 
-TIES = "test_gradients_at_kinks_are_0_and_at_ties_are_split: a tie has no difference quotient, and a draw has none"
+TIES = "test_gradients_at_ties_are_split: a tie has no difference quotient, and a draw has none"
 SUMMED = "the engine sums what the vjp did not"
 SAME = {
     ("add", "gradients 0 and 1 swapped"): "both are g",

@@ -43,7 +43,7 @@ WRONG: dict[str, Callable[[Program], object]] = {
     "the VM on a device": compiled(executor="vm", device="sim"),
     "no outputs": compiled(outputs=[]),
     "names": compiled(outputs="y"),
-    "target": lambda p: gw.compile(3),  # pyright: ignore[reportArgumentType]  # what is tested
+    "target": lambda p: gw.compile(3),  # pyright: ignore[reportArgumentType, reportCallIssue]  # what is tested
     "bucket": lambda p: gw.compile(p, buckets={"T": [4]}),
     "last use": planned(lambda plan: plan.last_use("x")),  # pyright: ignore[reportArgumentType]  # what is tested
     "free after": planned(lambda plan: plan.free_after(99)),
@@ -102,6 +102,6 @@ def test_invalid_sizes_and_name_lists_are_refused() -> None:
             p.compile(x=size)
     for option in ("outputs", "watch", "patch"):
         with pytest.raises(UsageError, match=f"{option} is one string instead of a list"):
-            p.compile(x=(2, 4), **{option: "y"})
+            p.compile(x=(2, 4), **{option: "y"})  # pyright: ignore[reportArgumentType]  # what is tested
     with pytest.raises(UsageError, match="a Program or a function"):
-        gw.compile(3)  # pyright: ignore[reportArgumentType]  # that is what is tested
+        gw.compile(3)  # pyright: ignore[reportArgumentType, reportCallIssue]  # that is what is tested

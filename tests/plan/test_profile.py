@@ -43,7 +43,7 @@ def test_the_profile_has_a_row_per_instruction_with_its_costs(executor: str) -> 
     assert p.weights.array("count").item() == 7  # 1 to bind, 3 whole, 3 in parts
 
 
-def test_the_whole_runs_of_a_captured_plan_launch_its_graphs(sim: SimBackend) -> None:
+def test_profiled_runs_of_a_captured_plan_launch_its_graphs(sim: SimBackend) -> None:
     b = Builder("chain")
     x = b.input("x", (4,))
     for i in range(12):

@@ -11,12 +11,11 @@ from scipy.special import expit
 
 from graphwright import structure as st
 from graphwright.array import from_numpy
-from graphwright.array.formulas.gates import KINDS, MODES
+from graphwright.array.formulas.gates import GATE_KINDS, KINDS, MODES, open_probability
 from graphwright.autograd import Tensor, grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.program import DeadGate
-from graphwright.structure.elements import decision, open_probability
 
 PLAIN = [k for k in KINDS if k != "choice"]
 
@@ -94,7 +93,7 @@ def test_a_hard_concrete_gate_is_exactly_0_and_1_with_the_stated_probabilities(z
     g = draw("hard_concrete", z, t, "train", n)
     assert near((g == 0).mean(), 1 - expit(z + t * np.log(11)), n)
     assert near((g == 1).mean(), expit(z - t * np.log(11)), n)
-    assert open_probability("hard_concrete", np.array(z), t) == pytest.approx(expit(z + t * np.log(11)))
+    assert open_probability(z, t, heated=False, stretched=True) == pytest.approx(expit(z + t * np.log(11)))
 
 
 def test_a_choice_is_sampled_from_its_softmax() -> None:
@@ -120,7 +119,9 @@ def test_noise_is_determined_by_its_key() -> None:
 @pytest.mark.parametrize("p0", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("kind", PLAIN)
 def test_init_for_gives_the_requested_probability(kind: str, p0: float, t: float) -> None:
-    assert open_probability(kind, np.array(st.init_for(p0, kind, t)), t) == pytest.approx(p0, abs=1e-12)
+    z, facts = st.init_for(p0, kind, t), GATE_KINDS[kind]
+    found = z if facts.linear else open_probability(z, t, facts.heated, facts.stretched)
+    assert found == pytest.approx(p0, abs=1e-12)
 
 
 def test_initial_values_without_a_gradient_are_refused() -> None:
@@ -128,7 +129,7 @@ def test_initial_values_without_a_gradient_are_refused() -> None:
         with pytest.raises(DeadGate, match=r"0\.99"):
             st.init_for(p0, "sigmoid")
     with pytest.warns(st.ClippedStart):
-        assert decision("sigmoid", np.array(st.init_for(0.9999, "sigmoid"))) == pytest.approx(0.99)
+        assert expit(st.init_for(0.9999, "sigmoid")) == pytest.approx(0.99)
     for wrong in ((1.2, "sigmoid", 1.0), (0.5, "sigmoid", 0.0), (0.5, "soft", 1.0)):
         with pytest.raises(ValueError, match="expected"):
             st.init_for(*wrong)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from graphwright.errors import UsageError
 from graphwright.progress import Progress
 from graphwright.structure.report import probabilities
 
-QUICK = {"steps": 40, "batch": 4, "window": 64, "gates": 0.2}
+QUICK: dict[str, Any] = {"steps": 40, "batch": 4, "window": 64, "gates": 0.2}
 TEXT = "gradients edit the structure of a network; " * 200
 
 
@@ -27,8 +29,10 @@ def test_learned_pruning_meets_the_target_and_can_be_undone():
     start, ids = p.hash(), np.arange(32)[None]
     logits = model.logits(ids)
     gated = 4 * (2 * 192 * 192 + 3 * 192 * 512 + 2 * 192 * 64)
-    found = st.learn(model, ("heads", "neurons"), 0.7, **{**QUICK, "steps": 30, "params": 1e-4})
+    quick: dict[str, Any] = {**QUICK, "steps": 30, "params": 1e-4}
+    found = st.learn(model, ("heads", "neurons"), 0.7, **quick)
     assert not p.gates()
+    assert found.options == asdict(st.LearnOptions(**quick))
     assert found.after["parameters"] == sum(p.spec(n).size for n in p.params())
     gone = found.before["parameters"] - found.after["parameters"]
     assert 0.28 * gated <= gone <= 0.32 * gated

@@ -66,7 +66,7 @@ def test_selected_matrices_are_processed_or_skipped_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize("per", ["matrix", "head"])
-def test_inserting_the_second_factor_keeps_the_function(per: str) -> None:
+def test_inserting_the_second_factor_keeps_the_function(per: Any) -> None:
     for dtype, bound in (("float64", 1e-8), ("float32", 1e-5)):
         model = opened(dtype, dtype)
         ids = tiny_llama.batch(3, 4)[0]

@@ -85,4 +85,4 @@ def test_an_unreachable_budget_returns_none():
     assert smallest(found, 1, 0.5) == {"axis0": 3, "axis1": 2, "axis2": 3}
     assert allocate(found, lambda kept: True) == {c.axis: c.size for c in found}
     with pytest.raises(UsageError):
-        PruneOptions(scope="everything")
+        PruneOptions(scope="everything")  # pyright: ignore[reportArgumentType]  # what is tested

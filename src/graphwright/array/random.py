@@ -49,9 +49,3 @@ def integers(low: int, high: int, n: int, *, seed: int, stream: int = 0, step: i
     """Return n uniform int64 in [low, high), from the high half of a 64-bit product (bias below 2⁻³²·(high - low))."""
     words = bits(n, seed=seed, stream=stream, step=step).astype(np.uint64)
     return low + ((words * np.uint64(high - low)) >> _SHIFT).astype(np.int64)
-
-
-def gumbel(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """Return n samples of the standard Gumbel distribution, float32: -ln(-ln u), where u is uniform in (0, 1)."""
-    u = ((bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24
-    return -np.log(-np.log(u)).astype(np.float32)

@@ -130,11 +130,15 @@ class Tensor(TensorBase, OpMethods):
         host = self.concrete("numpy").to_numpy(dtype)
         return host.copy() if copy else host
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> Any:  # fmt: skip
         """Export the memory by DLPack. Raises: BufferError if the tensor requires a gradient."""
         if self.requires_grad:
             raise BufferError("DLPack cannot export a tensor that requires a gradient; call detach() first")
-        return self.concrete("DLPack").__dlpack__(**options)
+        array = self.concrete("DLPack")
+        return array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.concrete("DLPack").__dlpack_device__()

@@ -1,4 +1,4 @@
-"""The command line: a thin layer over the public API. Commands import heavy modules only when they run."""
+"""The command line: a thin layer over the public API. A command imports heavy modules only when it is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from graphwright import __version__
 from graphwright.cli import demo, edit, evolve, export, generate, look, surgery, train, warmup
-from graphwright.cli.common import EXAMPLES, Commands
+from graphwright.cli.common import Commands
 
 app = typer.Typer(
     cls=Commands,
@@ -42,8 +42,7 @@ _COMMANDS = (
     *(surgery.prune, surgery.search, surgery.orthogonalize, surgery.compress),
     *(export.export, export.verify, export.diff, warmup.warmup),
 )
-for _command in _COMMANDS:
-    app.command(epilog=f"Example: {EXAMPLES[_command.__name__]}")(_command)
+Commands.ALL |= {command.name: command for command in _COMMANDS}
 
 
 def main() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import wraps
-from inspect import Parameter, Signature, signature
+from dataclasses import fields
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from pkgutil import resolve_name
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -51,18 +53,13 @@ Seed = Annotated[int, option("N", "Seed of all random numbers.")]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace existing files.")]
 Check = Annotated[str, option("HOW", "Check by transformers in a separate process: auto, required or none.")]
 Prefer = Annotated[str, option("WHAT", "original (classes of transformers) or size (no zeros).")]
-OptionTable = Mapping[str, tuple[Any, Any]]
-"""Option of a command -> (default, metadata). Its type is that of the default; None means an optional text."""
-
-COMMON: OptionTable = {
+COMMON: Mapping[str, tuple[Any, Any]] = {
     "threads": (0, option("N", "CPU threads; 0 leaves the default.", min=0)),
     "quiet": (False, flag("--quiet", "Write no progress and no notes.")),
     "as_json": (False, flag("--json", "Write one JSON document to stdout, everything else to stderr.")),
     "debug": (False, flag("--debug", "Show the traceback of an error.")),
 }
-"""Options of every command; a command function receives only those that its signature names."""
-EXAMPLES: dict[str, str] = {}
-"""The example of each command, shown at the end of its help."""
+"""Default and metadata of the options of every command; a function receives only those that its signature names."""
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
@@ -73,46 +70,85 @@ class _Notes(logging.Handler):
         print(f"note  {record.getMessage()}", file=sys.stderr)
 
 
-def command(example: str, **more: tuple[Any, Any]) -> Callable[[Callable[..., Output | None]], Callable[..., None]]:
-    """Make a function a command, with the options of `COMMON`; its output is written as text or JSON.
+class Command:
+    """A decorator that makes a function a command: its output is written as text or JSON.
 
     Errors of the package become a short text and an exit code, Ctrl-C becomes 130. The text of a KeyboardInterrupt says
     what was saved.
 
     Args:
         example: a command line, shown at the end of the help.
-        more: further options as name=(default, metadata); the function gets them by name, mostly as `**options`.
+        options: "module:name" of a dataclass whose fields are options too, besides those of `COMMON`; the function gets
+            an instance as `options`. Fields with the name of a parameter of the function are left out.
+        hide: names of further fields that are left out, separated by spaces.
+        flags: names of options by field, where they differ.
     """
 
-    def make(fn: Callable[..., Output | None]) -> Callable[..., None]:
-        EXAMPLES[fn.__name__] = example
-        known = signature(fn, eval_str=True).parameters
-        added = {name: _parameter(name, *row) for name, row in {**more, **COMMON}.items()}
-        own = [p for p in known.values() if p.name not in added and p.kind is not p.VAR_KEYWORD]
+    def __init__(self, example: str, options: str = "", *, hide: str = "", **flags: str) -> None:
+        self.example, self.options, self.hide, self.flags = example, options, hide.split(), flags
 
-        @wraps(fn)
-        def run(**given: Any) -> None:
-            kept = {name: value for name, value in given.items() if name not in COMMON or name in known}
+    def __call__(self, fn: Callable[..., Output | None]) -> Self:
+        """Return the command that runs `fn`."""
+        self.fn, self.name, self.summary = fn, fn.__name__, str(fn.__doc__).partition("\n")[0]
+        return self
 
+    def build(self) -> Any:
+        """Return the command for typer; the module of its options is imported only now."""
+        kind = resolve_name(self.options) if self.options else None
+        known = signature(self.fn, eval_str=True, locals={kind.__name__: kind} if kind else {}).parameters
+        own = [p for p in known.values() if p.name not in COMMON and p.name != "options"]
+        added = options_of(kind, {*known, *self.hide}, self.flags) if kind else []
+        common = [_parameter(name, type(default), default, info) for name, (default, info) in COMMON.items()]
+
+        def run(**given):
             def call() -> Output | None:
                 if given["threads"] and "threads" not in known:
                     from graphwright.array.cpu import set_num_threads
 
                     set_num_threads(given["threads"])
-                return fn(**kept)
+                kept = {name: given[name] for name in known if name in given}
+                if kind:
+                    kept["options"] = kind(**{p.name: given[p.name] for p in added})
+                return self.fn(**kept)
 
             _run(call, given["quiet"], given["as_json"], given["debug"])
 
-        vars(run)["__signature__"] = Signature([*own, *added.values()])
-        return run
+        run.__name__, run.__doc__ = self.name, self.fn.__doc__
+        vars(run)["__signature__"] = Signature([*own, *added, *common])
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(epilog=f"Example: {self.example}")(run)
+        return typer.main.get_command(app)
 
-    return make
+
+def options_of(kind: type, hide: Collection[str], flags: Mapping[str, str]) -> list[Parameter]:
+    """Return the fields of a dataclass as options; see `Command` for `hide` and `flags`.
+
+    Type and default are those of the field, the help is its text in the section `Attributes` of the docstring. Names in
+    a tuple are separated by commas.
+    """
+    texts: dict[str, str] = {}
+    for section in (cleandoc(base.__doc__ or "").partition("Attributes:")[2] for base in reversed(kind.__mro__)):
+        for names, text in re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", section, re.M):
+            texts |= dict.fromkeys(names.split(", "), " ".join(text.replace("`", "").split()))
+    hints, made = get_type_hints(kind), []
+    for f in (f for f in fields(kind) if f.name not in hide):
+        name, text, default, more = flags.get(f.name, f.name).replace("_", "-"), texts[f.name], f.default, {}
+        if isinstance(default, tuple):
+            default, text, more = ",".join(default), f"{text.rstrip('.')}; comma-separated.", {"parser": names_of}
+        text, types = text[0].upper() + text[1:], get_args(hints[f.name]) or (hints[f.name],)
+        value = next((t for t in (bool, int, float) if t in types and str not in types), str)
+        if value is bool:
+            info = flag(f"--{name}/--no-{name}" if default else f"--{name}", text)
+        else:
+            metavar = {int: "N", float: "X"}.get(value, name.rpartition("-")[2].upper())
+            info = option(metavar, text, f"--{name}", **more)
+        made.append(_parameter(f.name, value | None if default is None else value, default, info))
+    return made
 
 
-def _parameter(name: str, default: Any, info: Any) -> Parameter:
+def _parameter(name: str, kind: Any, default: Any, info: Any) -> Parameter:
     annotated: Any = Annotated  # a type made at run time
-    kind = annotated[str | None if default is None else type(default), info]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotated[kind, info])
 
 
 def _run(call: Callable[[], Output | None], quiet: bool, as_json: bool, debug: bool) -> None:
@@ -244,6 +280,22 @@ _WrongUse: Any = typer.BadParameter.__base__  # no version of typer exports the 
 
 class Commands(TyperGroup):
     """The group of all commands; with `--json`, a usage error is written as a JSON document too."""
+
+    ALL: ClassVar[dict[str, Command]] = {}
+    """The commands by name, in the order of the help."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        self.commands: Any = self.ALL
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command with its options; None if it is unknown."""
+        return self.ALL[cmd_name].build() if cmd_name in self.ALL else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands, which needs none of their options."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in self.ALL.items()])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command."""

@@ -13,7 +13,7 @@ from textwrap import wrap
 from time import perf_counter
 from typing import Annotated, Any, NamedTuple
 
-from graphwright.cli.common import FAILED, Output, Overwrite, Seed, bar, colours, command, flag, option, say, silent
+from graphwright.cli.common import FAILED, Command, Output, Overwrite, Seed, bar, colours, flag, option, say, silent
 from graphwright.cli.demo_report import write_report
 
 PROMPT = "The following"
@@ -33,7 +33,7 @@ class Chapter(NamedTuple):
     checks: dict[str, bool]
 
 
-@command("graphwright demo --out graphwright-demo --quick")
+@Command("graphwright demo --out graphwright-demo --quick")
 def demo(
     out: Annotated[Path, option("DIR", "Directory to write.")] = Path("graphwright-demo"),
     quick: Annotated[bool, flag("--quick", "Use a tenth of the text and 4 training steps.")] = False,
@@ -213,7 +213,8 @@ class _Demo:
         from graphwright.models.export.levels import LEVELS
 
         levels, sizes, lines, checks = {}, {}, [], {}
-        for name, prefer in (("pruned", "original"), ("pruned-true-size", "size")):
+        preferences: dict[str, Any] = {"pruned": "original", "pruned-true-size": "size"}
+        for name, prefer in preferences.items():
             with bar() as progress:
                 receipt = self.model.export(self.folder / name, prefer=prefer, progress=progress)
             error = receipt.check.get("export_error", {}).get("max_rel", 0.0)

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from graphwright.cli.common import Dir, Output, Overwrite, argument, command, flag, option
+from graphwright.cli.common import Command, Dir, Output, Overwrite, argument, flag, option
 from graphwright.errors import UsageError
 
 
-@command('graphwright edit bundled --cut "layers.1.mlp.down -> layers.1.out" --out cut')
+@Command('graphwright edit bundled --cut "layers.1.mlp.down -> layers.1.out" --out cut')
 def edit(
     directory: Dir,
     target: Annotated[Path | None, argument("OUT", "Directory for the model, as --out.")] = None,

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
-from graphwright.cli.common import Output, Overwrite, Seed, argument, bar, command, flag, option
+from graphwright.cli.common import Command, Output, Overwrite, Seed, argument, bar, flag, option
 from graphwright.errors import UsageError
 from graphwright.progress import Progress
 
 
-@command("graphwright evolve xor --seed 7 --out run")
+@Command("graphwright evolve xor --seed 7 --out run")
 def evolve(
     task: Annotated[
         str | None, argument("TASK", "xor, parity, two-moons, iris, digits, cartpole, double-pole, or a file.csv.")

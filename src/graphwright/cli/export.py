@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from graphwright.cli.common import FAILED, Check, Dir, Output, Overwrite, Prefer, argument, bar, command, flag, option
+from graphwright.cli.common import FAILED, Command, Dir, Output, argument, bar, flag, option, read_text
 from graphwright.errors import UsageError
 
+if TYPE_CHECKING:
+    from graphwright.models.export.export import ExportOptions
 
-@command(
-    "graphwright export bundled copy",
-    level=("auto", option("L", "auto, or name or number of a level: see --plan.")),
-    dtype=("keep", option("DTYPE", "keep, or a dtype to round to.")),
-    max_shard_size=(None, option("SIZE", 'Largest file of weights, such as "5GB"; by default as in DIR.')),
-    onnx=(False, flag("--onnx", "Also write model.onnx, checked with onnxruntime.")),
-    onnx_cache=(False, flag("--onnx-cache", "The same with past_key_values as inputs and outputs, for decoding.")),
-    opset=(20, option("N", "Opset of model.onnx: 20 or 23.")),
-)
+
+@Command("graphwright export bundled copy", "graphwright.models.export.export:ExportOptions", hide="prompts predicted")
 def export(
     directory: Dir,
     out: Annotated[Path | None, argument("OUT", "Directory to write.")] = None,
-    prefer: Prefer = "original",
-    check: Check = "auto",
     text: Annotated[Path | None, option("FILE", "Measure bits per byte on this text for the receipt.")] = None,
-    overwrite: Overwrite = False,
     plan: Annotated[bool, flag("--plan", "Show the possible exports; write nothing.")] = False,
-    **options: Any,
+    *,
+    options: ExportOptions,
 ) -> Output:
     """Write a checkpoint for transformers, with a receipt.
 
@@ -38,22 +32,20 @@ def export(
 
     model = open(directory)
     if plan:
-        found = model.export_plan(prefer)
+        found = model.export_plan(options.prefer)
         return Output(found.to_json(), str(found))
     if out is None:
         raise UsageError("the argument OUT is missing", fix=f"graphwright export {directory} OUT")
-    words = None if text is None else text.read_text(encoding="utf-8")
+    given = {**asdict(options), "text": None if text is None else read_text(text)}
     with bar() as progress:
-        receipt = model.export(
-            out, prefer=prefer, check=check, text=words, overwrite=overwrite, progress=progress, **options
-        )
+        receipt = model.export(out, progress=progress, **given)
     return Output({"out": str(out), "receipt": receipt.to_json()}, f"{receipt}\n{'wrote':<22} {out}")
 
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
-@command("graphwright export bundled copy && graphwright verify copy")
+@Command("graphwright export bundled copy && graphwright verify copy")
 def verify(
     directory: Annotated[str, argument("DIR", "Directory that graphwright export wrote.")],
     other: Annotated[str | None, argument("B", "Another model to compare with.")] = None,
@@ -78,7 +70,7 @@ def verify(
     return Output(found.to_json(), str(found), found.exit_code)
 
 
-@command("graphwright diff bundled bundled")
+@Command("graphwright diff bundled bundled")
 def diff(
     left: Annotated[str, argument("A", "Hugging Face directory, saved model, or the word bundled.")],
     right: Annotated[str, argument("B", "Another model.")],

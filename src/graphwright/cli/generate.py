@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
-from graphwright.cli.common import Dir, Output, Seed, argument, command, flag, option
+from graphwright.cli.common import Command, Dir, Output, argument, option
 from graphwright.errors import UsageError
 
 if TYPE_CHECKING:
-    from graphwright.models import Model
+    from graphwright.models import GenerationOptions, Model
 
 
-@command(
+@Command(
     'graphwright generate bundled "The following" --tokens 80 --temperature 0.7',
-    temperature=(0.0, option("T", "Temperature; 0 takes the most likely token.")),
-    top_k=(0, option("K", "Sample among the k most likely tokens; 0 for all.")),
-    top_p=(1.0, option("P", "Sample among the most likely tokens up to this total probability.")),
-    min_p=(0.0, option("P", "Sample among tokens with at least this share of the largest probability.")),
-    repetition_penalty=(1.0, option("R", "Divide logits of earlier tokens; 1 for no penalty.")),
-    presence=(0.0, option("X", "Subtract from logits of tokens in the output.")),
-    frequency=(0.0, option("X", "Subtract times the count of the token in the output.")),
-    logprobs=(0, option("K", "Record the k most likely tokens per step.", min=0)),
+    "graphwright.models:GenerationOptions",
+    hide="processors first_stream allow_stale",
+    use_model_defaults="model_defaults",
 )
 def generate(
     directory: Dir,
     prompt: Annotated[str | None, argument("PROMPT", "Text to continue, or - for stdin; by default none.")] = None,
     ids: Annotated[str, option("IDS", "Token ids instead of a text, such as 1,450; needs no tokenizer.")] = "",
     tokens: Annotated[int, option("N", "Maximum number of new tokens.", min=0)] = 64,
-    model_defaults: Annotated[bool, flag("--model-defaults", "Take defaults from generation_config.json.")] = False,
     stop: Annotated[list[str] | None, option("TEXT", "Stop before this string; may be repeated.")] = None,
-    seed: Seed = 0,
     *,
     quiet: bool,
     as_json: bool,
-    **options: Any,
+    options: GenerationOptions,
 ) -> Output:
     """Continue a text; greedy unless a temperature is given."""
     from graphwright.models import open
@@ -47,9 +41,9 @@ def generate(
         if not as_json:
             print(piece, end="", flush=True)
 
+    given = {**asdict(options), "stop": stop or ()}
     try:
-        result = model.generate(_prompt(model, prompt, ids), tokens, use_model_defaults=model_defaults, seed=seed,
-                                stop=tuple(stop or ()), stream=stream, **options)  # fmt: skip
+        result = model.generate(_prompt(model, prompt, ids), tokens, stream=stream, **given)
     except KeyboardInterrupt:
         shown = f": {''.join(pieces)}" if as_json else ""  # else it was printed
         raise KeyboardInterrupt(f"only the text so far was generated{shown}") from None

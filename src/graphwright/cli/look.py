@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from graphwright.cli.common import FAILED, Dir, Output, Overwrite, bar, command, flag, option, read_text
+from graphwright.cli.common import FAILED, Command, Dir, Output, Overwrite, bar, flag, option, read_text
 from graphwright.errors import UsageError
 
 
-@command("graphwright inspect bundled --depth 2")
+@Command("graphwright inspect bundled --depth 2")
 def inspect(
     directory: Dir,
     depth: Annotated[int, option("N", "Levels of the tree.", min=1)] = 3,
@@ -33,7 +33,7 @@ def inspect(
     return Output({**found.to_json(), "notes": notes}, "\n".join(lines))
 
 
-@command('graphwright run bundled --text "The following" --watch layers.1.out')
+@Command('graphwright run bundled --text "The following" --watch layers.1.out')
 def run(
     directory: Dir,
     text: Annotated[str, option("TEXT", "Input text.")],
@@ -43,8 +43,8 @@ def run(
     import numpy as np
 
     from graphwright.models import open
-    from graphwright.models.generation.sampling import log_softmax
     from graphwright.models.generation.text import prompt_ids
+    from graphwright.models.metrics import log_softmax
 
     model = open(directory)
     ids = prompt_ids(model, text)
@@ -67,7 +67,7 @@ def run(
     return Output({"tokens": len(ids), "top": top, "watch": rows}, "\n".join(lines))
 
 
-@command("graphwright diagnose bundled --svg findings.svg")
+@Command("graphwright diagnose bundled --svg findings.svg")
 def diagnose(
     directory: Dir,
     text: Annotated[Path | None, option("FILE", "Run this text, to measure gradients and gain.")] = None,

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from graphwright.cli.common import (
     Check,
+    Command,
     Dir,
-    OptionTable,
     Output,
     Overwrite,
     Prefer,
     Seed,
     argument,
     bar,
-    command,
     flag,
     names_of,
     option,
@@ -28,49 +27,38 @@ from graphwright.errors import UsageError
 
 if TYPE_CHECKING:
     from graphwright.models import Model
+    from graphwright.structure import LearnOptions
+    from graphwright.surgery import Calibration, CompressOptions, OrthogonalizeOptions, PruneOptions
+    from graphwright.surgery.matrices import MatrixReport
 
 Out = Annotated[Path | None, argument("OUT", "Directory to write; not needed with --dry-run.")]
 Matrices = Annotated[str, option("PATTERN", "Matrices, by path.", "--where")]
+Text = Annotated[str | None, option("FILE", "Calibration text; by default the help topics of Python.")]
+Tokens = Annotated[int, option("N", "Calibration tokens; 0 measures no errors.", min=0)]
+Context = Annotated[int, option("N", "Tokens per calibration window.", min=1)]
+DryRun = Annotated[bool, flag("--dry-run", "Print the report and write nothing.")]
 
 
-def _shared(tokens: int, context: int, least: int = 0) -> OptionTable:
-    """Return the options that `prune`, `orthogonalize` and `compress` share.
-
-    Args:
-        tokens, context: default sizes of the calibration data.
-        least: the smallest number of tokens that is allowed.
-    """
-    return {
-        "text": (None, option("FILE", "Calibration text; by default the help topics of Python.")),
-        "tokens": (tokens, option("N", f"Calibration tokens{'' if least else '; 0 measures no errors'}.", min=least)),
-        "context": (context, option("N", "Tokens per calibration window.", min=1 + least)),
-        "seed": (0, option("N", "Seed of all random numbers.")),
-        "dry_run": (False, flag("--dry-run", "Print the report and write nothing.")),
-        "overwrite": (False, flag("--overwrite", "Replace existing files.")),
-    }
-
-
-@command(
+@Command(
     "graphwright prune bundled smaller --tokens 512 --recipe units --no-time --check none --quiet",
-    recipe=("default", option("NAME", "What to remove: units, modules, or default (both, where that is better).")),
-    method=("greedy", option("SCORE", "Score of a unit: greedy, obs, wanda, magnitude, taylor or random.")),
-    where=(None, option("PATTERN", "Modules that may be pruned, by path; by default the layers.")),
-    round_to=(1, option("N", "Round sizes to multiples of N.", min=1)),
-    **_shared(8192, 512, 1),
+    "graphwright.surgery:PruneOptions",
+    timed="time",
 )
 def prune(
     directory: Dir,
     out: Out = None,
     target: Annotated[float, option("SHARE", "Share to remove, 0 to 1.")] = 0.3,
     of: Annotated[str, option("WHAT", "What the share counts: params, flops or bytes.")] = "params",
-    kinds: Annotated[
-        str,
-        option("KINDS", "Units to remove: neurons, channels, head_dim, kv_groups, queries or heads; comma-separated."),
-    ] = "neurons,channels,units",
-    time: Annotated[bool, flag("--time/--no-time", "Measure the time per token.")] = True,
     check: Check = "auto",
     save: Annotated[bool, flag("--save", "Save a model with its journal for further edits; do not export.")] = False,
-    **options: Any,
+    text: Text = None,
+    tokens: Annotated[int, option("N", "Calibration tokens.", min=1)] = 8192,
+    context: Annotated[int, option("N", "Tokens per calibration window.", min=2)] = 512,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    *,
+    options: PruneOptions,
 ) -> Output:
     """Remove the least important units of a model, and export it.
 
@@ -81,20 +69,18 @@ def prune(
     from graphwright.surgery import prune as run
 
     goal = Ratio(target, of)  # pyright: ignore[reportArgumentType]  # it checks
-    seed, overwrite = options["seed"], options["overwrite"]
-    model, data, to = _open(directory, out, options)
+    model, data, to = _open(directory, out, text, tokens, context, seed, dry_run, overwrite)
     receipt = None
     with bar() as progress:
-        plan = run(
-            model, goal, data, dry_run=True, kinds=names_of(kinds), timed=time, seed=seed, progress=progress, **options
-        )
+        plan = run(model, goal, data, dry_run=True, progress=progress, **asdict(replace(options, seed=seed)))
         if to is not None:
             plan.apply()
             plan.report.journal = model.program.journal.hash
             if save:
                 model.save(to, overwrite=overwrite)
             else:
-                receipt = model.export(to, check=check, overwrite=overwrite, progress=progress)
+                how: dict[str, Any] = {"check": check, "overwrite": overwrite}
+                receipt = model.export(to, progress=progress, **how)
     if to is None:
         return Output({"plan": plan.to_json()}, str(plan.report))
     level, facts = ("", None) if receipt is None else (f", export level {receipt.level}", receipt.to_json())
@@ -102,19 +88,24 @@ def prune(
     return Output({"report": plan.to_json(), **written}, f"{plan.report}\nwrote {to}{level}")
 
 
-@command(
+@Command(
     'graphwright orthogonalize bundled split --where "layers.0.attn.{q,k}" --fold insert --tokens 0',
-    per=("matrix", option("WHAT", "Make each whole matrix orthogonal, or the part of each head: matrix or head.")),
-    fold=("none", option("HOW", "Use of the other factor: none, insert (exact), absorb (exact, per head) or scale.")),
-    special=(False, flag("--special", "Use the nearest rotation of square matrices.")),
-    **_shared(2048, 256),
+    "graphwright.surgery:OrthogonalizeOptions",
+    hide="inplace",
 )
 def orthogonalize(
     directory: Dir,
     out: Out = None,
     where: Matrices = "layers.*.attn.{q,k,v,o}",
     method: Annotated[str, option("NAME", "polar, qr or newton_schulz.")] = "polar",
-    **options: Any,
+    text: Text = None,
+    tokens: Tokens = 2048,
+    context: Context = 256,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    *,
+    options: OrthogonalizeOptions,
 ) -> Output:
     """Make the columns or rows of matrices orthonormal.
 
@@ -122,15 +113,16 @@ def orthogonalize(
     """
     from graphwright.surgery import orthogonalize as run
 
-    return _edited(run, directory, out, where, method, **options)
+    model, data, to = _open(directory, out, text, tokens, context, seed, dry_run, overwrite)
+    with bar() as progress:
+        found = run(model, where, method, calibration=data, dry_run=dry_run, progress=progress, **asdict(options))
+    return _replaced(found, model, to, overwrite)
 
 
-@command(
+@Command(
     "graphwright compress bundled smaller --where layers.0.mlp --method svd --budget ratio=0.3 --tokens 0",
-    order=(3, option("N", "Modes of tensor trains and rings.", min=2)),
-    sweeps=(0, option("N", "Sweeps of alternating least squares.", min=0)),
-    min_dim=(64, option("N", "Leave matrices with a smaller side unchanged.", min=1)),
-    **_shared(2048, 256),
+    "graphwright.surgery:CompressOptions",
+    hide="importance",
 )
 def compress(
     directory: Dir,
@@ -140,7 +132,14 @@ def compress(
     budget: Annotated[
         str, option("KIND=N", "error=N, energy=N, ratio=N (removed), params=N or bytes=N.")
     ] = "energy=0.99",
-    **options: Any,
+    text: Text = None,
+    tokens: Tokens = 2048,
+    context: Context = 256,
+    seed: Seed = 0,
+    dry_run: DryRun = False,
+    overwrite: Overwrite = False,
+    *,
+    options: CompressOptions,
 ) -> Output:
     """Replace matrices by factors with fewer parameters.
 
@@ -148,40 +147,39 @@ def compress(
     """
     from graphwright.surgery import compress as run
 
-    return _edited(run, directory, out, where, method, budget_of(budget), **options)
-
-
-def _edited(run: Callable[..., Any], directory: str, out: Path | None, *args: Any, **options: Any) -> Output:
-    """Call `run`, which replaces matrices of the model, and save the edited model unless it is a dry run."""
-    dry_run, overwrite = options["dry_run"], options["overwrite"]
-    model, data, to = _open(directory, out, options)
+    wanted, given = budget_of(budget), asdict(options)
+    model, data, to = _open(directory, out, text, tokens, context, seed, dry_run, overwrite)
     with bar() as progress:
-        found = run(model, *args, calibration=data, dry_run=dry_run, progress=progress, **options)
-    if to is not None:
-        model.save(to, overwrite=overwrite)
-    return Output({**found.to_json(), "out": None if to is None else str(to)}, str(found))
+        found = run(model, where, method, wanted, calibration=data, dry_run=dry_run, progress=progress, **given)
+    return _replaced(found, model, to, overwrite)
 
 
-def _open(directory: str, out: Path | None, options: dict[str, Any]) -> tuple[Model, Any, Path | None]:
+def _open(
+    directory: str, out: Path | None, text: str | None, tokens: int, context: int, seed: int, dry_run: bool,
+    overwrite: bool,
+) -> tuple[Model, Calibration | None, Path | None]:  # fmt: skip
     """Return the model, its calibration data (None for 0 tokens), and the directory to write (None for a dry run).
 
-    Args:
-        options: the options of `_shared` are removed from it.
     Raises: UsageError if the directory to write is missing, the errors of `check_free` if it is in use.
     """
     from graphwright.files import check_free
     from graphwright.models import open
     from graphwright.surgery import Calibration
 
-    text, tokens, context, seed, dry_run, overwrite = (options.pop(name) for name in _shared(0, 0))
     to = None if dry_run else out
     if to is not None:
         check_free(to, overwrite)  # check before the work
     elif not dry_run:
         raise UsageError("the argument OUT is missing", fix="give a directory, or --dry-run")
     model, words = open(directory), None if text is None else read_text(text)
-    data = Calibration.of(model, words, max_tokens=tokens, context=context, seed=seed) if tokens else None
-    return model, data, to
+    return model, Calibration.of(model, words, tokens, context, seed) if tokens else None, to
+
+
+def _replaced(found: MatrixReport, model: Model, to: Path | None, overwrite: bool) -> Output:
+    """Save the edited model unless it is a dry run; return the report."""
+    if to is not None:
+        model.save(to, overwrite=overwrite)
+    return Output({**found.to_json(), "out": None if to is None else str(to)}, str(found))
 
 
 def budget_of(text: str) -> Any:
@@ -198,9 +196,12 @@ def budget_of(text: str) -> Any:
     return getattr(surgery, name.strip().title())(value)
 
 
-@command(
+@Command(
     "graphwright search bundled learned --units heads --steps 20 --lr 0.5 --check none --quiet",
-    round_to=(16, option("N", "Round sizes of long axes to multiples of N.", min=1)),
+    "graphwright.structure:LearnOptions",
+    hide="held_out",
+    gates="lr",
+    params="weights",
 )
 def search(
     directory: Dir,
@@ -210,17 +211,12 @@ def search(
     ] = "heads,neurons",
     target: Annotated[float, option("SHARE", "Share of their parameters to keep.")] = 0.7,
     text: Annotated[Path | None, option("FILE", "Training text; by default the bundled one.")] = None,
-    steps: Annotated[int, option("N", "Training steps.", min=1)] = 300,
-    batch: Annotated[int, option("N", "Windows per step.", min=1)] = 8,
-    window: Annotated[int, option("N", "Tokens per window.", min=2)] = 128,
-    lr: Annotated[float, option("RATE", "Learning rate of the gates.")] = 0.05,
-    weights: Annotated[float, option("RATE", "Learning rate of the weights; 0 freezes them.")] = 0.0,
     heal: Annotated[int, option("N", "Steps of distillation into the remaining weights.", min=0)] = 0,
     check: Check = "auto",
     prefer: Prefer = "original",
     overwrite: Overwrite = False,
-    seed: Seed = 0,
-    **options: Any,
+    *,
+    options: LearnOptions,
 ) -> Output:
     """Learn by gradients which units to keep, and export.
 
@@ -240,20 +236,20 @@ def search(
     check_free(out, overwrite)  # this and the next lines before the training
     words = None if text is None else read_text(text)
     model = open(directory)
-    check_export(model, out, ExportOptions(check=check, prefer=prefer, overwrite=overwrite))
+    how: dict[str, Any] = {"check": check, "prefer": prefer, "overwrite": overwrite}
+    check_export(model, out, ExportOptions(**how))
     with warnings.catch_warnings(record=True) as heard, bar() as progress:
         warnings.simplefilter("always", GatesCannotClose)
-        found = learn(model, names_of(units), target, words, steps=steps, batch=batch, window=window, gates=lr,
-                      params=weights, seed=seed, progress=progress, **options)  # fmt: skip
-        healing = None
+        found = learn(model, names_of(units), target, words, progress=progress, **asdict(options))
+        healing, batch, seed = None, options.batch, options.seed
         if heal:
-            windows = Calibration.of(model, words, max_tokens=heal * batch * window, context=window, seed=seed)
+            windows = Calibration.of(model, words, heal * batch * options.window, options.window, seed)
             healing = distil(model.program, model.original, windows, heal, batch=batch, seed=seed, progress=progress)
-        receipt = model.export(out, check=check, prefer=prefer, overwrite=overwrite, progress=progress)
+        receipt = model.export(out, progress=progress, **how)
     for warning in heard:
         print(f"warning  {warning.message}", file=sys.stderr)
     gone = set(found.hardened.cut)
-    picture = probabilities(found.probabilities, found.names, [name not in gone for name in found.names], steps)
+    picture = probabilities(found.probabilities, found.names, [name not in gone for name in found.names], options.steps)
     drawn = out.with_name(f"{out.name}.gates.svg")  # not inside OUT: the receipt does not list it
     drawn.write_text(picture, encoding="utf-8")
     lines = [str(found), *([] if healing is None else [str(healing)])]

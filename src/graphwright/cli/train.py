@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from graphwright.cli.common import Output, Overwrite, Seed, argument, bar, command, flag, option, read_text
+from graphwright.cli.common import Command, Output, Overwrite, argument, bar, flag, option, read_text
+
+if TYPE_CHECKING:
+    from graphwright.models.train import TrainOptions
 
 
-@command(
+@Command(
     "graphwright train bundled --text notes.txt --steps 50 --out trained",
-    steps=(100, option("N", "Total number of steps.", min=1)),
-    batch=(16, option("N", "Windows per step.", min=1)),
-    window=(256, option("N", "Tokens per window.", min=2)),
-    lr=(1e-3, option("X", "Peak learning rate.")),
-    warmup=(10, option("N", "Steps until the peak learning rate.", min=0)),
-    weight_decay=(0.1, option("X", "Weight decay of matrices.")),
-    clip=(1.0, option("X", "Bound on the gradient norm; 0 for none.")),
+    "graphwright.models.train:TrainOptions",
+    hide="betas eps autocast",
 )
 def train(
     source: Annotated[str, argument("DIR_OR_CONFIG", "A model, or a config.json to start from scratch.")],
@@ -27,8 +26,8 @@ def train(
     state: Annotated[Path | None, option("DIR", "State to resume from, written every --save-every steps.")] = None,
     save_every: Annotated[int, option("N", "Steps between two states.", min=1)] = 100,
     held_out: Annotated[Path | None, option("FILE", "File to measure bits per byte on, before and after.")] = None,
-    seed: Seed = 0,
-    **options: Any,
+    *,
+    options: TrainOptions,
 ) -> Output:
     """Train a model, or a config from scratch, on a text file.
 
@@ -39,16 +38,16 @@ def train(
     from graphwright.models import open
     from graphwright.models.architectures.architecture import Config
     from graphwright.models.open import create
-    from graphwright.models.train import Trainer, TrainOptions
+    from graphwright.models.train import Trainer
 
     if out is not None:
         check_free(out, overwrite)  # before the training
     words, held = read_text(text), None if held_out is None else read_text(held_out)
     scratch = source.endswith(".json")
-    model = create(Config.read(Path(source).parent, Path(source).name), seed=seed) if scratch else open(source)
-    recipe = TrainOptions(autocast="bfloat16" if bf16 else "", seed=seed, **options)
+    model = create(Config.read(Path(source).parent, Path(source).name), seed=options.seed) if scratch else open(source)
+    recipe = replace(options, autocast="bfloat16" if bf16 else "")
     trainer = Trainer(model, words, recipe)
-    facts: dict[str, Any] = {"parameters": model.inspect().parameters}
+    facts: dict[str, Any] = {"parameters": model.inspect().parameters, "options": asdict(recipe)}
     losses: list[float] = []
     with bar() as progress:
         if held is not None:

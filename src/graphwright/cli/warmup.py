@@ -6,12 +6,12 @@ import subprocess
 import sys
 from time import perf_counter
 
-from graphwright.cli.common import Output, command, say, silent
+from graphwright.cli.common import Command, Output, say, silent
 
 _VM = "from graphwright.array.vm.machine import build; build()"
 
 
-@command("graphwright warmup")
+@Command("graphwright warmup")
 def warmup() -> Output:
     """Compile the native code, once per installation.
 

@@ -129,7 +129,7 @@ def _weights(program: Program) -> dict[str, float]:
         if len(scalars) == 1:
             found[program.path(node)] = float(program.weights.array(program.key(scalars[0])).to_numpy().reshape(-1)[0])
     for gate in program.gates().values():
-        if gate.kind == "scale" and gate.length == 1:
+        if gate.facts.linear and gate.length == 1:
             logits = program.weights.array("gates.logits").to_numpy()
             found |= {program.path(site): float(logits[gate.offset]) for site in gate.sites}
     return found

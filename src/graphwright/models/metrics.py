@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray, bfloat16
+from graphwright.array import NDArray, bfloat16, from_numpy
 from graphwright.errors import NonFinite, UsageError
 from graphwright.models.errors import PromptError
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
 from graphwright.models.tokenizer import ByteTokenizer, need_tokenizer
+from graphwright.ops import call
 from graphwright.program.kinds import STORED
 from graphwright.program.validate import Mismatch
 from graphwright.progress import Progress, ProgressCallback
@@ -42,11 +43,11 @@ class BitsPerByte(Report):
         return f"{self.bits_per_byte:.4f} bits per byte (perplexity {self.perplexity:.3f}, {self.tokens} tokens)"
 
 
-def bits_per_byte(
+def perplexity(
     model: Model, text: str, *, window: int = 256, stride: int = 128, batch: int = 8,
     progress: ProgressCallback | None = None,
 ) -> BitsPerByte:  # fmt: skip
-    """Score a text in windows of `window` tokens, `stride` apart.
+    """Score how well the model predicts a text, in windows of `window` tokens, `stride` apart.
 
     A window scores the positions that earlier windows did not, each with at least window - stride tokens of context.
     The first window scores all but its first token.
@@ -71,7 +72,7 @@ def bits_per_byte(
         for start, row in zip(chunk, logits, strict=True):
             first = upto - start  # the first position that no earlier window scored
             targets = ids[start + first : start + window]
-            nats += float(_nll(row[first - 1 : window - 1], targets).sum())
+            nats += float(nll(row[first - 1 : window - 1], targets).sum())
             scored += len(targets)
             upto = start + window
         if progress is not None:
@@ -83,11 +84,22 @@ def bits_per_byte(
     return BitsPerByte(nats / (log(2) * size), exp(min(nats / scored, 700)), nats, scored, size)
 
 
-def _nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    wide = logits.astype(np.float64)
-    top = wide.max(axis=-1, keepdims=True)
-    lse = np.log(np.exp(wide - top).sum(axis=-1)) + top[:, 0]
-    return lse - wide[np.arange(len(targets)), targets]
+def nll(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return -ln softmax(logits)[ids] in nats, float64, for logits [..., V] and ids [...]."""
+    rows, wanted = logits.reshape(-1, logits.shape[-1]).astype(np.float64), np.ascontiguousarray(ids, np.int64)
+    return call("cross_entropy", from_numpy(rows), from_numpy(wanted.reshape(-1)))[0].to_numpy().reshape(ids.shape)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the log-probabilities of logits [..., V], computed in float64, in the dtype of the logits."""
+    wide = from_numpy(logits.astype(np.float64))
+    return call("log_softmax", wide, axis=-1).to_numpy().astype(logits.dtype, copy=False)
+
+
+def kl(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return KL(softmax a ‖ softmax b) of each row of logits, in nats."""
+    la, lb = log_softmax(a), log_softmax(b)
+    return (np.exp(la) * (la - lb)).sum(-1)
 
 
 def drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -98,9 +110,7 @@ def drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, 
     a, b = np.concatenate(source).astype(np.float64), np.concatenate(now).astype(np.float64)
     if a.shape != b.shape:
         return {}
-    la, lb = (x - x.max(-1, keepdims=True) for x in (a, b))
-    la, lb = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (la, lb))
-    divergence = float((np.exp(la) * (la - lb)).sum(-1).mean())
+    divergence = float(kl(a, b).mean())
     same = float((a.argmax(-1) == b.argmax(-1)).mean())
     return {"max_abs_dlogits": float(np.abs(a - b).max()), "mean_kl_nats": max(divergence, 0.0), "top1_agreement": same}
 

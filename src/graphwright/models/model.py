@@ -2,78 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
 from graphwright.array import Device, NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
-from graphwright.files import StrPath
 from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.export.write import save_model
 from graphwright.models.generation.cache import CHUNK, KVCache, StaticCache, check_cache_of
 from graphwright.models.generation.cached_program import with_padding
-from graphwright.models.generation.generate import (
-    GenerationKeywords,
-    GenerationOptions,
-    GenerationResult,
-    decode,
-    generate,
-)
-from graphwright.models.generation.paged import PagedCache
-from graphwright.models.generation.sampling import Sampling, SamplingKeywords, check_number
+from graphwright.models.generation.generate import decode, generate, generate_many
+from graphwright.models.generation.paged import PagedCache, PagedKeywords
 from graphwright.models.generation.text import check_ids, check_mask, vocabulary
 from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.loading import build
-from graphwright.models.metrics import BitsPerByte, bits_per_byte, check_finite, validate
+from graphwright.models.metrics import check_finite, perplexity, validate
 from graphwright.models.quantize import quantize
 from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
-from graphwright.program.editing.journal import Entry
-from graphwright.program.files.save import HistoryMode
-from graphwright.program.selection import Filters
-from graphwright.progress import ProgressCallback
+from graphwright.program.selection import Filters, Selection
 from graphwright.safetensors import Checkpoint
+from graphwright.signatures import keywords, late
 
 if TYPE_CHECKING:
-    from graphwright.models.export.export import ExportKeywords
     from graphwright.models.export.levels import ExportPlan
-    from graphwright.models.export.receipt import Receipt
     from graphwright.program.axes.units import Units
     from graphwright.program.program import Program
-    from graphwright.program.selection import Selection
-    from graphwright.program.validate import AssemblyReport
-    from graphwright.surgery import (
-        Calibration,
-        CompressionReport,
-        Findings,
-        Limits,
-        OrthoReport,
-        PrunePlan,
-        PruneReport,
-    )
-    from graphwright.surgery.budgets import MatrixBudget, SizeBudget
-    from graphwright.surgery.factorise.compress import CompressKeywords
-    from graphwright.surgery.orthogonal.orthogonalize import OrthogonalizeKeywords
-    from graphwright.surgery.pruning.prune import PruneKeywords
-
-
-class PagedOptions(TypedDict, total=False):
-    """Keywords of `Model.new_cache` for a paged cache."""
-
-    blocks: int | None
-    nbytes: int | None
-    block: int
-    dtype: str | None
-    prefix_bytes: int | None
-    poison: bool
 
 
 @dataclass(eq=False, repr=False)
@@ -136,6 +98,7 @@ class Model:
     def select(self, pattern: str = "**", *, units: None = None, **filters: Unpack[Filters]) -> Selection: ...
     @overload
     def select(self, pattern: str = "**", *, units: str, **filters: Unpack[Filters]) -> Units: ...
+    @keywords(Selection.of)
     def select(self, pattern: str = "**", *, units: str | None = None, **filters: Unpack[Filters]) -> Selection | Units:
         """Select nodes of the program by path pattern and filters, or units of them; see `Program.select`."""
         return self.program.select(pattern, units=units, **filters)
@@ -188,36 +151,8 @@ class Model:
         return vocabulary(self.program)
 
     # -- generation --------------------------------------------------------------------------------------------------
-    def generate(
-        self, prompt: Any, max_new_tokens: int = 64, *, cache: KVCache | None = None,
-        stream: Callable[[str], object] | None = None, cancel: Callable[[], bool] | None = None,
-        **options: Unpack[GenerationKeywords],
-    ) -> GenerationResult:  # fmt: skip
-        """Continue a prompt; greedy by default.
-
-        Args:
-            prompt: text, or ids.
-            max_new_tokens: limit; 0 generates none.
-            cache: a cache to continue; tokens of the prompt that it holds are not run again, the others are appended.
-            stream: called with each piece of text once it is complete UTF-8 and cannot start a stop string.
-            cancel: called before each token, e.g. `threading.Event().is_set`; true ends with the reason `cancelled`.
-            options: fields of `GenerationOptions`: temperature, top_k, top_p, min_p, seed, stop, logprobs, ...
-        Raises: PromptError; UsageError for a wrong option; NonFinite naming a weight or node; StaleCache; CacheFull
-            with the text so far in `partial`. The cache then holds the tokens that ran, and stays usable.
-        """
-        return self.generate_many(prompt, 1, max_new_tokens, cache=cache, stream=stream, cancel=cancel, **options)[0]
-
-    def generate_many(
-        self, prompt: Any, n: int, max_new_tokens: int = 64, *, cache: KVCache | None = None,
-        stream: Callable[[str], object] | None = None, cancel: Callable[[], bool] | None = None,
-        **options: Unpack[GenerationKeywords],
-    ) -> list[GenerationResult]:  # fmt: skip
-        """Sample `n` continuations of one prompt, which is prefilled once; a sample does not depend on the others.
-
-        Arguments and errors are those of `generate`.
-        """
-        given = GenerationOptions(**options)
-        return generate(self, prompt, max_new_tokens, n, given, cache=cache, stream=stream, cancel=cancel)
+    generate = generate
+    generate_many = generate_many
 
     @overload
     def new_cache(
@@ -226,11 +161,12 @@ class Model:
     @overload
     def new_cache(
         self, tokens: int | None = None, batch: int = 1, *, kind: Literal["paged"] = "paged", device: str = "cpu",
-        **options: Unpack[PagedOptions],
+        **options: Unpack[PagedKeywords],
     ) -> PagedCache: ...  # fmt: skip
+    @keywords(PagedCache)
     def new_cache(
         self, tokens: int | None = None, batch: int = 1, *, kind: str = "paged", device: str = "cpu",
-        **options: Unpack[PagedOptions],
+        **options: Unpack[PagedKeywords],
     ) -> StaticCache | PagedCache:  # fmt: skip
         """Make an empty KV cache.
 
@@ -240,13 +176,12 @@ class Model:
             kind: `paged` for sequences of any lengths, which can be forked: `cache.sequence()` makes one; `static` for
                 `batch` sequences of equal length in contiguous memory.
             device: the device that holds the entries and runs the steps.
-            options: options of a paged cache: `blocks`, `nbytes`, `block`, `prefix_bytes`, `poison`, and `dtype` of the
-                entries, "float32", "bfloat16" or "float16", by default that of activations; see `PagedCache`.
+            options: options of a paged cache, see `PagedCache`.
         Raises: UsageError for an unknown kind, options with kind `static`, or a size below 1.
         """
         target = Device.parse(device)
         if kind == "paged":
-            return PagedCache(self.program, tokens=tokens, sequences=batch, device=target, **options)
+            return PagedCache(self.program, tokens=tokens, batch=batch, device=target, **options)
         if kind != "static":
             raise UsageError("unknown kind of cache", where="kind", expected="paged or static", got=kind)
         if options:
@@ -259,24 +194,7 @@ class Model:
         check_cache_of(self.program, cache)
         return cache.prefill(self.check_ids(ids), chunk=chunk, allow_stale=allow_stale)
 
-    def decode(
-        self, cache: KVCache, steps: int = 1, *, stream: int | None = None, allow_stale: bool = False,
-        **sampling: Unpack[SamplingKeywords],
-    ) -> Generator[int]:  # fmt: skip
-        """Sample and append up to `steps` tokens, one by one; a token is in the cache when it is yielded.
-
-        Args:
-            cache: one sequence with at least one token.
-            steps: limit.
-            stream: number of the random stream; by default the sequence's own, which differs between forks.
-            allow_stale: run on entries of an earlier state of the model.
-            sampling: fields of `Sampling`.
-        """
-        check_cache_of(self.program, cache)
-        number = cache.stream if stream is None else stream
-        check_number("steps", steps, 0)
-        check_number("stream", number)
-        return decode(cache, steps, Sampling(**sampling), number, allow_stale)
+    decode = decode
 
     def reprefill(self, cache: KVCache) -> None:
         """Run the tokens of a cache again, with the model's current state; see `KVCache.refill`."""
@@ -284,19 +202,12 @@ class Model:
         cache.refill()
 
     # -- measuring ---------------------------------------------------------------------------------------------------
-    def perplexity(
-        self, text: str, *, window: int = 256, stride: int = 128, progress: ProgressCallback | None = None
-    ) -> BitsPerByte:
-        """Score a text in windows of `window` tokens, `stride` apart: nats per token, bits per byte, perplexity."""
-        return bits_per_byte(self, text, window=window, stride=stride, progress=progress)
+    perplexity = perplexity
+    validate = validate
 
     def inspect(self) -> Inspection:
         """Report family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
         return inspect_program(self.program, self.arch.name, self.config, self.dims)
-
-    def validate(self) -> AssemblyReport:
-        """Check that the program is consistent in itself and with the model's files."""
-        return validate(self)
 
     def parameters(self) -> Iterator[Parameter]:
         """Iterate over the trainable variables; see `Program.parameters`."""
@@ -311,64 +222,35 @@ class Model:
         return self.program.structure_hash()
 
     # -- editing -----------------------------------------------------------------------------------------------------
-    def quantize(self, kind: str = "int8", where: str = "**") -> Entry:
-        """Store the matrices of linear nodes matching `where` as int8, in one edit; see `models.quantize.quantize`."""
-        return quantize(self, kind, where)
+    quantize = quantize
 
-    def orthogonalize(
-        self, where: str | Selection | Units, method: str = "polar", *, calibration: Calibration | None = None,
-        dry_run: bool = False, keep_partial: bool = False, progress: ProgressCallback | None = None,
-        **options: Unpack[OrthogonalizeKeywords],
-    ) -> OrthoReport:  # fmt: skip
+    @late
+    def orthogonalize(self):
         """Make matrices orthonormal in one edit; see `graphwright.surgery.orthogonalize`."""
         from graphwright.surgery import orthogonalize
 
-        return orthogonalize(self, where, method, calibration=calibration, dry_run=dry_run, keep_partial=keep_partial,
-                             progress=progress, **options)  # fmt: skip
+        return orthogonalize
 
-    def compress(
-        self, where: str | Selection, method: str = "best", budget: MatrixBudget | None = None, *,
-        calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
-        progress: ProgressCallback | None = None, **options: Unpack[CompressKeywords],
-    ) -> CompressionReport:  # fmt: skip
+    @late
+    def compress(self):
         """Replace matrices by smaller factors in one edit; see `graphwright.surgery.compress`."""
         from graphwright.surgery import compress
 
-        return compress(self, where, method, budget, calibration=calibration, dry_run=dry_run,
-                        keep_partial=keep_partial, progress=progress, **options)  # fmt: skip
+        return compress
 
-    @overload
-    def prune(
-        self, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: Literal[False] = False,
-        progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
-    ) -> PruneReport: ...  # fmt: skip
-    @overload
-    def prune(
-        self, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: Literal[True],
-        progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
-    ) -> PrunePlan: ...  # fmt: skip
-    def prune(
-        self, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: bool = False,
-        progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
-    ) -> PruneReport | PrunePlan:  # fmt: skip
+    @late
+    def prune(self):
         """Remove the units that matter least, in one edit that can be undone; see `graphwright.surgery.prune`."""
         from graphwright.surgery import prune
 
-        if dry_run:
-            return prune(self, target, calibration, dry_run=True, progress=progress, **options)
-        return prune(self, target, calibration, progress=progress, **options)
+        return prune
 
-    def diagnose(
-        self, *, text: str | None = None, inputs: Mapping[str, Any] | None = None,
-        loss: str | Callable[[Program], str] | None = None, kinds: Sequence[str] | None = None,
-        limits: Limits | Mapping[str, Any] | None = None, progress: ProgressCallback | None = None,
-        cancel: Callable[[], bool] | None = None,
-    ) -> Findings:  # fmt: skip
+    @late
+    def diagnose(self):
         """Find defects of the program and its weights, and contradictions with the config; see `surgery.diagnose`."""
         from graphwright.surgery import diagnose
 
-        return diagnose(self, text=text, inputs=inputs, loss=loss, kinds=kinds, limits=limits, progress=progress,
-                        cancel=cancel)  # fmt: skip
+        return diagnose
 
     # -- files -------------------------------------------------------------------------------------------------------
     def export_plan(self, prefer: str = "original") -> ExportPlan:
@@ -377,27 +259,14 @@ class Model:
 
         return Ladder(self).plan(prefer)
 
-    def export(
-        self, directory: StrPath, *, progress: ProgressCallback | None = None, **options: Unpack[ExportKeywords]
-    ) -> Receipt:
-        """Write a checkpoint that transformers loads, checked in a clean process, with a receipt.
+    @late
+    def export(self):
+        """Write a checkpoint that transformers loads, with a receipt; see `graphwright.models.export.export.export`."""
+        from graphwright.models.export.export import export
 
-        Args:
-            directory: must not exist, unless `overwrite=True`; never the source.
-            progress: called at each step.
-            options: fields of `models.export.export.ExportOptions`: level, prefer, dtype, check, onnx, overwrite, ...
-        Raises: ExportLevelImpossible, DestinationExists, ExportError, VerificationFailed, MissingExtra.
-        """
-        from graphwright.models.export.export import ExportOptions, export
+        return export
 
-        return export(self, directory, ExportOptions(**options), progress=progress)
-
-    def save(
-        self, directory: StrPath, *, history: HistoryMode = "full", overwrite: bool = False,
-        max_shard_size: int | str = "5GB",
-    ) -> Path:  # fmt: skip
-        """Save the program, config and tokenizer, so that `gw.open(directory)` continues; see `Program.save`."""
-        return save_model(self, directory, history=history, overwrite=overwrite, max_shard_size=max_shard_size)
+    save = save_model
 
     def _repr_html_(self) -> str:
         return f"<p><code>{escape(repr(self))}</code></p>{self.program._repr_html_()}"

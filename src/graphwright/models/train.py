@@ -22,44 +22,42 @@ from graphwright.optim.optimizers import AdamW
 from graphwright.optim.training_step import compile_step
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
+from graphwright.settings import AtLeastOne, Count, NotNegative, Positive, Settings, Share
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
 
-@dataclass(frozen=True, slots=True)
-class TrainOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions(Settings):
     """Options of a training run.
 
     Attributes:
         steps: optimizer steps in all.
-        batch, window: windows per step, and predicted tokens per window.
-        lr: peak learning rate; linear warm-up over `warmup` steps, then cosine decay to `floor` · lr.
-        betas, eps, weight_decay: options of AdamW; weight decay applies only to matrices.
+        batch: windows per step.
+        window: predicted tokens per window.
+        lr: peak learning rate.
+        warmup: steps of linear warm-up to the peak learning rate; a cosine decay follows.
+        floor: learning rate after the last step, as a share of the peak.
+        betas, eps: options of AdamW.
+        weight_decay: weight decay of matrices.
         clip: limit on the gradient norm; 0 sets no limit.
         autocast: `bfloat16` to run matrix products in 16 bits, or "" to keep their dtype.
         seed: seed of the random choice of windows.
     """
 
-    steps: int = 100
-    batch: int = 16
-    window: int = 256
-    lr: float = 3e-3
-    warmup: int = 100
-    floor: float = 0.05
+    steps: AtLeastOne = 100
+    batch: AtLeastOne = 16
+    window: AtLeastOne = 256
+    lr: Positive = 1e-3
+    warmup: Count = 10
+    floor: Share = 0.05
     betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    clip: float = 1.0
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.1
+    clip: NotNegative = 1.0
     autocast: str = ""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch", 1), ("window", 1), ("clip", 0)):
-            if not getattr(self, name) >= least:
-                raise UsageError(f"{name} is out of range", expected=f">= {least}", got=getattr(self, name))
-        if not self.lr > 0:
-            raise UsageError("lr is out of range", expected="> 0", got=self.lr)
+    seed: Count = 0
 
 
 @dataclass(slots=True, repr=False)

@@ -8,7 +8,7 @@ from typing import Any
 from graphwright.array.formulas import activations, specialise
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import elementwise as forms
-from graphwright.ops.call import call
+from graphwright.ops.call import call, widened
 from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import Binary, UnaryFloat, away_from_zero, broadcast, floating, unary_sample
 
@@ -163,5 +163,5 @@ class Sech(Activation):
     saves, sample = Saves(inputs=(0,), outputs=(0,)), unary_sample(-3, 3)
     emit, functional = "torch.cosh({0}).reciprocal()", "sech"
     vjp = lambda g, ins, outs, attrs, needs: (g * FORMULAS.sech_slope(ins[0], outs[0]),)
-    expand = lambda ins, attrs: FORMULAS.sech(ins[0])
+    expand = lambda ins, attrs: widened(FORMULAS.sech, ins[0])
     onnx = lambda u: u("Reciprocal", u("Cosh", u.names[0]))

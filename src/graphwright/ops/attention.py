@@ -64,7 +64,8 @@ class RopeTable(Row):
     def expand(ins, attrs):
         positions, frequencies = ins
         angle = call("unsqueeze", call("cast", positions, dtype=frequencies.dtype), axes=(-1,)) * frequencies
-        return tuple(call(name, angle) * attrs["scale"] for name in ("cos", "sin"))
+        tables = call("cos", angle), call("sin", angle)
+        return tables if attrs["scale"] == 1.0 else tuple(t * attrs["scale"] for t in tables)
 
 
 def _frequencies(positions: Spec, *tables: Spec) -> Spec:

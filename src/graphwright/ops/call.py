@@ -5,14 +5,14 @@ All code calls ops through `call("tanh", x)`; the type of x decides whether the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from graphwright.array.backend import Backend, Call, Fresh, backend
 from graphwright.array.device import CPU, DeviceMismatch
-from graphwright.array.dtype import DType
+from graphwright.array.dtype import DType, float32
 from graphwright.array.layout import Layout, row_major, span
 from graphwright.array.ndarray import NDArray, empty
 from graphwright.array.spec import Spec
@@ -53,11 +53,12 @@ class CachedBindings:
     bound: dict[tuple[str, ...], list[BoundCalls]] = field(default_factory=dict)
 
     @staticmethod
-    def pays(ins: Sequence[NDArray], specs: Sequence[Spec], scratch: Sequence[Spec], calls: int) -> bool:
+    def pays(ins: Sequence[NDArray], known: _Dispatch, calls: int) -> bool:
         """Return True if reuse saves time: many kernel `calls` or buffers, and small contiguous operands on the CPU."""
-        nbytes = sum(a.nbytes for a in ins) + sum(s.nbytes for s in (*specs, *scratch))
+        nbytes = sum(a.nbytes for a in ins) + sum(s.nbytes for s in (*known.specs, *known.scratch))
         reusable = all(a.device is CPU and a.contiguous for a in ins)
-        return (calls >= FEWEST_CALLS or len(scratch) > 1) and nbytes <= MOST_BYTES and reusable
+        many = known.expanded or calls >= FEWEST_CALLS or len(known.scratch) > 1
+        return many and nbytes <= MOST_BYTES and reusable
 
     def run(self, ins: Sequence[NDArray], attrs: Attrs) -> tuple[NDArray, ...]:
         """Compute new arrays from the operands, with a cached binding if one is free."""
@@ -103,6 +104,12 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
 def as_dtype(x: Any, dtype: DType) -> Any:
     """Cast an array, tensor or node to a dtype, unless it has the dtype already."""
     return x if x.dtype is dtype else call("cast", x, dtype=dtype)
+
+
+def widened(formula: Callable[..., Any], *operands: Any) -> Any:
+    """Compute a formula of operands of one dtype in float32 or wider; round the result to their dtype."""
+    dtype = operands[0].dtype
+    return as_dtype(formula(*(as_dtype(x, float32 if dtype.is_low else dtype) for x in operands)), dtype)
 
 
 def compute(
@@ -167,7 +174,7 @@ def _bound(
         calls = kernels.bind(row.name, outs, ins, attrs, work)
     for run in calls:
         run()
-    if new and not row.traits.update and CachedBindings.pays(ins, known.specs, known.scratch, len(calls)):
+    if new and not row.traits.update and CachedBindings.pays(ins, known, len(calls)):
         known.cached = CachedBindings(row, kernels, known.specs, known.scratch)
     return tuple(outs)
 

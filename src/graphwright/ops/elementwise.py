@@ -468,11 +468,16 @@ class IsNaN(_Test):
     emit, onnx, method = "torch.isnan({0})", "IsNaN", "isnan"
 
 
+def _to_infinity(comparison: str, x: Any) -> Any:
+    return call(comparison, call("abs", x), np.inf)
+
+
 @op("isinf")
 class IsInf(_Test):
     """True where x is +∞ or -∞, elementwise."""
 
     emit, onnx, method = "torch.isinf({0})", "IsInf", "isinf"
+    expand = lambda ins, attrs: _to_infinity("eq", ins[0]) if ins[0].dtype.is_float else call("ne", ins[0], ins[0])
 
 
 @op("isfinite")
@@ -480,6 +485,7 @@ class IsFinite(_Test):
     """True where x is neither infinite nor NaN, elementwise."""
 
     emit, method = "torch.isfinite({0})", "isfinite"
+    expand = lambda ins, attrs: _to_infinity("lt", ins[0]) if ins[0].dtype.is_float else call("eq", ins[0], ins[0])
     onnx = lambda u: u("Not", u("Or", u("IsNaN", u.names[0]), u("IsInf", u.names[0])))
 
 

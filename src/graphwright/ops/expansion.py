@@ -135,13 +135,14 @@ def expansion(row: Op, ins: Sequence[Spec], attrs: Attrs, kernels: Backend) -> E
 
 # -- on a backend ------------------------------------------------------------------------------------------------------
 class _Planned(NamedTuple):
-    """An expansion with its scratch buffers."""
+    """An expansion with its constants and scratch buffers."""
 
     made: Expansion
     slots: list[Spec]
     at: dict[int, int]  # value -> the slot that holds it
     copies: dict[tuple[int, int], int]  # (step, operand) -> the slot of a row-major copy
     work: list[list[int]]  # step -> the slots of its kernel's scratch
+    constants: dict[int, NDArray]  # value -> its number
 
 
 class _Slots:
@@ -161,7 +162,20 @@ class _Slots:
         self.free.setdefault(self.specs[slot], []).append(slot)
 
 
+_plans: dict[tuple[Any, ...], _Planned] = {}
+_MOST_PLANS = 1024
+
+
 def _planned(row: Op, kernels: Backend, ins: Sequence[Spec], attrs: Attrs) -> _Planned:
+    key = (row, kernels, *ins, repr(attrs))  # by repr, since 0.0 == -0.0
+    if (found := _plans.get(key)) is None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        found = _plans[key] = _plan(row, kernels, ins, attrs)
+    return found
+
+
+def _plan(row: Op, kernels: Backend, ins: Sequence[Spec], attrs: Attrs) -> _Planned:
     made, slots = expansion(row, ins, attrs, kernels), _Slots()
     roots = list(range(len(made.specs)))
     packed = {v: v >= made.operands for v in range(len(made.specs))}  # the layout of an operand is not known here
@@ -178,17 +192,35 @@ def _planned(row: Op, kernels: Backend, ins: Sequence[Spec], attrs: Attrs) -> _P
             if not packed[step.ins[port]]:
                 copies[n, port] = slots.take(made.specs[step.ins[port]])
         scratch: list[int] = []
+        ended = [v for v in at if last[v] == n]
         if step.row.view is None:
-            at |= {v: slots.take(made.specs[v]) for v in step.outs}
+            memory = [roots[v] for v in step.ins]
+            for out, port in step.row.traits.inplace:  # write over an operand that is not used again
+                new, old = step.outs[out], step.ins[port] if port < len(memory) else -1
+                if old in ended and memory.count(old) == 1 and made.specs[old] == made.specs[new] and new not in at:
+                    at[new] = at[old]
+                    ended.remove(old)
+            at |= {v: slots.take(made.specs[v]) for v in step.outs if v not in at}
             specs = [made.specs[v] for v in step.outs], [made.specs[v] for v in step.ins]
             scratch = [slots.take(s) for s in kernels.workspace(step.row.name, *specs, step.attrs)]
             for slot in (*scratch, *(copies[n, port] for port in needed if (n, port) in copies)):
                 slots.release(slot)
         work.append(scratch)
-        for value, slot in at.items():
-            if last[value] == n:
-                slots.release(slot)
-    return _Planned(made, slots.specs, at, copies, work)
+        for value in (*ended, *(v for v in step.outs if v in at and last[v] == n)):
+            slots.release(at[value])
+    constants = {value: kernels.empty((), made.specs[value].dtype) for value in made.constants}
+    for value, held in constants.items():
+        for fill in kernels.bind("full_like", [held], [held], {"value": made.constants[value]}, ()):
+            fill()
+    return _Planned(made, slots.specs, at, copies, work, constants)
+
+
+def _ends_in_place(made: Expansion) -> bool:
+    """Return True if the last step computes the only result, and may write it over each of its operands."""
+    return any(
+        step.outs == made.results and {(0, port) for port in range(len(step.ins))} <= {*step.row.traits.inplace}
+        for step in made.steps[-1:]
+    )
 
 
 def expanded(row: Op, kernels: Backend) -> bool:
@@ -228,12 +260,10 @@ def bind(
         return kernels.bind(row.name, outs, ins, attrs, work)
     planned = _planned(row, kernels, [a.spec for a in ins], attrs)
     made, calls = planned.made, list[Call]()
-    arrays: dict[int, NDArray] = dict(enumerate(ins))
+    arrays: dict[int, NDArray] = {**dict(enumerate(ins)), **planned.constants}
     arrays |= {value: work[slot] for value, slot in planned.at.items()}
-    for value, number in made.constants.items():
-        arrays[value] = held = kernels.empty((), made.specs[value].dtype)
-        for fill in kernels.bind("full_like", [held], [held], {"value": number}, ()):
-            fill()
+    if not row.inplace(len(ins), len(outs)) or _ends_in_place(made):  # no operand is read after a result is written
+        arrays |= {v: out for v, out in zip(made.results, outs, strict=True) if v in planned.at}
 
     def copied(target: NDArray, source: NDArray) -> NDArray:
         calls.extend(kernels.bind("copy", [target], [source], {}, ()))
@@ -256,7 +286,8 @@ def bind(
         scratch = [work[slot] for slot in planned.work[n]]
         calls += kernels.bind(step.row.name, [arrays[v] for v in step.outs], given, step.attrs, scratch)
     for out, value in zip(outs, made.results, strict=True):
-        copied(out, arrays[value])
+        if arrays[value] is not out:
+            copied(out, arrays[value])
     return calls
 
 

@@ -28,11 +28,12 @@ def explain(op: str, *shapes: tuple[int, ...] | Spec, **attrs: Any) -> str:
     from graphwright.array.cpu import kernel_location  # torch, not needed to look at other fields
 
     row = get(op)
+    kernel = "none: a view" if row.view is not None else kernel_location(row.name) or "none: the expansion runs"
     parts = [
         f"{row.name}({_operands(row)})\n{indent(dedent('    ' + row.doc).strip(), '  ')}",
         f"gradient\n{_source(row.vjp) or '  none: ' + row.why.get('vjp', '')}",
         f"expansion\n{_source(row.expand) or '  a primitive'}",
-        f"kernel\n  {'none: a view' if row.view is not None else kernel_location(row.name)}",
+        f"kernel\n  {kernel}",
     ]
     if shapes:
         parts.append(

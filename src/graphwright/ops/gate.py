@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.array.dtype import int64
-from graphwright.array.formulas.gates import COLUMNS, KINDS
+from graphwright.array.formulas.gates import COLUMNS, GATE_KINDS
 from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.axes import Atom, AxesUse, chain
@@ -112,7 +112,7 @@ class GateGrad(Backward):
 def _drawn(rng: np.random.Generator) -> tuple[list[Any], tuple[int, ...]]:
     """Draw operands and `sizes` of a test sample, only with gate kinds whose gradients finite differences can check."""
     sizes = tuple(int(n) for n in rng.integers(1, 4, rng.integers(1, 4)))
-    smooth = [KINDS.index(k) for k in ("scale", "sigmoid", "concrete", "hard_concrete")]
+    smooth = [code for code, kind in enumerate(GATE_KINDS.values()) if not (kind.rounded or kind.one_of)]
     rows = []
     for slot, n in enumerate(sizes):
         kind = smooth[rng.integers(len(smooth))]

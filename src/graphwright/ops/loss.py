@@ -10,8 +10,9 @@ from graphwright.array.dtype import float32
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.activation import FORMULAS
 from graphwright.ops.axes import AxesUse
-from graphwright.ops.call import as_dtype, call
+from graphwright.ops.call import as_dtype, call, widened
 from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import Backward, Loss, broadcast, floating, wanted
 
@@ -209,8 +210,6 @@ class BinaryCrossEntropyWithLogits(_Binary):
 
     def vjp(g, ins, outs, attrs, needs):
         x, y = ins
-        return g * (call("sigmoid", x) - y) if needs[0] else None, -(g * x) if needs[1] else None
+        return g * FORMULAS.bce_with_logits_slope(x, y) if needs[0] else None, -(g * x) if needs[1] else None
 
-    def expand(ins, attrs):
-        x, y = ins
-        return call("relu", x) - x * y + call("log1p", call("exp", -call("abs", x)))
+    expand = lambda ins, attrs: widened(FORMULAS.bce_with_logits, *ins)

@@ -9,7 +9,7 @@ from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import ShapeError
 from graphwright.ops.axes import Atom, AxesRule, AxesUse, Dims, along_axis, axes_of, axis_of, others, spliced
-from graphwright.ops.call import call
+from graphwright.ops.call import call, widened
 from graphwright.ops.emit import Emit
 from graphwright.ops.onnx import OnnxRow, OnnxUse
 from graphwright.ops.registry import Cost, Row, Saves, Traits, op
@@ -284,11 +284,16 @@ class LogSumExp(Reduction):
         return (_restore(g, x, attrs) * call("exp", x - _restore(level, x, attrs)),)
 
     def expand(ins, attrs):
-        x = ins[0]
-        top = call("amax", x, **attrs)
-        finite = call("isfinite", top)
-        level = call("stop_gradient", call("where", finite, top, call("full_like", top, value=0.0)))
-        return level + call("log", call("sum", call("exp", x - _restore(level, x, attrs)), **attrs))
+        if 0 in ins[0].shape:  # without a maximum
+            return call("log", call("sum", ins[0], **attrs))
+        return widened(lambda x: _shifted(x, attrs), ins[0])
+
+
+def _shifted(x, attrs):
+    top = call("amax", x, **attrs)
+    finite = call("isfinite", top)
+    level = call("stop_gradient", call("where", finite, top, call("full_like", top, value=0.0)))
+    return level + call("log", call("sum", call("exp", x - _restore(level, x, attrs)), **attrs))
 
 
 def _sort_text(x: str, axis: int, descending: bool) -> str:

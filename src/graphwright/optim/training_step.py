@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from graphwright.plan.running.executable import BoundCall
 from graphwright.program.derived.backward import updatable
 from graphwright.program.derived.step import RetracedStep, TrainingStepGraph, TrainingTask
 from graphwright.program.errors import FeedError
+from graphwright.settings import AtLeastOne, Positive, Settings
 
 if TYPE_CHECKING:
     from graphwright.amp import GradScaler
@@ -38,22 +38,16 @@ _SUM = "gradient_sum"
 
 
 @dataclass(frozen=True, slots=True)
-class StepOptions:
+class StepOptions(Settings):
     """Options of a compiled step; see `compile_step`. Raises: UsageError if `accumulate` or `clip` is out of range."""
 
-    accumulate: int = 1
-    amp: object = None
-    scaler: GradScaler | None = None
-    clip: float | None = None
-    executor: str = "auto"
-    device: Device | str = CPU
-    remat: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.accumulate < 1:
-            raise UsageError("`accumulate` is out of range", expected=">= 1", got=self.accumulate)
-        if self.clip is not None and not (self.clip > 0 and isfinite(self.clip)):
-            raise UsageError("`clip` is out of range", expected="None, or finite and > 0", got=self.clip)
+    accumulate: AtLeastOne
+    amp: object
+    scaler: Any
+    clip: Positive | None
+    executor: str
+    device: Device | str
+    remat: int | None
 
 
 class CompiledStep:

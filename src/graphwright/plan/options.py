@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from graphwright.array import CPU, Device
 from graphwright.errors import UsageError
+from graphwright.signatures import keywords
 
 VM, ATEN, CAPTURE = "vm", "aten", "capture"
 _EXECUTORS = ("auto", VM, ATEN, CAPTURE)
@@ -23,27 +24,7 @@ def refuse_string(option: str, names: object) -> None:
                          fix=f"{option}=[{names!r}]")  # fmt: skip
 
 
-class _CommonKeywords(TypedDict, total=False):
-    executor: str
-    remat: int | None
-    freeze: bool
-
-
-class CompileKeywords(_CommonKeywords, total=False):
-    """Options of `gw.compile`; see `CompileOptions`."""
-
-    device: Device | str
-
-
-class PlanKeywords(_CommonKeywords, total=False):
-    """Options of `program.compile` besides `device` and `watch`; see `CompileOptions`."""
-
-    rewrites: str
-    layout: str
-    poison: bool
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CompileOptions:
     """Options of planning: rewrites, memory layout, executor, device and memory budget.
 
@@ -70,14 +51,6 @@ class CompileOptions:
     remat: int | None = None
     poison: bool = False
 
-    @classmethod
-    def of(
-        cls, *, device: Device | str = CPU, watch: Sequence[str] = (), **given: Unpack[PlanKeywords]
-    ) -> CompileOptions:
-        """Return options; `device` may be given by name. Raises: UsageError if `watch` is one string."""
-        refuse_string("watch", watch)
-        return cls(device=Device.parse(device), watch=tuple(watch), **given)
-
     def check(self, where: str) -> None:
         """Raise UsageError at `where` for an unknown option value, or for the VM on a device other than the CPU."""
         for name, known in CHOICES.items():
@@ -94,6 +67,27 @@ class CompileOptions:
     def captures(self) -> bool:
         """True if executables capture and replay graphs of the device, such as CUDA graphs."""
         return self.device != CPU and self.executor in ("auto", CAPTURE)
+
+
+class CompileKeywords(TypedDict, total=False):
+    """The fields of `CompileOptions` except `executor`, whose default is not the same in all functions."""
+
+    freeze: bool
+    rewrites: str
+    layout: str
+    watch: Sequence[str]
+    device: Device | str
+    remat: int | None
+    poison: bool
+
+
+@keywords(CompileOptions)
+def compile_options(executor: str = ATEN, **options: Unpack[CompileKeywords]) -> CompileOptions:
+    """Return options; `device` may be given by name. Raises: UsageError if `watch` is one string."""
+    given: dict[str, Any] = {**options}
+    refuse_string("watch", watch := given.get("watch", ()))
+    given |= {"device": Device.parse(given.get("device", CPU)), "watch": tuple(watch)}
+    return CompileOptions(executor=executor, **given)
 
 
 DEFAULT = CompileOptions()

@@ -7,14 +7,14 @@ multiplies a unit's weight by g before normalization. The node of its first site
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from graphwright.array.formulas.gates import COLUMNS, KINDS, MODES, STATES
+from graphwright.array.formulas.gates import COLUMNS, GATE_KINDS, KINDS, MODES, STATES, GateKind
 from graphwright.autograd import grad_enabled
 from graphwright.graph import NodeId
 from graphwright.ops import call, get, traits
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 NODE = "gates"
+Cost = str | float | Sequence[float]
 LOGARITHM = ("clamp", "log")  # by name: the ops by which `gate` takes a logarithm
 LEAST = 1.2e-38
 """Least gate whose logarithm is taken, the smallest normal float32: adding a softmax weight of it changes no sum."""
@@ -38,6 +39,31 @@ LOGITS, TABLE, TEMPERATURE, RUN = (f"{NODE}.{name}" for name in ("logits", "tabl
 RESERVED = frozenset({LOGITS, TABLE, TEMPERATURE, RUN})
 KIND, GROUP, STATE, SLOT, GENERATION, ELEMENT, COST = range(len(COLUMNS))
 SOFT, OPEN, CLOSED, FROZEN, FREE = range(len(STATES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateOptions:
+    """Options of a new gate.
+
+    Attributes:
+        init: initial logits, one number or one per element; by default 2.5 for "hard_concrete", ln 9 for "ste" and
+            "bernoulli", 1 for "sigmoid", else 0.
+        group: name of a group of gates that share a temperature; by default "hard_concrete" for that kind, else
+            "default".
+        cost: cost of each open element: "params", the number of param entries removed with it; "one"; or integers.
+    """
+
+    init: Any = None
+    group: str | None = None
+    cost: Cost = "params"
+
+
+class GateKeywords(TypedDict, total=False):
+    """The fields of `GateOptions` as keyword arguments."""
+
+    init: Any
+    group: str | None
+    cost: Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +97,11 @@ class Gate:
     def span(self) -> slice:
         """The slice of the gate's logits in the vector of all logits."""
         return slice(self.offset, self.offset + self.length)
+
+    @property
+    def facts(self) -> GateKind:
+        """What distinguishes the kind of the gate."""
+        return GATE_KINDS[self.kind]
 
     @property
     def generation(self) -> int:
@@ -238,7 +269,7 @@ def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tup
     """Return the attributes `over` and `owner` of a `Gate` with these sites, kind and number of elements."""
     site = sites[0]
     plain = p.path(site).removesuffix(".gate")
-    if kind == "choice":
+    if GATE_KINDS[kind].one_of:
         return "choice", p.path(p.graph.target(p.out_edges(site)[0])) if p.out_edges(site) else plain
     if length > 1:
         return "units", plain

@@ -5,10 +5,9 @@ Invariant: outside an open edit every port has an edge, every spec is what its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
-from graphwright.array import CPU
 from graphwright.autograd import Parameter, changes
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
@@ -30,18 +29,13 @@ from graphwright.program.run import evaluate, run
 from graphwright.program.selection import Filters, Selection
 from graphwright.program.validate import validate
 from graphwright.program.weights import Weights
+from graphwright.signatures import keywords, late
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from graphwright.array import Device, NDArray
+    from graphwright.array import NDArray
     from graphwright.autograd import Tensor, Variable
-    from graphwright.files import StrPath
     from graphwright.graph import EdgeId
-    from graphwright.plan import Plan
     from graphwright.program.axes.units import Units
-    from graphwright.program.derived.rewrite import PatchPoint
-    from graphwright.program.draw import NodeNote, PictureOptions
     from graphwright.program.editing.journal import Entry
 
 
@@ -100,10 +94,9 @@ class Program(OpGraph):
 
     @overload
     def select(self, pattern: str = "**", *, units: None = None, **filters: Unpack[Filters]) -> Selection: ...
-
     @overload
     def select(self, pattern: str = "**", *, units: str, **filters: Unpack[Filters]) -> Units: ...
-
+    @keywords(Selection.of)
     def select(self, pattern: str = "**", *, units: str | None = None, **filters: Unpack[Filters]) -> Selection | Units:
         """Select nodes by path pattern and filters, see `Selection.of`.
 
@@ -143,39 +136,34 @@ class Program(OpGraph):
     save_parameters = save_parameters
     load_parameters = load_parameters
 
-    def to_onnx(self, path: StrPath, *, overwrite: bool = False, opset: int = 20, cache: bool = False) -> Path:
+    @late
+    def to_onnx(self):
         """Write an ONNX file in which named sizes stay variable; see `graphwright.models.onnx.save_onnx`."""
         from graphwright.models.onnx import save_onnx
 
-        return save_onnx(self, path, overwrite=overwrite, opset=opset, cache=cache)
+        return save_onnx
 
     # -- drawing -----------------------------------------------------------------------------------------------------
-    def to_dot(
-        self, path: StrPath | None = None, *, color: str | Mapping[Any, float | NodeNote] | None = "family",
-        scale: str = "linear", **options: Unpack[PictureOptions],
-    ) -> str:  # fmt: skip
-        """Draw the program as Graphviz DOT and write it to `path` if given; see `graphwright.program.draw.to_dot`."""
-        from graphwright.program.draw import to_dot, written
+    @late
+    def to_dot(self):
+        """Draw the program as Graphviz DOT; see `graphwright.program.draw.to_dot`."""
+        from graphwright.program.draw import to_dot
 
-        return written(to_dot(self, color, scale, **options), path)
+        return to_dot
 
-    def to_svg(
-        self, path: StrPath | None = None, *, overlay: Mapping[Any, float | NodeNote] | None = None,
-        scale: str = "linear", **options: Unpack[PictureOptions],
-    ) -> str:  # fmt: skip
-        """Draw the program as SVG and write it to `path` if given; see `graphwright.program.draw.to_svg`."""
-        from graphwright.program.draw import to_svg, written
+    @late
+    def to_svg(self):
+        """Draw the program as SVG; see `graphwright.program.draw.to_svg`."""
+        from graphwright.program.draw import to_svg
 
-        return written(to_svg(self, overlay, scale, **options), path)
+        return to_svg
 
-    def to_html(
-        self, path: StrPath | None = None, *, overlay: Mapping[Any, float | NodeNote] | None = None,
-        scale: str = "linear", **options: Unpack[PictureOptions],
-    ) -> str:  # fmt: skip
+    @late
+    def to_html(self):
         """Draw the program as an HTML page whose groups open and close; see `graphwright.program.draw.to_html`."""
-        from graphwright.program.draw import to_html, written
+        from graphwright.program.draw import to_html
 
-        return written(to_html(self, overlay, scale, **options), path)
+        return to_html
 
     def _repr_html_(self) -> str:
         from graphwright.program.draw import notebook
@@ -213,21 +201,12 @@ class Program(OpGraph):
         self.derived.pop("gradients", None)
         changes.rise()
 
-    def compile(
-        self, inputs: Mapping[str, Any] | None = None, *, outputs: Sequence[str] | None = None, freeze: bool = False,
-        rewrites: str = "exact", layout: str = "reuse", watch: Sequence[str] = (), executor: str = "aten",
-        patch: Sequence[PatchPoint] = (), device: Device | str = CPU, remat: int | None = None, poison: bool = False,
-        **named: Any,
-    ) -> Plan:  # fmt: skip
-        """Plan the program for the shapes of `inputs`; see `graphwright.plan.compile_program` for the arguments."""
+    @late
+    def compile(self):
+        """Plan the program for the shapes of `inputs`; see `graphwright.plan.compile_program`."""
         from graphwright.plan.compile import compile_program
-        from graphwright.plan.options import CompileOptions
 
-        options = CompileOptions.of(
-            freeze=freeze, rewrites=rewrites, layout=layout, watch=watch, executor=executor, device=device, remat=remat,
-            poison=poison,
-        )  # fmt: skip
-        return compile_program(self, {**(inputs or {}), **named}, outputs=outputs, patch=patch, options=options)
+        return compile_program
 
     # -- editing -----------------------------------------------------------------------------------------------------
     expand = expand

@@ -14,12 +14,14 @@ from graphwright.errors import UsageError
 from graphwright.program.axes.axes import KINDS as UNIT_KINDS
 from graphwright.program.axes.units import Units, layers
 from graphwright.program.errors import CountMismatch, EmptySelection, ForeignNode, StaleSelection
+from graphwright.program.gates import GateOptions
 from graphwright.program.kinds import KINDS
+from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
     from graphwright.graph import EdgeId, NodeId
-    from graphwright.program.editing.gate_edits import GateKeywords
     from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.gates import GateKeywords
     from graphwright.program.program import Program
 
 _MAX_RANGE = 100_000
@@ -93,15 +95,7 @@ def matches(pattern: str, path: str) -> bool:
 
 
 class Filters(TypedDict, total=False):
-    """Filters of a selection; a filter that is None admits every node.
-
-    Attributes:
-        op: name of an op or kind (`param`, `input`, ...).
-        kind: `op` for all ops, `source` for inputs, params, consts, states and assigns.
-        dtype: dtype of the first result.
-        where: predicate on handles.
-        regex: regular expression to search for in the path.
-    """
+    """The filters of `Selection.of` as keyword arguments."""
 
     op: str | None
     kind: str | None
@@ -126,9 +120,20 @@ class Selection:
     query: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @staticmethod
-    def of(p: Program, pattern: str = "**", **filters: Unpack[Filters]) -> Selection:
-        """Select the nodes whose path matches a pattern, such as `layers.*.attn.{q,k}`, and that pass all `Filters`."""
-        query = {"pattern": pattern, **filters}
+    def of(
+        p: Program, pattern: str = "**", *, op: str | None = None, kind: str | None = None, dtype: object = None,
+        where: Callable[[NodeId], bool] | None = None, regex: str | None = None,
+    ) -> Selection:  # fmt: skip
+        """Select the nodes whose path matches a pattern, such as `layers.*.attn.{q,k}`, and that pass all filters.
+
+        Args:
+            op: name of an op or kind (`param`, `input`, ...).
+            kind: `op` for all ops, `source` for inputs, params, consts, states and assigns.
+            dtype: dtype of the first result.
+            where: predicate on handles.
+            regex: regular expression to search for in the path.
+        """
+        query = {"pattern": pattern, "op": op, "kind": kind, "dtype": dtype, "where": where, "regex": regex}
         tests = _tests(p, query)
         found = [n for n in p.with_prefix(stem(pattern or "")) if all(test(n) for _, test in tests)]
         return Selection(p, _ordered(p, found), p.version, query)
@@ -318,6 +323,7 @@ class Selection:
         with self.edit(why) as e:
             e.remove(self)
 
+    @keywords(GateOptions)
     def gate(
         self, kind: str = "hard_concrete", *, why: str | None = None, **options: Unpack[GateKeywords]
     ) -> tuple[NodeId, ...]:

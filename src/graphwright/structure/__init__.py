@@ -16,7 +16,7 @@ from graphwright.structure.errors import (
     WouldDisconnect,
 )
 from graphwright.structure.graph import DifferentiableGraph, TemperatureSchedule
-from graphwright.structure.learn import Learned, learn
+from graphwright.structure.learn import Learned, LearnOptions, learn
 from graphwright.structure.losses import (
     Penalty,
     Terms,
@@ -47,9 +47,10 @@ from graphwright.structure.searching import SearchResult, ops, search, skips, wi
 
 __all__ = [
     "BudgetUnreachable", "ClippedStart", "DifferentiableGraph", "Discretized", "Diverged", "Element",
-    "GatesCannotClose", "GatesUnused", "JointOptimizer", "Learned", "NoTaskTerm", "NotScalar", "Penalty", "Policy",
-    "Proposal", "ProtectedElement", "SearchResult", "SoftGates", "StepReport", "TemperatureSchedule", "Terms",
-    "ThresholdPolicy", "TopPolicy", "WouldDisconnect", "additions", "attention_entropy", "budget", "cost",
-    "density", "distill", "edge_entropy", "expected_l0", "gains", "gate_entropy", "init_for", "latency", "learn",
-    "ops", "reachability", "search", "skips", "smoothness", "sparsity", "widths",
+    "GatesCannotClose", "GatesUnused", "JointOptimizer", "LearnOptions", "Learned", "NoTaskTerm", "NotScalar",
+    "Penalty", "Policy", "Proposal", "ProtectedElement", "SearchResult", "SoftGates", "StepReport",
+    "TemperatureSchedule", "Terms", "ThresholdPolicy", "TopPolicy", "WouldDisconnect", "additions",
+    "attention_entropy", "budget", "cost", "density", "distill", "edge_entropy", "expected_l0", "gains",
+    "gate_entropy", "init_for", "latency", "learn", "ops", "reachability", "search", "skips", "smoothness",
+    "sparsity", "widths",
 ]  # fmt: skip

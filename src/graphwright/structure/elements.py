@@ -14,9 +14,11 @@ from warnings import warn
 
 import numpy as np
 
+from graphwright.array import from_numpy
+from graphwright.array.formulas import gates, specialise
 from graphwright.array.formulas.activations import sigmoid
-from graphwright.array.formulas.gates import KINDS, LN11, STATES
-from graphwright.autograd import Tensor, as_tensor
+from graphwright.array.formulas.gates import GATE_KINDS, LN11, STATES, by_code, open_probability
+from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import call, traits
@@ -26,33 +28,8 @@ from graphwright.program.gates import LOGITS, TEMPERATURE, Gate, junction_edge
 from graphwright.settings import Range
 from graphwright.structure.errors import ClippedStart
 
-BY_TEMPERATURE = frozenset({"sigmoid", "ste", "bernoulli"})
-"""Kinds whose probability is σ(z/T) rather than σ(z)."""
+_ON_TENSORS = specialise(gates, {"sigmoid": Tensor.sigmoid})
 LEAST, MOST = 0.01, 0.99
-
-
-def decision(kind: str, z: np.ndarray) -> np.ndarray:
-    """Return the probabilities that decide which elements of a gate are cut, given its kind and its logits z, [n].
-
-    They are softmax(z) for the kind "choice", min(|z|, 1) for "scale", and σ(z) for all others.
-    """
-    z = np.asarray(z, np.float64)
-    if kind == "scale":
-        return np.minimum(np.abs(z), 1.0)
-    if kind == "choice":
-        e = np.exp(z - z.max())
-        return e / e.sum()
-    return sigmoid(z)
-
-
-def open_probability(kind: str, z: np.ndarray, temperature: float | np.ndarray) -> np.ndarray:
-    """Return the probability that a gate of this kind is not 0, which penalties use; |z| for the kind "scale"."""
-    z = np.asarray(z, np.float64)
-    if kind == "scale":
-        return np.abs(z)
-    if kind in BY_TEMPERATURE:
-        return sigmoid(z / temperature)
-    return sigmoid(z + temperature * LN11) if kind == "hard_concrete" else decision(kind, z)
 
 
 def init_for(p0: float, kind: str, temperature: float = 1.0) -> float:
@@ -61,8 +38,9 @@ def init_for(p0: float, kind: str, temperature: float = 1.0) -> float:
     p0 outside [0.01, 0.99] is clipped with a warning. Raises: DeadGate if p0 is 0 or 1, where the gradient is 0;
     UsageError for an unknown kind, p0 outside (0, 1), or a temperature that is not positive.
     """
-    if kind not in KINDS or kind == "choice":
-        raise UsageError("unsupported kind of gate", expected=", ".join(k for k in KINDS if k != "choice"), got=kind)
+    allowed = {name: facts for name, facts in GATE_KINDS.items() if not facts.one_of}
+    if kind not in allowed:
+        raise UsageError("unsupported kind of gate", expected=", ".join(allowed), got=kind)
     if p0 in (0, 1):
         raise DeadGate("a gate that starts at 0 or 1 has no gradient", got=p0, fix="choose p0 from 0.01 to 0.99")
     Range(0, 1).check("p0", p0)
@@ -70,32 +48,27 @@ def init_for(p0: float, kind: str, temperature: float = 1.0) -> float:
     if not LEAST <= p0 <= MOST:
         warn(f"p0 = {p0} was clipped to [{LEAST}, {MOST}]: closer to 0 or 1 a gate hardly learns", ClippedStart, 2)
         p0 = min(max(p0, LEAST), MOST)
-    if kind == "scale":
-        return p0
-    z = log(p0 / (1 - p0))
-    if kind == "hard_concrete":
-        return z - temperature * LN11
-    return temperature * z if kind in BY_TEMPERATURE else z
+    facts, z = allowed[kind], log(p0 / (1 - p0))
+    return p0 if facts.linear else z * temperature if facts.heated else z - temperature * LN11 * facts.stretched
 
 
 def probabilities(p: Program, among: list[Element]) -> Tensor:
     """Return the open probability of each element, [n], differentiable with respect to the logits.
 
-    The formulas are those of `open_probability`. Elements with state `open` or `closed` have the constant 1 or 0.
+    Elements with state `open` or `closed` have the constant 1 or 0.
     """
     logits: Tensor = p.weights[LOGITS]
 
-    def each(fact: Callable[[Element], Any], kind: Any = logits.dtype.numpy) -> Tensor:
-        return as_tensor(np.asarray([fact(e) for e in among], kind))
+    def each(fact: Callable[[Element], Any], kind: Any = logits.dtype.numpy) -> np.ndarray:
+        return np.asarray([fact(e) for e in among], kind)
 
     z = call("index", logits, each(lambda e: e.offset, np.int64), axis=0)
     warm = call("index", p.weights[TEMPERATURE], each(lambda e: e.gate.rows[0, 1], np.int64), axis=0)
-    heated = each(lambda e: e.gate.kind in BY_TEMPERATURE)
-    shifted = each(lambda e: LN11 if e.gate.kind == "hard_concrete" else 0.0)
-    found = (z / (heated * warm + (1 - heated)) + shifted * warm).sigmoid()
-    if any(e.gate.kind == "scale" for e in among):
-        found = call("where", each(lambda e: e.gate.kind == "scale", bool), call("abs", z), found)
-    if starts := [i for i, e in enumerate(among) if e.gate.kind == "choice" and e.index == 0]:
+    heated, stretched = each(lambda e: e.gate.facts.heated), each(lambda e: e.gate.facts.stretched)
+    found = _ON_TENSORS.open_probability(z, warm, heated, stretched)
+    if (linear := each(lambda e: e.gate.facts.linear, bool)).any():
+        found = call("where", linear, call("abs", z), found)
+    if starts := [i for i, e in enumerate(among) if e.gate.facts.one_of and e.index == 0]:
         found = _with_choices(found, z, among, starts)
     if any(e.state in ("open", "closed") for e in among):
         held, fixed = each(lambda e: e.state in ("open", "closed"), bool), each(lambda e: e.state == "open")
@@ -195,19 +168,20 @@ def elements(p: Program) -> list[Element]:
 def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return gate table, logits, decision probabilities, open probabilities and temperatures, indexed by logit offset.
 
-    The gate table is an int array with a row per logit (kind, state, cost, ...). Unused logits have probability 0.
+    The gate table is an int array with a row per logit (kind, state, cost, ...). Decision probabilities are softmax(z)
+    for a choice, min(|z|, 1) for a scale, else σ(z). Open probabilities are those that a gate is not 0 at its present
+    temperature, |z| for a scale. Unused logits have probability 0.
     """
     table, z = p.weights[g.TABLE].data.to_numpy(), p.weights[LOGITS].data.to_numpy().astype(np.float64)
     warmth = p.weights[TEMPERATURE].data.to_numpy().astype(np.float64)[table[:, g.GROUP]]
-    by, now = np.zeros(len(z)), np.zeros(len(z))
-    for code in np.unique(table[:, g.KIND]):
-        mine, kind = table[:, g.KIND] == code, KINDS[code]
-        if kind != "choice":
-            by[mine], now[mine] = decision(kind, z[mine]), open_probability(kind, z[mine], warmth[mine])
-            continue
-        for gate in (one for one in p.gates().values() if one.kind == kind):
-            there = gate.offset + np.flatnonzero(gate.rows[:, g.STATE] != g.CLOSED)
-            by[there] = now[there] = decision(kind, z[there])
+    facts = ("linear", "heated", "stretched", "one_of")
+    linear, heated, stretched, one_of = (np.array(by_code(fact))[table[:, g.KIND]] for fact in facts)
+    now = np.where(linear, np.abs(z), open_probability(z, warmth, heated, stretched))
+    by = np.where(linear, np.minimum(now, 1.0), sigmoid(z))
+    by[one_of] = now[one_of] = 0.0
+    for gate in (one for one in p.gates().values() if one.facts.one_of):
+        there = gate.offset + np.flatnonzero(gate.rows[:, g.STATE] != g.CLOSED)
+        by[there] = now[there] = call("softmax", from_numpy(z[there]), axis=-1).to_numpy()
     for state, value in ((g.OPEN, 1.0), (g.CLOSED, 0.0), (g.FREE, 0.0)):
         by[table[:, g.STATE] == state] = now[table[:, g.STATE] == state] = value
     return table, z, by, now, warmth

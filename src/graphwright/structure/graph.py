@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from graphwright.array.formulas.gates import MODES
+from graphwright.array.formulas.gates import GATE_KINDS, MODES
 from graphwright.autograd import Tensor, as_tensor, enable_grad, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.program import Program
@@ -168,7 +168,8 @@ class DifferentiableGraph:
         if self.schedule is not None and self.program.gates():
             now, given = self.temperatures, self.schedule
             if isinstance(given, TemperatureSchedule):
-                given = {group: given for group in now if group != "hard_concrete"}
+                constant = {kind.group for kind in GATE_KINDS.values() if kind.temperature != 1.0}
+                given = {group: given for group in now if group not in constant}
             now |= {group: mine.at(step) for group, mine in given.items() if group in now}
             held = self.program.weights[TEMPERATURE]
             fresh = np.array(list(now.values()), held.dtype.numpy)

@@ -26,8 +26,6 @@ from graphwright.structure.elements import Element, sites_of
 from graphwright.structure.policy import Proposal
 
 ORDER = ("layers", "nodes", "edges", "choice", "units")
-ONE = frozenset({"ste", "bernoulli", "concrete", "concrete_st", "hard_concrete", "choice"})
-"""Kinds whose open gates become 1; gates of other kinds are folded."""
 
 
 def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
@@ -126,7 +124,7 @@ def remove_gates(e: Transaction, gates: Iterable[Gate], to: str, values: np.ndar
         values: gate values in evaluation mode, indexed by logit offset, float64.
     """
     for gate in gates:
-        one = to == "one" or (to == "auto" and gate.kind in ONE)
+        one = to == "one" or (to == "auto" and not gate.facts.folded)
         if one or _fold(e, gate, values[gate.span]):
             e.ungate(gate.handle)
         else:

@@ -6,17 +6,18 @@ trained too. The penalty is a budget that falls to the target over the first 30 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
-from graphwright.settings import Range
+from graphwright.settings import AtLeastOne, AtLeastTwo, Count, NotNegative, Positive, Settings
+from graphwright.signatures import keywords
 from graphwright.structure.elements import Element
 from graphwright.structure.graph import DifferentiableGraph
 from graphwright.structure.losses import budget, distill
@@ -28,9 +29,46 @@ if TYPE_CHECKING:
     from graphwright.models import Model
 
 KINDS = ("heads", "kv_groups", "neurons", "experts", "layers")
-Batches = Callable[[np.random.Generator], dict[str, np.ndarray]]
 _EVERY = 5  # steps between two rows of the history
 _ROWS = 24  # of the live table in a terminal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnOptions(Settings):
+    """Options of `learn`.
+
+    Attributes:
+        steps: number of training steps.
+        batch: windows per step.
+        window: tokens per window.
+        gates: learning rate of the gates.
+        params: learning rate of the weights; 0 freezes them.
+        round_to: an axis with more units than this number keeps a multiple of it, for efficient vector code.
+        seed: seed of the text windows and of the gates' noise.
+        held_out: text for the measurements; by default the bundled text's held-out part, or the last tenth of the text.
+    """
+
+    steps: AtLeastOne = 300
+    batch: AtLeastOne = 8
+    window: AtLeastTwo = 128
+    gates: Positive = 0.05
+    params: NotNegative = 0.0
+    round_to: AtLeastOne = 16
+    seed: Count = 0
+    held_out: str | None = None
+
+
+class LearnKeywords(TypedDict, total=False):
+    """The fields of `LearnOptions` as keyword arguments."""
+
+    steps: AtLeastOne
+    batch: AtLeastOne
+    window: AtLeastTwo
+    gates: Positive
+    params: NotNegative
+    round_to: AtLeastOne
+    seed: Count
+    held_out: str | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -39,6 +77,7 @@ class Learned(Report):
 
     Attributes:
         units, target: kinds of units, and the share of their parameters to keep.
+        options: the `LearnOptions`, as JSON.
         history: a dict of `step`, `loss`, `distill`, `open` and `cost` for every fifth step, and for the last one.
         probabilities, names: decision probabilities of all elements at those steps, float32 [steps, elements], and the
             names of the elements.
@@ -48,6 +87,7 @@ class Learned(Report):
 
     units: tuple[str, ...]
     target: float
+    options: dict[str, Any]
     history: list[dict[str, float]]
     probabilities: np.ndarray
     names: list[str]
@@ -64,10 +104,10 @@ class Learned(Report):
         return "\n".join(lines)
 
 
+@keywords(LearnOptions)
 def learn(
     model: Model, units: Sequence[str] = ("heads", "neurons"), target: float = 0.7, text: str | None = None, *,
-    held_out: str | None = None, steps: int = 300, batch: int = 8, window: int = 128, gates: float = 0.05,
-    params: float = 0.0, round_to: int = 16, seed: int = 0, progress: ProgressCallback | None = None,
+    progress: ProgressCallback | None = None, **options: Unpack[LearnKeywords],
 ) -> Learned:  # fmt: skip
     """Learn which units a model needs, and cut the others.
 
@@ -76,70 +116,61 @@ def learn(
         units: kinds of units that get gates: heads, kv_groups, neurons, experts, layers.
         target: share of the gated parameters to keep, 0 < target < 1.
         text: training text; by default the bundled text.
-        held_out: text for the measurements; by default the held-out part of the bundled text, or the last tenth of
-            `text`.
-        steps, batch, window: number of steps, windows per step, tokens per window.
-        gates, params: learning rates of the logits, and of the weights (0: weights are not trained).
-        round_to: an axis with more units than this keeps a multiple of this number, for efficient vector code.
-        seed: seed of text windows and gate noise.
         progress: called with `Progress`; its table has the gate probabilities of each axis.
+        options: see `LearnOptions`.
     Raises: UsageError for invalid kinds, targets or texts; BudgetUnreachable; Diverged. After any error the model is
         unchanged.
     """
+    o = LearnOptions(**options)
     if not 0 < target < 1:
         raise UsageError("the target is out of range", where="target", expected="0 < target < 1", got=target)
-    for name, number, low in ("steps", steps, 1), ("batch", batch, 1), ("window", window, 2), ("seed", seed, 0), \
-                             ("round_to", round_to, 1):  # fmt: skip
-        Range(low, whole=True).check(name, number)
-    Range(0).check("params", params)
-    Range(0, above=True).check("gates", gates)
     unknown = [kind for kind in units if kind not in KINDS]
     if unknown:
         raise UsageError("unknown kinds of units", expected=", ".join(KINDS), got=", ".join(unknown))
     if not units:
         raise UsageError("no kinds of units are given", where="units", expected=", ".join(KINDS))
     p = model.program
-    ids, held = _texts(model, text, held_out)
-    if len(ids) < window + 1:
-        raise UsageError("the text is too short", where="text", expected=f"more than {window} tokens", got=len(ids))
+    ids, held = _texts(model, text, o.held_out)
+    if len(ids) < o.window + 1:
+        raise UsageError("the text is too short", where="text", expected=f"more than {o.window} tokens", got=len(ids))
     before = _measured(model, held)
     task, entries = distill(p.fork("teacher")), len(p.journal)
     try:
         _gate(model, units)
-        view, final = DifferentiableGraph(p, seed=seed), TopPolicy(target, of="params", round_to=round_to)
+        view, final = DifferentiableGraph(p, seed=o.seed), TopPolicy(target, of="params", round_to=o.round_to)
         final.propose(view)  # raise for an unreachable target before training
-        limit, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
-        opt = JointOptimizer(view, task, [limit], params=params or 1e-4, gates=gates, mode=mode, warmup=0, steps=steps)
-        with p.edit("train weights beside gates", author="gate") if params else nullcontext():
-            history, seen = _train(view, opt, lambda rng: _feeds(ids, rng, batch, window), steps, seed, progress)
+        limit, mode = budget(target, of="params", steps=o.steps), "joint" if o.params else "gates"
+        opt = JointOptimizer(view, task, [limit], params=o.params or 1e-4, gates=o.gates, mode=mode, warmup=0,
+                             steps=o.steps)  # fmt: skip
+        with p.edit("train weights beside gates", author="gate") if o.params else nullcontext():
+            history, seen = _train(view, opt, ids, o, progress)
         names = [e.name for e in view.elements()]
-        probe = _feeds(ids, np.random.default_rng(seed), batch, window)
+        probe = _feeds(ids, np.random.default_rng(o.seed), o)
         hardened = view.discretize(final, probe=probe, task=task)
     except BaseException:
         p.undo(len(p.journal) - entries)
         raise
     shown, after = np.array(seen, np.float32), _measured(model, held)
-    return Learned(tuple(units), target, history, shown, names, hardened, before, after)
+    return Learned(tuple(units), target, asdict(o), history, shown, names, hardened, before, after)
 
 
 def _train(
-    view: DifferentiableGraph, opt: JointOptimizer, batches: Batches, steps: int, seed: int,
-    progress: ProgressCallback | None,
-) -> tuple[list[dict[str, float]], list[list[float]]]:  # fmt: skip
-    rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
+    view: DifferentiableGraph, opt: JointOptimizer, ids: np.ndarray, o: LearnOptions, progress: ProgressCallback | None
+) -> tuple[list[dict[str, float]], list[list[float]]]:
+    rng = np.random.Generator(np.random.Philox(key=[o.seed, 1]))
     history: list[dict[str, float]] = []
     seen: list[list[float]] = []
     table: dict[str, dict[str, float]] = {}
-    for step in range(steps):
-        made = opt.step(batches(rng))
+    for step in range(o.steps):
+        made = opt.step(_feeds(ids, rng, o))
         facts = {"loss": made.loss, "distill": made.task, "open": float(made.open), "cost": made.expected_cost}
-        if step % _EVERY == 0 or step == steps - 1:
+        if step % _EVERY == 0 or step == o.steps - 1:
             history.append({"step": float(step), **facts})
             among = view.elements()
             seen.append([e.p for e in among])
             table = _table(among)
         if progress is not None:
-            progress(Progress("learn", step + 1, steps, facts, table))
+            progress(Progress("learn", step + 1, o.steps, facts, table))
     return history, seen
 
 
@@ -172,10 +203,10 @@ def _gate(model: Model, units: Sequence[str]) -> None:
             raise UsageError("the model has no units of these kinds to gate", where=p.name, got=", ".join(units))
 
 
-def _feeds(ids: np.ndarray, rng: np.random.Generator, batch: int, window: int) -> dict[str, np.ndarray]:
-    starts = rng.integers(0, len(ids) - window, batch)
-    rows = np.stack([ids[s : s + window] for s in starts])
-    return {"ids": rows, "positions": np.ascontiguousarray(np.broadcast_to(np.arange(window), rows.shape))}
+def _feeds(ids: np.ndarray, rng: np.random.Generator, o: LearnOptions) -> dict[str, np.ndarray]:
+    starts = rng.integers(0, len(ids) - o.window, o.batch)
+    rows = np.stack([ids[s : s + o.window] for s in starts])
+    return {"ids": rows, "positions": np.ascontiguousarray(np.broadcast_to(np.arange(o.window), rows.shape))}
 
 
 def _texts(model: Model, text: str | None, held_out: str | None) -> tuple[np.ndarray, str]:

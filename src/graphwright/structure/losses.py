@@ -432,9 +432,6 @@ class distill(Penalty, Objective):
         return total
 
 
-KIND = "sigmoid"
-
-
 class NormLimits:
     """Upper limits of weight norms, so that training cannot offset a lower `sigmoid` gate by larger weights before it.
 
@@ -455,7 +452,8 @@ class NormLimits:
         if self._seen == p.version:
             return
         self._seen = p.version
-        mine = [g for g in p.gates().values() if g.kind == KIND and g.over not in ("units", "choice")]
+        gates = (g for g in p.gates().values() if g.facts.folded and not g.facts.linear)  # of kind `sigmoid`
+        mine = [g for g in gates if g.over not in ("units", "choice")]
         keys = [tuple(found) for g in mine for site in g.sites if (found := maker(p, p.operands(site)[0], {site}))]
         there = {key: self._most.get(key) for key in keys if all(p.weights[k].requires_grad for k in key)}
         self._most = {key: Variable(np.full((), np.inf), name=f"joint.norm.{key[0]}") if held is None else held

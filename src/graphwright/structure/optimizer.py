@@ -518,7 +518,7 @@ def _closed(view: DifferentiableGraph, limit: float) -> Iterator[None]:
     before = held.data.to_numpy().copy()
     low = np.full(held.shape, -limit, held.dtype.numpy)
     for e in view.elements():
-        if e.gate.kind == "scale":
+        if e.gate.facts.linear:
             low[e.offset] = 0
     held.assign(as_tensor(low))
     try:

@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from graphwright.errors import UsageError
+from graphwright.settings import NotNegative, Positive, PositiveShare, Settings, Share
 
 Counted = Literal["params", "flops", "bytes"]
-COUNTED: tuple[Counted, ...] = ("params", "flops", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Settings):
     """A budget that removes at least a given share: `Ratio(0.3)` leaves at most 70 %.
 
     Attributes:
@@ -25,23 +24,21 @@ class Ratio:
         of: quantity that measures the size: `params`, `flops` (of one token or sample) or `bytes` (as stored).
     """
 
-    share: float
+    share: Share
     of: Counted = "params"
 
     def __post_init__(self) -> None:
-        _check(0 <= self.share < 1, "the share to remove is out of range", "0 <= share < 1", self.share)
-        _check(self.of in COUNTED, "unknown quantity to limit", ", ".join(COUNTED), self.of)
+        Settings.__post_init__(self)
+        if self.share == 1:
+            raise self.out_of_range("share", "a number from 0 to below 1")
 
 
 @dataclass(frozen=True, slots=True)
-class AtMost:
+class AtMost(Settings):
     """Base class of the budgets that set an upper limit `most` on the quantity `of`."""
 
-    most: int | float
+    most: NotNegative
     of: ClassVar[Counted]
-
-    def __post_init__(self) -> None:
-        _check(self.most >= 0, f"the limit of {self.of} is negative", "a number >= 0", self.most)
 
 
 class Params(AtMost):
@@ -66,40 +63,26 @@ class Bytes(AtMost):
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class Latency(Settings):
     """A budget of at most `ms` milliseconds per token (or run), measured on this machine."""
 
-    ms: float
-
-    def __post_init__(self) -> None:
-        _check(self.ms > 0, "the time limit is not positive", "milliseconds > 0", self.ms)
+    ms: Positive
 
 
 @dataclass(frozen=True, slots=True)
-class Error:
+class Error(Settings):
     """A budget: a relative Frobenius error <= `most` of each matrix, or with method `asvd` of its layer's output."""
 
-    most: float
-
-    def __post_init__(self) -> None:
-        _check(self.most >= 0, "the limit of the relative error is negative", "a number >= 0", self.most)
+    most: NotNegative
 
 
 @dataclass(frozen=True, slots=True)
-class Energy:
+class Energy(Settings):
     """A budget that retains at least `share` of each matrix's sum of squared singular values, 0 < `share` <= 1."""
 
-    share: float = 0.99
-
-    def __post_init__(self) -> None:
-        _check(0 < self.share <= 1, "the share of energy is out of range", "0 < share <= 1", self.share)
+    share: PositiveShare = 0.99
 
 
 SizeBudget = Ratio | Params | Flops | Bytes | Latency
 MatrixBudget = Error | Energy | Ratio | Params | Bytes
 """Budgets of `compress`."""
-
-
-def _check(holds: bool, what: str, expected: str, got: object) -> None:
-    if not holds:
-        raise UsageError(what, expected=expected, got=got)

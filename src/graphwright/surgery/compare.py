@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from graphwright.errors import ShapeError, UsageError
+from graphwright.models.metrics import nll
 from graphwright.report import Report, table
 from graphwright.surgery.calibration import Calibration, Stream, chunked
 from graphwright.surgery.matrices import program_of
-from graphwright.surgery.measure import Drift, next_token_nats, scores_tokens
+from graphwright.surgery.measure import Drift, scores_tokens
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -107,7 +108,7 @@ def _outputs(p: Program, q: Program, feeds: Sequence[Mapping[str, np.ndarray]], 
             raise ShapeError("the first outputs of the programs have different shapes", expected=x.shape, got=y.shape)
         drift.add(x, y)
         if drift.scores:
-            losses += [float(next_token_nats(z, f["ids"]).sum()) for z in (x, y)]
+            losses += [float(nll(z[:, :-1], f["ids"][:, 1:]).sum()) for z in (x, y)]
             tokens += f["ids"][:, 1:].size
     found: dict[str, Any] = {"max_abs": drift.max_abs, "relative": drift.relative}
     if drift.scores:

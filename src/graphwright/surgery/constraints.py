@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -55,10 +55,13 @@ class Constraint:
         return {"constraint": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
     def broken(
-        self, p: Program, what: str, *nodes: NodeId, where: str, severity: Severity = Severity.ERROR, **facts: Any
-    ) -> Finding:
-        """Return a finding that reports the violation `what`; `facts` are further arguments of `Finding.of`."""
-        return Finding.of(p, self.name, severity, what, *nodes, where=where, **facts)
+        self, p: Program, what: str, *nodes: NodeId, where: str, severity: Severity = Severity.ERROR,
+        fixes: tuple[Fix, ...] = (), witness: Mapping[str, Any] | None = None, expected: str | None = None,
+        got: str | None = None,
+    ) -> Finding:  # fmt: skip
+        """Return a finding that reports the violation `what`; see `Finding.of` for the other arguments."""
+        return Finding.of(p, self.name, severity, what, *nodes, where=where, fixes=fixes, witness=witness,
+                          expected=expected, got=got)  # fmt: skip
 
 
 Condition = Callable[["Program"], "Iterable[Finding | str]"]

@@ -12,6 +12,7 @@ import numpy as np
 
 from graphwright.errors import NonFinite
 from graphwright.models.generation.cache import StaticCache
+from graphwright.models.metrics import kl, log_softmax, nll
 from graphwright.program.cost import size
 from graphwright.report import Report
 from graphwright.surgery.calibration import Calibration, Stream, as_float, chunked
@@ -29,31 +30,11 @@ def scores_tokens(p: Program) -> bool:
     return "ids" in p.input_names() and "logits" in p.output_names()
 
 
-def log_softmax(z: np.ndarray) -> np.ndarray:
-    """Log softmax over the last axis."""
-    z = z - z.max(axis=-1, keepdims=True)
-    return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
-
-
-def kl(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """KL(softmax a ‖ softmax b) of each row of logits, in nats."""
-    la, lb = log_softmax(a), log_softmax(b)
-    return (np.exp(la) * (la - lb)).sum(-1)
-
-
-def next_token_nats(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """-ln p of each token except the first: float64 [B, T-1] for logits [B, T, V] and ids [B, T]."""
-    z = logits[:, :-1].astype(np.float64)
-    z -= z.max(axis=-1, keepdims=True)
-    wanted = np.take_along_axis(z, ids[:, 1:, None], axis=-1)[..., 0]
-    return np.log(np.exp(z).sum(axis=-1)) - wanted
-
-
 def nats(stream: Stream) -> float:
     """Return the mean -ln p of next tokens over the windows of a stream; infinity if the sum is not finite."""
     total, count = 0.0, 0
     for feeds, logits in zip(stream.feeds, stream.outputs("logits"), strict=True):
-        found = next_token_nats(logits, feeds["ids"])
+        found = nll(logits[:, :-1], feeds["ids"][:, 1:])
         total, count = total + float(found.sum()), count + found.size
     return total / count if np.isfinite(total) and count else inf
 
@@ -145,8 +126,7 @@ def loss_gradients(
         with p.run(given, keep=[*keep]) as run:
             logits = run["logits"].to_numpy("float64")
             values = {value: as_float(run.value(value)) for value in keep}
-        z = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        seed = z / z.sum(axis=-1, keepdims=True)
+        seed = np.exp(log_softmax(logits))
         rows, columns = np.ogrid[:batch, : length - 1]
         seed[rows, columns, given["ids"][:, 1:]] -= 1
         seed[:, -1] = 0

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
 from graphwright.autograd import Tensor
 from graphwright.program import Builder, Program
-from graphwright.program.editing.gate_edits import GateKeywords
 
 TOKENS, WIDTH, PLANTED = 8, 16, 12
 
@@ -42,10 +41,10 @@ class Edges:
         """Return the 56 edges between different tokens."""
         return [e for i in range(TOKENS) for e in self.program.in_edges(f"y{i}")]
 
-    def gate(self, kind: str, **options: Unpack[GateKeywords]) -> None:
-        """Add a gate of this kind to each of the 56 edges; `options` are further arguments of an edit's `gate`."""
+    def gate(self, kind: str, init: Any = None) -> None:
+        """Add a gate of this kind to each of the 56 edges."""
         with self.program.edit("gates on all edges") as e:
-            e.gate(self.edges(), kind, **options)
+            e.gate(self.edges(), kind, init=init)
 
     def batch(self, size: int = 64, seed: int | None = None) -> dict[str, np.ndarray]:
         """Return fresh inputs and noisy outputs."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from graphwright.files import DestinationExists
 from graphwright.models import ExportError, ExportLevelImpossible, VerificationFailed
 from graphwright.models.export import export as exporting
 from graphwright.models.export import verify as clean
-from graphwright.models.export.export import ExportKeywords, ExportOptions
+from graphwright.models.export.export import ExportOptions
 from graphwright.models.export.levels import LEVELS
 from graphwright.models.export.verify import LoaderOutput, check_prompts, compare, compute_there
 
@@ -49,10 +49,6 @@ def test_a_changed_weight_keeps_the_class_and_the_config(made, tmp_path):
     assert (tmp_path / "out/config.json").read_bytes() == (made("llama").path / "config.json").read_bytes()
 
 
-def test_export_keywords_are_the_fields_of_the_options():
-    assert set(ExportKeywords.__annotations__) == {f.name for f in dataclasses.fields(ExportOptions)}
-
-
 @pytest.mark.parametrize("name", ["insert", "insert_stray", "replace_mlp", "parallel"])
 def test_an_added_structure_is_exported_as_code_with_reasons(made, name):
     m = gw.open(made("llama").path)
@@ -78,6 +74,9 @@ def test_a_level_that_cannot_carry_the_structure_raises(made, tmp_path, level):
 
 def test_a_higher_level_can_be_requested(made, tmp_path):
     receipt = unconfirmed(gw.open(made("llama").path), tmp_path / "out", level=5)
+    assert receipt.options["level"] == 5
+    kept = {f.name for f in fields(ExportOptions)} - {"prompts", "text", "predicted"}
+    assert receipt.options.keys() == kept
     assert receipt.not_better == [
         {"level": 1, "name": "same_class", "reason": "possible, but level 5 was requested", "path": ""}
     ]

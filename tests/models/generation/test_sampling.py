@@ -18,7 +18,7 @@ from transformers import (
 from graphwright.array import from_numpy
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models import NonFinite, Sampling
-from graphwright.models.generation.sampling import log_softmax
+from graphwright.models.metrics import log_softmax
 from graphwright.ops import compute, get
 from graphwright.report import plain
 
@@ -236,7 +236,7 @@ def test_processors_that_ban_every_token_are_refused() -> None:
 def test_options_out_of_range_are_refused(rules: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         Sampling(**rules)
-    assert caught.value.where == next(iter(rules))
+    assert caught.value.where == f"Sampling, {next(iter(rules))}"
     assert caught.value.expected is not None
     assert str(caught.value.got) == str(next(iter(rules.values())))
 

@@ -17,21 +17,6 @@ from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec
 
 
-@kernel("rope_table", work=lambda o, i, a: [o[0]])
-def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    (positions, frequencies), angle, scale = (ins[0].unsqueeze(-1), ins[1]), work[0], attrs["scale"]
-    factor = number(scale, frequencies)
-
-    def run() -> None:
-        angle.copy_(positions).mul_(frequencies)
-        for out, function in zip(outs, (torch.cos, torch.sin), strict=True):
-            function(angle, out=out)
-            if scale != 1.0:
-                out.mul_(factor)
-
-    return run
-
-
 @kernel("rope_dynamic")
 def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Compute the frequencies of dynamic RoPE from the largest position, which the host reads."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import inf, prod
 
 import torch
 
 from graphwright.array.backend import Attrs, Call, Fresh, Needs
-from graphwright.array.cpu.kernel import TORCH_DTYPE, Tensors, kernel, number, out_kernel, row_major, statistic
+from graphwright.array.cpu.kernel import TORCH_DTYPE, Tensors, kernel, number, out_kernel, row_major
 from graphwright.array.dtype import bool_, float32, int16, int32, int64, uint8
 from graphwright.array.spec import Spec
 from graphwright.errors import NonFinite
@@ -49,28 +49,6 @@ def swiglu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
     """silu(a)·b; silu(a) is computed in the output's memory."""
     a, b = ins
     return [partial(aten.silu.out, a.expand(outs[0].shape), out=outs[0]), partial(outs[0].mul_, b)]
-
-
-@kernel("logsigmoid")
-def logsigmoid(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """-softplus(-x), in the output's memory."""
-    out = outs[0]
-    softplus = partial(aten.softplus.out, out, 1, _linear_from(out), out=out)
-    return [partial(torch.neg, ins[0], out=out), softplus, out.neg_]
-
-
-@kernel("sech", work=lambda o, i, a: [Spec(i[0].shape, statistic(i[0].dtype))] * 2)
-def sech(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """2e / (1 + e²) with e = e^-|x|, in float32 or wider."""
-    e, square = work
-    one = number(1, e)
-
-    def run() -> None:
-        e.copy_(ins[0]).abs_().neg_().exp_()
-        torch.mul(e, e, out=square).add_(one)
-        outs[0].copy_(e.add_(e).div_(square))
-
-    return run
 
 
 @kernel("junction", work=lambda o, i, a: [Spec(o[0].shape, float32)] if o[0].dtype.is_low and len(i) > 2 else [])
@@ -115,21 +93,6 @@ def where(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
         torch.bitwise_xor(a, b, out=out).mul_(mask).bitwise_xor_(b)
 
     return run
-
-
-def _against_infinity(name: str, compare: Callable[..., object], whole: bool) -> None:
-    """Register a kernel that compares |x| with infinity; `whole` is its result for integers."""
-
-    @kernel(name, work=lambda o, i, a: [i[0]] if i[0].dtype.is_float else [])
-    def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-        if not work:
-            return [partial(outs[0].fill_, whole)]
-        size = partial(torch.abs, ins[0], out=work[0])
-        return [size, partial(compare, work[0], number(inf, ins[0]), out=outs[0])]
-
-
-_against_infinity("isinf", torch.eq, False)
-_against_infinity("isfinite", torch.lt, True)
 
 
 @kernel(

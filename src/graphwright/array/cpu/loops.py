@@ -19,14 +19,15 @@ _PRIMITIVES = {
     "absolute": _inlined(lambda x: abs(x)), "exp": exp, "log": log,
     "select": _inlined(lambda condition, x, y: x if condition else y),
 }  # fmt: skip
-_sigmoids = {
-    name: getattr(specialise(activations, _PRIMITIVES, _inlined), name) for name in ("sigmoid", "sigmoid_slope")
-}
+_activations: Any = specialise(activations, _PRIMITIVES, _inlined)
+_sigmoids = {"sigmoid": _activations.sigmoid, "sigmoid_slope": _activations.sigmoid_slope}
 _gates: Any = specialise(gates, {**_PRIMITIVES, **_sigmoids}, _inlined)
 _philox: Any = specialise(philox_formulas, {}, _inlined).philox
 
 _compiled = cached(Path(__file__), Path(formulas.__file__).parent, error_model="numpy", nogil=True)
-SCALE, SIGMOID, STE, BERNOULLI, CONCRETE, CONCRETE_ST, HARD_CONCRETE, CHOICE = range(len(gates.KINDS))
+LINEAR, HEATED, NOISY, ROUNDED, STRETCHED, ONE_OF = map(
+    gates.by_code, ("linear", "heated", "noisy", "rounded", "stretched", "one_of")
+)
 SOFT, OPEN, CLOSED, FROZEN, FREE = range(len(gates.STATES))
 EVAL, TRAIN, AS_SOFT, AS_HARD, AS_OPEN = range(len(gates.MODES))
 KIND, GROUP, STATE, SLOT, GENERATION, ELEMENT, _ = range(len(gates.COLUMNS))
@@ -70,23 +71,22 @@ def _gate(kind: Any, mode: Any, z: Any, t: Any, u: Any) -> Any:
 
     u = 1/2 means no noise. A hard gate has the slope of the soft gate that it thresholds.
     """
-    if kind == SCALE:
+    if LINEAR[kind]:
         return _gates.thinned(z) if mode == AS_HARD else z, 1.0, 0.0
-    if SIGMOID <= kind <= BERNOULLI:
-        p, slope = _gates.soft(z, t)
-        hard = mode == AS_HARD or (kind != SIGMOID and mode != AS_SOFT)
-        above = u < p if kind == BERNOULLI and mode == TRAIN else z > 0
-        return (1.0 if above else 0.0) if hard else p, slope, -z / t
-    heat = t if mode == TRAIN else 1.0
-    score = _gates.logistic(z, u)
-    s, slope = _gates.soft(score, heat)
-    factor = -(score / heat) if mode == TRAIN else 0.0
-    if kind == HARD_CONCRETE:
-        s, slope = _gates.hard_concrete(s, slope)
-    if mode == AS_HARD or (kind == CONCRETE_ST and mode != AS_SOFT):
-        above = s > 0.5 if mode == TRAIN else z > 0
-        return 1.0 if above else 0.0, slope, factor
-    return s, slope, factor
+    heated, training = HEATED[kind], mode == TRAIN
+    if heated:
+        value, slope = _gates.soft(z, t)
+        factor = -z / t
+    else:
+        score, heat = _gates.logistic(z, u), t if training else 1.0
+        value, slope = _gates.soft(score, heat)
+        factor = -(score / heat) if training else 0.0
+    if STRETCHED[kind]:
+        value, slope = _gates.hard_concrete(value, slope)
+    if mode == AS_HARD or (ROUNDED[kind] and mode != AS_SOFT):
+        above = value > (u if heated else 0.5) if training and NOISY[kind] else z > 0
+        value = 1.0 if above else 0.0
+    return value, slope, factor
 
 
 @_inlined
@@ -143,7 +143,7 @@ def fill_gates(
     mode = run[2]
     start = 0
     for end in ends:
-        if mode != AS_OPEN and end > start and table[start, KIND] == CHOICE:
+        if mode != AS_OPEN and end > start and ONE_OF[table[start, KIND]]:
             _choice(values, slope, factor, logits, table, float(temperature[table[start, GROUP]]), run, start, end)
             start = end
             continue
@@ -154,7 +154,7 @@ def fill_gates(
             elif state == OPEN or mode == AS_OPEN:
                 values[i], slope[i], factor[i] = 1.0, 0.0, 0.0
             else:
-                noisy = mode == TRAIN and kind >= BERNOULLI and state == SOFT
+                noisy = mode == TRAIN and NOISY[kind] and state == SOFT
                 u = _noise(run, table, i) if noisy else 0.5
                 how = EVAL if state == FROZEN and mode == TRAIN else mode
                 t = float(temperature[table[i, GROUP]])
@@ -176,7 +176,7 @@ def pull_back(
     out_temperature[:] = 0.0
     start = 0
     for end in ends:
-        if run[2] != AS_OPEN and end > start and table[start, KIND] == CHOICE:
+        if run[2] != AS_OPEN and end > start and ONE_OF[table[start, KIND]]:
             mean = 0.0
             for i in range(start, end):
                 mean += grads[i] * slope[i]

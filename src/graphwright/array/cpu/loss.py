@@ -117,15 +117,3 @@ def bce(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
         out.sub_(torch.clamp(torch.log(p, out=term), lowest, out=term).mul_(y))
 
     return run
-
-
-@kernel("bce_with_logits", work=lambda o, i, a: [o[0]], widen=True)
-def bce_with_logits(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """max(x, 0) - x·y + log1p(e^-|x|), in this order, because the first two terms can cancel exactly."""
-    (x, y), out, term = (t.expand(outs[0].shape) for t in ins), outs[0], work[0]
-
-    def run() -> None:
-        torch.clamp_min(x, 0, out=out).sub_(torch.mul(x, y, out=term))
-        out.add_(torch.abs(x, out=term).neg_().exp_().log1p_())
-
-    return run

@@ -1,22 +1,25 @@
 """Kernels of optimizer steps. A kernel updates all parameters, in place where results share memory with operands.
 
-Adam, AdamW and SGD call the fused kernel of ATen; the others are sequences of ATen calls in scratch. A step changes
-nothing if its operand `found_inf` is true.
+Adam, AdamW and SGD call the fused kernel of ATen; the others are the formulas of `array.formulas.optimizers`, as ATen
+calls in scratch. A step changes nothing if its operand `found_inf` is true.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.kernel import Tensors, copy_to_outputs, kernel, number
+from graphwright.array.cpu.terms import PRIMITIVES, Term
+from graphwright.array.formulas import optimizers, specialise
 from graphwright.array.formulas.optimizers import QUINTIC, muon_scale
 from graphwright.array.spec import Spec
 
+_updates: Any = specialise(optimizers, PRIMITIVES)
 _FOUND = Needs(reads=(1,))
 
 
@@ -51,16 +54,30 @@ def _counted(steps: Sequence[torch.Tensor]) -> list[Call]:
     return [partial(s.add_, number(1, s)) for s in steps]
 
 
-def _each(outs: Tensors, ins: Tensors, width: int, step: Callable[..., None]) -> list[Call]:
-    """Return calls that run `step(parameter, gradient, *moments)` for each parameter, then increment step counts."""
+def _each(
+    outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors, width: int, step: Callable[..., None], decay: float = 0.0
+) -> list[Call]:
+    """Return calls that run `step(parameter, gradient, *moments)` for each parameter, then increment step counts.
+
+    The gradient is negated if the attribute `maximize` is set, so that the step can always descend, and `decay` times
+    the parameter is added. Scratch: `work[0]` for the changed gradient, `work[1]` for intermediate values.
+    """
     params, *moments, steps = _columns(outs, width)
-    calls = [partial(step, *member) for member in zip(params, ins[2 : 2 + len(params)], *moments, strict=True)]
+
+    @cache
+    def scratch(number: int, shape: torch.Size) -> torch.Tensor:
+        return work[number].view(-1)[: shape.numel()].view(shape)
+
+    def update(param: Term, grad: Term, *rest: Term) -> None:
+        if decay or attrs["maximize"]:
+            signed = -grad if attrs["maximize"] else grad
+            grad = Term(grad.scratch, scratch(0, grad.x.shape))
+            grad.assign(_updates.with_decay(signed, decay, param) if decay else signed)
+        step(param, grad, *rest)
+
+    members = zip(params, ins[2 : 2 + len(params)], *moments, strict=True)
+    calls = [partial(update, *(Term(scratch(1, t.shape), t) for t in member)) for member in members]
     return [*_copy_states(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
-
-
-def _signed(grad: torch.Tensor, attrs: Attrs, out: torch.Tensor) -> None:
-    """Write `grad` to `out`, negated if the attribute `maximize` is set, so that the step can always descend."""
-    torch.neg(grad, out=out) if attrs["maximize"] else out.copy_(grad)
 
 
 def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tensors], list[Call]]:
@@ -105,40 +122,29 @@ def _two_of_the_largest(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs)
 @kernel("rmsprop_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
 def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Update parameters by RMSprop, one after the other, in scratch of the size of the largest."""
-    lr, decay = ins[0], attrs["weight_decay"]
-    alpha, momentum, eps = (number(attrs[name], outs[0]) for name in ("alpha", "momentum", "eps"))
+    alpha, mu, width = attrs["alpha"], attrs["momentum"], 3 + bool(attrs["momentum"]) + attrs["centered"]
 
-    def step(param: torch.Tensor, grad: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor) -> None:
-        g, root = (w.view(-1)[: param.numel()].view(param.shape) for w in work)
-        _signed(grad, attrs, g)
-        if decay:
-            g.add_(param, alpha=decay)
-        v.mul_(alpha).addcmul_(g, g, value=1 - attrs["alpha"])
+    def step(param: Term, grad: Term, v: Term, *rest: Term) -> None:
+        square = v.assign(_updates.rmsprop_square(v, grad, alpha, 1 - alpha))
         if attrs["centered"]:
-            mean = rest[-1].lerp_(g, 1 - attrs["alpha"])
-            torch.addcmul(v, mean, mean, value=-1, out=root).sqrt_().add_(eps)
-        else:
-            torch.sqrt(v, out=root).add_(eps)
-        if attrs["momentum"]:
-            param.add_(rest[0].mul_(momentum).addcdiv_(g, root), alpha=-lr.item())
-        else:
-            param.addcdiv_(g, root, value=-lr.item())
+            mean = rest[-1].assign(_updates.lerp(rest[-1], grad, 1 - alpha))
+            square = _updates.rmsprop_centered(square, mean)
+        update = _updates.rmsprop_update(grad, square, attrs["eps"])
+        update = rest[0].assign(_updates.momentum(rest[0], update, mu, 1.0)) if mu else update
+        param.assign(param - ins[0].item() * update)
 
-    return _each(outs, ins, 3 + bool(attrs["momentum"]) + attrs["centered"], step)
+    return _each(outs, ins, attrs, work, width, step, attrs["weight_decay"])
 
 
 @kernel("lion_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
 def lion_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    lr = ins[0]
+    def step(param: Term, grad: Term, m: Term) -> None:
+        lr = ins[0].item()
+        param.assign(_updates.with_decay(param, -lr * attrs["weight_decay"], param))
+        param.assign(param - _updates.lion_update(m, grad, lr, 1 - attrs["beta1"]))
+        m.assign(_updates.lerp(m, grad, 1 - attrs["beta2"]))
 
-    def step(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor) -> None:
-        g, way = (w.view(-1)[: param.numel()].view(param.shape) for w in work)
-        _signed(grad, attrs, g)
-        torch.lerp(m, g, 1 - attrs["beta1"], out=way).sign_()
-        param.add_(param, alpha=-lr.item() * attrs["weight_decay"]).add_(way, alpha=-lr.item())
-        m.lerp_(g, 1 - attrs["beta2"])
-
-    return _each(outs, ins, 3, step)
+    return _each(outs, ins, attrs, work, 3, step)
 
 
 def _matrices(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -151,31 +157,28 @@ def _matrices(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[S
 @kernel("muon_step", work=_matrices, needs=Needs(reads=(0, 1)))
 def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Update matrices by Muon, one after the other; transpose those with more rows than columns."""
-    lr, momentum, eps = ins[0], attrs["momentum"], number(attrs["eps"], outs[0])
+    mu, eps, norm = attrs["momentum"], number(attrs["eps"], outs[0]), work[5]
     a, b, c = QUINTIC
 
-    def step(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor) -> None:
-        (rows, columns), flat = param.shape, param.shape[0] <= param.shape[1]
+    def step(param: Term, grad: Term, m: Term) -> None:
+        lr, (rows, columns), flat = ins[0].item(), param.x.shape, param.x.shape[0] <= param.x.shape[1]
         wide = (rows, columns) if flat else (columns, rows)
-        g = work[0][: param.numel()].view(param.shape)
-        x, y = (w[: param.numel()].view(wide) for w in work[1:3])
+        x, y = (w[: rows * columns].view(wide) for w in work[1:3])
         square, fourth = (w[: wide[0] ** 2].view(wide[0], wide[0]) for w in work[3:5])
-        _signed(grad, attrs, g)
-        m.lerp_(g, 1 - momentum)
-        g.lerp_(m, momentum) if attrs["nesterov"] else g.copy_(m)
-        x.copy_(g if flat else g.T)
-        torch.linalg.vector_norm(x, out=work[5])
-        x.div_(torch.maximum(work[5], eps, out=work[5]))
+        m.assign(_updates.lerp(m, grad, 1 - mu))
+        (_updates.lerp(grad, m, mu) if attrs["nesterov"] else m).write(x if flat else x.T)
+        torch.linalg.vector_norm(x, out=norm)
+        x.div_(torch.maximum(norm, eps, out=norm))
         for _ in range(attrs["iterations"]):
             torch.mm(x, x.T, out=square)
             torch.addmm(square, square, square, beta=b, alpha=c, out=fourth)
             torch.addmm(x, fourth, x, beta=a, out=y)
             x, y = y, x
-        scale = muon_scale(rows, columns, attrs["adjust"])
-        param.add_(param, alpha=-lr.item() * attrs["weight_decay"])
-        param.add_(x if flat else x.T, alpha=-lr.item() * scale)
+        scale = lr * muon_scale(rows, columns, attrs["adjust"])
+        param.assign(_updates.with_decay(param, -lr * attrs["weight_decay"], param))
+        param.assign(param - scale * Term(param.scratch, x if flat else x.T))
 
-    return _each(outs, ins, 3, step)
+    return _each(outs, ins, attrs, work, 3, step)
 
 
 @kernel("ema_step", needs=Needs(reads=(0,)))

@@ -19,10 +19,13 @@ import torch
 
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel, number
+from graphwright.array.cpu.terms import PRIMITIVES, Term
 from graphwright.array.dtype import bool_, float32, float64, int32, int64
+from graphwright.array.formulas import gates, specialise
 from graphwright.array.spec import Spec
 from graphwright.array.vm.code import SCRATCH
 
+_gates: Any = specialise(gates, PRIMITIVES)
 _CELL = 2.0**-24
 """Distance of two neighbouring random numbers: a word shifted right by 8 has 24 bits."""
 
@@ -82,7 +85,7 @@ def gumbel(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
 
 def _gumbel(u: torch.Tensor, drawn: torch.Tensor) -> Call:
     half, cell = number(0.5, u), number(_CELL, u)
-    return lambda: u.copy_(drawn).add_(half).mul_(cell).log_().neg_().log_().neg_()
+    return lambda: _gates.gumbel(Term(u, u.copy_(drawn).add_(half).mul_(cell))).write(u)
 
 
 @kernel("randint", lambda o, i, a: [])

@@ -10,7 +10,7 @@ import torch
 
 from graphwright.array.backend import Attrs, Call, Fresh
 from graphwright.array.cpu.kernel import Tensors, kernel, number, out_kernel, statistic
-from graphwright.array.dtype import bool_, float32, int64
+from graphwright.array.dtype import bool_, float32
 from graphwright.array.spec import Spec
 
 
@@ -111,37 +111,6 @@ def cumsum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
     return [*calls, partial(flip, out=work[1]), partial(torch.cumsum, work[1], axis, out=x), partial(flip, out=out)]
 
 
-def _log_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    kind, axes = statistic(ins[0].dtype), _axes(attrs, len(ins[0].shape))
-    kept = Spec(tuple(1 if a in axes else d for a, d in enumerate(ins[0].shape)), kind)
-    return [Spec(ins[0].shape, kind), kept, kept]
-
-
-@kernel("logsumexp", work=_log_work)
-def logsumexp(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """max + ln Σ exp(x - max), in float32 or wider; exact for an infinite max."""
-    (wide, top, total), axes, result = work, _axes(attrs, ins[0].dim()), outs[0].view(work[1].shape)
-    if not axes:
-        return partial(outs[0].copy_, ins[0])
-    if not wide.numel():
-        return partial(outs[0].fill_, -math.inf)
-
-    def run() -> None:
-        torch.amax(wide.copy_(ins[0]), axes, True, out=top)
-        torch.nan_to_num(top, math.nan, 0.0, 0.0, out=top)
-        torch.sum(wide.sub_(top).exp_(), axes, True, out=total)
-        result.copy_(total.log_().add_(top))
-
-    return run
-
-
 @kernel("sort")
 def sort(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     return partial(torch.sort, ins[0], stable=True, dim=attrs["axis"], descending=attrs["descending"], out=tuple(outs))
-
-
-@kernel("topk", work=lambda o, i, a: [i[0], Spec(i[0].shape, int64)])
-def topk(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    axis = attrs["axis"]
-    order = partial(torch.sort, ins[0], stable=True, dim=axis, descending=attrs["largest"], out=tuple(work))
-    return [order, *(partial(o.copy_, w.narrow(axis, 0, attrs["k"])) for o, w in zip(outs, work, strict=True))]

@@ -67,12 +67,12 @@ def relu_slope(x: Any, y: Any) -> Any:
 
 def leaky_relu(x: Any) -> Any:
     """x if x > 0 else 0.01·x."""
-    return select(x < 0.0, x * LEAK, x)
+    return select(x > 0.0, x, x * LEAK)
 
 
 def leaky_relu_slope(x: Any, y: Any) -> Any:
-    """1 if x >= 0 else 0.01, the derivative of leaky ReLU."""
-    return select(x < 0.0, LEAK, 1.0)
+    """1 if x > 0 else 0.01, the derivative of leaky ReLU."""
+    return select(x > 0.0, 1.0, LEAK)
 
 
 def gelu(x: Any) -> Any:
@@ -115,12 +115,30 @@ def silu_slope_of(x: Any, s: Any) -> Any:
 
 def softplus(x: Any) -> Any:
     """ln(1 + eˣ) = max(x, 0) + ln(1 + e^-|x|)."""
-    return maximum(x, 0.0) + log1p(exp(-absolute(x)))
+    return maximum(x, 0.0) + softplus_tail(x)
+
+
+def softplus_tail(x: Any) -> Any:
+    """ln(1 + e^-|x|)."""
+    return log1p(exp(-absolute(x)))
 
 
 def softplus_slope(x: Any, y: Any) -> Any:
     """σ(x), the derivative of softplus."""
     return sigmoid(x)
+
+
+def bce_with_logits(x: Any, wanted: Any) -> Any:
+    """max(x, 0) - x·wanted + ln(1 + e^-|x|), the binary cross entropy of σ(x).
+
+    The sum has this order, because its first two terms can cancel exactly.
+    """
+    return maximum(x, 0.0) - x * wanted + softplus_tail(x)
+
+
+def bce_with_logits_slope(x: Any, wanted: Any) -> Any:
+    """σ(x) - wanted, the derivative of `bce_with_logits`."""
+    return sigmoid(x) - wanted
 
 
 def sech(x: Any) -> Any:

@@ -51,11 +51,6 @@ def rmsprop_square(v: Any, grad: Any, alpha: Any, fresh: Any) -> Any:
     return fma(alpha, v, fresh * grad * grad)
 
 
-def rmsprop_mean(mean: Any, grad: Any, fresh: Any) -> Any:
-    """α·a + (1-α)·g, where fresh = 1 - α: the mean of gradients in centered RMSprop."""
-    return fma(fresh, grad - mean, mean)
-
-
 def rmsprop_centered(v: Any, mean: Any) -> Any:
     """v - a²: the variance of gradients in centered RMSprop."""
     return fma(-mean, mean, v)

@@ -222,9 +222,8 @@ def _pointwise(
             loss = loss + gap * gap
             delta = gap + gap
         else:
-            hard = vec.maximum(score, 0.0) - score * wanted
-            loss = loss + (hard + log(1.0 + exp(-vec.absolute(score))))
-            delta = formulas.sigmoid(score) - wanted
+            loss = loss + formulas.bce_with_logits(score, wanted)
+            delta = formulas.bce_with_logits_slope(score, wanted)
         vec.store(slopes + at, vec.load(slopes + at) + delta * share * weight)
     return loss
 

@@ -31,7 +31,7 @@ LOCAL = 1 << 20
 
 
 Code = IntEnum("Code", [
-    # one operand
+    # one operand; a name that `elementwise.py` does not define stands for the function in `formulas.activations`
     "COPY", "NEG", "ABS", "SIGN", "FLOOR", "EXP", "LOG", "SQRT", "RSQRT", "RECIPROCAL", "TANH", "SIGMOID", "ERF",
     "RELU", "SILU", "GELU", "GELU_TANH", "ROUND",
     # two operands
@@ -49,6 +49,8 @@ Code = IntEnum("Code", [
 ], start=0)  # fmt: skip
 """Opcodes; the loops are in the files of this folder, mostly under the same names."""
 
+UNARY = tuple(Code)[: Code.ADD]
+"""Opcodes of one operand."""
 UPDATES = frozenset({Code.ADAM, Code.ADAMW, Code.SGD, Code.RMSPROP, Code.LION, Code.MUON, Code.AVERAGE})
 """Optimizer steps: an instruction whose word 1 counts parameters, followed by half a row for each of them."""
 

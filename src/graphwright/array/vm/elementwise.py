@@ -20,8 +20,8 @@ import numpy as np
 
 from graphwright.array.vm import narrow
 from graphwright.array.vm import vector as vec
-from graphwright.array.vm.code import BYTES, LOCAL, PAST, Code
-from graphwright.array.vm.math import erf, exp, formulas, log, native, tanh
+from graphwright.array.vm.code import BYTES, LOCAL, PAST, UNARY, Code
+from graphwright.array.vm.math import exp, formulas, log, native, rsqrt, tanh
 
 F = np.float32
 LINE = 32
@@ -204,12 +204,8 @@ _put_bf16 = native(lambda p, x, streamed: narrow.store_bf16(p, x))
 _put_mask = native(lambda p, x, streamed: vec.store_mask(p, x, vec.first(16)))
 _UNARY: dict[Code, Any] = {
     Code.COPY: lambda x: x, Code.NEG: lambda x: -x, Code.RECIPROCAL: lambda x: 1.0 / x,
-    Code.ABS: lambda x: vec.absolute(x), Code.SIGN: lambda x: formulas.sign(x), Code.FLOOR: lambda x: vec.floor(x),
-    Code.EXP: lambda x: exp(x), Code.LOG: lambda x: log(x), Code.TANH: lambda x: tanh(x), Code.ERF: lambda x: erf(x),
-    Code.SQRT: lambda x: vec.sqrt(x), Code.RSQRT: lambda x: 1.0 / vec.sqrt(x),
-    Code.SIGMOID: lambda x: formulas.sigmoid(x), Code.RELU: lambda x: formulas.relu(x),
-    Code.SILU: lambda x: formulas.silu(x), Code.GELU: lambda x: formulas.gelu(x),
-    Code.GELU_TANH: lambda x: formulas.gelu_tanh(x), Code.ROUND: lambda x: narrow.rounded_bf16(x),
+    Code.FLOOR: lambda x: vec.floor(x), Code.LOG: lambda x: log(x), Code.RSQRT: lambda x: rsqrt(x),
+    Code.ROUND: lambda x: narrow.rounded_bf16(x),
 }  # fmt: skip
 _BINARY: dict[Code, Any] = {
     Code.ADD: lambda x, y: x + y, Code.SUB: lambda x, y: x - y, Code.MUL: lambda x, y: x * y,
@@ -221,7 +217,7 @@ _COMPARISONS: dict[Code, Any] = {
     Code.EQ: lambda x, y: x == y, Code.NE: lambda x, y: x != y, Code.LT: lambda x, y: x < y,
     Code.LE: lambda x, y: x <= y,
 }  # fmt: skip
-LOOPS |= {code: unary(native(f)) for code, f in _UNARY.items()}
+LOOPS |= {c: unary(native(_UNARY[c]) if c in _UNARY else getattr(formulas, c.name.lower())) for c in UNARY}
 LOOPS |= {code: binary(native(f)) for code, f in _BINARY.items()}
 LOOPS |= {code: binary(native(f), _put_mask, vec.store_mask, 1) for code, f in _COMPARISONS.items()}  # bytes of 0 or 1
 LOOPS[Code.WIDEN] = unary(native(lambda x: x), _part_bf16, _rest_bf16)

@@ -170,7 +170,7 @@ def rmsprop(row: Any) -> Any:
             square = updates.rmsprop_square(vec.load_first(v + 4 * i, mask), grad, alpha, 1.0 - alpha)
             vec.store_first(v + 4 * i, updates.flushed(square), mask)
             if a:
-                mean = updates.rmsprop_mean(vec.load_first(a + 4 * i, mask), grad, 1.0 - alpha)
+                mean = updates.lerp(vec.load_first(a + 4 * i, mask), grad, 1.0 - alpha)
                 vec.store_first(a + 4 * i, updates.flushed(mean), mask)
                 square = updates.rmsprop_centered(square, mean)
             step = updates.rmsprop_update(grad, square, eps)
@@ -255,10 +255,10 @@ def muon(row: Any, scratch: Any) -> Any:
             for c in range(width):
                 at = 4 * (r * width + c)
                 grad = way * vec.load_f32(g + at)
-                mean = vec.load_f32(m + at) + fresh * (grad - vec.load_f32(m + at))
+                mean = F(updates.lerp(vec.load_f32(m + at), grad, fresh))
                 vec.store_f32(m + at, mean)
                 if ahead:
-                    mean = grad + mu * (mean - grad)
+                    mean = F(updates.lerp(grad, mean, mu))
                 vec.store_f32(x + (at if flat else 4 * (c * height + r)), mean)
                 whole += np.float64(mean) * np.float64(mean)
         _multiplied(x, x, short * long, F(1.0) / max(F(np.sqrt(whole)), eps))

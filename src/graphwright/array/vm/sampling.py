@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from graphwright.array.formulas import philox, specialise
+from graphwright.array.formulas import gates, philox, specialise
 from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BERNOULLI, DROPOUT, TILES_END, ZEROS, Code
 from graphwright.array.vm.elementwise import F, cell, loop, number
@@ -44,6 +44,7 @@ def _product(x: _Lanes, factor: Any) -> tuple[_Lanes, _Lanes]:
 
 
 _philox: Any = specialise(philox, {"product": _product, "wrapped": lambda x: x}).philox
+_gumbel: Any = specialise(gates, {}, native).gumbel
 
 
 def _uniform(b: Any, target: Any, block: Any, stream: Any, seed: Any, step: Any) -> None:
@@ -270,7 +271,7 @@ def _drawn(z: Any, n: Any, seed: Any, stream: Any, step: Any, scratch: Any) -> A
             if vec.top(bound) > best:
                 for j in range(i, min(i + 16, n)):
                     u = np.float64(vec.load_f32(noise + 4 * (j - start))) + 2.0**-25
-                    sum_ = vec.load_f32(z + 4 * j) + F(-np.log(-np.log(u)))
+                    sum_ = vec.load_f32(z + 4 * j) + F(_gumbel(u))
                     if sum_ > best:
                         best, found = sum_, j
     return found

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graphwright.array.formulas.activations import sigmoid
 from graphwright.autograd import Tensor
 from graphwright.evolve.errors import need
 from graphwright.nn import functional
+from graphwright.ops import call
 
 Array = np.ndarray
 Traced = Callable[[Tensor, Tensor], Tensor]
@@ -84,12 +86,12 @@ LOSSES = {  # by name: the losses of tasks, two of which share their names with 
     ),
     "bce": Loss(
         targets=_probabilities,
-        predictions=lambda y: 0.5 * (1 + np.tanh(0.5 * y)),
+        predictions=sigmoid,
         bounded=_clipped,
         error=_binary,
         trained={"bce": functional.binary_cross_entropy_with_logits,
                  "mse": lambda answer, target: functional.mse_loss(answer.sigmoid(), target)},
-        steps=lambda answer, target: (functional.softplus(answer) - answer * target).mean(-1),
+        steps=lambda answer, target: call("bce_with_logits", answer, target).mean(-1),
     ),
     "cross_entropy": Loss(
         targets=_one_hot,

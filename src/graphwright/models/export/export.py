@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from graphwright.array import dtype as named
 from graphwright.errors import MissingExtra, NonFinite, UsageError
 from graphwright.files import StrPath, atomic_directory, check_free, target_path
 from graphwright.models.errors import ExportError, VerificationFailed
-from graphwright.models.export.levels import PREFER, ExportLevel, ExportPlan, Ladder
+from graphwright.models.export.levels import ExportLevel, ExportPlan, Ladder, Prefer
 from graphwright.models.export.receipt import (
     SCHEMA,
     Receipt,
@@ -45,6 +45,8 @@ from graphwright.program.errors import NotUndoable
 from graphwright.program.gates import refuse_soft
 from graphwright.program.weights import SOURCE
 from graphwright.progress import Progress, ProgressCallback
+from graphwright.settings import Settings
+from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -52,11 +54,11 @@ if TYPE_CHECKING:
 EXACT, ROUNDED, LOW = 1e-5, 2e-2, 3e-2
 """Relative tolerances of logits: for float32 activations; for computed weights rounded to 16 bits; and for 16-bit
 activations, which loaders round at different operations."""
-CHECK = ("auto", "required", "none")
+Check = Literal["auto", "required", "none"]
 
 
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions(Settings):
     """Options of an export.
 
     Attributes:
@@ -68,8 +70,8 @@ class ExportOptions:
         prompts: texts or ids to compare on; by default built-in ones.
         max_shard_size: bytes of weights per file, or "5GB"; by default the files of the source, or "5GB".
         onnx: also write `model.onnx`, and compare it with onnxruntime unless `check` is `none`.
-        onnx_cache: give `model.onnx` the inputs `past_key_values`; see `models.onnx.to_model`.
-        opset: opset of `model.onnx`.
+        onnx_cache: also write `model.onnx`, with `past_key_values` as inputs and outputs, for decoding.
+        opset: opset of `model.onnx`, 20 or 23.
         text: measure bits per byte of this text before and after, for the receipt.
         predicted: drift that a pass such as pruning predicted, by name; the receipt shows it beside the measured drift.
         overwrite: replace an existing directory.
@@ -77,57 +79,52 @@ class ExportOptions:
     """
 
     level: int | str = "auto"
-    prefer: str = "original"
+    prefer: Prefer = "original"
     dtype: str = "keep"
-    check: str = "auto"
+    check: Check = "auto"
     prompts: Sequence[Any] | None = None
     max_shard_size: int | str | None = None
     onnx: bool = False
     onnx_cache: bool = False
     opset: int = OPSET
     text: str | None = None
-    predicted: Mapping[str, float] = field(default_factory=dict)
+    predicted: Mapping[str, float] | None = None
     overwrite: bool = False
     keep_failed: bool = False
 
-    def __post_init__(self) -> None:
-        for name, known in (("check", CHECK), ("prefer", PREFER)):
-            if getattr(self, name) not in known:
-                raise UsageError(f"unknown value of {name}", where=name, expected=" or ".join(known),
-                                 got=getattr(self, name))  # fmt: skip
-
 
 class ExportKeywords(TypedDict, total=False):
-    """Fields of `ExportOptions`, as keywords of `Model.export`."""
+    """The fields of `ExportOptions` as keyword arguments."""
 
     level: int | str
-    prefer: str
+    prefer: Prefer
     dtype: str
-    check: str
+    check: Check
     prompts: Sequence[Any] | None
     max_shard_size: int | str | None
     onnx: bool
     onnx_cache: bool
     opset: int
     text: str | None
-    predicted: Mapping[str, float]
+    predicted: Mapping[str, float] | None
     overwrite: bool
     keep_failed: bool
 
 
+@keywords(ExportOptions)
 def export(
-    model: Model, directory: StrPath, options: ExportOptions, *, progress: ProgressCallback | None = None
+    model: Model, directory: StrPath, *, progress: ProgressCallback | None = None, **options: Unpack[ExportKeywords]
 ) -> Receipt:
-    """Write a checkpoint directory with its receipt; it appears complete and checked, or not at all.
+    """Write a checkpoint that transformers loads, with its receipt; it appears complete and checked, or not at all.
 
     Args:
         model: the model to export, edited or not.
         directory: must not exist, unless `overwrite`; never the source.
-        options: see `ExportOptions`.
         progress: called at each step.
+        options: see `ExportOptions`.
     Raises: ExportLevelImpossible with the deviations, DestinationExists, ExportError, VerificationFailed, MissingExtra.
     """
-    o = options
+    o = ExportOptions(**options)
     target = target_path(directory)
     if o.onnx or o.onnx_cache:
         from graphwright.models.onnx import need_onnx  # late: the extra is optional
@@ -339,10 +336,11 @@ def _receipt(
         last = here.logits[0][-1]
         top = [[int(i), float(last[i])] for i in np.argsort(-last, kind="stable")[:5]]
         probe = {"ids": run.prompts[0].tolist(), "top5": top, "greedy": here.greedy[0].tolist()}
+    given = {f.name: getattr(o, f.name) for f in fields(o) if f.name not in ("prompts", "text", "predicted")}
     edits, journal = p.history.undoable, {"entries": len(p.journal), "hash": p.journal.hash}
     return Receipt(
         schema=SCHEMA, created=datetime.now(UTC).isoformat(timespec="seconds"), graphwright=__version__,
-        level=level.number, level_name=level.name, prefer=plan.prefer,
+        level=level.number, level_name=level.name, options=given,
         exact=run.model is model and plan.at(level.number).exact, confirmed=confirmed,
         not_better=list(plan.why_not(level.number)), source=source,
         result={"files": file_rows(folder), "program_hash": p.hash(), "tensors": tensor_digests(folder)},

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -375,7 +375,7 @@ LEVELS: dict[int, type[ExportLevel]] = {
     level.number: level for level in (SameClass, ResizedConfig, ZeroFilled, GeneratedCode)
 }
 
-PREFER = ("original", "size")
+Prefer = Literal["original", "size"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -461,8 +461,8 @@ class Ladder:
 
     def plan(self, prefer: str = "original") -> ExportPlan:
         """Plan all levels, and choose one. Raises: UsageError for an unknown preference."""
-        if prefer not in PREFER:
-            raise UsageError("unknown preference", where="prefer", expected=" or ".join(PREFER), got=prefer)
+        if prefer not in (known := get_args(Prefer)):
+            raise UsageError("unknown preference", where="prefer", expected=" or ".join(known), got=prefer)
         rows = tuple(level.plan() for level in self.levels)
         pairs = zip(self.levels, rows, strict=True)
         taken = (row.level for level, row in pairs if row.exact and (level.true_size or prefer != "size"))

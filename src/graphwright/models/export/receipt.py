@@ -26,7 +26,7 @@ from graphwright.safetensors import Checkpoint
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
-SCHEMA = 2
+SCHEMA = 3
 GREEDY_TOKENS = 32
 CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 """Tokens of the timed prefill; timed decoding steps, and steps before them."""
@@ -40,7 +40,8 @@ class Receipt(Report):
     Attributes:
         schema, created, graphwright: version of this format, UTC time, version of the package.
         level, level_name: number and name of the export level.
-        prefer, exact: the requested preference; whether the files compute exactly the program's function.
+        options: the `ExportOptions`, without prompts, text and predictions; `check` and `drift` describe these.
+        exact: whether the files compute exactly the program's function.
         confirmed: True if transformers loaded the files in a clean process and agreed.
         not_better: why lower levels were not taken: [{level, name, reason, path}].
         source: {name, files: [{name, bytes, sha256}], program_hash}.
@@ -60,7 +61,7 @@ class Receipt(Report):
     graphwright: str
     level: int
     level_name: str
-    prefer: str
+    options: dict[str, Any]
     exact: bool
     confirmed: bool
     not_better: list[dict[str, Any]]

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Container, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from graphwright.safetensors import TensorData, write_checkpoint
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+    from graphwright.program.files.save import HistoryMode
     from graphwright.program.program import Program
 
 _COMPANIONS = (
@@ -122,10 +123,13 @@ def write_model(
         atomic_write(directory / "tokenizer.json", byte_tokenizer_json().encode())
 
 
-def save_model(model: Model, directory: StrPath, **options: Any) -> Path:
+def save_model(
+    model: Model, directory: StrPath, *, history: HistoryMode = "full", overwrite: bool = False,
+    max_shard_size: int | str = "5GB",
+) -> Path:  # fmt: skip
     """Save a model so that `gw.open` can continue it: structure, weights, journal and undo, config, tokenizer.
 
-    Options (`history`, `overwrite`, `max_shard_size`) and errors are as for `Program.save`; an error changes no file.
+    Options and errors are as for `Program.save`; an error changes no file.
     """
     files = {"config.json": model.config.raw}
     facts = {"schema": 1, "keys": model.keys, "compute": model.compute, "source": model.directory.name}
@@ -134,8 +138,8 @@ def save_model(model: Model, directory: StrPath, **options: Any) -> Path:
         files.setdefault(file.name, file.read_bytes())
     if model.checkpoint is None and model.tokenizer is not None and model.tokenizer.size == 256:
         files.setdefault("tokenizer.json", byte_tokenizer_json().encode())
-    model.program.save(directory, companions=files, **options)
-    return Path(directory)
+    return model.program.save(directory, history=history, overwrite=overwrite, max_shard_size=max_shard_size,
+                              companions=files)  # fmt: skip
 
 
 def companion_files(directory: Path) -> list[Path]:

@@ -24,9 +24,10 @@ from graphwright.models.generation.cached_program import (
     derived_for,
     fingerprints,
 )
-from graphwright.models.generation.sampling import Requests, SamplingRequest, TokenCounts, check_number, check_one_each
+from graphwright.models.generation.sampling import Requests, SamplingRequest, TokenCounts, check_one_each
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.models.metrics import check_finite
+from graphwright.settings import Range
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -213,7 +214,7 @@ class KVCache:
 
         With dynamic RoPE a long text runs in one chunk, so that all tokens get the same frequencies.
         """
-        check_number("chunk", chunk, 1)
+        Range(1, whole=True).check("chunk", chunk)
         start = self.length
         ids = self._checked(ids)
         if start + ids.shape[1] > independent(self.program):
@@ -330,8 +331,8 @@ class KVCache:
         self.stale_runs = tuple(sorted({*self.stale_runs, *layers}))
         p, why = self.program, f"ran on a stale cache: {', '.join(layers)}"
         state = p.state_hash()
-        p.journal.append(undo=None, why=why, author="human", tool=None, line=None, base_version=p.version, edits=[],
-                         before=state, after=state, warnings=("stale cache",))  # fmt: skip
+        p.journal.append(why, "human", base_version=p.version, edits=[], before=state, after=state,
+                         warnings=("stale cache",))  # fmt: skip
 
     # -- going back --------------------------------------------------------------------------------------------------
     def reset(self) -> None:
@@ -352,7 +353,7 @@ class KVCache:
     def truncate(self, length: int) -> None:
         """Keep the first `length` entries. Raises: CacheFull if there are fewer."""
         with self.exclusive():
-            check_number("length", length)
+            Range(whole=True).check("length", length)
             if not 0 <= length <= self.length:
                 what = "cannot truncate the cache to this length"
                 raise CacheFull(what, where="length", expected=f"0..{self.length}", got=length)
@@ -416,8 +417,8 @@ class StaticCache(KVCache):
     """
 
     def __init__(self, program: Program, batch: int, capacity: int, device: Device = CPU) -> None:
-        check_number("batch", batch, 1)
-        check_number("tokens", capacity, 1)
+        Range(1, whole=True).check("batch", batch)
+        Range(1, whole=True).check("tokens", capacity)
         super().__init__(program, batch, FingerprintWatch(program))
         self._capacity, self.device = capacity, device
         self.variables: dict[str, Variable] = {}

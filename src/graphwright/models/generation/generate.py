@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 
@@ -14,18 +14,15 @@ from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
 from graphwright.models.generation.cache import KVCache, check_cache_of
 from graphwright.models.generation.cached_program import EXECUTOR
-from graphwright.models.generation.sampling import (
-    Sampling,
-    SamplingKeywords,
-    SamplingRequest,
-    check_number,
-    log_softmax,
-)
+from graphwright.models.generation.sampling import Sampling, SamplingKeywords, SamplingRequest
 from graphwright.models.generation.text import TextStream, prompt_ids
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
+from graphwright.models.metrics import log_softmax
 from graphwright.models.tokenizer import generation_defaults
 from graphwright.plan.planning.lowering import on_vm
 from graphwright.report import Report
+from graphwright.settings import Count, Range, Whole
+from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -34,7 +31,7 @@ _ROUND = 64  # capacities are multiples of this, so that prompts of similar leng
 _FROM_FILE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions(Sampling):
     """Sampling rules and further options of text generation.
 
@@ -47,19 +44,16 @@ class GenerationOptions(Sampling):
     """
 
     stop: str | Sequence[str] = ()
-    logprobs: int = 0
-    first_stream: int = 0
+    logprobs: Count = 0
+    first_stream: Whole = 0
     allow_stale: bool = False
     use_model_defaults: bool = False
 
     def __post_init__(self) -> None:
         Sampling.__post_init__(self)
-        check_number("logprobs", self.logprobs, 0)
-        check_number("first_stream", self.first_stream)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
-            what = "stop is not a nonempty string or a list of nonempty strings"
-            raise UsageError(what, where="stop", got=repr(stop))
+            raise self.out_of_range("stop", "a nonempty string or a list of nonempty strings")
         object.__setattr__(self, "stop", tuple(stop))
 
     @property
@@ -69,11 +63,11 @@ class GenerationOptions(Sampling):
 
 
 class GenerationKeywords(SamplingKeywords, total=False):
-    """Fields of `GenerationOptions`, as keywords of `Model.generate`."""
+    """The fields of `GenerationOptions` as keyword arguments."""
 
     stop: str | Sequence[str]
-    logprobs: int
-    first_stream: int
+    logprobs: Count
+    first_stream: Whole
     allow_stale: bool
     use_model_defaults: bool
 
@@ -130,37 +124,64 @@ class GenerationResult(Report):
         return self.text
 
 
+@keywords(GenerationOptions)
 def generate(
-    model: Model, prompt: Any, max_new_tokens: int, n: int, options: GenerationOptions, *, cache: KVCache | None = None,
+    model: Model, prompt: Any, max_new_tokens: int = 64, *, cache: KVCache | None = None,
     stream: Callable[[str], object] | None = None, cancel: Callable[[], bool] | None = None,
+    **options: Unpack[GenerationKeywords],
+) -> GenerationResult:  # fmt: skip
+    """Continue a prompt; greedy by default.
+
+    Args:
+        prompt: text, or ids.
+        max_new_tokens: limit; 0 generates none.
+        cache: a cache to continue; tokens of the prompt that it holds are not run again, the others are appended.
+        stream: called with each piece of text once it is complete UTF-8 and cannot start a stop string.
+        cancel: called before each token, e.g. `threading.Event().is_set`; true ends with the reason `cancelled`.
+        options: see `GenerationOptions`.
+    Raises: PromptError; UsageError for a wrong option; NonFinite naming a weight or node; StaleCache; CacheFull
+        with the text so far in `partial`. The cache then holds the tokens that ran, and stays usable.
+    """
+    return generate_many(model, prompt, 1, max_new_tokens, cache=cache, stream=stream, cancel=cancel, **options)[0]
+
+
+@keywords(GenerationOptions)
+def generate_many(
+    model: Model, prompt: Any, n: int, max_new_tokens: int = 64, *, cache: KVCache | None = None,
+    stream: Callable[[str], object] | None = None, cancel: Callable[[], bool] | None = None,
+    **options: Unpack[GenerationKeywords],
 ) -> list[GenerationResult]:  # fmt: skip
-    """Sample `n` continuations of one prompt, which is run once; the other arguments are those of `Model.generate`."""
-    check_number("n", n, 1)
-    check_number("max_new_tokens", max_new_tokens, 0)
+    """Sample `n` continuations of one prompt, which is run once; a sample does not depend on the others.
+
+    Arguments and errors are those of `generate`.
+    """
+    given = GenerationOptions(**options)
+    Range(1, whole=True).check("n", n)
+    Range(0, whole=True).check("max_new_tokens", max_new_tokens)
     for name, value in (("stream", stream), ("cancel", cancel)):
         if value is not None and not callable(value):
             raise UsageError(f"{name} is not callable", where=name, got=type(value).__name__)
-    if options.stop and model.tokenizer is None:
-        raise UsageError("stop strings need a tokenizer, but the model has none", where="stop", got=options.stop)
-    rule = _with_model_defaults(model, options.sampling) if options.use_model_defaults else options.sampling
+    if given.stop and model.tokenizer is None:
+        raise UsageError("stop strings need a tokenizer, but the model has none", where="stop", got=given.stop)
+    rule = _with_model_defaults(model, given.sampling) if given.use_model_defaults else given.sampling
     ids = prompt_ids(model, prompt)
     started = perf_counter()
     if cache is None:
         entries = len(ids) + max(max_new_tokens - 1, 0)
         cache = model.new_cache(-(-entries // _ROUND) * _ROUND, kind="static")
     check_cache_of(model.program, cache)
-    reused, logits = _fill(cache, ids, options.allow_stale)
+    reused, logits = _fill(cache, ids, given.allow_stale)
     prefill = perf_counter() - started
     mark = cache.snapshot() if n > 1 else None
     results = []
     try:
-        for number in range(options.first_stream, options.first_stream + n):
+        for number in range(given.first_stream, given.first_stream + n):
             if mark is not None:
                 cache.restore(mark)
-            text = TextStream(model.tokenizer, tuple(options.stop), stream)
+            text = TextStream(model.tokenizer, tuple(given.stop), stream)
             made = GenerationResult([], "", "", len(ids), prefill_s=prefill, sampling=rule, stream=number,
                                     reused_tokens=reused)  # fmt: skip
-            sample = _Continuation(model, cache, SamplingRequest(rule, number, len(ids)), text, options, made)
+            sample = _Continuation(model, cache, SamplingRequest(rule, number, len(ids)), text, given, made)
             results.append(sample.run(logits, max_new_tokens, cancel))
     finally:
         if mark is not None:
@@ -168,11 +189,30 @@ def generate(
     return results
 
 
-def decode(cache: KVCache, steps: int, rule: Sampling, stream: int = 0, allow_stale: bool = False) -> Generator[int]:
-    """Sample and append tokens one by one; a token is in the cache when it is yielded.
+@keywords(Sampling)
+def decode(
+    model: Model, cache: KVCache, steps: int = 1, *, stream: int | None = None, allow_stale: bool = False,
+    **sampling: Unpack[SamplingKeywords],
+) -> Generator[int]:  # fmt: skip
+    """Sample and append up to `steps` tokens, one by one; a token is in the cache when it is yielded.
 
     Closing the iterator leaves the cache with the yielded tokens; a new iterator continues from there.
+
+    Args:
+        cache: one sequence with at least one token.
+        steps: limit.
+        stream: number of the random stream; by default the sequence's own, which differs between forks.
+        allow_stale: run on entries of an earlier state of the model.
+        sampling: see `Sampling`.
     """
+    check_cache_of(model.program, cache)
+    number, rule = cache.stream if stream is None else stream, Sampling(**sampling)
+    Range(0, whole=True).check("steps", steps)
+    Range(whole=True).check("stream", number)
+    return _decoded(cache, steps, rule, number, allow_stale)
+
+
+def _decoded(cache: KVCache, steps: int, rule: Sampling, stream: int, allow_stale: bool) -> Generator[int]:
     if cache.batch != 1:
         raise PromptError("decode cannot use a cache of several sequences", expected="one sequence", got=cache.batch)
     requests = (SamplingRequest(rule, stream, cache.length if rule.penalises else 0),)  # equal in the next call

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 from weakref import WeakSet
 
 import numpy as np
@@ -26,9 +26,10 @@ from graphwright.errors import UsageError
 from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
 from graphwright.models.generation.cache import FingerprintWatch, fill, filled, independent
 from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, StepPlans, StepResult, derive_paged
-from graphwright.models.generation.sampling import Requests, check_number, check_one_each
+from graphwright.models.generation.sampling import Requests, check_one_each
 from graphwright.models.generation.sequence import CachedSequence, PagedSnapshot
 from graphwright.models.generation.text import check_ids, vocabulary
+from graphwright.settings import Range
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -239,15 +240,26 @@ class PrefixCache:
 KINDS = ("float32", "bfloat16", "float16")
 
 
+class PagedKeywords(TypedDict, total=False):
+    """The keyword arguments of `PagedCache` that a cache of other kinds does not have."""
+
+    blocks: int | None
+    nbytes: int | None
+    block: int
+    prefix_bytes: int | None
+    dtype: str | None
+    poison: bool
+
+
 class PagedCache:
     """Blocks of keys and values for sequences of any lengths.
 
     Args:
         program: the model's program.
-        tokens: capacity in tokens; ⌈tokens / block⌉ + `sequences` blocks are allocated.
+        tokens: capacity in tokens; ⌈tokens / block⌉ + `batch` blocks are allocated.
         blocks, nbytes: the capacity in blocks or bytes instead.
         block: entries per block.
-        sequences: expected number of sequences, see `tokens`.
+        batch: expected number of sequences, see `tokens`.
         prefix_bytes: largest size of all blocks cached for later prompts; 0 caches none. By default the whole pool:
             cached blocks are evicted when a sequence needs them.
         dtype: dtype of the entries, "float32", "bfloat16" or "float16"; by default that of the activations.
@@ -265,7 +277,7 @@ class PagedCache:
 
     def __init__(
         self, program: Program, *, tokens: int | None = None, blocks: int | None = None, nbytes: int | None = None,
-        block: int = 16, sequences: int = 1, prefix_bytes: int | None = None, dtype: str | None = None,
+        block: int = 16, batch: int = 1, prefix_bytes: int | None = None, dtype: str | None = None,
         device: Device = CPU, poison: bool = False,
     ) -> None:  # fmt: skip
         given = {"tokens": tokens, "blocks": blocks, "nbytes": nbytes}
@@ -273,16 +285,16 @@ class PagedCache:
             passed = {k: v for k, v in given.items() if v is not None}
             what = f"the capacity of the cache is {'given more than once' if passed else 'missing'}"
             raise UsageError(what, expected="exactly one of tokens, blocks and nbytes", got=passed or None)
-        for name, value in {**given, "block": block, "sequences": sequences, "prefix_bytes": prefix_bytes}.items():
+        for name, value in {**given, "block": block, "batch": batch, "prefix_bytes": prefix_bytes}.items():
             if value is not None:
-                check_number(name, value, 0 if name == "prefix_bytes" else 1)
+                Range(0 if name == "prefix_bytes" else 1, whole=True).check(name, value)
         if dtype not in (None, *KINDS):
             raise UsageError("a cache cannot have this dtype", where="dtype", expected=" or ".join(KINDS), got=dtype)
         self.program, self.block, self.watch, self.lock = program, block, FingerprintWatch(program), RLock()
         self.kind, self.device, self._poison = None if dtype is None else named(dtype), device, poison
         per_block = sum(s.nbytes for s in derive_paged(program, 1, block, True, self.kind).states.values())
         if blocks is None:
-            blocks = -(-tokens // block) + sequences if tokens is not None else (nbytes or 0) // max(per_block, 1)
+            blocks = -(-tokens // block) + batch if tokens is not None else (nbytes or 0) // max(per_block, 1)
             if blocks < 1:
                 what, expected = "nbytes is smaller than one block", f">= {per_block} bytes"
                 raise UsageError(what, where="nbytes", expected=expected, got=nbytes)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from graphwright.array import from_numpy
 from graphwright.errors import NonFinite, ShapeError, UsageError
 from graphwright.ops import compute, get
 from graphwright.ops.sampling import RULES
+from graphwright.settings import Count, NotNegative, Number, Positive, PositiveShare, Settings, Share, Whole
 
 _END = np.array([[-1, 0]], np.int32)
 
@@ -51,27 +51,8 @@ _MOST = float(np.finfo(np.float32).max)
 _WORD = (1 << 64) - 1
 
 
-def check_number(name: str, value: Any, least: int | None = None, kind: type = Integral) -> None:
-    """Raise UsageError if an option's value is not a number of the type `kind`, or is less than `least`."""
-    if not isinstance(value, kind):
-        article = "an integer" if kind is Integral else "a number"
-        raise UsageError(f"{name} is not {article}", where=name, got=value)
-    if least is not None and value < least:
-        raise UsageError(f"{name} is out of range", where=name, expected=f">= {least}", got=value)
-
-
-_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda x: x >= 0, ">= 0"),
-    "top_p": (lambda x: 0 < x <= 1, "in (0, 1]"),
-    "min_p": (lambda x: 0 <= x <= 1, "in [0, 1]"),
-    "repetition_penalty": (lambda x: 0 < x < float("inf"), "> 0"),
-    "presence": (lambda x: abs(x) < float("inf"), "a finite number"),
-    "frequency": (lambda x: abs(x) < float("inf"), "a finite number"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling(Settings):
     """Rules for sampling a token; with the defaults, the token with the largest logit is taken.
 
     Rules apply in the order of the attributes: penalties, processors, temperature, top_k, top_p, min_p.
@@ -82,35 +63,26 @@ class Sampling:
         frequency: number that is subtracted from a token's logit once for each occurrence in the output.
         processors: functions of (ids so far [T], logits float32 [V]) that return logits of the same shape and dtype.
         temperature: divisor of the logits; 0 takes the largest logit (lowest id on ties).
-        top_k: keep the k largest, lower ids on ties; 0 keeps all.
+        top_k: keep the k largest logits, lower ids on ties; 0 keeps all.
         top_p: keep the smallest set of most probable tokens whose total probability is at least `top_p`.
         min_p: keep tokens with a probability of at least `min_p` times the largest one.
         seed: seed of the random numbers.
     """
 
-    repetition_penalty: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
+    repetition_penalty: Positive = 1.0
+    presence: Number = 0.0
+    frequency: Number = 0.0
     processors: Sequence[Processor] = ()
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
+    temperature: NotNegative = 0.0
+    top_k: Count = 0
+    top_p: PositiveShare = 1.0
+    min_p: Share = 0.0
+    seed: Whole = 0
 
     def __post_init__(self) -> None:
-        for name, (fits, expected) in _RANGES.items():
-            check_number(name, value := getattr(self, name), kind=Real)
-            if not fits(value):
-                raise UsageError(f"{name} is out of range", where=name, expected=expected, got=value)
-        check_number("top_k", self.top_k, 0)
-        check_number("seed", self.seed)
-        if not isinstance(self.processors, tuple | list):
-            raise UsageError("processors is not a list of functions", where="processors", got=repr(self.processors))
-        for processor in self.processors:
-            if not callable(processor):
-                raise UsageError("a processor is not callable", where="processors", expected="a function (ids, logits)",
-                                 got=type(processor).__name__)  # fmt: skip
+        Settings.__post_init__(self)
+        if not isinstance(self.processors, tuple | list) or not all(map(callable, self.processors)):
+            raise self.out_of_range("processors", "a list of functions (ids, logits)")
         object.__setattr__(self, "processors", tuple(self.processors))
 
     @property
@@ -189,25 +161,18 @@ def _processed(processor: Processor, ids: np.ndarray, z: np.ndarray) -> np.ndarr
     return made
 
 
-def log_softmax(z: np.ndarray) -> np.ndarray:
-    """Return the log-probabilities of logits [V]."""
-    z = z.astype(np.float64)
-    top = z.max()
-    return (z - top - np.log(np.exp(z - top).sum())).astype(np.float32)
-
-
 class SamplingKeywords(TypedDict, total=False):
-    """Fields of `Sampling`, as keywords of `Model.decode`."""
+    """The fields of `Sampling` as keyword arguments."""
 
-    repetition_penalty: float
-    presence: float
-    frequency: float
+    repetition_penalty: Positive
+    presence: Number
+    frequency: Number
     processors: Sequence[Processor]
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
+    temperature: NotNegative
+    top_k: Count
+    top_p: PositiveShare
+    min_p: Share
+    seed: Whole
 
 
 @dataclass(frozen=True, slots=True)

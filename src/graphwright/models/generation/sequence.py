@@ -19,8 +19,9 @@ from graphwright.errors import ShapeError, UsageError
 from graphwright.models.errors import BlockError, PromptError, SequenceReleased
 from graphwright.models.generation.cache import CHUNK, ENDLESS, KVCache, independent
 from graphwright.models.generation.cached_program import StepResult
-from graphwright.models.generation.sampling import Requests, check_number
+from graphwright.models.generation.sampling import Requests
 from graphwright.models.generation.text import check_ids
+from graphwright.settings import Range
 
 if TYPE_CHECKING:
     from graphwright.models.generation.paged import BlockPool, PagedCache
@@ -164,7 +165,7 @@ class CachedSequence(KVCache):
 
     def reserve(self, count: int) -> None:
         """Allocate room for `count` more entries; copy the last block if it is shared. On CacheFull nothing changes."""
-        check_number("count", count)
+        Range(whole=True).check("count", count)
         with self.exclusive():
             at, inside = divmod(self.length, self.cache.block)
             more = max(-(-(self.length + count) // self.cache.block) - len(self.table), 0)
@@ -249,7 +250,7 @@ class CachedSequence(KVCache):
     # -- inspection --------------------------------------------------------------------------------------------------
     def lookup(self, position: int) -> tuple[int, int]:
         """Return (block, index in the block) of a position. Raises: BlockError if it is outside the sequence."""
-        check_number("position", position)
+        Range(whole=True).check("position", position)
         if not 0 <= position < self.length:
             raise BlockError("this position is outside the sequence", where="position",
                              expected=f"0..{self.length - 1}", got=position)  # fmt: skip

@@ -15,12 +15,14 @@ from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
 from graphwright.program import errors
 from graphwright.program.editing.replace import boundary, redirect
+from graphwright.program.gates import GateOptions
 from graphwright.program.kinds import KINDS, STORED
+from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
     from graphwright.program.axes.axes import AxisGroup
-    from graphwright.program.editing.gate_edits import GateKeywords
     from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.gates import GateKeywords
     from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
     from graphwright.program.selection import Selection
@@ -159,6 +161,7 @@ class Units:
                 e.cut_units(gone, ragged=ragged)
         return gone
 
+    @keywords(GateOptions)
     def gate(
         self, kind: str = "hard_concrete", *, why: str | None = None, **options: Unpack[GateKeywords]
     ) -> tuple[NodeId, ...]:

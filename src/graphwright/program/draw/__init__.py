@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from graphwright.program.draw.dot import to_dot
 from graphwright.program.draw.html import to_html
-from graphwright.program.draw.layout import Box, DrawnEdge, Group, PictureLayout, PictureOptions, layout
+from graphwright.program.draw.layout import Box, DrawnEdge, Group, PictureLayout, layout
 from graphwright.program.draw.style import NodeNote
 from graphwright.program.draw.svg import notebook, to_svg, written
 
-__all__ = ["Box", "DrawnEdge", "Group", "NodeNote", "PictureLayout", "PictureOptions", "layout", "notebook", "to_dot",
+__all__ = ["Box", "DrawnEdge", "Group", "NodeNote", "PictureLayout", "layout", "notebook", "to_dot",
            "to_html", "to_svg", "written"]  # fmt: skip

@@ -9,9 +9,12 @@ from graphwright.errors import UsageError
 from graphwright.program.draw.layout import compose
 from graphwright.program.draw.shapes import clean
 from graphwright.program.draw.style import FAMILIES, MARKS, drawn_targets, overlay_of
+from graphwright.program.draw.svg import written
+from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
-    from graphwright.program.draw.layout import Box, DrawnEdge, PictureOptions
+    from graphwright.files import StrPath
+    from graphwright.program.draw.layout import Box, DrawnEdge, PictureKeywords
     from graphwright.program.draw.style import NodeNote, Overlay
     from graphwright.program.program import Program
 
@@ -20,32 +23,32 @@ _LINES = {"data": ("green", "solid"), "attention": ("blue", "solid"), "residual"
 """Kind of edge -> colour and line."""
 
 
+@keywords(compose)
 def to_dot(
-    program: Program,
-    color: str | Mapping[Any, float | NodeNote] | None = "family",
-    scale: str = "linear",
-    **options: Unpack[PictureOptions],
-) -> str:
+    program: Program, path: StrPath | None = None, *, color: str | Mapping[Any, float | NodeNote] | None = "family",
+    scale: str = "linear", **options: Unpack[PictureKeywords],
+) -> str:  # fmt: skip
     """Draw a program as DOT text, top-down.
 
     Attention edges are solid blue, data edges green, residual dashed red, state dotted purple, removed grey.
 
     Args:
+        path: the file to write, if any.
         color: `"family"` fills boxes by their kind of op, None leaves them white. A mapping of numbers by node or path
             is drawn as a colour scale, a mapping of notes by node as severities with tooltips.
         scale: scale of the numbers, `linear` or `log`.
-        options: see `PictureOptions`.
+        options: see `compose`.
     """
     if isinstance(color, str) and color != "family":
         raise UsageError("unknown colouring of a DOT picture", expected='"family", None or a mapping', got=color)
     picture = compose(program, **options).layout()
     overlay = overlay_of(program, drawn_targets(picture), color if isinstance(color, Mapping) else None, scale)
-    inside: dict[str, list[str]] = {path: [] for path in ("", *picture.groups)}
-    for path in sorted(picture.boxes):
-        inside[picture.boxes[path].parent].append(path)
-    children: dict[str, list[str]] = {path: [] for path in inside}
-    for path in sorted(picture.groups):
-        children[picture.groups[path].parent].append(path)
+    inside: dict[str, list[str]] = {name: [] for name in ("", *picture.groups)}
+    for name in sorted(picture.boxes):
+        inside[picture.boxes[name].parent].append(name)
+    children: dict[str, list[str]] = {name: [] for name in inside}
+    for name in sorted(picture.groups):
+        children[picture.groups[name].parent].append(name)
     out = [
         f"digraph {quoted(program.name)} {{",
         '  rankdir="TB";',
@@ -58,20 +61,20 @@ def to_dot(
         out.append(f"  // scale from {overlay.low!r} to {overlay.high!r}")
     stack: list[tuple[str, int, bool]] = [("", 1, False)]
     while stack:
-        path, depth, leaving = stack.pop()
+        name, depth, leaving = stack.pop()
         pad = "  " * depth
         if leaving:
             out.append("  " * (depth - 1) + "}")
             continue
-        if path:
-            group = picture.groups[path]
-            out.append("  " * (depth - 1) + f"subgraph {quoted('cluster_' + path)} {{")
+        if name:
+            group = picture.groups[name]
+            out.append("  " * (depth - 1) + f"subgraph {quoted('cluster_' + name)} {{")
             out += [f"{pad}label={quoted(group.title)};", f"{pad}color={quoted('#b9c0c8')};"]
-            stack.append((path, depth, True))
-        out += [pad + _dot_node(picture.boxes[p], overlay, color == "family") for p in inside[path]]
-        stack += [(child, depth + 1, False) for child in reversed(children[path])]
+            stack.append((name, depth, True))
+        out += [pad + _dot_node(picture.boxes[p], overlay, color == "family") for p in inside[name]]
+        stack += [(child, depth + 1, False) for child in reversed(children[name])]
     out += ["  " + _dot_edge(edge) for edge in picture.edges]
-    return "\n".join([*out, "}", ""])
+    return written("\n".join([*out, "}", ""]), path)
 
 
 def quoted(value: str) -> str:

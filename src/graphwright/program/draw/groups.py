@@ -326,7 +326,7 @@ class SceneView:
 
 
 def view(scene: Scene, expanded: Set[str] | None, level: int | None, fold: bool, budget: int) -> SceneView:
-    """Choose the open groups of a scene. Raises: UsageError for invalid arguments, which `PictureOptions` describes."""
+    """Choose the open groups of a scene. Raises: UsageError for invalid arguments, which `layout.compose` describes."""
     if budget < 16:
         raise UsageError("the budget of a picture is too small", expected="at least 16 elements", got=budget)
     if expanded is not None and level is not None:

@@ -12,12 +12,14 @@ from graphwright.program.draw.layout import GAP, PAD, PIN, STEP, TITLE, common, 
 from graphwright.program.draw.scene import CHANGED, MIXED, statistics
 from graphwright.program.draw.shapes import clean, escaped
 from graphwright.program.draw.style import FONT, LINE, ColourTarget, drawn_targets, overlay_of, text_width
-from graphwright.program.draw.svg import ROUND, legend, render
+from graphwright.program.draw.svg import ROUND, legend, render, written
+from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
+    from graphwright.files import StrPath
     from graphwright.program.draw.arrange import Arrangement
     from graphwright.program.draw.groups import Net
-    from graphwright.program.draw.layout import Box, Composition, PictureOptions
+    from graphwright.program.draw.layout import Box, Composition, PictureKeywords
     from graphwright.program.draw.style import NodeNote, Overlay
     from graphwright.program.program import Program
 
@@ -67,13 +69,12 @@ pre{{white-space:pre-wrap;overflow-wrap:anywhere;font:13px ui-monospace,monospac
 """
 
 
+@keywords(compose)
 def to_html(
-    program: Program,
-    overlay: Mapping[Any, float | NodeNote] | None = None,
-    scale: str = "linear",
-    **options: Unpack[PictureOptions],
-) -> str:
-    """Draw a program as one HTML page without external resources; see `to_svg` for the arguments."""
+    program: Program, path: StrPath | None = None, *, overlay: Mapping[Any, float | NodeNote] | None = None,
+    scale: str = "linear", **options: Unpack[PictureKeywords],
+) -> str:  # fmt: skip
+    """Draw a program as one HTML page whose groups open and close; see `to_svg` for the arguments."""
     made = compose(program, **options)
     diff = options.get("diff") is not None
     drawn = made.layout()
@@ -97,7 +98,7 @@ def to_html(
     packed = json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
     script = Path(__file__).with_name("page.js").read_text("utf-8")
     name = escaped(program.name)
-    return (
+    page = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
         '<meta name="viewport" content="width=device-width"><style>'
         f"{_STYLE}</style></head><body><header><h1>{name}</h1><span>{escaped(repr(program))}</span>"
@@ -108,6 +109,7 @@ def to_html(
         "the frame of an open one to close it.</pre></aside>"
         f'<script type="application/json" id="gw-data">{packed}</script><script>{script}</script></body></html>\n'
     )
+    return written(page, path)
 
 
 def _content(

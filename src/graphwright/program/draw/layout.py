@@ -18,6 +18,7 @@ from graphwright.program.draw.scene import CHANGED, MIXED, family, feedback, ins
 from graphwright.program.draw.shapes import clean
 from graphwright.program.draw.style import box_size, group_lines, text_width
 from graphwright.program.kinds import KINDS
+from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
     from graphwright.program.draw.arrange import Arrangement, XPosition
@@ -100,22 +101,8 @@ class PictureLayout:
         return len(self.boxes) + len(self.groups) + len(self.edges)
 
 
-class PictureOptions(TypedDict, total=False):
-    """Options of every picture of a program.
-
-    Dotted names divide the nodes into groups. An open group is drawn as a frame around its contents, a closed one as a
-    single box. By default all groups of a small program are open; in a larger one repeated modules, such as the blocks
-    of a decoder, are closed.
-
-    Attributes:
-        expanded: paths of the groups to open; a group opens only if the groups around it are open.
-        level: instead of `expanded`: open every group above this depth.
-        budget: maximum number of boxes, frames and edges (2 000). Beyond it the deepest groups are closed, runs of
-            equal groups are folded, and nodes outside of groups are bundled.
-        fold: draw runs of equal numbered groups once, as `layers.[0-21]`; by default only runs of more than 64.
-        params: draw params and consts as boxes of their own, not inside the nodes that read them.
-        diff: an earlier program to compare with; its removed nodes and edges are drawn too, and differences are marked.
-    """
+class PictureKeywords(TypedDict, total=False):
+    """The keyword arguments of `compose`, which all pictures have."""
 
     expanded: Set[str] | None
     level: int | None
@@ -123,11 +110,6 @@ class PictureOptions(TypedDict, total=False):
     fold: bool
     params: bool
     diff: Program | None
-
-
-def layout(program: Program, **options: Unpack[PictureOptions]) -> PictureLayout:
-    """Compute the layout of a program. Raises: UsageError for a budget below 16, or for both `expanded` and `level`."""
-    return compose(program, **options).layout()
 
 
 PAD, TITLE, GAP, STEP, PIN = 16, 22, 24, 8, 12
@@ -405,16 +387,25 @@ def tip(node: SceneNode) -> str:
 
 
 def compose(
-    program: Program,
-    *,
-    expanded: Set[str] | None = None,
-    level: int | None = None,
-    budget: int = BUDGET,
-    fold: bool = False,
-    params: bool = False,
-    diff: Program | None = None,
-) -> Composition:
-    """Read and arrange a program; see `PictureOptions` for the arguments."""
+    program: Program, *, expanded: Set[str] | None = None, level: int | None = None, budget: int = BUDGET,
+    fold: bool = False, params: bool = False, diff: Program | None = None,
+) -> Composition:  # fmt: skip
+    """Read and arrange a program.
+
+    Dotted names divide the nodes into groups. An open group is drawn as a frame around its contents, a closed one as a
+    single box. By default all groups of a small program are open; in a larger one repeated modules, such as the blocks
+    of a decoder, are closed.
+
+    Args:
+        expanded: paths of the groups to open; a group opens only if the groups around it are open.
+        level: instead of `expanded`: open every group above this depth.
+        budget: maximum number of boxes, frames and edges. Beyond it the deepest groups are closed, runs of equal groups
+            are folded, and nodes outside of groups are bundled.
+        fold: draw runs of equal numbered groups once, as `layers.[0-21]`; by default only runs of more than 64.
+        params: draw params and consts as boxes of their own, not inside the nodes that read them.
+        diff: an earlier program to compare with; its removed nodes and edges are drawn too, and differences are marked.
+    Raises: UsageError for a budget below 16, or for both `expanded` and `level`.
+    """
     scene = read(program) if diff is None else union(program, diff)
     if not params:
         scene = feedback(inside_readers(scene))
@@ -433,6 +424,12 @@ def compose(
         numbers = sum(prod(d for d in spec.shape if isinstance(d, int)) for spec in weights.values())
         group.lines = group_lines(group.title, len(group.members), numbers, specs)
     return Composition(chosen, kinds(scene), arrangement_count)
+
+
+@keywords(compose)
+def layout(program: Program, **options: Unpack[PictureKeywords]) -> PictureLayout:
+    """Compute the layout of a program; see `compose` for the options."""
+    return compose(program, **options).layout()
 
 
 def _arrange_all(tree: GroupTree) -> int:

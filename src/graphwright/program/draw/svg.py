@@ -22,9 +22,10 @@ from graphwright.program.draw.style import (
     text_width,
     tips,
 )
+from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
-    from graphwright.program.draw.layout import Box, DrawnEdge, Group, PictureLayout, PictureOptions
+    from graphwright.program.draw.layout import Box, DrawnEdge, Group, PictureKeywords, PictureLayout
     from graphwright.program.draw.style import NodeNote, Overlay
     from graphwright.program.program import Program
 
@@ -32,24 +33,24 @@ ROUND = 5  # radius of the corners of lines, in pixels
 CELL = 240  # budget of a picture in a notebook cell: below 200 kB, and at most a few screens
 
 
+@keywords(compose)
 def to_svg(
-    program: Program,
-    overlay: Mapping[Any, float | NodeNote] | None = None,
-    scale: str = "linear",
-    **options: Unpack[PictureOptions],
-) -> str:
+    program: Program, path: StrPath | None = None, *, overlay: Mapping[Any, float | NodeNote] | None = None,
+    scale: str = "linear", **options: Unpack[PictureKeywords],
+) -> str:  # fmt: skip
     """Draw a program as an SVG document.
 
     Args:
+        path: the file to write, if any.
         overlay: numbers by node or path, drawn as colours with a legend; or notes by node, such as
             `found.overlay()` of a diagnosis.
         scale: scale of the numbers, `linear` or `log`.
-        options: see `PictureOptions`.
+        options: see `compose`.
     """
     made = compose(program, **options).layout()
     colours = overlay_of(program, drawn_targets(made), overlay, scale)
     diff = options.get("diff") is not None
-    return render(made, legend(made, colours, diff), colours, diff)
+    return written(render(made, legend(made, colours, diff), colours, diff), path)
 
 
 def notebook(program: Program) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from graphwright.array import float64
-from graphwright.array.formulas.gates import COLUMNS, KINDS
+from graphwright.array.formulas.gates import COLUMNS, GATE_KINDS, KINDS
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get, traits
@@ -25,32 +25,17 @@ from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, branches
 from graphwright.program.editing.replace import redirect
 from graphwright.program.errors import DeadGate, GateNotAllowed, NotZeroPreserving
+from graphwright.program.gates import GateKeywords, GateOptions
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM
 from graphwright.program.op_graph import Value
+from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
     from graphwright.ops.axes import Atom, Term
     from graphwright.program.axes.axes import AxisGroup
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
-
-INITS = {
-    "scale": 0.0, "sigmoid": 1.0, "ste": float(np.log(9)), "bernoulli": float(np.log(9)), "concrete": 0.0,
-    "concrete_st": 0.0, "hard_concrete": 2.5, "choice": 0.0,
-}  # fmt: skip
-"""Initial logits per kind: a scale gate starts at 0, a hard concrete gate at exactly 1 in evaluation."""
-HARD_CONCRETE_T = 2 / 3
-Cost = str | float | Sequence[float]
-
-
-class GateKeywords(TypedDict, total=False):
-    """The keyword arguments of `gate` that other functions pass on."""
-
-    init: Any
-    group: str | None
-    cost: Cost
-
 
 _Operand = tuple[Value, int, tuple[EdgeId, ...]]
 
@@ -83,10 +68,8 @@ class _Request:
     atoms: tuple[Atom, ...] = ()  # of the axis, for units
 
 
-def gate(
-    e: Transaction, target: Any, kind: str = "hard_concrete", *, init: Any = None, group: str | None = None,
-    cost: Cost = "params",
-) -> Any:  # fmt: skip
+@keywords(GateOptions)
+def gate(e: Transaction, target: Any, kind: str = "hard_concrete", **options: Unpack[GateKeywords]) -> Any:
     """Multiply the values of edges, units, layers or nodes by trained gates.
 
     Args:
@@ -94,36 +77,33 @@ def gate(
             edges or nodes, which each get their own gate. For a `choice`, a list of edges, which get one gate together.
         kind: "scale", "sigmoid", "ste", "bernoulli", "concrete", "concrete_st", "hard_concrete" or "choice", whose
             formulas are in docs/structure.md.
-        init: initial logits, one number or one per element; by default 2.5 for "hard_concrete", ln 9 for "ste" and
-            "bernoulli", 1 for "sigmoid", else 0.
-        group: name of a group of gates that share a temperature; by default "hard_concrete" for that kind, else
-            "default".
-        cost: cost of each open element: "params", the number of param entries removed with it; "one"; or integers.
+        options: see `GateOptions`.
     Returns: the handle of the gate, which is its first multiplication node; a tuple of handles for units or a list.
     Raises: GateNotAllowed for an edge into an op, NotZeroPreserving if zeroing a unit differs from removing it,
         DeadGate for logits that are not finite, StaleHandle, UnknownEdge.
     """
-    if kind not in KINDS:
+    if (facts := GATE_KINDS.get(kind)) is None:
         raise UsageError("unknown kind of gate", expected=", ".join(KINDS), got=kind)
-    requests, several = _requests(e, target, kind)
+    given = GateOptions(**options)
+    requests, several = _requests(e, target, facts.one_of)
     if not requests:
         raise UsageError("nothing to gate: the list of targets is empty", expected="edges or nodes", got=target)
     count = sum(r.length for r in requests)
-    logits = np.broadcast_to(np.asarray(INITS[kind] if init is None else init, np.float64), (count,))
+    logits = np.broadcast_to(np.asarray(facts.start if given.init is None else given.init, np.float64), (count,))
     if not np.isfinite(logits).all():
-        raise DeadGate("the gate would have no gradient: an initial logit is not finite", got=init,
+        raise DeadGate("the gate would have no gradient: an initial logit is not finite", got=given.init,
                        fix="pass init=structure.init_for(p0, kind) with p0 from 0.01 to 0.99")  # fmt: skip
-    if kind == "ste" and (logits <= 0).any():
+    if facts.rounded and not facts.noisy and (logits <= 0).any():
         e.warnings.append("a straight-through gate is closed at first: its operands get no gradient until it opens")
-    made = _make(e, requests, kind, logits, group, cost)
+    made = _make(e, requests, kind, logits, given)
     return tuple(made) if several else made[0]
 
 
 # -- sites -------------------------------------------------------------------------------------------------------------
-def _requests(e: Transaction, target: Any, kind: str) -> tuple[list[_Request], bool]:
+def _requests(e: Transaction, target: Any, one_of: bool) -> tuple[list[_Request], bool]:
     """Return (the gates to create, whether `gate` returns a tuple of handles)."""
     p = e.program
-    if kind == "choice":
+    if one_of:
         edges = [p.edge(t) for t in target] if isinstance(target, Sequence) and not isinstance(target, str) else []
         if len(edges) < 2:
             expected = "two or more edges into junctions"
@@ -302,7 +282,7 @@ def _edge_cost(p: Program, edges: Iterable[EdgeId]) -> np.ndarray:
     return np.array([max(total, 1)], np.int64)
 
 
-def _costs(cost: Cost, requests: Sequence[_Request]) -> np.ndarray:
+def _costs(cost: g.Cost, requests: Sequence[_Request]) -> np.ndarray:
     if isinstance(cost, str):
         if cost not in ("params", "one"):
             raise UsageError("unknown cost of gate elements", expected='"params", "one" or integers >= 0', got=cost)
@@ -315,11 +295,11 @@ def _costs(cost: Cost, requests: Sequence[_Request]) -> np.ndarray:
 
 # -- adding ------------------------------------------------------------------------------------------------------------
 def _make(
-    e: Transaction, requests: Sequence[_Request], kind: str, inits: np.ndarray, group: str | None, cost: Cost
+    e: Transaction, requests: Sequence[_Request], kind: str, inits: np.ndarray, options: GateOptions
 ) -> list[NodeId]:
-    p = e.program
-    name = group if group is not None else "hard_concrete" if kind == "hard_concrete" else "default"
-    costs = _costs(cost, requests)
+    p, facts = e.program, GATE_KINDS[kind]
+    name = facts.group if options.group is None else options.group
+    costs = _costs(options.cost, requests)
     wide = all(p.spec(r.sites[0].value).dtype is float64 for r in requests)
     if not g.has_gates(p):
         empty = np.zeros(0, "float64" if wide else "float32")
@@ -331,7 +311,7 @@ def _make(
     if name not in groups:
         groups.append(name)
         temperatures = p.weights[g.TEMPERATURE].data.to_numpy()
-        e.set_weight(g.TEMPERATURE, np.append(temperatures, HARD_CONCRETE_T if kind == "hard_concrete" else 1.0))
+        e.set_weight(g.TEMPERATURE, np.append(temperatures, facts.temperature))
     parts = (p.weights[key].data.to_numpy() for key in (g.LOGITS, g.TABLE))
     logits, rows = (np.split(part, np.cumsum(sizes)[:-1]) if sizes else [] for part in parts)
     free = [port for port, part in enumerate(rows) if len(part) and part[0, g.STATE] == g.FREE]
@@ -450,7 +430,7 @@ def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -
     table = p.weights[g.TABLE].data.to_numpy().copy()
     rows = table[found.span]
     rows[slice(None) if elements is None else elements, g.STATE] = code
-    if found.kind == "choice" and (rows[:, g.STATE] == g.CLOSED).all():
+    if found.facts.one_of and (rows[:, g.STATE] == g.CLOSED).all():
         raise GateNotAllowed("cannot close all options of a choice gate", where=found.owner, fix="cut their edges")
     if not np.array_equal(rows[:, g.STATE], found.rows[:, g.STATE]):
         e.set_weight(g.TABLE, table)

@@ -120,21 +120,17 @@ class History:
             specs = {n: (old, p.specs(n) if n in p.graph else old) for n, old in t.specs_before.items()}
             forward, inverse = tuple(d[0] for d in t.done), tuple(d[1] for d in reversed(t.done))
             undo = Undo(forward, inverse, specs, (t.valid_before, p.valid), t.relabelled[::-1])
-        facts = {"why": t.why, "author": t.author, "tool": t.tool, "line": t.line, "warnings": t.warnings}
-        entry = self._append(undo, t.cone, self._hash_before, [d[2] for d in t.done], **facts)
+        entry = p.journal.append(
+            t.why, t.author, tool=t.tool, line=t.line, base_version=p.version, edits=[d[2] for d in t.done],
+            before=self._hash_before, after=p.state_hash(), warnings=t.warnings, undo=undo,
+            cone=tuple(n for n in t.cone if n in p.graph),
+        )  # fmt: skip
+        p.version += 1
         self.undoable.append(entry)
         if self.redoable:
             undos = [e.undo for e in self.redoable if e.undo is not None]
             p.tombstones.forget(h for undo in undos for edit in undo.forward if (h := edit.issued) is not None)
             self.redoable.clear()
-        return entry
-
-    def _append(self, undo: Undo | None, cone: Iterable[NodeId], before: str, edits: list[Any], **facts: Any) -> Entry:
-        """Append a journal entry for the change from state hash `before` to the present state; add 1 to the version."""
-        p = self.program
-        facts |= {"base_version": p.version, "edits": edits, "before": before, "after": p.state_hash()}
-        entry = p.journal.append(undo=undo, cone=tuple(n for n in cone if n in p.graph), **facts)
-        p.version += 1
         return entry
 
     def end(self, entry: Entry | None, *, failed: bool = False) -> None:
@@ -215,9 +211,13 @@ class History:
         p.valid = undo.valid[0 if back else 1]
         find_back_edges(p, p.valid)
         other.append(stack.pop())
-        facts = {"why": f"{'undo' if back else 'redo'}: {entry.why}", "author": "human", "tool": None, "line": None}
-        facts |= {"warnings": (), "undoes" if back else "redoes": entry.seq}
-        made = self._append(None, cone | undo.specs, before, records, **facts)
+        undoes, redoes = (entry.seq, None) if back else (None, entry.seq)
+        made = p.journal.append(
+            f"{'undo' if back else 'redo'}: {entry.why}", "human", base_version=p.version, edits=records, before=before,
+            after=p.state_hash(), undoes=undoes, redoes=redoes,
+            cone=tuple(n for n in cone | undo.specs if n in p.graph),
+        )  # fmt: skip
+        p.version += 1
         self.spill.entered(undo)
         return made
 

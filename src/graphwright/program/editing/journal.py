@@ -164,11 +164,18 @@ class Journal(Sequence[Entry]):
         """Replace the entry that has the same `seq` by `entry`, a copy with other undo data."""
         self._entries[entry.seq] = entry
 
-    def append(self, *, undo: Undo | None, cone: tuple[NodeId, ...] = (), **facts: Any) -> Entry:
+    def append(
+        self, why: str, author: str, *, base_version: int, edits: Sequence[dict[str, Any]], before: str, after: str,
+        tool: str | None = None, line: str | None = None, undoes: int | None = None, redoes: int | None = None,
+        warnings: Sequence[str] = (), undo: Undo | None = None, cone: tuple[NodeId, ...] = (),
+    ) -> Entry:  # fmt: skip
         """Append an entry with these fields and return it; this method sets its `seq`, `time`, `prev` and `hash`."""
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        body = {"undoes": None, "redoes": None, **facts, "seq": len(self._entries), "time": time}
-        link = self.chain.append({name: _as_json(body[name]) for name in _FIELDS if name in body})
+        link = self.chain.append({
+            "seq": len(self._entries), "time": time, "why": why, "author": author, "tool": tool, "line": line,
+            "base_version": base_version, "edits": list(edits), "before": before, "after": after, "undoes": undoes,
+            "redoes": redoes, "warnings": list(warnings),
+        })  # fmt: skip
         self._entries.append(_entry(link, undo, cone))
         return self._entries[-1]
 

@@ -10,6 +10,7 @@ from warnings import warn
 
 import numpy as np
 
+from graphwright.array.formulas.activations import sigmoid
 from graphwright.autograd import Tensor, as_tensor, no_grad
 from graphwright.errors import UsageError
 from graphwright.optim.lr_scheduler import CosineAnnealingLR
@@ -200,7 +201,7 @@ def _threshold(probabilities: list[float]) -> float:
         z = np.log(probabilities) - np.log1p(-np.array(probabilities))
     ends = np.clip(np.sort([low, *z, high]), low, high)
     widest = int(np.argmax(np.diff(ends)))
-    return float(1 / (1 + np.exp(-(ends[widest] + ends[widest + 1]) / 2)))
+    return float(sigmoid((ends[widest] + ends[widest + 1]) / 2))
 
 
 def _elements(view: DifferentiableGraph, gate_of: CandidateGates) -> dict[str, Element]:

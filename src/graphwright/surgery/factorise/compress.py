@@ -13,6 +13,8 @@ from graphwright.errors import BudgetUnreachable, UsageError
 from graphwright.ops import traits
 from graphwright.progress import ProgressCallback
 from graphwright.report import plain
+from graphwright.settings import AtLeastOne, AtLeastTwo, Count, Settings
+from graphwright.signatures import keywords
 from graphwright.surgery import matrices as mx
 from graphwright.surgery.budgets import Bytes, Energy, Error, MatrixBudget, Params, Ratio
 from graphwright.surgery.calibration import Calibration, MissingCalibration
@@ -34,24 +36,25 @@ SLACK = 1e-9
 """Relative tolerance of an error budget, for rounding of the sums that the error is computed from."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompressOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressOptions(Settings):
     """Options of `compress`.
 
     Attributes:
         order: number of modes of tensor trains and rings.
         sweeps: number of alternating least squares sweeps after the SVDs of trains and rings.
         min_dim: matrices whose shorter side is below this number stay dense.
-        min_rank, max_rank: limits of the rank for svd and asvd.
+        min_rank: smallest rank for svd and asvd.
+        max_rank: largest rank for svd and asvd.
         pad: pad with zeros each shape that does not split into `order` modes; False raises NotFactorable instead.
         importance: dict from pattern to the weight of matching layers' errors (1 by default), for size budgets.
     """
 
-    order: int = 3
-    sweeps: int = 0
-    min_dim: int = 64
-    min_rank: int = 1
-    max_rank: int | None = None
+    order: AtLeastTwo = 3
+    sweeps: Count = 0
+    min_dim: AtLeastOne = 64
+    min_rank: AtLeastOne = 1
+    max_rank: AtLeastOne | None = None
     pad: bool = True
     importance: Mapping[str, float] | None = None
 
@@ -59,11 +62,11 @@ class CompressOptions:
 class CompressKeywords(TypedDict, total=False):
     """The fields of `CompressOptions` as keyword arguments."""
 
-    order: int
-    sweeps: int
-    min_dim: int
-    min_rank: int
-    max_rank: int | None
+    order: AtLeastTwo
+    sweeps: Count
+    min_dim: AtLeastOne
+    min_rank: AtLeastOne
+    max_rank: AtLeastOne | None
     pad: bool
     importance: Mapping[str, float] | None
 
@@ -89,6 +92,7 @@ class _Subject:
         self.chosen: Factors | None = None
 
 
+@keywords(CompressOptions)
 def compress(
     program: Program | Model, where: str | Selection, method: str = "best", budget: MatrixBudget | None = None, *,
     calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,

@@ -8,10 +8,10 @@ between.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, TypedDict, Unpack
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, NoReturn, TypedDict, Unpack
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from graphwright.ops import traits
 from graphwright.program.axes.units import Units
 from graphwright.progress import ProgressCallback
 from graphwright.report import Report, plain, table
+from graphwright.settings import Settings
+from graphwright.signatures import keywords
 from graphwright.surgery import matrices as mx
 from graphwright.surgery.calibration import Calibration
 from graphwright.surgery.errors import NotAbsorbable, check_choices
@@ -167,13 +169,13 @@ def _pairs(p: Program, matrix: Matrix, other: Matrix, side: int) -> list[tuple[n
     return best
 
 
-PER = ("matrix", "head")
-FOLDS = ("none", "insert", "absorb", "scale")
+Per = Literal["matrix", "head"]
+Fold = Literal["none", "insert", "absorb", "scale"]
 COLUMNS = ("path", "shape", "parts", "error", "distance", "condition", "predicted", "measured", "seconds")
 
 
-@dataclass(frozen=True, slots=True)
-class OrthogonalizeOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrthogonalizeOptions(Settings):
     """Options of `orthogonalize`.
 
     Attributes:
@@ -185,13 +187,13 @@ class OrthogonalizeOptions:
         inplace: write into the weight's memory if nothing else uses the memory; never if drift is measured.
     """
 
-    per: str = "matrix"
-    fold: str = "none"
+    per: Per = "matrix"
+    fold: Fold = "none"
     special: bool = False
     inplace: bool = False
 
     def __post_init__(self) -> None:
-        check_choices({"per": self.per, "fold": self.fold}, {"per": PER, "fold": FOLDS})
+        Settings.__post_init__(self)
         if self.fold == "absorb" and self.per != "head":
             raise UsageError(
                 "fold='absorb' works per head only", where="fold", got=f"per={self.per!r}", fix="pass per='head'"
@@ -208,8 +210,8 @@ class OrthogonalizeOptions:
 class OrthogonalizeKeywords(TypedDict, total=False):
     """The fields of `OrthogonalizeOptions` as keyword arguments."""
 
-    per: str
-    fold: str
+    per: Per
+    fold: Fold
     special: bool
     inplace: bool
 
@@ -251,13 +253,11 @@ class OrthoReport(mx.MatrixReport):
     """Report on one call of `orthogonalize`: one row per matrix; other fields as in `MatrixReport`.
 
     Attributes:
-        method, per, fold: arguments of the call.
+        method: argument of the call.
         mean_error, max_error: mean and largest `error` of the rows.
     """
 
     method: str
-    per: str
-    fold: str
     rows: list[OrthoRow] = field(default_factory=list)
     FIGURES: ClassVar = ("mean_error", "max_error")
 
@@ -274,7 +274,7 @@ class OrthoReport(mx.MatrixReport):
     def __str__(self) -> str:
         rows = [{**r.to_json(), "measured": r.measured and r.measured.relative} for r in self.rows]
         return self.text(
-            f"orthogonalize: {self.method} per {self.per}, fold {self.fold}",
+            f"orthogonalize: {self.method} per {self.options['per']}, fold {self.options['fold']}",
             table(rows, COLUMNS),
             f"{len(self.rows)} matrices, mean error {self.mean_error:.3g}, largest {self.max_error:.3g}",
         )
@@ -288,6 +288,7 @@ class _Solved(NamedTuple):
     scales: list[float]
 
 
+@keywords(OrthogonalizeOptions)
 def orthogonalize(
     program: Program | Model, where: str | Selection | Units, method: str = "polar", *,
     calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
@@ -317,8 +318,8 @@ def orthogonalize(
         for m in matrices:
             neighbour(p, m)
     grams = mx.input_grams(p, matrices, calibration) if calibration is not None else {}
-    found = OrthoReport(method=method, per="head" if parts else given.per, fold=given.fold, dry_run=dry_run,
-                        options=plain(given), skipped=skipped)  # fmt: skip
+    given = replace(given, per="head") if parts else given
+    found = OrthoReport(method=method, dry_run=dry_run, options=plain(given), skipped=skipped)
 
     def edit(e: Transaction, m: Matrix) -> dict[str, float]:
         row = _orthogonalize(e, m, parts.get(m.key, [MatrixSlice()]), method, given, grams.get(m.path))

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
-SCOPES = ("loss", "global", "kind", "layer")
-
-
 @dataclass(frozen=True, slots=True)
 class Curve:
     """The predicted error of removing the units of an axis one by one; axes of equal `kind` and `size` are comparable.

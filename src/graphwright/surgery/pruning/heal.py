@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphwright.autograd import Tensor
-from graphwright.errors import NonFinite, UsageError
+from graphwright.errors import NonFinite
+from graphwright.models.metrics import log_softmax
 from graphwright.nn import functional
 from graphwright.optim.gradients import clip_grad_norm_
 from graphwright.optim.optimizers import AdamW
 from graphwright.plan.compiled import compile
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
+from graphwright.settings import Range
 from graphwright.surgery.calibration import Calibration, Stream
-from graphwright.surgery.measure import Drift, log_softmax
+from graphwright.surgery.measure import Drift
 from graphwright.surgery.pruning.plan import TOOL
 from graphwright.surgery.pruning.scores import need_tokens
 
@@ -61,8 +63,7 @@ def heal(
         the loss is not finite. After any error, and after Ctrl-C, the weights are unchanged.
     """
     for name, given in (("steps", steps), ("batch", batch)):
-        if given < 1:
-            raise UsageError(f"{name} is too small", where=name, expected=">= 1", got=given)
+        Range(1, whole=True).check(name, given)
     need_tokens(program, "healing")
     chunks = calibration.feeds(program)
     windows = {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]}

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from graphwright.array import NDArray
-from graphwright.errors import UsageError
 from graphwright.program.axes.units import Units, runs
 from graphwright.program.editing.transaction import Transaction
 from graphwright.report import Report, plain
+from graphwright.settings import AtLeastOne, Count, NotNegative, Settings, Share
 from graphwright.surgery.errors import StaleStep, check_choices
-from graphwright.surgery.pruning.allocate import SCOPES
 from graphwright.surgery.pruning.prunable import NEURONS, Where, remove_branch, residual_branches
 from graphwright.surgery.pruning.scores import CRITERIA
 
@@ -34,17 +33,18 @@ LABELS = {
 }  # fmt: skip
 
 
-RECIPES = ("default", "units", "modules")
+Recipe = Literal["default", "units", "modules"]
+Scope = Literal["loss", "global", "kind", "layer"]
 
 
-@dataclass(frozen=True, slots=True)
-class PruneOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneOptions(Settings):
     """Options of `prune`.
 
     Attributes:
-        recipe: `units`, which cuts units of axes; `modules`, which removes whole residual branches; or `default`, which
-            removes attention modules for 0, 25 or 50 % of the reduction (by least calibration loss), then units.
-        method: score that ranks units: `greedy`, `obs`, `wanda`, `magnitude`, `taylor`, `random`; see `scores`.
+        recipe: what to remove: `units` of axes; `modules`, which are whole residual branches; or `default`, attention
+            modules for 0, 25 or 50 % of the reduction (by least calibration loss), then units.
+        method: score that ranks units: `greedy`, `obs`, `wanda`, `magnitude`, `taylor` or `random`.
         scope: how to compare units across axes: `loss` (predicted loss per parameter; the default for programs that
             score tokens), `global` (error relative to a layer's output, per parameter; the default otherwise), `kind`
             (among axes of equal kind and size), `layer` (the same share of every axis).
@@ -59,54 +59,50 @@ class PruneOptions:
         sequential: score and restore each layer with the outputs of the already pruned layers before it.
         ridge: λ of the fit, relative to the mean square of the inputs; by default 1e-4, or more if the fit needs it.
         seed: seed of `method="random"`.
-        timed: whether to measure the time per token before and after.
+        timed: measure the time per token before and after.
     """
 
-    recipe: str = "default"
+    recipe: Recipe = "default"
     method: str = "greedy"
-    scope: str | None = None
+    scope: Scope | None = None
     kinds: Sequence[str] = NEURONS
     where: Where | None = None
-    protect: Where = ()
-    round_to: int = 1
-    min_keep: float = 0.1
+    protect: Where | None = None
+    round_to: AtLeastOne = 1
+    min_keep: Share = 0.1
     uniform: bool = False
     restore: bool = True
     sequential: bool = True
-    ridge: float | None = None
-    seed: int = 0
+    ridge: NotNegative | None = None
+    seed: Count = 0
     timed: bool = True
 
     def __post_init__(self) -> None:
-        given = {"recipe": self.recipe, "method": self.method, "scope": self.scope or SCOPES[0]}
-        check_choices(given, {"recipe": RECIPES, "method": tuple(CRITERIA), "scope": SCOPES})
-        if self.round_to < 1:
-            raise UsageError("round_to is too small", where="round_to", expected=">= 1", got=self.round_to)
-        if not 0 <= self.min_keep <= 1:
-            raise UsageError("min_keep is out of range", where="min_keep", expected="from 0 to 1", got=self.min_keep)
+        Settings.__post_init__(self)
+        check_choices({"method": self.method}, {"method": tuple(CRITERIA)})
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict, with nodes as text."""
         return {**plain(self), "kinds": list(self.kinds), "where": self.where and str(self.where),
-                "protect": str(self.protect)}  # fmt: skip
+                "protect": self.protect and str(self.protect)}  # fmt: skip
 
 
 class PruneKeywords(TypedDict, total=False):
     """The fields of `PruneOptions` as keyword arguments."""
 
-    recipe: str
+    recipe: Recipe
     method: str
-    scope: str | None
+    scope: Scope | None
     kinds: Sequence[str]
     where: Where | None
-    protect: Where
-    round_to: int
-    min_keep: float
+    protect: Where | None
+    round_to: AtLeastOne
+    min_keep: Share
     uniform: bool
     restore: bool
     sequential: bool
-    ridge: float | None
-    seed: int
+    ridge: NotNegative | None
+    seed: Count
     timed: bool
 
 

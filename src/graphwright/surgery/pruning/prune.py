@@ -26,6 +26,7 @@ from graphwright.program.kinds import PARAM
 from graphwright.program.op_graph import OpGraph
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
+from graphwright.signatures import keywords
 from graphwright.surgery.budgets import SizeBudget
 from graphwright.surgery.calibration import Calibration, CalibrationTooSmall, MissingCalibration, Stream
 from graphwright.surgery.matrices import program_of
@@ -368,6 +369,7 @@ def prune(
     program: Program | Model, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: Literal[True],
     progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PrunePlan: ...  # fmt: skip
+@keywords(PruneOptions)
 def prune(
     program: Program | Model, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: bool = False,
     progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphwright.array.vm.code import CELLS, FEW, GROUP, LOCAL, STORED, UPDATES, Code
+from graphwright.array.vm.code import CELLS, FEW, GROUP, LOCAL, STORED, UNARY, UPDATES, Code
 from graphwright.array.vm.encode import operands as vm
 
 SPLIT_FROM = 100_000
@@ -43,7 +43,7 @@ class _Walk(NamedTuple):
 _ONE, _TWO = ((3, 4), (6, 7)), ((3, 4), (6, 7), (9, 10))
 _SLOW = frozenset({Code.EXP, Code.LOG, Code.TANH, Code.SIGMOID, Code.ERF, Code.SILU, Code.GELU, Code.GELU_TANH})
 _WALKS: dict[int, _Walk] = {
-    **{c: _Walk(_ONE, (), ((3, 4), (6, 4)), 0.4 if c in _SLOW else 0.1) for c in range(Code.COPY, Code.ROUND + 1)},
+    **{c: _Walk(_ONE, (), ((3, 4), (6, 4)), 0.4 if c in _SLOW else 0.1) for c in UNARY},
     **{c: _Walk(_TWO, (), ((3, 4), (6, 4), (9, 4)), 0.1) for c in range(Code.ADD, Code.ADD_SILU + 1)},
     **{c: _Walk(_TWO, (), ((3, 1), (6, 4), (9, 4)), 0.1) for c in (Code.EQ, Code.LT, Code.LE, Code.NE)},
     Code.WIDEN: _Walk(_ONE, (), ((3, 4), (6, 2)), 0.1),
