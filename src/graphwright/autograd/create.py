@@ -115,14 +115,9 @@ def _made(
 
 
 def full(
-    shape: Sequence[int],
-    value: float,
-    dtype: object = None,
-    requires_grad: bool = False,
-    *,
-    device: Device | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+    shape: Sequence[int], value: float, dtype: object = None, requires_grad: bool = False, *,
+    device: Device | str | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Make a tensor filled with one value; by default int64 for an int, bool for a bool, float32 for a float."""
     if dtype is None and out is None:
         kinds = ((bool | np.bool_, bool_), (int | np.integer, int64))
@@ -139,12 +134,9 @@ def full(
 
 
 def empty(
-    *shape: int | Sequence[int],
-    dtype: object = None,
-    requires_grad: bool = False,
-    device: Device | str | None = None,
+    *shape: int | Sequence[int], dtype: object = None, requires_grad: bool = False, device: Device | str | None = None,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Make an uninitialised tensor, float32 by default; for debugging, `array.storage.poison()` fills it with NaN."""
     shape = sizes(shape)
     kind, there = target(shape, dtype, device, out)
@@ -153,12 +145,9 @@ def empty(
 
 def _constant(name: str, value: int):  # the types of these factories are inferred: Callable would lose the keywords
     def filled(
-        *shape: int | Sequence[int],
-        dtype: object = None,
-        requires_grad: bool = False,
-        device: Device | str | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
+        *shape: int | Sequence[int], dtype: object = None, requires_grad: bool = False,
+        device: Device | str | None = None, out: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         kind, _ = target(sizes(shape), dtype, device, out)
         return full(sizes(shape), value, kind, requires_grad, device=device, out=out)
 
@@ -178,14 +167,9 @@ def like(
 
 
 def full_like(
-    x: Tensor,
-    value: float,
-    dtype: object = None,
-    requires_grad: bool = False,
-    *,
-    device: Device | str | None = None,
+    x: Tensor, value: float, dtype: object = None, requires_grad: bool = False, *, device: Device | str | None = None,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Make a tensor filled with one value, with the shape of `x` and, unless given, its dtype and device."""
     kind, there = like(x, dtype, device, out)
     return full(x.shape, value, kind, requires_grad, device=there, out=out)
@@ -193,13 +177,9 @@ def full_like(
 
 def _like_factory(factory: Callable[..., Tensor]):
     def made_like(
-        x: Tensor,
-        dtype: object = None,
-        requires_grad: bool = False,
-        *,
-        device: Device | str | None = None,
+        x: Tensor, dtype: object = None, requires_grad: bool = False, *, device: Device | str | None = None,
         out: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         kind, there = like(x, dtype, device, out)
         return factory(*x.shape, dtype=kind, requires_grad=requires_grad, device=there, out=out)
 
@@ -211,14 +191,9 @@ zeros_like, ones_like, empty_like = _like_factory(zeros), _like_factory(ones), _
 
 
 def eye(
-    rows: int,
-    columns: int | None = None,
-    dtype: object = None,
-    requires_grad: bool = False,
-    *,
-    device: Device | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+    rows: int, columns: int | None = None, dtype: object = None, requires_grad: bool = False, *,
+    device: Device | str | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Make a matrix with ones on the diagonal and zeros elsewhere; square and float32 by default."""
     shape = (rows, rows if columns is None else columns)
     target(shape, None, None, None)
@@ -228,15 +203,9 @@ def eye(
 
 
 def arange(
-    start: float,
-    stop: float | None = None,
-    step: float = 1,
-    dtype: object = None,
-    *,
-    requires_grad: bool = False,
-    device: Device | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+    start: float, stop: float | None = None, step: float = 1, dtype: object = None, *, requires_grad: bool = False,
+    device: Device | str | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Make a tensor of start, start + step, ... below stop; int64 for ints, float32 for floats, as in torch.
 
     Raises: UsageError for a step of 0 or of the wrong sign.
@@ -253,15 +222,9 @@ def arange(
 
 
 def linspace(
-    start: float,
-    stop: float,
-    count: int,
-    dtype: object = None,
-    requires_grad: bool = False,
-    *,
-    device: Device | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+    start: float, stop: float, count: int, dtype: object = None, requires_grad: bool = False, *,
+    device: Device | str | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """`count` equidistant numbers from start to stop, both included; float32 by default.
 
     Raises: UsageError for a negative count.

@@ -41,33 +41,21 @@ def backward(
 
 @overload
 def grad(
-    outputs: Tensor | Sequence[Tensor],
-    inputs: Tensor | Sequence[Tensor],
-    grad_outputs: Sequence[Tensor | None] | None = None,
-    *,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    allow_unused: Literal[False] = False,
-) -> tuple[Tensor, ...]: ...
+    outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Sequence[Tensor | None] | None = None, *, retain_graph: bool | None = None,
+    create_graph: bool = False, allow_unused: Literal[False] = False,
+) -> tuple[Tensor, ...]: ...  # fmt: skip
 @overload
 def grad(
-    outputs: Tensor | Sequence[Tensor],
-    inputs: Tensor | Sequence[Tensor],
-    grad_outputs: Sequence[Tensor | None] | None = None,
-    *,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    allow_unused: bool,
-) -> tuple[Tensor | None, ...]: ...
+    outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Sequence[Tensor | None] | None = None, *, retain_graph: bool | None = None,
+    create_graph: bool = False, allow_unused: bool,
+) -> tuple[Tensor | None, ...]: ...  # fmt: skip
 def grad(
-    outputs: Tensor | Sequence[Tensor],
-    inputs: Tensor | Sequence[Tensor],
-    grad_outputs: Sequence[Tensor | None] | None = None,
-    *,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    allow_unused: bool = False,
-) -> tuple[Tensor | None, ...]:
+    outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Sequence[Tensor | None] | None = None, *, retain_graph: bool | None = None,
+    create_graph: bool = False, allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return gradients of outputs with respect to inputs; no `.grad` changes.
 
     Args:
@@ -245,13 +233,9 @@ def _run_hooks(hooks: Sequence[Hook], grad: Tensor, spec: Spec) -> Tensor:
 
 
 def _run(
-    roots: Sequence[Tensor],
-    seeds: Sequence[Tensor | None],
-    wanted: Sequence[Tensor] | None,
-    retain: bool,
-    create_graph: bool,
-    accumulate: bool,
-) -> list[Tensor | None]:
+    roots: Sequence[Tensor], seeds: Sequence[Tensor | None], wanted: Sequence[Tensor] | None, retain: bool,
+    create_graph: bool, accumulate: bool,
+) -> list[Tensor | None]:  # fmt: skip
     with enable_grad() if create_graph else no_grad():
         started = [(root, _seed(root, seed)) for root, seed in zip(roots, seeds, strict=True)]
         state = _BackwardPass(roots, wanted, create_graph=create_graph, retain=retain, widen=accumulate)
@@ -285,14 +269,9 @@ def _vjp(
 
 
 def pull_back(
-    op: VjpRule,
-    grads: Sequence[Tensor | None],
-    ins: Sequence[Tensor | Spec],
-    outs: Sequence[Tensor | Spec],
-    attrs: Mapping[str, Any],
-    needs: tuple[bool, ...],
-    in_specs: Sequence[Spec],
-) -> list[Tensor | None]:
+    op: VjpRule, grads: Sequence[Tensor | None], ins: Sequence[Tensor | Spec], outs: Sequence[Tensor | Spec],
+    attrs: Mapping[str, Any], needs: tuple[bool, ...], in_specs: Sequence[Spec],
+) -> list[Tensor | None]:  # fmt: skip
     """Map gradients of an op's results to gradients of its operands, summed to the operands' shapes.
 
     Args:

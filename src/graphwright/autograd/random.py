@@ -145,13 +145,9 @@ def _sampler(name: str, op: str, doc: str):  # the type is inferred: Callable wo
     """Make a function like `rand` that samples a tensor by one op; `doc` starts its docstring."""
 
     def sample(
-        *shape: int | Sequence[int],
-        dtype: object = None,
-        requires_grad: bool = False,
-        generator: Generator | None = None,
-        device: Device | str | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
+        *shape: int | Sequence[int], dtype: object = None, requires_grad: bool = False,
+        generator: Generator | None = None, device: Device | str | None = None, out: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         kind, there = target(sizes(shape), dtype, device, out)
         key, stream = _drawn(generator, there)
         made = call(op, key, stream=stream, shape=sizes(shape), dtype=kind, out=out)
@@ -170,15 +166,9 @@ gumbel = _sampler(
 
 
 def randint(
-    low: int,
-    high: int,
-    shape: Shape,
-    *,
-    dtype: object = None,
-    generator: Generator | None = None,
-    device: Device | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+    low: int, high: int, shape: Shape, *, dtype: object = None, generator: Generator | None = None,
+    device: Device | str | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Sample integers from low .. high - 1, int64 by default. Raises: UsageError unless low < high ≤ low + 2³¹."""
     kind, there = target(tuple(shape), int64 if dtype is None and out is None else dtype, device, out)
     key, stream = _drawn(generator, there)
@@ -190,14 +180,9 @@ def randint(
 
 def _sampler_like(name: str, sampler: Callable[..., Tensor]):  # the type is inferred
     def sample_like(
-        x: Tensor,
-        dtype: object = None,
-        *,
-        requires_grad: bool = False,
-        generator: Generator | None = None,
-        device: Device | str | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
+        x: Tensor, dtype: object = None, *, requires_grad: bool = False, generator: Generator | None = None,
+        device: Device | str | None = None, out: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         kind, there = like(x, dtype, device, out)
         return sampler(*x.shape, dtype=kind, requires_grad=requires_grad, generator=generator, device=there, out=out)
 
@@ -210,15 +195,9 @@ randn_like = _sampler_like("randn_like", randn)
 
 
 def randint_like(
-    x: Tensor,
-    low: int,
-    high: int,
-    dtype: object = None,
-    *,
-    generator: Generator | None = None,
-    device: Device | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+    x: Tensor, low: int, high: int, dtype: object = None, *, generator: Generator | None = None,
+    device: Device | str | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Call `randint` with the shape of `x` and, unless given, its dtype and device."""
     kind, there = like(x, dtype, device, out)
     return randint(low, high, x.shape, dtype=kind, generator=generator, device=there, out=out)
