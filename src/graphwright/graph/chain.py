@@ -160,7 +160,7 @@ def _parse(line: bytes, number: int) -> Link:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise JournalCorrupt(number, f"invalid journal line: {error}") from error
     if not same:
-        raise JournalCorrupt(number, "the JSON is not in canonical form")
+        raise JournalCorrupt(number, "the line is not the canonical JSON of entry, hash and prev")
     if _hash(link.prev, canonical_json(link.entry)) != link.hash:
         raise JournalCorrupt(number, "the stored hash does not match the entry")
     return link

@@ -235,7 +235,8 @@ class Graph:
             source, target = self._node_table.slot(record.source), self._node_table.slot(record.target)
             now = self._handles(self._src[slot], self._dst[slot])
             if now != (record.new_source, record.new_target):
-                raise NotUndoable(f"a later edit rewired {record.edge!r}", fix="undo later edits first")
+                what = f"cannot undo the rewiring of {record.edge!r}: a later edit rewired it again"
+                raise NotUndoable(what, fix="undo later edits first")
             out_position = self._put_back(self._out, self._src, slot, source, record.out_position)
             try:
                 in_position = self._put_back(self._in, self._dst, slot, target, record.in_position)

@@ -162,7 +162,8 @@ class Gates(Mapping[NodeId, Gate]):
         """Return the gate whose values are result number `port` of the node `gates`. Raises: UnknownGate."""
         found = next((g for g in self._gates.values() if g.port == port), None)
         if found is None:
-            raise UnknownGate("no gate uses this result of the node `gates`", got=f"result {port}")
+            ports = ", ".join(str(g.port) for g in self._gates.values())
+            raise UnknownGate("no gate has this result of the node `gates`", expected=f"one of {ports}", got=port)
         return found
 
     @property

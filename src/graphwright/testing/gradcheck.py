@@ -53,7 +53,8 @@ def gradcheck(
     outs = [results[i] for i in kept]
     if not indices or not outs or not sum(arrays[i].size for i in indices):
         got = ", ".join(f"{x.dtype}{list(x.shape)}" for x in arrays) or "no inputs"
-        raise UsageError("no element of a float64 input affects a result", where="gradcheck", got=got)
+        raise UsageError("there is no gradient to check", where="gradcheck", got=got,
+                         expected="a float64 input with elements, on which a result depends")  # fmt: skip
     rng = np.random.default_rng(seed)
     seeds = [rng.normal(size=o.shape) for o in outs]
 

@@ -146,7 +146,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Whether a genome that reached the target passed the test for a solution, and the test's cost as in `Scores`."""
+    """Result of the test whether a genome that reached the target is a solution, and its cost as in `Scores`."""
 
     passed: bool
     passes: int = 0

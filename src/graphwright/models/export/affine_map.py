@@ -147,7 +147,10 @@ def find_affine_map(
 
 
 def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] | None:
-    """Return the operands outside of `fixed` of a value's op; None if the op is not affine in them or mixes tokens."""
+    """Return the operands of a value's op that are not in `fixed`, the nodes computed from weights and constants only.
+
+    None if there are none, or if the op is not affine in them, mixes tokens, or computes in less than 32 bits.
+    """
     node, row = value.node, traits(p.op(value.node))
     if not row.jointly_linear and not row.linear_in:
         return None

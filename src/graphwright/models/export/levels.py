@@ -92,7 +92,7 @@ class ExportCase:
         return tuple(Reason(path, f"is computed, and {k.name} rounds it") for path, k in kinds.items() if k.is_low)
 
     def template_bytes(self, dims: Any) -> int:
-        """Return the bytes of all weights of a template of sizes `dims`."""
+        """Return the size in bytes of all weights of a template of sizes `dims`."""
         weights = self.model.arch.weights(dims)
         return sum(prod(shape) * self.stored(path).itemsize for path, _, shape, _ in weights)
 

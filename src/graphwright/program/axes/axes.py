@@ -336,7 +336,7 @@ def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> Axis
 
 
 def _made(group: AxisGroup) -> list[AxisMember]:
-    """Return the weights, oldest first, that produce the units of an axis: some reader does not sum over the axis."""
+    """Return the weights that produce an axis's units, oldest first: those with a reader that does not sum over it."""
     summed = group.axes.summed
     return [m for m in _weights(group) if not any(summed.get((m.value.node, m.dim, a)) for a in group.atoms)]
 

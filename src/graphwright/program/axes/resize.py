@@ -323,7 +323,7 @@ def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
     readers: Counter[NodeId] = Counter()
 
     def refused(what: str, where: str) -> FrozenAxis:
-        what = f"cannot correct a norm over a resized axis: {what}"
+        what = f"cannot adjust the scale of a norm to the new size of its axis: {what}"
         return FrozenAxis(what, where=where, fix="if units are cut, pass correct=False to cut_units")
 
     for node, c in found.solution.corrections:
@@ -336,7 +336,7 @@ def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
             raise refused("the scale of the norm is computed, not a weight", where)
         factor = ratio**0.5, c.offset
         if factors.setdefault(p.key(scale), factor) != factor:
-            raise refused("a norm that needs a different correction shares the scale", where)
+            raise refused("another norm reads the same scale and needs a different factor", where)
         readers[scale] += 1
     for scale, count in readers.items():
         if count != found.readers(scale):

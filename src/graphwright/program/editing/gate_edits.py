@@ -106,8 +106,8 @@ def _requests(e: Transaction, target: Any, one_of: bool) -> tuple[list[_Request]
     if one_of:
         edges = [p.edge(t) for t in target] if isinstance(target, Sequence) and not isinstance(target, str) else []
         if len(edges) < 2:
-            expected = "two or more edges into junctions"
-            raise UsageError("a choice gate got fewer than two edges", expected=expected, got=target)
+            expected = "edges into junctions"
+            raise UsageError("a gate of kind 'choice' needs a list of two or more edges", expected=expected, got=target)
         sites = tuple(_edge_site(p, edge, i) for i, edge in enumerate(edges))
         return [_Request(sites, len(edges), lambda: np.concatenate([_edge_cost(p, [edge]) for edge in edges]))], False
     if isinstance(target, Units):

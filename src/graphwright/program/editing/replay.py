@@ -154,7 +154,10 @@ class PayloadFinder:
         self._searched = False
 
     def find(self, entry: Entry, i: int, named: Mapping[str, Any]) -> NDArray:
-        """Return the array of edit `i` of an entry; `named`: its field `payload`. Raises: ReplayConflict if missing."""
+        """Return the weight values of edit `i` of a journal entry. Raises: ReplayConflict if they are missing.
+
+        `named`: the edit's field `payload`, which has the values themselves or their digest.
+        """
         if "values" in named:
             return _inline_array(named)
         own, digest = entry.undo.forward[i].payloads if entry.undo is not None else (), named.get("blake2b")

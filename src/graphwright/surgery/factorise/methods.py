@@ -135,7 +135,7 @@ def _solve(right: np.ndarray, gram: np.ndarray, shape: tuple[int, ...]) -> np.nd
 
 
 class Unfolding(NamedTuple):
-    """The SVD of a tensor [p_1 .. p_d] as a matrix [p_1, p_2 · .. · p_d]: the first step to all trains and rings."""
+    """The SVD of a tensor [p_1 .. p_d] as a matrix [p_1, p_2 · .. · p_d]: the first step of fitting a train or ring."""
 
     shape: tuple[int, ...]
     u: np.ndarray

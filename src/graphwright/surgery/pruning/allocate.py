@@ -58,7 +58,7 @@ def allocate(
     """Map each axis to the number of units that remain; return None if even the smallest sizes exceed the budget.
 
     Args:
-        curves: one curve per axis.
+        curves: per axis, the predicted error of removing its units one by one.
         met: function that returns whether sizes meet the budget; it must be monotone: if sizes meet the budget, so do
             all smaller sizes.
         scope, round_to, min_keep, uniform: see `PruneOptions`. Scope `loss` equals `global` here.

@@ -264,7 +264,7 @@ def optimise_report(
 def _steps(p: Program, entry: Entry) -> list[PruneStep]:
     """Return the pruning steps of a journal entry in order, with the weights that were set after each cut."""
     if entry.undo is None:
-        raise NotUndoable("the undo record of this journal entry was dropped", where=f"entry {entry.seq}")
+        raise NotUndoable("no undo data was stored for this entry", where=f"entry {entry.seq}")
     found, weights, node = list[PruneStep](), dict[str, NDArray](), None
     for edit in reversed(entry.undo.forward):
         if isinstance(edit, SetWeight):
