@@ -199,7 +199,7 @@ class Weights(Mapping[str, Variable]):
         self.promises[array] = Promise(None, f"slice {name.hexdigest()}", array.storage.version)
 
     def promise_of(self, array: NDArray) -> Promise | None:
-        """Return what is known about an array without reading it; None if nothing, or its memory was written since."""
+        """Return the facts known about an unread array; None if there are none, or its memory was written since."""
         promise = self.promises.get(array)
         return promise if promise is None or promise.version in (None, array.storage.version) else None
 
