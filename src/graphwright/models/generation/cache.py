@@ -25,7 +25,7 @@ from graphwright.models.generation.cached_program import (
     fingerprints,
 )
 from graphwright.models.generation.sampling import Requests, SamplingRequest, TokenCounts, check_one_each
-from graphwright.models.generation.text import check_ids, vocabulary
+from graphwright.models.generation.text import check_ids, per_version, vocabulary
 from graphwright.models.metrics import check_finite
 from graphwright.settings import Range
 
@@ -37,6 +37,7 @@ MIXED = "entries of several model states"
 ENDLESS = 1 << 62
 
 
+@per_version
 def independent(p: Program) -> int:
     """Return the length beyond which a text's RoPE angles, and so its cache entries, depend on its length."""
     return min((p.attrs(n)["original"] for n in p.of_traits(looks_ahead=True)), default=ENDLESS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,19 @@ if TYPE_CHECKING:
     from graphwright.program import Program
 
 
+def per_version(fact: Callable[[Program], int]) -> Callable[[Program], int]:
+    """Cache a number that depends on a program until the next edit, since every generated token asks for it."""
+
+    def cached(p: Program) -> int:
+        version, value = p.derived.get(fact.__name__, (-1, 0))
+        if version != p.version:
+            p.derived[fact.__name__] = p.version, (value := fact(p))
+        return value
+
+    return wraps(fact)(cached)
+
+
+@per_version
 def vocabulary(p: Program) -> int:
     """Return the number of token ids: rows of the embedding that `ids` indexes, or 2^63 - 1 without an embedding."""
     rows = [p.spec(p.operands(n)[0]).shape[0] for n in p.consumers("ids") if traits(p.op(n)).lookup]
