@@ -16,6 +16,7 @@ import graphwright as gw
 from graphwright.errors import UsageError
 from graphwright.models import CacheFull, NonFinite, PromptError, Sampling
 from graphwright.models.generation.generate import GenerationOptions
+from graphwright.models.generation.text import vocabulary
 from graphwright.models.metrics import log_softmax
 
 PROMPT = some_ids((7,))
@@ -250,3 +251,18 @@ def test_a_nan_weight_is_named_and_the_cache_unchanged(model: gw.Model) -> None:
     model.program.undo()
     model.reprefill(cache)
     assert list(model.decode(cache, 12 - at)) == whole[at:]
+
+
+def test_an_open_edit_changes_the_vocabulary_until_it_is_rolled_back() -> None:
+    program = gw.open("bundled").program
+
+    def failing_edit() -> None:
+        with program.edit("more rows") as e:
+            e.set_weight("embed.weight", lambda w: np.concatenate([w, w[:10]]))
+            assert vocabulary(program) == 266
+            raise ZeroDivisionError
+
+    assert vocabulary(program) == 256
+    with pytest.raises(ZeroDivisionError):
+        failing_edit()
+    assert vocabulary(program) == 256

@@ -22,6 +22,8 @@ def per_version(fact: Callable[[Program], int]) -> Callable[[Program], int]:
     """Cache a number that depends on a program until the next edit, since every generated token asks for it."""
 
     def cached(p: Program) -> int:
+        if p.history.open is not None:  # the edit may change it, or be rolled back
+            return fact(p)
         version, value = p.derived.get(fact.__name__, (-1, 0))
         if version != p.version:
             p.derived[fact.__name__] = p.version, (value := fact(p))
