@@ -17,6 +17,10 @@ from seeds import deep
 
 MODELS = {"llama": CLEAN["trained llama"], "qwen2": CLEAN["qwen2 with biases"], "gpt2": gpt2}
 
+NOWHERE = {("unbalanced_heads", "gpt2"), ("unlike_siblings", "llama")}
+"""Defects without a position: q, k and v are rows of one weight, so none is scaled alone; and two layers are no
+majority."""
+
 
 def with_loss(twin: gw.Program) -> str:
     """Half the mean square of the first output."""
@@ -52,8 +56,8 @@ def test_models_have_no_findings_with_a_text():
 def test_a_planted_defect_is_the_only_finding(kind):
     for name, make in MODELS.items():
         p = make()
-        if kind == "unbalanced_heads" and name == "gpt2":
-            continue  # q, k and v are rows of one weight: each is scaled alone nowhere
+        if (kind, name) in NOWHERE:
+            continue
         for seed in range(deep(20, 4) if name == "llama" else deep(6, 1)):
             planted = plant(p, kind, seed)
             found = diagnose(p)
@@ -67,7 +71,7 @@ def test_a_planted_defect_is_the_only_finding(kind):
 def test_a_fix_removes_its_finding_and_adds_none(kind):
     for name, make in MODELS.items():
         p = make()
-        if kind == "unbalanced_heads" and name == "gpt2":
+        if (kind, name) in NOWHERE:
             continue
         sound = outputs(p)
         for seed in range(deep(3, 1)):
@@ -108,10 +112,10 @@ def test_fixing_restores_parts_that_did_not_run(kind):
     assert same >= 18, same
 
 
-def test_twelve_defects_at_once_are_twelve_findings():
+def test_one_defect_of_each_kind_at_once_gives_one_finding_of_each():
     p = random_decoder("llama", num_hidden_layers=6)
     before = p.hash()
-    late = ["unreachable", "interface", "cycle", "orphan_source"]
+    late = ["unreachable", "interface", "cycle", "orphan_source", "unlike_siblings"]
     for at, kind in enumerate([*(k for k in KINDS_OF_DEFECT if k not in late), *late]):
         plant(p, kind, 40 + at)
     found = diagnose(p)

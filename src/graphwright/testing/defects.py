@@ -15,6 +15,7 @@ import numpy as np
 from graphwright.array import Spec
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
+from graphwright.ops import traits
 from graphwright.program import Program, Value
 from graphwright.program.editing.replace import redirect
 from graphwright.program.kinds import INPUT, KINDS
@@ -278,10 +279,31 @@ def _tensor(p: Program, rng: np.random.Generator) -> str | None:
     return p.path(node)
 
 
+def _unlike_siblings(p: Program, rng: np.random.Generator) -> str | None:
+    """Change one of three or more siblings: an attribute, or the scale of a matrix."""
+    norms = {n for n in p.nodes() if traits(p.op(n)).normalises and "eps" in p.attrs(n) and len(siblings(p, n)) > 1}
+    causal = [n for n in p.of_traits(attention=True) if p.attrs(n)["causal"] and len(siblings(p, n)) > 1]
+    stored = [
+        n for n in p.params() if len(p.spec(n).shape) == 2 and p.spec(n).dtype.is_float and len(siblings(p, n)) > 1
+    ]
+    choices: list[tuple[NodeId, Callable[[Any, NodeId], object]]] = [
+        *((n, lambda e, n: e.set_attr(n, eps=0.1)) for n in norms),
+        *((n, lambda e, n: e.set_attr(n, causal=False)) for n in causal),
+        *((n, lambda e, n: e.set_weight(n, lambda values: 12 * values)) for n in stored),
+    ]
+    if not choices:
+        return None
+    node, change = _shuffled(rng, sorted(choices, key=lambda pair: p.path(pair[0])))[0]
+    with _edit(p, "unlike_siblings") as e:
+        change(e, node)
+    return p.path(node)
+
+
 _PLANTERS: dict[str, Callable[[Program, np.random.Generator], str | None]] = {
     planter.__name__[1:]: planter
     for planter in (_isolated, _dead_end, _orphan_source, _unreachable, _components, _cycle, _blocked_gradient,
-                    _missing_residual, _unbalanced_heads, _interface, _bottleneck, _tensor)
+                    _missing_residual, _unbalanced_heads, _interface, _bottleneck, _tensor,
+                    _unlike_siblings)
 }  # fmt: skip
 """Kind of defect -> function that plants one: the path of a node or key of a weight, or None without a position."""
 KINDS_OF_DEFECT = tuple(_PLANTERS)

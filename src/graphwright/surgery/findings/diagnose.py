@@ -19,8 +19,18 @@ from graphwright.errors import UsageError
 from graphwright.program.op_graph import OpGraph
 from graphwright.progress import ProgressCallback
 from graphwright.surgery.calibration import chunked
-from graphwright.surgery.findings import connectivity, gradients, heads, interface, residuals, tensors
+from graphwright.surgery.findings import (
+    connectivity,
+    effects,
+    gradients,
+    heads,
+    interface,
+    residuals,
+    siblings,
+    tensors,
+)
 from graphwright.surgery.findings.diagnosis import Diagnosis, DiagnosisCancelled, Probe, stepper
+from graphwright.surgery.findings.effects import TARGETS
 from graphwright.surgery.findings.finding import Finding, Findings, Limits
 
 if TYPE_CHECKING:
@@ -59,8 +69,11 @@ _rules = {
         FindingRule("blocked_gradient", gradients.blocked_gradient),
         FindingRule("missing_residual", residuals.missing_residual),
         FindingRule("unbalanced_heads", heads.unbalanced_heads, "weights"),
+        FindingRule("head_order", effects.head_order, "weights"),
+        FindingRule("unlike_siblings", siblings.unlike_siblings, "weights"),
         FindingRule("bottleneck", tensors.bottleneck),
         FindingRule("redundant", residuals.redundant, "probe"),
+        FindingRule("harmful_block", effects.harmful_block, "probe"),
         FindingRule("gain", gradients.gain, "weights"),
         FindingRule("double_softmax", gradients.double_softmax),
     )
@@ -108,10 +121,6 @@ def chosen(names: Sequence[str] | None) -> list[FindingRule]:
     if unknown := [n for n in wanted if n not in known]:
         raise UsageError("unknown kind of finding", got=", ".join(map(str, unknown)), expected=", ".join(known))
     return [rule for name, rule in known.items() if name in wanted]
-
-
-TARGETS = "diagnose.targets"
-"""Name of the input of target tokens, on the fork that runs a text."""
 
 
 def diagnose(
@@ -181,14 +190,14 @@ def _ask(d: Diagnosis, rule: FindingRule, found: dict[tuple[str, str], Finding])
 
 
 def _windows(model: Model, text: str) -> dict[str, Any]:
-    """Return a batch of up to 8 windows of a text with their targets. Raises: UsageError for less than two tokens."""
+    """Return a batch of up to 16 windows of a text with their targets. Raises: UsageError for less than two tokens."""
     from graphwright.models.tokenizer import need_tokenizer
 
     ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
     width = min(64, len(ids) - 1)
     if width < 1:
         raise UsageError("the text is too short", where="text", expected="two tokens or more", got=f"{len(ids)} tokens")
-    rows = np.stack([ids[s : s + width + 1] for s in range(0, len(ids) - width, width)][:8])
+    rows = np.stack([ids[s : s + width + 1] for s in range(0, len(ids) - width, width)][:16])
     (feeds,) = chunked(model.program, {"ids": rows[:, :-1], TARGETS: rows[:, 1:]}, len(rows))
     return feeds
 

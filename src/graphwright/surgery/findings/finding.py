@@ -130,6 +130,12 @@ class Limits:
         redundant: an edge is redundant if cutting it changes each output by less than this share of its largest entry.
         gain: largest ratio between gradients along the residual stream, and largest gain of a chain of linear maps.
         stable_rank: smallest stable rank of the representations of tokens.
+        unlike: largest ratio between the root mean squares of a weight and of its nearest siblings.
+        noise: a matrix counts as noise if the flatness of its spectrum is within this distance of 1.
+        idle: largest difference between the shares of idle units of an axis and of its siblings.
+        errors: a block is harmful if the loss falls by more than this many standard errors without it.
+        harm: smallest share of the loss by which another order of heads must lower it.
+        swaps: largest number of pairs of heads per attention that are exchanged in search of a better order.
     """
 
     siblings: float = 0.5
@@ -143,6 +149,12 @@ class Limits:
     redundant: float = 1e-6
     gain: float = 1e4
     stable_rank: float = 1.5
+    unlike: float = 4.0
+    noise: float = 0.02
+    idle: float = 0.05
+    errors: float = 3.0
+    harm: float = 0.01
+    swaps: int = 64
 
 
 def remove(e: Transaction, nodes: Iterable[NodeId]) -> None:

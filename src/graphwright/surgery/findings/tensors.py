@@ -52,9 +52,9 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
     for key, count, first in non_finite(p):
         bad.add(key)
         yield Finding.of(p, "tensor", Severity.ERROR, f"{count} values are not finite", p.readers(key)[0],
-                         got=f"the first at {list(first)}", fixes=(*_restore(d, key, part=True), _clamp(key)),
+                         got=f"the first at {list(first)}", fixes=(*restore(d, key, part=True), _clamp(key)),
                          witness={"key": key, "first": list(first), "count": count})  # fmt: skip
-    added, scales = _added(d.original), _norm_scales(p)
+    added, scales = _added(d.original), norm_scales(p)
     for node in p.params():
         key, spec = p.key(node), p.spec(node)
         if key in bad or not spec.dtype.is_float or min(spec.sizes, default=0) == 0:
@@ -65,7 +65,7 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
         if not values.any():
             if key not in added:  # a new matrix starts at zero, so that the function stays the same
                 yield Finding.of(p, "tensor", Severity.WARNING, "all values are zero", node,
-                                 fixes=_restore(d, key), witness={"key": key})  # fmt: skip
+                                 fixes=restore(d, key), witness={"key": key})  # fmt: skip
             continue
         used = values[values.any(axis=1)][:, values.any(axis=0)]  # zero units are ignored here
         least = d.limits.rank * min(used.shape)
@@ -73,10 +73,10 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
             yield Finding.of(p, "tensor", Severity.WARNING, "the rows are nearly dependent", node,
                              expected=f"an effective rank of {least:.1f} or more", got=f"{rank:.2f}",
                              witness={"key": key, "effective_rank": round(rank, 4)},
-                             fixes=_restore(d, key))  # fmt: skip
+                             fixes=restore(d, key))  # fmt: skip
 
 
-def _norm_scales(p: Program) -> set[NodeId]:
+def norm_scales(p: Program) -> set[NodeId]:
     """Return the params that scale the result of a norm. A zero in such a param blocks a channel after the norm."""
     if not p.valid:
         return set()
@@ -105,7 +105,7 @@ def _added(p: Program) -> set[str]:
     return keys
 
 
-def _restore(d: Diagnosis, key: str, part: bool = False) -> tuple[Fix, ...]:
+def restore(d: Diagnosis, key: str, part: bool = False) -> tuple[Fix, ...]:
     """Return (fix,) to restore a weight (with `part` its non-finite entries) from the checkpoint; () if impossible."""
     if d.model is None or d.model.checkpoint is None:
         return ()

@@ -201,7 +201,7 @@ def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) ->
         return None
     moving = input_dependent(p) if moving is None else moving
     nodes = [m.value.node for m in group.members if m.value.node in moving]
-    return PrunableAxis(group, tuple(consumers), min(nodes, key=group.axes.rank.__getitem__))
+    return PrunableAxis(group, tuple(consumers), min(nodes, key=group.axes.rank.__getitem__)) if nodes else None
 
 
 def refusal(group: AxisGroup) -> str:
