@@ -64,12 +64,24 @@ def test_the_budget_is_met_with_the_fewest_blocks(scope, round_to):
 
 def test_scopes_layer_and_kind_cut_equal_shares():
     found = curves(0, (100, 50, 40))
-    kept = allocate(found, budget(found, 95), scope="layer")
+    kept = allocate(found, budget(found, 95), scope="layer", round_to=1)
     shares = [kept[c.axis] / c.size for c in found]
     assert max(shares) - min(shares) <= 1 / 40 + 1e-9
     found = curves(0, (40, 40, 80), kinds=("a", "a", "b"))
-    kept = allocate(found, budget(found, 80), scope="kind", min_keep=0.0)
+    kept = allocate(found, budget(found, 80), scope="kind", min_keep=0.0, round_to=1)
     assert abs((kept["axis0"] + kept["axis1"]) / 80 - kept["axis2"] / 80) <= 1 / 40
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "step"),
+    [("neurons", 512, 16), ("channels", 64, 16), ("neurons", 63, 8), ("neurons", 12, 2), ("kv_groups", 64, 1)],
+)
+def test_sizes_are_multiples_of_sixteen_except_on_short_axes_and_heads(kind, size, step):
+    (curve,) = curves(0, (size,), costs=(1,), kinds=(kind,))
+    seen = set()
+    for most in range(step, size):
+        seen |= set(allocate([curve], lambda sizes, most=most: sizes["axis0"] <= most, min_keep=0.0).values())
+    assert seen == {n for n in range(1, size) if n % step == 0}
 
 
 def test_axes_of_equal_size_keep_equal_sizes():

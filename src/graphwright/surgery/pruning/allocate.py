@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
+WIDE = ("heads", "kv_groups", "queries", "experts")
+"""Kinds whose units are many rows of a weight each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Curve:
     """The predicted error of removing the units of an axis one by one; axes of equal `kind` and `size` are comparable.
@@ -52,7 +56,7 @@ class _UnitBlock(NamedTuple):
 
 
 def allocate(
-    curves: Sequence[Curve], met: Callable[[Mapping[str, int]], bool], *, scope: str = "global", round_to: int = 1,
+    curves: Sequence[Curve], met: Callable[[Mapping[str, int]], bool], *, scope: str = "global", round_to: int = 16,
     min_keep: float = 0.1, uniform: bool = False,
 ) -> dict[str, int] | None:  # fmt: skip
     """Map each axis to the number of units that remain; return None if even the smallest sizes exceed the budget.
@@ -85,19 +89,25 @@ def allocate(
 
 def smallest(curves: Sequence[Curve], round_to: int, min_keep: float) -> dict[str, int]:
     """Map each axis to its smallest allowed number of units."""
-    return {c.axis: _allowed_sizes(c.size, round_to, min_keep)[-1] for c in curves}
+    return {c.axis: _allowed_sizes(c, round_to, min_keep)[-1] for c in curves}
 
 
-def _allowed_sizes(size: int, round_to: int, min_keep: float) -> list[int]:
-    """Return, descending, the current size and multiples of `round_to`, down to the share `min_keep` of the size."""
-    least = max(ceil(min_keep * size - 1e-9), 1)
-    return [size, *(k for k in range((size - 1) // round_to * round_to, 0, -round_to) if k >= least)]
+def _allowed_sizes(c: Curve, round_to: int, min_keep: float) -> list[int]:
+    """Return, descending, the current size and multiples of a step, down to the share `min_keep` of the size.
+
+    The step is `round_to`, on short axes the largest power of two up to a quarter of the size, and 1 for heads, each of
+    which is many rows.
+    """
+    quarter = max(c.size // 4, 1)
+    step = 1 if c.kind in WIDE else round_to if round_to <= quarter else 1 << quarter.bit_length() - 1
+    least = max(ceil(min_keep * c.size - 1e-9), 1)
+    return [c.size, *(k for k in range((c.size - 1) // step * step, 0, -step) if k >= least)]
 
 
 def _blocks(group: Sequence[Curve], scope: str, round_to: int, min_keep: float) -> list[_UnitBlock]:
     size, cost = group[0].size, sum(c.cost for c in group)
     total = np.concatenate([[0.0], np.cumsum(np.sum([c.growth for c in group], axis=0))])
-    kept, values = _allowed_sizes(size, round_to, min_keep), []
+    kept, values = _allowed_sizes(group[0], round_to, min_keep), []
     for before, now in pairwise(kept):
         grown = (total[size - now] - total[size - before]) / (cost * (before - now))
         values.append((size - now) / size if scope == "layer" else grown)

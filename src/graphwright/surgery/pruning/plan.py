@@ -52,7 +52,8 @@ class PruneOptions(Settings):
             (a key head and its query heads), `queries` (the same query head of each key head), `heads` (a query head).
         where: pattern or nodes that may be pruned; by default the numbered layers, or everything if no layers exist.
         protect: pattern or nodes that may not be pruned.
-        round_to: new sizes are multiples of this number.
+        round_to: new sizes are multiples of this number, for which kernels are fast; on axes with fewer than four times
+            as many units, multiples of the largest power of two up to a quarter of the size. Heads are cut one by one.
         min_keep: smallest share of an axis that must remain, unless its whole module is removed.
         uniform: axes of equal kind and size keep equally many units, so that all layers have the same size.
         restore: refit the weights that read a pruned axis by least squares, to compensate for the removed units.
@@ -68,7 +69,7 @@ class PruneOptions(Settings):
     kinds: Sequence[str] = NEURONS
     where: Where | None = None
     protect: Where | None = None
-    round_to: AtLeastOne = 1
+    round_to: AtLeastOne = 16
     min_keep: Share = 0.1
     uniform: bool = False
     restore: bool = True
