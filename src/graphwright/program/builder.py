@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_output
 from graphwright.program.program import Program
-from graphwright.program.recorder import TraceRecorder, record_into
+from graphwright.program.recorder import TraceRecorder, parts, rebuilt, record_into
 from graphwright.program.weights import as_array
 
 
@@ -150,17 +150,34 @@ def trace(fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None 
     """Run `fn` on symbols with the specs of the examples, and return the recorded program.
 
     Args:
-        fn: takes tensors; returns a tensor, a tuple or a dict of tensors, or None (a step that only updates state).
-        examples: tensors, arrays or numbers; only their shapes and dtypes matter.
+        fn: takes tensors; returns a tensor, or tuples, lists and dicts of tensors, or None if it only updates state.
+        examples: tensors, arrays or numbers, of which only shapes and dtypes matter; None; or tuples, lists and dicts
+            of tensors and arrays, such as the states of an LSTM, with inputs named `<argument>.<index or key>`.
         names: input names; by default the parameter names of the function, or of a module's `forward`.
-    Returns: a Program with the examples as inputs and the outputs `out`, `out_1`, ... or the dict's keys.
+    Returns: a Program with the examples as inputs and the outputs `out`, `out_1`, ... or the dict's keys; nested
+        results are named like `out_1.0.1`.
     Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does.
     """
-    return record(fn, tuple(as_tensor(e).spec for e in examples), names)[0]
+    return record(fn, tuple(map(_spec_of, examples)), names)[0]
+
+
+def _spec_of(example: Any) -> Any:
+    """Return the spec of an example, or the specs in a nested example that contains tensors or arrays."""
+    if example is None:
+        return None
+    if _is_nested(example):
+        return rebuilt(example, {key: _spec_of(inner) for key, inner in parts(example).items()})
+    return as_tensor(example).spec
+
+
+def _is_nested(example: Any) -> bool:
+    """Return True for tuples, lists and dicts of tensors or arrays, False for nested lists of numbers."""
+    inner = parts(example).values()
+    return isinstance(example, Mapping) or any(hasattr(e, "dtype") or e is None or _is_nested(e) for e in inner)
 
 
 def record(
-    fn: Callable[..., Any], specs: Sequence[Spec], names: Sequence[str] | None = None
+    fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None
 ) -> tuple[Program, TraceRecorder, Any]:
     """Trace `fn` on symbols with these specs; return the program, the recorder and the result of `fn`."""
     program = new_program(getattr(fn, "__name__", type(fn).__name__))
