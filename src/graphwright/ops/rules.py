@@ -149,7 +149,7 @@ class Update(Row):
         "vjp": "an update of loop-carried state; gradients do not cross steps",
         "axes": "a training step is recorded again from the edited program",
         "emit": "updates are not part of an exported model",
-        "onnx": "an exported graph carries no state from run to run",
+        "onnx": "updates are not part of an exported model",
     }
 
 
