@@ -226,10 +226,10 @@ def test_steps_and_cells_of_an_unrolled_layer_have_names(layer):
         def forward(self, x):
             return self.rec(x)[0].sum()
 
-    net, places = Net(), {f"rec.step.{t}.cells.{k}" for t in range(5) for k in range(2)}
+    net, modules = Net(), {f"rec.step.{t}.cells.{k}" for t in range(5) for k in range(2)}
     for p in (gw.trace(net, X), gw.tape(net(gw.tensor(X)))):
-        assert {p.path(n).rpartition(".")[0] for n in p.of_kind("linear")} == places
-        assert {p.path(n).rpartition(".")[0] for n in p.of_kind("tanh")} == places
+        assert {p.path(n).rpartition(".")[0] for n in p.of_kind("linear")} == modules
+        assert {p.path(n).rpartition(".")[0] for n in p.of_kind("tanh")} == modules
         assert p.path(p.of_kind("sum")[0]) == "sum"
         assert layout(p, level=1).boxes.keys() >= {"rec"}
         assert layout(p, fold=True).boxes["rec.step.[1-3]"].repeat == 3

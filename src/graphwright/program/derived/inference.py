@@ -45,15 +45,18 @@ def inference(p: Program) -> Program:
         return {v.node for v in seen}, any(v.port and v.node in trained for v in seen)
 
     needed, _ = reached(p.outputs())
-    waiting = [(assign, *p.operands(assign)) for assign in p.assigns()]
+    waiting: list[tuple[NodeId, Value, Value]] = []
+    for assign in p.assigns():
+        state, new = p.operands(assign)
+        waiting.append((assign, state, new))
     kept: set[NodeId] = set()
     while ready := [row for row in waiting if row[1].node in needed]:
         waiting = [row for row in waiting if row not in ready]
         for assign, _, new in ready:
-            behind, training = reached([new])
+            sources, training = reached([new])
             if not training:
                 kept.add(assign)
-                needed |= behind
+                needed |= sources
     made = p.empty(f"{p.name} (inference)")
     made.source = (p, p.version)
     values: dict[Value, Value] = {}
