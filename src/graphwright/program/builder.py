@@ -14,6 +14,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import OPS
 from graphwright.program.errors import ForeignNode, NameTaken
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
+from graphwright.program.named_sizes import with_names
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_output
 from graphwright.program.program import Program
@@ -146,7 +147,10 @@ class Builder:
         return made
 
 
-def trace(fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None = None) -> Program:
+def trace(
+    fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None = None,
+    sizes: Mapping[str, Sequence[int | str | None]] | None = None,
+) -> Program:  # fmt: skip
     """Run `fn` on symbols with the specs of the examples, and return the recorded program.
 
     Args:
@@ -154,11 +158,29 @@ def trace(fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None 
         examples: tensors, arrays or numbers, of which only shapes and dtypes matter; None; or tuples, lists and dicts
             of tensors and arrays, such as the states of an LSTM, with inputs named `<argument>.<index or key>`.
         names: input names; by default the parameter names of the function, or of a module's `forward`.
+        sizes: dict from input name to its shape with named sizes, such as `{"x": ("B", "T", 32)}`; None is the size of
+            the example. Named sizes stay variable; `fn` is traced once more for each, with this size doubled.
     Returns: a Program with the examples as inputs and the outputs `out`, `out_1`, ... or the dict's keys; nested
         results are named like `out_1.0.1`.
-    Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does.
+    Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does, or is valid for one value
+        of a named size only; UsageError for `sizes` that do not match the examples.
     """
-    return record(fn, tuple(map(_spec_of, examples)), names)[0]
+    specs = tuple(map(_spec_of, examples))
+    program = record(fn, specs, names)[0]
+    if not sizes:
+        return program
+
+    def again(resized: Mapping[str, Spec]) -> Program:
+        following = iter(program.input_names())
+
+        def follow(spec: Any) -> Any:
+            if spec is None or isinstance(spec, Spec):
+                return spec and resized[next(following)]
+            return rebuilt(spec, {key: follow(inner) for key, inner in parts(spec).items()})
+
+        return record(fn, tuple(map(follow, specs)), names)[0]
+
+    return with_names(program, sizes, again)
 
 
 def _spec_of(example: Any) -> Any:
