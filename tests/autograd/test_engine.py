@@ -433,3 +433,37 @@ def test_a_junction_sums_gated_edges() -> None:
     assert np.array_equal(call("junction", *low[:2]).numpy("f4"), (theirs[0] + theirs[1]).float().numpy())
     once = (theirs[0].float() + theirs[1].float() + theirs[2].float()).to(torch.bfloat16)
     assert np.array_equal(call("junction", *low).numpy("f4"), once.float().numpy())
+
+
+@pytest.mark.parametrize("name", [n for n, row in OPS.items() if row.traits.flat])
+def test_ops_without_slope_have_gradient_0_as_in_torch(name):
+    """Eager, as a derived gradient and in a compiled step; torch's floor_divide has no derivative at all."""
+    theirs = {"step": lambda x: torch.heaviside(x, torch.zeros(())), "floor_divide": lambda x: torch.floor(x / 2.0)}
+    operands = {"floor_divide": (2.0,)}.get(name, ())
+    x = np.linspace(-2.2, 2.2, 6, dtype="f4").reshape(2, 3)
+    reference = torch.tensor(x, requires_grad=True)
+    if name != "step":  # heaviside has no derivative in torch either
+        theirs.get(name, getattr(torch, name))(reference).sum().backward()
+        assert not reference.grad.any()
+    leaf = gw.tensor(x, requires_grad=True)
+    call(name, leaf, *operands).sum().backward()
+    assert leaf.grad.spec == leaf.spec
+    assert not leaf.grad.numpy().any()
+    p = gw.trace(lambda x: call(name, x, *operands).sum(), x)
+    g = p.grad("out", ["x"])
+    for found in (g.run(x=x), g.compile(x=x.shape)(x=x)):
+        assert found["grad.x"].to_numpy().tolist() == np.zeros((2, 3)).tolist()
+    net = gw.nn.Linear(3, 3)
+    opt = gw.optim.SGD(net.parameters(), lr=1.0)
+
+    @gw.compile
+    def step(x):
+        opt.zero_grad()
+        loss = call(name, net(x), *operands).sum()
+        loss.backward()
+        opt.step()
+        return loss
+
+    before = {k: v.numpy() for k, v in net.state_dict().items()}
+    step(x)
+    assert all(np.array_equal(before[k], v.numpy()) for k, v in net.state_dict().items())

@@ -80,6 +80,53 @@ def test_traced_nodes_have_the_names_of_modules():
     assert p.select("first.*", op="mul").count == 1
 
 
+class Gather(nn.Module):
+    """Modules in every kind of container, called by the module that holds the container or by one further out."""
+
+    def __init__(self) -> None:
+        self.blocks = nn.ModuleList([Block(), nn.ModuleList([Block()])])
+        self.heads = nn.ModuleDict({"a": nn.Linear(3, 2)})
+        self.body = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+        self.outer = Block()
+        self.left, self.right = nn.ModuleList([self.body]), Block()
+        self.right.shared = self.outer.inner
+
+    def forward(self, x):
+        for block in (self.blocks[0], *self.blocks[1]):
+            x = block(x)
+        for layer in self.body:
+            x = layer(x)
+        return self.heads["a"](self.outer.inner(self.left[0](x)))
+
+
+def test_traced_nodes_have_the_paths_of_modules_in_containers():
+    """The ops of a module are named like its parameters, whichever module calls it."""
+    net = Gather()
+    p = gw.trace(net, X)
+    linears = p.of_kind("linear")
+    assert {p.path(n).rpartition(".")[0] for n in linears} <= {k.rpartition(".")[0] for k, _ in net.named_parameters()}
+    assert [p.path(n) for n in linears] == [
+        *("blocks.0.inner.linear", "blocks.1.0.inner.linear", "body.0.linear"),
+        *("body.0.linear_2", "outer.inner.linear", "heads.a.linear"),
+    ]
+    assert p.select("blocks.*", op="mul").names() == ["blocks.0.mul", "blocks.1.0.mul"]
+    p = gw.tape(net(gw.tensor(X)).sum())
+    assert [p.path(n) for n in p.of_kind("mul")] == ["blocks.0.mul", "blocks.1.0.mul"]
+    assert [p.path(n) for n in p.of_kind("tanh")] == ["body.1.tanh", "body.1.tanh_2"]
+
+
+def test_a_shared_module_is_named_after_the_module_that_calls_it():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            self.a, self.b = nn.Sequential(nn.Linear(3, 3)), nn.Sequential()
+            self.b.append(self.a[0])
+
+        def forward(self, x):
+            return self.b(self.a(x))
+
+    assert [p.path(n) for p in (gw.trace(Two(), X),) for n in p.of_kind("linear")] == ["a.0.linear", "b.0.linear"]
+
+
 def test_a_shared_module_is_listed_once_and_trained_once():
     shared = nn.Linear(3, 3)
 

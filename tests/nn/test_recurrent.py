@@ -11,6 +11,7 @@ from graphwright import nn
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
 from graphwright.errors import ShapeError, UsageError
+from graphwright.program.draw import layout
 from values import grad_of
 
 rng = np.random.default_rng(0)
@@ -214,3 +215,21 @@ def test_a_traced_cfc_has_visible_parts_and_time_as_input():
             h = f1 * (1 - gate) + f2 * gate
             assert b.shape == (3, 7)
             np.testing.assert_allclose(run[out].to_numpy()[:, k], h, rtol=1e-9, err_msg=limit)
+
+
+@pytest.mark.parametrize("layer", [nn.RNN, nn.GRU, nn.LSTM])
+def test_steps_and_cells_of_an_unrolled_layer_have_names(layer):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            self.rec = layer(4, 6, 2)
+
+        def forward(self, x):
+            return self.rec(x)[0].sum()
+
+    net, modules = Net(), {f"rec.step.{t}.cells.{k}" for t in range(5) for k in range(2)}
+    for p in (gw.trace(net, X), gw.tape(net(gw.tensor(X)))):
+        assert {p.path(n).rpartition(".")[0] for n in p.of_kind("linear")} == modules
+        assert {p.path(n).rpartition(".")[0] for n in p.of_kind("tanh")} == modules
+        assert p.path(p.of_kind("sum")[0]) == "sum"
+        assert layout(p, level=1).boxes.keys() >= {"rec"}
+        assert layout(p, fold=True).boxes["rec.step.[1-3]"].repeat == 3

@@ -109,3 +109,38 @@ def test_reading_values_while_tracing_is_refused(hole):
         with pytest.raises(TraceError):
             run()
     HOLES[hole](gw.tensor(X))  # and means something where there is a value
+
+
+# -- nested arguments and results --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("layer", ["RNN", "GRU", "LSTM"])
+def test_recurrent_layers_are_traced_with_their_states(layer):
+    net = getattr(gw.nn, layer)(3, 4, 2)
+    x = np.random.default_rng(0).normal(size=(2, 5, 3)).astype("f4")
+    out, states = net(gw.tensor(x))
+    flat = {f"out_1.{k}.{i}" if layer == "LSTM" else f"out_1.{k}": h
+            for k, state in enumerate(states) for i, h in enumerate(state if layer == "LSTM" else [state])}  # fmt: skip
+    p = gw.trace(net, x)
+    assert p.output_names() == ("out", *flat)
+    for name, wanted in {"out": out, **flat}.items():
+        assert p.run(x=x)[name].tobytes() == wanted.data.tobytes()
+    given = gw.trace(net, x, states)
+    named = {name.replace("out_1", "states"): h.numpy() for name, h in flat.items()}
+    assert given.input_names() == ("x", *named)
+    assert given.run({"x": x, **named})["out"].tobytes() == net(gw.tensor(x), states)[0].data.tobytes()
+
+
+def test_nested_results_and_arguments_have_paths_as_names():
+    def fn(x, more):
+        return {"a": x, "b": [more["k"] + 1.0, None, {"c": more["pair"][1] * 2.0}], "n": 2.0}
+
+    p = gw.trace(fn, X, {"k": X, "pair": (None, X)})
+    assert p.input_names() == ("x", "more.k", "more.pair.1")
+    assert p.output_names() == ("a", "b.0", "b.2.c", "n")
+    assert p.run({"x": X, "more.k": X, "more.pair.1": 3 * X})["b.2.c"].to_numpy().tolist() == (6 * X).tolist()
+    assert gw.trace(lambda x: x, [[1, 2], [3, 4]]).spec("x").shape == (2, 2)
+    assert gw.trace(lambda x, y, z: x + z, X, None, X).input_names() == ("x", "z")
+    assert gw.trace(lambda x: None, X).output_names() == ()
+    with pytest.raises(TraceError, match="same name"):
+        gw.trace(lambda x: {"a": (x,), "a.0": x}, X)
+    with pytest.raises(TraceError, match="unsupported result"):
+        gw.trace(lambda x: (x, {"a": object()}), X)

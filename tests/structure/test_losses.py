@@ -366,3 +366,31 @@ def test_a_custom_penalty_reads_captured_values() -> None:
 def test_wrong_numbers_are_refused(wrong) -> None:
     with pytest.raises(UsageError, match="expected"):
         wrong()
+
+
+@pytest.mark.parametrize("mode", ["eval", "soft", "train"])
+def test_a_run_can_be_differentiated(mode):
+    """The gradient of a loss of `run()` by the logits of gates is the difference quotient in float64."""
+    view = gated(3, "sigmoid", "hard_concrete", "scale")
+    p, rng = view.program, np.random.default_rng(0)
+    feeds = {p.path(n): rng.normal(size=tuple(3 if isinstance(d, str) else d for d in p.spec(n).shape))
+             for n in p.inputs()}  # fmt: skip
+    feeds = {k: v.astype(p.spec(k).dtype.numpy) for k, v in feeds.items()}
+
+    def loss():
+        return sum((v.to("float64") ** 2).sum() for v in view.run(feeds, gates=mode).values())
+
+    held = p.weights["gates.run"].data.to_numpy().copy()
+    first, second = loss(), loss()
+    first.backward()
+    assert first.item() == second.item()
+    assert np.array_equal(p.weights["gates.run"].data.to_numpy(), held)
+    logits = p.weights["gates.logits"]
+    found, step = logits.grad.numpy(), rng.normal(size=logits.shape)
+    assert logits.dtype is gw.float64
+    values, start = [], logits.data.to_numpy().copy()
+    for sign in (1e-6, -1e-6):
+        logits.assign(gw.tensor(start + sign * step))
+        values.append(loss().item())
+    assert found.any()
+    assert (found * step).sum() == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-6)

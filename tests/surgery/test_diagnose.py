@@ -512,3 +512,17 @@ def test_limits_can_be_passed_as_arguments():
     assert [f.kind for f in diagnose(p)] == ["bottleneck"]
     assert not diagnose(p, limits={"declared": (planted.element,)})
     assert not diagnose(p, limits={"width": 0.01})
+
+
+@pytest.mark.parametrize("name", ["layers.{}", "block{}", "stage.b{}"])
+def test_a_missing_residual_is_found_however_blocks_are_numbered(name):
+    b, rng, labels = gw.Builder("blocks"), np.random.default_rng(0), [name.format(i) for i in range(6)]
+    x = b.input("x", ("B", 8))
+    for i, label in enumerate(labels):
+        w = b.param(f"{label}.w", rng.normal(size=(8, 8)).astype("f4"))
+        h = b.tanh(b.linear(x, w, name=f"{label}.fc"), name=f"{label}.act")
+        x = b.junction(*([h] if i == 2 else [x, h]), name=f"{label}.out")
+    b.output(x, "y")
+    found = surgery.diagnose(b.build(), kinds=["missing_residual"])
+    assert [f.where for f in found] == [f"{labels[2]}.out"]
+    assert found[0].fixes[0].keeps_function

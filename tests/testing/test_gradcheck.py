@@ -34,7 +34,10 @@ def _passes(row: Op, seed: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE[:: deep(1, 3)])
+SLOPED = [name for name in DIFFERENTIABLE if not OPS[name].traits.flat]  # of a gradient 0 every multiple is right
+
+
+@pytest.mark.parametrize("name", SLOPED[:: deep(1, 3)])
 def test_each_planted_bug_in_each_vjp_is_found(name: str) -> None:
     seeds = range(3, 9)  # of one draw the gradient may be 0
     assert all(_passes(OPS[name], seed) for seed in seeds)

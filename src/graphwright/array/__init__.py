@@ -28,13 +28,14 @@ from graphwright.array.dtype import (
 from graphwright.array.layout import Layout
 from graphwright.array.memory_pool import upload
 from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_dlpack, from_numpy
-from graphwright.array.spec import Dim, Spec, UnboundDim, broadcast_shapes
+from graphwright.array.spec import Dim, Spec, UnboundDim, bind_sizes, broadcast_shapes
 from graphwright.array.storage import Storage, StorageClosed, WriteCount, changes
 
 __all__ = [
     "BY_TAG", "CPU", "DTYPES", "Backend", "DType", "Device", "DeviceMismatch", "DeviceUnavailable", "Dim", "Layout",
     "MissingKernel", "NDArray", "ReadOnlyArray", "Spec", "Storage", "StorageClosed", "UnboundDim", "WriteCount",
-    "backend", "bfloat16", "bool_", "broadcast_shapes", "changes", "dtype", "empty", "float8_e4m3fn", "float8_e5m2",
+    "backend", "bfloat16", "bind_sizes", "bool_", "broadcast_shapes", "changes", "dtype", "empty", "float8_e4m3fn",
+    "float8_e5m2",
     "float16", "float32", "float64", "from_dlpack", "from_numpy", "int8", "int16", "int32", "int64", "names_device",
     "promote", "random", "result_type", "uint8", "upload",
 ]  # fmt: skip

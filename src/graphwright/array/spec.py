@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import cast
+from typing import Any, cast
 
 from graphwright.array.dtype import DType, dtype
 from graphwright.errors import ShapeError, UsageError
@@ -79,6 +79,14 @@ class Spec:
         letter = {"float": "f", "int": "i", "uint": "u"}.get(kind.kind)
         name = kind.name if letter is None else f"{'b' if kind.name == 'bfloat16' else ''}{letter}{8 * kind.itemsize}"
         return f"{name}[{', '.join(map(str, self.shape))}]"
+
+
+def bind_sizes(attrs: Mapping[str, Any], dims: Mapping[str, int]) -> Mapping[str, Any]:
+    """Replace named sizes in the tuples among attributes, such as the shape of a reshape; `attrs` itself if none is."""
+    for key, value in attrs.items():
+        if type(value) is tuple and str in map(type, value):
+            attrs = {**attrs, key: tuple(dims.get(d, d) if type(d) is str else d for d in value)}
+    return attrs
 
 
 def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from graphwright.array import NDArray, Spec
-from graphwright.autograd.recorder import Symbol
+from graphwright.autograd.recorder import Symbol, scope
 
 if TYPE_CHECKING:
     from graphwright.autograd.function import FunctionRule
@@ -35,6 +35,7 @@ class TapeNode:
             first, then results; None after they were freed.
         in_specs, out_specs: specs of operands and of results.
         path: name of the recorded node; empty outside traces.
+        scope: path segments of the modules, steps and backwards inside which it ran.
         seq: creation number; backward runs from high to low.
         hooks: result number -> hooks to call with its full gradient.
         retained: weak references to result tensors whose gradient is stored in `grad`.
@@ -52,6 +53,7 @@ class TapeNode:
         "path",
         "retained",
         "saved",
+        "scope",
         "seq",
     )
 
@@ -72,6 +74,7 @@ class TapeNode:
         first = outputs[0].data
         self.out_specs: list[Spec] = [first.spec] if len(outputs) == 1 else [t.data.spec for t in outputs]
         self.path = first.recorder.path(first) if isinstance(first, Symbol) else ""
+        self.scope = scope.get()
         keep = op.saves
         self.saved: Sequence[tuple[int, Any, int]] | None = ()
         if keep.inputs or keep.outputs:

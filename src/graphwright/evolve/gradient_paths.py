@@ -14,7 +14,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import OPS
 from graphwright.program import Program
 
-FLAT = tuple(name for name in ACTIVATIONS if name in OPS and OPS[name].vjp is None)
+FLAT = tuple(name for name in ACTIVATIONS if name in OPS and OPS[name].traits.flat)
 """Activations of neurons with slope 0."""
 
 
@@ -60,7 +60,7 @@ def blocked_params(program: Program) -> list[str]:
 
     def slopes(node: NodeId) -> bool:
         row = OPS.get(program.op(node))
-        return row is None or row.vjp is not None or row.traits.opaque
+        return row is None or row.passes_gradient(program.attrs(node))
 
     lost = above(lambda node: True) - above(slopes)
     return [program.key(n) for n in program.params() if n in lost and program.attrs(n)["trainable"]]

@@ -20,7 +20,7 @@ from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.generation.cached_program import LENGTH, derive
 from graphwright.ops import OPS, traits
 from graphwright.ops.onnx import ONNX_DTYPES, OPSET, OPSETS, OnnxRow, OnnxUse
-from graphwright.program.kinds import INPUT, STATE, STORED
+from graphwright.program.kinds import INPUT, STORED
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ def need_onnx() -> None:
 
 def save_onnx(p: Program, path: StrPath, *, overwrite: bool = False, opset: int = OPSET, cache: bool = False) -> Path:
     """Write a program as an ONNX file, e.g. `model.onnx`; named sizes stay dynamic.
+
+    A state that the program assigns is an input with the state's name and an output `<name>.next`: feed the output of a
+    run to the next run. A state that is never assigned, such as a running statistic in evaluation, is a weight.
 
     Weights above 1.5 GB go into `model.onnx.data` beside it. See `to_model` for `opset` and `cache`. Raises:
     MissingExtra; ExportError naming every op that ONNX cannot express; DestinationExists; UsageError for the opset.
@@ -159,6 +162,7 @@ def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: 
         opset: 20, or 23, which has one node for each norm, RoPE and attention.
         cache: add inputs `past_key_values.<n>.key` and `.value` [B, G, past, D] of the n-th attention with
             G key heads of D entries, and outputs `present.<n>.key` and `.value` [B, G, past + T, D].
+    States are as in `save_onnx`.
     Raises: ExportError naming every op that ONNX cannot express, with the reason; UsageError for an unknown opset, or
         an attention that cannot be cached.
     """
@@ -179,9 +183,15 @@ def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: 
     return model
 
 
-def _needed(p: Program) -> list[NodeId]:
-    reached = p.reachable(p.outputs())
-    return [n for n in p.order() if n in reached]
+def _needed(p: Program, assigned: Mapping[NodeId, Value]) -> list[NodeId]:
+    reached = p.reachable([*p.outputs(), *assigned.values()])
+    return [n for n in p.order() if n in reached or n in assigned]
+
+
+def _assigned(p: Program, caches: Mapping[str, str]) -> dict[NodeId, Value]:
+    """Map each assigned state (or param), except cache states, to the value that is assigned to it."""
+    following = (p.operands(assign) for assign in p.assigns())
+    return {state.node: new for state, new in following if p.key(state.node) not in {*caches, LENGTH}}
 
 
 def _appends(p: Program, caches: Mapping[str, str]) -> dict[NodeId, str]:
@@ -191,14 +201,13 @@ def _appends(p: Program, caches: Mapping[str, str]) -> dict[NodeId, str]:
 
 
 def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
-    """Return a copy with the ops that ONNX lacks expanded. Raises: ExportError for states and for unsupported ops."""
-    if (p.states() or p.assigns()) and not caches:
-        held = ", ".join(p.path(n) for n in (*p.states(), *p.assigns())[:3])
-        raise ExportError("the program has state, which an ONNX graph cannot carry from run to run", where=held)
+    """Return a copy with the ops that ONNX lacks expanded. Raises: ExportError for unsupported ops."""
     twin = p.fork()
     while True:
         appends = _appends(twin, caches)
-        ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED) and n not in appends]
+        ops = [
+            n for n in _needed(twin, _assigned(twin, caches)) if twin.op(n) not in (INPUT, *STORED) and n not in appends
+        ]
         bare = [n for n in ops if _row(twin, n, opset) is None]
         _refuse(twin, {n: f": {why}" for n in bare if (why := OPS[twin.op(n)].why.get("onnx")) is not None})
         if not bare:
@@ -223,7 +232,7 @@ class _OnnxGraph:
 
     def __init__(self, p: Program, opset: int, caches: Mapping[str, str]) -> None:
         self.p, self.opset, self.caches = p, opset, caches
-        self._appends = _appends(p, caches)
+        self._appends, self._assigned = _appends(p, caches), _assigned(p, caches)
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: list[TensorProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -260,19 +269,24 @@ class _OnnxGraph:
 
     # -- the graph ---------------------------------------------------------------------------------------------------
     def write(self) -> None:
-        p, order = self.p, _needed(self.p)
+        p, order = self.p, _needed(self.p, self._assigned)
         for node in order:
-            if p.op(node) == INPUT:
+            if p.op(node) == INPUT or node in self._assigned:
                 name = self.names[Value(node)] = p.path(node)
                 self.inputs.append(_info(name, p.spec(node)))
                 for axis, dim in enumerate(p.spec(node).shape):
                     if isinstance(dim, str):
                         self._where.setdefault(dim, (name, axis))
         self._take_caches()
-        refused = [node for node in order if p.op(node) != INPUT and not self._write(node)]
+        refused = [node for node in order if Value(node) not in self.names and not self._write(node)]
         _refuse(p, {n: f", with the attributes {dict(p.attrs(n))}" for n in refused})
         grown = {key: Value(node) for node, key in self._appends.items()}
         results = dict(zip(p.output_names(), p.outputs(), strict=True))
+        for node, new in self._assigned.items():
+            if (name := f"{p.path(node)}.next") in results:
+                raise ExportError("an output has the name of the next value of a state", where=name,
+                                  fix="rename the output")  # fmt: skip
+            results[name] = new
         results |= {f"present.{what}": grown[key] for key, what in self.caches.items()}
         for name, value in results.items():
             self.nodes.append(helper.make_node("Identity", [self.names[value]], [name], name=f"output {name}"))
@@ -295,8 +309,6 @@ class _OnnxGraph:
     def _write(self, node: NodeId) -> bool:
         """Write a node; return False if ONNX cannot express the op with these attributes or an output that is read."""
         p, op, self._at = self.p, self.p.op(node), self.p.path(node)
-        if op == STATE:
-            return True  # a cache
         if op in STORED:
             key = p.key(node)
             self.names[Value(node)] = key if self._only_widened(key) else self._weight(key)
@@ -332,7 +344,8 @@ class _OnnxGraph:
         if not traits(p.op(node)).casts or not p.spec(node).dtype.is_float or p.spec(node).dtype.is_low:
             return False
         source = p.operands(node)[0].node
-        return p.op(source) in STORED and p.spec(source).dtype.is_low
+        stored = p.op(source) in STORED and source not in self._assigned
+        return stored and p.spec(source).dtype.is_low
 
     def _weight(self, key: str, wide: str | None = None) -> str:
         """Return the name of a weight's tensor in its stored dtype or in `wide`; add the tensor if it is new."""

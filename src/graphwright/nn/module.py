@@ -8,11 +8,29 @@ from typing import Any, Self, TypeVar
 
 from graphwright.array import Device, NDArray, empty, names_device
 from graphwright.array import dtype as named
-from graphwright.autograd import Parameter, Tensor, Variable, active_recorder, as_tensor, changes, scoped, training
+from graphwright.autograd import (
+    Parameter,
+    Tensor,
+    Variable,
+    active_recorder,
+    as_tensor,
+    changes,
+    scope,
+    scoped,
+    training,
+)
 from graphwright.errors import DTypeError, UsageError
 from graphwright.files import blake2b_128
 
-_PLAIN = frozenset({bool, int, float, str, type(None)})
+_Path = tuple[str, ...]
+"""Names of the attributes that lead from the root to a module."""
+
+
+class _Paths(list[_Path]):
+    """The paths of a module: several if it is shared."""
+
+
+_PLAIN = frozenset({bool, int, float, str, type(None), _Paths})
 """Types of attributes that contain no module or variable."""
 
 
@@ -50,10 +68,10 @@ class Module:
         changes.rise()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward`, naming traced nodes under the module's name."""
-        name = self.__dict__.get("_name")
-        if name:
-            with scoped(name):
+        """Run `forward`, naming traced nodes after the path of the module, whichever module calls it."""
+        paths = self.__dict__.get("_paths")
+        if paths:
+            with scoped(*_remainder(paths, scope.get())):
                 return self.forward(*args, **kwargs)
         self.name_children()
         return self.forward(*args, **kwargs)
@@ -92,22 +110,31 @@ class Module:
 
     def name_children(self) -> None:
         """Set the names by which variables and descendants appear in a trace."""
-        deque(self._variables("", naming=True), maxlen=0)
+        deque(self._variables("", {}), maxlen=0)
 
-    def _variables(self, prefix: str, naming: bool = False) -> Iterator[tuple[str, Parameter | Buffer]]:
-        """Yield (dotted name, parameter or buffer), a tied variable once per name; `naming` sets missing names."""
+    def _variables(
+        self, prefix: str, named: dict[int, _Paths] | None = None, path: _Path = ()
+    ) -> Iterator[tuple[str, Parameter | Buffer]]:
+        """Yield (dotted name, parameter or buffer), a tied variable once per name.
+
+        With `named`, also set missing names of variables, and the paths of descendants, which begin with `path`; a
+        shared module has several, and `named` maps the id of each module to them.
+        """
         children: list[tuple[str, Module]] = []
         for name, value in self._members():
             if isinstance(value, Module):
                 children.append((name, value))
             elif isinstance(value, (Parameter, Buffer)):
-                if naming and not value.name:
+                if named is not None and not value.name:
                     value.name = prefix + name
                 yield prefix + name, value
         for name, child in children:
-            if naming:
-                child.__dict__["_name"] = name
-            yield from child._variables(f"{prefix}{name}.", naming)
+            below = (*path, name)
+            if named is not None:
+                paths = named.setdefault(id(child), _Paths())
+                paths.append(below)
+                child.__dict__["_paths"] = paths
+            yield from child._variables(f"{prefix}{name}.", named, below)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Iterate over (dotted name, parameter), each parameter once."""
@@ -119,7 +146,7 @@ class Module:
 
     def parameters(self) -> Iterator[Parameter]:
         """Iterate over the parameters, each once."""
-        found = {id(v): v for _, v in self._variables("", naming=True) if isinstance(v, Parameter)}
+        found = {id(v): v for _, v in self._variables("", {}) if isinstance(v, Parameter)}
         return iter(found.values())
 
     def variables(self) -> dict[str, Variable]:
@@ -209,6 +236,23 @@ class Module:
         for variable, _, value in values:
             variable.assign(value)
         return missing, unexpected
+
+
+def _remainder(paths: _Paths, outer: _Path) -> _Path:
+    """Return the end of a module's path that the scope `outer` does not contain yet.
+
+    The scope may have further segments, such as steps, between those of the path. Of several paths, that of which the
+    scope contains most is taken.
+    """
+    best = paths[0]
+    for number, path in enumerate(paths):
+        depth, end = 0, len(path)
+        for segment in outer:
+            if depth < end and segment == path[depth]:
+                depth += 1
+        if not number or end - depth < len(best):
+            best = path[depth:]
+    return best
 
 
 def _once(items: Iterable[tuple[str, _Held]]) -> Iterator[tuple[str, _Held]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from graphwright.autograd import Parameter, Tensor, stack, zeros
+from graphwright.autograd import Parameter, Tensor, scoped, stack, zeros
 from graphwright.errors import ShapeError, UsageError
 from graphwright.nn import init
 from graphwright.nn.functional import linear
@@ -108,7 +108,7 @@ class Recurrent(Module):
         self.cells: list[Any] = list(cells)
 
     def forward(self, x: Tensor, states: Sequence[Any] | None = None, *extra: Tensor) -> tuple[Tensor, list[Any]]:
-        """Run all cells over all time steps.
+        """Run all cells over all time steps. The traced nodes of step t are named `step.<t>.cells.<k>.<op>`.
 
         Args:
             x: [B, T, I], T >= 1.
@@ -122,9 +122,10 @@ class Recurrent(Module):
         held = [cell.start(x) for cell in self.cells] if states is None else list(states)
         outputs = []
         for t in range(x.shape[1]):
-            step, more = x[:, t], [e[:, t : t + 1] for e in extra]
-            for k, cell in enumerate(self.cells):
-                step, held[k] = cell(step, held[k], *more)
+            with scoped(f"step.{t}"):
+                step, more = x[:, t], [e[:, t : t + 1] for e in extra]
+                for k, cell in enumerate(self.cells):
+                    step, held[k] = cell(step, held[k], *more)
             outputs.append(step)
         return stack(outputs, 1), held
 

@@ -340,10 +340,10 @@ class BatchNormTrain(_ChannelNorm):
     `momentum` to the batch's mean and unbiased variance (Ioffe and Szegedy 2015, algorithms 1 and 2).
     """
 
-    attrs, traits = {"momentum": 0.1, "eps": 1e-5}, Traits(batch_statistics=True, fixed=(1, 2))
+    attrs, traits = {"momentum": 0.1, "eps": 1e-5}, Traits(batch_statistics=True, inference="batch_norm", fixed=(1, 2))
     saves = Saves(inputs=(0, 3, 4))  # 1 and 2 are written before backward
     why = {
-        "onnx": "an exported graph carries no state from run to run",
+        "onnx": "batch statistics belong to training; program.eval() uses the running statistics instead",
         "emit": "statistics of a batch are not part of an exported model",
     }
     sample = lambda rng: (_normed_sample(rng), {"momentum": 0.3})

@@ -89,6 +89,8 @@ class Traits:
     narrow: tuple[int, ...] = ()  # indices of operands that the VM can also read as bfloat16
     backward_of: str = ""  # the op whose gradient this op computes; "" for every other op
     training_only: bool = False  # acts in training alone: for inference, its readers read operand 0
+    # the op that replaces it for inference, with the same operands and those attributes that the op has
+    inference: str = ""
     activation: bool = False  # a nonlinearity that networks apply to the result of a layer
     rectifies: bool = False  # 0 with gradient 0 wherever the operand is below 0
     loss: bool = False  # compares predictions with targets
@@ -123,6 +125,7 @@ class Traits:
     float32_constants: bool = False  # reads its constants in float32 whatever dtype the model computes in
     batch_statistics: bool = False  # subtracts a mean over the batch, so that a shift of operand 0 has no effect
     applies: str = ""  # the op that a loss applies to its predictions itself; "" for losses of probabilities
+    flat: bool = False  # the gradient is zero wherever it exists, so that nothing upstream learns
     # the factor of the gradient: a number, or the name of the attribute; None for a true gradient
     gradient_scale: str | float | None = None
 
@@ -183,6 +186,11 @@ class Op:
         """Return True if no gradient passes through the op with these attributes."""
         factor = self.traits.gradient_scale
         return factor is not None and (attrs[factor] if isinstance(factor, str) else factor) == 0
+
+    def passes_gradient(self, attrs: Attrs) -> bool:
+        """Return True if a gradient other than 0 can pass through the op with these attributes."""
+        differentiable = self.vjp is not None or self.traits.opaque
+        return differentiable and not self.traits.flat and not self.stops_gradient(attrs)
 
     def onnx_row(self, ins: Sequence[Spec], attrs: Attrs, opset: int) -> OnnxRow | None:
         """Return the function that adds this use of the op to an ONNX graph, or None to add its expansion instead."""

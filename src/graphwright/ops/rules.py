@@ -10,6 +10,7 @@ import numpy as np
 from graphwright.array.dtype import bool_
 from graphwright.array.spec import Dim, Spec, broadcast_shapes
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.call import call
 from graphwright.ops.registry import Row, Traits, free_cost
 
 
@@ -102,9 +103,10 @@ class Binary(Row):
 
 
 class Flat(Row):
-    """An op whose gradient is zero wherever it exists."""
+    """An op whose gradient is zero wherever it exists, as torch has it."""
 
-    vjp, why = None, {"vjp": "the gradient is zero wherever it exists"}
+    traits = Traits(flat=True)
+    vjp = lambda g, ins, outs, attrs, needs: tuple(call("full_like", g, value=0.0) if need else None for need in needs)
 
 
 class Predicate(Row):
@@ -147,7 +149,7 @@ class Update(Row):
         "vjp": "an update of loop-carried state; gradients do not cross steps",
         "axes": "a training step is recorded again from the edited program",
         "emit": "updates are not part of an exported model",
-        "onnx": "an exported graph carries no state from run to run",
+        "onnx": "updates are not part of an exported model",
     }
 
 

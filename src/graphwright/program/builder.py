@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,11 @@ from graphwright.graph import NodeId
 from graphwright.ops import OPS
 from graphwright.program.errors import ForeignNode, NameTaken
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
+from graphwright.program.named_sizes import with_names
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_output
 from graphwright.program.program import Program
-from graphwright.program.recorder import TraceRecorder, record_into
+from graphwright.program.recorder import TraceRecorder, parts, rebuilt, record_into
 from graphwright.program.weights import as_array
 
 
@@ -146,21 +147,59 @@ class Builder:
         return made
 
 
-def trace(fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None = None) -> Program:
+def trace(
+    fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None = None,
+    sizes: Mapping[str, Sequence[int | str | None]] | None = None,
+) -> Program:  # fmt: skip
     """Run `fn` on symbols with the specs of the examples, and return the recorded program.
 
     Args:
-        fn: takes tensors; returns a tensor, a tuple or a dict of tensors, or None (a step that only updates state).
-        examples: tensors, arrays or numbers; only their shapes and dtypes matter.
+        fn: takes tensors; returns a tensor, or tuples, lists and dicts of tensors, or None if it only updates state.
+        examples: tensors, arrays or numbers, of which only shapes and dtypes matter; None; or tuples, lists and dicts
+            of tensors and arrays, such as the states of an LSTM, with inputs named `<argument>.<index or key>`.
         names: input names; by default the parameter names of the function, or of a module's `forward`.
-    Returns: a Program with the examples as inputs and the outputs `out`, `out_1`, ... or the dict's keys.
-    Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does.
+        sizes: dict from input name to its shape with named sizes, such as `{"x": ("B", "T", 32)}`; None is the size of
+            the example. Named sizes stay variable; `fn` is traced once more for each, with this size doubled.
+    Returns: a Program with the examples as inputs and the outputs `out`, `out_1`, ... or the dict's keys; nested
+        results are named like `out_1.0.1`.
+    Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does, or is valid for one value
+        of a named size only; UsageError for `sizes` that do not match the examples.
     """
-    return record(fn, tuple(as_tensor(e).spec for e in examples), names)[0]
+    specs = tuple(map(_spec_of, examples))
+    program = record(fn, specs, names)[0]
+    if not sizes:
+        return program
+
+    def again(resized: Mapping[str, Spec]) -> Program:
+        following = iter(program.input_names())
+
+        def follow(spec: Any) -> Any:
+            if spec is None or isinstance(spec, Spec):
+                return spec and resized[next(following)]
+            return rebuilt(spec, {key: follow(inner) for key, inner in parts(spec).items()})
+
+        return record(fn, tuple(map(follow, specs)), names)[0]
+
+    return with_names(program, sizes, again)
+
+
+def _spec_of(example: Any) -> Any:
+    """Return the spec of an example, or the specs in a nested example that contains tensors or arrays."""
+    if example is None:
+        return None
+    if _is_nested(example):
+        return rebuilt(example, {key: _spec_of(inner) for key, inner in parts(example).items()})
+    return as_tensor(example).spec
+
+
+def _is_nested(example: Any) -> bool:
+    """Return True for tuples, lists and dicts of tensors or arrays, False for nested lists of numbers."""
+    inner = parts(example).values()
+    return isinstance(example, Mapping) or any(hasattr(e, "dtype") or e is None or _is_nested(e) for e in inner)
 
 
 def record(
-    fn: Callable[..., Any], specs: Sequence[Spec], names: Sequence[str] | None = None
+    fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None
 ) -> tuple[Program, TraceRecorder, Any]:
     """Trace `fn` on symbols with these specs; return the program, the recorder and the result of `fn`."""
     program = new_program(getattr(fn, "__name__", type(fn).__name__))

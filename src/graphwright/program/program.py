@@ -14,6 +14,7 @@ from graphwright.graph import NodeId
 from graphwright.program.axes.axes import axes
 from graphwright.program.constraints import Constraints
 from graphwright.program.derived.gradient import differentiate
+from graphwright.program.derived.inference import inference
 from graphwright.program.diff import diff
 from graphwright.program.editing.history import History
 from graphwright.program.editing.journal import Journal
@@ -132,6 +133,7 @@ class Program(OpGraph):
     fork = fork
     at = at
     extract = extract
+    eval = inference
     save = save
     save_parameters = save_parameters
     load_parameters = load_parameters

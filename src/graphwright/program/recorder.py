@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from graphwright.array import NDArray, Spec
 from graphwright.autograd import Parameter, Symbol, Tensor, TraceError, Variable, active_recorder, as_tensor, scope
 from graphwright.autograd.recorder import differentiating
 from graphwright.program.derived.recompute import Recomputed
@@ -15,7 +18,6 @@ from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray, Spec
     from graphwright.ops import Op
     from graphwright.program.program import Program
 
@@ -151,21 +153,28 @@ class TraceRecorder:
 
 
 def record_into(
-    program: Program, fn: Callable[..., Any], specs: Sequence[Spec], names: Sequence[str] | None = None
+    program: Program, fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None
 ) -> tuple[TraceRecorder, Any]:
     """Run `fn` on symbols and record it into an empty program; returns the recorder and the result of `fn`.
 
     Args:
-        specs: specs of the arguments of `fn`, which become the inputs.
+        specs: specs of the arguments of `fn`, which become the inputs; or None; or tuples, lists and dicts of these,
+            with inputs named `<argument>.<index or key>`.
         names: names of the inputs; by default the parameter names of the function, or of a module's `forward`.
     """
     recorder = TraceRecorder(program)
     labels = names if names is not None else _parameter_names(fn, len(specs))
-    feeds = []
-    for label, spec in zip(labels, specs, strict=True):
+
+    def feed(label: str, spec: Any) -> Any:
+        if spec is None:
+            return None
+        if not isinstance(spec, Spec):
+            return rebuilt(spec, {key: feed(f"{label}.{key}", inner) for key, inner in parts(spec).items()})
         program.check_name(label)
         node = add_source(program, INPUT, label, spec, {})
-        feeds.append(Tensor(Symbol(spec, Value(node), recorder)))
+        return Tensor(Symbol(spec, Value(node), recorder))
+
+    feeds = [feed(label, spec) for label, spec in zip(labels, specs, strict=True)]
     token = active_recorder.set(recorder)
     try:
         result = fn(*feeds)
@@ -176,17 +185,42 @@ def record_into(
     return recorder, result
 
 
+def parts(group: Any) -> dict[Any, Any]:
+    """Return the members of a tuple, list or dict by index or key; empty for any other value."""
+    if isinstance(group, Mapping):
+        return dict(group)
+    return dict(enumerate(group)) if isinstance(group, tuple | list) else {}
+
+
+def rebuilt(group: Any, members: Mapping[Any, Any]) -> Any:
+    """Return a tuple, list or dict like `group` with other members."""
+    if isinstance(group, Mapping):
+        return dict(members)
+    return type(group)(*members.values()) if hasattr(group, "_fields") else type(group)(members.values())
+
+
 def _named(result: Any) -> dict[str, Tensor]:
-    if result is None:
-        return {}
-    if isinstance(result, Tensor):
-        return {"out": result}
-    if isinstance(result, Mapping):
-        return {str(name): as_tensor(value) for name, value in result.items()}
     if isinstance(result, tuple | list):
-        return {"out" if i == 0 else f"out_{i}": as_tensor(value) for i, value in enumerate(result)}
-    expected = "tensors, alone or in a tuple or dict"
-    raise TraceError("unsupported result of a traced function", expected=expected, got=type(result).__name__)
+        result = {"out" if i == 0 else f"out_{i}": value for i, value in enumerate(result)}
+    found: dict[str, Tensor] = {}
+    for name, value in _leaves("", result if isinstance(result, Mapping) or result is None else {"out": result}):
+        if name in found:
+            raise TraceError("two results of a traced function have the same name", where=name, fix="rename one")
+        found[name] = value
+    return found
+
+
+def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) of the results in nested tuples, lists and dicts; None is left out."""
+    if isinstance(value, tuple | list | Mapping):
+        for key, inner in parts(value).items():
+            yield from _leaves(f"{prefix}.{key}" if prefix else str(key), inner)
+    elif isinstance(value, Tensor | NDArray | np.ndarray | np.generic | int | float):
+        yield prefix, as_tensor(value)
+    elif value is not None:
+        expected = "tensors, alone or in tuples, lists and dicts"
+        got = type(value).__name__
+        raise TraceError("unsupported result of a traced function", where=prefix, expected=expected, got=got)
 
 
 def _parameter_names(fn: Callable[..., Any], count: int) -> tuple[str, ...]:

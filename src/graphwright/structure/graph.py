@@ -158,9 +158,20 @@ class DifferentiableGraph:
                 self.program.weights[RUN].assign(as_tensor(before))
 
     def run(self, feeds: Mapping[str, Any] | None = None, *, gates: str = "eval", **named: Any) -> dict[str, Tensor]:
-        """Run the program with its gates in mode `gates` (see `using`); return a dict from output names to tensors."""
+        """Run the program with its gates in mode `gates` (see `using`); return a dict from output names to tensors.
+
+        The outputs have a tape, also with respect to the logits of gates.
+        """
+        held = self.program.weights[RUN] if self.program.gates() else None
+        before = None if held is None else held.data
         with self.using(gates):
-            return self.program(**{**(feeds or {}), **named})
+            if held is not None and before is not None:
+                held.data = before.copy()  # for the tape: `using` writes to the other one when it ends
+            try:
+                return self.program(**{**(feeds or {}), **named})
+            finally:
+                if held is not None and before is not None:
+                    held.data = before
 
     def anneal(self, step: int | None = None) -> dict[str, float]:
         """Set temperatures to the schedule's values at `step` (default: the current step); return them by group."""

@@ -197,16 +197,6 @@ def test_one_error_lists_every_unsupported_op(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_program_with_state_is_refused(tmp_path):
-    b = gw.Builder("counter")
-    s = b.state("s", np.zeros(2, np.float32))
-    total = b.add(s, b.input("x", (2,)), name="total")
-    b.assign(s, total)
-    b.output(total, "y")
-    with pytest.raises(ExportError, match="state"):
-        save_onnx(b.build(), tmp_path / "state.onnx")
-
-
 def test_export_can_write_onnx_and_compares_it(made, tmp_path, monkeypatch):
     from graphwright.models.export import export as exporting
 
@@ -231,3 +221,69 @@ def test_export_can_write_onnx_and_compares_it(made, tmp_path, monkeypatch):
     assert sorted(f.name for f in tmp_path.iterdir()) == ["out"]
     with pytest.raises(DestinationExists):
         save_onnx(m.program, tmp_path / "out/model.onnx")
+
+
+RNG = np.random.default_rng(0)
+
+
+def accumulator() -> gw.Program:
+    b = gw.Builder("accumulator")
+    x, n = b.input("x", ("N", 2)), b.state("n", np.float32(2))
+    total = b.state("sums.total", np.zeros(2, "f4"))
+    grown = b.add(total, b.sum(b.mul(x, n), axes=(0,), keepdims=False), name="grown")
+    b.assign(total, grown)
+    b.assign(b.state("unread", np.float32(1)), b.mul(n, n))
+    b.output(b.tanh(total), "y")
+    return b.build()
+
+
+def test_an_assigned_state_is_an_input_and_an_output(tmp_path):
+    """The file's next state is fed back; outputs read the state before the run. A state that stays is a weight."""
+    p = accumulator()
+    session = onnxruntime.InferenceSession(p.to_onnx(tmp_path / "a.onnx"), providers=["CPUExecutionProvider"])
+    assert {i.name: i.shape for i in session.get_inputs()} == {"x": ["N", 2], "sums.total": [2], "unread": []}
+    assert [o.name for o in session.get_outputs()] == ["y", "sums.total.next", "unread.next"]
+    run, held = p.compile(x=(3, 2)), np.zeros(2, "f4")
+    for _ in range(3):
+        x = RNG.normal(size=(3, 2)).astype("f4")
+        y, held, unread = session.run(None, {"x": x, "sums.total": held, "unread": np.zeros((), "f4")})
+        np.testing.assert_allclose(y, run(x=x)["y"].to_numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(held, p.weights["sums.total"].data.to_numpy(), rtol=1e-5, atol=1e-6)
+        assert unread == 4
+    assert held.any()
+
+
+def test_an_output_with_the_name_of_a_next_state_is_refused():
+    b = gw.Builder("clash")
+    total = b.state("total", np.zeros(2, "f4"))
+    b.assign(total, b.tanh(total))
+    b.output(b.exp(total), "total.next")
+    with pytest.raises(ExportError, match="next value"):
+        onnx_file.to_model(b.build())
+
+
+def test_modules_with_buffers_are_exported_in_evaluation(tmp_path):
+    """Running statistics and rotary frequencies are states that no run assigns."""
+
+    class Net(gw.nn.Module):
+        def __init__(self) -> None:
+            self.conv, self.norm, self.rotary = gw.nn.Conv2d(3, 4, 3), gw.nn.BatchNorm2d(4), gw.nn.RotaryEmbedding(8)
+
+        def forward(self, x, positions):
+            cos, sin = self.rotary(positions)
+            return self.norm(self.conv(x)).relu(), cos, sin
+
+    net = Net()
+    for _, buffer in net.named_buffers():
+        if buffer.dtype.is_float and buffer.shape == (4,):
+            buffer.assign(gw.tensor(RNG.uniform(0.5, 1.5, 4).astype("f4")))
+    x, positions = RNG.normal(size=(2, 3, 6, 6)).astype("f4"), np.arange(5)[None]
+    for p in (gw.trace(net.eval(), x, positions), gw.trace(net.train(), x, positions).eval()):
+        (found,) = run_onnx(p.to_onnx(tmp_path / f"{len(list(tmp_path.iterdir()))}.onnx"),
+                            [{"x": x, "positions": positions}])  # fmt: skip
+        run = p.run(x=x, positions=positions)
+        assert found.keys() == {"out", "out_1", "out_2"}
+        for name, array in found.items():
+            np.testing.assert_allclose(array, run[name].to_numpy(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ExportError, match=r"batch statistics belong to training; program.eval\(\)"):
+        onnx_file.to_model(gw.trace(net.train(), x, positions))

@@ -15,24 +15,7 @@ from graphwright.evolve.tasks.losses import LOSSES
 from graphwright.evolve.tasks.task import DataSplit, Task
 from graphwright.optim import SGD, Adam, Optimizer, clip_grad_norm_
 from graphwright.plan import compile
-from graphwright.program import Program, Value
-from graphwright.program.editing.replace import redirect
-
-
-def inference(program: Program) -> Program:
-    """Fork a program for inference: dropout is removed, batch norm uses running statistics; weights are shared."""
-    p = program.fork(f"{program.name}, inference")
-    drops, norms = p.of_traits(training_only=True), p.of_traits(batch_statistics=True)
-    if drops or norms:
-        with p.edit("inference", author="evolution", keep_undo=False) as e:
-            for node in drops:
-                redirect(e, {Value(node): p.operands(node)[0]})
-                e.remove(node)
-            for node in norms:
-                name, eps = f"{p.path(node)}.still", p.attrs(node)["eps"]
-                redirect(e, {Value(node): Value(e.add("batch_norm", *p.operands(node), name=name, eps=eps))})
-                e.remove([*p.assigns(node), node])
-    return p
+from graphwright.program import Program
 
 
 def optimizer(program: Program, training: TrainingGenes, state: Moments | None = None) -> Optimizer:
@@ -155,7 +138,7 @@ def measure(task: Task, program: Program, part: DataSplit) -> tuple[float, float
 
 def answers(program: Program, x: np.ndarray) -> np.ndarray:
     """Return the outputs of a program in inference mode for cases [N, ...]; the program is not changed."""
-    program = inference(program)
+    program = program.eval()
     x = x.reshape(len(x), *cases(program))
     name, out, size = program.input_names()[0], program.output_names()[0], _fixed(program)
     if size is None:

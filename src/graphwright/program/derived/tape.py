@@ -23,11 +23,12 @@ STEPS = 3  # least number of uses of one parameter for which the tape is a loop 
 def tape(*tensors: Tensor, name: str = "tape") -> Program:
     """Return the graph through which gradients of eager tensors flow: `gw.tape(loss).to_svg("loss.svg")`.
 
-    Parameters become params and other variables states; they share memory with the originals. An op that reads a
-    parameter is named after the module of the parameter. Of the other operands, scalars that the tape saved become
-    consts; the rest become inputs, because their values were not saved. The ops of a loop over time are named
-    `step.0.<op>`, `step.1.<op>`, ..., so that pictures fold the loop; the step of an op is the number of earlier uses
-    of its parameters. Outputs are `out`, `out_1`, ...
+    Parameters become params and other variables states; they share memory with the originals. An op is named after the
+    module that ran it, or outside modules after that of the parameter that it reads. Of the other operands, scalars
+    that the tape saved become consts; the rest become inputs, because their values were not saved. The ops of a loop
+    over time that has no steps of its own (those of recurrent layers have) are named `step.0.<op>`, `step.1.<op>`, ...,
+    so that pictures fold the loop; the step of an op is the number of earlier uses of its parameters. Outputs are
+    `out`, `out_1`, ...
     Raises: UsageError for a tensor without a tape, or inside a trace.
     """
     for t in tensors:
@@ -61,11 +62,19 @@ def _steps(nodes: Sequence[Any]) -> dict[Any, int]:
     uses: Counter[int] = Counter()
     step: dict[Any, int] = {}
     for node in nodes:
+        if _in_step(node):
+            step[node] = 0
+            continue
         own = {id(edge) for edge in node.edges if isinstance(edge, Parameter)}
         before = [step[edge[0]] for edge in node.edges if isinstance(edge, tuple)]
         step[node] = max([0, *before, *(uses[leaf] for leaf in own)])
         uses.update(own)
     return step if max(uses.values(), default=0) >= STEPS else {}
+
+
+def _in_step(node: Any) -> bool:
+    """Return True if an op ran in a numbered step of a layer."""
+    return any(segment.startswith("step.") for segment in node.scope)
 
 
 class _TapeProgram:
@@ -80,25 +89,26 @@ class _TapeProgram:
     def add(self, node: Any) -> None:
         """Add a node for a tape node; the nodes of its operands must already be in the program."""
         p = self.program
-        step = f"step.{self._steps[node]}." if self._steps else ""
-        operands = [self._operand(node, number, edge, step) for number, edge in enumerate(node.edges)]
+        step = f"step.{self._steps[node]}." if self._steps and not _in_step(node) else ""
+        prefix = step + "".join(f"{segment}." for segment in node.scope)
+        operands = [self._operand(node, number, edge, prefix) for number, edge in enumerate(node.edges)]
         owners = [edge.name for edge in node.edges if isinstance(edge, Parameter) and "." in edge.name]
-        module = f"{owners[0].rpartition('.')[0]}." if owners else ""
-        name = p.free_name(step + module + node.op.name)
+        module = f"{owners[0].rpartition('.')[0]}." if owners and not node.scope else ""
+        name = p.free_name(prefix + module + node.op.name)
         made = insert_node(p, node.op.name, node.attrs, name, tuple(node.out_specs))
         for port, value in enumerate(operands):
             insert_edge(p, value, made, port)
         for port in range(len(node.out_specs)):
             self.values[node, port] = Value(made, port)
 
-    def _operand(self, node: Any, number: int, edge: Any, step: str) -> Value:
+    def _operand(self, node: Any, number: int, edge: Any, prefix: str) -> Value:
         if isinstance(edge, tuple):
             return self.values[edge]
         if edge is None:
             saved = next((value for at, value, _ in node.saved or () if at == number), None)
             if isinstance(saved, NDArray) and not saved.shape:
-                return self._stored(CONST, f"{step}scalar", Variable(saved))
-            return self._source(INPUT, f"{step}input", node.in_specs[number], {})
+                return self._stored(CONST, f"{prefix}scalar", Variable(saved))
+            return self._source(INPUT, f"{prefix}input", node.in_specs[number], {})
         if id(edge) not in self.values:
             self._leaves.append(edge)
             if isinstance(edge, Variable):

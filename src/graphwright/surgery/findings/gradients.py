@@ -61,7 +61,7 @@ def _open(p: Program, w: Wiring, i: int) -> bool:
     row = OPS.get(w.ops[i])
     if row is None:
         return w.ops[i] in SOURCES
-    return (row.vjp is not None or row.traits.opaque) and not row.stops_gradient(p.attrs(w.nodes[i]))
+    return row.passes_gradient(p.attrs(w.nodes[i]))
 
 
 def _differentiated(p: Program, w: Wiring, i: int) -> list[int]:

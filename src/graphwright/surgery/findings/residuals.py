@@ -15,7 +15,7 @@ from graphwright.program.op_graph import Value
 from graphwright.program.weights import as_array
 from graphwright.surgery.findings.diagnosis import Diagnosis, Probe
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, cut
-from graphwright.surgery.findings.wiring import shifted, template
+from graphwright.surgery.findings.wiring import BLOCK_NUMBER, shifted, template
 from graphwright.surgery.walks import flood
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
     known = {n: around(p, n) for n in p.junctions()}
     groups: dict[str, list[NodeId]] = {}
     for junction in known:
-        groups.setdefault(template(p.path(junction))[0], []).append(junction)
+        groups.setdefault(template(p.path(junction), BLOCK_NUMBER)[0], []).append(junction)
     for junction in known:
-        others = [n for n in groups[template(p.path(junction))[0]] if n != junction]
+        others = [n for n in groups[template(p.path(junction), BLOCK_NUMBER)[0]] if n != junction]
         with_path = {n: found for n in others if (found := known[n]) is not None}
         if len(with_path) < d.limits.siblings * len(others):
             continue
@@ -113,7 +113,7 @@ def _entry(
     `branch` is the first node of the sibling's branch; `paths` maps paths to nodes. Return None if the branches start
     with different ops, or the input does not have the junction's spec.
     """
-    first = paths.get(shifted(p.path(branch), p.path(sibling), p.path(junction)))
+    first = paths.get(shifted(p.path(branch), p.path(sibling), p.path(junction), BLOCK_NUMBER))
     if first is None or p.op(first) != p.op(branch):
         return None
     port = next(p.edge_port(e) for e in p.in_edges(branch) if p.graph.source(e) == source)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+BLOCK_NUMBER = re.compile(r"(?:(?<![^.])|(?<=[A-Za-z]))[0-9]+(?![^.])")  # also at the end of a segment: `block3`
 """A segment of a path that is a number."""
 
 
@@ -91,9 +92,9 @@ def least_arity(op: str) -> int:
     return arity if isinstance(arity, int) else arity[0]
 
 
-def template(path: str) -> tuple[str, tuple[int, ...]]:
+def template(path: str, number: re.Pattern[str] = _NUMBER) -> tuple[str, tuple[int, ...]]:
     """Return a path with `*` for numeric segments, and the numbers. Nodes of equal op and template are siblings."""
-    return _NUMBER.sub("*", path), tuple(map(int, _NUMBER.findall(path)))
+    return number.sub("*", path), tuple(map(int, number.findall(path)))
 
 
 def siblings(p: Program, node: NodeId) -> list[NodeId]:
@@ -104,14 +105,14 @@ def siblings(p: Program, node: NodeId) -> list[NodeId]:
     return [n for n in p.of_kind(p.op(node)) if n != node and template(p.path(n))[0] == own]
 
 
-def shifted(path: str, of: str, to: str) -> str:
+def shifted(path: str, of: str, to: str, number: re.Pattern[str] = _NUMBER) -> str:
     """Translate a path near the node `of` to the corresponding path near `of`'s sibling `to`.
 
     Its numbers change by the difference between those of `of` and `to`: with `of` = `layers.1.mlp` and `to` =
     `layers.3.mlp`, `layers.0.out` becomes `layers.2.out`.
     """
-    by = iter([b - a for a, b in zip(template(of)[1], template(to)[1], strict=True)])
-    return _NUMBER.sub(lambda number: str(int(number[0]) + next(by, 0)), path)
+    by = iter([b - a for a, b in zip(template(of, number)[1], template(to, number)[1], strict=True)])
+    return number.sub(lambda found: str(int(found[0]) + next(by, 0)), path)
 
 
 def empty_ports(p: Program, w: Wiring) -> Iterator[tuple[NodeId, int]]:
