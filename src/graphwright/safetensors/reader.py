@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from graphwright.files import JsonError, StrPath, UnreadableFile, read_json
+from graphwright.files import READ, JsonError, StrPath, UnreadableFile, read_json
 from graphwright.safetensors.errors import (
     CheckpointChanged,
     CheckpointClosed,
@@ -32,7 +32,6 @@ from graphwright.safetensors.header import LENGTH, Header, TensorInfo, header_le
 
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _ZIP = b"PK\x03\x04"
-_READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # a named pipe must not block
 _CONVERT = (
     "import sys, torch; from safetensors.torch import save_file; "
     "t = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
@@ -217,7 +216,7 @@ class TensorFile(_KeyedFile):
     def _open(self) -> int:
         self.check_unchanged()
         try:
-            fd = os.open(self.path, _READ)
+            fd = os.open(self.path, READ)
         except OSError as error:
             raise self._changed(error.strerror) from error
         if (now := _identity(fd)) != self.identity:
@@ -242,7 +241,7 @@ def unknown_key(key: str, known: Iterable[str], where: object) -> UnknownKey:
 
 def _read_header(path: Path) -> tuple[Header, FileIdentity]:
     try:
-        fd = os.open(path, _READ)
+        fd = os.open(path, READ)
     except OSError as error:
         kind = CheckpointNotFound if isinstance(error, FileNotFoundError) else CheckpointError
         raise kind("cannot open this file", where=path, got=error.strerror) from error

@@ -16,7 +16,7 @@ from graphwright.array import CPU, NDArray, Storage
 from graphwright.array.dtype import BY_TAG
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import CycleError, GraphwrightError
-from graphwright.files import StrPath, parse_json
+from graphwright.files import StrPath, open_regular, parse_json
 from graphwright.graph import ColumnSpec, Graph, chain
 from graphwright.program.builder import new_program
 from graphwright.program.constraints import constraint_from_json
@@ -138,7 +138,7 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
 
 def _read_body(folder: Path) -> dict[str, Any]:
     path = folder / "program.json"
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ProgramFileError("program.json is too large", where=path, expected=f"at most {MAX_BYTES} bytes")

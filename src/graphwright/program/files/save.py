@@ -20,7 +20,7 @@ from graphwright import __version__
 from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
-from graphwright.files import StrPath, atomic_directory, blake2b_128, check_free
+from graphwright.files import StrPath, atomic_directory, blake2b_128, check_free, open_regular
 from graphwright.graph import chain
 from graphwright.program.editing.undo_storage import Packer
 from graphwright.program.files.forms import value_form
@@ -153,5 +153,5 @@ def _headers(folder: Path) -> dict[str, list[Any]]:
 
 def header_digest(path: str | os.PathLike[str], length: int) -> str:
     """Return the BLAKE2b-128 digest of the first `length` bytes of a file."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return blake2b_128(file.read(length))
