@@ -214,7 +214,8 @@ def test_a_list_tuple_or_array_is_batched_as_by_torch(data, drop_last):
             mine, other = list(mine.values()), list(other.values())
         pairs = zip(mine, other, strict=True) if isinstance(other, list) else [(mine, other)]
         for a, b in pairs:
-            assert np.array_equal(a.numpy(), b.numpy()) and str(a.numpy().dtype) == str(b.dtype).removeprefix("torch.")
+            assert np.array_equal(a.numpy(), b.numpy())
+            assert str(a.numpy().dtype) == str(b.dtype).removeprefix("torch.")
 
 
 def test_a_shuffled_list_has_the_order_of_a_dataset_and_resumes():

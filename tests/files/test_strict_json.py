@@ -145,4 +145,5 @@ def test_a_named_pipe_is_refused_without_waiting_for_its_writer(tmp_path):
     os.mkfifo(tmp_path / "train.json")
     with pytest.raises(UnreadableFile) as caught:
         read_json(tmp_path / "train.json")
-    assert "regular file" in str(caught.value) and caught.value.errno == errno.EINVAL
+    assert "regular file" in str(caught.value)
+    assert caught.value.errno == errno.EINVAL

@@ -109,8 +109,8 @@ class DataLoader:
     """
 
     def __init__(
-        self, dataset: Dataset | IterableDataset | Sequence[Any] | np.ndarray, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0,
-        drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None, rank: int = 0, ranks: int = 1,
+        self, dataset: Dataset | IterableDataset | Sequence[Any] | np.ndarray, batch_size: int = 1, *,
+        shuffle: bool = False, seed: int = 0, drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None, rank: int = 0, ranks: int = 1,
     ) -> None:  # fmt: skip
         if batch_size < 1 or not 0 <= rank < ranks:
             expected, got = "batch_size >= 1, 0 <= rank < ranks", f"batch_size {batch_size}, rank {rank} of {ranks}"
@@ -161,7 +161,8 @@ class DataLoader:
 
     def _indexed(self, dataset: Dataset | Sequence[Any] | np.ndarray) -> Iterator[Any]:
         whole = dataset.batch if isinstance(dataset, Dataset) and self.collate is None else None
-        collate, own = self.collate or stack, self.order(self.epoch)[self.rank :: self.ranks]
+        collate = self.collate or stack
+        own = self.order(self.epoch)[self.rank :: self.ranks]
         for k in range(self.done, len(self)):
             ids = own[k * self.batch_size : (k + 1) * self.batch_size]
             yield collate([dataset[int(i)] for i in ids]) if whole is None else whole(ids)

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from graphwright.files import READ, JsonError, StrPath, UnreadableFile, read_json
+from graphwright.files import JsonError, StrPath, UnreadableFile, read_json
+from graphwright.files.regular import READ
 from graphwright.safetensors.errors import (
     CheckpointChanged,
     CheckpointClosed,

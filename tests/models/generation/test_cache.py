@@ -214,7 +214,8 @@ def test_truncate_snapshot_and_restore_are_exact(model: gw.Model) -> None:
     assert full.value.expected == "0..10"
     with pytest.raises(UsageError, match="out of range") as wrong:
         cache.truncate(-1)
-    assert not isinstance(wrong.value, CacheFull) and wrong.value.where == "length"
+    assert not isinstance(wrong.value, CacheFull)
+    assert wrong.value.where == "length"
 
 
 def test_entries_past_the_length_are_not_read(model: gw.Model) -> None:

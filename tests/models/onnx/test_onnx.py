@@ -241,7 +241,8 @@ def test_overwrite_replaces_a_file_and_only_a_file(tmp_path):
     path.write_bytes(b"old")
     with pytest.raises(DestinationExists) as kept:
         save_onnx(program, path)
-    assert "overwrite=True" in str(kept.value.fix) and path.read_bytes() == b"old"
+    assert "overwrite=True" in str(kept.value.fix)
+    assert path.read_bytes() == b"old"
     save_onnx(program, path, overwrite=True)
     onnx.checker.check_model(str(path))
     (tmp_path / "folder").mkdir()
@@ -258,4 +259,5 @@ def test_a_target_that_cannot_be_written_is_a_typed_error(tmp_path, monkeypatch)
     b.output(b.op("relu", b.input("x", ("n",))), "y")
     with pytest.raises(UnwritableTarget, match="Permission denied") as caught:
         save_onnx(b.build(), tmp_path / "model.onnx")
-    assert caught.value.where == tmp_path / "model.onnx" and "choose a directory" in str(caught.value.fix)
+    assert caught.value.where == tmp_path / "model.onnx"
+    assert "choose a directory" in str(caught.value.fix)
