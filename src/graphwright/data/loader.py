@@ -33,6 +33,10 @@ class Dataset:
         return stack([self[int(i)] for i in indices])
 
 
+Indexed = Dataset | Sequence[Any] | np.ndarray
+"""What has a length and items at the indices 0, 1, ...; the items of an array are its rows."""
+
+
 class IterableDataset:
     """A stream of items; subclasses define `__iter__`, which starts again at each call."""
 
@@ -109,8 +113,8 @@ class DataLoader:
     """
 
     def __init__(
-        self, dataset: Dataset | IterableDataset | Sequence[Any] | np.ndarray, batch_size: int = 1, *,
-        shuffle: bool = False, seed: int = 0, drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None, rank: int = 0, ranks: int = 1,
+        self, dataset: Indexed | IterableDataset, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0,
+        drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None, rank: int = 0, ranks: int = 1,
     ) -> None:  # fmt: skip
         if batch_size < 1 or not 0 <= rank < ranks:
             expected, got = "batch_size >= 1, 0 <= rank < ranks", f"batch_size {batch_size}, rank {rank} of {ranks}"
@@ -159,7 +163,7 @@ class DataLoader:
         words = random.bits(total, seed=self.seed, stream=random.stream_of("data.loader"), step=epoch)
         return np.argsort(words, kind="stable")
 
-    def _indexed(self, dataset: Dataset | Sequence[Any] | np.ndarray) -> Iterator[Any]:
+    def _indexed(self, dataset: Indexed) -> Iterator[Any]:
         whole = dataset.batch if isinstance(dataset, Dataset) and self.collate is None else None
         collate = self.collate or stack
         own = self.order(self.epoch)[self.rank :: self.ranks]

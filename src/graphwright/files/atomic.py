@@ -23,6 +23,7 @@ from typing import TypeVar
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.files.checksums import Buffer, StrPath, flat_bytes
 from graphwright.files.errors import DestinationExists, FileError, UnwritableTarget
+from graphwright.files.replaced import wait_for_readers
 
 try:
     import fcntl
@@ -387,7 +388,13 @@ def _create_directory(temp: Path) -> int | None:
 
 def _put(temp: Path, path: Path, overwrite: bool) -> None:
     if overwrite and path.is_dir():
-        if exchange(temp, path):
+        lock = _open_directory(path)
+        try:
+            wait_for_readers(lock)
+            exchanged = exchange(temp, path)
+        finally:
+            _close(lock)
+        if exchanged:
             _fsync_directory(path.parent)  # before deleting the old one: a crash must not bring back its name
             with suppress(OSError):  # the new one is in place; the next save sweeps leftovers
                 _remove_tree(temp)
@@ -409,7 +416,7 @@ def _put_in_two_steps(temp: Path, path: Path) -> None:
     aside = _staging_path(path, "old")
     lock = _open_directory(path)
     try:
-        _lock(lock)
+        wait_for_readers(lock)
         os.rename(path, aside)
         try:
             os.rename(temp, path)

@@ -14,6 +14,7 @@ from graphwright.array import NDArray, from_numpy, random
 from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
+from graphwright.files import read_whole
 from graphwright.models.architectures.architecture import Architecture, Config, read_object
 from graphwright.models.architectures.registry import find
 from graphwright.models.errors import ConfigError, ModelNotFound, UnsupportedArchitecture
@@ -52,6 +53,12 @@ def open(
             raise UsageError(f"{name} is not a floating dtype", where=name, expected=expected, got=wanted)
     source = resolve(path)
     directory = source if source.is_dir() else source.parent
+    return read_whole(directory, lambda: _open(source, directory, dtype, compute, tokenizer, arch, check))
+
+
+def _open(
+    source: Path, directory: Path, dtype: str, compute: str, tokenizer: bool, arch: Architecture | None, check: bool
+) -> Model:
     if is_saved(directory):
         return _open_saved(directory, tokenizer, check)
     config = Config.read(directory)
