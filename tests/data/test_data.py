@@ -194,3 +194,36 @@ def test_token_files_without_a_window_are_refused(tmp_path):
     with pytest.raises(UsageError, match="no token files"):
         TokenWindows([], 4)
     assert len(TokenWindows(str(short), 4)) == 1
+
+
+SEQUENCES = [list(range(7)), tuple(range(7)), np.arange(14.0).reshape(7, 2), [(i, np.full(2, i)) for i in range(5)],
+             [{"x": np.ones(3) * i, "y": i} for i in range(5)]]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", SEQUENCES)
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_list_tuple_or_array_is_batched_as_by_torch(data, drop_last):
+    from torch.utils.data import DataLoader as TorchLoader
+
+    ours = list(DataLoader(data, 3, drop_last=drop_last))
+    theirs = list(TorchLoader(data, 3, drop_last=drop_last))
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        if isinstance(other, dict):
+            assert mine.keys() == other.keys()
+            mine, other = list(mine.values()), list(other.values())
+        pairs = zip(mine, other, strict=True) if isinstance(other, list) else [(mine, other)]
+        for a, b in pairs:
+            assert np.array_equal(a.numpy(), b.numpy())
+            assert str(a.numpy().dtype) == str(b.dtype).removeprefix("torch.")
+
+
+def test_a_shuffled_list_has_the_order_of_a_dataset_and_resumes():
+    first = DataLoader(list(range(10)), 3, shuffle=True, seed=5)
+    assert np.concatenate([b.numpy() for b in first]).tolist() == first.order(0).tolist()
+
+
+@pytest.mark.parametrize("data", [{0: 1}, 5, iter([1])])
+def test_a_dataset_without_indexed_items_is_refused(data):
+    with pytest.raises(UsageError, match="no items by index"):
+        DataLoader(data)

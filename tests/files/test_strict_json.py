@@ -138,3 +138,12 @@ def test_a_missing_file_is_a_typed_error_with_its_errno(tmp_path):
     with pytest.raises(UnreadableFile) as caught:
         read_json(tmp_path / "none.json")
     assert (caught.value.errno, caught.value.got) == (errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_named_pipe_is_refused_without_waiting_for_its_writer(tmp_path):
+    os.mkfifo(tmp_path / "train.json")
+    with pytest.raises(UnreadableFile) as caught:
+        read_json(tmp_path / "train.json")
+    assert "regular file" in str(caught.value)
+    assert caught.value.errno == errno.EINVAL

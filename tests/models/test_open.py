@@ -335,3 +335,18 @@ def test_notebooks_show_a_model_and_its_picture(model: gw.Model) -> None:
 def test_invalid_path_types_are_refused(path):
     with pytest.raises(UsageError, match="not a path to a model"):
         gw.open(path)
+
+
+def test_a_path_named_bundled_is_reached_and_never_hidden(tmp_path, monkeypatch):
+    inside = gw.open("bundled").program.hash()
+    monkeypatch.chdir(tmp_path)
+    model = gw.open("bundled")
+    with model.program.edit("other") as e:
+        e.set_weight(model.program.key(model.program.params()[0]), lambda w: 0 * w)
+    model.save("bundled")
+    for name in ("bundled", Path("./bundled")):
+        with pytest.raises(UsageError, match="both a path here and the name") as caught:
+            gw.open(name)
+    assert "./bundled" in str(caught.value.fix)
+    assert gw.open("./bundled").program.hash() == model.program.hash() != inside
+    assert gw.open(tmp_path / "bundled").program.hash() == model.program.hash()

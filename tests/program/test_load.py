@@ -162,3 +162,13 @@ def test_directories_without_a_program_are_refused(tmp_path):
     for directory in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ProgramFileError, match=r"program\.json is missing\n.*graphwright\.open"):
             load(directory)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("name", ["journal.jsonl", "weights.safetensors"])
+def test_a_named_pipe_among_the_files_is_refused_without_waiting(tmp_path, name):
+    folder = edited().save(tmp_path / "saved")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ProgramFileError, match="regular file"):
+        load(folder)

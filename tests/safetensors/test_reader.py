@@ -200,7 +200,34 @@ def removed(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("change", [replaced, truncated, touched, removed])
+@pytest.mark.parametrize("change", [replaced, removed])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_file_that_was_replaced_or_removed_is_read_as_it_was_opened(path, change, mapped):
+    file, whole = TensorFile(path), path.read_bytes()
+    first = bytes(TensorFile(path).bytes("b"))
+    if mapped:
+        file.bytes("a")
+    change(path)
+    if path.exists():
+        path.write_bytes(b"other")
+    assert bytes(file.bytes("b")) == b"".join(file.chunks("b")) == first
+    assert b"".join(file.file_chunks()) == whole
+
+
+def test_closing_or_dropping_a_file_closes_its_descriptor(path):
+    file = TensorFile(path)
+    for drop in (file.close, lambda: None):
+        fd = file._fd
+        os.fstat(fd)
+        drop()
+        if drop is not file.close:
+            del file
+        with pytest.raises(OSError, match="descriptor"):
+            os.fstat(fd)
+        file = TensorFile(path)
+
+
+@pytest.mark.parametrize("change", [truncated, touched])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_files_changed_after_opening_raise_instead_of_returning_bytes(path, change, mapped):
     file = TensorFile(path)

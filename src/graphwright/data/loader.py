@@ -33,6 +33,10 @@ class Dataset:
         return stack([self[int(i)] for i in indices])
 
 
+Indexed = Dataset | Sequence[Any] | np.ndarray
+"""What has a length and items at the indices 0, 1, ...; the items of an array are its rows."""
+
+
 class IterableDataset:
     """A stream of items; subclasses define `__iter__`, which starts again at each call."""
 
@@ -94,7 +98,8 @@ class DataLoader:
     A loop that ends early is not continued: the next loop is the next epoch, except after `load_state_dict`.
 
     Args:
-        dataset: a Dataset, or an IterableDataset, which cannot be shuffled.
+        dataset: a Dataset, or anything with a length and items at the indices 0, 1, ..., such as a list, a tuple or an
+            array, whose rows are its items; or an IterableDataset, which cannot be shuffled.
         batch_size: items per batch; the last batch may be smaller.
         shuffle: whether each epoch has its own random order.
         seed: seed of the orders.
@@ -108,13 +113,20 @@ class DataLoader:
     """
 
     def __init__(
-        self, dataset: Dataset | IterableDataset, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0,
+        self, dataset: Indexed | IterableDataset, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0,
         drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None, rank: int = 0, ranks: int = 1,
     ) -> None:  # fmt: skip
         if batch_size < 1 or not 0 <= rank < ranks:
             expected, got = "batch_size >= 1, 0 <= rank < ranks", f"batch_size {batch_size}, rank {rank} of {ranks}"
             what = f"{'batch_size' if batch_size < 1 else 'rank'} is out of range"
             raise UsageError(what, where="DataLoader", expected=expected, got=got)
+        indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)
+        if not indexed and not isinstance(dataset, IterableDataset):
+            raise UsageError("the dataset has no items by index", where="DataLoader",
+                             expected="a Dataset, a list, a tuple, an array, or an IterableDataset",
+                             got=type(dataset).__name__, fix="DataLoader(list(items), ...)")  # fmt: skip
+        if isinstance(dataset, np.ndarray) and not dataset.ndim:
+            raise ShapeError("the array is 0-d, so it has no rows", where="DataLoader", got="shape ()")
         if shuffle and isinstance(dataset, IterableDataset):
             raise UsageError("an iterable dataset cannot be shuffled", fix="pass shuffle=False, or a Dataset")
         self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
@@ -145,17 +157,19 @@ class DataLoader:
 
     def order(self, epoch: int) -> np.ndarray:
         """Return all indices of the dataset, int64, in the order of an epoch; none for an IterableDataset."""
-        total = len(self.dataset) if isinstance(self.dataset, Dataset) else 0
+        total = 0 if isinstance(self.dataset, IterableDataset) else len(self.dataset)
         if not self.shuffle:
             return np.arange(total)
         words = random.bits(total, seed=self.seed, stream=random.stream_of("data.loader"), step=epoch)
         return np.argsort(words, kind="stable")
 
-    def _indexed(self, dataset: Dataset) -> Iterator[Any]:
+    def _indexed(self, dataset: Indexed) -> Iterator[Any]:
+        whole = dataset.batch if isinstance(dataset, Dataset) and self.collate is None else None
+        collate = self.collate or stack
         own = self.order(self.epoch)[self.rank :: self.ranks]
         for k in range(self.done, len(self)):
             ids = own[k * self.batch_size : (k + 1) * self.batch_size]
-            yield dataset.batch(ids) if self.collate is None else self.collate([dataset[int(i)] for i in ids])
+            yield collate([dataset[int(i)] for i in ids]) if whole is None else whole(ids)
 
     def _stream(self) -> Iterator[Any]:
         assert isinstance(self.dataset, IterableDataset)

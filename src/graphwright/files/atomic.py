@@ -23,6 +23,7 @@ from typing import TypeVar
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.files.checksums import Buffer, StrPath, flat_bytes
 from graphwright.files.errors import DestinationExists, FileError, UnwritableTarget
+from graphwright.files.replaced import wait_for_readers
 
 try:
     import fcntl
@@ -43,8 +44,8 @@ def target_path(path: StrPath) -> Path:
 
 
 @contextmanager
-def _writing(target: Path) -> Iterator[None]:
-    """Convert an OSError raised in the `with` block into `UnwritableTarget`."""
+def writing(target: Path) -> Iterator[None]:
+    """Convert an OSError raised in the `with` block, which writes `target`, into `UnwritableTarget`."""
     try:
         yield
     except FileError:
@@ -241,7 +242,7 @@ class AtomicFile:
     def __enter__(self) -> AtomicFile:
         if self._temp is not None:
             raise UsageError("an AtomicFile can be entered only once", where=self.path, fix="create another one")
-        with _writing(self.path):
+        with writing(self.path):
             _sweep(self.path)
             try:
                 self._temp, self._fd = _stage(self.path, self._create)
@@ -256,7 +257,7 @@ class AtomicFile:
         """Append all bytes of `data`; return their number. Raises: UnwritableTarget (disk full, I/O error)."""
         rest = view = flat_bytes(data)
         whole, self._whole = self._whole, False
-        with _writing(self.path):
+        with writing(self.path):
             while rest:
                 taken = _again(os.write, self._fd, rest)  # may be a partial write
                 if taken == 0:
@@ -268,7 +269,7 @@ class AtomicFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
             if error is None:
-                with _writing(self.path):
+                with writing(self.path):
                     self._commit()
         finally:
             self._discard()
@@ -316,7 +317,7 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
     lock = -1
     temp: Path | None = None
     try:
-        with _writing(path):
+        with writing(path):
             _recover(path)
             _sweep(path)
             _sweep(path, "old")
@@ -330,7 +331,7 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
             if not isinstance(cause, OSError) or isinstance(cause, GraphwrightError) or not _concerns(cause, temp):
                 raise
             raise UnwritableTarget("writing failed; the target is unchanged", where=path, cause=cause) from error
-        with _writing(path):
+        with writing(path):
             if path.is_dir():
                 os.chmod(temp, stat.S_IMODE(os.stat(path).st_mode))
             _fsync_tree(temp)
@@ -344,17 +345,26 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
         _close(lock)
 
 
-def check_free(target: StrPath, overwrite: bool = False) -> None:
-    """Check a destination before a long job. Raises: DestinationExists; UnwritableTarget if its parent is missing."""
+def check_free(target: StrPath, overwrite: bool = False, *, file: bool = False) -> None:
+    """Check a destination before a long job.
+
+    Args:
+        target: path of a directory to make, or of a file if `file`.
+        overwrite: admit an existing directory or file at `target`.
+    Raises: DestinationExists; UnwritableTarget if its parent is missing.
+    """
     path = Path(os.path.realpath(target_path(target)))
     if not path.parent.is_dir():
         raise _refusal(path)
     if not os.path.lexists(path):
         return
-    if not path.is_dir():
-        raise DestinationExists("the destination exists and is not a directory", where=path, fix="choose another path")
+    fix = "overwrite=True (--overwrite) replaces it"
+    if path.is_dir() == file:
+        kind = "a directory" if file else "not a directory"
+        raise DestinationExists(f"the destination exists and is {kind}", where=path, fix="choose another path")
+    if not overwrite and file:
+        raise DestinationExists("the file exists", where=path, fix=fix)
     if not overwrite and os.listdir(path):
-        fix = "overwrite=True (--overwrite) replaces it"
         raise DestinationExists("the directory exists and is not empty", where=path, fix=fix)
 
 
@@ -378,7 +388,13 @@ def _create_directory(temp: Path) -> int | None:
 
 def _put(temp: Path, path: Path, overwrite: bool) -> None:
     if overwrite and path.is_dir():
-        if exchange(temp, path):
+        lock = _open_directory(path)
+        try:
+            wait_for_readers(lock)
+            exchanged = exchange(temp, path)
+        finally:
+            _close(lock)
+        if exchanged:
             _fsync_directory(path.parent)  # before deleting the old one: a crash must not bring back its name
             with suppress(OSError):  # the new one is in place; the next save sweeps leftovers
                 _remove_tree(temp)
@@ -400,7 +416,7 @@ def _put_in_two_steps(temp: Path, path: Path) -> None:
     aside = _staging_path(path, "old")
     lock = _open_directory(path)
     try:
-        _lock(lock)
+        wait_for_readers(lock)
         os.rename(path, aside)
         try:
             os.rename(temp, path)

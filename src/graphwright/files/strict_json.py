@@ -13,6 +13,7 @@ from typing import Any
 
 from graphwright.files.checksums import StrPath
 from graphwright.files.errors import JsonError, UnreadableFile
+from graphwright.files.regular import open_regular
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # matches unterminated strings too, to stay linear
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
@@ -25,8 +26,8 @@ def read_json(path: StrPath, limit: int = 8 << 20, *, nesting: int = 8) -> Any:
     Raises: JsonError whose `rule` is the broken rule, a key of `JSON_RULES`; UnreadableFile.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read(limit + 1)  # not stat: the file may grow, or be a pipe
+        with open_regular(path) as file:
+            data = file.read(limit + 1)  # not stat: the file may grow
     except OSError as error:
         raise UnreadableFile("cannot read this JSON file", where=path, cause=error) from error
     if len(data) > limit:

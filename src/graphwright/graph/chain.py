@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
 from ..errors import UsageError
-from ..files import atomic_write
+from ..files import atomic_write, open_regular
 from .errors import JournalCorrupt
 
 GENESIS = "0" * 64  # the hash before the first entry
@@ -121,7 +121,7 @@ def read(path: str | os.PathLike[str], *, recover: bool = False, head: str | Non
     `base` the hash before the first one. Raises: JournalCorrupt, OSError.
     """
     chain = Chain(base=base)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         try:
             for link in _links(_bounded(file), base):
                 chain.links.append(link)

@@ -28,6 +28,7 @@ from graphwright.models.quantize import quantize
 from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
+from graphwright.program.exclusive import exclusive
 from graphwright.program.selection import Filters, Selection
 from graphwright.safetensors import Checkpoint
 from graphwright.signatures import keywords, late
@@ -112,14 +113,15 @@ class Model:
             mask: bool array-like of the same shape, false for padding; positions are counted without padding.
         Raises: PromptError; NonFinite naming the weight that has a NaN or infinity.
         """
-        batch = self.check_ids(ids)
-        if mask is None:
-            return self._run(self.program, batch).reshape(*np.shape(ids), -1)
-        if self._padded is None or self._padded[0] != self.program.version:
-            self._padded = self.program.version, with_padding(self.program)
-        seen = check_mask(mask, batch.shape)
-        positions = np.maximum(np.cumsum(seen, axis=1) - 1, 0)
-        return self._run(self._padded[1], batch, mask=seen, positions=positions).reshape(*np.shape(ids), -1)
+        with exclusive(self.program):
+            batch = self.check_ids(ids)
+            if mask is None:
+                return self._run(self.program, batch).reshape(*np.shape(ids), -1)
+            if self._padded is None or self._padded[0] != self.program.version:
+                self._padded = self.program.version, with_padding(self.program)
+            seen = check_mask(mask, batch.shape)
+            positions = np.maximum(np.cumsum(seen, axis=1) - 1, 0)
+            return self._run(self._padded[1], batch, mask=seen, positions=positions).reshape(*np.shape(ids), -1)
 
     def _run(self, p: Program, ids: np.ndarray, **extra: np.ndarray) -> np.ndarray:
         feeds = {"ids": ids, **extra}
@@ -207,7 +209,8 @@ class Model:
 
     def inspect(self) -> Inspection:
         """Report family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
-        return inspect_program(self.program, self.arch.name, self.config, self.dims)
+        with exclusive(self.program):
+            return inspect_program(self.program, self.arch.name, self.config, self.dims)
 
     def parameters(self) -> Iterator[Parameter]:
         """Iterate over the trainable variables; see `Program.parameters`."""

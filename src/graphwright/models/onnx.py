@@ -14,7 +14,7 @@ import numpy as np
 
 from graphwright.array import Spec
 from graphwright.errors import MissingExtra, UsageError
-from graphwright.files import StrPath, check_free, target_path
+from graphwright.files import StrPath, check_free, target_path, writing
 from graphwright.graph import NodeId
 from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.generation.cached_program import LENGTH, derive
@@ -54,14 +54,15 @@ def save_onnx(p: Program, path: StrPath, *, overwrite: bool = False, opset: int 
     run to the next run. A state that is never assigned, such as a running statistic in evaluation, is a weight.
 
     Weights above 1.5 GB go into `model.onnx.data` beside it. See `to_model` for `opset` and `cache`. Raises:
-    MissingExtra; ExportError naming every op that ONNX cannot express; DestinationExists; UsageError for the opset.
+    MissingExtra; ExportError naming every op that ONNX cannot express; DestinationExists; UnwritableTarget; UsageError
+    for the opset.
     """
     need_onnx()
     target = target_path(path)
-    check_free(target, overwrite)
+    check_free(target, overwrite, file=True)
     model = to_model(p, opset=opset, cache=cache)
     large = sum(len(t.raw_data) for t in model.graph.initializer) > EXTERNAL
-    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+    with writing(target), TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         made = Path(folder) / target.name
         beside = {"save_as_external_data": True, "location": f"{target.name}.data"} if large else {}
         onnx.save(model, str(made), **beside)

@@ -14,6 +14,7 @@ from graphwright.array import NDArray, from_numpy, random
 from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
+from graphwright.files import read_whole
 from graphwright.models.architectures.architecture import Architecture, Config, read_object
 from graphwright.models.architectures.registry import find
 from graphwright.models.errors import ConfigError, ModelNotFound, UnsupportedArchitecture
@@ -36,7 +37,7 @@ def open(
     """Open a Hugging Face directory (or a .safetensors file beside its config.json) as an editable model.
 
     Args:
-        path: the directory, or `bundled` for the small model inside the package.
+        path: the directory, or `bundled` for the small model inside the package; `./bundled` is a directory.
         dtype: `keep` keeps weights in the dtype of the file; a dtype name converts them now, which reads them.
         compute: dtype of activations. bfloat16 and float16 weights widen exactly to float32.
         tokenizer: load the tokenizer, if there is one.
@@ -52,6 +53,12 @@ def open(
             raise UsageError(f"{name} is not a floating dtype", where=name, expected=expected, got=wanted)
     source = resolve(path)
     directory = source if source.is_dir() else source.parent
+    return read_whole(directory, lambda: _open(source, directory, dtype, compute, tokenizer, arch, check))
+
+
+def _open(
+    source: Path, directory: Path, dtype: str, compute: str, tokenizer: bool, arch: Architecture | None, check: bool
+) -> Model:
     if is_saved(directory):
         return _open_saved(directory, tokenizer, check)
     config = Config.read(directory)
@@ -100,13 +107,19 @@ def _open_saved(directory: Path, tokenizer: bool, check: bool) -> Model:
 def resolve(path: str | os.PathLike[str]) -> Path:
     """Return the path of a model; the name `bundled` stands for the model inside the package.
 
-    Raises: ModelNotFound if the path does not exist or is a .json file; UsageError if the argument is not a path.
+    Raises: ModelNotFound if the path does not exist or is a .json file; UsageError if the argument is not a path, or is
+        `bundled` while the working directory contains a path of that name.
     """
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise UsageError("the argument is not a path to a model", expected="a directory, or 'bundled'", got=path)
     if os.fspath(path) == "bundled":
         from graphwright.models.bundled import bundled
 
+        if os.path.lexists("bundled"):
+            fix = f"'./bundled' or {os.path.abspath('bundled')} for the path, {bundled()} for the model"
+            raise UsageError("`bundled` is both a path here and the name of the model in the package", where="path",
+                             expected="a path, or a working directory without `bundled`", got="bundled",
+                             fix=fix)  # fmt: skip
         return bundled()
     source = Path(path)
     if not source.exists():

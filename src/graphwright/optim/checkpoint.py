@@ -19,7 +19,7 @@ import numpy as np
 from graphwright.array import BY_TAG, NDArray, Spec, from_numpy
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
-from graphwright.files import JsonError, StrPath, atomic_directory, blake2b_128, read_json
+from graphwright.files import JsonError, StrPath, atomic_directory, blake2b_128, read_json, read_whole
 from graphwright.optim.optimizer import Optimizer, moment_remap
 from graphwright.optim.training_step import CompiledStep
 from graphwright.program.editing.replay import replay
@@ -117,9 +117,13 @@ def load_state(
     Raises: StateError or CheckpointError if files are damaged or do not match model, optimizer or step; UnreadableFile;
         with `remap` NotUndoable or ReplayConflict if edits cannot be replayed.
     """
-    saved = SavedState.read(directory)
-    saved.restore(model, optimizer, scheduler, scaler, loader, rng, compiled=compiled, remap=remap)
-    return saved.step
+
+    def read() -> int:
+        saved = SavedState.read(directory)
+        saved.restore(model, optimizer, scheduler, scaler, loader, rng, compiled=compiled, remap=remap)
+        return saved.step
+
+    return read_whole(Path(directory), read)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from graphwright.plan.options import DEFAULT, CompileOptions, compile_options, r
 from graphwright.plan.plan import make_plan
 from graphwright.plan.planning.plan_tables import tables_lock
 from graphwright.program.derived.rewrite import PatchPoint, patched
+from graphwright.program.exclusive import exclusive
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
@@ -33,7 +34,7 @@ def plan_for(
     plans: OrderedDict[Any, Plan] = p.derived.setdefault("plans", OrderedDict())
     names = None if outputs is None else tuple(outputs)
     key = (tuple(sorted(inputs.items(), key=lambda item: item[0])), names, options)
-    with tables_lock:  # one thread at a time updates a builder
+    with exclusive(p), tables_lock:  # one thread at a time updates a builder
         found = plans.get(key)
         if found is None or not found.fresh:
             before, found = found, make_plan(p, inputs, outputs, options, before=found)

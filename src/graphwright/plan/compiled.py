@@ -15,6 +15,7 @@ from graphwright.plan.options import ATEN, CompileKeywords, CompileOptions, comp
 from graphwright.plan.planning.planner import uncollected
 from graphwright.plan.running.buckets import PaddingBuckets
 from graphwright.program.builder import record
+from graphwright.program.exclusive import exclusive
 from graphwright.program.program import Program
 from graphwright.program.run import check_feeds
 from graphwright.signatures import keywords
@@ -43,11 +44,14 @@ class CompiledProgram:
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> dict[str, Tensor]:
         """Run on inputs by name (a mapping or keywords), and return the outputs by name."""
         given = {**feeds, **named} if feeds else named
-        if self.buckets is not None:
-            self.buckets = self.buckets.current()
-            found = self.buckets.run(*self.buckets.checked(given), self._run)
-        elif (found := self._run_latest(given)) is None:
-            found = self._run(check_feeds(self.program, given)[0])
+        found = self._run_latest(given) if self.buckets is None else None
+        if found is None:
+            with exclusive(self.program):
+                if self.buckets is None:
+                    found = self._run(check_feeds(self.program, given)[0])
+                else:
+                    self.buckets = self.buckets.current()
+                    found = self.buckets.run(*self.buckets.checked(given), self._run)
         return {name: Tensor(array) for name, array in found.items()}
 
     def _run_latest(self, feeds: Mapping[str, Any]) -> dict[str, NDArray] | None:

@@ -93,9 +93,10 @@ class Plan:
         """
         if "closed" in self._running:
             raise StalePlan("this plan was closed", where=self.program.name, fix="program.compile(...) again")
-        if "executable" not in self._running:
-            self._running["executable"] = self.new_executable(shared=True)
-        return self._running["executable"]
+        space = self._running.get("executable")
+        if space is None:  # at once: another thread may make it too, or pass it on to a later plan
+            space = self._running.setdefault("executable", self.new_executable(shared=True))
+        return space
 
     def new_executable(self, variables: Mapping[str, Variable] | None = None, *, shared: bool = False) -> Executable:
         """Return a new executable: a `CaptureExecutable` on a device with graphs, else an `Executable`."""

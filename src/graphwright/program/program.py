@@ -20,6 +20,7 @@ from graphwright.program.editing.history import History
 from graphwright.program.editing.journal import Journal
 from graphwright.program.editing.replace import expand, extract
 from graphwright.program.editing.transaction import Transaction
+from graphwright.program.exclusive import exclusive, exclusively
 from graphwright.program.files.parameters import load_parameters, save_parameters
 from graphwright.program.files.save import save
 from graphwright.program.fork import at, fork
@@ -88,10 +89,10 @@ class Program(OpGraph):
         changes.rise()
 
     # -- inspection --------------------------------------------------------------------------------------------------
-    axes = axes
-    gates = gates
-    validate = validate
-    diff = diff
+    axes = exclusively(axes)
+    gates = exclusively(gates)
+    validate = exclusively(validate)
+    diff = exclusively(diff)
 
     @overload
     def select(self, pattern: str = "**", *, units: None = None, **filters: Unpack[Filters]) -> Selection: ...
@@ -103,8 +104,9 @@ class Program(OpGraph):
 
         With `units` (`heads`, `neurons`, ...), return the units of this kind that the selected nodes produce.
         """
-        selection = Selection.of(self, pattern, **filters)
-        return selection if units is None else selection.units(units)
+        with exclusive(self):
+            selection = Selection.of(self, pattern, **filters)
+            return selection if units is None else selection.units(units)
 
     def constants(self) -> dict[str, NDArray]:
         """Return the arrays of all params and consts by checkpoint key, in topological order."""
@@ -123,17 +125,19 @@ class Program(OpGraph):
 
     def hash(self) -> str:
         """Return the sha256 of the structure and the bytes of all weights; equal programs have equal hashes."""
-        return self._structure.full(self.weights)
+        with exclusive(self):
+            return self._structure.full(self.weights)
 
     def state_hash(self) -> str:
         """Return a hash like `hash`; a weight not yet read from its file contributes its reference, not its bytes."""
-        return self._structure.full(self.weights, mapped_by_reference=True)
+        with exclusive(self):
+            return self._structure.full(self.weights, mapped_by_reference=True)
 
     # -- other programs and files ------------------------------------------------------------------------------------
-    fork = fork
-    at = at
-    extract = extract
-    eval = inference
+    fork = exclusively(fork)
+    at = exclusively(at)
+    extract = exclusively(extract)
+    eval = exclusively(inference)
     save = save
     save_parameters = save_parameters
     load_parameters = load_parameters
@@ -173,9 +177,9 @@ class Program(OpGraph):
         return notebook(self)
 
     # -- running -----------------------------------------------------------------------------------------------------
-    grad = differentiate
+    grad = exclusively(differentiate)
 
-    run = run
+    run = exclusively(run)
 
     def __call__(self, **feeds: Any) -> dict[str, Tensor]:
         """Run on tensors, differentiable and traceable; returns the outputs by name."""

@@ -14,10 +14,13 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any, NamedTuple, Self
+from weakref import finalize
 
 from graphwright.files import JsonError, StrPath, UnreadableFile, read_json
+from graphwright.files.regular import READ
 from graphwright.safetensors.errors import (
     CheckpointChanged,
     CheckpointClosed,
@@ -32,7 +35,6 @@ from graphwright.safetensors.header import LENGTH, Header, TensorInfo, header_le
 
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _ZIP = b"PK\x03\x04"
-_READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # a named pipe must not block
 _CONVERT = (
     "import sys, torch; from safetensors.torch import save_file; "
     "t = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
@@ -109,7 +111,9 @@ class _KeyedFile:
 
 
 class TensorFile(_KeyedFile):
-    """A safetensors file. Only the header is read at first, and no file is open until bytes are requested.
+    """A safetensors file. Only the header is read at first.
+
+    The file stays open until `close`, so that its bytes can be read after the path was replaced or removed.
 
     >>> TensorFile("model.safetensors").info("lm_head.weight").shape
     (32000, 2048)
@@ -120,7 +124,8 @@ class TensorFile(_KeyedFile):
     def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
         refuse_by_name(self.path)
-        header, self.identity = _read_header(self.path)
+        header, self.identity, self._fd = _opened(self.path)
+        self._release = finalize(self, os.close, self._fd)
         self.infos: tuple[TensorInfo, ...] = header.infos
         self.metadata: dict[str, str] = header.metadata
         self.payload_offset: int = header.payload_offset
@@ -163,20 +168,16 @@ class TensorFile(_KeyedFile):
         return self._read(0, self.identity.size)
 
     def check_unchanged(self) -> None:
-        """Check that the path still is the file that was opened. Raises: CheckpointChanged; CheckpointClosed."""
+        """Check that the opened file was not modified in place. Raises: CheckpointChanged; CheckpointClosed."""
         if self._closed:
             raise CheckpointClosed("the checkpoint was closed before this read", where=self.path, fix="open it again")
-        try:
-            now = _identity(self.path)
-        except OSError as error:
-            raise self._changed(error.strerror) from error
-        if now != self.identity:
+        if (now := _identity(self._fd)) != self.identity:
             raise self._changed(now)
 
     def check_mapped(self) -> None:
         """Check that the mapped file was not modified in place; replacing it is allowed. Raises: CheckpointChanged."""
         try:
-            now = _identity(self.path)
+            now = _identity(self.path if self._closed else self._fd)
         except OSError:
             return
         if now[2:] == self.identity[2:] and now != self.identity:
@@ -186,44 +187,28 @@ class TensorFile(_KeyedFile):
         """Close the file. Returned views stay valid; the memory is freed with the last of them."""
         self._closed = True
         self._map = None
+        self._release()
 
     def _mapping(self) -> mmap.mmap:
         if self._map is None:
-            fd = self._open()
-            try:
-                if os.name == "nt":
-                    self._map = mmap.mmap(fd, self.identity.size, access=mmap.ACCESS_COPY)
-                else:
-                    flags = mmap.MAP_PRIVATE | (_NORESERVE if sys.platform == "linux" else 0)
-                    self._map = mmap.mmap(fd, self.identity.size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-            finally:
-                os.close(fd)
+            if os.name == "nt":
+                self._map = mmap.mmap(self._fd, self.identity.size, access=mmap.ACCESS_COPY)
+            else:
+                flags = mmap.MAP_PRIVATE | (_NORESERVE if sys.platform == "linux" else 0)
+                prot = mmap.PROT_READ | mmap.PROT_WRITE
+                self._map = mmap.mmap(self._fd, self.identity.size, flags=flags, prot=prot)
         return self._map
 
     def _read(self, begin: int, end: int) -> Iterator[bytes]:
-        fd = self._open()
-        try:
-            while begin < end:
-                chunk = _read_at(fd, begin, min(CHUNK, end - begin))
-                if not chunk:
-                    raise self._changed("the file is shorter than before")
-                begin += len(chunk)
-                yield chunk
-            if _identity(fd) != self.identity:
-                raise self._changed("the file was written while it was read")
-        finally:
-            os.close(fd)
-
-    def _open(self) -> int:
         self.check_unchanged()
-        try:
-            fd = os.open(self.path, _READ)
-        except OSError as error:
-            raise self._changed(error.strerror) from error
-        if (now := _identity(fd)) != self.identity:
-            os.close(fd)
-            raise self._changed(now)
-        return fd
+        while begin < end:
+            chunk = _read_at(self._fd, begin, min(CHUNK, end - begin))
+            if not chunk:
+                raise self._changed("the file is shorter than before")
+            begin += len(chunk)
+            yield chunk
+        if _identity(self._fd) != self.identity:
+            raise self._changed("the file was written while it was read")
 
     def _changed(self, got: object) -> CheckpointChanged:
         fix = "open it again, and write new checkpoints beside the old instead of into it"
@@ -240,33 +225,45 @@ def unknown_key(key: str, known: Iterable[str], where: object) -> UnknownKey:
     return UnknownKey("the checkpoint has no tensor with this key", where=where, got=key, fix=fix)
 
 
-def _read_header(path: Path) -> tuple[Header, FileIdentity]:
+def _opened(path: Path) -> tuple[Header, FileIdentity, int]:
+    """Open a file; return its header, its identity and the open descriptor."""
     try:
-        fd = os.open(path, _READ)
+        fd = os.open(path, READ)
     except OSError as error:
         kind = CheckpointNotFound if isinstance(error, FileNotFoundError) else CheckpointError
         raise kind("cannot open this file", where=path, got=error.strerror) from error
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise CheckpointError("not a regular file", where=path, expected="a safetensors file")
-        identity = _identity(fd)
-        start = _read_at(fd, 0, LENGTH.size + 1)
-        refuse_by_magic(path, start)
-        length, text = header_length(start[: LENGTH.size], identity.size, path), b""
-        while len(text) < length and (part := _read_at(fd, LENGTH.size + len(text), length - len(text))):
-            text += part
-        if len(text) < length:
-            raise HeaderError("length", where=path, expected=f"{length} bytes", got=f"{len(text)} bytes")
-        return parse_header(text, identity.size - LENGTH.size - length, path), identity
-    except OSError as error:
-        raise CheckpointError("cannot read this file", where=path, got=error.strerror) from error
-    finally:
+        return *_read_header(path, fd), fd
+    except BaseException as error:
         os.close(fd)
+        if isinstance(error, OSError) and not isinstance(error, CheckpointError):
+            raise CheckpointError("cannot read this file", where=path, got=error.strerror) from error
+        raise
+
+
+def _read_header(path: Path, fd: int) -> tuple[Header, FileIdentity]:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise CheckpointError("not a regular file", where=path, expected="a safetensors file")
+    identity = _identity(fd)
+    start = _read_at(fd, 0, LENGTH.size + 1)
+    refuse_by_magic(path, start)
+    length, text = header_length(start[: LENGTH.size], identity.size, path), b""
+    while len(text) < length and (part := _read_at(fd, LENGTH.size + len(text), length - len(text))):
+        text += part
+    if len(text) < length:
+        raise HeaderError("length", where=path, expected=f"{length} bytes", got=f"{len(text)} bytes")
+    return parse_header(text, identity.size - LENGTH.size - length, path), identity
+
+
+_seek = Lock()
 
 
 def _read_at(fd: int, at: int, nbytes: int) -> bytes:
-    os.lseek(fd, at, os.SEEK_SET)  # os.pread does not exist on all platforms
-    return os.read(fd, nbytes)
+    if hasattr(os, "pread"):
+        return os.pread(fd, nbytes, at)
+    with _seek:  # Windows has no pread, and threads share the position
+        os.lseek(fd, at, os.SEEK_SET)
+        return os.read(fd, nbytes)
 
 
 MAX_INDEX = 100_000_000  # bytes

@@ -12,7 +12,7 @@ from edits import cut_attention, link, narrow, skip
 import graphwright as gw
 from graphwright import evolve
 from graphwright.errors import UsageError
-from graphwright.files import DestinationExists
+from graphwright.files import DestinationExists, UnwritableTarget
 from graphwright.models import ExportError, VerificationFailed
 from graphwright.models import onnx as onnx_file
 from graphwright.models.export.verify import LoaderOutput
@@ -287,3 +287,33 @@ def test_modules_with_buffers_are_exported_in_evaluation(tmp_path):
             np.testing.assert_allclose(array, run[name].to_numpy(), rtol=1e-5, atol=1e-5)
     with pytest.raises(ExportError, match=r"batch statistics belong to training; program.eval\(\)"):
         onnx_file.to_model(gw.trace(net.train(), x, positions))
+
+
+def test_overwrite_replaces_a_file_and_only_a_file(tmp_path):
+    path = tmp_path / "model.onnx"
+    b = gw.Builder()
+    b.output(b.op("relu", b.input("x", ("n",))), "y")
+    program = b.build()
+    path.write_bytes(b"old")
+    with pytest.raises(DestinationExists) as kept:
+        save_onnx(program, path)
+    assert "overwrite=True" in str(kept.value.fix)
+    assert path.read_bytes() == b"old"
+    save_onnx(program, path, overwrite=True)
+    onnx.checker.check_model(str(path))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DestinationExists, match="a directory"):
+        save_onnx(program, tmp_path / "folder", overwrite=True)
+
+
+def test_a_target_that_cannot_be_written_is_a_typed_error(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(onnx_file.os, "replace", refuse)
+    b = gw.Builder()
+    b.output(b.op("relu", b.input("x", ("n",))), "y")
+    with pytest.raises(UnwritableTarget, match="Permission denied") as caught:
+        save_onnx(b.build(), tmp_path / "model.onnx")
+    assert caught.value.where == tmp_path / "model.onnx"
+    assert "choose a directory" in str(caught.value.fix)

@@ -352,10 +352,10 @@ class KVCache:
         return int(len(known) if same.all() else np.argmin(same))
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` entries. Raises: CacheFull if there are fewer."""
+        """Keep the first `length` entries. Raises: CacheFull if there are fewer; UsageError if `length` is negative."""
         with self.exclusive():
-            Range(whole=True).check("length", length)
-            if not 0 <= length <= self.length:
+            Range(0, whole=True).check("length", length)
+            if length > self.length:
                 what = "cannot truncate the cache to this length"
                 raise CacheFull(what, where="length", expected=f"0..{self.length}", got=length)
             self.rollback(length)

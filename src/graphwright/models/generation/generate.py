@@ -20,6 +20,7 @@ from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_toke
 from graphwright.models.metrics import log_softmax
 from graphwright.models.tokenizer import generation_defaults
 from graphwright.plan.planning.lowering import on_vm
+from graphwright.program.exclusive import exclusive
 from graphwright.report import Report
 from graphwright.settings import Count, Range, Whole
 from graphwright.signatures import keywords
@@ -164,29 +165,30 @@ def generate_many(
     if given.stop and model.tokenizer is None:
         raise UsageError("stop strings need a tokenizer, but the model has none", where="stop", got=given.stop)
     rule = _with_model_defaults(model, given.sampling) if given.use_model_defaults else given.sampling
-    ids = prompt_ids(model, prompt)
-    started = perf_counter()
-    if cache is None:
-        entries = len(ids) + max(max_new_tokens - 1, 0)
-        cache = model.new_cache(-(-entries // _ROUND) * _ROUND, kind="static")
-    check_cache_of(model.program, cache)
-    reused, logits = _fill(cache, ids, given.allow_stale)
-    prefill = perf_counter() - started
-    mark = cache.snapshot() if n > 1 else None
-    results = []
-    try:
-        for number in range(given.first_stream, given.first_stream + n):
+    with exclusive(model.program):
+        ids = prompt_ids(model, prompt)
+        started = perf_counter()
+        if cache is None:
+            entries = len(ids) + max(max_new_tokens - 1, 0)
+            cache = model.new_cache(-(-entries // _ROUND) * _ROUND, kind="static")
+        check_cache_of(model.program, cache)
+        reused, logits = _fill(cache, ids, given.allow_stale)
+        prefill = perf_counter() - started
+        mark = cache.snapshot() if n > 1 else None
+        results = []
+        try:
+            for number in range(given.first_stream, given.first_stream + n):
+                if mark is not None:
+                    cache.restore(mark)
+                text = TextStream(model.tokenizer, tuple(given.stop), stream)
+                made = GenerationResult([], "", "", len(ids), prefill_s=prefill, sampling=rule, stream=number,
+                                        reused_tokens=reused)  # fmt: skip
+                sample = _Continuation(model, cache, SamplingRequest(rule, number, len(ids)), text, given, made)
+                results.append(sample.run(logits, max_new_tokens, cancel))
+        finally:
             if mark is not None:
-                cache.restore(mark)
-            text = TextStream(model.tokenizer, tuple(given.stop), stream)
-            made = GenerationResult([], "", "", len(ids), prefill_s=prefill, sampling=rule, stream=number,
-                                    reused_tokens=reused)  # fmt: skip
-            sample = _Continuation(model, cache, SamplingRequest(rule, number, len(ids)), text, given, made)
-            results.append(sample.run(logits, max_new_tokens, cancel))
-    finally:
-        if mark is not None:
-            mark.release()
-    return results
+                mark.release()
+        return results
 
 
 @keywords(Sampling)

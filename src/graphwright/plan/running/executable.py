@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import is_, length_hint
-from threading import Lock
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from graphwright.plan.running.memory import BorrowedStorage, Given, as_array, di
 from graphwright.plan.running.override import OverrideFailed, OverrideMismatch
 from graphwright.plan.table import CONST, PARAM, STATE, PlanSlice
 from graphwright.program.errors import FeedError
+from graphwright.program.exclusive import exclusive
 from graphwright.program.run import origin
 from graphwright.program.state import StateSnapshot
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Executable:
-    """The arena of a plan and the calls bound to its addresses; only one thread may use it at a time.
+    """The arena of a plan and the calls bound to its addresses; a second thread waits until the first has run.
 
     Args:
         plan: the plan.
@@ -54,6 +55,7 @@ class Executable:
         self.poison, self.safe = poison, safe
         self.pinned = False
         self._busy = Lock()
+        self._runner = 0  # the thread that runs it
         self._before: StateSnapshot | None = None
         self._set_plan(plan)
 
@@ -139,16 +141,17 @@ class Executable:
         try:
             bound = self.kernels
             fed = bound.fed
-            if fed is None or self.safe or bound.watching or bound.borrowed or changes.count != bound.seen:
-                return self._run_held(lambda: arrays, False)
-            pointed = bound.pointed
-            if pointed is None or not all(map(is_, arrays, pointed)):  # else their addresses are unchanged
-                self._point(arrays)
-            if fed.run() is not None:
-                raise self._failed_native(fed)
-            return {name: take() for name, take in bound.takes.items()}
+            if not (fed is None or self.safe or bound.watching or bound.borrowed or changes.count != bound.seen):
+                pointed = bound.pointed
+                if pointed is None or not all(map(is_, arrays, pointed)):  # else their addresses are unchanged
+                    self._point(arrays)
+                if fed.run() is not None:
+                    raise self._failed_native(fed)
+                return {name: take() for name, take in bound.takes.items()}
         finally:
             self._end()
+        with self._running():
+            return self._run_held(lambda: arrays, False)
 
     def _point(self, arrays: Sequence[Given]) -> None:
         """Set the addresses from which the native call copies the inputs."""
@@ -156,7 +159,6 @@ class Executable:
         bound.pointed = arrays if all([point(arrays[i]) for i, point in bound.points]) else None
 
     def _run_held(self, feeds: Callable[[], Sequence[Given]], borrow: bool) -> dict[str, NDArray]:
-        self._refresh()
         if not self.safe:
             return self._run_bound(feeds(), borrow)
         arrays, variables = feeds(), self.kernels.variables
@@ -208,7 +210,6 @@ class Executable:
         if part.start:
             self._check_arena_values()
         with self._running():
-            self._refresh()
             if part.start == 0:
                 self.kernels.runs.rise()
             for i in range(part.start, part.stop):
@@ -220,9 +221,12 @@ class Executable:
 
     def _begin(self) -> None:
         if not self._busy.acquire(False):  # positional, which is faster: every run calls it
-            raise UsageError("this executable is already running", where=self.plan.program.name,
-                             expected="one run at a time", got="a second one before the first has ended",
-                             fix="Executable(plan) per thread")  # fmt: skip
+            if self._runner == get_ident():
+                raise UsageError("this executable is already running in this thread", where=self.plan.program.name,
+                                 expected="one run at a time", got="a second one before the first has ended",
+                                 fix="Executable(plan) for the inner run")  # fmt: skip
+            self._busy.acquire()
+        self._runner = get_ident()
         shared = self.kernels.shared
         if shared is not None and not shared.enter(self.kernels):
             self.kernels.leave_shared()  # another plan runs right now
@@ -230,25 +234,32 @@ class Executable:
     def _end(self) -> None:
         if self.kernels.shared is not None:
             self.kernels.shared.leave()
+        self._runner = 0
         self._busy.release()
 
     @contextmanager
     def _running(self) -> Iterator[None]:
+        """Hold the executable, bound to the present values of the variables."""
         self._begin()
+        if self.kernels.stale:
+            self._end()
+            with exclusive(self.plan.program):  # first, as the thread that holds the program may wait for this lock
+                self._begin()
+                try:
+                    if self.kernels.stale:
+                        self.kernels.refresh()
+                except BaseException:
+                    self._end()
+                    raise
         try:
             yield
         finally:
             self._end()
 
-    def _refresh(self) -> None:
-        if self.kernels.stale:
-            self.kernels.refresh()
-
     # -- values ------------------------------------------------------------------------------------------------------
     def feed(self, feeds: Mapping[str, Any]) -> None:
         """Write the inputs; call this before running slices of the plan. Raises: the errors of `run`."""
         with self._running():
-            self._refresh()
             self._feed(self._checked(feeds))
 
     def _feed(self, arrays: Sequence[Given]) -> None:
@@ -269,7 +280,6 @@ class Executable:
                              got=f"strides {shown.layout.strides}",
                              fix=f"set slot {shown.base}, of which it is a view")  # fmt: skip
         with self._running():
-            self._refresh()
             view, given = self.kernels.view(slot), as_array(array)
             if given.spec != view.spec:
                 raise FeedError("the array does not match the shape or dtype of the slot", where=f"slot {slot}",

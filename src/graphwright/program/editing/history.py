@@ -14,6 +14,7 @@ from graphwright.program.editing.interrupts import defer_interrupts
 from graphwright.program.editing.journal import Undo
 from graphwright.program.editing.undo_storage import UndoSpill
 from graphwright.program.errors import NotUndoable
+from graphwright.program.exclusive import exclusive
 from graphwright.program.primitives import find_back_edges, restore_order, update_node
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class History:
         """
         p = self.program
         _check_writable(p)
-        lock = p.graph.locked()
+        lock = exclusive(p)
         lock.__enter__()
         try:
             self._hash_before = p.state_hash()
@@ -183,7 +184,7 @@ class History:
         """Undo one entry, or redo it if `back` is False; append a journal entry for this and return it."""
         p = self.program
         _check_writable(p)
-        with p.graph.locked():
+        with exclusive(p):
             made = self._step(back)
         self.notify(made)
         return made

@@ -19,6 +19,7 @@ import yaml
 
 from graphwright.array import Spec, dtype, empty, from_numpy
 from graphwright.errors import GraphwrightError
+from graphwright.files import open_regular
 from graphwright.graph import chain
 from graphwright.program.axes.units import Units, layers, parsed
 from graphwright.program.editing.edits import AddEdge, RecordReader, Rewire
@@ -32,7 +33,7 @@ from graphwright.program.weights import array_digest
 
 if TYPE_CHECKING:
     from graphwright.array import DType, NDArray
-    from graphwright.files import StrPath
+    from graphwright.files import StrPath, open_regular
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
 
@@ -231,7 +232,7 @@ def read_recipe(path: StrPath) -> list[RecipeStep]:
     Raises: ProgramFileError naming the file and the malformed step.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(_LIMIT + 1)
         if len(data) > _LIMIT:
             raise ProgramFileError("the recipe file is too large", where=str(path), expected=f"<= {_LIMIT} bytes")

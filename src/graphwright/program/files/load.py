@@ -16,7 +16,7 @@ from graphwright.array import CPU, NDArray, Storage
 from graphwright.array.dtype import BY_TAG
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import CycleError, GraphwrightError
-from graphwright.files import StrPath, parse_json
+from graphwright.files import StrPath, open_regular, parse_json, read_whole
 from graphwright.graph import ColumnSpec, Graph, chain
 from graphwright.program.builder import new_program
 from graphwright.program.constraints import constraint_from_json
@@ -96,6 +96,10 @@ def load(directory: StrPath, check: bool = True, verify: bool = False) -> Progra
     if not isinstance(directory, str | os.PathLike) or "\0" in os.fspath(directory):
         raise ProgramFileError("invalid path of a saved program", expected="path of a directory", got=repr(directory))
     folder = Path(directory)
+    return read_whole(folder, lambda: _load_checked(folder, check, verify))
+
+
+def _load_checked(folder: Path, check: bool, verify: bool) -> Program:
     if not (folder / "program.json").is_file():
         raise ProgramFileError("not a saved program: program.json is missing", where=folder,
                                fix="use graphwright.open for Hugging Face directories and saved models")  # fmt: skip
@@ -138,7 +142,7 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
 
 def _read_body(folder: Path) -> dict[str, Any]:
     path = folder / "program.json"
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ProgramFileError("program.json is too large", where=path, expected=f"at most {MAX_BYTES} bytes")

@@ -20,9 +20,10 @@ from graphwright import __version__
 from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
-from graphwright.files import StrPath, atomic_directory, blake2b_128, check_free
+from graphwright.files import StrPath, atomic_directory, blake2b_128, check_free, open_regular
 from graphwright.graph import chain
 from graphwright.program.editing.undo_storage import Packer
+from graphwright.program.exclusive import exclusive
 from graphwright.program.files.forms import value_form
 from graphwright.program.weights import digest_of
 from graphwright.safetensors import Checkpoint, TensorData, write_checkpoint
@@ -58,10 +59,10 @@ def save(
     """
     if history not in ("full", "edits", "none"):
         raise UsageError("unknown history mode", where="history", expected="full, edits or none", got=history)
-    if p.history.open is not None:
-        raise UsageError("cannot save while an edit is open", where=p.name, fix="leave the with-block first")
     check_free(directory, overwrite)
-    with p.graph.locked(), atomic_directory(directory, overwrite) as folder:
+    with exclusive(p), atomic_directory(directory, overwrite) as folder:
+        if p.history.open is not None:
+            raise UsageError("cannot save while an edit is open", where=p.name, fix="leave the with-block first")
         digests: dict[str, str] = {}
         first: dict[int, str] = {}  # id of each variable -> the key under which its bytes are written
         for key, variable in p.weights.items():
@@ -153,5 +154,5 @@ def _headers(folder: Path) -> dict[str, list[Any]]:
 
 def header_digest(path: str | os.PathLike[str], length: int) -> str:
     """Return the BLAKE2b-128 digest of the first `length` bytes of a file."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return blake2b_128(file.read(length))
