@@ -27,9 +27,9 @@ class Range:
             raise UsageError("the argument is out of range", where=name, expected=self, got=repr(value))
 
     def __contains__(self, value: Any) -> bool:
-        x = float(value) if isinstance(value, Real) else nan
+        x = value if isinstance(value, Real) else nan
         inside = abs(x) < inf and self.low <= x <= self.high and not (self.above and x == self.low)
-        return inside and (not self.whole or x.is_integer())
+        return inside and (not self.whole or x == int(x))
 
     def __str__(self) -> str:
         kind, sign = "a whole number" if self.whole else "a finite number", ">" if self.above else ">="

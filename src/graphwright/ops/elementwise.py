@@ -12,6 +12,7 @@ from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import rules
+from graphwright.ops.attributes import Attr
 from graphwright.ops.axes import AxesUse, Dims
 from graphwright.ops.call import call
 from graphwright.ops.onnx import OnnxUse
@@ -184,7 +185,7 @@ class Erf(rules.UnaryFloat):
 class Clamp(rules.Unary):
     """min(max(x, low), high), elementwise; a bound may be None. Gradient g where low ≤ x ≤ high, else 0."""
 
-    attrs, saves = {"low": None, "high": None}, Saves(inputs=(0,))
+    attrs, saves = {"low": Attr(int | float | None, None), "high": Attr(int | float | None, None)}, Saves(inputs=(0,))
     emit = "{0}.clamp({low}, {high})"
 
     def infer(x, low, high):

@@ -8,6 +8,7 @@ from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import ShapeError
+from graphwright.ops.attributes import Attr, AxisList, StaticSize
 from graphwright.ops.axes import Atom, AxesRule, AxesUse, Dims, along_axis, axes_of, axis_of, others, spliced
 from graphwright.ops.call import call, widened
 from graphwright.ops.emit import Emit
@@ -77,7 +78,7 @@ def _onnx_reduce(kind: str, truth: bool = False) -> OnnxRow:
 class Reduction(Row):
     """An op that reduces axes of one operand."""
 
-    arity, attrs, operands = 1, {"axes": ..., "keepdims": False}, ("x",)
+    arity, attrs, operands = 1, {"axes": Attr(AxisList | None), "keepdims": Attr(bool, False)}, ("x",)
     cost = lambda ins, outs, attrs: Cost(ins[0].size, ins[0].nbytes, outs[0].nbytes)
 
     def sample(rng):
@@ -215,7 +216,7 @@ class All(_Truth):
 
 
 class _Index(Row):
-    arity, attrs, operands, cost = 1, {"axis": -1}, ("x",), Reduction.cost
+    arity, attrs, operands, cost = 1, {"axis": Attr(int, -1)}, ("x",), Reduction.cost
     vjp, why = None, {"vjp": "the result is an index"}
     sample = lambda rng: ([rng.integers(0, 3, (3, 4)).astype(float)], {"axis": int(rng.integers(-2, 2))})
 
@@ -251,7 +252,8 @@ class Argmin(_Index):
 class Cumsum(Row):
     """yᵢ = Σ xⱼ for j ≤ i along an axis, or j ≥ i with `reverse`; the gradient is summed in the opposite direction."""
 
-    arity, attrs, traits, cost = 1, {"axis": ..., "reverse": False}, Traits(amp="f32"), Reduction.cost
+    arity, traits, cost = 1, Traits(amp="f32"), Reduction.cost
+    attrs = {"axis": Attr(int), "reverse": Attr(bool, False)}
     operands, axes = ("x",), along_axis("sums up to each entry of it")
     vjp = lambda g, ins, outs, attrs, needs: (call("cumsum", g, axis=attrs["axis"], reverse=not attrs["reverse"]),)
     onnx = lambda u: u("CumSum", u.names[0], u.ints_scalar(u.attrs["axis"]), reverse=int(u.attrs["reverse"]))
@@ -297,7 +299,7 @@ def _shifted(x, attrs):
 
 
 def _sort_text(x: str, axis: int, descending: bool) -> str:
-    return f"torch.sort({x}, dim={axis}, descending={descending}, stable=True)"
+    return f"torch.sort({x}, dim={axis!r}, descending={descending!r}, stable=True)"
 
 
 def _onnx_topk(u: OnnxUse, axis: int, k: str, largest: bool) -> tuple[str, ...]:
@@ -329,7 +331,7 @@ class _Ordered(Row):
 class Sort(_Ordered):
     """Entries along an axis in ascending (or `descending`) order, and their indices; stable."""
 
-    attrs = {"axis": -1, "descending": False}
+    attrs = {"axis": Attr(int, -1), "descending": Attr(bool, False)}
     emit = lambda ins, attrs: _sort_text(ins[0], attrs["axis"], attrs["descending"])
 
     def infer(x, axis, descending):
@@ -348,13 +350,13 @@ class Sort(_Ordered):
 class TopK(_Ordered):
     """The k largest (or smallest) entries along an axis, in order, and their indices; ties by ascending index."""
 
-    attrs = {"k": ..., "axis": -1, "largest": True}
+    attrs = {"k": Attr(StaticSize), "axis": Attr(int, -1), "largest": Attr(bool, True)}
     onnx = lambda u: _onnx_topk(u, u.axis(u.attrs["axis"]), u.ints(u.attrs["k"]), u.attrs["largest"])
 
     def infer(x, k, axis, largest):
         at = axis_of(axis, len(x.shape))
         size = x.shape[at]
-        if k < 0 or (isinstance(size, int) and k > size):
+        if isinstance(size, int) and k > size:
             raise ShapeError("k is out of range", where=f"axis {at}", expected=f"0 to {size}", got=k)
         shape = spliced(x.shape, at, k)
         return Spec(shape, x.dtype), Spec(shape, int64)
