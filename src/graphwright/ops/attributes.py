@@ -90,8 +90,10 @@ def _condition(kind: Any, v: str) -> str:
     if origin is Literal:
         return f"(type({v}) is str and {v} in {args!r})"
     if origin is Annotated and isinstance(limit := args[1], Range):
-        lower, upper = "<" if limit.above or limit.low == -inf else "<=", "<=" if limit.high < inf else "<"
-        return f"(type({v}) is {args[0].__name__} and {limit.low!r} {lower} {v} {upper} {limit.high!r})"
+        least, most = (-_INT64 - 1, _INT64) if args[0] is int else (-inf, inf)  # outside of the values
+        low, high = max(limit.low, least), min(limit.high, most)
+        lower, upper = "<" if limit.above or low == least else "<=", "<" if high == most else "<="
+        return f"(type({v}) is {args[0].__name__} and {low!r} {lower} {v} {upper} {high!r})"
     if origin is Annotated:
         return f"is_dim_name({v})"
     if origin is tuple and args[-1] is ...:

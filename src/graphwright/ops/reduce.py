@@ -11,7 +11,7 @@ from graphwright.errors import ShapeError
 from graphwright.ops.attributes import Attr, AxisList, StaticSize
 from graphwright.ops.axes import Atom, AxesRule, AxesUse, Dims, along_axis, axes_of, axis_of, others, spliced
 from graphwright.ops.call import call, widened
-from graphwright.ops.emit import Emit
+from graphwright.ops.emit import Emit, literal
 from graphwright.ops.onnx import OnnxRow, OnnxUse
 from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import floating
@@ -53,9 +53,11 @@ def _method(name: str) -> Emit:
     """Return an `emit` function that calls a torch method with axes and `keepdim`."""
 
     def emit(ins, attrs):
-        if not attrs["axes"]:  # torch would take all axes
+        if attrs["axes"] == ():  # torch would take all axes
             return f"{ins[0]}.clone()"
-        axes = attrs["axes"][0] if len(attrs["axes"]) == 1 else tuple(attrs["axes"])
+        axes = f"tuple(range({ins[0]}.dim()))" if attrs["axes"] is None else literal(attrs["axes"])
+        if attrs["axes"] is not None and len(attrs["axes"]) == 1:
+            axes = literal(attrs["axes"][0])
         return f"{ins[0]}.{name}({axes}{', keepdim=True' if attrs['keepdims'] else ''})"
 
     return emit
@@ -66,8 +68,9 @@ def _onnx_reduce(kind: str, truth: bool = False) -> OnnxRow:
 
     def row(u: OnnxUse) -> str:
         x = u("Cast", u("Cast", u.names[0], to=9), to=6) if truth else u.names[0]
-        if u.attrs["axes"]:
-            x = u(kind, x, u.ints(*u.attrs["axes"]), keepdims=int(u.attrs["keepdims"]))
+        axes = axes_of(u.attrs["axes"], len(u.ins[0].shape))
+        if axes:
+            x = u(kind, x, u.ints(*axes), keepdims=int(u.attrs["keepdims"]))
         elif not truth:
             return u("Identity", x)
         return u("Cast", x, to=9) if truth else x
@@ -115,6 +118,8 @@ class Prod(_Total):
     saves, axes, onnx = Saves(inputs=(0,)), _axes("multiplies over it"), _onnx_reduce("ReduceProd")
 
     def emit(ins, attrs):  # torch multiplies along one axis at a time
+        if attrs["axes"] is None:
+            return f"{ins[0]}.prod()" + (f".reshape((1,) * {ins[0]}.dim())" if attrs["keepdims"] else "")
         last = sorted(attrs["axes"], reverse=True)  # first, so that axis numbers stay valid
         text = "".join(f".prod({axis}{', keepdim=True' if attrs['keepdims'] else ''})" for axis in last)
         return ins[0] + (text or ".clone()")
