@@ -107,7 +107,7 @@ class Entry:
             forms.optional_text(values[name], f"{name} {of}")
         for name in ("undoes", "redoes"):
             if values[name] is not None:
-                forms.integer(values[name], 0, values["seq"], f"{name} {of}")
+                forms.integer(values[name], field=f"{name} {of}")
         for record in forms.array(values["edits"], None, f"edits {of}"):
             forms.text(forms.table(record, None, f"edits {of}").get("edit"), f"edits {of}")
         for warning in forms.array(values["warnings"], None, f"warnings {of}"):
