@@ -11,7 +11,7 @@ from graphwright.array.vm.encode import elementwise as forms
 from graphwright.ops.attributes import Attr
 from graphwright.ops.call import call, widened
 from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import Binary, UnaryFloat, away_from_zero, broadcast, floating, unary_sample
+from graphwright.ops.rules import Binary, FloatFunction, UnaryFloat, away_from_zero, broadcast, floating, unary_sample
 
 _OPS = {"absolute": "abs", **{name: name for name in ("erf", "exp", "log1p", "sigmoid", "tanh")}}
 FORMULAS: Any = specialise(
@@ -27,7 +27,7 @@ class Activation(UnaryFloat):
 
 
 @op("sigmoid")
-class Sigmoid(Activation):
+class Sigmoid(Activation, FloatFunction):
     """1 / (1 + e⁻ˣ), elementwise; gradient g·y(1 - y)."""
 
     saves, emit, onnx, aten = Saves(outputs=(0,)), "torch.sigmoid({0})", "Sigmoid", "sigmoid"
@@ -36,7 +36,7 @@ class Sigmoid(Activation):
 
 
 @op("tanh")
-class Tanh(Activation):
+class Tanh(Activation, FloatFunction):
     """tanh x, elementwise; gradient g(1 - y²)."""
 
     saves, sample, traits = Saves(outputs=(0,)), unary_sample(-3, 3), Traits(keeps_zero=True)
@@ -76,12 +76,15 @@ class SwiGlu(Binary):
 
 @op("relu")
 class Relu(Activation):
-    """max(x, 0), elementwise; gradient 0 at 0."""
+    """max(x, 0), elementwise, also of integers; gradient 0 at 0."""
 
     saves, sample, traits = Saves(outputs=(0,)), away_from_zero, Traits(keeps_zero=True, rectifies=True)
     emit, onnx, vm = "F.relu({0})", "Relu", forms.pointwise(Code.RELU)
     method, functional, module = "relu", "relu", "ReLU"
-    expand = lambda ins, attrs: call("clamp", ins[0], low=0.0)
+    expand = lambda ins, attrs: call("clamp", ins[0], low=0.0 if ins[0].dtype.is_float else 0)
+
+    def infer(x):
+        return x if x.dtype.kind in ("int", "uint") else floating(x)
 
     def vjp(g, ins, outs, attrs, needs):
         zero = call("full_like", g, value=0.0)

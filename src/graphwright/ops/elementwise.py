@@ -79,7 +79,7 @@ class Round(rules.Flat, rules.Unary):
 
 
 # -- functions of one operand ------------------------------------------------------------------------------------------
-class _Wide(rules.UnaryFloat):
+class _Wide(rules.FloatFunction):
     """A function computed in float32 under autocast, because its results exceed the range or precision of 16 bits."""
 
     traits = Traits(amp="f32")
@@ -124,7 +124,7 @@ class Log1p(_Wide):
 
 
 @op("sqrt")
-class Sqrt(rules.UnaryFloat):
+class Sqrt(rules.FloatFunction):
     """√x, elementwise; gradient g / 2y."""
 
     saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(0.2, 3), Traits(keeps_zero=True)
@@ -155,7 +155,7 @@ class Reciprocal(_Wide):
 
 
 @op("sin")
-class Sin(rules.UnaryFloat):
+class Sin(rules.FloatFunction):
     """sin x, elementwise."""
 
     saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-3, 3), Traits(activation=True, keeps_zero=True)
@@ -164,7 +164,7 @@ class Sin(rules.UnaryFloat):
 
 
 @op("cos")
-class Cos(rules.UnaryFloat):
+class Cos(rules.FloatFunction):
     """cos x, elementwise."""
 
     saves, sample = Saves(inputs=(0,)), rules.unary_sample(-3, 3)
@@ -173,7 +173,7 @@ class Cos(rules.UnaryFloat):
 
 
 @op("erf")
-class Erf(rules.UnaryFloat):
+class Erf(rules.FloatFunction):
     """erf x, elementwise; gradient g·2/√π·exp(-x²)."""
 
     saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-2, 2), Traits(keeps_zero=True)

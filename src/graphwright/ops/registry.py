@@ -80,6 +80,7 @@ class Traits:
     identity: tuple[tuple[int, float], ...] = ()
     sums: bool = False  # the result is the sum of the two operands
     multiplies: bool = False  # the result is the product of the two operands, element by element
+    promotes: bool = False  # integers and bools of tensors are cast to float32, as torch does for functions of floats
     divides: bool = False  # integers of two dtypes are cast to float32 each, as their common dtype may lose a sign
     # common-subexpression elimination keeps values computed from the result and from the operand apart
     barrier: bool = False
