@@ -114,6 +114,12 @@ def test_invalid_attributes_are_refused_wherever_an_op_is_built(name: str, attrs
     assert eager.value.what == built.value.what
 
 
+def test_a_range_does_not_contain_ints_without_a_float() -> None:
+    assert 10**400 not in Range(0)
+    assert 2**53 + 1 not in Range(0, 2**53)
+    assert 3 in Range(0, 3, whole=True)
+
+
 def test_an_attribute_without_a_type_is_refused_when_the_op_is_defined() -> None:
     with pytest.raises(UsageError, match="no type") as info:
 
