@@ -138,7 +138,7 @@ def annotation(kind: Any) -> str:
 
 
 def _converted(kind: Any, value: Any) -> Any:
-    """Convert a value to an annotation where a conversion exists; return any other value unchanged. Raises: DTypeError."""
+    """Convert a value to an annotation if possible, else return it unchanged. Raises: DTypeError."""
     if _compiled(kind)(value):
         return value
     if isinstance(value, np.generic):
