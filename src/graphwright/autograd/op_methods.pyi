@@ -10,7 +10,7 @@ class OpMethods:
     def tanh(self) -> Tensor:
         """tanh x, elementwise; gradient g(1 - y²)."""
     def relu(self) -> Tensor:
-        """max(x, 0), elementwise; gradient 0 at 0."""
+        """max(x, 0), elementwise, also of integers; gradient 0 at 0."""
     def abs(self) -> Tensor:
         """|x|, elementwise; gradient sign(x), 0 at 0."""
     def sign(self) -> Tensor:

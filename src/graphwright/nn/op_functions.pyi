@@ -12,7 +12,7 @@ def silu(x: Tensor) -> Tensor:
 def swiglu(a: Tensor, b: Tensor) -> Tensor:
     """silu(a)·b, elementwise, the gated unit of Shazeer 2020, eq. 6; gradients g·b·σ(1 + a(1 - σ)) and g·silu(a)."""
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0), elementwise; gradient 0 at 0."""
+    """max(x, 0), elementwise, also of integers; gradient 0 at 0."""
 def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
     """x if x > 0 else slope·x, elementwise; gradient `slope` at 0."""
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:

@@ -19,7 +19,7 @@ class SiLU(Activation):
     """x·σ(x), elementwise; gradient g·σ(1 + x(1 - σ))."""
 
 class ReLU(Activation):
-    """max(x, 0), elementwise; gradient 0 at 0."""
+    """max(x, 0), elementwise, also of integers; gradient 0 at 0."""
 
 class LeakyReLU(Activation):
     """x if x > 0 else slope·x, elementwise; gradient `slope` at 0."""

@@ -179,15 +179,12 @@ class budget(Penalty):
         check_cost(self.of, counted=True)
 
     def gap(self, terms: Terms) -> Tensor:
-        """Return d = E[cost]/total - target, with the target of this step. Raises: UsageError for a total of 0."""
+        """Return d = E[cost]/total - target, with the target of this step; a total of 0 has the share 0."""
         if isinstance(self.of, str) and self.of == "count":
             share = terms.open.mean()
         else:
             whole = float(element_costs(terms.program, terms.elements, self.of).sum())
-            if not whole:
-                raise UsageError("the elements have a total cost of 0", where="budget", expected="> 0", got=self.of,
-                                 fix='give another cost: of="count"')  # fmt: skip
-            share = _expected(terms, terms.open, self.of) / whole
+            share = _expected(terms, terms.open, self.of) / (whole or 1.0)
         target = self.target / len(terms.elements) if self.target > 1 else self.target
         if not self.steps:
             return share - target
