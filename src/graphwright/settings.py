@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import inf, nan
 from numbers import Integral, Real
+from sys import float_info
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -27,9 +28,9 @@ class Range:
             raise UsageError("the argument is out of range", where=name, expected=self, got=repr(value))
 
     def __contains__(self, value: Any) -> bool:
-        x = float(value) if isinstance(value, Real) else nan
-        inside = abs(x) < inf and self.low <= x <= self.high and not (self.above and x == self.low)
-        return inside and (not self.whole or x.is_integer())
+        x: Any = value if isinstance(value, Real) else nan
+        inside = abs(x) <= float_info.max and self.low <= x <= self.high and not (self.above and x == self.low)
+        return inside and (not self.whole or x == int(x))
 
     def __str__(self) -> str:
         kind, sign = "a whole number" if self.whole else "a finite number", ">" if self.above else ">="

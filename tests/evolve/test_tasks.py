@@ -200,6 +200,7 @@ def test_steps_after_the_end_of_a_sequence_are_not_scored():
         ([[1.0, 2.0], [3.0]], [0, 1], "bce", "arrays"),
         (np.zeros((0, 2)), [], "bce", "wrong shape or are empty"),
         (np.zeros((4, 2)), [0, 1], "bce", "different numbers of cases"),
+        (np.zeros((4, 2)), 3, "bce", "different numbers of cases"),
         (np.full((4, 2), np.nan), [0, 1, 0, 1], "bce", "finite"),
         (np.zeros((4, 2)), ["a", "b", "a", "b"], "bce", "numbers"),
         (np.zeros((4, 2)), [0.5, 1, 2, 0], "cross_entropy", "are not classes 0, 1"),

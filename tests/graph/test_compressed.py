@@ -69,7 +69,14 @@ def test_from_coo_builds_the_graph_of_a_coo_matrix(seed):
 
 
 def test_invalid_coo_matrices_and_weights_are_refused():
-    wrong = [([0, 1], [0], None), ([-1], [0], None), ([0], [5], 3), ([0.5], [0], None), ([[0]], [[0]], None)]
+    wrong = [
+        ([0, 1], [0], None),
+        ([-1], [0], None),
+        ([0], [5], 3),
+        ([0.5], [0], None),
+        ([[0]], [[0]], None),
+        ([np.nan], [0], None),
+    ]
     for rows, columns, n in wrong:
         with pytest.raises(UsageError):
             Graph.from_coo(rows, columns, n)

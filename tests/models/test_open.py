@@ -98,6 +98,15 @@ def test_a_checkpoint_with_the_class_of_another_family_is_refused(copy: Callable
     assert "model.layers.0.self_attn.q_norm.weight" in caught.value.unexpected
 
 
+def test_a_config_of_many_layers_is_refused_without_listing_them_all(copy: Callable[[str], Path]) -> None:
+    path = copy("llama")
+    edit_config(path, num_hidden_layers=10**5)
+    with pytest.raises(TensorMismatch) as caught:
+        gw.open(path)
+    assert len(caught.value.missing) == 1001
+    assert caught.value.unexpected == []
+
+
 @pytest.mark.parametrize("change", ["without", "twice"])
 def test_missing_and_doubled_key_prefixes_are_reported(
     change: str, made: Callable[[str], Made], copy: Callable[[str], Path]

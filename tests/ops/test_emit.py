@@ -80,6 +80,11 @@ def test_generated_source_computes_the_op(name, seed):
         ("last", (2, 7, 3), {"axis": -2}),
         ("sum", (2, 3), {"axes": (), "keepdims": False}),
         ("mean", (2, 3, 4), {"axes": (0, 2), "keepdims": True}),
+        *(
+            (name, (2, 3), {"axes": None, "keepdims": k})
+            for name in ("sum", "prod", "amax", "all")
+            for k in (False, True)
+        ),
         ("full_like", (2, 3), {"value": float("-inf")}),
         ("full_like", (2, 3), {"value": float("nan")}),
         ("unflatten", (3, 6), {"axis": 1, "sizes": (6,)}),

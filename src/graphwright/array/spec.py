@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from keyword import iskeyword
 from math import prod
 from typing import Any, cast
+
+import numpy as np
 
 from graphwright.array.dtype import DType, dtype
 from graphwright.errors import ShapeError, UsageError
@@ -15,6 +18,21 @@ Dim = int | str
 
 class UnboundDim(UsageError):
     """The size of a named dimension was requested before an input bound it."""
+
+
+def is_dim_name(value: object) -> bool:
+    """Return True for a valid name of a dimension: a Python identifier, as generated code reads it as an attribute."""
+    return type(value) is str and value.isidentifier() and not iskeyword(value)
+
+
+def check_dims(dims: object, where: str | None = None) -> tuple[Dim, ...]:
+    """Return a list or tuple of ints and names as a tuple. Raises: ShapeError for an invalid size or name."""
+    given = dims if isinstance(dims, list | tuple) else (dims, None)
+    found = tuple(int(d) if isinstance(d, int | np.integer) and not isinstance(d, bool) else d for d in given)
+    if not all(is_dim_name(d) if isinstance(d, str) else type(d) is int and 0 <= d < 1 << 63 for d in found):
+        expected = "a tuple of ints >= 0 and < 2**63, and names that are Python identifiers"
+        raise ShapeError("invalid shape", where=where, expected=expected, got=repr(dims)[:120])
+    return cast("tuple[Dim, ...]", found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +89,8 @@ class Spec:
 
     @staticmethod
     def from_json(data: list) -> Spec:
-        """Return the spec that `to_json` encoded."""
-        return Spec(tuple(data[1]), dtype(data[0]))
+        """Return the spec that `to_json` encoded. Raises: ShapeError, DTypeError for an invalid one."""
+        return Spec(check_dims(data[1]), dtype(data[0]))
 
     def __repr__(self) -> str:
         kind = self.dtype

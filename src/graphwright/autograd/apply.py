@@ -32,7 +32,7 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
     Args:
         outs: tensors to write the results into, in place; on a tape or in a trace, the write is recorded.
     """
-    inputs = operands if _plain(operands) else _cast_operands(row, operands)
+    inputs = operands if _plain(row, operands) else _cast_operands(row, operands)
     recorder = active_recorder.get()
     data: list[Any] = []
     wanted = False
@@ -203,6 +203,8 @@ def scalar(text: str, dtype: DType) -> Any:
     number = {"True": True, "False": False}.get(text)
     number = (float(text) if dtype.is_float else int(text)) if number is None else number
     value = np.asarray(number)
+    if value.dtype == object:
+        raise UsageError("a Python int is too large for the dtype", expected=f"a {dtype.name} number", got=number)
     if dtype.name == "bfloat16":
         return _Tensor(compute(_CAST, [from_numpy(value.astype(np.float32))], {"dtype": dtype})[0])
     return _Tensor(from_numpy(value.astype(dtype.numpy)))
@@ -213,7 +215,7 @@ _CAST = get("cast")
 _NUMBERS: dict[type, DType] = {bool: bool_, int: int64, float: float64}
 
 
-def _plain(operands: Sequence[Any]) -> bool:
+def _plain(row: Op, operands: Sequence[Any]) -> bool:
     """Return True if no operand needs a cast: outside autocast, for tensors of one dtype that are not 0-d."""
     if autocast.get() is not None:
         return False
@@ -225,7 +227,7 @@ def _plain(operands: Sequence[Any]) -> bool:
         if (data.dtype is not kind and kind is not None) or not data.shape:
             return False
         kind = data.dtype
-    return True
+    return kind is None or kind.is_float or not row.traits.promotes
 
 
 def _cast_operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:

@@ -73,6 +73,8 @@ def target(shape: Shape, dtype: object, device: Device | str | None, out: Tensor
     """
     if any(not isinstance(n, int | np.integer) or n < 0 for n in shape):
         raise ShapeError("invalid sizes of a tensor", expected="integers >= 0", got=shape)
+    if len(shape) > 64:
+        raise ShapeError("a tensor has too many axes", expected="at most 64", got=len(shape))
     if out is None:
         return named(float32 if dtype is None else dtype), CPU if device is None else Device.parse(device)
     kind = out.dtype if dtype is None else named(dtype)
@@ -125,6 +127,8 @@ def full(
     kind, _ = target(tuple(shape), dtype, device, out)
     stored = np.float32 if kind.as_bits else kind.numpy
     try:
+        if kind.kind in ("int", "uint") and isinstance(value, float | np.floating):
+            int(value)  # raises for infinities and NaN, which numpy casts to some integer
         np.full((), value, stored)
     except (OverflowError, ValueError) as error:
         raise DTypeError("the dtype cannot store this value", expected=f"a {kind.name} number", got=value) from error

@@ -338,11 +338,11 @@ def from_coo(
     Raises: UsageError for indices out of range or of unequal count; the errors of `add_edges`.
     """
     ends = [np.atleast_1d(np.asarray(end)) for end in (rows, columns)]
-    least = max((int(end.max()) + 1 for end in ends if end.size), default=0)
-    count = least if nodes is None else nodes
     if any(end.ndim != 1 or (end.size and end.dtype.kind not in "iu") for end in ends):
         got = " and ".join(f"{end.dtype} of shape {end.shape}" for end in ends)
         raise UsageError("rows or columns is not a list of integers", expected="two 1-d integer arrays", got=got)
+    least = max((int(end.max()) + 1 for end in ends if end.size), default=0)
+    count = least if nodes is None else nodes
     if len(ends[0]) != len(ends[1]):
         raise UsageError("rows and columns differ in length", got=f"{len(ends[0])} and {len(ends[1])}")
     lowest = min((int(end.min()) for end in ends if end.size), default=0)

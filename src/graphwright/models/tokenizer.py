@@ -210,7 +210,11 @@ def _token_ids(name: str, value: Any, where: Path) -> tuple[int, ...]:
 def generation_defaults(directory: Path) -> dict[str, Any]:
     """Return the fields of generation_config.json, or an empty dict without this file. Raises: ConfigError."""
     path = directory / "generation_config.json"
-    return read_object(path, 8 << 20, nesting=16) if path.is_file() else {}
+    found = read_object(path, 8 << 20, nesting=16) if path.is_file() else {}
+    if not isinstance(found.get("do_sample"), bool | None):
+        raise ConfigError("field 'do_sample' is invalid", where=str(path), expected="true or false",
+                          got=repr(found["do_sample"])[:80])  # fmt: skip
+    return found
 
 
 def need_tokenizer(model: Model) -> Tokenizer:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from graphwright.array.formulas import activations, specialise
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import elementwise as forms
+from graphwright.ops.attributes import Attr
 from graphwright.ops.call import call, widened
 from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import Binary, UnaryFloat, away_from_zero, broadcast, floating, unary_sample
+from graphwright.ops.rules import Binary, FloatFunction, UnaryFloat, away_from_zero, broadcast, floating, unary_sample
 
 _OPS = {"absolute": "abs", **{name: name for name in ("erf", "exp", "log1p", "sigmoid", "tanh")}}
 FORMULAS: Any = specialise(
@@ -26,7 +27,7 @@ class Activation(UnaryFloat):
 
 
 @op("sigmoid")
-class Sigmoid(Activation):
+class Sigmoid(Activation, FloatFunction):
     """1 / (1 + e⁻ˣ), elementwise; gradient g·y(1 - y)."""
 
     saves, emit, onnx, aten = Saves(outputs=(0,)), "torch.sigmoid({0})", "Sigmoid", "sigmoid"
@@ -35,7 +36,7 @@ class Sigmoid(Activation):
 
 
 @op("tanh")
-class Tanh(Activation):
+class Tanh(Activation, FloatFunction):
     """tanh x, elementwise; gradient g(1 - y²)."""
 
     saves, sample, traits = Saves(outputs=(0,)), unary_sample(-3, 3), Traits(keeps_zero=True)
@@ -75,12 +76,15 @@ class SwiGlu(Binary):
 
 @op("relu")
 class Relu(Activation):
-    """max(x, 0), elementwise; gradient 0 at 0."""
+    """max(x, 0), elementwise, also of integers; gradient 0 at 0."""
 
     saves, sample, traits = Saves(outputs=(0,)), away_from_zero, Traits(keeps_zero=True, rectifies=True)
     emit, onnx, vm = "F.relu({0})", "Relu", forms.pointwise(Code.RELU)
     method, functional, module = "relu", "relu", "ReLU"
-    expand = lambda ins, attrs: call("clamp", ins[0], low=0.0)
+    expand = lambda ins, attrs: call("clamp", ins[0], low=0.0 if ins[0].dtype.is_float else 0)
+
+    def infer(x):
+        return x if x.dtype.kind in ("int", "uint") else floating(x)
 
     def vjp(g, ins, outs, attrs, needs):
         zero = call("full_like", g, value=0.0)
@@ -95,7 +99,8 @@ def _if_positive(x: Any, above: Any, below: Any) -> Any:
 class LeakyRelu(Activation):
     """x if x > 0 else slope·x, elementwise; gradient `slope` at 0."""
 
-    attrs, traits, emit = {"slope": 0.01}, Traits(keeps_zero=True), "F.leaky_relu({0}, {slope})"
+    attrs, traits = {"slope": Attr(float, 0.01)}, Traits(keeps_zero=True)
+    emit = "F.leaky_relu({0}, {slope})"
     functional, module = "leaky_relu", "LeakyReLU"
     sample = lambda rng: (away_from_zero(rng)[0], {"slope": 0.2})
     vjp = lambda g, ins, outs, attrs, needs: (_if_positive(ins[0], g, g * attrs["slope"]),)
@@ -107,7 +112,7 @@ class LeakyRelu(Activation):
 class Elu(Activation):
     """x if x > 0 else alpha·(eˣ - 1), elementwise; gradient g·alpha·eˣ if x ≤ 0 (Clevert et al. 2016)."""
 
-    attrs, traits, emit = {"alpha": 1.0}, Traits(keeps_zero=True), "F.elu({0}, {alpha})"
+    attrs, traits, emit = {"alpha": Attr(float, 1.0)}, Traits(keeps_zero=True), "F.elu({0}, {alpha})"
     functional, module = "elu", "ELU"
     sample = lambda rng: (away_from_zero(rng)[0], {"alpha": 0.7})
     onnx = lambda u: u("Elu", u.names[0], alpha=u.attrs["alpha"])
@@ -125,7 +130,8 @@ class Elu(Activation):
 class Gelu(Activation):
     """x·Φ(x) (`approximate="none"`), or ½x(1 + tanh(√(2/π)(x + 0.044715x³))) (`"tanh"`), elementwise."""
 
-    attrs, traits, emit = {"approximate": "none"}, Traits(keeps_zero=True), "F.gelu({0}, approximate={approximate})"
+    attrs, traits = {"approximate": Attr(Literal["none", "tanh"], "none")}, Traits(keeps_zero=True)
+    emit = "F.gelu({0}, approximate={approximate})"
     vm, functional, module = forms.GELU, "gelu", "GELU"
     sample = lambda rng: ([rng.uniform(-3, 3, (4, 3))], {"approximate": "tanh" if rng.random() < 0.5 else "none"})
     expand = lambda ins, attrs: (FORMULAS.gelu if attrs["approximate"] == "none" else FORMULAS.gelu_tanh)(ins[0])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
 from graphwright.errors import ShapeError
+from graphwright.ops.attributes import Attr, AxisList
 from graphwright.ops.axes import Atom, AxesUse, axes_of, axis_of, fixed_size, product, resized_last, size, spliced
 from graphwright.ops.call import call
 from graphwright.ops.emit import literal
@@ -18,7 +21,7 @@ from graphwright.ops.shape import onnx_size
 class Flip(Row):
     """x[..., -1 - i, ...]: entries along some axes in reversed order."""
 
-    arity, attrs, emit = 1, {"axes": ...}, "{0}.flip({axes})"
+    arity, attrs, emit = 1, {"axes": Attr(AxisList)}, "{0}.flip({axes})"
     axes = fixed_size("reverses it, so that the order of its entries matters", attr="axes")
     vjp = lambda g, ins, outs, attrs, needs: (call("flip", g, axes=attrs["axes"]),)
     sample = lambda rng: ([rng.normal(size=(2, 3, 4))], {"axes": [(0,), (-1,), (1, 2), (0, 1, 2)][rng.integers(4)]})
@@ -37,7 +40,7 @@ class Flip(Row):
 class Roll(Row):
     """x[(i - shift) mod n]: entries shifted cyclically along axes."""
 
-    arity, attrs, emit = 1, {"shifts": ..., "axes": ...}, "{0}.roll({shifts}, {axes})"
+    arity, attrs, emit = 1, {"shifts": Attr(AxisList), "axes": Attr(AxisList)}, "{0}.roll({shifts}, {axes})"
     axes = fixed_size("shifts entries along it, so that their order matters", attr="axes")
 
     def infer(x, shifts, axes):
@@ -70,7 +73,7 @@ class Roll(Row):
 class Tile(Row):
     """x repeated as a whole, `repeats[k]` times along axis k: a b -> a b a b. A longer `repeats` adds leading axes."""
 
-    arity, attrs, emit = 1, {"repeats": ...}, "{0}.tile({repeats})"
+    arity, attrs, emit = 1, {"repeats": Attr(tuple[int, ...])}, "{0}.tile({repeats})"
 
     def infer(x, repeats):
         if len(repeats) < len(x.shape) or min(repeats, default=1) < 0:
@@ -110,7 +113,8 @@ class Tile(Row):
 class RepeatInterleave(Row):
     """Each entry along an axis repeated `repeats` times in a row: a b -> a a b b."""
 
-    arity, attrs, emit = 1, {"repeats": ..., "axis": ...}, "{0}.repeat_interleave({repeats}, {axis})"
+    arity, attrs = 1, {"repeats": Attr(int), "axis": Attr(int)}
+    emit = "{0}.repeat_interleave({repeats}, {axis})"
 
     def infer(x, repeats, axis):
         at = axis_of(axis, len(x.shape))
@@ -141,13 +145,12 @@ class RepeatInterleave(Row):
 
 
 MODES = ("constant", "reflect", "replicate")
+_PADDING = {"widths": Attr(tuple[tuple[int, int], ...]), "mode": Attr(Literal[MODES], "constant")}
 
 
 def _padded(x: Spec, widths: tuple[tuple[int, int], ...], mode: str) -> Spec:
     lead = len(x.shape) - len(widths)
-    if mode not in MODES:
-        raise ShapeError("unknown padding mode", expected=", ".join(MODES), got=mode)
-    if lead < 0 or any(len(pair) != 2 or min(pair) < 0 for pair in widths):
+    if lead < 0 or any(min(pair) < 0 for pair in widths):
         expected = f"at most {len(x.shape)} pairs (before, after) of numbers >= 0"
         raise ShapeError("invalid padding widths", expected=expected, got=widths)
     for axis, (n, pair) in enumerate(zip(x.shape[lead:], widths, strict=True), lead):
@@ -171,7 +174,7 @@ class Pad(Row):
     the outermost entry.
     """
 
-    arity, attrs = 1, {"widths": ..., "mode": "constant", "value": 0.0}
+    arity, attrs = 1, {**_PADDING, "value": Attr(bool | int | float, 0.0)}
     axes = resized_last("makes it longer")
     infer = lambda x, widths, mode, value: _padded(x, widths, mode)
     vjp = lambda g, ins, outs, attrs, needs: (call("pad_backward", g, widths=attrs["widths"], mode=attrs["mode"]),)
@@ -200,7 +203,7 @@ class PadBackward(Backward):
     In modes `reflect` and `replicate`, g of each padding entry is added to that of the entry that it copies.
     """
 
-    arity, attrs, traits = 1, {"widths": ..., "mode": "constant"}, Traits(backward_of="pad")
+    arity, attrs, traits = 1, _PADDING, Traits(backward_of="pad")
     vjp = lambda g, ins, outs, attrs, needs: (call("pad", g, **attrs),)
 
     def infer(g, widths, mode):
@@ -221,7 +224,7 @@ class PadBackward(Backward):
 class _Triangle(Row):
     """Base of `tril` and `triu`, which keep a triangle of each matrix (the last two axes) and set the rest to 0."""
 
-    arity, attrs, operands = 1, {"diagonal": 0}, ("x",)
+    arity, attrs, operands = 1, {"diagonal": Attr(int, 0)}, ("x",)
     axes = fixed_size("keeps a triangle, so that the order of its entries matters", last=2)
     sample = lambda rng: ([rng.normal(size=(2, 4, 3))], {"diagonal": int(rng.integers(-2, 3))})
 
@@ -253,7 +256,7 @@ class Triu(_Triangle):
 class Iota(Row):
     """0, 1, ..., n - 1 for the size n of an axis of x, int64; n may be a named size."""
 
-    arity, attrs, cost, traits = 1, {"axis": ...}, free_cost, Traits(valueless=True)
+    arity, attrs, cost, traits = 1, {"axis": Attr(int)}, free_cost, Traits(valueless=True)
     vjp, why, emit = None, {"vjp": "indices are integers"}, "torch.arange({0}.shape[{axis}])"
     infer = lambda x, axis: Spec((x.shape[axis_of(axis, len(x.shape))],), int64)
     sample = lambda rng: ([rng.normal(size=(2, 4, 3))], {"axis": int(rng.integers(-3, 3))})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Literal
 
 import numpy as np
 
@@ -11,7 +12,8 @@ from graphwright.array.dtype import bool_, float32, float64, int32, int64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import attention as attention_forms
 from graphwright.array.vm.encode import rows as row_forms
-from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.attributes import Attr
 from graphwright.ops.axes import Atom, AxesUse, chain, product, size
 from graphwright.ops.call import as_dtype, call
 from graphwright.ops.emit import literal
@@ -19,6 +21,7 @@ from graphwright.ops.linear import transposed
 from graphwright.ops.onnx import OnnxUse, WholeNode, all_float32, numpy_dtype
 from graphwright.ops.registry import Attrs, Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, Update, equal_dim, one_dtype
+from graphwright.settings import AtLeastOne, Number, Positive
 
 
 def _heads(u: AxesUse) -> None:
@@ -51,7 +54,7 @@ class RopeTable(Row):
     positions need that precision.
     """
 
-    arity, attrs, traits, vm = 2, {"scale": 1.0}, Traits(float32_constants=True), row_forms.ROPE_TABLE
+    arity, attrs, traits, vm = 2, {"scale": Attr(Number, 1.0)}, Traits(float32_constants=True), row_forms.ROPE_TABLE
     vjp, why = None, {"vjp": "positions are integers and frequencies are not trained"}
     emit, results = "rope_table({all}, {scale})", ("cos", "sin")
     sample = lambda rng: ([rng.integers(0, 50, (2, 5)), rng.random(3).astype("float32")], {"scale": 1.5})
@@ -89,7 +92,7 @@ class RopeDynamic(_Frequencies):
     + 1, and d is the number of rotated entries of a head. If L ≤ M, the result is operand 1, the given frequencies.
     """
 
-    arity, attrs = 2, {"theta": ..., "factor": ..., "original": ...}
+    arity, attrs = 2, {"theta": Attr(Positive), "factor": Attr(Positive), "original": Attr(AtLeastOne)}
     emit = "rope_dynamic({0}, {1}, {theta}, {factor}, {original})"
     infer = lambda positions, frequencies, theta, factor, original: _frequencies(positions, frequencies)
 
@@ -117,7 +120,7 @@ class RopeDynamic(_Frequencies):
 class RopeLonger(_Frequencies):
     """Operand `long` if a position is ≥ `original`, else operand `short`: frequency tables [d/2] (LongRoPE)."""
 
-    arity, attrs, emit = 3, {"original": ...}, "{2} if int({0}.max()) + 1 > {original} else {1}"
+    arity, attrs, emit = 3, {"original": Attr(AtLeastOne)}, "{2} if int({0}.max()) + 1 > {original} else {1}"
     infer = lambda positions, short, long, original: _frequencies(positions, short, long)
 
     def sample(rng):
@@ -151,7 +154,8 @@ class Rope(Row):
     eq. 34).
     """
 
-    arity, attrs, saves, traits = 3, {"style": "half"}, Saves(inputs=(1, 2)), Traits(amp="f32", scales_rows=True)
+    arity, attrs, saves = 3, {"style": Attr(Literal[ROPE_STYLES], "half")}, Saves(inputs=(1, 2))
+    traits = Traits(amp="f32", scales_rows=True)
     vm, onnx_23 = row_forms.ROPE, WholeNode(all_float32, _rope_node)
     vjp = lambda g, ins, outs, attrs, needs: (call("rope", g, ins[1], -ins[2], **attrs), None, None)
     cost = lambda ins, outs, attrs: Cost(3 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
@@ -159,8 +163,6 @@ class Rope(Row):
 
     def infer(x, cos, sin, style):
         one_dtype(x, cos, sin)
-        if style not in ROPE_STYLES:
-            raise UsageError("unknown rotary style", expected=", ".join(ROPE_STYLES), got=style)
         if len(x.shape) != 4 or 2 * cos.shape[-1] > x.shape[-1] or cos.shape != sin.shape:
             expected = "x [B, H, T, D], cos and sin [B, T, d/2] with d <= D"
             raise ShapeError("invalid operands of rope", expected=expected, got=f"{x}, {cos}, {sin}")
@@ -209,13 +211,11 @@ class Rope(Row):
         return u("Concat", first, second, *rest, axis=-1)
 
 
-def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...], window: int | None) -> None:
+def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...]) -> None:
     one_dtype(q, k, v)
     if any(len(t.shape) != 4 for t in (q, k, v)):
         expected = "q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]"
         raise ShapeError("invalid operands of attention", expected=expected, got=f"{q}, {k}, {v}")
-    if window is not None and window < 1:
-        raise ShapeError("the attention window is empty", expected="None or >= 1", got=window)
     equal_dim(q.shape[0], k.shape[0], "batch of k")
     equal_dim(q.shape[3], k.shape[3], "head_dim of k")
     for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
@@ -237,7 +237,13 @@ def _flops(q: Spec, k: Spec, v: Spec) -> int:
     return 2 * prod(q.sizes[:3]) * k.sizes[2] * (q.sizes[3] + v.sizes[3])
 
 
-_ATTRS = {"scale": ..., "causal": True, "window": None, "optional": ()}
+_WINDOW = Attr(AtLeastOne | None, None)
+_ATTRS = {
+    "scale": Attr(Number),
+    "causal": Attr(bool, True),
+    "window": _WINDOW,
+    "optional": Attr(tuple[Literal["key_mask", "q_start"], ...], ()),
+}
 
 
 def _attention_node(u: OnnxUse) -> str:
@@ -285,7 +291,7 @@ class Sdpa(Row):
     cost = lambda ins, outs, attrs: Cost(_flops(*ins[:3]), sum(i.nbytes for i in ins), outs[0].nbytes)
 
     def infer(q, k, v, *extra, scale, causal, window, optional):
-        _check(q, k, v, extra, optional, window)
+        _check(q, k, v, extra, optional)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
     def expand(ins, attrs):
@@ -349,7 +355,7 @@ class SdpaBackward(Backward):
 
     def infer(q, k, v, *rest, scale, causal, window, optional):
         *extra, out, grad = rest
-        _check(q, k, v, tuple(extra), optional, window)
+        _check(q, k, v, tuple(extra), optional)
         want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
         if out != want or grad != want:
             raise ShapeError("the result or its gradient has the wrong spec", expected=want, got=f"{out}, {grad}")
@@ -444,7 +450,8 @@ class SdpaPaged(Row):
     -1) gives 0. With a softcap c, scores s become c·tanh(s / c).
     """
 
-    arity, attrs, vjp = 5, {"scale": ..., "window": None, "softcap": None}, None
+    arity, vjp = 5, None
+    attrs = {"scale": Attr(Number), "window": _WINDOW, "softcap": Attr(Positive | None, None)}
     why = {
         "vjp": "reads loop-carried state; gradients do not cross steps",
         "onnx": "pages belong to the cache of a running model",
@@ -465,10 +472,6 @@ class SdpaPaged(Row):
         if q.shape[1] % k.shape[1]:
             what, expected = "cannot divide the query heads evenly among the key heads", f"a multiple of {k.shape[1]}"
             raise ShapeError(what, expected=expected, got=q.shape[1])
-        if window is not None and window < 1:
-            raise ShapeError("the attention window is empty", expected="None or >= 1", got=window)
-        if softcap is not None and not softcap > 0:
-            raise UsageError("softcap is not positive", expected="None or > 0", got=softcap)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
     def cost(ins, outs, attrs):

@@ -235,6 +235,11 @@ def _select(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs:
     if row.view is not None:
         view = row.view(Layout(ins[0].shape, ins[0].strides), attrs)
     else:
+        if any(s.nbytes >= 1 << 63 for s in specs):
+            got = ", ".join(map(repr, specs))
+            raise OutOfMemory(
+                "the result is too large for any machine", where=row.name, expected="< 2**63 bytes", got=got
+            )
         scratch = expansion.workspace(row, kernels, specs, given, attrs)
         if not copied:
             fresh = kernels.fresh(row.name, ins, attrs)

@@ -22,6 +22,8 @@ def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DT
     """
     free = [kind for i, kind in enumerate(kinds) if i not in row.traits.fixed]
     first = next((dtype for dtype, how in free if how != "python"), float32)
+    if row.traits.promotes and not first.is_float:
+        return float32
     rule = row.traits.amp
     if rule == "low":
         return low if first.is_float else None
@@ -39,7 +41,7 @@ def is_cast(row: Op, port: int, dtype: DType, target: DType | None) -> bool:
     """Return True if operand number `port`, of this dtype, is among the operands that are cast to `target`."""
     if target in (None, dtype) or port in row.traits.fixed:
         return False
-    return dtype.is_float or row.traits.amp in ("promote", "f32")
+    return dtype.is_float or row.traits.promotes or row.traits.amp in ("promote", "f32")
 
 
 def low_dtype(dtype: object) -> DType:

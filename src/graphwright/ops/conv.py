@@ -15,14 +15,15 @@ import numpy as np
 from graphwright.array.layout import Window, per_axis
 from graphwright.array.spec import Spec
 from graphwright.errors import ShapeError
+from graphwright.ops.attributes import Attr, PerAxis, Shape
 from graphwright.ops.axes import Atom, AxesUse, Dims, Term, product, size
 from graphwright.ops.call import call
 from graphwright.ops.onnx import OnnxRow, OnnxUse
 from graphwright.ops.registry import Attrs, Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype, wanted
 
-_WINDOW = {"stride": 1, "padding": 0, "dilation": 1}
-_GROUPED = {**_WINDOW, "groups": 1}
+_WINDOW = {"stride": Attr(PerAxis, 1), "padding": Attr(PerAxis, 0), "dilation": Attr(PerAxis, 1)}
+_GROUPED = {**_WINDOW, "groups": Attr(int, 1)}
 
 
 def _only(names: Mapping[str, Any], attrs: Attrs) -> dict[str, Any]:
@@ -158,7 +159,7 @@ class ConvTranspose(_Convolution):
     number of input entries after the last window of that conv.
     """
 
-    attrs, onnx = {**_GROUPED, "output_padding": 0}, _onnx_conv("ConvTranspose")
+    attrs, onnx = {**_GROUPED, "output_padding": Attr(PerAxis, 0)}, _onnx_conv("ConvTranspose")
     cost = lambda ins, outs, attrs: _cost(ins[0], ins[1], ins, outs)
 
     def infer(x, w, b=None, *, groups, output_padding, **window):
@@ -198,7 +199,7 @@ class ConvWeight(Backward):
     dw[o, c, k] = Σ over n and positions i of g[n, o, i] · x[n, c, stride·i + dilation·k - padding].
     """
 
-    arity, attrs, saves = 2, {**_GROUPED, "kernel": ...}, Saves(inputs=(0, 1))
+    arity, attrs, saves = 2, {**_GROUPED, "kernel": Attr(tuple[int, ...])}, Saves(inputs=(0, 1))
     traits = Traits(backward_of="conv", amp="low", contiguous=(0, 1))
     cost = lambda ins, outs, attrs: _cost(ins[1], outs[0], ins, outs)
 
@@ -236,7 +237,7 @@ class _Columns(Row):
 class Unfold(_Columns):
     """The windows of x as columns: x [N, C, spatial...] -> [N, C · kernel entries, positions], with 0 for padding."""
 
-    attrs = {**_WINDOW, "kernel": ...}
+    attrs = {**_WINDOW, "kernel": Attr(tuple[int, ...])}
     vjp = lambda g, ins, outs, attrs, needs: (call("fold", g, **attrs, sizes=ins[0].shape[2:]),)
 
     def infer(x, kernel, **window):
@@ -260,7 +261,7 @@ class Unfold(_Columns):
 class Fold(_Columns):
     """Transpose of `unfold`: adds each column to its window, [N, C · kernel entries, positions] -> [N, C, sizes...]."""
 
-    attrs = {**_WINDOW, "kernel": ..., "sizes": ...}
+    attrs = {**_WINDOW, "kernel": Attr(tuple[int, ...]), "sizes": Attr(Shape)}
     vjp = lambda g, ins, outs, attrs, needs: (call("unfold", g, **_only(Unfold.attrs, attrs)),)
 
     def infer(x, kernel, sizes, **window):

@@ -12,6 +12,7 @@ from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import rules
+from graphwright.ops.attributes import Attr
 from graphwright.ops.axes import AxesUse, Dims
 from graphwright.ops.call import call
 from graphwright.ops.onnx import OnnxUse
@@ -78,7 +79,7 @@ class Round(rules.Flat, rules.Unary):
 
 
 # -- functions of one operand ------------------------------------------------------------------------------------------
-class _Wide(rules.UnaryFloat):
+class _Wide(rules.FloatFunction):
     """A function computed in float32 under autocast, because its results exceed the range or precision of 16 bits."""
 
     traits = Traits(amp="f32")
@@ -123,7 +124,7 @@ class Log1p(_Wide):
 
 
 @op("sqrt")
-class Sqrt(rules.UnaryFloat):
+class Sqrt(rules.FloatFunction):
     """√x, elementwise; gradient g / 2y."""
 
     saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(0.2, 3), Traits(keeps_zero=True)
@@ -154,7 +155,7 @@ class Reciprocal(_Wide):
 
 
 @op("sin")
-class Sin(rules.UnaryFloat):
+class Sin(rules.FloatFunction):
     """sin x, elementwise."""
 
     saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-3, 3), Traits(activation=True, keeps_zero=True)
@@ -163,7 +164,7 @@ class Sin(rules.UnaryFloat):
 
 
 @op("cos")
-class Cos(rules.UnaryFloat):
+class Cos(rules.FloatFunction):
     """cos x, elementwise."""
 
     saves, sample = Saves(inputs=(0,)), rules.unary_sample(-3, 3)
@@ -172,7 +173,7 @@ class Cos(rules.UnaryFloat):
 
 
 @op("erf")
-class Erf(rules.UnaryFloat):
+class Erf(rules.FloatFunction):
     """erf x, elementwise; gradient g·2/√π·exp(-x²)."""
 
     saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-2, 2), Traits(keeps_zero=True)
@@ -184,7 +185,7 @@ class Erf(rules.UnaryFloat):
 class Clamp(rules.Unary):
     """min(max(x, low), high), elementwise; a bound may be None. Gradient g where low ≤ x ≤ high, else 0."""
 
-    attrs, saves = {"low": None, "high": None}, Saves(inputs=(0,))
+    attrs, saves = {"low": Attr(int | float | None, None), "high": Attr(int | float | None, None)}, Saves(inputs=(0,))
     emit = "{0}.clamp({low}, {high})"
 
     def infer(x, low, high):

@@ -17,6 +17,7 @@ from math import isinf, isnan
 from typing import Any
 
 from graphwright.array.dtype import DType
+from graphwright.array.spec import is_dim_name
 
 Emit = Callable[[Sequence[str], Mapping[str, Any]], str | None]
 
@@ -49,7 +50,7 @@ def literal(value: Any) -> str:
 
 def sizes(shape: Sequence[Any]) -> str:
     """Format sizes as source text; a named size `B` becomes `run.B`."""
-    return ", ".join(f"run.{d}" if isinstance(d, str) else str(d) for d in shape)
+    return ", ".join(f"run.{d}" if is_dim_name(d) else repr(d) for d in shape)
 
 
 def is_primary(text: str) -> bool:

@@ -15,6 +15,7 @@ from graphwright.array.dtype import int64
 from graphwright.array.formulas.gates import COLUMNS, GATE_KINDS
 from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.attributes import Attr, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, chain
 from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Row, Saves, Traits, op
@@ -54,7 +55,7 @@ class GateOp(Row):
     Maddison et al. 2017 (concrete); Louizos et al. 2018 (hard concrete); Bengio et al. 2013 (straight through).
     """
 
-    arity, attrs, cost = 4, {"sizes": ..., "groups": ()}, _cost
+    arity, attrs, cost = 4, {"sizes": Attr(tuple[StaticSize, ...]), "groups": Attr(tuple[str, ...], ())}, _cost
     saves, traits = Saves(inputs=(0, 1, 2, 3)), replace(_TRAITS, gates=True)
     why = {
         "onnx": "gates are hardened or folded before an export",
@@ -91,7 +92,10 @@ class GateGrad(Backward):
     """Gradients of `gate` w.r.t. logits and temperatures, from its operands and g of each result true in `given`."""
 
     arity, vjp, cost = (4, None), None, _cost
-    attrs, traits = {"sizes": ..., "given": ...}, replace(_TRAITS, backward_of="gate")
+    attrs, traits = (
+        {"sizes": Attr(tuple[StaticSize, ...]), "given": Attr(tuple[bool, ...])},
+        replace(_TRAITS, backward_of="gate"),
+    )
     why = {"vjp": "a straight-through gradient has no derivative of its own"}
 
     def infer(logits, table, temperature, run, *grads, sizes, given):

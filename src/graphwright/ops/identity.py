@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from graphwright.array.dtype import dtype
+from graphwright.array.dtype import DType, dtype
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as elementwise_forms
 from graphwright.array.vm.encode import rows as row_forms
+from graphwright.ops.attributes import Attr
 from graphwright.ops.axes import identity
 from graphwright.ops.call import call
 from graphwright.ops.registry import Row, Traits, free_cost, op
@@ -16,7 +17,8 @@ from graphwright.ops.rules import floating, same, unary_sample
 class Cast(Row):
     """x cast to a dtype, rounded to nearest even, elementwise; the gradient is cast back."""
 
-    arity, attrs, traits = 1, {"dtype": ...}, Traits(casts=True, linear_in=(0,), elementwise=True, convert=True)
+    arity, attrs = 1, {"dtype": Attr(DType)}
+    traits = Traits(casts=True, linear_in=(0,), elementwise=True, convert=True)
     axes = identity
     emit = "{0}.to({dtype})"
     vm = row_forms.CAST
@@ -42,7 +44,8 @@ class Copy(Row):
 class FullLike(Row):
     """`value`, in every entry of an array with the spec of x."""
 
-    arity, attrs, infer, traits = 1, {"value": ...}, same, Traits(valueless=True, elementwise=True)
+    arity, attrs, infer = 1, {"value": Attr(bool | int | float)}, same
+    traits = Traits(valueless=True, elementwise=True)
     vjp, why = None, {"vjp": "the result does not depend on the operand's values"}
     emit = "torch.full_like({0}, {value})"
     vm = elementwise_forms.FULL_LIKE
@@ -70,7 +73,7 @@ class StopGradient(Row):
 class ScaleGradient(Row):
     """x, with gradient scale·g; a view. Scale 0 stops gradients, -1 reverses them (Ganin and Lempitsky 2015)."""
 
-    arity, attrs, infer, view, cost = 1, {"scale": ...}, same, _itself, free_cost
+    arity, attrs, infer, view, cost = 1, {"scale": Attr(float)}, same, _itself, free_cost
     sample = unary_sample(-1, 1, scale=-0.5)
     axes = identity
     onnx = "Identity"

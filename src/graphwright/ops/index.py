@@ -12,6 +12,7 @@ from graphwright.array.dtype import int64
 from graphwright.array.spec import Dim, Spec, broadcast_shapes
 from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.attributes import Attr, Dimension, Shape, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, Dims, Term, axis_of, broadcast_dims, indexed, size
 from graphwright.ops.call import call
 from graphwright.ops.onnx import OnnxUse, numpy_dtype
@@ -19,12 +20,9 @@ from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, one_dtype
 
 
-def _ids(ids: Spec, **counts: int) -> None:
+def _ids(ids: Spec) -> None:
     if ids.dtype.kind != "int":
         raise DTypeError("the ids are not integers", expected="int64", got=ids)
-    for name, count in counts.items():
-        if count < 0:
-            raise ShapeError(f"{name} is negative", expected=">= 0", got=count)
 
 
 def _counted(u: AxesUse, attr: str) -> Term:
@@ -65,7 +63,7 @@ class Embedding(Row):
 class EmbeddingBackward(Backward):
     """Gradient of `embedding` w.r.t. its table [rows, D]: row k sums the rows of g [..., D] with id k, in order."""
 
-    arity, attrs, saves, vm = 2, {"rows": ...}, Saves(inputs=(1,)), forms.EMBEDDING_BACKWARD
+    arity, attrs, saves, vm = 2, {"rows": Attr(Dimension)}, Saves(inputs=(1,)), forms.EMBEDDING_BACKWARD
     traits = Traits(backward_of="embedding", contiguous=(0, 1))
     vjp = lambda g, ins, outs, attrs, needs: (call("embedding", g, ins[1]),)
     sample = lambda rng: ([rng.normal(size=(2, 4, 3)), rng.integers(0, 5, (2, 4))], {"rows": 5})
@@ -114,7 +112,7 @@ class Index(Row):
     Negative indices count from the end; an index out of range raises.
     """
 
-    arity, attrs, saves = (2, 1 + AXES), {"axis": 0}, Saves(inputs=tuple(range(1, 1 + AXES)))
+    arity, attrs, saves = (2, 1 + AXES), {"axis": Attr(int, 0)}, Saves(inputs=tuple(range(1, 1 + AXES)))
     traits = Traits(linear_in=(0,), mixes="axis", contiguous=(0,))
     infer = lambda x, *ids, axis: Spec(_picked(x.shape, ids, axis), x.dtype)
     vjp = lambda g, ins, outs, attrs, needs: (call("index_sum", g, *ins[1:], **attrs, shape=ins[0].shape),)
@@ -145,7 +143,7 @@ class Index(Row):
 class IndexSum(Backward):
     """Gradient of `index` w.r.t. x: zeros of `shape`, to which each entry of g is added at its index, in order."""
 
-    arity, attrs, saves = Index.arity, {"axis": 0, "shape": ...}, Index.saves
+    arity, attrs, saves = Index.arity, {"axis": Attr(int, 0), "shape": Attr(Shape)}, Index.saves
     traits = Traits(contiguous=(0,), backward_of="index")
     vjp = lambda g, ins, outs, attrs, needs: (call("index", g, *ins[1:], axis=attrs["axis"]),)
 
@@ -189,7 +187,7 @@ def _joined(ids: Sequence[Dims]) -> list[Dim]:
 class _IndexUpdate(_IndexWrite):
     """An op with operands x, values (which broadcast) and one index array for each axis from `axis` on."""
 
-    arity, attrs, saves = (3, 2 + AXES), {"axis": 0}, Saves(inputs=tuple(range(2, 2 + AXES)))
+    arity, attrs, saves = (3, 2 + AXES), {"axis": Attr(int, 0)}, Saves(inputs=tuple(range(2, 2 + AXES)))
     traits = Traits(contiguous=(0, 1), inplace=((0, 0),), fixed=tuple(range(2, 2 + AXES)), amp="promote")
 
     def infer(x: Spec, values: Spec, *ids: Spec, axis: int) -> Spec:
@@ -231,7 +229,7 @@ class IndexAdd(_IndexUpdate):
 class IndexFill(_IndexWrite):
     """x[i, j, ...] ← value, with one index array for each axis from `axis` on."""
 
-    arity, attrs, saves = Index.arity, {"axis": 0, "value": ...}, Index.saves
+    arity, attrs, saves = Index.arity, {"axis": Attr(int, 0), "value": Attr(bool | int | float)}, Index.saves
     traits = Traits(contiguous=(0,), inplace=((0, 0),))
     vjp = lambda g, ins, outs, attrs, needs: (call("index_fill", g, *ins[1:], axis=attrs["axis"], value=0.0),)
 
@@ -248,13 +246,14 @@ class IndexFill(_IndexWrite):
 class OneHot(Row):
     """1 if k = id else 0, for k along a new last axis of size `classes`, int64. An id out of range raises."""
 
-    arity, attrs, traits, emit = 1, {"classes": ...}, Traits(contiguous=(0,)), "F.one_hot({0}, {classes})"
+    arity, attrs, traits = 1, {"classes": Attr(StaticSize)}, Traits(contiguous=(0,))
+    emit = "F.one_hot({0}, {classes})"
     vjp, why = None, {"vjp": "ids are integers"}
     sample = lambda rng: ([rng.integers(0, 4, (2, 3))], {"classes": 4})
     axes = lambda u: [(*u.ins[0], _counted(u, "classes"))]
 
     def infer(ids, classes):
-        _ids(ids, classes=classes)
+        _ids(ids)
         return Spec((*ids.shape, classes), int64)
 
     def onnx(u: OnnxUse):
@@ -266,12 +265,12 @@ class OneHot(Row):
 class Bincount(Row):
     """Σ [id = k] for k = 0, ..., length - 1: how often each id occurs, int64. An id out of range raises."""
 
-    arity, attrs, traits, vjp = 1, {"length": ...}, Traits(contiguous=(0,)), None
+    arity, attrs, traits, vjp = 1, {"length": Attr(StaticSize)}, Traits(contiguous=(0,)), None
     why, emit = {"vjp": "ids are integers"}, "torch.bincount({0}.flatten(), minlength={length})"
     sample = lambda rng: ([rng.integers(0, 4, (2, 5))], {"length": 6})
 
     def infer(ids, length):
-        _ids(ids, length=length)
+        _ids(ids)
         return Spec((length,), int64)
 
     def axes(u: AxesUse):
@@ -292,7 +291,7 @@ class Nonzero(Row):
     The number of nonzero entries is known at run time only; `size` is fixed when the program is built.
     """
 
-    arity, attrs, vjp = 1, {"size": ..., "fill": -1}, None
+    arity, attrs, vjp = 1, {"size": Attr(StaticSize), "fill": Attr(int, -1)}, None
     why = {
         "vjp": "indices are integers",
         "axes": "the order of its entries matters: the result's values are indices",
@@ -301,8 +300,6 @@ class Nonzero(Row):
     emit = "torch.nonzero_static({0}, size={size}, fill_value={fill})"
 
     def infer(x, size, fill):
-        if size < 0:
-            raise ShapeError("the size of the result is negative", expected=">= 0", got=size)
         if any(isinstance(n, str) for n in x.shape):
             raise ShapeError("the operand of nonzero has a named size", expected="static sizes", got=x)
         return Spec((size, len(x.shape)), int64)
@@ -333,7 +330,7 @@ def _along(x: Spec, index: Spec, axis: int) -> None:
 class Gather(Row):
     """y[i, j] = x[index[i, j], j] for axis 0: entries selected by index along an axis; y has the shape of the index."""
 
-    arity, attrs, saves, traits = 2, {"axis": ...}, Saves(inputs=(1,)), Traits(contiguous=(0, 1))
+    arity, attrs, saves, traits = 2, {"axis": Attr(int)}, Saves(inputs=(1,)), Traits(contiguous=(0, 1))
     emit = "{0}.gather({axis}, {1})"
     vjp = lambda g, ins, outs, attrs, needs: (call("scatter_sum", g, ins[1], **attrs, shape=ins[0].shape),)
     onnx = lambda u: u("GatherElements", *u.names, axis=u.attrs["axis"])
@@ -371,7 +368,7 @@ class Gather(Row):
 class ScatterSum(Backward):
     """Transpose of `gather`: zeros of `shape`, to which entries of x are added at indices along an axis, in order."""
 
-    arity, attrs, saves = 2, {"axis": ..., "shape": ...}, Saves(inputs=(1,))
+    arity, attrs, saves = 2, {"axis": Attr(int), "shape": Attr(Shape)}, Saves(inputs=(1,))
     traits = Traits(backward_of="gather", contiguous=(0, 1))
     vjp = lambda g, ins, outs, attrs, needs: (call("gather", g, ins[1], axis=attrs["axis"]),)
 
@@ -389,7 +386,7 @@ class ScatterSum(Backward):
 class _Scatter(Row):
     """An op with operands x, index and values; it changes entries of x, selected by index along an axis, in order."""
 
-    arity, attrs, saves = 3, {"axis": ...}, Saves(inputs=(1,))
+    arity, attrs, saves = 3, {"axis": Attr(int)}, Saves(inputs=(1,))
     traits = Traits(contiguous=(0, 1, 2), inplace=((0, 0),), fixed=(1,), amp="promote")
 
     def infer(x: Spec, index: Spec, values: Spec, axis: int) -> Spec:

@@ -8,6 +8,7 @@ from graphwright.array.dtype import int8, int64
 from graphwright.array.spec import Spec, broadcast_shapes
 from graphwright.array.vm.encode import products as forms
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.attributes import Attr
 from graphwright.ops.axes import Atom, AxesUse, broadcast_dims, chain, size
 from graphwright.ops.call import call
 from graphwright.ops.onnx import OnnxUse
@@ -157,7 +158,7 @@ class LinearInt8(_Product):
     A row of q has one scale for each `group` entries; the last group may be shorter. The result is `linear` of x and w.
     """
 
-    arity, attrs, vm = (3, 4), {"group": 64}, forms.LINEAR_INT8
+    arity, attrs, vm = (3, 4), {"group": Attr(int, 64)}, forms.LINEAR_INT8
     saves, traits = Saves(inputs=(0, 1, 2)), Traits(fixed=(1,), contiguous=(1, 2))
     why = {
         "onnx": "exported weights are floating: dequantise before the export",

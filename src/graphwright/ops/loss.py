@@ -11,10 +11,12 @@ from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.activation import FORMULAS
+from graphwright.ops.attributes import Attr
 from graphwright.ops.axes import AxesUse
 from graphwright.ops.call import as_dtype, call, widened
 from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import Backward, Loss, broadcast, floating, wanted
+from graphwright.settings import Number
 
 
 @op("cross_entropy")
@@ -26,7 +28,8 @@ class CrossEntropy(Loss):
     The gradient is g·(softmax(scores)·Σq - q); only ln Σ exp is saved, not the probabilities.
     """
 
-    arity, attrs, vm = (2, 3), {"ignore_index": -100, "smoothing": 0.0}, forms.CROSS_ENTROPY
+    arity, vm = (2, 3), forms.CROSS_ENTROPY
+    attrs = {"ignore_index": Attr(int, -100), "smoothing": Attr(Number, 0.0)}
     saves = Saves(inputs=(0, 1, 2), outputs=(1,))
     traits = Traits(applies="softmax", contiguous=(0, 1), amp="f32", fixed=(1, 2))
     cost = lambda ins, outs, attrs: Cost(6 * ins[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)

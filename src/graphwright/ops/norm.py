@@ -15,12 +15,14 @@ from graphwright.array.dtype import bool_, float32
 from graphwright.array.spec import Spec, broadcast_shapes
 from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.attributes import Attr
 from graphwright.ops.axes import Atom, AxesUse, Correction, Dims, along_axis, axis_of, product, size
 from graphwright.ops.call import as_dtype, call
 from graphwright.ops.conv import grouped_channels
 from graphwright.ops.onnx import OnnxUse, WholeNode, all_float32, numpy_dtype
 from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import floating, one_dtype, wanted
+from graphwright.settings import Number
 
 
 def _wide(*values: Any) -> list[Any]:
@@ -104,7 +106,8 @@ class RmsNorm(_Norm):
     """
 
     arity, saves, vm, onnx_23 = 2, Saves(inputs=(0, 1)), forms.RMS_NORM, WholeNode(all_float32, _rms_node)
-    attrs, traits = {"eps": 1e-6, "unit_offset": False, "cast_before_scale": True}, Traits(scales_rows=True)
+    attrs = {"eps": Attr(Number, 1e-6), "unit_offset": Attr(bool, False), "cast_before_scale": Attr(bool, True)}
+    traits = Traits(scales_rows=True)
 
     def infer(x, w, eps, unit_offset, cast_before_scale):
         floating(one_dtype(x, w))
@@ -161,7 +164,8 @@ class RmsNorm(_Norm):
 class LayerNorm(_Norm):
     """(x - mean)/√(var + eps)·w + b over the last `rank` axes (Ba et al. 2016); w and b, if given, have these axes."""
 
-    arity, attrs, saves, vm = (1, 3), {"rank": 1, "eps": 1e-5}, Saves(inputs=(0, 1)), forms.LAYER_NORM
+    arity, attrs = (1, 3), {"rank": Attr(int, 1), "eps": Attr(Number, 1e-5)}
+    saves, vm = Saves(inputs=(0, 1)), forms.LAYER_NORM
     emit = lambda i, a: _emit_norm("F.layer_norm", i[0], f"{i[0]}.shape[-{a['rank']}:]", i[1:], a)
 
     def infer(x, *scale, rank, eps):
@@ -216,7 +220,7 @@ class GroupNorm(_Norm):
     w and b [C] are optional. One group makes it a layer norm over all axes but N, C groups an instance norm.
     """
 
-    arity, attrs, saves = (1, 3), {"groups": ..., "eps": 1e-5}, Saves(inputs=(0, 1))
+    arity, attrs, saves = (1, 3), {"groups": Attr(int), "eps": Attr(Number, 1e-5)}, Saves(inputs=(0, 1))
     emit = lambda i, a: _emit_norm("F.group_norm", i[0], a["groups"], i[1:], a)
 
     def infer(x, *scale, groups, eps):
@@ -302,7 +306,7 @@ class BatchNorm(_ChannelNorm):
     dx = g·w·r with r = 1/√(var + eps).
     """
 
-    attrs, saves, traits = {"eps": 1e-5}, Saves(inputs=(0, 1, 2, 3)), Traits(fixed=(1, 2))
+    attrs, saves, traits = {"eps": Attr(Number, 1e-5)}, Saves(inputs=(0, 1, 2, 3)), Traits(fixed=(1, 2))
     sample = lambda rng: (_normed_sample(rng), {"eps": 1e-3})
     emit = lambda i, a: _emit_norm("F.batch_norm", ", ".join(i[:2]), i[2], i[3:], a)
 
@@ -340,7 +344,10 @@ class BatchNormTrain(_ChannelNorm):
     `momentum` to the batch's mean and unbiased variance (Ioffe and Szegedy 2015, algorithms 1 and 2).
     """
 
-    attrs, traits = {"momentum": 0.1, "eps": 1e-5}, Traits(batch_statistics=True, inference="batch_norm", fixed=(1, 2))
+    attrs, traits = (
+        {"momentum": Attr(Number, 0.1), "eps": Attr(Number, 1e-5)},
+        Traits(batch_statistics=True, inference="batch_norm", fixed=(1, 2)),
+    )
     saves = Saves(inputs=(0, 3, 4))  # 1 and 2 are written before backward
     why = {
         "onnx": "batch statistics belong to training; program.eval() uses the running statistics instead",
@@ -411,7 +418,7 @@ class Softmax(_AlongAxis):
     If all entries along the axis are excluded, they give 0; if all are -inf, NaN.
     """
 
-    arity, attrs, axes, vm = (1, 2), {"axis": -1}, along_axis("takes a softmax over it"), forms.SOFTMAX
+    arity, attrs, axes, vm = (1, 2), {"axis": Attr(int, -1)}, along_axis("takes a softmax over it"), forms.SOFTMAX
     traits = Traits(activation=True, normalises=True, excludes_minus_infinity=True, amp="f32", fixed=(1,))
 
     def infer(x, mask=None, *, axis):
@@ -462,7 +469,7 @@ class Softmax(_AlongAxis):
 class LogSoftmax(_AlongAxis):
     """x - max x - ln Σ e^(x - max x) along an axis; gradient g - e^y·Σ g."""
 
-    arity, attrs, traits = 1, {"axis": -1}, Traits(activation=True, amp="f32")
+    arity, attrs, traits = 1, {"axis": Attr(int, -1)}, Traits(activation=True, amp="f32")
     axes = along_axis("takes a softmax over it")
     emit = "{0}.log_softmax({axis})"
     sample = lambda rng: ([rng.normal(size=(2, 3, 5))], {"axis": int(rng.integers(-3, 3))})

@@ -8,7 +8,7 @@ counts. No gradient flows through a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from graphwright.array.dtype import float32, float64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import updates as forms
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.attributes import Attr
 from graphwright.ops.registry import Attrs, Cost, Traits, op
 from graphwright.ops.rules import Update
+from graphwright.settings import Number, Range
 
 _COUNT = Spec((), float32)
 MUON_ADJUST = ("original", "match_rms_adamw")
@@ -33,6 +35,10 @@ def equal_parts(ins, count: int):
         expected = f"{count} for each of one or more parameters"
         raise ShapeError("wrong number of operands after the scalars", expected=expected, got=len(ins))
     return [tuple(ins[k * length : (k + 1) * length]) for k in range(count)]
+
+
+def _numbers(**defaults: float) -> dict[str, Attr]:
+    return {name: Attr(Number, value) for name, value in defaults.items()}
 
 
 class _Step(Update):
@@ -76,7 +82,8 @@ class _Step(Update):
     @classmethod
     def _draw(cls, rng, **given):
         drawn = {name: values[rng.integers(len(values))] for name, values in cls.choices.items()}
-        attrs, shapes = {**cls.attrs, **drawn, **given}, cls.shapes[: rng.integers(1, 4)]
+        defaults = {name: kind.default for name, kind in cls.attrs.items()}
+        attrs, shapes = {**defaults, **drawn, **given}, cls.shapes[: rng.integers(1, 4)]
         grads, params = ([rng.normal(size=s) for s in shapes] for _ in range(2))
         moments = [0.1 + rng.random(s) for _ in range(cls.moments(attrs)) for s in shapes]
         steps = [np.float32(rng.integers(0, 4)) for _ in shapes]
@@ -85,7 +92,11 @@ class _Step(Update):
 
 
 class _Adam(_Step):
-    attrs = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
+    attrs = {
+        **_numbers(beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0),
+        "amsgrad": Attr(bool, False),
+        "maximize": Attr(bool, False),
+    }
     moments = lambda attrs: 3 if attrs["amsgrad"] else 2
     choices = {**_Step.choices, "amsgrad": (False, True)}
 
@@ -105,7 +116,7 @@ class AdamStep(_Adam):
 class AdamWStep(_Adam):
     """adam_step with decoupled weight decay: θ ← θ(1 - lr·λ) first, and no λ·θ in g. Loshchilov and Hutter 2019."""
 
-    attrs, vm = {**_Adam.attrs, "weight_decay": 0.01}, forms.ADAMW
+    attrs, vm = {**_Adam.attrs, **_numbers(weight_decay=0.01)}, forms.ADAMW
 
 
 @op("sgd_step")
@@ -116,7 +127,11 @@ class SgdStep(_Step):
     (Sutskever et al. 2013, section 2).
     """
 
-    attrs = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+    attrs = {
+        **_numbers(momentum=0.0, dampening=0.0, weight_decay=0.0),
+        "nesterov": Attr(bool, False),
+        "maximize": Attr(bool, False),
+    }
     vm = forms.SGD
     moments = lambda attrs: 1 if attrs["momentum"] else 0
 
@@ -134,7 +149,11 @@ class RmspropStep(_Step):
     momentum is not 0, then a if centered.
     """
 
-    attrs = {"alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False, "maximize": False}
+    attrs = {
+        **_numbers(alpha=0.99, eps=1e-8, weight_decay=0.0, momentum=0.0),
+        "centered": Attr(bool, False),
+        "maximize": Attr(bool, False),
+    }
     vm = forms.RMSPROP
     moments = lambda attrs: 1 + bool(attrs["momentum"]) + attrs["centered"]
     choices = {**_Step.choices, "centered": (False, True), "momentum": (0.0, 0.9)}
@@ -153,7 +172,7 @@ class RmspropStep(_Step):
 class LionStep(_Step):
     """θ ← θ(1 - lr·λ) - lr·sign(β1·m + (1-β1)g); then m ← β2·m + (1-β2)g. Chen et al. 2023, algorithm 2."""
 
-    attrs = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "maximize": False}
+    attrs = {**_numbers(beta1=0.9, beta2=0.99, weight_decay=0.0), "maximize": Attr(bool, False)}
     vm = forms.LION
 
 
@@ -166,9 +185,14 @@ class MuonStep(_Step):
     Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; Liu et al. 2025, equation 4.
     """
 
-    attrs = dict(
-        momentum=0.95, nesterov=True, iterations=5, eps=1e-7, weight_decay=0.1, adjust="original", maximize=False
-    )
+    attrs = {
+        **_numbers(momentum=0.95),
+        "nesterov": Attr(bool, True),
+        "iterations": Attr(Annotated[int, Range(0, 1000, whole=True)], 5),
+        **_numbers(eps=1e-7, weight_decay=0.1),
+        "adjust": Attr(Literal[MUON_ADJUST], "original"),
+        "maximize": Attr(bool, False),
+    }
     vm = forms.MUON
     choices = {**_Step.choices, "nesterov": (False, True), "adjust": MUON_ADJUST}
     shapes = (3, 4), (5, 2), (1, 3)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from graphwright.array.dtype import int64
 from graphwright.array.layout import Window, trailing
 from graphwright.array.spec import Spec
 from graphwright.errors import ShapeError
+from graphwright.ops.attributes import Attr, PerAxis, Shape
 from graphwright.ops.axes import resized_last
 from graphwright.ops.call import call
 from graphwright.ops.conv import each
@@ -22,6 +23,8 @@ from graphwright.ops.emit import Emit
 from graphwright.ops.onnx import OnnxRow, OnnxUse
 from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, floating
+
+_WINDOWS = {"kernel": Attr(tuple[int, ...]), "stride": Attr(PerAxis | None, None), "padding": Attr(PerAxis, 0)}
 
 
 class _PoolOp(Row):
@@ -109,7 +112,7 @@ class MaxPool(_PoolOp):
     Padding counts as -∞. The gradient goes to the entry at that index.
     """
 
-    attrs, saves = {"kernel": ..., "stride": None, "padding": 0, "dilation": 1}, Saves(outputs=(1,))
+    attrs, saves = {**_WINDOWS, "dilation": Attr(PerAxis, 1)}, Saves(outputs=(1,))
     axes, results = resized_last("slides a window over it"), ("largest", "index")
     emit = _emit_pool("max_pool", "kernel", "stride", "padding", "dilation")
     sample = lambda rng: _sample(rng, dilation=int(rng.integers(1, 3)))
@@ -137,7 +140,7 @@ class MaxPool(_PoolOp):
 class AvgPool(_PoolOp):
     """The mean of each window; with `count_include_pad`, padding counts as entries of 0."""
 
-    attrs = {"kernel": ..., "stride": None, "padding": 0, "count_include_pad": True}
+    attrs = {**_WINDOWS, "count_include_pad": Attr(bool, True)}
     axes = resized_last("slides a window over it")
     onnx = _onnx_pool("AveragePool", "count_include_pad")
     emit = _emit_pool("avg_pool", "kernel", "stride", "padding", "count_include_pad")
@@ -153,7 +156,7 @@ class AvgPool(_PoolOp):
 class AvgPoolBackward(_PoolOp, Backward):
     """Gradient of `avg_pool`: spreads each entry of g evenly over its window; the result's last axes have `sizes`."""
 
-    attrs, traits = {**AvgPool.attrs, "sizes": ...}, Traits(backward_of="avg_pool")
+    attrs, traits = {**AvgPool.attrs, "sizes": Attr(Shape)}, Traits(backward_of="avg_pool")
     vjp = lambda g, ins, outs, attrs, needs: (call("avg_pool", g, **{name: attrs[name] for name in AvgPool.attrs}),)
 
     def infer(g, sizes, kernel, count_include_pad, **window):
@@ -172,7 +175,7 @@ class AvgPoolBackward(_PoolOp, Backward):
 class AdaptiveAvgPool(_PoolOp):
     """Means over windows that cover the trailing axes: entry i of m averages x[⌊i·n/m⌋ : ⌈(i+1)·n/m⌉] of n entries."""
 
-    attrs, axes = {"sizes": ...}, resized_last("divides it into windows")
+    attrs, axes = {"sizes": Attr(Shape)}, resized_last("divides it into windows")
     emit = _emit_pool("adaptive_avg_pool", "sizes")
     vjp = lambda g, ins, outs, attrs, needs: _back("adaptive_avg_pool_backward", g, ins, attrs)
     infer = lambda x, sizes: _resized(x, sizes)
@@ -194,14 +197,12 @@ class AdaptiveAvgPool(_PoolOp):
 class AdaptiveAvgPoolBackward(_PoolOp, Backward):
     """Gradient of `adaptive_avg_pool`: spreads each entry of g over its window; the result's last axes have `sizes`."""
 
-    attrs, traits, sample = {"sizes": ...}, Traits(backward_of="adaptive_avg_pool"), AdaptiveAvgPool.sample
+    attrs, traits, sample = {"sizes": Attr(Shape)}, Traits(backward_of="adaptive_avg_pool"), AdaptiveAvgPool.sample
     vjp = lambda g, ins, outs, attrs, needs: _back("adaptive_avg_pool", g, ins, attrs)
     infer = lambda g, sizes: _resized(g, sizes)
 
 
 def _interpolated(x: Spec, sizes: tuple[int, ...], mode: str, align_corners: bool) -> Spec:
-    if mode not in ("nearest", "linear"):
-        raise ShapeError("unknown interpolation mode", expected="nearest or linear", got=mode)
     if align_corners and mode == "nearest":
         raise ShapeError("align_corners was given without linear interpolation", expected="mode linear", got=mode)
     return _resized(x, sizes)
@@ -215,7 +216,12 @@ class Interpolate(_PoolOp):
     interpolated linearly between its entries.
     """
 
-    attrs, infer = {"sizes": ..., "mode": "nearest", "align_corners": False}, _interpolated
+    infer = _interpolated
+    attrs = {
+        "sizes": Attr(Shape),
+        "mode": Attr(Literal["nearest", "linear"], "nearest"),
+        "align_corners": Attr(bool, False),
+    }
     axes = resized_last("resamples it")
     vjp = lambda g, ins, outs, attrs, needs: _back("interpolate_backward", g, ins, attrs)
 

@@ -6,25 +6,28 @@ A dropout mask is therefore never stored, but recomputed from the 16 bytes of it
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from graphwright.array.dtype import DType, bfloat16, float32, int64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.ops.attributes import Attr, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, Dims
 from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import Random, Update, floating
+from graphwright.settings import Range, Share
 
 KEY = Spec((2,), int64)
+_STREAM = Attr(Annotated[int, Range(0, 2**32 - 1, whole=True)])
 
 
-def _keyed(key: Spec, stream: int) -> None:
+def _keyed(key: Spec) -> None:
     if key != KEY:
         raise DTypeError("the key has the wrong spec", expected="int64 [2]: seed and step", got=key)
-    if not 0 <= stream < 2**32:
-        raise UsageError("the stream number is out of range", expected="0 to 2**32 - 1", got=stream)
 
 
 def key_sample(rng: np.random.Generator) -> np.ndarray:
@@ -61,10 +64,10 @@ class _Masked(Random):
 class _Noise(_Shaped):
     """Floating random numbers of a given shape."""
 
-    attrs = {"stream": ..., "shape": ..., "dtype": float32}
+    attrs = {"stream": _STREAM, "shape": Attr(tuple[StaticSize, ...]), "dtype": Attr(DType, float32)}
 
     def infer(key: Spec, stream: int, shape: tuple[int, ...], dtype: DType) -> Spec:
-        _keyed(key, stream)
+        _keyed(key)
         return floating(Spec(tuple(shape), dtype))
 
     def sample(rng):
@@ -93,10 +96,10 @@ class Gumbel(_Noise):
 class Randint(_Shaped):
     """i ~ U{low, ..., high - 1}, int64: low + the high half of a random 32-bit word times (high - low)."""
 
-    attrs = {"stream": ..., "shape": ..., "low": 0, "high": ...}
+    attrs = {"stream": _STREAM, "shape": Attr(tuple[StaticSize, ...]), "low": Attr(int, 0), "high": Attr(int)}
 
     def infer(key, stream, shape, low, high):
-        _keyed(key, stream)
+        _keyed(key)
         if not 0 < high - low <= 2**31:
             expected, got = "low < high <= low + 2**31", f"low {low}, high {high}"
             raise UsageError("the range of random integers is empty or too large", expected=expected, got=got)
@@ -111,11 +114,11 @@ class Randint(_Shaped):
 class Bernoulli(_Masked):
     """1 with probability p else 0, elementwise, in the dtype of p."""
 
-    attrs, vm = {"stream": ...}, forms.BERNOULLI
+    attrs, vm = {"stream": _STREAM}, forms.BERNOULLI
     sample = lambda rng: ([rng.uniform(0, 1, (3, 4)), key_sample(rng)], {"stream": int(rng.integers(0, 2**32))})
 
     def infer(p, key, stream):
-        _keyed(key, stream)
+        _keyed(key)
         return floating(p)
 
 
@@ -123,15 +126,13 @@ class Bernoulli(_Masked):
 class Dropout(_Masked):
     """x / (1 - p) if u ≥ p else 0, u uniform, elementwise; and the key, from which the gradient recomputes the mask."""
 
-    attrs, saves, vm = {"p": ..., "stream": ...}, Saves(outputs=(1,)), forms.DROPOUT
+    attrs, saves, vm = {"p": Attr(Share), "stream": _STREAM}, Saves(outputs=(1,)), forms.DROPOUT
     traits = Traits(inplace=((0, 0),), training_only=True)
     vjp = lambda g, ins, outs, attrs, needs: (call("dropout", g[0], outs[1], **attrs)[0],)
     cost = lambda ins, outs, attrs: Cost(2 * outs[0].size, ins[0].nbytes, outs[0].nbytes)
 
     def infer(x, key, p, stream):
-        _keyed(key, stream)
-        if not 0 <= p <= 1:
-            raise UsageError("p is not a probability", expected="0 to 1", got=p)
+        _keyed(key)
         return floating(x), key
 
     def sample(rng):
@@ -146,11 +147,11 @@ class StochasticRound(Random):
     Values that bfloat16 can represent, infinities and NaN are unchanged (Gupta et al. 2015, section 3).
     """
 
-    arity, attrs, traits = 2, {"stream": ...}, Traits(contiguous=(0, 1), fixed=(0, 1))
+    arity, attrs, traits = 2, {"stream": _STREAM}, Traits(contiguous=(0, 1), fixed=(0, 1))
     why = {"vjp": "it rounds updated weights, through which no gradient flows", "axes": Update.why["axes"]}
 
     def infer(x, key, stream):
-        _keyed(key, stream)
+        _keyed(key)
         if x.dtype is not float32:
             raise DTypeError("the operand of stochastic_round is not float32", expected="float32", got=x)
         return Spec(x.shape, bfloat16)
@@ -166,17 +167,16 @@ class Multinomial(Random):
     Without replacement no index is drawn twice; at least `samples` weights of a row must then be above 0.
     """
 
-    arity, attrs = 2, {"stream": ..., "samples": ..., "replacement": False}
+    arity, attrs = 2, {"stream": _STREAM, "samples": Attr(StaticSize), "replacement": Attr(bool, False)}
     traits = Traits(contiguous=(0, 1), fixed=(0, 1))
 
     def infer(weights, key, stream, samples, replacement):
-        _keyed(key, stream)
+        _keyed(key)
         count = floating(weights).shape[-1] if weights.shape else 0
         if isinstance(count, str):
             raise ShapeError("the number of weights is a named size", expected="[..., K] with a static K", got=weights)
-        if not samples >= 0 or (samples > count and not (replacement and count)):
-            most = "" if replacement and count else f" and at most {count}"
-            raise ShapeError("invalid number of samples", expected=f"at least 0{most}", got=samples)
+        if samples > count and not (replacement and count):
+            raise ShapeError("invalid number of samples", expected=f"at most {count}", got=samples)
         return Spec((*weights.shape[:-1], samples), int64)
 
     def sample(rng):

@@ -8,9 +8,10 @@ from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import ShapeError
+from graphwright.ops.attributes import Attr, AxisList, StaticSize
 from graphwright.ops.axes import Atom, AxesRule, AxesUse, Dims, along_axis, axes_of, axis_of, others, spliced
 from graphwright.ops.call import call, widened
-from graphwright.ops.emit import Emit
+from graphwright.ops.emit import Emit, literal
 from graphwright.ops.onnx import OnnxRow, OnnxUse
 from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import floating
@@ -52,9 +53,11 @@ def _method(name: str) -> Emit:
     """Return an `emit` function that calls a torch method with axes and `keepdim`."""
 
     def emit(ins, attrs):
-        if not attrs["axes"]:  # torch would take all axes
+        if attrs["axes"] == ():  # torch would take all axes
             return f"{ins[0]}.clone()"
-        axes = attrs["axes"][0] if len(attrs["axes"]) == 1 else tuple(attrs["axes"])
+        axes = f"tuple(range({ins[0]}.dim()))" if attrs["axes"] is None else literal(attrs["axes"])
+        if attrs["axes"] is not None and len(attrs["axes"]) == 1:
+            axes = literal(attrs["axes"][0])
         return f"{ins[0]}.{name}({axes}{', keepdim=True' if attrs['keepdims'] else ''})"
 
     return emit
@@ -65,8 +68,9 @@ def _onnx_reduce(kind: str, truth: bool = False) -> OnnxRow:
 
     def row(u: OnnxUse) -> str:
         x = u("Cast", u("Cast", u.names[0], to=9), to=6) if truth else u.names[0]
-        if u.attrs["axes"]:
-            x = u(kind, x, u.ints(*u.attrs["axes"]), keepdims=int(u.attrs["keepdims"]))
+        axes = axes_of(u.attrs["axes"], len(u.ins[0].shape))
+        if axes:
+            x = u(kind, x, u.ints(*axes), keepdims=int(u.attrs["keepdims"]))
         elif not truth:
             return u("Identity", x)
         return u("Cast", x, to=9) if truth else x
@@ -77,7 +81,7 @@ def _onnx_reduce(kind: str, truth: bool = False) -> OnnxRow:
 class Reduction(Row):
     """An op that reduces axes of one operand."""
 
-    arity, attrs, operands = 1, {"axes": ..., "keepdims": False}, ("x",)
+    arity, attrs, operands = 1, {"axes": Attr(AxisList | None), "keepdims": Attr(bool, False)}, ("x",)
     cost = lambda ins, outs, attrs: Cost(ins[0].size, ins[0].nbytes, outs[0].nbytes)
 
     def sample(rng):
@@ -114,6 +118,8 @@ class Prod(_Total):
     saves, axes, onnx = Saves(inputs=(0,)), _axes("multiplies over it"), _onnx_reduce("ReduceProd")
 
     def emit(ins, attrs):  # torch multiplies along one axis at a time
+        if attrs["axes"] is None:
+            return f"{ins[0]}.prod()" + (f".reshape((1,) * {ins[0]}.dim())" if attrs["keepdims"] else "")
         last = sorted(attrs["axes"], reverse=True)  # first, so that axis numbers stay valid
         text = "".join(f".prod({axis}{', keepdim=True' if attrs['keepdims'] else ''})" for axis in last)
         return ins[0] + (text or ".clone()")
@@ -215,7 +221,7 @@ class All(_Truth):
 
 
 class _Index(Row):
-    arity, attrs, operands, cost = 1, {"axis": -1}, ("x",), Reduction.cost
+    arity, attrs, operands, cost = 1, {"axis": Attr(int, -1)}, ("x",), Reduction.cost
     vjp, why = None, {"vjp": "the result is an index"}
     sample = lambda rng: ([rng.integers(0, 3, (3, 4)).astype(float)], {"axis": int(rng.integers(-2, 2))})
 
@@ -251,7 +257,8 @@ class Argmin(_Index):
 class Cumsum(Row):
     """yᵢ = Σ xⱼ for j ≤ i along an axis, or j ≥ i with `reverse`; the gradient is summed in the opposite direction."""
 
-    arity, attrs, traits, cost = 1, {"axis": ..., "reverse": False}, Traits(amp="f32"), Reduction.cost
+    arity, traits, cost = 1, Traits(amp="f32"), Reduction.cost
+    attrs = {"axis": Attr(int), "reverse": Attr(bool, False)}
     operands, axes = ("x",), along_axis("sums up to each entry of it")
     vjp = lambda g, ins, outs, attrs, needs: (call("cumsum", g, axis=attrs["axis"], reverse=not attrs["reverse"]),)
     onnx = lambda u: u("CumSum", u.names[0], u.ints_scalar(u.attrs["axis"]), reverse=int(u.attrs["reverse"]))
@@ -297,7 +304,7 @@ def _shifted(x, attrs):
 
 
 def _sort_text(x: str, axis: int, descending: bool) -> str:
-    return f"torch.sort({x}, dim={axis}, descending={descending}, stable=True)"
+    return f"torch.sort({x}, dim={axis!r}, descending={descending!r}, stable=True)"
 
 
 def _onnx_topk(u: OnnxUse, axis: int, k: str, largest: bool) -> tuple[str, ...]:
@@ -329,7 +336,7 @@ class _Ordered(Row):
 class Sort(_Ordered):
     """Entries along an axis in ascending (or `descending`) order, and their indices; stable."""
 
-    attrs = {"axis": -1, "descending": False}
+    attrs = {"axis": Attr(int, -1), "descending": Attr(bool, False)}
     emit = lambda ins, attrs: _sort_text(ins[0], attrs["axis"], attrs["descending"])
 
     def infer(x, axis, descending):
@@ -348,13 +355,13 @@ class Sort(_Ordered):
 class TopK(_Ordered):
     """The k largest (or smallest) entries along an axis, in order, and their indices; ties by ascending index."""
 
-    attrs = {"k": ..., "axis": -1, "largest": True}
+    attrs = {"k": Attr(StaticSize), "axis": Attr(int, -1), "largest": Attr(bool, True)}
     onnx = lambda u: _onnx_topk(u, u.axis(u.attrs["axis"]), u.ints(u.attrs["k"]), u.attrs["largest"])
 
     def infer(x, k, axis, largest):
         at = axis_of(axis, len(x.shape))
         size = x.shape[at]
-        if k < 0 or (isinstance(size, int) and k > size):
+        if isinstance(size, int) and k > size:
             raise ShapeError("k is out of range", where=f"axis {at}", expected=f"0 to {size}", got=k)
         shape = spliced(x.shape, at, k)
         return Spec(shape, x.dtype), Spec(shape, int64)

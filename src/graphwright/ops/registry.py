@@ -12,11 +12,11 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphwright.array.backend import torch_functions
-from graphwright.array.dtype import dtype
 from graphwright.array.layout import Layout
 from graphwright.array.spec import Spec
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import emit
+from graphwright.ops.attributes import Attr, all_fit
 from graphwright.ops.axes import broadcast
 from graphwright.ops.onnx import same_operands
 
@@ -80,6 +80,7 @@ class Traits:
     identity: tuple[tuple[int, float], ...] = ()
     sums: bool = False  # the result is the sum of the two operands
     multiplies: bool = False  # the result is the product of the two operands, element by element
+    promotes: bool = False  # integers and bools of tensors are cast to float32, as torch does for functions of floats
     divides: bool = False  # integers of two dtypes are cast to float32 each, as their common dtype may lose a sign
     # common-subexpression elimination keeps values computed from the result and from the operand apart
     barrier: bool = False
@@ -138,6 +139,8 @@ class Op:
     doc: str  # formula and meaning
     arity: int | tuple[int, int | None]  # number of operands, or (least, most); most None for any number
     attrs: Attrs  # attribute names with their defaults; `...` marks a required one
+    schema: Mapping[str, Attr]  # attribute names with types and defaults: the field `attrs` of the definition
+    all_fit: Callable[..., bool]  # attributes as keywords -> whether each value has its type; made from the schema
     infer: Infer  # specs of the operands and the attributes -> spec or specs of the results
     # layout of the operand and attributes -> layout of the result over the same memory, or None when it must copy;
     # the field is None for ops that compute
@@ -198,19 +201,38 @@ class Op:
         return whole.row if whole is not None and whole.same(ins, attrs) else self.onnx
 
     def complete(self, attrs: Attrs, where: str | None = None) -> dict[str, Any]:
-        """Fill in default attributes, and parse dtypes. Raises: UsageError if an attribute is unknown or missing."""
+        """Fill in default attributes, and convert values to their types.
+
+        Raises: UsageError if an attribute is unknown or missing, or its value is invalid; DTypeError.
+        """
         if not attrs and not self.attrs:
             return {}
         merged = {**self.attrs, **attrs}
         if len(merged) != len(self.attrs):
-            known, unknown = ", ".join(self.attrs) or "none", ", ".join(a for a in attrs if a not in self.attrs)
-            raise UsageError(f"op {self.name!r} got an unknown attribute", where=where, expected=known, got=unknown)
-        if missing := [name for name, value in merged.items() if value is ...]:
-            expected, got = ", ".join(missing), ", ".join(attrs) or "none"
-            raise UsageError(f"op {self.name!r} lacks a required attribute", where=where, expected=expected, got=got)
-        if "dtype" in merged and merged["dtype"] is not None:
-            merged["dtype"] = dtype(merged["dtype"])
+            self._check_names(attrs, where)
+        if not self.all_fit(**merged):
+            for name, kind in self.schema.items():
+                if merged[name] is ...:
+                    self._check_names(merged, where)
+                merged[name] = kind.normal(merged[name], f"attribute {name!r} of op {self.name!r}", where)
         return merged
+
+    def check_attrs(self, attrs: Attrs, where: str | None = None) -> None:
+        """Raise UsageError unless there is a value of its exact type for each attribute, as `complete` returns them."""
+        if attrs.keys() != self.attrs.keys():
+            self._check_names({**dict.fromkeys(self.attrs, ...), **attrs}, where)
+        for name, kind in self.schema.items():
+            if not kind.fits(attrs[name]):
+                raise kind.error(attrs[name], f"attribute {name!r} of op {self.name!r}", where)
+
+    def _check_names(self, attrs: Attrs, where: str | None) -> None:
+        """Raise UsageError if an attribute is unknown, or is missing: it has the value `...`."""
+        if unknown := ", ".join(repr(a)[:80] for a in attrs if a not in self.attrs):
+            known = ", ".join(self.attrs) or "none"
+            raise UsageError(f"op {self.name!r} got an unknown attribute", where=where, expected=known, got=unknown)
+        if missing := ", ".join(name for name, value in attrs.items() if value is ...):
+            got = ", ".join(name for name, value in attrs.items() if value is not ...) or "none"
+            raise UsageError(f"op {self.name!r} lacks a required attribute", where=where, expected=missing, got=got)
 
     def specs(self, ins: Sequence[Spec], attrs: Attrs, where: str | None = None) -> tuple[Spec, ...]:
         """Infer the specs of the results.
@@ -252,7 +274,12 @@ def op(name: str) -> Callable[[Definition], Definition]:
         given = {key: getattr(row, key) for key in Op.__slots__ if hasattr(row, key)}
         given["why"] = why = _merged(row, "why")
         given["traits"] = traits = Traits(**_merged(row, "traits"))
-        given.setdefault("attrs", {})
+        given["schema"] = schema = given.get("attrs", {})
+        if untyped := [key for key, value in schema.items() if not isinstance(value, Attr)]:
+            raise UsageError("an attribute of this op has no type", where=name, got=", ".join(untyped),
+                             fix='attrs = {"slope": Attr(float, 0.01)}')  # fmt: skip
+        given["all_fit"] = all_fit(schema)
+        given["attrs"] = {key: value.default for key, value in schema.items()}
         given.setdefault("view", None)
         given.setdefault("saves", Saves())
         given.setdefault("cost", elementwise_cost)

@@ -95,6 +95,12 @@ class UnaryFloat(Unary):
     infer = floating
 
 
+class FloatFunction(UnaryFloat):
+    """An elementwise function of one floating operand, which promotes integers of tensors."""
+
+    traits = Traits(promotes=True)
+
+
 class Binary(Row):
     """An elementwise op of two operands of one dtype, which broadcast."""
 

@@ -11,12 +11,14 @@ from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import ShapeError
+from graphwright.ops.attributes import Attr, AxisList, Dimension, Shape, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, Term, axes_of, axis_of, chain, known, others, product, size, spliced
 from graphwright.ops.call import call
 from graphwright.ops.emit import sizes
 from graphwright.ops.onnx import OnnxUse
 from graphwright.ops.registry import Row, Traits, free_cost, op
 from graphwright.ops.rules import Backward, ViewOp, normal_sample, one_dtype
+from graphwright.settings import AtLeastOne
 
 
 def _reshape_node(u: OnnxUse) -> str:
@@ -52,7 +54,7 @@ def _runs(dims: Sequence[Term]) -> list[tuple[Term | None, list[Term]]]:
 class Reshape(ViewOp):
     """The elements of x in row-major order, with a new shape."""
 
-    attrs, traits, sample = {"shape": ...}, Traits(rearranges=True), normal_sample(4, 6, shape=(2, 3, 4))
+    attrs, traits, sample = {"shape": Attr(Shape)}, Traits(rearranges=True), normal_sample(4, 6, shape=(2, 3, 4))
     onnx, emit = _reshape_node, "{0}.reshape({shape:sizes})"
     view = lambda layout, attrs: views.reshape(layout, attrs["shape"])
     vjp = lambda g, ins, outs, attrs, needs: (call("reshape", g, shape=ins[0].shape),)
@@ -90,7 +92,10 @@ class Reshape(ViewOp):
 class Unflatten(ViewOp):
     """Split one axis into several: [.., a·b, ..] -> [.., a, b, ..]; other axes may have named sizes."""
 
-    attrs, sample = {"axis": ..., "sizes": ...}, normal_sample(3, 6, axis=1, sizes=(2, 3))
+    attrs, sample = (
+        {"axis": Attr(int), "sizes": Attr(tuple[StaticSize, ...])},
+        normal_sample(3, 6, axis=1, sizes=(2, 3)),
+    )
     onnx, traits = _reshape_node, Traits(rearranges=True, splits_axis=True, linear_in=(0,))
     view = lambda layout, a: views.reshape(layout, spliced(layout.shape, a["axis"], *a["sizes"]))
 
@@ -120,7 +125,7 @@ class Unflatten(ViewOp):
 class Flatten(ViewOp):
     """Axes start..end, both included, joined into one: [.., a, b, ..] -> [.., a·b, ..]."""
 
-    attrs, sample = {"start": ..., "end": ...}, normal_sample(3, 2, 2, start=1, end=2)
+    attrs, sample = {"start": Attr(int), "end": Attr(int)}, normal_sample(3, 2, 2, start=1, end=2)
     onnx, traits = _reshape_node, Traits(rearranges=True, joins_axis=True, linear_in=(0,))
     emit = "{0}.flatten({start}, {end})"
 
@@ -151,7 +156,8 @@ class Flatten(ViewOp):
 class Permute(ViewOp):
     """x with its axes in a different order."""
 
-    attrs, emit, sample = {"axes": ...}, "{0}.permute({axes:sizes})", normal_sample(2, 3, 4, axes=(2, 0, 1))
+    attrs, emit = {"axes": Attr(AxisList)}, "{0}.permute({axes:sizes})"
+    sample = normal_sample(2, 3, 4, axes=(2, 0, 1))
     traits = Traits(rearranges=True, linear_in=(0,))
     view = lambda layout, attrs: views.permute(layout, attrs["axes"])
     vjp = lambda g, ins, outs, attrs, needs: (call("permute", g, axes=inverse(attrs["axes"])),)
@@ -171,15 +177,14 @@ class Permute(ViewOp):
 class Expand(ViewOp):
     """x broadcast to a shape; the autograd engine sums the gradient back."""
 
-    attrs, emit, sample = {"shape": ...}, "{0}.expand({shape:sizes})", normal_sample(3, 1, shape=(2, 3, 4))
+    attrs, emit = {"shape": Attr(Shape)}, "{0}.expand({shape:sizes})"
+    sample = normal_sample(3, 1, shape=(2, 3, 4))
     view = lambda layout, attrs: views.expand(layout, attrs["shape"])
     vjp = lambda g, ins, outs, attrs, needs: (g,)  # of the broadcast shape: the engine reduces it
     onnx = lambda u: u("Expand", u.names[0], u.shape(u.outs[0].shape))
 
     def infer(x, shape):
         lead = len(shape) - len(x.shape)
-        if any(isinstance(n, int) and not 0 <= n < 1 << 63 for n in shape):
-            raise ShapeError("a size is negative or too large", expected="0 to 2**63 - 1", got=shape)
         if lead < 0 or any(h not in (1, w) for h, w in zip(x.shape, shape[lead:], strict=True)):
             raise ShapeError("the operand does not broadcast to this shape", expected=shape, got=x)
         return Spec(tuple(shape), x.dtype)
@@ -196,7 +201,7 @@ class Expand(ViewOp):
 class Slice(ViewOp):
     """x[start : start + size·step : step] along one axis: `size` entries."""
 
-    attrs = {"axis": ..., "start": ..., "size": ..., "step": 1}
+    attrs = {"axis": Attr(int), "start": Attr(StaticSize), "size": Attr(StaticSize), "step": Attr(AtLeastOne, 1)}
     traits = Traits(slices=True, linear_in=(0,), mixes="axis")
     sample = normal_sample(2, 7, axis=1, start=1, size=3, step=2)
 
@@ -209,8 +214,8 @@ class Slice(ViewOp):
         full = x.shape[at]
         if isinstance(full, str):
             raise ShapeError("cannot slice an axis of named size", where=f"axis {at}", expected="a static size", got=x)
-        if size < 0 or step < 1 or start < 0 or (size and start + (size - 1) * step >= full):
-            expected = f"start >= 0, size >= 0, step >= 1, and start + (size - 1)·step < {full}"
+        if size and start + (size - 1) * step >= full:
+            expected = f"start + (size - 1)·step < {full}"
             got = f"start {start}, size {size}, step {step}"
             raise ShapeError("the slice is not inside the axis", where=f"axis {at}", expected=expected, got=got)
         return Spec(spliced(x.shape, at, size), x.dtype)
@@ -249,7 +254,7 @@ class Slice(ViewOp):
 class Last(ViewOp):
     """x[-1:] along one axis; the result keeps the axis, with size 1."""
 
-    attrs, emit, sample = {"axis": ...}, "{0}.narrow({axis}, -1, 1)", normal_sample(2, 4, 3, axis=1)
+    attrs, emit, sample = {"axis": Attr(int)}, "{0}.narrow({axis}, -1, 1)", normal_sample(2, 4, 3, axis=1)
     onnx = lambda u: u("Slice", u.names[0], u.ints(-1), u.ints(2**62), u.ints(u.axis(u.attrs["axis"])))
 
     def infer(x, axis):
@@ -276,7 +281,7 @@ class Last(ViewOp):
 class Size(Row):
     """The size of an axis, as an int64 scalar."""
 
-    arity, attrs, cost, vm = 1, {"axis": ...}, free_cost, forms.SIZE
+    arity, attrs, cost, vm = 1, {"axis": Attr(int)}, free_cost, forms.SIZE
     traits, sample = Traits(valueless=True), normal_sample(2, 4, 3, axis=1)
     vjp, why = None, {"vjp": "a size is an integer", "emit": "a size is known only at run time"}
     onnx = lambda u: onnx_size(u, u.attrs["axis"])
@@ -294,7 +299,8 @@ class Size(Row):
 class Squeeze(ViewOp):
     """x without some axes of size 1."""
 
-    attrs, emit, traits = {"axes": ...}, "{0}.squeeze({axes})", Traits(rearranges=True, linear_in=(0,))
+    attrs, emit = {"axes": Attr(AxisList)}, "{0}.squeeze({axes})"
+    traits = Traits(rearranges=True, linear_in=(0,))
     view = lambda layout, attrs: views.permute(layout, others(attrs["axes"], len(layout.shape)))
     vjp = lambda g, ins, outs, attrs, needs: (call("unsqueeze", g, axes=axes_of(attrs["axes"], len(ins[0].shape))),)
     sample = lambda rng: ([rng.normal(size=(1, 3, 1, 2))], {"axes": [(0,), (-2,), (0, 2), (2, 0)][rng.integers(4)]})
@@ -314,7 +320,7 @@ class Squeeze(ViewOp):
 class Unsqueeze(ViewOp):
     """x with new axes of size 1; `axes` are their indices in the result."""
 
-    attrs, onnx, traits = {"axes": ...}, _reshape_node, Traits(rearranges=True, linear_in=(0,))
+    attrs, onnx, traits = {"axes": Attr(AxisList)}, _reshape_node, Traits(rearranges=True, linear_in=(0,))
     vjp = lambda g, ins, outs, attrs, needs: (call("squeeze", g, axes=attrs["axes"]),)
     sample = lambda rng: ([rng.normal(size=(3, 2))], {"axes": [(0,), (-1,), (1, 3), (-1, 0)][rng.integers(4)]})
 
@@ -348,7 +354,8 @@ def _with(dims, axes, new):
 class Diagonal(ViewOp):
     """Entries x[.., i, .., i + offset, ..]: a diagonal of two axes, as a new last axis that replaces them."""
 
-    attrs, emit = {"offset": 0, "axes": (0, 1)}, "{0}.diagonal({offset}, {axes:sizes})"
+    attrs = {"offset": Attr(int, 0), "axes": Attr(tuple[int, int], (0, 1))}
+    emit = "{0}.diagonal({offset}, {axes:sizes})"
     why = {"onnx": "opset 20 has no view along two axes"}
 
     def infer(x, offset, axes):
@@ -390,7 +397,8 @@ class Diagonal(ViewOp):
 class PadSlice(Backward):
     """Transpose of `slice`: `size` entries along an axis, those of x at start, start + step, ..., and 0 elsewhere."""
 
-    arity, attrs = 1, {"axis": ..., "start": ..., "step": 1, "size": ...}
+    arity = 1
+    attrs = {"axis": Attr(int), "start": Attr(StaticSize), "step": Attr(AtLeastOne, 1), "size": Attr(Dimension)}
     traits = Traits(pads=True, backward_of="slice")
 
     def infer(x, axis, start, step, size):
@@ -423,7 +431,7 @@ class PadSlice(Backward):
 class Concat(Row):
     """Operands concatenated along an axis."""
 
-    arity, attrs, traits = (1, None), {"axis": ...}, Traits(jointly_linear=True, mixes="axis", amp="promote")
+    arity, attrs, traits = (1, None), {"axis": Attr(int)}, Traits(jointly_linear=True, mixes="axis", amp="promote")
     sample = lambda rng: ([rng.normal(size=(2, n)) for n in (3, 1, 2)], {"axis": 1})
     onnx = lambda u: u("Concat", *u.names, axis=u.attrs["axis"])
     emit = lambda i, a: f"torch.cat(({', '.join(i)}{(',' if len(i) == 1 else '')}), {a['axis']})"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from inspect import cleandoc
 from typing import Any
 
+from graphwright.ops.attributes import annotation
 from graphwright.ops.call import call
 from graphwright.ops.registry import OPS, Op
 
@@ -60,7 +61,7 @@ def _with(field: str) -> Iterator[tuple[str, Op]]:
 
 
 def _defaults(row: Op, types: bool = False) -> str:
-    kinds = {name: f": {type(value).__name__} = " if types else "=" for name, value in row.attrs.items()}
+    kinds = {name: f": {annotation(kind.kind)} = " if types else "=" for name, kind in row.schema.items()}
     return "".join(f", {name}{kinds[name]}{value!r}" for name, value in row.attrs.items())
 
 

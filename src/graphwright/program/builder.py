@@ -8,6 +8,7 @@ from typing import Any
 
 from graphwright.array import Spec, float32
 from graphwright.array import dtype as as_dtype
+from graphwright.array.spec import check_dims
 from graphwright.autograd import Parameter, Variable, as_tensor
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
@@ -53,10 +54,10 @@ class Builder:
         return self._root._building
 
     def input(self, name: str, dims: Sequence[int | str], dtype: object = float32) -> Value:
-        """Add an input; each of `dims` is an int, or a str as a named size. Raises: NameTaken."""
+        """Add an input; each of `dims` is an int, or a str as a named size. Raises: NameTaken, ShapeError."""
         name = self._full(name)
         self._program.check_name(name)
-        return self._value(add_source(self._program, INPUT, name, Spec(tuple(dims), as_dtype(dtype)), {}))
+        return self._value(add_source(self._program, INPUT, name, Spec(check_dims(dims, name), as_dtype(dtype)), {}))
 
     def param(self, name: str, value: Any, *, key: str | None = None, trainable: bool = True) -> Value:
         """Add a param by its initial value, or a `Parameter` to share; `key`: checkpoint key, by default the name."""

@@ -39,7 +39,8 @@ def check_ports(p: Program, node: NodeId) -> None:
 def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]] | None = None) -> tuple[Spec, ...]:
     """Infer the specs of a node from those of its operands; `specs` (node -> specs) replaces the stored ones.
 
-    Raises: ShapeError or DTypeError naming the node; ShapeError if an operand is a result that no longer exists.
+    Raises: ShapeError or DTypeError naming the node; ShapeError if an operand is a result that no longer exists;
+        UsageError for an attribute of a wrong type.
     """
     op = p.op(node)
     if op in SOURCES:
@@ -66,7 +67,9 @@ def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]
         return ()
     if not ins and p.is_junction(node):
         return p.specs(node)  # without edges it is zero, with its present spec
-    return get(op).specs(ins, p.attrs(node), p.path(node))
+    row = get(op)
+    row.check_attrs(p.attrs(node), p.path(node))
+    return row.specs(ins, p.attrs(node), p.path(node))
 
 
 def _no_result(p: Program, where: str, value: Value, fix: str) -> ShapeError:

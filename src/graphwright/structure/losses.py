@@ -179,12 +179,12 @@ class budget(Penalty):
         check_cost(self.of, counted=True)
 
     def gap(self, terms: Terms) -> Tensor:
-        """Return d = E[cost]/total - target, with the target of this step."""
+        """Return d = E[cost]/total - target, with the target of this step; a total of 0 has the share 0."""
         if isinstance(self.of, str) and self.of == "count":
             share = terms.open.mean()
         else:
             whole = float(element_costs(terms.program, terms.elements, self.of).sum())
-            share = _expected(terms, terms.open, self.of) / whole
+            share = _expected(terms, terms.open, self.of) / (whole or 1.0)
         target = self.target / len(terms.elements) if self.target > 1 else self.target
         if not self.steps:
             return share - target

@@ -138,6 +138,7 @@ def test_the_config_keeps_the_raw_bytes(made: Callable[[str], Made]) -> None:
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ({"rms_norm_eps": 1e300}, "rms_norm_eps"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"hidden_act": "snake"}, "hidden_act"),
         ({"hidden_act": ["silu"]}, "hidden_act"),

@@ -152,6 +152,8 @@ def test_the_yarn_factor_follows_from_the_lengths() -> None:
         {"rope_scaling": {**FULL["longrope"], "rope_type": "longrope", "long_factor": ["a"] * 5}},
         {"rope_scaling": {**FULL["yarn"], "rope_type": "yarn", "beta_fast": "x"}},
         {"rope_scaling": {**FULL["yarn"], "rope_type": "yarn", "attention_factor": float("inf")}},
+        {"rope_scaling": {**FULL["yarn"], "rope_type": "yarn", "attention_factor": -1}},
+        {"rope_scaling": {**FULL["yarn"], "rope_type": "yarn", "truncate": "x"}},
         {"partial_rotary_factor": 0.3, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
         {"partial_rotary_factor": 3.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
         {"rope_theta": 10**400},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import shutil
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from receipts import rewrite
 
 import graphwright as gw
+from graphwright.models.errors import VerificationFailed
 from graphwright.models.export import verify as verifying
 from graphwright.models.export.verify import verify
 
@@ -217,3 +219,32 @@ def test_without_transformers_files_are_checked_and_the_rest_is_reported_uncheck
 
 def test_a_missing_directory_has_no_receipt(tmp_path):
     assert verify(tmp_path / "nowhere").exit_code == 1
+
+
+def test_a_receipt_with_any_wrong_value_is_reported_not_raised(exported, monkeypatch):
+    def fails(*args, **kwargs):
+        raise VerificationFailed("not loaded")
+
+    folder, rng = exported("copy"), random.Random(0)
+    monkeypatch.setattr(verifying, "compute_there", fails)
+    text = (folder / "receipt.json").read_text("utf-8")
+    paths = [p for p in leaves(json.loads(text)) if p and p[0] != "sha256"]
+    values = ["x", 1.5, -1, 2**63, 10**30, 1e308, True, None, [], [0], ["x"], {}, [[0]], "../x", "a\0b"]
+    for _ in range(150):
+        (folder / "receipt.json").write_text(text, "utf-8")
+        path, value = rng.choice(paths), rng.choice(values)
+        rewrite(folder, lambda d, path=path, value=value: put(d, path, value))
+        found = verify(folder)
+        assert found.exit_code != 0
+        assert str(found)
+
+
+def leaves(value, path=()):
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(leaf for key, one in inner for leaf in leaves(one, (*path, key)))]
+
+
+def put(data, path, value):
+    for key in path[:-1]:
+        data = data[key]
+    data[path[-1]] = value

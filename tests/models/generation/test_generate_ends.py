@@ -13,7 +13,7 @@ import pytest
 from checkpoints import edit_config, some_ids
 
 import graphwright as gw
-from graphwright.models import PromptError, Sampling
+from graphwright.models import ConfigError, PromptError, Sampling
 
 PROMPT = some_ids((7,))
 
@@ -75,6 +75,9 @@ def test_model_defaults_are_used_on_request_only(copy: Callable[[str], Path]) ->
     assert gw.open(path).generate(PROMPT, 3, use_model_defaults=True).sampling == Sampling(temperature=1, top_p=0.9)
     (path / "generation_config.json").write_text(json.dumps({**fields, "do_sample": False}))
     assert gw.open(path).generate(PROMPT, 3, use_model_defaults=True).sampling == Sampling(repetition_penalty=1.1)
+    (path / "generation_config.json").write_text(json.dumps({"do_sample": "no"}))
+    with pytest.raises(ConfigError, match="do_sample"):
+        gw.open(path).generate(PROMPT, 3, use_model_defaults=True)
 
 
 def test_stop_string_cuts_text_and_keeps_ids(byte_model: gw.Model) -> None:

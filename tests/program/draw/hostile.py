@@ -30,7 +30,7 @@ NAMES = (
 def hostile() -> Program:
     """A chain of nodes with those names, the shorter ones also as modules; lone surrogates in title and output."""
     b = Builder('"</title></style><b>&amp;\ud800')
-    h = b.input("in & <out>", ("B<", 4))
+    h = b.input("in & <out>", ("B", 4))
     for name in NAMES:
         h = b.tanh(h, name=name)
         if len(name) < 40:

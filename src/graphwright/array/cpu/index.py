@@ -203,7 +203,7 @@ kernel("scatter_add", lambda o, i, a: [i[2]], widen=True)(
 
 @kernel("flip")
 def flip(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    axes = {axis % ins[0].dim() for axis in attrs["axes"]}
+    axes = {axis % max(ins[0].dim(), 1) for axis in attrs["axes"]}
     index = tuple(slice(None, None, -1 if axis in axes else 1) for axis in range(ins[0].dim()))
     return partial(np.copyto, host(outs[0]), host(ins[0])[index])  # torch has no negative strides
 

@@ -16,7 +16,7 @@ from graphwright.array.spec import Spec
 
 def _axes(attrs: Attrs, rank: int) -> list[int]:
     """Return the axes to reduce as indices >= 0; all axes if the attribute `axes` is None."""
-    return list(range(rank)) if attrs["axes"] is None else [a % rank for a in attrs["axes"]]
+    return list(range(rank)) if attrs["axes"] is None or rank == 0 else [a % rank for a in attrs["axes"]]
 
 
 def _reduced(function: Callable[..., object], x: torch.Tensor, attrs: Attrs, out: torch.Tensor) -> Call:

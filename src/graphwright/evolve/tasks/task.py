@@ -441,7 +441,7 @@ def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray
     need(x.ndim in (2, 3) and x.size, "inputs have the wrong shape or are empty", where=name,
          expected="[N, inputs] or [N, T, inputs]", got=x.shape)  # fmt: skip
     cases = "inputs and targets have different numbers of cases"
-    need(len(y) == len(x), cases, where=name, expected=len(x), got=len(y))
+    need(y.ndim and len(y) == len(x), cases, where=name, expected=len(x), got=len(y) if y.ndim else repr(targets))
     finite = np.isfinite(x).all() and np.isfinite(y).all()
     need(finite, "inputs or targets are not finite", where=name, got="NaN or infinity")
     x = x[:, None] if x.ndim == 2 else x

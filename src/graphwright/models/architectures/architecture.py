@@ -48,11 +48,12 @@ class Config(Mapping[str, Any]):
             raise self.invalid(name, f"an integer in {least}..{most}", value)
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """Return a positive finite number field, or the default if absent or null. Raises: ConfigError naming it."""
+    def number(self, name: str, default: float | None = None, most: float = LARGEST) -> float:
+        """Return a number field above 0 and at most `most`, or the default if absent or null. Raises: ConfigError."""
         value = self._given(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
-            raise self.invalid(name, "a number above 0", value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+            limit = "" if most == LARGEST else f" and at most {most:g}"
+            raise self.invalid(name, f"a number above 0{limit}", value)
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:

@@ -77,7 +77,7 @@ def read_decoder(
     config.size("sliding_window", 1)  # an invalid value is refused in families without windows too
     return Decoder(
         vocab=config.size("vocab_size", vocab), hidden=hidden, layers=layers, heads=heads, kv_heads=groups,
-        head_dim=dim, mlp=config.size("intermediate_size"), eps=config.number("rms_norm_eps", 1e-6),
+        head_dim=dim, mlp=config.size("intermediate_size"), eps=config.number("rms_norm_eps", 1e-6, 1e38),
         activation=config.choice("hidden_act", "silu", tuple(_ACTIVATIONS)),
         rope=read_rope(config, dim, longest=longest), windows=layer_windows(config, layers),
         tied=config.flag("tie_word_embeddings", False), positions=config.size("max_position_embeddings", longest),

@@ -109,8 +109,8 @@ class _RopeFields:
     def _invalid(self, name: str, expected: str, got: object) -> ConfigError:
         return ConfigError(f"RoPE field {name!r} is invalid", where=str(self.config.path), expected=expected, got=got)
 
-    def _optional(self, name: str) -> float | None:
-        return None if self.scaling.get(name) is None else self._number(name, least=-math.inf)
+    def _optional(self, name: str, least: float = -math.inf) -> float | None:
+        return None if self.scaling.get(name) is None else self._number(name, least=least)
 
     def _original(self) -> int:
         """Return `original_max_position_embeddings`, from the config or else from the scaling fields."""
@@ -156,7 +156,11 @@ class _RopeFields:
     def _yarn(self) -> RopeFrequencies:
         original = self._original()
         factor = self._number("factor", self.longest / original)
-        attention, m, m_all = (self._optional(k) for k in ("attention_factor", "mscale", "mscale_all_dim"))
+        attention = self._optional("attention_factor", 0)
+        m, m_all = self._optional("mscale"), self._optional("mscale_all_dim")
+        truncate = self.scaling.get("truncate", True)
+        if not isinstance(truncate, bool):
+            raise self._invalid("truncate", "true or false", truncate)
 
         def magnitude(by: float) -> float:
             return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
@@ -167,7 +171,7 @@ class _RopeFields:
         if attention is None:
             attention = magnitude(m) / magnitude(m_all) if m and m_all else magnitude(1.0)
         low, high = dimension_of(self._number("beta_fast", 32)), dimension_of(self._number("beta_slow", 1))
-        if self.scaling.get("truncate", True):
+        if truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, self.dim - 1)
         high += 0.001 if low == high else 0
@@ -178,7 +182,7 @@ class _RopeFields:
     def _longrope(self) -> RopeFrequencies:
         original = self._original()
         factor = self._number("factor", self.longest / original)
-        attention = self._optional("attention_factor")
+        attention = self._optional("attention_factor", 0)
         if attention is None:
             attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
         short, long = (1.0 / (self._factors(name) * self._powers()) for name in ("short_factor", "long_factor"))

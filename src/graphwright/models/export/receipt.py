@@ -107,7 +107,13 @@ class Receipt(Report):
         if wrong := [name for name, kind in kinds.items() if not isinstance(data.get(name), kind)]:
             what = "fields of the receipt are missing or have the wrong type"
             raise ExportError(what, where=str(path), got=", ".join(wrong))
-        return Receipt(**{name: data.pop(name) for name in kinds}, unknown=data)
+        receipt = Receipt(**{name: data.pop(name) for name in kinds}, unknown=data)
+        try:
+            str(receipt)  # reads the fields that are shown
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            got = f"{type(error).__name__}: {error}"[:120]
+            raise ExportError("a field of the receipt has an unexpected form", where=str(path), got=got) from error
+        return receipt
 
     def summary(self) -> list[tuple[str, str]]:
         """Return the receipt as rows (label, value) to be shown to the user."""

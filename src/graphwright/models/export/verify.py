@@ -208,7 +208,7 @@ def verify(directory: str | Path, against: str | Path | None = None, *, trust_co
             _probe(folder, receipt, trust_code, found)
     except (GraphwrightError, OSError) as error:
         found.problems.append(str(error))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # a forged receipt
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # a forged receipt
         found.problems.append(f"receipt.json: a field has an unexpected form ({type(error).__name__}: {error})")
     return found
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphwright.array import CPU, Device, DType, Layout, Spec, backend
 from graphwright.array.backend import Backend, Needs
 from graphwright.array.layout import is_row_major, row_major
+from graphwright.array.spec import UnboundDim
 from graphwright.array.vm.code import STORED
 from graphwright.array.vm.encode.operands import View
 from graphwright.ops import OPS, Op, expansion, get
@@ -235,6 +236,9 @@ class LoweringTable:
         found = self._signatures.get(key)
         if found is None:
             op, specs = get(record.op), tuple([spec.bind(dims) for spec in record.specs])
+            if any(spec.symbolic for spec in specs):
+                what, expected = "no input of the program has this named size", ", ".join(dims) or "static sizes"
+                raise UnboundDim(what, where=record.path, expected=expected, got=", ".join(map(repr, specs)))
             dtypes, layouts = ([self._shapes[n][i] for n in reads] for i in (0, 1))
             content = self._contents.setdefault((record.op, text, specs), len(self._contents))
             if op.view is not None:

@@ -316,9 +316,11 @@ class BoundKernels:
         refold = changed or any(array.storage.version != version for array, version in self._folded)
         if refold or self._rebind:
             with uncollected():
+                self._rebind = True  # also by the next run, if binding fails
                 if refold or self.plan.folds.keys() != self._folds.keys():
                     self._fold()
                 self._bind_calls()
+                self._rebind = False
         self._assumed = [*self.plan.assumptions.values(), *self._folded, *self._copied]
         for array, _ in self._assumed:
             array.storage.watched = True
@@ -362,8 +364,8 @@ class BoundKernels:
 
     def _fold(self) -> None:
         """Compute values that depend on frozen weights only, and drop the calls that read them at an old address."""
-        self._folds = self.plan.folds
         memory, self._folded = fold(self.plan, self._given)
+        self._folds = self.plan.folds
         other = [buffer for buffer, storage in memory.items() if self._memory.get(buffer) is not storage]
         self._memory |= memory
         if other:
@@ -417,7 +419,6 @@ class BoundKernels:
     def _bind_calls(self) -> None:
         plan, tables = self.plan, self.plan.buffer_layout.tables
         self._clear_calls()
-        self._rebind = False
         segments: dict[Any, Any] = {}
         nearby = {id(op): known for rows, known in self._segments.values() for op in (rows[0], rows[-1])}
         for segment in plan.segments:

@@ -202,8 +202,15 @@ class History:
                 records.append(edit.to_json(p))
                 edit.apply(p)
                 cone |= dict.fromkeys(edit.touches(p))
+            moved = [node for record in undo.labels for node, _, _ in record.before]
             undo.labels[:] = [restore_order(p, record) for record in undo.labels][::-1]
+            if any((node in p.graph) != (node in p.order_labels) for node in moved):
+                raise LookupError("the order of the nodes does not match the nodes")
             sort_weights(p, undo.edits)
+        except (GraphwrightError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+            p.valid = False
+            raise NotUndoable("the undo data of this entry does not fit the program", where=f"entry {entry.seq}",
+                              got=str(error)[:120], fix="load a copy of the saved program") from error  # fmt: skip
         finally:
             p.tombstones.mode = "edit"
         for node, specs in undo.specs.items():

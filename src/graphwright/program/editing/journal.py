@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.graph.chain import Chain, Link
 from graphwright.program.errors import ReplayConflict
+from graphwright.program.files import forms
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray, Spec
@@ -95,8 +96,23 @@ class Entry:
 
     @staticmethod
     def from_json(data: dict[str, Any], undo: Undo | None = None, cone: tuple[NodeId, ...] = ()) -> Entry:
-        """Return the entry from a dict that `to_json` returned."""
-        values = {name: data[name] for name in _FIELDS}
+        """Return the entry from a dict that `to_json` returned. Raises: ProgramFileError for an invalid one."""
+        of = f"of entry {data.get('seq')!r:.20} in the journal"
+        values = forms.table(data, _FIELDS, f"fields {of}")
+        for name in ("seq", "base_version"):
+            forms.integer(values[name], field=f"{name} {of}")
+        for name in ("time", "why", "author", "before", "after", "prev", "hash"):
+            forms.text(values[name], f"{name} {of}")
+        for name in ("tool", "line"):
+            forms.optional_text(values[name], f"{name} {of}")
+        for name in ("undoes", "redoes"):
+            if values[name] is not None:
+                forms.integer(values[name], field=f"{name} {of}")
+        for record in forms.array(values["edits"], None, f"edits {of}"):
+            forms.text(forms.table(record, None, f"edits {of}").get("edit"), f"edits {of}")
+        for warning in forms.array(values["warnings"], None, f"warnings {of}"):
+            forms.text(warning, f"warnings {of}")
+        values = dict(values)
         values["edits"], values["warnings"] = tuple(values["edits"]), tuple(values["warnings"])
         return Entry(**values, undo=undo, cone=cone)
 

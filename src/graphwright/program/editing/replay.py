@@ -103,8 +103,8 @@ def _play(
         at = f"entry {entry.seq} ({entry.why})"
         before, saved = len(p.journal), dict(ports)
         brings = any("payload" in r for r in entry.edits)
-        foreign = _own_values(entry) if brings and p.state_hash() != entry.before else []
         try:
+            foreign = _own_values(entry) if brings and p.state_hash() != entry.before else []
             with p.edit(entry.why, author=entry.author, tool=entry.tool or "replay") as e:
                 if foreign:
                     more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
@@ -116,7 +116,7 @@ def _play(
                         e.spec(edit.src)  # a result that an earlier edit of this entry adds, such as a gate
                     e.do(edit)
                 at = f"entry {entry.seq} ({entry.why}), at its end"
-        except (GraphwrightError, LookupError, TypeError) as error:
+        except (GraphwrightError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             conflict = conflict_of(error, at)
             if strict:
                 raise conflict from error

@@ -18,6 +18,7 @@ import numpy as np
 
 from graphwright.array import Spec, float32
 from graphwright.array import dtype as as_dtype
+from graphwright.array.spec import check_dims
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import NodeId
@@ -281,10 +282,7 @@ class Transaction:
 
     def input(self, name: str, shape: Sequence[int | str], dtype: object = float32) -> NodeId:
         """Add an input of the program. Each size in `shape` is an int, or a str as a named size."""
-        sizes = list(shape) if isinstance(shape, list | tuple) else [None]
-        if not all(d >= 0 if type(d) is int else isinstance(d, str) for d in sizes):
-            raise ShapeError("invalid shape", where=name, expected="a tuple of ints >= 0 and names", got=repr(shape))
-        return self.add_node(INPUT, {}, name, (Spec(tuple(shape), as_dtype(dtype)),))
+        return self.add_node(INPUT, {}, name, (Spec(check_dims(shape, name), as_dtype(dtype)),))
 
     def param(self, name: str, value: Any, *, key: str | None = None, trainable: bool = True) -> NodeId:
         """Add a trained tensor with its initial value. `key` is its checkpoint key, by default the node's name."""

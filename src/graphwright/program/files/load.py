@@ -261,7 +261,7 @@ def _load_journal(p: Program, folder: Path, body: Mapping[str, Any], files: Tens
     read = chain.read(os.fspath(folder / "journal.jsonl"), head=head, base=base)
     p.journal = Journal(read)
     for i, entry in enumerate(p.journal):
-        _check_entry(entry, i)
+        forms.integer(entry.seq, i, i, "seq of an entry in journal.jsonl")
     if len(p.journal) != forms.integer(facts["entries"], field="journal.entries"):
         raise forms.wrong(f"{len(p.journal)}, as in journal.jsonl", facts["entries"], "journal.entries")
     if body["history"] is not None:
@@ -294,17 +294,3 @@ def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
     for seq, undo in Unpacker(p, data, fetch).undos.items():
         entry = p.journal[forms.integer(seq, 0, len(p.journal) - 1, "history.undos")]
         p.journal.put(Entry(**{name: getattr(entry, name) for name in Entry.__slots__ if name != "undo"}, undo=undo))
-
-
-def _check_entry(entry: Entry, seq: int) -> None:
-    """Check the types of the fields of a journal entry that undo, blame and replay use. Raises: ProgramFileError."""
-    of = f"of entry {seq} in journal.jsonl"
-    forms.integer(entry.seq, seq, seq, f"seq {of}")
-    forms.integer(entry.base_version, field=f"base_version {of}")
-    for name in ("time", "why", "author", "before", "after"):
-        forms.text(getattr(entry, name), f"{name} {of}")
-    for record in entry.edits:
-        forms.text(forms.table(record, None, f"edits {of}")["edit"], f"edits {of}")
-    for name in ("undoes", "redoes"):
-        if (other := getattr(entry, name)) is not None:
-            forms.integer(other, 0, seq, f"{name} {of}")

@@ -80,7 +80,7 @@ def _reduction(out: vm.View, x: vm.View, axes: Any, rows_code: Code, columns_cod
     """
     if not vm.all_f32(out, x) or not out.packed or 0 in x.shape:
         return None
-    gone = set(range(len(x.shape))) if axes is None else {a % len(x.shape) for a in axes}
+    gone = set(range(len(x.shape))) if axes is None else {a % max(len(x.shape), 1) for a in axes}
     runs: list[tuple[bool, int, int]] = []  # reduced?, size, stride
     for axis, (n, s) in enumerate(zip(x.shape, x.strides, strict=True)):
         if n == 1:
