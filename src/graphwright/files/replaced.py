@@ -1,7 +1,7 @@
 """Read the files of a directory that another process may replace meanwhile.
 
 A reader holds a shared lock on the directory; `atomic_directory` waits a while for an exclusive one before it replaces
-the directory. Where a file system has no locks, or a reader takes longer, the reader starts again.
+the directory. Where a file system has no locks, or one of them takes longer, the reader starts again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ except ImportError:
 T = TypeVar("T")
 ATTEMPTS = 20
 PATIENCE = 0.5
-"""Seconds that a writer waits for readers."""
+"""Seconds that a writer waits for readers, and a reader for a writer."""
 
 
 def read_whole(folder: Path, read: Callable[[], T]) -> T:
@@ -34,14 +34,12 @@ def read_whole(folder: Path, read: Callable[[], T]) -> T:
     """
     for _ in range(ATTEMPTS):
         fd = -1
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # a path that cannot be encoded
             fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))  # open, so its inode is not used again
         if fd < 0:
             return read()
         try:
-            if fcntl is not None:
-                with suppress(OSError):
-                    fcntl.flock(fd, fcntl.LOCK_SH)
+            _lock(fd, shared=True)
             if not _same(folder, fd):
                 continue
             found = read()
@@ -58,11 +56,15 @@ def read_whole(folder: Path, read: Callable[[], T]) -> T:
 
 def wait_for_readers(fd: int) -> None:
     """Lock the open directory until `fd` is closed; give up after 0.5 s, or where there are no locks."""
+    _lock(fd, shared=False)
+
+
+def _lock(fd: int, *, shared: bool) -> None:
     end = monotonic() + PATIENCE
     while fcntl is not None and fd >= 0:
         try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            return fcntl.flock(fd, fcntl.LOCK_NB | (fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
+        except BlockingIOError:  # a directory that is being written is locked by its writer, perhaps this thread
             if monotonic() > end:
                 return
             sleep(0.0005)

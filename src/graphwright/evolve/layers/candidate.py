@@ -178,6 +178,6 @@ def entry(birth: CandidateBirth) -> tuple[Entry, dict[str, Any]]:
 
     collect(birth.edits)
     facts = {"seq": 0, "time": "", "why": birth.why, "author": birth.author, "tool": None, "line": None,
-             "base_version": 0, "edits": birth.edits, "before": "", "after": "", "undoes": None, "redoes": None,
-             "warnings": (), "prev": "", "hash": ""}  # fmt: skip
+             "base_version": 0, "edits": list(birth.edits), "before": "", "after": "", "undoes": None, "redoes": None,
+             "warnings": [], "prev": "", "hash": ""}  # fmt: skip
     return Entry.from_json(facts), added
