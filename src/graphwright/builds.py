@@ -120,7 +120,7 @@ class Part:
                                    fix="graphwright warmup --debug shows the error")  # fmt: skip
 
     def _run(self) -> None:
-        """Run the child process to its end. A daemon thread: the child goes on if this process ends before."""
+        """Run the child process to its end. A daemon thread: the child continues if this process ends."""
         assert self._ended is not None
         command = [sys.executable, "-c", _CHILD, str(Path(__file__).parents[1]), self._home]
         try:

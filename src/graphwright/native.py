@@ -20,7 +20,7 @@ from typing import Any
 
 import numba
 from llvmlite import binding
-from numba import _dynfunc
+from numba import _dynfunc  # pyright: ignore[reportAttributeAccessIssue]  # a C extension
 from numba.core.caching import CacheImpl, FunctionCache, UserWideCacheLocator
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
@@ -91,9 +91,10 @@ class _Inner(_Entry):
         return found._replace(entry_point=key)
 
 
-cfunc: Any = partial(numba.cfunc, pipeline_class=_Entry)  # numba's annotations cover few of its options
-njit: Any = partial(numba.njit, pipeline_class=_Entry)
-inner: Any = partial(numba.njit, pipeline_class=_Inner, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_numba: Any = numba  # its annotations cover few of its options
+cfunc: Any = partial(_numba.cfunc, pipeline_class=_Entry)
+njit: Any = partial(_numba.njit, pipeline_class=_Entry)
+inner: Any = partial(_numba.njit, pipeline_class=_Inner, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """`njit` for a function that only other compiled functions call."""
 
 

@@ -22,8 +22,6 @@ from graphwright.array.vm.elementwise import LOOPS, cell
 from graphwright.builds import Part
 from graphwright.native import cfunc, marker, source_hash
 
-_SOURCES = Path(__file__).parent, Path(formulas.__file__).parent
-
 
 @intrinsic
 def _run(typingctx: Any, op: Any, row: Any, turn: Any, scratch: Any) -> Any:
@@ -129,7 +127,11 @@ def source() -> int:
 
     All code in the folder of this file is compiled, so any change there makes the machine stale.
     """
-    return source_hash(*_SOURCES)
+    return source_hash(*_sources())
+
+
+def _sources() -> tuple[Path, Path]:
+    return Path(__file__).parent, Path(formulas.__file__).parent
 
 
 @cache
@@ -138,4 +140,4 @@ def build() -> Any:
     return _dispatcher(source())
 
 
-part = Part("the VM", f"{__name__}:part", build, lambda: marker("machine", _dispatcher, *_SOURCES))
+part = Part("the VM", f"{__name__}:part", build, lambda: marker("machine", _dispatcher, *_sources()))
