@@ -15,14 +15,12 @@ help:  ## this list
 
 demo:  ## open, edit, train and export the bundled model; writes graphwright-demo/
 	@scripts/environment.sh hf
-	@$(BIN)/graphwright warmup --quiet
 	@$(BIN)/graphwright demo --out $(OUT) --overwrite
 
 test:  ## lint, then all tests
 	@scripts/environment.sh all,dev
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
-	@$(BIN)/graphwright warmup --quiet
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(if $(filter deep,$(HYPOTHESIS_PROFILE)),--timeout 7200)
 
 lint:  ## ruff's rules and format, and the words of docs and code
@@ -50,7 +48,6 @@ docs:  ## the site, in site/; fails on a link that leads nowhere
 
 bench:  ## figures beside peers; NAME=edits for one
 	@scripts/environment.sh hf,bench
-	@$(BIN)/graphwright warmup --quiet
 	$(BIN)/python -m benchmarks $(NAME)
 
 lock:  ## rewrite constraints.txt from this environment

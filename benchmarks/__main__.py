@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.harness import show, write, write_part
+from graphwright.cli.warmup import warmup
 
 NOT_FIGURES = {"__init__", "__main__", "harness", "size", "render", "llama_cpp", "revisions"}
 
@@ -21,6 +22,7 @@ def main() -> None:
     for name in wanted:
         if name.partition(":")[0] not in known:
             sys.exit(f"no benchmark {name!r}; there are: {', '.join(known)}")
+    warmup.fn()
     for name in wanted:
         started = perf_counter()
         stem, _, parts = name.partition(":")

@@ -35,7 +35,7 @@ def layered(nodes: int) -> Program:
 
 
 def run() -> list[Figure]:
-    native.build()  # part of `graphwright warmup`
+    native.part.wait()
     first = Figure(
         "Planning",
         "residual blocks of 12 nodes, batch 4, the first plan: rewrites, slots, order, liveness, layout; 9 rounds",

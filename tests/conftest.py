@@ -53,6 +53,24 @@ NEEDS = {
 """Marker -> what its tests need, and whether it is there."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def native_code() -> None:
+    """Build the native code that plans use, once for all workers, so that no test depends on when it gets ready."""
+    from graphwright.array.vm.machine import part as vm
+    from graphwright.plan.planning.native import part as planner
+
+    planner.start()
+    if os.environ.get("NUMBA_DISABLE_JIT") != "1":
+        assert vm.wait(), vm.why
+        assert planner.wait(), planner.why
+
+
+@pytest.fixture
+def no_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans run on ATen, and the planner's loops as Python."""
+    monkeypatch.setenv("GRAPHWRIGHT_NATIVE", "0")
+
+
 @pytest.fixture
 def sim():
     """The backend of a fresh simulated device `sim`, which goes with the test."""

@@ -79,3 +79,16 @@ def test_newer_installed_code_replaces_the_users_cache(
 
 def test_code_outside_the_package_uses_the_cache_of_numba(tmp_path: Path) -> None:
     assert native.Seeded.from_function(refuse, str(tmp_path / "theirs.py")) is None
+
+
+def test_inner_functions_are_linked_into_their_callers_at_any_depth() -> None:
+    """A diamond of calls, in which `top` calls `least` only by way of others; only `top` has machine code."""
+    least = native.inner(lambda x: 3 * x + 1)
+    middle = native.inner(lambda x: least(x) - least(-x))
+    other = native.inner(lambda x: middle(x) + least(x))
+    top = native.njit(lambda x, y: middle(x) * other(y))
+    assert [top(x, y) for x in (0, 2) for y in (1, 5)] == [6 * x * (9 * y + 1) for x in (0, 2) for y in (1, 5)]
+    (code,), (inner,) = ([d.overloads[s].library for s in d.overloads] for d in (top, least))
+    assert code.get_pointer_to_function(next(iter(top.overloads.values())).fndesc.llvm_func_name)
+    assert not code._codegen._engine.is_symbol_defined(next(iter(least.overloads.values())).fndesc.llvm_func_name)
+    assert isinstance(inner, native._InnerCode)

@@ -10,19 +10,92 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import numba
-from numba.core.caching import CacheImpl, UserWideCacheLocator
+from llvmlite import binding
+from numba import _dynfunc  # pyright: ignore[reportAttributeAccessIssue]  # a C extension
+from numba.core.caching import CacheImpl, FunctionCache, UserWideCacheLocator
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 
 PACKAGE = Path(__file__).parent
-cfunc: Any = numba.cfunc  # numba's annotations cover few of its options
-njit: Any = numba.njit
+
+
+class _Code(JITCodeLibrary):
+    """LLVM code of one function, optimised once: when all functions that it calls have been linked to it.
+
+    numba links and optimises each function with all that it calls, and so a function at depth n of the calls n times.
+    """
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        passes, builder = self._codegen._module_pass_manager()
+        passes.run(self._final_module, builder)
+
+    def finalize(self) -> None:
+        called: dict[Any, None] = {}
+
+        def visit(library: Any) -> None:
+            if library not in called:
+                for other in library._linking_libraries:
+                    visit(other)
+                called[library] = None
+
+        visit(self)
+        self._linking_libraries = [*called][-2::-1]  # callers first: LLVM links what is referenced already
+        super().finalize()
+
+
+class _InnerCode(_Code):
+    """LLVM code that is only linked to that of its callers."""
+
+    def finalize(self) -> None:
+        self._finalized = True
+
+
+class _Entry(Compiler):
+    """The compiler of a function that Python calls."""
+
+    code = _Code
+
+    def define_pipelines(self) -> Any:
+        state = self.state
+        state.library = self.code(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        return super().define_pipelines()
+
+
+class _Inner(_Entry):
+    """The compiler of a function that only compiled code calls: it makes no machine code."""
+
+    code = _InnerCode
+
+    def define_pipelines(self) -> Any:
+        self.state.flags.no_compile = True
+        return super().define_pipelines()
+
+    def _compile_core(self) -> Any:
+        found = super()._compile_core()
+        name = found.fndesc.qualname.split(".")[-1]
+        key = _dynfunc.make_function(found.fndesc.lookup_module(), name, name, 0, found.environment, (found.library,))
+        self.state.targetctx.insert_user_function(key, found.fndesc, [found.library])
+        return found._replace(entry_point=key)
+
+
+_numba: Any = numba  # its annotations cover few of its options
+cfunc: Any = partial(_numba.cfunc, pipeline_class=_Entry)
+njit: Any = partial(_numba.njit, pipeline_class=_Entry)
+inner: Any = partial(_numba.njit, pipeline_class=_Inner, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""`njit` for a function that only other compiled functions call."""
 
 
 def source_hash(*paths: Path) -> int:
@@ -43,6 +116,17 @@ def cached(*sources: Path, **options: Any) -> Callable[[Callable[..., Any]], Any
         return made
 
     return decorate
+
+
+def marker(name: str, function: Callable[..., Any], *sources: Path) -> Path:
+    """Return the path of the file that marks code as built, for these sources, numba, Python and CPU.
+
+    It is in the folder where numba caches `function`, a Python function.
+    """
+    cpu = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    facts = source_hash(*sources), numba.__version__, binding.llvm_version_info, sys.implementation.cache_tag, *cpu
+    key = blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+    return Path(FunctionCache(function).cache_path) / f"{name}-{key}.built"
 
 
 class Seeded(UserWideCacheLocator):
@@ -91,4 +175,4 @@ if not config.CACHE_LOCATOR_CLASSES:  # keep a list that the user has set
     known.insert(known.index("UserWideCacheLocator"), f"{__name__}.{Seeded.__name__}")
     config.CACHE_LOCATOR_CLASSES = ",".join(known)
 
-__all__ = ["cfunc", "njit"]
+__all__ = ["cfunc", "inner", "njit"]

@@ -6,10 +6,10 @@ import dataclasses
 import inspect
 import io
 import json
+import logging
 import re
 import shutil
-import sys
-from functools import cache
+import warnings
 from importlib import import_module
 from pkgutil import resolve_name
 
@@ -96,14 +96,23 @@ def test_generate_needs_no_tokenizer_and_no_prompt(call, tmp_path):
         assert call("generate", tmp_path / "m", *given, "--tokens", 5, "--quiet").split() == [str(i) for i in wanted]
 
 
-def test_missing_vm_is_reported_on_stderr(monkeypatch):
-    from graphwright.plan.planning import lowering as executor
+def test_building_native_code_is_reported_on_stderr(monkeypatch):
+    from graphwright import builds
+    from graphwright.array.vm.machine import part
 
-    monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
+    def start(follow):
+        builds.notice("building native code")
+
+    monkeypatch.setattr(part, "_ready", False)
+    monkeypatch.setattr(part, "_looked", float("inf"))
+    monkeypatch.setattr(part, "start", start)
+    monkeypatch.setattr(logging.getLogger("graphwright"), "propagate", False)  # pytest shows the log
     for quiet in ((), ("--quiet",)):
-        executor._warn_once.cache_clear()
-        result = CliRunner().invoke(app, ["generate", "bundled", "The", "--tokens", "2", "--json", *quiet])
-        assert ("graphwright warmup" in result.stderr) is not bool(quiet)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            result = CliRunner().invoke(app, ["generate", "bundled", "The", "--tokens", "2", "--json", *quiet])
+        assert not [w for w in seen if issubclass(w.category, builds.NativeCodeNotice)]
+        assert ("building native code" in result.stderr) is not bool(quiet)
         assert json.loads(result.stdout)["prompt_tokens"] == 3
 
 
@@ -288,25 +297,8 @@ def test_interruption_is_one_json_document(call, monkeypatch):
     assert "interrupted" in output[output.rindex("}") :]
 
 
-@pytest.mark.deep
-def test_warmup_builds_the_vm_in_parallel(call, monkeypatch):
-    started = []
-
-    class Process:
-        def __init__(self, command, **_):
-            started.append(command)
-
-        def wait(self):
-            started.append("waited for")
-
-    monkeypatch.setattr("subprocess.Popen", Process)
-    for there, calls in ((True, 0), (False, 2)):
-        monkeypatch.setattr("graphwright.array.vm.machine.built", cache(lambda there=there: there))
-        call("warmup")
-        assert len(started) == calls
-    (python, _, code), end = started
-    assert (python, end) == (sys.executable, "waited for")
-    exec(code, {})  # what it runs can be run
+def test_warmup_builds_all_parts_and_reports_the_time(call):
+    assert json.loads(call("warmup", "--json"))["seconds"] > 0
 
 
 def test_full_disk_on_stdout_is_a_short_error(capfd, monkeypatch):

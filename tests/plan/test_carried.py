@@ -42,11 +42,11 @@ def steps(run: Callable[..., Any], n: int) -> list[bytes]:
 
 RUNS: dict[str, Callable[[Program, gw.State], Callable[..., Any]]] = {
     "interpreted": lambda p, s: lambda feeds: p.run(feeds, state=s),
-    "aten": lambda p, s: Executable(p.compile(x=(4,)), s).run,
+    "aten": lambda p, s: Executable(p.compile(x=(4,), deterministic=True), s).run,
     "vm": lambda p, s: Executable(p.compile(x=(4,), executor="vm"), s).run,
-    "threads": lambda p, s: ParallelExecutable(p.compile(x=(4,)), s).run,
+    "threads": lambda p, s: ParallelExecutable(p.compile(x=(4,), deterministic=True), s).run,
     "device": lambda p, s: p.compile(x=(4,), device="sim", executor="aten").new_executable(s).run,
-    "captured": lambda p, s: CaptureExecutable(p.compile(x=(4,), device="sim"), s).run,
+    "captured": lambda p, s: CaptureExecutable(p.compile(x=(4,), device="sim", deterministic=True), s).run,
 }
 
 
@@ -84,7 +84,7 @@ def test_every_executor_continues_from_a_snapshot(name: str) -> None:
 def test_error_inside_a_transaction_restores_all_steps(own: bool, error: type[BaseException]) -> None:
     p = recurrent()
     state = gw.State(p, own=own)
-    run = Executable(p.compile(x=(4,)), state).run
+    run = Executable(p.compile(x=(4,), deterministic=True), state).run
     steps(run, 2)
     then = bits(state)
 
@@ -134,7 +134,7 @@ def test_snapshot_of_other_states_raises() -> None:
 @pytest.mark.usefixtures("sim")
 def test_safe_step_is_restored_after_any_fault(kind: str) -> None:
     p = recurrent()
-    plan = p.compile(x=(4,), device="sim" if kind == "captured" else "cpu")
+    plan = p.compile(x=(4,), device="sim" if kind == "captured" else "cpu", deterministic=True)
     make: Any = {"plain": Executable, "threads": ParallelExecutable, "captured": CaptureExecutable}[kind]
 
     def faulty(at: int, error: BaseException, safe: bool) -> tuple[Any, gw.State]:
@@ -171,7 +171,7 @@ def test_safe_steps_allocate_nothing_after_the_first() -> None:
     from graphwright.array.cpu import tensor_allocations
 
     p = recurrent()
-    space = Executable(p.compile(x=(4,)), gw.State(p, own=True), safe=True)
+    space = Executable(p.compile(x=(4,), deterministic=True), gw.State(p, own=True), safe=True)
     x = from_numpy(X)
     taken = []
     for safe in (False, True):
@@ -185,7 +185,12 @@ def test_safe_steps_allocate_nothing_after_the_first() -> None:
 @pytest.mark.usefixtures("sim")
 def test_executors_share_state_on_any_device() -> None:
     p, truth = recurrent(), steps(recurrent().run, 6)
-    runs = [p.compile(x=(4,), device="sim"), p.run, p.compile(x=(4,), device="sim", executor="aten"), p.compile(x=(4,))]
+    runs = [
+        p.compile(x=(4,), device="sim", deterministic=True),
+        p.run,
+        p.compile(x=(4,), device="sim", executor="aten"),
+        p.compile(x=(4,), deterministic=True),
+    ]
     found = [runs[i % 4]({"x": X * (i + 1)})["y"].tobytes() for i in range(6)]
     assert found == truth
     assert {v.data.device.kind for k, v in p.weights.items() if k in gw.State(p)} == {"sim"}

@@ -42,7 +42,7 @@ def test_planning_runs_no_kernel_and_reads_no_weight(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(CpuBackend, "to_host", lambda *args: pytest.fail("an array was read"))
     choices: Any = ({}, {"rewrites": "fast"}, {"executor": "auto"}, {"watch": ("layers.1.out",)}, {"device": "sim"})
     for options in choices:
-        plan = p.compile(ids=(1, 8), positions=(1, 8), **options)
+        plan = p.compile(ids=(1, 8), positions=(1, 8), deterministic=True, **options)
         assert plan.instrs
         assert plan.hash
     assert not any(v.data.storage.touched for v in p.weights.values() if v.data.storage.readonly)
@@ -52,16 +52,21 @@ def test_planning_between_two_steps_advances_no_state() -> None:
     p, q = counted(), counted()
     for n in range(4):
         for _ in range(2):
-            q.compile(x=(2, 4), rewrites="fast" if n % 2 else "none")
-            q.compile(x=(n + 1, 4))
-        assert q.compile(x=(2, 4))(x=X)["y"].tobytes() == p.compile(x=(2, 4))(x=X)["y"].tobytes()
+            q.compile(x=(2, 4), rewrites="fast" if n % 2 else "none", deterministic=True)
+            q.compile(x=(n + 1, 4), deterministic=True)
+        assert (
+            q.compile(x=(2, 4), deterministic=True)(x=X)["y"].tobytes()
+            == p.compile(x=(2, 4), deterministic=True)(x=X)["y"].tobytes()
+        )
         assert q.weights["n"].item() == n + 1
 
 
 def test_a_loaded_program_has_an_equal_plan_hash(tmp_path) -> None:
     p = counted()
     save(p, tmp_path / "p")
-    assert load(tmp_path / "p").compile(x=(2, 4)).hash == p.compile(x=(2, 4)).hash
+    assert (
+        load(tmp_path / "p").compile(x=(2, 4), deterministic=True).hash == p.compile(x=(2, 4), deterministic=True).hash
+    )
 
 
 def test_poison_is_nan_in_any_float_and_huge_in_any_integer() -> None:
@@ -82,7 +87,7 @@ def test_a_value_read_after_its_release_is_nan(monkeypatch: pytest.MonkeyPatch) 
     early = b.tanh(x, name="early")
     late = b.exp(b.neg(early, name="middle"), name="late")
     b.output(b.add(b.mul(late, late), early, name="sum"), "y")
-    plan = b.build().compile(x=(4,), rewrites="none")
+    plan = b.build().compile(x=(4,), rewrites="none", deterministic=True)
     fed, freed = {"x": X[0]}, plan.free_after
     assert np.isfinite(Executable(plan, poison=True).run(fed)["y"].to_numpy()).all()
     (buffer,) = {plan.slots[plan.of("early")[0].outs[0]].buffer}
@@ -143,7 +148,10 @@ def test_folded_values_are_computed_once_per_weight_version(monkeypatch: pytest.
     b.output(b.linear(b.input("x", ("B", 3)), b.cast(transposed, dtype="float32"), name="product"), "y")
     p, x, made = b.build(), np.ones((5, 3), np.float32), []
     monkeypatch.setattr(folding, "compute", lambda *args: made.append(args[0].name) or compute(*args))
-    plan, longer = p.compile(x=(2, 3), freeze=True), p.compile(x=(5, 3), freeze=True)
+    plan, longer = (
+        p.compile(x=(2, 3), freeze=True, deterministic=True),
+        p.compile(x=(5, 3), freeze=True, deterministic=True),
+    )
     assert [i.op for i in plan.instrs] == ["linear"]
     spaces = [plan.executable(), Executable(plan), Executable(longer)]
     for k in range(3):
@@ -166,14 +174,14 @@ def test_folded_values_are_computed_once_per_weight_version(monkeypatch: pytest.
 @pytest.mark.usefixtures("sim")
 def test_writing_weights_and_constants_in_place_needs_no_new_plan(device: str, freeze: bool) -> None:
     p = counted()
-    plan = p.compile(x=(2, 4), device=device, freeze=freeze)
+    plan = p.compile(x=(2, 4), device=device, freeze=freeze, deterministic=True)
     space = plan.new_executable() if device == "sim" else Executable(plan)
     for k in range(6):
         for key, value in (("w", 0.1 * k), ("n", float(k))):
             p.weights[key].own().copy_from(from_numpy(np.float32(value)).expand(*p.weights[key].shape))
         want = (np.tanh(X @ np.full((4, 4), np.float32(0.1 * k))) + k) * 2
         np.testing.assert_allclose(space.run({"x": X})["y"].to_numpy(), want, rtol=1e-5, atol=1e-6)
-        assert p.compile(x=(2, 4), device=device, freeze=freeze) is plan
+        assert p.compile(x=(2, 4), device=device, freeze=freeze, deterministic=True) is plan
     if isinstance(space, CaptureExecutable):
         assert (str(space.state), space.captures) == ("captured", 1)
 
@@ -206,7 +214,7 @@ def test_a_changed_learning_rate_is_used_by_a_captured_step() -> None:
 
 def test_moments_of_unedited_weights_survive_an_edit() -> None:
     p = counted()
-    b = gw.compile(p)
+    b = gw.compile(p, deterministic=True)
     opt = gw.optim.AdamW(p.parameters(), lr=0.1)
 
     def step() -> None:
@@ -220,7 +228,7 @@ def test_moments_of_unedited_weights_survive_an_edit() -> None:
     with p.edit("another activation") as e:
         e.insert(p.in_edges("last")[0], "relu")
     b(x=X)
-    assert p.compile(x=(2, 4)).patched.kind in ("patched", "full")
+    assert p.compile(x=(2, 4), deterministic=True).patched.kind in ("patched", "full")
     assert {k: v.data.tobytes() for k, v in opt.variables().items()} == moments
     step()
     assert {k: v.data.tobytes() for k, v in opt.variables().items()} != moments
@@ -229,7 +237,7 @@ def test_moments_of_unedited_weights_survive_an_edit() -> None:
 def plus_one() -> Any:
     b = Builder("plus_one")
     b.output(b.add(b.input("x", (200, 200)), b.const("one", np.ones((), "f4"))), "y")
-    plan = b.build().compile(x=(200, 200))
+    plan = b.build().compile(x=(200, 200), deterministic=True)
     return lambda value: plan(x=np.full((200, 200), value, "f4"))["y"]
 
 

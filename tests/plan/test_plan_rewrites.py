@@ -29,7 +29,7 @@ def plans(p: Program, feeds: dict | None = None):
     feeds = {"x": X} if feeds is None else feeds
     specs = {p.path(n): p.spec(n) for n in p.inputs()}
     before, truth = p.hash(), p.run(feeds)
-    made = {r: make_plan(p, specs, options=CompileOptions(rewrites=r)) for r in ("none", "exact")}
+    made = {r: make_plan(p, specs, options=CompileOptions(rewrites=r, deterministic=True)) for r in ("none", "exact")}
     for plan in made.values():
         for name, value in Executable(plan, poison=True).run(feeds).items():
             assert_bits(value, truth[name])
@@ -90,8 +90,8 @@ def test_a_constant_that_changes_makes_the_plan_stale_and_is_planned_again() -> 
     import graphwright as gw
 
     p = built(lambda b, x: b.mul(x, b.const("c", np.float32(1))))
-    plan = p.compile(x=(2, 3))
-    compiled = gw.compile(p)
+    plan = p.compile(x=(2, 3), deterministic=True)
+    compiled = gw.compile(p, deterministic=True)
     assert rules(plan) == ["neutral operand"]
     assert np.array_equal(compiled(x=X)["y"].numpy(), X, equal_nan=True)
     p.weights.array("c").copy_from(from_numpy(np.asarray(np.float32(3))))
@@ -103,7 +103,7 @@ def test_a_constant_that_changes_makes_the_plan_stale_and_is_planned_again() -> 
 @pytest.mark.parametrize("edit", ["removed", "under another key", "replaced under its key"])
 def test_a_plan_runs_as_planned_after_an_edit_removes_its_constant(edit: str) -> None:
     p = built(lambda b, x: b.tanh(b.mul(x, b.const("c", np.float32(1)), name="m"), name="t"))
-    plan = p.compile(x=(2, 3))
+    plan = p.compile(x=(2, 3), deterministic=True)
     assert rules(plan) == ["neutral operand"]
     before, bound = plan({"x": X})["y"], plan.bind()
     constant = p.weights["c"]
@@ -117,7 +117,7 @@ def test_a_plan_runs_as_planned_after_an_edit_removes_its_constant(edit: str) ->
         with p.edit("another one") as e:
             e.insert(p.in_edges("t")[0], "neg")
             e.set_outputs(y=e.add("mul", "t", e.const("c", np.float32(3))))
-    after = p.compile(x=(2, 3))
+    after = p.compile(x=(2, 3), deterministic=True)
     assert_bits(after({"x": X})["y"], p.run(x=X)["y"])
     assert_bits(plan({"x": X})["y"], before)
     np.copyto(bound.inputs["x"], X)
@@ -193,7 +193,7 @@ def test_state_updates_are_never_merged() -> None:
     b.assign(caches[0], one)
     b.assign(caches[1], two)
     p = b.build()
-    plan = make_plan(p, {"rows": p.spec("rows")})
+    plan = make_plan(p, {"rows": p.spec("rows")}, options=CompileOptions(deterministic=True))
     assert plan.rewrites == ()
     assert [i.op for i in plan.instrs].count("kv_append") == 2
 
@@ -270,7 +270,7 @@ def test_constants_are_folded_by_the_same_kernel() -> None:
     plan = plans(p, feeds)
     assert [i.op for i in plan.instrs] == ["mul", "tanh", "add"]
     assert len(plan.folds) == 1
-    frozen = make_plan(p, {"x": Spec((4, 4), float32)}, options=CompileOptions(freeze=True))
+    frozen = make_plan(p, {"x": Spec((4, 4), float32)}, options=CompileOptions(freeze=True, deterministic=True))
     assert [i.op for i in frozen.instrs] == ["mul", "add"]
     space = Executable(frozen)
     assert_bits(space.run(feeds)["y"], p.run(feeds)["y"])
@@ -283,7 +283,10 @@ def test_folds_larger_than_their_source_are_not_made() -> None:
     b = Builder()
     x, c = b.input("x", (big,)), b.const("c", np.ones(1, np.float32))
     b.output(b.add(x, b.tanh(b.expand(c, shape=(big,)))), "y")
-    assert [i.op for i in make_plan(b.build(), {"x": Spec((big,), float32)}).instrs] == ["tanh", "add"]
+    assert [
+        i.op
+        for i in make_plan(b.build(), {"x": Spec((big,), float32)}, options=CompileOptions(deterministic=True)).instrs
+    ] == ["tanh", "add"]
 
 
 def test_written_constants_are_not_folded() -> None:
@@ -292,10 +295,10 @@ def test_written_constants_are_not_folded() -> None:
     b.assign(s, b.tanh(s))
     b.output(b.exp(s), "y")
     p = b.build()
-    assert not make_plan(p, {}).folds
+    assert not make_plan(p, {}, options=CompileOptions(deterministic=True)).folds
     w = b.param("w", np.ones(3, np.float32))
     b.assign(w, b.tanh(w))
-    assert not make_plan(b.build(), {}, options=CompileOptions(freeze=True)).folds
+    assert not make_plan(b.build(), {}, options=CompileOptions(freeze=True, deterministic=True)).folds
 
 
 def test_a_long_chain_of_constants_folds_without_recursion() -> None:
@@ -306,7 +309,7 @@ def test_a_long_chain_of_constants_folds_without_recursion() -> None:
         h = b.neg(h)
     b.output(b.add(h, b.input("x", (3,))), "y")
     p = b.build()
-    plan = make_plan(p, {"x": Spec((3,), float32)})
+    plan = make_plan(p, {"x": Spec((3,), float32)}, options=CompileOptions(deterministic=True))
     assert len(plan.instrs) == 1
     assert plan({"x": np.zeros(3, np.float32)})["y"].to_numpy().tolist() == [1, 1, 1]
 
@@ -317,10 +320,10 @@ def test_a_watched_node_without_readers_still_runs() -> None:
     dead = b.exp(x, name="dead")
     b.output(b.neg(x), "y")
     p = b.build()
-    plan = p.compile(x=(2, 3))
+    plan = p.compile(x=(2, 3), deterministic=True)
     assert plan.pruned == ("dead",)
     assert not plan.of(dead)
-    watched = p.compile(x=(2, 3), watch=["dead"])
+    watched = p.compile(x=(2, 3), watch=["dead"], deterministic=True)
     assert watched.pruned == ()
     watched({"x": X})
     assert_bits(watched.executable().watched("dead"), p.run({"x": X}, capture=["dead"]).value("dead"))
@@ -347,7 +350,7 @@ def test_fast_rewrites_fuse_a_bias_into_the_product_within_the_listed_bound(kind
     x, w, c = rng.normal(size=(3, 5)), rng.normal(size=(4, 5)), 100 * rng.normal(size=4)
     feeds = {name: tensor(a, kind) for name, a in (("x", x), ("w", w), ("b", c))}
     shapes = {name: t.shape for name, t in feeds.items()}
-    fast, exact = (p.compile(shapes, rewrites=mode) for mode in ("fast", "exact"))
+    fast, exact = (p.compile(shapes, rewrites=mode, deterministic=True) for mode in ("fast", "exact"))
     (fired,) = fast.rewrites
     assert (fired.rule, fired.node, fired.into) == ("addend into product", "product", "sum")
     assert [i.op for i in fast.instrs] == ["linear"]
@@ -361,13 +364,15 @@ def test_fast_rewrites_fuse_a_bias_into_the_product_within_the_listed_bound(kind
 
 
 def test_fast_rewrites_skip_products_with_other_readers() -> None:
-    plan = biased("float32", swapped=True, twice=True).compile(x=(3, 5), w=(4, 5), b=(4,), rewrites="fast")
+    plan = biased("float32", swapped=True, twice=True).compile(
+        x=(3, 5), w=(4, 5), b=(4,), rewrites="fast", deterministic=True
+    )
     assert plan.rewrites == ()
     b = Builder()
     product = b.linear(b.input("x", (3, 5)), b.input("w", (4, 5)), name="product")
     b.output(b.add(product, b.input("b", (4,))), "y")
     b.output(product, "z")
-    assert b.build().compile(x=(3, 5), w=(4, 5), b=(4,), rewrites="fast").rewrites == ()
+    assert b.build().compile(x=(3, 5), w=(4, 5), b=(4,), rewrites="fast", deterministic=True).rewrites == ()
 
 
 def test_fast_rewrites_skip_addends_other_than_a_bias() -> None:
@@ -375,13 +380,13 @@ def test_fast_rewrites_skip_addends_other_than_a_bias() -> None:
         b = Builder()
         product = b.linear(b.input("x", (3, 5)), b.input("w", (4, 5)))
         b.output(b.add(product, b.input("b", shape)), "y")
-        assert b.build().compile(x=(3, 5), w=(4, 5), b=shape, rewrites="fast").rewrites == ()
+        assert b.build().compile(x=(3, 5), w=(4, 5), b=shape, rewrites="fast", deterministic=True).rewrites == ()
 
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 def test_fast_rewrites_remove_an_added_zero(zero: float) -> None:
     p = built(lambda b, x: b.exp(b.add(b.const("zero", np.float32(zero)), x, name="sum")))
-    plan = p.compile(x=(2, 3), rewrites="fast")
+    plan = p.compile(x=(2, 3), rewrites="fast", deterministic=True)
     assert [i.op for i in plan.instrs] == ["exp"]
     assert_bits(plan({"x": X})["y"], p.run({"x": X})["y"])
 
@@ -391,7 +396,7 @@ def test_fast_rewrites_remove_an_added_zero(zero: float) -> None:
 def test_fast_rewrites_without_a_listed_bound_are_exact(given_program) -> None:
     p, feeds = given_program
     shapes = {name: a.shape for name, a in feeds.items()}
-    plan = p.compile(shapes, rewrites="fast")
+    plan = p.compile(shapes, rewrites="fast", deterministic=True)
     truth = p.run(feeds)
     for name, value in Executable(plan, poison=True).run(feeds).items():
         if any(f.bound for f in plan.rewrites):
@@ -410,7 +415,7 @@ def test_the_rewrite_log_does_not_depend_on_the_hash_seed() -> None:
         "b = Builder()\nx = b.input('x', (2, 3))\n"
         "one = b.const('one', np.float32(1))\nh = b.mul(b.permute(b.permute(x, axes=(1, 0)), axes=(1, 0)), one)\n"
         "w = b.param('w', np.ones((2, 3), np.float32))\nb.output(b.add(b.tanh(h), b.tanh(b.add(h, w))), 'y')\n"
-        "b.output(b.tanh(x), 'z')\np = b.build()\nplan = p.compile(x=(2, 3))\n"
+        "b.output(b.tanh(x), 'z')\np = b.build()\nplan = p.compile(x=(2, 3), deterministic=True)\n"
         "print(plan.hash, plan.rewrites)"
     )
     import os

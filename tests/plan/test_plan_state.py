@@ -35,7 +35,7 @@ def check(p: Program, feeds: dict[str, np.ndarray], steps: int = 3) -> Plan:
         run = p.run(feeds)
         truth.append(([run[n].to_numpy().copy() for n in run], [p.weights.array(k).to_numpy().copy() for k in keys]))
     for rewrites in ("exact", "none"):
-        plan = make_plan(p, specs, options=CompileOptions(rewrites=rewrites))
+        plan = make_plan(p, specs, options=CompileOptions(rewrites=rewrites, deterministic=True))
         for poison in (False, True):
             reset()
             space = Executable(plan, poison=poison)
@@ -187,7 +187,7 @@ def _training() -> tuple[Program, dict[str, np.ndarray]]:
 
 def test_a_failure_before_the_commit_changes_no_state() -> None:
     p, feeds = _training()
-    plan = make_plan(p, {"x": Spec((4, 2), p.spec("x").dtype)})
+    plan = make_plan(p, {"x": Spec((4, 2), p.spec("x").dtype)}, options=CompileOptions(deterministic=True))
     assert 0 < plan.commit_start < len(plan.instrs)
     keys = [k for k in p.weights if p.weights[k].name in ("w", "m", "v", "t")]
     before = {k: p.weights.array(k).tobytes() for k in keys}
@@ -230,7 +230,7 @@ def test_a_cache_is_appended_in_place_and_read_in_the_same_step(read_new: bool) 
 @pytest.mark.parametrize("start", [3, 4, -1])
 def test_an_append_past_the_end_writes_nothing(start: int) -> None:
     p = _cache(True)
-    plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()})
+    plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()}, options=CompileOptions(deterministic=True))
     for run in (plan, p.run):
         with pytest.raises(IndexOutOfRange, match="kv_append"):
             run({"rows": np.ones((1, 1, 2, 2), np.float32), "start": np.asarray(start)})
@@ -239,7 +239,7 @@ def test_an_append_past_the_end_writes_nothing(start: int) -> None:
 
 def test_failure_after_an_early_update_names_the_state() -> None:
     p = _cache(True)
-    plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()})
+    plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()}, options=CompileOptions(deterministic=True))
     with pytest.raises(StepTorn, match="cache") as torn:
         _Failing(plan, len(plan.instrs) - 1).space.run(
             {"rows": np.ones((1, 1, 2, 2), np.float32), "start": np.asarray(0)}
@@ -255,7 +255,7 @@ def test_a_read_only_weight_is_copied_before_its_first_write() -> None:
     b.assign(w, b.add(w, w))
     b.output(b.sum(w, axes=(0, 1)), "y")
     p = b.build()
-    plan = make_plan(p, {})
+    plan = make_plan(p, {}, options=CompileOptions(deterministic=True))
     plan({})
     assert plan({})["y"].item() == 2 * A.sum()
     assert np.array_equal(host, A)
@@ -269,7 +269,7 @@ def test_one_value_can_be_assigned_to_two_states_that_it_reads() -> None:
     b.assign(one, total)
     b.assign(two, total)
     p = b.build()
-    plan = make_plan(p, {})
+    plan = make_plan(p, {}, options=CompileOptions(deterministic=True))
     plan({})
     plan({})
     assert list(plan.commits.values()) == ["the new value is in another state's memory"]
@@ -278,7 +278,7 @@ def test_one_value_can_be_assigned_to_two_states_that_it_reads() -> None:
 
 def test_a_plan_can_run_on_other_variables_than_those_of_its_program() -> None:
     p = _cache(True)
-    plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()})
+    plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()}, options=CompileOptions(deterministic=True))
     mine = Variable(from_numpy(np.zeros((1, 1, 4, 2), np.float32)))
     feeds = {"rows": np.ones((1, 1, 2, 2), np.float32), "start": np.asarray(0)}
     Executable(plan, {"cache": mine}).run(feeds)
@@ -309,7 +309,7 @@ def test_every_run_raises_the_version_of_written_variables_only() -> None:
     b.assign(s, b.add(s, b.mul(x, k)))
     p = b.build()
     storage, other = (p.weights.array(key).storage for key in ("s", "k"))
-    plan = make_plan(p, {"x": p.spec("x")})
+    plan = make_plan(p, {"x": p.spec("x")}, options=CompileOptions(deterministic=True))
     spaces = [Executable(plan) for _ in range(2)]
     seen = [storage.version]
     for i in (0, 1, 0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from types import BuiltinFunctionType
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -78,11 +79,46 @@ def test_large_ops_run_on_aten_with_a_reason() -> None:
     assert "large" in large.explain("g")
 
 
-def test_without_the_built_vm_plans_run_on_aten_and_say_so(monkeypatch) -> None:
-    monkeypatch.setattr(machine, "built", lambda: False)
+@pytest.mark.usefixtures("no_native_code")
+def test_without_native_code_plans_run_on_aten_and_say_so() -> None:
     plan = chain(2).compile(x=(4,), executor="auto")
     assert [s.kind for s in plan.segments] == ["aten"]
-    assert "graphwright warmup" in plan.explain("t0")
+    assert "switched off: GRAPHWRIGHT_NATIVE=0" in plan.explain("t0")
+    with pytest.raises(gw.GraphwrightError, match="GRAPHWRIGHT_NATIVE"):
+        chain(2).compile(x=(4,), executor="vm")
+
+
+def test_plans_made_while_the_vm_is_built_switch_over_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled functions, programs, training steps and generation; a plan that the caller holds stays as it is."""
+    followers: list[Any] = []
+    monkeypatch.setattr(machine.part, "_ready", False)
+    monkeypatch.setattr(machine.part, "_looked", float("inf"))
+    monkeypatch.setattr(machine.part, "start", lambda follow=None: followers.append(follow))
+    p, x = chain(2), np.linspace(-1, 1, 4, dtype=np.float32)
+    function, program = gw.compile(lambda x: (x * 2.0).tanh()), gw.compile(p)
+    cache = gw.open("bundled").new_cache(32, kind="static")
+    net = Builder("net")
+    net.output(net.linear(net.input("x", ("B", 4)), net.param("w", np.ones((3, 4), np.float32))), "y")
+    trained = net.build()
+    inputs = {"x": np.ones((2, 4), np.float32), "t": np.zeros((2, 3), np.float32)}
+    loss = nn.functional.mse_loss
+    step = gw.compile_step(trained, lambda y, t: loss(y, t), optim.SGD(trained, lr=0.1), inputs)
+
+    def run() -> list[str]:
+        function(x), program(x=x), step(inputs), cache.prefill(np.array([[1]]))
+        assert program._latest is not None
+        (decode,) = [bound.space.plan for bound in cache.steps.spaces.values()]
+        plans = function.plan(x), program._latest[0], step.plan, decode
+        return [max(s.kind for s in plan.segments) for plan in plans]
+
+    held = p.compile(x=(4,))
+    assert run() == ["aten"] * 4
+    assert "being built" in held.explain("t0")
+    monkeypatch.setattr(machine.part, "_ready", True)
+    followers[0]()
+    assert run() == ["vm"] * 4
+    assert [s.kind for s in held.segments] == ["aten"]
+    assert not held.fresh
 
 
 def test_ops_without_a_vm_form_split_segments() -> None:

@@ -152,9 +152,9 @@ def _parameter(name: str, kind: Any, default: Any, info: Any) -> Parameter:
 
 
 def _run(call: Callable[[], Output | None], quiet: bool, as_json: bool, debug: bool) -> None:
-    log, notes, before = logging.getLogger("graphwright"), _Notes(logging.WARNING), _silent.set(quiet or as_json)
-    if not quiet:
-        log.addHandler(notes)
+    least = logging.CRITICAL + 1 if quiet else logging.WARNING
+    log, notes, before = logging.getLogger("graphwright"), _Notes(least), _silent.set(quiet or as_json)
+    log.addHandler(notes)
     try:
         done = call() or Output({})
         if as_json:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from threading import Thread
 from time import perf_counter
 
 from graphwright.cli.common import Command, Output, say, silent
 
-_VM = "from graphwright.array.vm.machine import build; build()"
-
 
 @Command("graphwright warmup")
 def warmup() -> Output:
-    """Compile the native code, once per installation.
+    """Compile the native code now instead of in the background of its first use: for images of containers, say.
 
     Compiles the native code of bulk edits, the planner, the VM, token sampling, gates and populations, and caches it on
     disk, so that a second call is quick.
@@ -21,21 +18,19 @@ def warmup() -> Output:
     started = perf_counter()
     from graphwright.array.cpu.loops import warmup as gates
     from graphwright.array.cpu.random import build as sampling
-    from graphwright.array.population.warmup import warmup as populations
-    from graphwright.array.vm.machine import build, built
+    from graphwright.array.population.warmup import part as populations
+    from graphwright.array.vm.machine import part as vm
     from graphwright.graph.graph import warmup as bulk_edits
-    from graphwright.plan.planning.native import build as planning
+    from graphwright.plan.planning.native import part as planner
 
-    process = None  # the VM takes as long as all others together
-    if not built():
-        if not silent():
-            say("building the VM, once per installation: about a minute")
-        process = subprocess.Popen([sys.executable, "-c", _VM], stderr=subprocess.DEVNULL)
-    for compiled in (planning, bulk_edits, populations, sampling, gates):
+    if not (vm.ready or silent()):
+        say("building native code, once per installation: about half a minute")
+    builder = Thread(target=lambda: (vm.wait(), populations.wait()))  # child processes, besides the rest here
+    builder.start()
+    for compiled in (planner.build, bulk_edits, sampling, gates):
         compiled()
-    if process is not None:
-        process.wait()
-        built.cache_clear()
-    build()  # loads from disk, or compiles here and raises the error of the other process
+    builder.join()
+    for part in (vm, populations):
+        part.build()  # does nothing, or compiles here and raises the error of the child process
     seconds = perf_counter() - started
     return Output({"seconds": seconds}, "" if silent() else f"native code is ready ({seconds:.1f} s)")

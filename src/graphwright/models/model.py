@@ -105,25 +105,27 @@ class Model:
         return self.program.select(pattern, units=units, **filters)
 
     # -- running -----------------------------------------------------------------------------------------------------
-    def logits(self, ids: Any, mask: Any = None) -> np.ndarray:
+    def logits(self, ids: Any, mask: Any = None, *, deterministic: bool = False) -> np.ndarray:
         """Return the logits of the next token at every position: float32 [B, T, V] (or [T, V] for ids [T]).
 
         Args:
             ids: int array-like [B, T] or [T].
             mask: bool array-like of the same shape, false for padding; positions are counted without padding.
+            deterministic: give the bits of `program.run`; see `CompileOptions`.
         Raises: PromptError; NonFinite naming the weight that has a NaN or infinity.
         """
         with exclusive(self.program):
             batch = self.check_ids(ids)
             if mask is None:
-                return self._run(self.program, batch).reshape(*np.shape(ids), -1)
+                return self._run(self.program, batch, deterministic).reshape(*np.shape(ids), -1)
             if self._padded is None or self._padded[0] != self.program.version:
                 self._padded = self.program.version, with_padding(self.program)
             seen = check_mask(mask, batch.shape)
             positions = np.maximum(np.cumsum(seen, axis=1) - 1, 0)
-            return self._run(self._padded[1], batch, mask=seen, positions=positions).reshape(*np.shape(ids), -1)
+            extra = {"mask": seen, "positions": positions}
+            return self._run(self._padded[1], batch, deterministic, **extra).reshape(*np.shape(ids), -1)
 
-    def _run(self, p: Program, ids: np.ndarray, **extra: np.ndarray) -> np.ndarray:
+    def _run(self, p: Program, ids: np.ndarray, deterministic: bool, **extra: np.ndarray) -> np.ndarray:
         feeds = {"ids": ids, **extra}
         if "positions" in {p.path(n) for n in p.inputs()}:
             default = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
@@ -132,7 +134,7 @@ class Model:
             feeds.pop("positions", None)
         dims = {"B": ids.shape[0], "T": ids.shape[1]}
         specs = {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}
-        plan = plan_for(p, specs, ("logits",), CompileOptions(freeze=True))
+        plan = plan_for(p, specs, ("logits",), CompileOptions(freeze=True, deterministic=deterministic))
         result: NDArray = plan(feeds)["logits"]
         host = result.to_numpy("float32")
         if host.ndim != 3 or host.shape[:2] != ids.shape:

@@ -22,6 +22,7 @@ from graphwright.optim.gradients import clip_grad_norm_
 from graphwright.optim.optimizer import Optimizer
 from graphwright.plan.compile import plan_for, spec_of
 from graphwright.plan.options import CompileOptions
+from graphwright.plan.planning.lowering import wait_for_vm
 from graphwright.plan.running.executable import BoundCall
 from graphwright.program.derived.backward import updatable
 from graphwright.program.derived.step import RetracedStep, TrainingStepGraph, TrainingTask
@@ -46,6 +47,7 @@ class StepOptions(Settings):
     scaler: Any
     clip: Positive | None
     executor: str
+    deterministic: bool
     device: Device | str
     remat: int | None
 
@@ -70,7 +72,8 @@ class CompiledStep:
         self._loss, self.inputs = loss, _specs(program, inputs, self._names)
         self._task = TrainingTask(self.inputs, reads, self._objective, self._trained, self._update, self.low)
         device = Device.parse(settings.device)
-        self._planning = CompileOptions(executor=settings.executor, device=device, remat=settings.remat)
+        self._planning = CompileOptions(executor=settings.executor, deterministic=settings.deterministic,
+                                        device=device, remat=settings.remat)  # fmt: skip
         self._count = Variable(from_numpy(np.zeros((), np.float32)), name="accumulated")
         if settings.accumulate > 1:
             optimizer.extra_moments = (*dict.fromkeys((*optimizer.extra_moments, _SUM)),)
@@ -85,6 +88,7 @@ class CompiledStep:
 
     def bind(self) -> BoundCall:
         """Bind the step to fixed buffers for inputs and loss; see `BoundCall`. After an edit, bind again."""
+        wait_for_vm(self._planning)
         return self.plan.bind()
 
     @property
@@ -109,7 +113,7 @@ class CompiledStep:
         """Return the options that a saved training and the step that resumes it must share, as JSON values."""
         settings, planning, inputs = self.settings, self._planning, {n: str(s) for n, s in self.inputs.items()}
         facts = {"inputs": inputs, "accumulate": settings.accumulate, "autocast": self.low and self.low.name}
-        facts |= {"clip": settings.clip, "executor": planning.executor, "device": str(planning.device)}
+        facts |= {"clip": settings.clip, "executor": planning.chosen, "device": str(planning.device)}
         return {**facts, "remat": None if planning.remat is None else str(planning.remat)}
 
     # -- updates ----------------------------------------------------------------------------------------------------
@@ -179,7 +183,7 @@ class CompiledStep:
 def compile_step(
     program: Program, loss: Loss, optimizer: Optimizer, inputs: Mapping[str, Any], *, accumulate: int = 1,
     amp: object = None, scaler: GradScaler | None = None, clip: float | None = None, executor: str = "auto",
-    device: Device | str = CPU, remat: int | None = None,
+    deterministic: bool = False, device: Device | str = CPU, remat: int | None = None,
 ) -> CompiledStep:  # fmt: skip
     """Compile a training step of a program to one plan: forward, backward, clipping and update.
 
@@ -197,12 +201,12 @@ def compile_step(
         amp: `bfloat16` or `float16` to run forward and loss under autocast.
         scaler: a GradScaler, for float16.
         clip: maximum norm of all gradients together; None for no limit.
-        executor, device, remat: see `CompileOptions`; the executor "auto" may use the VM, "aten" gives the bits of the
-            eager loop.
+        executor, deterministic, device, remat: see `CompileOptions`; `deterministic=True` gives the bits of the eager
+            loop.
     Raises: UsageError if `accumulate` or `clip` is out of range, or the loss reads no output; FeedError for a missing,
         unknown or mismatched input.
     """
-    options = StepOptions(accumulate, amp, scaler, clip, executor, device, remat)
+    options = StepOptions(accumulate, amp, scaler, clip, executor, deterministic, device, remat)
     return CompiledStep(program, loss, optimizer, inputs, options)
 
 

@@ -11,7 +11,8 @@ from graphwright.autograd import Tensor, as_tensor, changes
 from graphwright.autograd.modes import modes
 from graphwright.errors import UsageError
 from graphwright.plan.compile import CACHED, plan_for
-from graphwright.plan.options import ATEN, CompileKeywords, CompileOptions, compile_options
+from graphwright.plan.options import CompileKeywords, CompileOptions, compile_options
+from graphwright.plan.planning.lowering import wait_for_vm
 from graphwright.plan.planning.planner import uncollected
 from graphwright.plan.running.buckets import PaddingBuckets
 from graphwright.program.builder import record
@@ -107,6 +108,8 @@ class CompiledFunction:
     def bind(self, *args: Any) -> BoundCall:
         """Return a call on numpy arrays of fixed memory, for arguments of these shapes and dtypes: see `BoundCall`.
 
+        It waits up to 3 s if the VM is being built, because a bound call never plans again.
+
         >>> import numpy as np, graphwright as gw
         >>> square = gw.compile(lambda x: x * x).bind(np.zeros(3, np.float32))
         >>> np.copyto(square.inputs["x"], [1, 2, 3])
@@ -114,6 +117,7 @@ class CompiledFunction:
         >>> square.outputs["out"].tolist()
         [1.0, 4.0, 9.0]
         """
+        wait_for_vm(self.options)
         return self.plan(*args).bind()
 
     def executable(self, *args: Any) -> Executable:
@@ -184,16 +188,14 @@ class _TracedSignature:
 @overload
 def compile(
     target: Program, *, outputs: Sequence[str] | None = None, buckets: Mapping[str, Sequence[int]] | None = None,
-    mask: str | None = None, executor: str | None = None, **options: Unpack[CompileKeywords],
+    mask: str | None = None, **options: Unpack[CompileKeywords],
 ) -> CompiledProgram: ...  # fmt: skip
 @overload
-def compile(
-    target: Callable[..., Any], *, executor: str | None = None, **options: Unpack[CompileKeywords]
-) -> CompiledFunction: ...
+def compile(target: Callable[..., Any], **options: Unpack[CompileKeywords]) -> CompiledFunction: ...
 @keywords(CompileOptions)
 def compile(
     target: Program | Callable[..., Any], *, outputs: Sequence[str] | None = None,
-    buckets: Mapping[str, Sequence[int]] | None = None, mask: str | None = None, executor: str | None = None,
+    buckets: Mapping[str, Sequence[int]] | None = None, mask: str | None = None,
     **options: Unpack[CompileKeywords],
 ) -> CompiledProgram | CompiledFunction:  # fmt: skip
     """Return a callable that plans a program or a function for each new set of input shapes, and runs the plan.
@@ -202,15 +204,13 @@ def compile(
         target: a Program, or a function of tensors (which may be a whole training step).
         outputs: of a program, names of the outputs to compute; all by default.
         buckets, mask: of a program, see `PaddingBuckets`: `buckets={"T": [16, 128]}`.
-        executor: by default "aten" for a program, and "auto" for a function: on the VM, exp, tanh etc. have errors up
-            to 2.5 ulp.
         options: see `CompileOptions`.
     Returns: a callable with the arguments of the target.
     Raises: UsageError if the target is not callable, or if it is a function and outputs, buckets or mask is given.
     """
     if isinstance(target, Program):
         padding = None if buckets is None else PaddingBuckets(target, buckets, mask)
-        return CompiledProgram(target, outputs, compile_options(executor or ATEN, **options), padding)
+        return CompiledProgram(target, outputs, compile_options(**options), padding)
     if not callable(target):
         raise UsageError("gw.compile needs a Program or a function of tensors", where="gw.compile",
                          expected="a Program, or a callable", got=repr(target)[:80],
@@ -220,4 +220,4 @@ def compile(
         raise UsageError("gw.compile of a function was given options that only a program has",
                          where=f"gw.compile({repr(target)[:80]})", expected="no outputs, buckets or mask",
                          got=", ".join(given), fix="gw.compile(gw.trace(fn, *examples), ...)")  # fmt: skip
-    return CompiledFunction(target, compile_options(executor or "auto", **options))
+    return CompiledFunction(target, compile_options(**options))

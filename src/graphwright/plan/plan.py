@@ -148,8 +148,11 @@ class Plan:
 
     @property
     def fresh(self) -> bool:
-        """True while the program has the planned version and no constant that a rewrite relies on has changed."""
-        return self.program.version == self.version and not _source_edited(self.program) and self.assumptions_hold
+        """True while the program has the planned version, the constants that rewrites rely on are unchanged, and the
+        VM was not built since a plan that could have used it was made.
+        """
+        same = self.program.version == self.version and not _source_edited(self.program) and self.assumptions_hold
+        return same and not self.buffer_layout.tables.lowerings.superseded
 
     @property
     def assumptions_hold(self) -> bool:

@@ -190,7 +190,7 @@ def _ready(model: gw.Model) -> tuple[StaticCache, Any, list[int]]:
 def test_a_fault_at_any_call_of_a_step_changes_nothing(
     error: type[BaseException], model: gw.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
+    monkeypatch.setenv("GRAPHWRIGHT_NATIVE", "0")
     cache, space, undisturbed = _ready(model)
     bits, calls = state(cache), list(space.kernels.calls)
     assert len(calls) > 60

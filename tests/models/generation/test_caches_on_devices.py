@@ -22,7 +22,7 @@ IDS = some_ids((1, 60))[0]
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's steps by ATen too."""
-    monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
+    monkeypatch.setenv("GRAPHWRIGHT_NATIVE", "0")
 
 
 def filled(m: gw.Model, kind: Any, device: str, ids: np.ndarray = IDS[:20], **options: Any) -> Any:

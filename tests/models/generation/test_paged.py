@@ -25,7 +25,7 @@ EXECUTORS = pytest.mark.parametrize("vm", [True, False])
 def executor(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def choose(vm: bool) -> None:
         if not vm:
-            monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
+            monkeypatch.setenv("GRAPHWRIGHT_NATIVE", "0")
 
     return choose
 

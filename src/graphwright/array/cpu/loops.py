@@ -12,9 +12,9 @@ from graphwright.array import formulas
 from graphwright.array.formulas import activations, gates, specialise
 from graphwright.array.formulas import philox as philox_formulas
 from graphwright.array.formulas.philox import LOW
-from graphwright.native import cached, njit
+from graphwright.native import cached, inner
 
-_inlined: Any = njit(error_model="numpy", nogil=True)
+_inlined: Any = inner(error_model="numpy", nogil=True)
 _PRIMITIVES = {
     "absolute": _inlined(lambda x: abs(x)), "exp": exp, "log": log,
     "select": _inlined(lambda condition, x, y: x if condition else y),

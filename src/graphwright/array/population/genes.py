@@ -18,15 +18,13 @@ from graphwright.array.formulas import philox, specialise
 from graphwright.array.formulas.philox import LOW
 from graphwright.array.vm import vector as vec
 from graphwright.array.vm.vector import I1, I8, intrinsic_call, pointer
-from graphwright.native import cached, njit
+from graphwright.native import cached, inner
 
 # _nrt=False: nothing here owns an array, and counting references to a dozen of them costs more than the work (measured)
-native: Any = njit(error_model="numpy", nogil=True, _nrt=False)
-inlined: Any = njit(error_model="numpy", nogil=True, _nrt=False, forceinline=True)  # LLVM leaves deep chains as calls
-compiled: Any = cached(
-    *(Path(str(file)).parent for file in (__file__, vm.__file__, formulas.__file__)),
-    error_model="numpy", nogil=True, _nrt=False,
-)  # fmt: skip
+native: Any = inner(error_model="numpy", nogil=True, _nrt=False)
+inlined: Any = inner(error_model="numpy", nogil=True, _nrt=False, forceinline=True)  # LLVM leaves deep chains as calls
+SOURCES = tuple([Path(str(file)).parent for file in (__file__, vm.__file__, formulas.__file__)])
+compiled: Any = cached(*SOURCES, error_model="numpy", nogil=True, _nrt=False)
 """Compile a loop, cached on disk until a file of this folder, of the VM or of the formulas changes."""
 
 IN, BIAS, OUT, LINK, SPLIT, UNIT = range(6)
@@ -76,7 +74,7 @@ class Registry(NamedTuple):
     count: Any
 
 
-@native
+@compiled
 def number_of(registry: Any, kind: Any, a: Any, b: Any, c: Any) -> Any:
     """Return the innovation number of the key (kind, a, b, c); register the key if it is new."""
     mask = np.uint64(len(registry.slots) - 1)

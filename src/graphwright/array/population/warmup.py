@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
 from graphwright.array.population import breed as breeding
 from graphwright.array.population import species
-from graphwright.array.population.genes import Genes, Registry, number_of
+from graphwright.array.population.genes import SOURCES, Genes, Registry, number_of
 from graphwright.array.population.names import founders
 from graphwright.array.population.poles import act
 from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs
 from graphwright.array.population.table import tabulate
+from graphwright.builds import Part
+from graphwright.native import marker
 
 
 def warmup() -> None:
@@ -44,3 +49,11 @@ def warmup() -> None:
         np.zeros(1, np.int32), 1, 1, 0, 1,
         *breeding.scratch(1),
     )  # fmt: skip
+
+
+def _marker() -> Path:
+    breed: Any = breeding.breed
+    return marker("populations", getattr(breed, "py_func", breed), *SOURCES)  # it is plain Python without the JIT
+
+
+part = Part("the code of populations", f"{__name__}:part", warmup, _marker)

@@ -6,14 +6,10 @@ It is compiled once per install. numba caches it on disk, and compiles it again 
 
 from __future__ import annotations
 
-import logging
 from functools import cache
-from hashlib import blake2b
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-import numba
 from numba import types
 from numba.extending import intrinsic
 
@@ -23,7 +19,8 @@ from graphwright.array.vm import sharing as at
 from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES, Code
 from graphwright.array.vm.elementwise import LOOPS, cell
-from graphwright.native import cfunc, source_hash
+from graphwright.builds import Part
+from graphwright.native import cfunc, marker, source_hash
 
 
 @intrinsic
@@ -130,33 +127,17 @@ def source() -> int:
 
     All code in the folder of this file is compiled, so any change there makes the machine stale.
     """
-    return source_hash(Path(__file__).parent, Path(formulas.__file__).parent)
+    return source_hash(*_sources())
 
 
-def _stamp() -> Path:
-    """Return the marker file that exists once the VM is compiled for these sources, this numba and this CPU."""
-    from llvmlite import binding
-    from numba.core.caching import FunctionCache
-
-    folder = Path(FunctionCache(_dispatcher).cache_path)
-    key = f"{source()}-{numba.__version__}-{binding.get_host_cpu_name()}"
-    return folder / f"machine-{blake2b(key.encode(), digest_size=8).hexdigest()}.built"
-
-
-@cache
-def built() -> bool:
-    """Return whether the compiled interpreter of the VM is in the cache on disk."""
-    return _stamp().exists()
+def _sources() -> tuple[Path, Path]:
+    return Path(__file__).parent, Path(formulas.__file__).parent
 
 
 @cache
 def build() -> Any:
     """Return the VM's interpreter, a C function int64(int64) with an attribute `address`; if not cached, compile it."""
-    began, stamp = perf_counter(), _stamp()
-    code = _dispatcher(source())
-    if not stamp.exists():
-        logging.getLogger(__name__).info("built the VM in %.1f s", perf_counter() - began)
-        stamp.parent.mkdir(parents=True, exist_ok=True)
-        stamp.touch()
-        built.cache_clear()
-    return code
+    return _dispatcher(source())
+
+
+part = Part("the VM", f"{__name__}:part", build, lambda: marker("machine", _dispatcher, *_sources()))

@@ -13,9 +13,9 @@ import numpy as np
 from graphwright.array.formulas import activations, optimizers, specialise
 from graphwright.array.vm import vector as vec
 from graphwright.array.vm.vector import fma, select
-from graphwright.native import njit
+from graphwright.native import inner
 
-native: Any = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+native: Any = inner(error_model="numpy")
 F = np.float32
 _LOG2E, _LN2_HIGH, _LN2_LOW = F(1.4426950408889634), F(0.693145751953125), F(1.4286068203094172e-06)
 _SQRT2, _TINY, _2_24 = F(1.4142135623730951), F(1.1754943508222875e-38), F(16777216.0)

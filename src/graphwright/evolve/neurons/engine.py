@@ -164,6 +164,7 @@ class NeuronEvolution(EvolutionRun):
             raise LimitTooSmall("the initial genome exceeds the limits",
                                 expected=f"limits of at least {task.outputs} nodes, {links} links",
                                 got=f"max_nodes {s.max_nodes}, max_links {s.max_links}")  # fmt: skip
+        _ready()
         self.genes, self.registry = minimal(task.inputs, task.outputs, s.population, s, seed)
         self.births = founders(s.population)
         self._table: Any = None
@@ -437,3 +438,10 @@ def _median(values: np.ndarray) -> float:
     """Return the median, or -inf if there are no values; `numpy.median` is slower."""
     ordered = np.sort(values)
     return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2) if len(ordered) else -np.inf
+
+
+def _ready() -> None:
+    """Wait until the code of populations is built; if it cannot be, its loops are compiled at their first use."""
+    from graphwright.array.population.warmup import part  # loads numba
+
+    part.wait()

@@ -226,10 +226,11 @@ class BoundStep:
     """An executable with preallocated input arrays, so that a step allocates nothing.
 
     `hosts` maps the name of an input to a numpy view of its array; callers write the inputs there before `run`.
+    `waiting` is True if the step runs on ATen only because the VM is not built yet.
     """
 
     def __init__(self, space: Executable) -> None:
-        self.space = space
+        self.space, self.waiting = space, space.plan.buffer_layout.tables.lowerings.waiting
         self._arrays = [empty(spec.sizes, spec.dtype) for spec in space.plan.inputs.values()]
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
 
@@ -276,7 +277,8 @@ class StepPlans:
     def bound(self, last_only: bool, batch: int, tokens: int, variables: Mapping[str, Variable]) -> BoundStep:
         """Return the step for these sizes, bound to the cache states `variables`; compile it at first use."""
         p, key = self.derived(last_only).program, (last_only, batch, tokens)
-        if key not in self.spaces:
+        known = self.spaces.get(key)
+        if known is None or (known.waiting and not known.space.plan.fresh):
             specs = {p.path(n): p.spec(n).bind({"B": batch, "T": tokens}) for n in p.inputs()}
             plan = plan_for(p, specs, None, CompileOptions(freeze=True, executor=EXECUTOR, device=self.device))
             self.spaces[key] = BoundStep(plan.new_executable(variables))

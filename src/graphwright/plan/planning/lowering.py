@@ -6,21 +6,21 @@ measures both.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.array import CPU, Device, DType, Layout, Spec, backend
 from graphwright.array.backend import Backend, Needs
 from graphwright.array.layout import is_row_major, row_major
 from graphwright.array.spec import UnboundDim
+from graphwright.array.storage import changes
 from graphwright.array.vm.code import STORED
 from graphwright.array.vm.encode.operands import View
 from graphwright.ops import OPS, Op, expansion, get
 from graphwright.ops.expansion import vm_form
-from graphwright.plan.options import ATEN, CAPTURE, VM
+from graphwright.plan.options import ATEN, CAPTURE, VM, CompileOptions
 from graphwright.plan.planning.passes import aligned
 from graphwright.plan.table import Instr, Slot
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FLOPS_LIMIT = 16_000_000
 """Floating-point operations above which ATen runs products and attention on cores without 64-byte vectors."""
+_PATIENCE = 3.0
+"""Seconds that a bound call waits for the VM."""
 _DENSE = 16  # operations per byte above which an op is compute-bound
 
 
@@ -39,14 +41,20 @@ class ExecutorChoice(NamedTuple):
     why: str = ""
 
 
-def chooser(executor: str, device: Device) -> Callable[[Instr, Sequence[Slot], Sequence[Slot]], ExecutorChoice]:
-    """Return a function (instruction, result slots, operand slots) -> executor, for these options of the plan."""
+Chooser = Callable[[Instr, Sequence[Slot], Sequence[Slot]], ExecutorChoice]
+"""A function (instruction, result slots, operand slots) -> executor."""
+
+
+def chooser(executor: str, device: Device) -> Chooser:
+    """Return the function that chooses executors, for these options of the plan."""
     if executor in (ATEN, CAPTURE) or device != CPU:
         no_graphs = executor == CAPTURE and device == CPU
         plain = ExecutorChoice(ATEN, "the CPU has no graphs to capture" if no_graphs else "")
         return lambda instr, outs, ins: plain
     if not on_vm(executor, device):
-        unbuilt = ExecutorChoice(ATEN, "the VM is not built: graphwright warmup")
+        from graphwright.array.vm.machine import part
+
+        unbuilt = ExecutorChoice(ATEN, part.why)
         return lambda instr, outs, ins: unbuilt
     from graphwright.array.vm.vector import WIDE  # loads numba
 
@@ -55,20 +63,28 @@ def chooser(executor: str, device: Device) -> Callable[[Instr, Sequence[Slot], S
 
 
 def on_vm(executor: str, device: Device = CPU) -> bool:
-    """Return True if a plan with this option `executor` may run instructions on the VM; warn if the VM is not built."""
-    if executor != "auto" or device != CPU:
-        return executor == VM
-    from graphwright.array.vm.machine import built  # loads numba
+    """Return True if a plan with this option `executor` may run instructions on the VM.
 
-    if not built():
-        _warn_once()
+    The executor "auto" starts to build the VM if it is not built; the executor "vm" waits until it is.
+    Raises: NativeCodeFailed; UsageError.
+    """
+    if device != CPU or executor not in ("auto", VM):
         return False
-    return True
+    from graphwright.array.vm.machine import part  # loads numba
+
+    if executor == VM:
+        part.require()
+    else:
+        part.start(changes.rise)  # compiled functions then look whether their plan is still fresh
+    return part.ready
 
 
-@cache
-def _warn_once() -> None:
-    logging.getLogger("graphwright").warning("the VM is not built, plans run on ATen: `graphwright warmup` builds it")
+def wait_for_vm(options: CompileOptions) -> None:
+    """Wait up to 3 s if plans with these options may use the VM and it is being built."""
+    if options.chosen == "auto" and not on_vm(options.chosen, options.device) and options.device == CPU:
+        from graphwright.array.vm.machine import part
+
+        part.wait(_PATIENCE)
 
 
 def elementwise(instr: Instr) -> bool:
@@ -198,9 +214,11 @@ class LoweringTable:
 
     Attributes:
         all: all lowerings, indexed by number.
+        waiting: True if the VM was not built when this table was made, so that all instructions run on ATen.
     """
 
     def __init__(self, executor: str, device: Device) -> None:
+        self.waiting = executor == "auto" and device == CPU and not on_vm(executor, device)
         self._choose, self._kernels = chooser(executor, device), backend(device)
         self.all: list[Lowering] = []
         self._lowerings: dict[Any, Lowering] = {}
@@ -209,6 +227,15 @@ class LoweringTable:
         self._packed: dict[Spec, PackedSpec] = {}
         self._signatures: dict[Any, Signature] = {}
         self._contents: dict[Any, int] = {}
+
+    @property
+    def superseded(self) -> bool:
+        """True if the VM was not built when this table was made, and now is."""
+        if not self.waiting:
+            return False
+        from graphwright.array.vm.machine import part
+
+        return part.ready
 
     def shape_number(self, dtype: Any, layout: Layout) -> int:
         """Return the id of a (dtype, layout) pair; a pair that is new gets the next free id."""

@@ -1,4 +1,4 @@
-"""The planner's loops compiled by numba: built once per install by `graphwright warmup` and cached on disk.
+"""The planner's loops compiled by numba: built once per installation, in the background, and cached on disk.
 
 The loops run as Python until they are built, and for small plans in a process that has not loaded numba.
 """
@@ -6,14 +6,14 @@ The loops run as Python until they are built, and for small plans in a process t
 from __future__ import annotations
 
 import sys
-from functools import cache
-from hashlib import blake2b
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graphwright.array.formulas import specialise
+from graphwright.builds import Part
 from graphwright.plan.planning import passes
 
 SMALL = 300
@@ -22,32 +22,20 @@ SMALL = 300
 
 def loops(size: int) -> Any:
     """Return the functions of module `passes`, compiled if that saves time for a plan of `size` instructions."""
-    if ("numba" in sys.modules or size > SMALL) and built():
-        return _compiled()
+    if "numba" in sys.modules or size > SMALL:
+        if part.ready:
+            return build()
+        part.start()
     return passes
 
 
 @cache
-def built() -> bool:
-    """Return True if the compiled loops are on disk."""
-    return _stamp().exists()
-
-
-def build() -> None:
-    """Compile the loops and mark them as built; takes a few seconds if they are not in numba's cache."""
-    _compiled()
-    stamp = _stamp()
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    stamp.touch()
-    built.cache_clear()
-
-
-@cache
-def _compiled() -> Any:
+def build() -> Any:
     """Load all compiled loops, including those needed only after an edit, so that the first edit does not wait."""
-    from graphwright.native import njit
+    from graphwright.native import inner, njit
 
-    run = specialise(passes, {}, njit(cache=True, error_model="numpy"))
+    entry, within = (wrap(error_model="numpy") for wrap in (partial(njit, cache=True), inner))
+    run = specialise(passes, {}, lambda f: within(f) if f.__name__.startswith("_") else entry(f))
     _run_on_empty(run)
     return run
 
@@ -69,12 +57,10 @@ def _run_on_empty(run: Any) -> None:
     run.update_lifetimes(no_region[1:], none, no_region, rows, no_region, rows, i4, flags)
 
 
-@cache
-def _stamp() -> Path:
-    """Return the path of the file in numba's cache that marks the loops as built for this source and numba version."""
-    from importlib.metadata import version
+def _marker() -> Path:
+    from graphwright.native import marker
 
-    from numba.core.caching import FunctionCache
+    return marker("passes", passes.assign_offsets, Path(passes.__file__))
 
-    key = blake2b(Path(passes.__file__).read_bytes() + version("numba").encode(), digest_size=8).hexdigest()
-    return Path(FunctionCache(passes.assign_offsets).cache_path) / f"passes-{key}.built"
+
+part = Part("the planner's loops", f"{__name__}:part", build, _marker)

@@ -77,7 +77,7 @@ class PlanBuilder:
     def __init__(
         self, p: Program, dims: Mapping[str, int], rules: Sequence[RewriteRule], options: CompileOptions
     ) -> None:
-        self.tables = PlanTables(LoweringTable(options.executor, options.device))
+        self.tables = PlanTables(LoweringTable(options.chosen, options.device))
         self.program, self.dims, self.rules = p, dict(dims), tuple(rules)
         self.freeze, self.device = options.freeze, options.device
         self.records: dict[NodeId, NodeRecord] = {}

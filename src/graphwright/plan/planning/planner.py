@@ -172,7 +172,7 @@ def lay_out(
     with uncollected():
         if before is None or why:
             rules = {"none": (), "exact": RULES, "fast": (*RULES, *FAST_RULES)}[options.rewrites]
-            if rules and options.freeze and on_vm(options.executor, options.device):
+            if rules and options.freeze and on_vm(options.chosen, options.device):
                 rules = (*rules, NARROW_WEIGHT)
             builder = PlanBuilder(p, dims, rules, options)
             builder.given_out = frozenset((*wanted.values(), *watched.values()))
@@ -199,6 +199,8 @@ def _why_full(before: Plan | None, rewrites: str) -> str:
         return "fast rewrites depend on all readers of a value"
     if not before.latest:
         return "the plan was patched already"
+    if before.buffer_layout.tables.lowerings.superseded:
+        return "the VM is built now"
     if not before.assumptions_hold:
         return "a constant that a rewrite assumed has changed"
     layout = before.buffer_layout
