@@ -8,7 +8,7 @@ from graphwright.array.vm.encode import elementwise as elementwise_forms
 from graphwright.array.vm.encode import rows as row_forms
 from graphwright.ops.axes import identity
 from graphwright.ops.call import call
-from graphwright.ops.registry import Row, Traits, free_cost, op
+from graphwright.ops.registry import Row, Traits, free_cost, moving_cost, op
 from graphwright.ops.rules import floating, same, unary_sample
 
 
@@ -17,7 +17,7 @@ class Cast(Row):
     """x cast to a dtype, rounded to nearest even, elementwise; the gradient is cast back."""
 
     arity, attrs, traits = 1, {"dtype": ...}, Traits(casts=True, linear_in=(0,), elementwise=True, convert=True)
-    axes = identity
+    axes, cost = identity, moving_cost
     emit = "{0}.to({dtype})"
     vm = row_forms.CAST
     infer = lambda x, dtype: Spec(x.shape, dtype)
@@ -31,7 +31,7 @@ class Copy(Row):
     """x, copied to new row-major memory."""
 
     arity, infer, traits, sample = 1, same, Traits(linear_in=(0,), elementwise=True, convert=True), unary_sample(-1, 1)
-    axes = identity
+    axes, cost = identity, moving_cost
     onnx = "Identity"
     emit = "{0}.clone()"
     vm = row_forms.COPY
