@@ -253,7 +253,7 @@ class Model:
         return diagnose
 
     # -- files -------------------------------------------------------------------------------------------------------
-    def export_plan(self, prefer: str = "original") -> ExportPlan:
+    def export_plan(self, prefer: str = "class") -> ExportPlan:
         """Plan an export: which levels can carry the model, and why not; reads no payload, writes nothing."""
         from graphwright.models.export.levels import Ladder
 
