@@ -48,7 +48,7 @@ def flag(name: str, help: str) -> Any:
     return typer.Option(name, help=help)
 
 
-Dir = Annotated[str, argument("DIR", "Hugging Face directory, saved model, or the word bundled.")]
+Dir = Annotated[str, argument("DIR", "Hugging Face directory, saved model or program, or the word bundled.")]
 Seed = Annotated[int, option("N", "Seed of all random numbers.")]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace existing files.")]
 Check = Annotated[str, option("HOW", "Check by transformers in a separate process: auto, required or none.")]

@@ -207,7 +207,7 @@ class Model:
 
     def inspect(self) -> Inspection:
         """Report family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
-        return inspect_program(self.program, self.arch.name, self.config, self.dims)
+        return inspect_program(self.program, self.arch.name, self.config.path.parent.name, self.dims)
 
     def parameters(self) -> Iterator[Parameter]:
         """Iterate over the trainable variables; see `Program.parameters`."""
