@@ -103,7 +103,7 @@ class Workshop:
                 self.undo()
 
     def export(self) -> Iterator[str]:
-        for name, prefer in (("original class", "original"), ("true size", "size")):
+        for name, prefer in (("original class", "class"), ("true size", "size")):
             receipt = self.model.export(self.folder / prefer, prefer=prefer)
             size = sum(f.stat().st_size for f in (self.folder / prefer).glob("*.safetensors"))
             error = receipt.check["export_error"]["max_rel"]

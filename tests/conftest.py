@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import graphwright.testing.simulated_device  # noqa: F401  # makes the device kind `sim` available
+from graphwright import timing
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("dev", max_examples=15, deadline=None, suppress_health_check=_quiet)
@@ -34,6 +35,7 @@ def _open_at_all(fd: Any) -> None:
 
 
 os.fsync = _open_at_all
+timing.SECONDS = 0.02  # tests check what is measured, not how precisely
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -11,7 +11,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "graphwright"
 LEVELS = [
     {"errors", "native", "progress", "report", "signatures"},
-    {"builds", "files", "settings"},
+    {"builds", "files", "settings", "timing"},
     {"safetensors"},
     {"graph"},
     {"array"},

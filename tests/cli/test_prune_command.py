@@ -21,7 +21,7 @@ def test_dry_run_matches_the_api_and_writes_nothing(call, tmp_path):
     cal = Calibration.of(model, max_tokens=512, context=128)
     plan = model.prune(Ratio(0.2), cal, recipe="units", timed=False, dry_run=True)
     assert facts["plan"]["layers"] == json.loads(json.dumps(plan.to_json()))["layers"]
-    keys = {"target", "reached", "before", "after", "export_level", "calibration", "settings", "attempts", "warnings",
+    keys = {"target", "reached", "before", "after", "files", "speed", "calibration", "settings", "attempts", "warnings",
             "journal"}  # fmt: skip
     assert keys | {"schema", "seconds", "layers"} == set(facts["plan"])
 
@@ -32,8 +32,16 @@ def test_the_pruned_model_is_written_and_differs(call, tmp_path):
     options = ("--round-to", 8, "--text", text, "--of", "flops", "--check", "none", "--quiet")
     output = call("prune", "bundled", out, "--target", 0.1, *options, *SMALL)
     assert "flops" in output
-    assert "wrote" in output
-    assert (out / "receipt.json").exists()
+    receipt = json.loads((out / "receipt.json").read_text())
+    cost = receipt["cost"]["bytes"]
+    assert receipt["level"] == 3
+    assert cost["program"] < cost["after"] == cost["before"] == gw.open("bundled").checkpoint.nbytes
+    assert f"{cost['after']:,} bytes of weights with zeros" in output
+    assert f"{cost['program']:,} (--prefer size" in output
+    small = tmp_path / "size"
+    output = call("prune", "bundled", small, "--target", 0.1, *options, *SMALL, "--prefer", "size")
+    assert json.loads((small / "receipt.json").read_text())["level"] == 5
+    assert "zeros" not in output.splitlines()[-1]
     assert "OUT is missing" in call("prune", "bundled", code=2)
     assert "params, flops, bytes" in call("prune", "bundled", out, "--of", "weight", code=2)
 

@@ -13,6 +13,7 @@ from checkpoints import Made, edit_config, make
 import graphwright as gw
 from graphwright.models import ConfigError, UnsupportedArchitecture, inspect_path
 from graphwright.models.inspect import flops, kv_bytes_per_token, weight_bytes_per_token
+from graphwright.ops import get
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "qwen3"])
@@ -37,6 +38,19 @@ def test_flops_per_token_count_the_linear_layers(model: gw.Model) -> None:
     with p.edit("cut") as e:
         e.cut(p.in_edges("layers.1.out")[1])
     assert before - model.inspect().flops_per_token > 2 * 3 * 48 * 76
+
+
+def test_casts_of_stored_weights_move_bytes_and_compute_nothing(tmp_path: Path) -> None:
+    looks = []
+    for dtype in ("float32", "bfloat16"):
+        make(tmp_path / dtype, "llama", dtype=dtype)
+        looks.append(gw.open(tmp_path / dtype))
+    wide, low = (m.inspect().flops_per_token for m in looks)
+    assert wide == low
+    p = looks[1].program
+    cast = p.node("layers.0.mlp.up.weight.cast")
+    found = get("cast").cost([p.spec(v) for v in p.operands(cast)], [p.spec(cast)], {})
+    assert (found.flops, found.read, found.write) == (0, p.spec(cast).size * 2, p.spec(cast).size * 4)
 
 
 def test_kv_bytes_per_token_match_the_config(made: Callable[[str], Made]) -> None:

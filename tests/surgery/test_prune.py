@@ -81,8 +81,14 @@ def test_every_number_of_the_report_can_be_recomputed(pruned):
         assert facts["flops"] == flops(p, {"B": 1, "T": 1})
         assert facts["nats"] == pytest.approx(tiny_all(_logits(p, HELD), HELD), rel=1e-5)
         assert facts["perplexity"] == pytest.approx(math.exp(facts["nats"]))
-        assert facts["tokens_per_s"] == pytest.approx(1e3 / facts["ms_per_token"])
-    assert report.export_level == (1, model.export_plan().level)
+    assert report.speed is not None
+    assert report.speed.low <= report.speed.ratio <= report.speed.high
+    plans = {prefer: model.export_plan(prefer) for prefer in ("class", "size")}
+    assert report.files == {
+        "before": {"level": 1, "bytes": report.before["bytes"]},
+        **{name: {"level": plan.level, "bytes": plan.bytes} for name, plan in plans.items()},
+    }
+    assert report.files["size"]["bytes"] == report.after["bytes"]
     assert report.journal == model.program.journal.hash
     assert report.calibration["tokens"] == 8192
     for step in report.steps:

@@ -33,13 +33,13 @@ def _root(
 ) -> None:
     """Open a neural network as a graph, edit it while it runs, export it with proof.
 
-    DIR is a Hugging Face directory, a saved model, or the word `bundled`.
+    DIR is a Hugging Face directory, a saved model or program, or the word `bundled`.
     """
 
 
 _COMMANDS = (
-    *(demo.demo, look.inspect, look.run, generate.generate, train.train, evolve.evolve, edit.edit, look.diagnose),
-    *(surgery.prune, surgery.search, surgery.orthogonalize, surgery.compress),
+    *(demo.demo, look.inspect, look.draw, look.run, look.diagnose, generate.generate, train.train, evolve.evolve),
+    *(edit.edit, surgery.prune, surgery.search, surgery.orthogonalize, surgery.compress),
     *(export.export, export.verify, export.diff, warmup.warmup),
 )
 Commands.ALL |= {command.name: command for command in _COMMANDS}

@@ -48,11 +48,11 @@ def flag(name: str, help: str) -> Any:
     return typer.Option(name, help=help)
 
 
-Dir = Annotated[str, argument("DIR", "Hugging Face directory, saved model, or the word bundled.")]
+Dir = Annotated[str, argument("DIR", "Hugging Face directory, saved model or program, or the word bundled.")]
 Seed = Annotated[int, option("N", "Seed of all random numbers.")]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace existing files.")]
 Check = Annotated[str, option("HOW", "Check by transformers in a separate process: auto, required or none.")]
-Prefer = Annotated[str, option("WHAT", "original (classes of transformers) or size (no zeros).")]
+Prefer = Annotated[str, option("WHAT", "class (the original one of transformers) or size (no zeros).")]
 COMMON: Mapping[str, tuple[Any, Any]] = {
     "threads": (0, option("N", "CPU threads; 0 leaves the default.", min=0)),
     "quiet": (False, flag("--quiet", "Write no progress and no notes.")),

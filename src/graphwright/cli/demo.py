@@ -213,7 +213,7 @@ class _Demo:
         from graphwright.models.export.levels import LEVELS
 
         levels, sizes, lines, checks = {}, {}, [], {}
-        preferences: dict[str, Any] = {"pruned": "original", "pruned-true-size": "size"}
+        preferences: dict[str, Any] = {"pruned": "class", "pruned-true-size": "size"}
         for name, prefer in preferences.items():
             with bar() as progress:
                 receipt = self.model.export(self.folder / name, prefer=prefer, progress=progress)

@@ -25,20 +25,20 @@ def edit(
     out: Annotated[Path | None, option("DIR", "Save the model here; else a saved model changes in place.")] = None,
     overwrite: Overwrite = False,
 ) -> Output:
-    """Edit a model: cut, connect, insert, set, replay or undo.
+    """Edit a model or program: cut, connect, insert, set, replay or undo.
 
     The edits of one call are one journal entry; a call without edits prints the journal. Prints the version and the
     hashes before and after.
     """
-    from graphwright.models import open, resolve
-    from graphwright.models.open import is_saved
+    from graphwright.models import Model, resolve
+    from graphwright.models.open import is_saved, open_any
     from graphwright.program import apply_recipe
 
     if None not in (target, out) and target != out:
         raise UsageError("OUT and --out differ", got=f"{target} and --out {out}", fix="give one of them")
     out = out or target
-    model = open(directory)
-    p = model.program
+    model = open_any(directory)
+    p = model.program if isinstance(model, Model) else model
     changes = bool(cut or connect or insert or set_ or apply or undo)
     if changes and out is None and not is_saved(resolve(directory)):
         raise UsageError("cannot change a Hugging Face directory in place", where=directory, fix="give --out DIR")

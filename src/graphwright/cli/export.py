@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from graphwright.cli.common import FAILED, Command, Dir, Output, argument, bar, flag, option, read_text
 from graphwright.errors import UsageError
 
 if TYPE_CHECKING:
     from graphwright.models.export.export import ExportOptions
+    from graphwright.program import Program
 
 
 @Command("graphwright export bundled copy", "graphwright.models.export.export:ExportOptions", hide="prompts predicted")
@@ -23,14 +24,18 @@ def export(
     *,
     options: ExportOptions,
 ) -> Output:
-    """Write a checkpoint for transformers, with a receipt.
+    """Write a checkpoint for transformers, or a program as ONNX.
 
     The directory appears only after transformers has loaded it in a separate process and computed equal logits.
-    receipt.json lists the edits and the checks.
+    receipt.json lists the edits and the checks. A saved program that is not a language model, such as the champion of
+    an evolution, is written as ONNX: OUT is then a file, such as net.onnx.
     """
-    from graphwright.models import open
+    from graphwright.models import Model
+    from graphwright.models.open import open_any
 
-    model = open(directory)
+    model = open_any(directory)
+    if not isinstance(model, Model):
+        return _onnx(model, out, options, plan)
     if plan:
         found = model.export_plan(options.prefer)
         return Output(found.to_json(), str(found))
@@ -40,6 +45,23 @@ def export(
     with bar() as progress:
         receipt = model.export(out, progress=progress, **given)
     return Output({"out": str(out), "receipt": receipt.to_json()}, f"{receipt}\n{'wrote':<22} {out}")
+
+
+def _onnx(p: Program, out: Path | None, options: ExportOptions, plan: bool) -> Output:
+    """Write a program that is not a language model as ONNX. Raises: ExportError if another form is requested."""
+    from graphwright.models import ExportError
+    from graphwright.models.onnx import check_onnx
+
+    if plan or out is None or out.suffix != ".onnx":
+        raise ExportError("this program is not a language model, so it has no checkpoint for transformers",
+                          where=p.name, expected="a file OUT.onnx", got="--plan" if plan else out,
+                          fix="graphwright export DIR net.onnx; Program.save keeps every structure")  # fmt: skip
+    p.to_onnx(out, opset=options.opset, cache=options.onnx_cache, overwrite=options.overwrite)
+    facts: dict[str, Any] = {"out": str(out), "opset": options.opset, "check": None}
+    if options.check != "none" and not options.onnx_cache:
+        facts["check"] = check_onnx(p, out)
+    error = "" if facts["check"] is None else f", onnxruntime within {facts['check']['max_rel']:.1e} on random inputs"
+    return Output(facts, f"wrote {out}, opset {options.opset}{error}")
 
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
@@ -72,11 +94,11 @@ def verify(
 
 @Command("graphwright diff bundled bundled")
 def diff(
-    left: Annotated[str, argument("A", "Hugging Face directory, saved model, or the word bundled.")],
+    left: Annotated[str, argument("A", "Hugging Face directory, saved model or program, or the word bundled.")],
     right: Annotated[str, argument("B", "Another model.")],
     logits: Annotated[str | None, option("TEXT", "A text on which to compare logits.")] = None,
 ) -> Output:
-    """Compare the config, structure and weights of two models.
+    """Compare the config, structure and weights of two models, or of two saved programs.
 
     The exit code is 0 if they are equal and 1 if they differ.
     """

@@ -1,11 +1,11 @@
-"""`graphwright inspect`, `run` and `diagnose`: the parts of a model, its results, and its defects."""
+"""`graphwright inspect`, `draw`, `run` and `diagnose`: parts of a model or program, pictures, results, and defects."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
 
-from graphwright.cli.common import FAILED, Command, Dir, Output, Overwrite, bar, flag, option, read_text
+from graphwright.cli.common import FAILED, Command, Dir, Output, Overwrite, argument, bar, flag, option, read_text
 from graphwright.errors import UsageError
 
 
@@ -19,11 +19,14 @@ def inspect(
 
     Reads no weights. FLOPs and KV bytes are per token.
     """
-    from graphwright.models import UnsupportedArchitecture, inspect_path, open
+    from graphwright.models import Model, UnsupportedArchitecture, inspect_path
+    from graphwright.models.inspect import inspect_program
+    from graphwright.models.open import open_any
 
     try:
-        model = open(directory)
-        found, notes = model.inspect(), list(model.notes)
+        target = open_any(directory)
+        is_model = isinstance(target, Model)
+        found, notes = (target.inspect(), list(target.notes)) if is_model else (inspect_program(target), [])
     except UnsupportedArchitecture as error:
         found, notes = inspect_path(directory), [f"{error.what}: {error.got}"]
     lines = [found.text(depth), *(f"note: {note}" for note in notes)]
@@ -31,6 +34,40 @@ def inspect(
         rows = found.tensors
         lines += ["", *(f"{t.key:<56} {t.dtype:<9} {t.shape!s:<16} {t.bytes:>12,} B" for t in rows)]
     return Output({**found.to_json(), "notes": notes}, "\n".join(lines))
+
+
+@Command("graphwright draw bundled model.html --level 1")
+def draw(
+    directory: Dir,
+    out: Annotated[Path, argument("FILE", "Picture to write: .svg, .html or .dot.")],
+    level: Annotated[int | None, option("N", "Open every group above this depth; by default the picture fits.")] = None,
+    expanded: Annotated[list[str] | None, option("PATH", "Open this group; may be repeated.")] = None,
+    diff: Annotated[str | None, option("DIR", "An earlier model or program to compare with.")] = None,
+    fold: Annotated[bool, flag("--fold", "Draw runs of equal layers once.")] = False,
+    params: Annotated[bool, flag("--params", "Draw weights as boxes of their own.")] = False,
+    overwrite: Overwrite = False,
+) -> Output:
+    """Draw a model or a saved program, as SVG, HTML page or DOT text.
+
+    In an HTML page groups open and close with a click.
+    """
+    from graphwright.files import DestinationExists
+    from graphwright.models import Model
+    from graphwright.models.open import open_any
+
+    def program(path: str) -> Any:
+        target = open_any(path)
+        return target.program if isinstance(target, Model) else target
+
+    if out.suffix not in (".svg", ".html", ".dot"):
+        raise UsageError("unknown kind of picture", where=out, expected=".svg, .html or .dot", got=out.suffix)
+    if out.exists() and not (overwrite and out.is_file()):
+        raise DestinationExists("the file already exists", where=out, fix="--overwrite replaces it")
+    p, before = program(directory), None if diff is None else program(diff)
+    write = {".svg": p.to_svg, ".html": p.to_html, ".dot": p.to_dot}[out.suffix]
+    text = write(out, level=level, expanded=set(expanded) if expanded else None, diff=before, fold=fold, params=params)
+    facts = {"out": str(out), "bytes": len(text.encode())}
+    return Output(facts, f"wrote {out}, {facts['bytes']:,} bytes")
 
 
 @Command('graphwright run bundled --text "The following" --watch layers.1.out')
@@ -83,13 +120,14 @@ def diagnose(
     1 if there are findings, and 2 for an error.
     """
     from graphwright.files import check_free
+    from graphwright.models.open import open_any
     from graphwright.surgery import diagnose as find_defects
 
     if fix and out is None:
         raise UsageError("--fix was given without a directory for the repaired model", where=directory, fix="--out DIR")
     if out is not None:
         check_free(out, overwrite)
-    target = _open(directory)
+    target = open_any(directory, check=False)
     words = None if text is None else read_text(text)
 
     def look() -> Any:
@@ -110,18 +148,6 @@ def diagnose(
         target.save(out, overwrite=overwrite)
     facts = {**found.to_json(), **facts, "out": str(out) if out else None}
     return Output(facts, "\n".join(lines), FAILED if found else 0)
-
-
-def _open(directory: str) -> Any:
-    """Open a model that may be broken, or a saved program that is not a model."""
-    from graphwright.models import open, resolve
-    from graphwright.models.open import FACTS
-    from graphwright.program import load
-
-    path = resolve(directory)
-    if (path / "program.json").is_file() and not (path / FACTS).is_file():
-        return load(path, check=False)
-    return open(directory, check=False)
 
 
 def _around(p: Any, drawn: Any) -> set[str]:

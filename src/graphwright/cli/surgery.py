@@ -27,6 +27,7 @@ from graphwright.errors import UsageError
 
 if TYPE_CHECKING:
     from graphwright.models import Model
+    from graphwright.models.export.receipt import Receipt
     from graphwright.structure import LearnOptions
     from graphwright.surgery import Calibration, CompressOptions, OrthogonalizeOptions, PruneOptions
     from graphwright.surgery.matrices import MatrixReport
@@ -50,6 +51,7 @@ def prune(
     target: Annotated[float, option("SHARE", "Share to remove, 0 to 1.")] = 0.3,
     of: Annotated[str, option("WHAT", "What the share counts: params, flops or bytes.")] = "params",
     check: Check = "auto",
+    prefer: Prefer = "class",
     save: Annotated[bool, flag("--save", "Save a model with its journal for further edits; do not export.")] = False,
     text: Text = None,
     tokens: Annotated[int, option("N", "Calibration tokens.", min=1)] = 8192,
@@ -79,13 +81,14 @@ def prune(
             if save:
                 model.save(to, overwrite=overwrite)
             else:
-                how: dict[str, Any] = {"check": check, "overwrite": overwrite}
+                how: dict[str, Any] = {"check": check, "prefer": prefer, "overwrite": overwrite, "timed": options.timed}
                 receipt = model.export(to, progress=progress, **how)
     if to is None:
         return Output({"plan": plan.to_json()}, str(plan.report))
-    level, facts = ("", None) if receipt is None else (f", export level {receipt.level}", receipt.to_json())
-    written = {"out": str(to), "receipt": facts}
-    return Output({"report": plan.to_json(), **written}, f"{plan.report}\nwrote {to}{level}")
+    facts, holds = {"out": str(to), "receipt": None}, ""
+    if receipt is not None:
+        facts["receipt"], holds = receipt.to_json(), _holds(receipt)
+    return Output({"report": plan.to_json(), **facts}, f"{plan.report}\nwrote {to}{holds}")
 
 
 @Command(
@@ -175,6 +178,18 @@ def _open(
     return model, Calibration.of(model, words, tokens, context, seed) if tokens else None, to
 
 
+def _holds(receipt: Receipt) -> str:
+    """Describe what the exported files hold: their level and weights, and how to leave out zeros."""
+    from graphwright.models.export.levels import LEVELS
+
+    cost = receipt.cost["bytes"]
+    text = f", export level {receipt.level}, {cost['after']:,} bytes of weights"
+    if LEVELS[receipt.level].true_size:
+        return text
+    need = f"{cost['program']:,}" if "program" in cost else "fewer"
+    return f"{text} with zeros for removed weights; the program has {need} (--prefer size leaves the zeros out)"
+
+
 def _replaced(found: MatrixReport, model: Model, to: Path | None, overwrite: bool) -> Output:
     """Save the edited model unless it is a dry run; return the report."""
     if to is not None:
@@ -213,7 +228,7 @@ def search(
     text: Annotated[Path | None, option("FILE", "Training text; by default the bundled one.")] = None,
     heal: Annotated[int, option("N", "Steps of distillation into the remaining weights.", min=0)] = 0,
     check: Check = "auto",
-    prefer: Prefer = "original",
+    prefer: Prefer = "class",
     overwrite: Overwrite = False,
     *,
     options: LearnOptions,
@@ -227,7 +242,6 @@ def search(
     from graphwright.files import check_free
     from graphwright.models import open
     from graphwright.models.export.export import ExportOptions, check_export
-    from graphwright.models.export.levels import LEVELS
     from graphwright.structure import GatesCannotClose, learn
     from graphwright.structure.report import probabilities
     from graphwright.surgery import Calibration
@@ -253,8 +267,6 @@ def search(
     drawn = out.with_name(f"{out.name}.gates.svg")  # not inside OUT: the receipt does not list it
     drawn.write_text(picture, encoding="utf-8")
     lines = [str(found), *([] if healing is None else [str(healing)])]
-    full = LEVELS[receipt.level].true_size
-    zeros = "" if full else ", with zeros for removed weights (--prefer size leaves them out)"
-    lines.append(f"wrote {out}, export level {receipt.level}{zeros}, and {drawn}")
+    lines.append(f"wrote {out}{_holds(receipt)}, and {drawn}")
     facts = {**found.to_json(), "healing": healing and healing.to_json(), "out": str(out), "receipt": receipt.to_json()}
     return Output(facts, "\n".join(lines))

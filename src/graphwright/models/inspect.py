@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.array import BY_TAG, Spec, bfloat16
 from graphwright.graph import NodeId
-from graphwright.models.architectures.architecture import Config
 from graphwright.ops import get, traits
-from graphwright.program.cost import flops
+from graphwright.program.cost import flops, ones
 from graphwright.report import Report
 from graphwright.safetensors import Checkpoint
 
@@ -36,13 +35,15 @@ class Inspection(Report):
     """Size and cost of a model, from headers and config.
 
     Attributes:
-        family, model: architecture and directory name.
+        family, model: architecture and directory name; of a program that is not a model, `program` and its name.
         parameters, nbytes: numbers of entries and of bytes of all weights; tied weights count once.
         dtypes: dict from dtype to bytes of weights.
-        flops_per_token: multiplications and additions for the first token; attention over a context adds to them.
+        flops_per_token: multiplications and additions for the first token; attention over a context adds to them. Of a
+            program that is not a model, those of one sample.
         kv_bytes_per_token: cache bytes per token and sequence.
         tied: whether head and embedding are one weight.
         nodes, edges, layers: number of nodes and edges of the program, and of layers in the config.
+        inputs: dict from name to dtype and shape of each input.
     """
 
     family: str
@@ -57,6 +58,7 @@ class Inspection(Report):
     nodes: int = 0
     edges: int = 0
     layers: int = 0
+    inputs: dict[str, str] = field(default_factory=dict)
 
     def tree(self, depth: int = 3) -> list[tuple[int, str, str, int]]:
         """Return rows (depth, name, dtype and shape, parameters) of modules; consecutive equal layers share a row."""
@@ -76,39 +78,43 @@ class Inspection(Report):
         """Return the report as readable text, with the tree `depth` levels deep."""
         nbytes, kv = (_scaled(n, 1024, ("B", "KiB", "MiB", "GiB")) for n in (self.nbytes, self.kv_bytes_per_token))
         flop, tied = _scaled(self.flops_per_token, 1000, ("", "k", "M", "G", "T")), ", head tied to the embedding"
+        size = f"{self.parameters:,} parameters, {nbytes} ({', '.join(self.dtypes)})"
+        graph = f"{self.nodes} nodes, {self.edges} edges"
         lines = [
-            f"{self.model}: {self.family}, {self.layers} layers, {self.parameters:,} parameters, {nbytes} "
-            f"({', '.join(self.dtypes)})",
-            f"{flop}FLOP per token, {kv} of KV cache per token{tied if self.tied else ''}; "
-            f"{self.nodes} nodes, {self.edges} edges",
+            f"{self.model}: {self.family}, {self.layers} layers, {size}",
+            f"{flop}FLOP per token, {kv} of KV cache per token{tied if self.tied else ''}; {graph}",
         ]
+        if not self.layers and self.inputs:
+            inputs = ", ".join(f"{name} {spec}" for name, spec in self.inputs.items())
+            lines = [f"{self.model}: {self.family}, {size}", f"{flop}FLOP per sample of {inputs}; {graph}"]
         for level, name, note, parameters in self.tree(depth):
             share = 100 * parameters / max(self.parameters, 1)
             lines.append(f"{'  ' * level}{name:<{36 - 2 * level}}{note:<22}{parameters:>14,}{share:>7.1f} %")
         return "\n".join(lines)
 
 
-def inspect_program(p: Program, family: str, config: Config, dims: Any) -> Inspection:
-    """Report size and cost of a program in its current state, i.e. with its edits."""
+def inspect_program(p: Program, family: str = "program", name: str = "", dims: Any = None) -> Inspection:
+    """Report size and cost of a program in its current state, i.e. with its edits; `dims` are those of a model."""
     rows = (TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).sizes, p.spec(n).nbytes) for n in p.params())
     facts = {"tied": bool(getattr(dims, "tied", False)), "layers": getattr(dims, "layers", 0)}
-    facts |= {"flops_per_token": flops(p, {"B": 1, "T": 1}), "kv_bytes_per_token": kv_bytes_per_token(p)}
-    return _inspection(family, config, tuple(rows), nodes=len(p), edges=p.graph.edge_count, **facts)
+    facts |= {"flops_per_token": flops(p, ones(p)), "kv_bytes_per_token": kv_bytes_per_token(p)}
+    facts["inputs"] = {p.path(n): str(p.spec(n)) for n in p.inputs()}
+    return _inspection(family, name or p.name, tuple(rows), nodes=len(p), edges=p.graph.edge_count, **facts)
 
 
-def inspect_files(checkpoint: Checkpoint, config: Config, family: str) -> Inspection:
+def inspect_files(checkpoint: Checkpoint, name: str, family: str) -> Inspection:
     """Report what the headers tell, without an architecture: layers and costs are unknown and reported as 0."""
     names = {tag: dtype.name for tag, dtype in BY_TAG.items()}
     rows = (TensorRow(i.key, i.key, names.get(i.tag, i.tag), tuple(i.shape), i.nbytes) for i in checkpoint.infos())
-    return _inspection(family, config, tuple(rows))
+    return _inspection(family, name, tuple(rows))
 
 
-def _inspection(family: str, config: Config, rows: tuple[TensorRow, ...], **facts: Any) -> Inspection:
+def _inspection(family: str, name: str, rows: tuple[TensorRow, ...], **facts: Any) -> Inspection:
     dtypes = Counter[str]()
     for row in rows:
         dtypes[row.dtype] += row.bytes
     parameters, nbytes = sum(prod(r.shape) for r in rows), sum(r.bytes for r in rows)
-    return Inspection(family, config.path.parent.name, parameters, nbytes, dict(dtypes), rows, **facts)
+    return Inspection(family, name, parameters, nbytes, dict(dtypes), rows, **facts)
 
 
 def kv_bytes_per_token(p: Program) -> int:

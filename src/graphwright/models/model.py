@@ -212,7 +212,7 @@ class Model:
     def inspect(self) -> Inspection:
         """Report family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
         with exclusive(self.program):
-            return inspect_program(self.program, self.arch.name, self.config, self.dims)
+            return inspect_program(self.program, self.arch.name, self.config.path.parent.name, self.dims)
 
     def parameters(self) -> Iterator[Parameter]:
         """Iterate over the trainable variables; see `Program.parameters`."""
@@ -258,7 +258,7 @@ class Model:
         return diagnose
 
     # -- files -------------------------------------------------------------------------------------------------------
-    def export_plan(self, prefer: str = "original") -> ExportPlan:
+    def export_plan(self, prefer: str = "class") -> ExportPlan:
         """Plan an export: which levels can carry the model, and why not; reads no payload, writes nothing."""
         from graphwright.models.export.levels import Ladder
 

@@ -26,6 +26,7 @@ from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, find_toke
 from graphwright.program.builder import Builder
 from graphwright.program.diff import ProgramDiff
 from graphwright.program.files.load import load
+from graphwright.program.program import Program
 from graphwright.report import Report
 from graphwright.safetensors import Checkpoint
 
@@ -82,12 +83,29 @@ FACTS = "model.json"
 
 
 def is_saved(directory: Path) -> bool:
-    """Return True for a directory that `Model.save` wrote."""
+    """Return True for a directory that `Model.save` or `Program.save` wrote."""
     return (directory / "program.json").is_file()
+
+
+def open_any(path: str | os.PathLike[str], *, check: bool = True) -> Model | Program:
+    """Open a model, or a saved program that is not a model; of the directory of an evolution, open the champion.
+
+    `check` and errors are those of `open` and `graphwright.program.load`.
+    """
+    directory = resolve(path)
+    champion = directory / "champion"
+    if not is_saved(directory) and is_saved(champion):
+        directory = champion
+    if is_saved(directory) and not (directory / FACTS).is_file():
+        return load(directory, check)
+    return open(directory, check=check)
 
 
 def _open_saved(directory: Path, tokenizer: bool, check: bool) -> Model:
     """Open a directory that `Model.save` wrote. Raises: ProgramFileError, ConfigError, InvalidProgram if `check`."""
+    if not (directory / FACTS).is_file():
+        what, fix = "this is a saved program, not a language model", "graphwright.program.load(path) opens it"
+        raise ModelNotFound(what, where=str(directory), expected=f"{FACTS} beside program.json", fix=fix)
     config = Config.read(directory)
     facts, path = read_object(directory / FACTS, 64 << 20, nesting=8), str(directory / FACTS)
     keys, compute, known = facts.get("keys"), facts.get("compute"), ("float32", "float64", "bfloat16", "float16")
@@ -170,7 +188,7 @@ def inspect_path(path: str | os.PathLike[str]) -> Inspection:
     except UnsupportedArchitecture as error:
         source = resolve(path)
         config = Config.read(source if source.is_dir() else source.parent)
-        return inspect_files(Checkpoint(source), config, f"unknown class {error.got}")
+        return inspect_files(Checkpoint(source), config.path.parent.name, f"unknown class {error.got}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -201,8 +219,17 @@ class ModelDiff(Report):
 
 
 def compare_models(left: str | Path | Model, right: str | Path | Model, *, text: str | None = None) -> ModelDiff:
-    """Compare two models, or the models in two directories; also their logits on a `text`, encoded by the left one."""
-    a, b = (open(m) if isinstance(m, str | Path) else m for m in (left, right))
+    """Compare two models, or what two directories contain; also logits on a `text`, encoded by the left model.
+
+    Saved programs that are not models are compared by structure and weights. Raises: UsageError for a text with one.
+    """
+    a, b = (open_any(m) if isinstance(m, str | Path) else m for m in (left, right))
+    if not (isinstance(a, Model) and isinstance(b, Model)):
+        if text is not None:
+            raise UsageError("a text can only be compared on two language models", where="text",
+                             fix="leave it out: structure and weights are compared")  # fmt: skip
+        p, q = (m.program if isinstance(m, Model) else m for m in (a, b))
+        return ModelDiff({}, q.diff(p))
     fields = sorted((a.config.keys() | b.config.keys()) - {"_name_or_path", "transformers_version"})
     config = {f: [a.config.get(f), b.config.get(f)] for f in fields if a.config.get(f) != b.config.get(f)}
     logits: dict[str, float] = {}

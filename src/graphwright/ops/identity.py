@@ -9,7 +9,7 @@ from graphwright.array.vm.encode import rows as row_forms
 from graphwright.ops.attributes import Attr
 from graphwright.ops.axes import identity
 from graphwright.ops.call import call
-from graphwright.ops.registry import Row, Traits, free_cost, op
+from graphwright.ops.registry import Row, Traits, free_cost, moving_cost, op
 from graphwright.ops.rules import floating, same, unary_sample
 
 
@@ -19,7 +19,7 @@ class Cast(Row):
 
     arity, attrs = 1, {"dtype": Attr(DType)}
     traits = Traits(casts=True, linear_in=(0,), elementwise=True, convert=True)
-    axes = identity
+    axes, cost = identity, moving_cost
     emit = "{0}.to({dtype})"
     vm = row_forms.CAST
     infer = lambda x, dtype: Spec(x.shape, dtype)
@@ -33,7 +33,7 @@ class Copy(Row):
     """x, copied to new row-major memory."""
 
     arity, infer, traits, sample = 1, same, Traits(linear_in=(0,), elementwise=True, convert=True), unary_sample(-1, 1)
-    axes = identity
+    axes, cost = identity, moving_cost
     onnx = "Identity"
     emit = "{0}.clone()"
     vm = row_forms.COPY

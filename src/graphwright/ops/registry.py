@@ -339,6 +339,11 @@ def elementwise_cost(ins: Sequence[Spec], outs: Sequence[Spec], attrs: Attrs) ->
     return Cost(sum(o.size for o in outs), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
 
+def moving_cost(ins: Sequence[Spec], outs: Sequence[Spec], attrs: Attrs) -> Cost:
+    """Return the cost of moving data without arithmetic: all operands are read, all results written."""
+    return Cost(0, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
+
+
 def free_cost(ins: Sequence[Spec], outs: Sequence[Spec], attrs: Attrs) -> Cost:
     """Return a cost of 0: a view neither computes nor moves data."""
     return Cost(0, 0, 0)

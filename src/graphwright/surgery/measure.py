@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp, inf, log
-from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.errors import NonFinite
-from graphwright.models.generation.cache import StaticCache
+from graphwright.models.generation.timed import decode_call
 from graphwright.models.metrics import kl, log_softmax, nll
 from graphwright.program.cost import size
 from graphwright.report import Report
 from graphwright.surgery.calibration import Calibration, Stream, as_float, chunked
+from graphwright.timing import TimeComparison, compare_times, measure_time
 
 if TYPE_CHECKING:
     from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
-
-
-CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 
 
 def scores_tokens(p: Program) -> bool:
@@ -93,28 +89,28 @@ def activation_memory(program: Program, inputs: Mapping[str, Any]) -> int:
     return program.compile(inputs).arena_bytes
 
 
-def speed(p: Program, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Measure ms_per_token and tokens_per_s of decoding after 128 tokens, or ms_per_run if p scores no tokens."""
-    if not scores_tokens(p):
-        plan = p.compile(feeds, freeze=True)
-        return {"ms_per_run": _median_ms(lambda: plan(feeds))}
-    context = np.zeros((1, CONTEXT), np.int64)
-    cache = StaticCache(p, 1, CONTEXT + ROUNDS + WARM_UP)
+def _timed(p: Program, feeds: Mapping[str, np.ndarray]) -> Callable[[], object]:
+    """Return a function that decodes one token after 128 others, or runs p on `feeds` if p scores no tokens."""
+    if scores_tokens(p):
+        return decode_call(p)
+    plan = p.compile(feeds, freeze=True)
+    return lambda: plan(feeds)
+
+
+def milliseconds(p: Program, feeds: Mapping[str, np.ndarray]) -> float:
+    """Measure the time per token (or run, if p scores no tokens) in ms; NaN if the outputs are not finite."""
     try:
-        cache.step(context)
-        ms = _median_ms(lambda: cache.step(np.zeros((1, 1), np.int64)))
-    except NonFinite:  # a broken model has no speed
-        return {"ms_per_token": float("nan"), "tokens_per_s": float("nan")}
-    return {"ms_per_token": ms, "tokens_per_s": 1e3 / ms}
+        return measure_time(_timed(p, feeds))
+    except NonFinite:
+        return float("nan")
 
 
-def _median_ms(call: Callable[[], object]) -> float:
-    times = []
-    for _ in range(ROUNDS + WARM_UP):
-        started = perf_counter()
-        call()
-        times.append((perf_counter() - started) * 1e3)
-    return median(times[WARM_UP:])
+def compare_speed(before: Program, after: Program, feeds: Mapping[str, np.ndarray]) -> TimeComparison | None:
+    """Compare the times per token (or run) of two programs in alternating rounds; None if outputs are not finite."""
+    try:
+        return compare_times(_timed(before, feeds), _timed(after, feeds))
+    except NonFinite:
+        return None
 
 
 def loss_gradients(

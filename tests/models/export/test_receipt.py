@@ -76,10 +76,35 @@ def test_journal_costs_and_hashes_match_the_program(proved, made):
     mlp = 3 * s["hidden_size"] * s["intermediate_size"] + s["hidden_size"]
     both = receipt.cost["parameters"]
     assert both["after"] == both["before"] - mlp + s["hidden_size"] ** 2
-    for side in receipt.cost["latency_ms"].values():
-        assert side["prefill_128"] > side["decode"]["low"] / 2
-        assert (side["threads"], side["rounds"]) == (torch.get_num_threads(), 10)
-        assert 0 < side["decode"]["low"] <= side["decode"]["median"] <= side["decode"]["high"]
+    times = receipt.cost["latency_ms"]
+    assert (times["threads"], times["context"]) == (torch.get_num_threads(), 128)
+    for found in (times["prefill"], times["decode"]):
+        assert found["rounds"] >= 7
+        assert found["low"] <= found["ratio"] <= found["high"]
+        assert "program" not in found
+        for side, (low, high) in zip(("before", "after"), found["spread"], strict=True):
+            assert 0 < low <= found[side] <= high
+    assert times["prefill"]["after"] > times["decode"]["after"]
+    assert "ms per token" in dict(receipt.summary())
+
+
+def test_figures_of_zeros_are_those_of_the_files_beside_the_program(made, tmp_path):
+    m = gw.open(made("llama").path)
+    before = m.inspect()
+    m.select("layers.1.mlp").neurons[:30].prune()
+    receipt = m.export(tmp_path / "zeros", check="none")
+    files = gw.open(tmp_path / "zeros").inspect()
+    assert receipt.level == 3
+    for name, figure in (("parameters", "parameters"), ("bytes", "nbytes"), ("flops_per_token", "flops_per_token")):
+        cost = receipt.cost[name]
+        assert cost["after"] == getattr(files, figure) == getattr(before, figure) == cost["before"]
+        assert cost["program"] == getattr(m.inspect(), figure) < cost["after"]
+        assert f"{cost['program']:,} in the program" in dict(receipt.summary())[name.replace("_", " ")]
+    assert {"before", "after", "program"} <= set(receipt.cost["latency_ms"]["decode"])
+    untimed = m.export(tmp_path / "size", check="none", prefer="size", timed=False)
+    assert untimed.cost["bytes"]["after"] == m.inspect().nbytes
+    assert "program" not in untimed.cost["bytes"]
+    assert "latency_ms" not in untimed.cost
     assert (datetime.now(UTC) - datetime.fromisoformat(receipt.created)).total_seconds() < 3600
 
 

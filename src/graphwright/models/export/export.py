@@ -24,6 +24,7 @@ from graphwright.models.export.receipt import (
     cost,
     edit_rows,
     file_rows,
+    latency,
     snippet,
     tensor_digests,
     weight_counts,
@@ -63,7 +64,7 @@ class ExportOptions(Settings):
 
     Attributes:
         level: `auto` takes the lowest export level that is exact; a number or name requests one.
-        prefer: `original`, or `size`, which skips levels that store zeros for removed units.
+        prefer: `class` (the original class), or `size`, which skips levels that store zeros for removed units.
         dtype: `keep` stores each weight in the dtype of its file; a dtype name rounds to nearest even.
         check: `auto` checks with transformers if it is installed, and warns if not; `required` raises if it is not;
             `none` skips the check.
@@ -72,6 +73,7 @@ class ExportOptions(Settings):
         onnx: also write `model.onnx`, and compare it with onnxruntime unless `check` is `none`.
         onnx_cache: also write `model.onnx`, with `past_key_values` as inputs and outputs, for decoding.
         opset: opset of `model.onnx`, 20 or 23.
+        timed: measure the times per prompt and per token of the source and of the files, about two seconds.
         text: measure bits per byte of this text before and after, for the receipt.
         predicted: drift that a pass such as pruning predicted, by name; the receipt shows it beside the measured drift.
         overwrite: replace an existing directory.
@@ -79,7 +81,7 @@ class ExportOptions(Settings):
     """
 
     level: int | str = "auto"
-    prefer: Prefer = "original"
+    prefer: Prefer = "class"
     dtype: str = "keep"
     check: Check = "auto"
     prompts: Sequence[Any] | None = None
@@ -87,6 +89,7 @@ class ExportOptions(Settings):
     onnx: bool = False
     onnx_cache: bool = False
     opset: int = OPSET
+    timed: bool = True
     text: str | None = None
     predicted: Mapping[str, float] | None = None
     overwrite: bool = False
@@ -105,6 +108,7 @@ class ExportKeywords(TypedDict, total=False):
     onnx: bool
     onnx_cache: bool
     opset: int
+    timed: bool
     text: str | None
     predicted: Mapping[str, float] | None
     overwrite: bool
@@ -330,7 +334,12 @@ def _receipt(
     before = cost(original) if original is not None else {}
     if model.checkpoint is not None:
         before["nonzero_parameters"] = weight_counts(model.directory)["nonzero_parameters"]
-    after = {**cost(model), **weight_counts(folder)}
+    after = {**cost(level.written), **weight_counts(folder)}  # of the files, which may hold zeros for removed units
+    costs: dict[str, Any] = {k: ({"before": before[k]} if k in before else {}) | {"after": v} for k, v in after.items()}
+    for name, value in cost(model).items():
+        costs[name] |= {} if level.written is model or value == costs[name]["after"] else {"program": value}
+    if o.timed:
+        costs |= latency(original, level.written, model)
     probe: dict[str, Any] = {}
     if here is not None:
         last = here.logits[0][-1]
@@ -346,6 +355,6 @@ def _receipt(
         result={"files": file_rows(folder), "program_hash": p.hash(), "tensors": tensor_digests(folder)},
         journal={**journal, "by_author": dict(Counter(e.author for e in edits)), "edits": edit_rows(model)},
         check=facts, drift=moved,
-        cost={k: ({"before": before[k]} if k in before else {}) | {"after": v} for k, v in after.items()},
+        cost=costs,
         probe=probe, warnings=[*warnings, *run.warnings, *(w for e in edits for w in e.warnings)],
     )  # fmt: skip

@@ -131,13 +131,18 @@ class ExportLevel(ABC):
     def plan(self) -> LevelPlan:
         """Return a plan that tells whether this level can carry the model, and if not, why; reads no weight payload."""
 
+    @property
+    def written(self) -> Model:
+        """The model that a loader of the files computes: the program, or the template that holds its weights."""
+        return self.case.model
+
     @abstractmethod
     def carries(self, d: Deviation) -> bool:
         """Return True if this level's files can represent the deviation `d`."""
 
     def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
         """Write config, weights (as `dtype`, files of `max_shard_size`), tokenizer and other files into a directory."""
-        write_model(self.case.model, directory, dtype=dtype, max_shard_size=max_shard_size)
+        write_model(self.written, directory, dtype=dtype, max_shard_size=max_shard_size)
 
     def _refused(self, *reasons: Reason) -> LevelPlan:
         return LevelPlan(self.number, self.name, reasons=reasons)
@@ -182,10 +187,10 @@ class _TemplateLevel(ExportLevel):
         dims = self.sizes[1]
         return self._accepted(self.case.template_bytes(dims), self.case.rounded(dims))
 
-    def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
+    @cached_property
+    def written(self) -> Model:
         assert not isinstance(self.sizes, list)
-        made = conform(self.case.model, self.case.match, *self.sizes)
-        write_model(made, directory, dtype=dtype, max_shard_size=max_shard_size)
+        return conform(self.case.model, self.case.match, *self.sizes)
 
 
 class ResizedConfig(_TemplateLevel):
@@ -375,7 +380,9 @@ LEVELS: dict[int, type[ExportLevel]] = {
     level.number: level for level in (SameClass, ResizedConfig, ZeroFilled, GeneratedCode)
 }
 
-Prefer = Literal["original", "size"]
+Prefer = Literal["class", "size"]
+PREFERENCES: tuple[Prefer, ...] = get_args(Prefer)
+"""Whether `auto` prefers the original class of transformers, or weights without zeros."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -384,7 +391,7 @@ class ExportPlan(Report):
 
     Attributes:
         level: number of the level that `auto` takes, the lowest that is exact; None if no level is.
-        prefer: `original`, or `size`, which skips levels that store zeros for removed units.
+        prefer: `class`, or `size`, which skips levels that store zeros for removed units.
     """
 
     FIGURES = ("possible", "bytes", "not_better")
@@ -459,10 +466,10 @@ class Ladder:
         numbers = [tuple(level.number for level in self.levels if level.carries(d)) for d in case.deviations]
         self.deviations = tuple(replace(d, levels=n) for d, n in zip(case.deviations, numbers, strict=True))
 
-    def plan(self, prefer: str = "original") -> ExportPlan:
+    def plan(self, prefer: str = "class") -> ExportPlan:
         """Plan all levels, and choose one. Raises: UsageError for an unknown preference."""
-        if prefer not in (known := get_args(Prefer)):
-            raise UsageError("unknown preference", where="prefer", expected=" or ".join(known), got=prefer)
+        if prefer not in PREFERENCES:
+            raise UsageError("unknown preference", where="prefer", expected=" or ".join(PREFERENCES), got=prefer)
         rows = tuple(level.plan() for level in self.levels)
         pairs = zip(self.levels, rows, strict=True)
         taken = (row.level for level, row in pairs if row.exact and (level.true_size or prefer != "size"))

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from math import prod
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,16 +18,16 @@ from graphwright.errors import NonFinite
 from graphwright.files import JsonError, atomic_write, blake2b_128, read_json, sha256_file
 from graphwright.graph import canonical_json
 from graphwright.models.errors import ExportError
+from graphwright.models.generation.timed import CONTEXT, decode_call, prefill_call
 from graphwright.report import Report
 from graphwright.safetensors import Checkpoint
+from graphwright.timing import TimeComparison, compare_times, measure_time
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
-SCHEMA = 3
+SCHEMA = 4
 GREEDY_TOKENS = 32
-CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
-"""Tokens of the timed prefill; timed decoding steps, and steps before them."""
 _KINDS = {"int": int, "str": str, "bool": bool, "list": list, "dict": dict}
 
 
@@ -50,7 +48,9 @@ class Receipt(Report):
         check: loader, class, versions, prompts, tokens, export_error {max_abs, max_rel, tol}, greedy_equal, onnx.
         drift: program against source: max_abs_dlogits, mean_kl_nats, top1_agreement; for a text, bits_per_byte {before,
             after, bytes, text_sha256}; figures that a pass predicted, predicted {name: figure}.
-        cost: parameters, bytes, flops_per_token, kv_bytes_per_token, latency_ms; each {before, after} if both exist.
+        cost: parameters, bytes, flops_per_token, kv_bytes_per_token, each {before, after, program}: of the source, of
+            the files, and of the edited program where the files hold zeros for removed units; latency_ms with prefill
+            and decode, each a `TimeComparison`, or {after} without a source.
         probe: {ids, top5, greedy} for a later verification of the files.
         warnings: sentences for the reader.
         unknown: fields of a later version, preserved when the receipt is written again.
@@ -143,7 +143,16 @@ class Receipt(Report):
             value = self.cost.get(name, {})
             if "after" in value:
                 before = f"{value['before']:,} -> " if value.get("before", value["after"]) != value["after"] else ""
-                rows.append((name.replace("_", " "), f"{before}{value['after']:,}"))
+                program = f" in the files, {value['program']:,} in the program" if "program" in value else ""
+                rows.append((name.replace("_", " "), f"{before}{value['after']:,}{program}"))
+        for name, label in (("prefill", f"ms for {CONTEXT} tokens"), ("decode", "ms per token")):
+            value = dict(self.cost.get("latency_ms", {}).get(name, {}))
+            if "before" in value:
+                of_program = value.pop("program", None)
+                rows.append((label, str(_comparison(value))))
+                rows += [(f"{label}, program", str(_comparison(of_program)))] if of_program else []
+            elif value:
+                rows.append((label, f"{value['after']:.4g}"))
         made = len(self.journal["edits"])
         rows.append(("edits", f"{made}, journal {self.journal['hash'][:12]}" if self.journal["entries"] else "none"))
         return rows
@@ -156,6 +165,10 @@ class Receipt(Report):
 def digest(body: dict[str, Any]) -> str:
     """Return the sha256 of the canonical JSON of a receipt."""
     return sha256(canonical_json(body).encode()).hexdigest()
+
+
+def _comparison(value: dict[str, Any]) -> TimeComparison:
+    return TimeComparison(**{f.name: value[f.name] for f in fields(TimeComparison)})
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -200,26 +213,36 @@ def edit_rows(model: Model) -> list[dict[str, str]]:
 
 
 def cost(model: Model) -> dict[str, Any]:
-    """Measure parameters, bytes, FLOPs and cache bytes per token, and the time to prefill 128 tokens and decode one."""
+    """Return parameters, bytes, and FLOPs and cache bytes per token of a model's program."""
     facts = model.inspect()
     found: dict[str, Any] = {"parameters": facts.parameters, "bytes": facts.nbytes}
-    found |= {name: getattr(facts, name) for name in ("flops_per_token", "kv_bytes_per_token")}
-    room, times = CONTEXT + ROUNDS + WARM_UP, []
-    try:
-        model.new_cache(room, kind="static").step(np.zeros((1, CONTEXT), np.int64))  # compiles the plans
-        cache = model.new_cache(room, kind="static")
-        for tokens in (CONTEXT, *[1] * (ROUNDS + WARM_UP)):
-            started = perf_counter()
-            cache.step(np.zeros((1, tokens), np.int64))
-            times.append((perf_counter() - started) * 1e3)
-    except NonFinite:  # the source has NaN weights, so there is nothing to time
-        return found
-    prefill, steps = times[0], sorted(times[1 + WARM_UP :])
-    decode = {"median": round(median(steps), 3), "low": round(steps[0], 3), "high": round(steps[-1], 3)}
+    return found | {name: getattr(facts, name) for name in ("flops_per_token", "kv_bytes_per_token")}
+
+
+def latency(source: Model | None, written: Model, model: Model) -> dict[str, Any]:
+    """Measure the ms to prefill 128 tokens and to decode one, in alternating rounds.
+
+    Args:
+        source: the model before all edits, if it is known.
+        written: the model that the files contain, which is compared with the source.
+        model: the edited model, compared with the source as `program` if it is another one than `written`.
+    Returns: {latency_ms: {runtime, context, threads, prefill, decode}}; empty if outputs are not finite.
+    """
     from graphwright.array.vm.running.call import get_num_threads  # loads numba
 
-    latency = {"runtime": "graphwright", "context": CONTEXT, f"prefill_{CONTEXT}": round(prefill, 3), "decode": decode}
-    return found | {"latency_ms": {**latency, "rounds": len(steps), "threads": get_num_threads()}}
+    sides = {"after": written} | ({} if written is model or source is None else {"program": model})
+    found: dict[str, Any] = {"prefill": {}, "decode": {}}
+    try:
+        for name, made in (("prefill", prefill_call), ("decode", decode_call)):
+            if source is None:
+                found[name] = {"after": measure_time(made(written.program))}
+                continue
+            compared = {side: compare_times(made(source.program), made(m.program)) for side, m in sides.items()}
+            found[name] = compared["after"].to_json() | {side: c.to_json() for side, c in compared.items()
+                                                         if side != "after"}  # fmt: skip
+    except NonFinite:  # weights of the source or of the model are NaN, so there is nothing to time
+        return {}
+    return {"latency_ms": {"runtime": "graphwright", "context": CONTEXT, "threads": get_num_threads(), **found}}
 
 
 # -- the card ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from graphwright.surgery.errors import CompressionWouldGrow, check_choices
 from graphwright.surgery.factorise.chain import attach, flops
 from graphwright.surgery.factorise.factors import Factors, as_stored, compression_ratio, parameters, reconstruct
 from graphwright.surgery.factorise.methods import METHODS, LowRankFit
-from graphwright.surgery.factorise.report import CompressionReport, Divergence, FitRow, divergence_of, milliseconds
+from graphwright.surgery.factorise.report import CompressionReport, Divergence, FitRow, chain_speed, divergence_of
 from graphwright.surgery.matrices import Matrix, Skipped, input_grams, output_error, values
 
 if TYPE_CHECKING:
@@ -260,12 +260,11 @@ def _decide(s: _Subject, budget: MatrixBudget, divergence: Divergence | None) ->
 def _row(s: _Subject, name: str, factors: Factors, divergence: Divergence | None) -> FitRow:
     m, count = s.matrix, parameters(factors)
     rank, (weight_error, output) = count // sum(m.shape), _errors(s.w, factors, s.gram)
-    dense_ms, ms = milliseconds(factors)
     return FitRow(path=m.path, shape=m.shape, method=name, ranks=factors.ranks, parameters=count,
                   ratio=compression_ratio(factors), weight_error=weight_error, output_error=output,
                   svd_error=s.spectrum.error(rank) if rank else None,
                   asvd_error=s.aware.error(rank) if rank and s.aware is not None else None,
-                  kl=None if divergence is None else divergence(m, factors), dense_ms=dense_ms, ms=ms,
+                  kl=None if divergence is None else divergence(m, factors), speed=chain_speed(factors),
                   flops_share=flops(factors) / (2 * m.size))  # fmt: skip
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from graphwright import timing
 from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
 from graphwright.program.builder import Builder
@@ -19,12 +18,13 @@ from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import Factors
 from graphwright.surgery.matrices import Matrix, MatrixReport, find_matrices
 from graphwright.surgery.measure import Drift
+from graphwright.timing import TimeComparison, compare_times
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
-ROWS, ROUNDS, WARM_UP = 32, 9, 2
+ROWS = 32
 COLUMNS = ("path", "method", "ranks", "ratio", "weight_error", "output_error", "svd_error", "asvd_error", "kl",
            "flops_share", "dense_ms", "ms", "")  # fmt: skip
 
@@ -43,7 +43,7 @@ class FitRow(Report):
         svd_error, asvd_error: weight error of a truncated SVD, and output error of an activation-aware SVD, with at
             most as many parameters; None if even rank 1 has more (asvd_error: or without calibration).
         kl: mean KL divergence of the model's logits in nats if only this matrix is factored; None without calibration.
-        dense_ms, ms: milliseconds for 32 rows: by the matrix product, and by the chain of factors.
+        speed: ms for 32 rows: by the matrix product (before), and by the chain of factors (after).
         flops_share: operations of the chain / of the matrix product.
         chosen: whether this method is the best one within the budget.
         applied: whether the factors replaced the matrix; False for a ratio of at most 1.
@@ -60,8 +60,7 @@ class FitRow(Report):
     svd_error: float | None
     asvd_error: float | None
     kl: float | None
-    dense_ms: float
-    ms: float
+    speed: TimeComparison
     flops_share: float
     chosen: bool = False
     applied: bool = False
@@ -74,8 +73,8 @@ class FitRow(Report):
 
     @property
     def slower(self) -> bool:
-        """Whether the chain took longer than the matrix product."""
-        return self.ms > self.dense_ms
+        """Whether the chain takes longer than the matrix product, beyond the spread of the measurement."""
+        return self.speed.verdict == "slower"
 
     @property
     def mark(self) -> str:
@@ -116,17 +115,18 @@ class CompressionReport(MatrixReport):
 
     def __str__(self) -> str:
         slower = ", ".join(f"{r.path} ({r.method})" for r in self.applied if r.slower)
+        rows = [{**r.to_json(), "dense_ms": r.speed.before, "ms": r.speed.after, "": r.mark} for r in self.rows]
         return self.text(
             f"compress: {self.method} within {self.budget}",
-            table([{**r.to_json(), "": r.mark} for r in self.rows], COLUMNS),
+            table(rows, COLUMNS),
             f"{len(self.applied)} matrices factored; {self.before:,} parameters before, {self.after:,} after, "
             f"ratio {self.ratio:.3g}",
             *([f"slower: {slower}"] if slower else []),
         )
 
 
-def milliseconds(factors: Factors) -> tuple[float, float]:
-    """Measure two median times of y = x · Wᵀ for 32 float32 rows: by the dense matrix, and by the chain of factors."""
+def chain_speed(factors: Factors) -> TimeComparison:
+    """Compare the times of y = x · Wᵀ for 32 float32 rows: by the dense matrix, and by the chain of factors."""
     out, inner = factors.shape
     b = Builder("timed")
     rng = np.random.default_rng(0)
@@ -138,14 +138,8 @@ def milliseconds(factors: Factors) -> tuple[float, float]:
         attach(e, find_matrices(chain, "map")[0][0], factors)
     x = rng.standard_normal((ROWS, inner)).astype(np.float32)
     plans = [plan_for(p, {"x": p.spec(p.inputs()[0])}, ("y",), CompileOptions(freeze=True)) for p in (dense, chain)]
-    taken: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS + WARM_UP):
-        for plan, times in zip(plans, taken, strict=True):
-            started = perf_counter()
-            plan({"x": x})
-            times.append((perf_counter() - started) * 1e3)
-    before, after = (median(times[WARM_UP:]) for times in taken)
-    return before, after
+    dense_call, chain_call = (lambda plan=plan: plan({"x": x}) for plan in plans)
+    return compare_times(dense_call, chain_call, timing.SECONDS / 10)  # one of many matrices
 
 
 Divergence = Callable[[Matrix, Factors], float]

@@ -22,7 +22,7 @@ from graphwright.ops.axes import Atom, Term, atoms, resized, resolve
 from graphwright.program.cost import ModelSize, counted, ones, op_flops, size
 from graphwright.program.op_graph import Value
 from graphwright.surgery.budgets import AtMost, Latency, Ratio, SizeBudget
-from graphwright.surgery.measure import speed
+from graphwright.surgery.measure import milliseconds
 from graphwright.surgery.pruning.prunable import ResidualBranch
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Goal:
             base = getattr(size(p, nodes), target.of)
             return Goal(target.of, base, (1 - target.share) * base, frozenset(nodes), feeds)
         if isinstance(target, Latency):
-            return Goal("ms", _ms(p, feeds), target.ms, None, feeds)
+            return Goal("ms", milliseconds(p, feeds), target.ms, None, feeds)
         if not isinstance(target, AtMost):
             raise UsageError("the target of pruning is not a size budget", where="target", got=repr(target),
                              expected="Ratio, Params, Flops, Bytes or Latency")  # fmt: skip
@@ -227,7 +227,7 @@ class Goal:
         """Return the counted quantity if each axis keeps `kept[axis]` units; time is measured on a trimmed copy."""
         if self.of != "ms":
             return getattr(footprint.of(kept), self.of)
-        return _ms(trimmed(p, kept), self.feeds)
+        return milliseconds(trimmed(p, kept), self.feeds)
 
 
 def trimmed(p: Program, kept: Mapping[str, int]) -> Program:
@@ -245,8 +245,3 @@ def unit_cost(footprint: Footprint, of: str, name: str, size: int) -> float:
     what = "flops" if of == "ms" else of
     whole, less = (getattr(footprint.of(kept), what) for kept in ({}, {name: size - 1}))
     return max(whole - less, 1e-9)
-
-
-def _ms(p: Program, feeds: Mapping[str, np.ndarray]) -> float:
-    found = speed(p, feeds)
-    return found.get("ms_per_token", found.get("ms_per_run", 0.0))

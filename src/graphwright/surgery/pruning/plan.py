@@ -18,6 +18,7 @@ from graphwright.settings import AtLeastOne, Count, NotNegative, Settings, Share
 from graphwright.surgery.errors import StaleStep, check_choices
 from graphwright.surgery.pruning.prunable import NEURONS, Where, remove_branch, residual_branches
 from graphwright.surgery.pruning.scores import CRITERIA
+from graphwright.timing import TimeComparison
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -25,11 +26,9 @@ if TYPE_CHECKING:
 
 TOOL = "graphwright.surgery.prune"
 SCHEMA = 1
-TIMES = ("ms_per_token", "tokens_per_s", "ms_per_run")
 LABELS = {
     "parameters": "parameters", "bytes": "bytes", "flops": "FLOP/token", "perplexity": "perplexity",
-    "bits_per_byte": "bits per byte", "nats": "nats/token", "drift": "drift", "ms_per_token": "ms per token",
-    "tokens_per_s": "tokens/s", "ms_per_run": "ms per run",
+    "bits_per_byte": "bits per byte", "nats": "nats/token", "drift": "drift",
 }  # fmt: skip
 
 
@@ -202,9 +201,11 @@ class PruneReport(Report):
         target: the budget as text.
         reached: dict {of, before, after, asked}: the counted quantity, its values, and its limit.
         steps: the applied or planned steps, in order.
-        before, after: dicts of parameters, bytes, flops, nats, perplexity, bits_per_byte, ms_per_token, tokens_per_s on
-            held-out windows; times only if requested; drift and ms_per_run if the program scores no tokens.
-        export_level: export levels before and after pruning; None without a model.
+        before, after: dicts of parameters, bytes, flops of the program, and nats, perplexity, bits_per_byte on held-out
+            windows; drift if the program scores no tokens.
+        speed: ms per token (per run if the program scores no tokens) before and after; None if it was not measured.
+        files: what exports write, {level, bytes} of their weights: `before`, and of the pruned model by preference
+            (`class`, `size`); None without a model.
         calibration: sizes, seed and hashes of the learning and the held-out windows.
         settings: the `PruneOptions`, as JSON.
         attempts: a dict per tried share of attention modules: its loss on the calibration data, or why it was given up.
@@ -218,7 +219,8 @@ class PruneReport(Report):
     steps: tuple[PruneStep, ...]
     before: dict[str, Any]
     after: dict[str, Any]
-    export_level: tuple[int | None, int | None] | None
+    speed: TimeComparison | None
+    files: dict[str, Any] | None
     calibration: dict[str, Any]
     settings: dict[str, Any]
     attempts: list[dict[str, Any]] = field(default_factory=list)
@@ -233,9 +235,9 @@ class PruneReport(Report):
 
     def figures(self) -> dict[str, Any]:
         """Return a dict of the figures that `optimise_report` can recompute: all but times, settings and attempts."""
-        sides = {side: {k: v for k, v in getattr(self, side).items() if k not in TIMES} for side in ("before", "after")}
         layers = [step.figures() for step in self.steps]
-        return {**sides, "layers": layers, "calibration": self.calibration, "journal": self.journal}
+        return {"before": self.before, "after": self.after, "layers": layers, "calibration": self.calibration,
+                "journal": self.journal}  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serialisable dict, in which the steps are called `layers`."""
@@ -253,8 +255,16 @@ class PruneReport(Report):
                 a, b = self.before.get(name), self.after[name]
                 share = f"  ({100 * (b / a - 1):+.1f} %)" if a and name != "drift" else ""
                 lines.append(f"  {label:<14}{_number(a)} => {_number(b)}{share}")
-        if self.export_level is not None:
-            lines.append(f"  {'export level':<14}{self.export_level[0]} => {self.export_level[1]}")
+        if self.speed is not None:
+            lines.append(f"  {'ms per token' if 'nats' in self.after else 'ms per run':<14}{self.speed}")
+        if self.files is not None:
+            before = self.files["before"]
+            lines.append(f"  {'files':<14}{before['bytes']:,} bytes, export level {before['level']}")
+            for prefer, found in self.files.items():
+                if prefer != "before" and found["level"] is not None:
+                    share = f"  ({100 * (found['bytes'] / max(before['bytes'], 1) - 1):+.1f} %)"
+                    level = f"export level {found['level']}, prefer {prefer}"
+                    lines.append(f"  {'':<14}=> {found['bytes']:,}{share}, {level}")
         tried = [f"{a['share']:g}: {a['given_up'] or format(a['calibration_loss'], '.4f')}" for a in self.attempts]
         lines += [f"  {'tried':<14}{'; '.join(tried)}"] if len(tried) > 1 else []
         lines += [f"  {'warning':<14}{w}" for w in self.warnings]

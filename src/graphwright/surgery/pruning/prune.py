@@ -30,7 +30,7 @@ from graphwright.signatures import keywords
 from graphwright.surgery.budgets import SizeBudget
 from graphwright.surgery.calibration import Calibration, CalibrationTooSmall, MissingCalibration, Stream
 from graphwright.surgery.matrices import program_of
-from graphwright.surgery.measure import figures, loss, scores_tokens, speed
+from graphwright.surgery.measure import compare_speed, figures, loss, scores_tokens
 from graphwright.surgery.pruning import prunable as pr
 from graphwright.surgery.pruning.allocate import Curve, Goal, allocate, smallest, unit_cost
 from graphwright.surgery.pruning.plan import TOOL, PruneKeywords, PruneOptions, PrunePlan, PruneReport, PruneStep
@@ -403,19 +403,15 @@ def prune(
     made = pruner.run()
     tokenizer = None if model is None else model.tokenizer
 
-    def measured(of: Program) -> dict[str, Any]:
-        return figures(of, calibration, p, tokenizer) | (speed(of, feeds) if given.timed else {})
-
-    def export_level(of: Program) -> int | None:
-        return None if model is None else model.with_program(of).export_plan().level
-
-    before = measured(p)
+    before, after = (figures(of, calibration, p, tokenizer) for of in (p, made.program))
+    speed = compare_speed(p, made.program, feeds) if made.steps and (given.timed or goal.of == "ms") else None
+    sizes = {"before": goal.base, "after": goal.taken(made.program, goal.counted(made.program), {})}
+    if goal.of == "ms" and speed is not None:
+        sizes = {"before": speed.before, "after": speed.after}
     found = PruneReport(
-        target=str(target), steps=tuple(made.steps), before=before,
-        reached={"of": goal.of, "before": goal.base, "asked": goal.most,
-                 "after": goal.taken(made.program, goal.counted(made.program), {})},
-        after=measured(made.program) if made.steps else dict(before),
-        export_level=None if model is None else (export_level(p), export_level(made.program)),
+        target=str(target), steps=tuple(made.steps), before=before, after=after, speed=speed,
+        reached={"of": goal.of, **sizes, "asked": goal.most},
+        files=None if model is None else _files(model, made.program),
         calibration=calibration.to_json(), settings=chosen.to_json(),
         attempts=[a.to_json() for a in pruner.attempts], warnings=list(dict.fromkeys(pruner.warnings)),
     )  # fmt: skip
@@ -425,3 +421,12 @@ def prune(
         found.journal = p.journal.hash
     found.seconds = perf_counter() - started
     return plan if dry_run else found
+
+
+def _files(model: Model, pruned: Program) -> dict[str, Any]:
+    """Return level and bytes of the weights that exports write: `before`; pruned, by preference: `class`, `size`."""
+    from graphwright.models.export.levels import PREFERENCES, Ladder
+
+    ladder = Ladder(model.with_program(pruned))
+    plans = {"before": model.export_plan(), **{prefer: ladder.plan(prefer) for prefer in PREFERENCES}}
+    return {name: {"level": plan.level, "bytes": plan.bytes} for name, plan in plans.items()}
