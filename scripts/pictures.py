@@ -179,7 +179,7 @@ def house() -> str:
         **{"autograd": "tensors, tape, backward", "ops": "one class per op"},
         **{"array": "memory, ATen, VM, formulas", "graph": "handles, bulk edits, order"},
         **{"safetensors": "checkpoint files", "files": "atomic writes, strict JSON", "settings": "ranges"},
-        **{"builds": "native code in the background"},
+        **{"builds": "native code in the background", "timing": "alternating rounds"},
         **dict.fromkeys(("errors", "progress", "report", "native", "signatures"), ""),
     }
     rows = [sorted(names) for names in reversed(levels) if "__init__" not in names]
