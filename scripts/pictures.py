@@ -178,7 +178,12 @@ def house() -> str:
         **{"plan": "tables, executors", "program": "graph of ops and weights, edits, undo, axes, pictures"},
         **{"autograd": "tensors, tape, backward", "ops": "one class per op"},
         **{"array": "memory, ATen, VM, formulas", "graph": "handles, bulk edits, order"},
-        **{"safetensors": "checkpoint files", "files": "atomic writes, strict JSON", "settings": "ranges"},
+        **{
+            "safetensors": "checkpoint files",
+            "files": "atomic writes, strict JSON",
+            "settings": "ranges",
+            "timing": "compared times",
+        },
         **dict.fromkeys(("errors", "progress", "report", "native", "signatures"), ""),
     }
     rows = [sorted(names) for names in reversed(levels) if "__init__" not in names]
