@@ -178,8 +178,13 @@ def house() -> str:
         **{"plan": "tables, executors", "program": "graph of ops and weights, edits, undo, axes, pictures"},
         **{"autograd": "tensors, tape, backward", "ops": "one class per op"},
         **{"array": "memory, ATen, VM, formulas", "graph": "handles, bulk edits, order"},
-        **{"safetensors": "checkpoint files", "files": "atomic writes, strict JSON", "settings": "ranges"},
-        **{"builds": "native code in the background", "timing": "alternating rounds"},
+        **{
+            "safetensors": "checkpoint files",
+            "files": "atomic writes, strict JSON",
+            "settings": "ranges",
+            "timing": "compared times",
+            "builds": "native code in the background",
+        },
         **dict.fromkeys(("errors", "progress", "report", "native", "signatures"), ""),
     }
     rows = [sorted(names) for names in reversed(levels) if "__init__" not in names]

@@ -65,6 +65,7 @@ def alternate(
     seconds = SECONDS if seconds is None else seconds
     counts, spent, times = [], [0.0] * len(calls), [list[float]() for _ in calls]
     for call in calls:
+        once = 0.0
         for _ in range(WARM_UP):
             started = clock()
             call()
@@ -92,12 +93,10 @@ def compare_times(
     before: Call, after: Call, seconds: float | None = None, *, clock: Callable[[], float] = perf_counter
 ) -> TimeComparison:
     """Compare the times of two calls, measured in alternating rounds of `seconds` a side; see `alternate`."""
-    sides = alternate([before, after], seconds, clock=clock)
-    ratios = sorted(b / a for a, b in zip(*sides, strict=True) if a)
-    at = median_rank(len(ratios))
-    first, second = (_quartiles(sorted(side)) for side in sides)
-    return TimeComparison(*map(median, sides), (first, second), median(ratios), ratios[at], ratios[-1 - at],
-                          len(sides[0]))  # fmt: skip
+    old, new = alternate([before, after], seconds, clock=clock)
+    ratios = sorted(b / a for a, b in zip(old, new, strict=True) if a)
+    at, spread = median_rank(len(ratios)), (_quartiles(sorted(old)), _quartiles(sorted(new)))
+    return TimeComparison(median(old), median(new), spread, median(ratios), ratios[at], ratios[-1 - at], len(old))
 
 
 def median_rank(n: int) -> int:
