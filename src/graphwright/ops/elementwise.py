@@ -305,8 +305,9 @@ class Pow(rules.Binary):
     def vjp(g, ins, outs, attrs, needs):
         x, p = ins
         dx = dp = None
-        if needs[0]:  # 0⁰ instead of 0⁻¹ where p = 0: the factor p is 0 there
-            constant = call("logical_and", call("eq", x, 0.0), call("eq", p, 0.0))
+        if needs[0]:  # x⁰ instead of the infinite or NaN x⁻¹ where p = 0: the factor p is 0 there
+            invertible = call("lt", 0.0, call("abs", x))
+            constant = call("logical_and", call("logical_not", invertible), call("eq", p, 0.0))
             dx = g * p * call("pow", x, call("where", constant, 0.0, p - 1.0))
         if needs[1]:  # ln 1 where 0ᵖ does not change with p
             still = call("logical_and", call("eq", x, 0.0), call("le", 0.0, p))
