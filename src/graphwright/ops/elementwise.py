@@ -98,7 +98,7 @@ class Expm1(_Wide):
     """eˣ - 1, elementwise, accurate near 0; gradient g(y + 1)."""
 
     saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(-2, 2), Traits(keeps_zero=True)
-    emit, aten, method = "torch.expm1({0})", "expm1", "expm1"
+    emit, aten, vm, method = "torch.expm1({0})", "expm1", forms.pointwise(Code.EXPM1), "expm1"
     vjp = lambda g, ins, outs, attrs, needs: (g * (outs[0] + 1.0),)
     onnx = lambda u: u("Sub", u("Exp", u.names[0]), u.scalar(1.0))
 
@@ -117,7 +117,7 @@ class Log1p(_Wide):
     """ln(1 + x), elementwise, accurate near 0; gradient g / (1 + x)."""
 
     saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-0.7, 3), Traits(keeps_zero=True)
-    emit, aten, method = "torch.log1p({0})", "log1p", "log1p"
+    emit, aten, vm, method = "torch.log1p({0})", "log1p", forms.pointwise(Code.LOG1P), "log1p"
     vjp = lambda g, ins, outs, attrs, needs: (g / (1.0 + ins[0]),)
     onnx = lambda u: u("Log", u("Add", u.names[0], u.scalar(1.0)))
 
@@ -158,7 +158,7 @@ class Sin(rules.UnaryFloat):
     """sin x, elementwise."""
 
     saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-3, 3), Traits(activation=True, keeps_zero=True)
-    emit, onnx, aten, method = "torch.sin({0})", "Sin", "sin", "sin"
+    emit, onnx, aten, vm, method = "torch.sin({0})", "Sin", "sin", forms.pointwise(Code.SIN), "sin"
     vjp = lambda g, ins, outs, attrs, needs: (g * call("cos", ins[0]),)
 
 
@@ -167,7 +167,7 @@ class Cos(rules.UnaryFloat):
     """cos x, elementwise."""
 
     saves, sample = Saves(inputs=(0,)), rules.unary_sample(-3, 3)
-    emit, onnx, aten, method = "torch.cos({0})", "Cos", "cos", "cos"
+    emit, onnx, aten, vm, method = "torch.cos({0})", "Cos", "cos", forms.pointwise(Code.COS), "cos"
     vjp = lambda g, ins, outs, attrs, needs: (-(g * call("sin", ins[0])),)
 
 
@@ -202,6 +202,11 @@ class Clamp(rules.Unary):
         if high is not None:
             g = call("where", call("le", x, call("full_like", x, value=high)), g, zero)
         return (g,)
+
+    def expand(ins, attrs):
+        x, low, high = ins[0], attrs["low"], attrs["high"]
+        x = x if low is None else call("maximum", x, low)
+        return x if high is None else call("minimum", x, high)
 
     def sample(rng):
         bounds = [(-1.0, 1.0), (None, 0.5), (-0.5, None)][rng.integers(3)]
