@@ -83,12 +83,11 @@ def ours(weights: list, x: np.ndarray, t: np.ndarray) -> Ours:
         layer.bias.assign(gw.tensor(b))  # type: ignore[union-attr]
         layers += [layer, nn.Tanh()]
     model = nn.Sequential(*layers[:-1])
-    opt = optim.AdamW(model.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=0.0)
+    opt = optim.Adam(model.parameters(), lr=LR, betas=BETAS, eps=EPS)
 
     def step(x: gw.Tensor, t: gw.Tensor) -> gw.Tensor:
         opt.zero_grad()
-        error = model(x) - t
-        loss = (error * error).mean()
+        loss = ((model(x) - t) ** 2).mean()
         loss.backward()
         opt.step()
         return loss
@@ -224,11 +223,11 @@ def scalars(nodes: int = 50) -> Figure:
             values.append((u + w, u * w, tanh(u))[kind] * weights[i])
         total = values[0]
         for value in values[1:]:
-            total = total + value * value
+            total = total + value**2
         return total
 
     params = [gw.Parameter(np.float32(v), name=f"w{i}") for i, v in enumerate(start)]
-    opt = optim.AdamW(params, lr=LR, betas=BETAS, eps=EPS, weight_decay=0.0)
+    opt = optim.Adam(params, lr=LR, betas=BETAS, eps=EPS)
 
     def step(x: gw.Tensor) -> gw.Tensor:
         opt.zero_grad()

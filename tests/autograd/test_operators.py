@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from graphwright.array import bfloat16
 from graphwright.autograd import (
     Tensor,
     argsort,
@@ -26,6 +27,7 @@ from graphwright.autograd import (
     var,
     where,
 )
+from graphwright.autograd.modes import autocast_to
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.testing.gradcheck import gradcheck, gradgradcheck
 from graphwright.testing.oracle import assert_bits, assert_close
@@ -46,6 +48,38 @@ def test_operators_match_torch(name: str) -> None:
     if name != "pow":
         assert_bits(apply(tensor(whole), tensor(other)), apply(torch.from_numpy(whole), torch.from_numpy(other)))
     assert_bits(apply(tensor(whole), 3), apply(torch.from_numpy(whole), 3))
+
+
+BASES = [0.0, -0.0, 0.3, -0.3, 1.0, -2.0, 7.5, inf, -inf, np.nan, 1e-30, 3e12]
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32"])
+@pytest.mark.parametrize("exponent", [-2, -1, -1.0, -0.5, 0, 0.5, 1, 1.0, 1.5, 2, 2.0, np.float64(2), 3, 4])
+def test_numbers_as_exponents_match_torch(exponent: float, kind: str) -> None:
+    unlike = {-0.5: (1, 8), 1.5: (8,)}.get(exponent, ())  # torch: no slope of rsqrt, and sqrt in place of pow
+    base = np.array([x for i, x in enumerate(BASES) if i not in unlike], kind)
+    mine, theirs = tensor(base, requires_grad=True), torch.tensor(base, requires_grad=True)
+    y, expected = mine**exponent, theirs**exponent
+    rtol = 1e-6 if kind == "float32" else 1e-14
+    assert_close(y, expected.detach(), rtol=rtol)
+    assert np.array_equal(np.signbit(y.numpy()), np.signbit(expected.detach().numpy()))
+    (slope,) = torch.autograd.grad(expected.sum(), theirs)
+    assert_close(grad(y.sum(), mine)[0], slope, rtol=rtol)
+
+
+def test_powers_by_products_have_exact_higher_gradients() -> None:
+    for exponent in (-1, -0.5, 0.5, 1, 2, 3):
+        gradgradcheck(lambda x, p=exponent: x**p, [tensor(B)])
+
+
+def test_power_of_a_tensor_is_computed_in_float32_under_autocast() -> None:
+    x = np.array([1.0078125, 3.015625], np.float32)
+    with autocast_to(bfloat16):
+        found = [tensor(x).bfloat16() ** p for p in (2, 3, 0.5)]
+    assert [y.dtype.name for y in found] == ["float32"] * 3
+    assert_close(found[0], torch.tensor(x) ** 2, rtol=1e-6)
+    assert (tensor([3, -2]) ** 2).tolist() == [9, 4]
+    assert (tensor([4, 9]) ** 0.5).tolist() == [2, 3]
 
 
 def test_logical_operators_need_bools() -> None:

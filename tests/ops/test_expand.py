@@ -14,7 +14,7 @@ from graphwright.ops import OPS, Op
 FUSED = [name for name, row in OPS.items() if row.expand is not None]
 WHY_NOT = {
     "a primitive: arithmetic and functions": (
-        "neg abs sign step floor ceil round add sub mul div floor_divide remainder pow minimum maximum clamp junction "
+        "neg abs sign step floor ceil round add sub mul div floor_divide remainder pow minimum maximum junction "
         "exp expm1 log log1p sqrt rsqrt reciprocal sin cos tanh sigmoid erf"
     ),
     "a primitive: comparison, logic and choice": (

@@ -430,6 +430,17 @@ def test_closed_arguments_are_refused_also_in_cached_calls() -> None:
     assert double(tensor(np.ones(3, np.float32))).tolist() == [2.0] * 3
 
 
+def test_alternating_shapes_need_no_checks_of_specs(monkeypatch: pytest.MonkeyPatch) -> None:
+    double = gw.compile(lambda x: x + x)
+    given = [gw.tensor(np.arange(n, dtype=np.float32)) for n in (2, 3, 5)]
+    for x in (*given, *given):
+        double(x)
+    monkeypatch.setattr("graphwright.plan.compiled.as_tensor", None)  # called for a signature that is not cached
+    for x in (*given, *reversed(given)):
+        assert double(x).tolist() == [2.0 * k for k in range(len(x))]
+    assert double.traces == 3
+
+
 def test_other_shapes_and_dtypes_are_traced_again_after_cached_calls() -> None:
     double = gw.compile(lambda x: x + x, deterministic=True)
     for n in (3, 3, 3, 4, 4, 3):

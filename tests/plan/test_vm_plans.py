@@ -227,3 +227,64 @@ def test_a_bound_step_is_one_native_call_that_counts_writes_and_is_freed_with_it
         assert last() is None, "no cycle keeps the memory"
     finally:
         gc.enable()
+
+
+F = nn.functional
+LOSSES = {
+    "error ** 2": lambda y, t: ((y - t) ** 2).mean(),
+    "sum of error ** 2.0": lambda y, t: ((y - t) ** 2.0).sum(),
+    "(mean) ** 0.5": lambda y, t: ((y - t) ** 2).mean() ** 0.5,
+    "mse_loss": F.mse_loss,
+    "l1_loss": F.l1_loss,
+    "huber_loss": F.huber_loss,
+    "clamp": lambda y, t: F.mse_loss(y.clamp(-1.0, 1.0), t),
+    "bce_with_logits": F.binary_cross_entropy_with_logits,
+    "bce": lambda y, t: F.binary_cross_entropy(y.sigmoid(), t),
+    "log_softmax": lambda y, t: -(F.log_softmax(y, -1) * t).mean(),
+    "cross_entropy": lambda y, t: F.cross_entropy(y, gw.tensor([0, 1, 1, 0]), label_smoothing=0.1),
+}
+LAYERS = {"Tanh": nn.Tanh, "LeakyReLU": nn.LeakyReLU, "ELU": nn.ELU, "Softplus": nn.Softplus, "GELU": nn.GELU}
+OPTIMIZERS = {
+    "Adam": lambda net: optim.Adam(net, lr=1e-2),
+    "SGD": lambda net: optim.SGD(net, lr=1e-2, momentum=0.9),
+    "AdamW of groups": lambda net: optim.AdamW(
+        [{"params": [p for p in net.parameters() if p.ndim == k], "weight_decay": 0.1 * k} for k in (1, 2)], lr=1e-2
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("loss", "layer", "optimizer", "clip"),
+    [
+        *((loss, "Tanh", "Adam", False) for loss in LOSSES),
+        *(("mse_loss", layer, "Adam", False) for layer in LAYERS),
+        *(("error ** 2", "Tanh", optimizer, clip) for optimizer in OPTIMIZERS for clip in (False, True)),
+    ],
+)
+def test_usual_training_steps_are_one_vm_call(loss: str, layer: str, optimizer: str, clip: bool) -> None:
+    """Forward, gradient, clipping and update; with the results of ATen."""
+    rng = np.random.default_rng(0)
+    x, t = rng.normal(size=(4, 3)).astype("f4"), rng.integers(0, 2, (4, 2)).astype("f4")
+    losses: dict[str, list[float]] = {}
+    for executor in ("vm", "aten"):
+        gw.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 7), LAYERS[layer](), nn.Linear(7, 2))
+        opt = OPTIMIZERS[optimizer](net)
+
+        def body(x: gw.Tensor, t: gw.Tensor, net: nn.Module = net, opt: optim.Optimizer = opt) -> gw.Tensor:
+            opt.zero_grad()
+            value = LOSSES[loss](net(x), t)
+            value.backward()
+            if clip:
+                optim.clip_grad_norm_(net.parameters(), 0.1)
+            opt.step()
+            return value
+
+        step = gw.compile(body, executor=executor)
+        losses[executor] = [step(x, t).item() for _ in range(5)]
+        if executor == "vm":
+            plan = step.plan(x, t)
+            assert [s.kind for s in plan.segments] == ["vm"], [
+                (i.op, c.why) for i, c in zip(plan.instrs, plan.choices, strict=True) if c.executor != "vm"
+            ]
+    np.testing.assert_allclose(losses["vm"], losses["aten"], rtol=1e-5, atol=1e-6)

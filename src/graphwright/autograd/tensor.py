@@ -15,6 +15,7 @@ from graphwright.array.layout import Shape
 from graphwright.autograd import engine, functions, indexing
 from graphwright.autograd.apply import NO_HOOKS, TensorBase, apply, result_class, scalar
 from graphwright.autograd.function import ToDevice
+from graphwright.autograd.modes import autocast_dtype
 from graphwright.autograd.op_methods import OpMethods
 from graphwright.autograd.recorder import Symbol
 from graphwright.autograd.tape import Hook
@@ -44,6 +45,17 @@ def _operators(op: str):
         return apply(row, (other, self), {})
 
     return left, right
+
+
+POWERS: dict[builtins.float, Callable[[Tensor], Tensor]] = {
+    -1: lambda x: call("reciprocal", x),
+    -0.5: lambda x: call("rsqrt", x),
+    0.5: lambda x: call("sqrt", x),
+    1: lambda x: x * 1.0,
+    2: lambda x: x * x,
+    3: lambda x: x * x * x,
+}
+"""Exponents that are numbers -> xᵖ of a floating x by other ops, as torch computes it; others use the op `pow`."""
 
 
 def _logical(op: str):
@@ -213,7 +225,11 @@ class Tensor(TensorBase, OpMethods):
         if isinstance(other, int) and other < 0 and not self.dtype.is_float:
             what = "cannot raise an integer tensor to a negative power"
             raise UsageError(what, got=f"{self.spec} ** {other}", fix="call float() on the tensor first")
-        return call("pow", self, other)
+        power = POWERS.get(other) if isinstance(other, int | builtins.float) and self.dtype.is_float else None
+        if power is None:
+            return call("pow", self, other)
+        low = self.dtype.is_low and autocast_dtype() is not None  # as `pow`, whose operands autocast widens
+        return power(self.float() if low else self)
 
     def __abs__(self) -> Tensor:
         return call("abs", self)

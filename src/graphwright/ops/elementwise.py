@@ -99,7 +99,7 @@ class Expm1(_Wide):
     """eˣ - 1, elementwise, accurate near 0; gradient g(y + 1)."""
 
     saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(-2, 2), Traits(keeps_zero=True)
-    emit, aten, method = "torch.expm1({0})", "expm1", "expm1"
+    emit, aten, vm, method = "torch.expm1({0})", "expm1", forms.pointwise(Code.EXPM1), "expm1"
     vjp = lambda g, ins, outs, attrs, needs: (g * (outs[0] + 1.0),)
     onnx = lambda u: u("Sub", u("Exp", u.names[0]), u.scalar(1.0))
 
@@ -118,7 +118,7 @@ class Log1p(_Wide):
     """ln(1 + x), elementwise, accurate near 0; gradient g / (1 + x)."""
 
     saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-0.7, 3), Traits(keeps_zero=True)
-    emit, aten, method = "torch.log1p({0})", "log1p", "log1p"
+    emit, aten, vm, method = "torch.log1p({0})", "log1p", forms.pointwise(Code.LOG1P), "log1p"
     vjp = lambda g, ins, outs, attrs, needs: (g / (1.0 + ins[0]),)
     onnx = lambda u: u("Log", u("Add", u.names[0], u.scalar(1.0)))
 
@@ -159,7 +159,7 @@ class Sin(rules.FloatFunction):
     """sin x, elementwise."""
 
     saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-3, 3), Traits(activation=True, keeps_zero=True)
-    emit, onnx, aten, method = "torch.sin({0})", "Sin", "sin", "sin"
+    emit, onnx, aten, vm, method = "torch.sin({0})", "Sin", "sin", forms.pointwise(Code.SIN), "sin"
     vjp = lambda g, ins, outs, attrs, needs: (g * call("cos", ins[0]),)
 
 
@@ -168,7 +168,7 @@ class Cos(rules.FloatFunction):
     """cos x, elementwise."""
 
     saves, sample = Saves(inputs=(0,)), rules.unary_sample(-3, 3)
-    emit, onnx, aten, method = "torch.cos({0})", "Cos", "cos", "cos"
+    emit, onnx, aten, vm, method = "torch.cos({0})", "Cos", "cos", forms.pointwise(Code.COS), "cos"
     vjp = lambda g, ins, outs, attrs, needs: (-(g * call("sin", ins[0])),)
 
 
@@ -203,6 +203,11 @@ class Clamp(rules.Unary):
         if high is not None:
             g = call("where", call("le", x, call("full_like", x, value=high)), g, zero)
         return (g,)
+
+    def expand(ins, attrs):
+        x, low, high = ins[0], attrs["low"], attrs["high"]
+        x = x if low is None else call("maximum", x, low)
+        return x if high is None else call("minimum", x, high)
 
     def sample(rng):
         bounds = [(-1.0, 1.0), (None, 0.5), (-0.5, None)][rng.integers(3)]
@@ -306,8 +311,9 @@ class Pow(rules.Binary):
     def vjp(g, ins, outs, attrs, needs):
         x, p = ins
         dx = dp = None
-        if needs[0]:  # 0⁰ instead of 0⁻¹ where p = 0: the factor p is 0 there
-            constant = call("logical_and", call("eq", x, 0.0), call("eq", p, 0.0))
+        if needs[0]:  # x⁰ instead of the infinite or NaN x⁻¹ where p = 0: the factor p is 0 there
+            invertible = call("lt", 0.0, call("abs", x))
+            constant = call("logical_and", call("logical_not", invertible), call("eq", p, 0.0))
             dx = g * p * call("pow", x, call("where", constant, 0.0, p - 1.0))
         if needs[1]:  # ln 1 where 0ᵖ does not change with p
             still = call("logical_and", call("eq", x, 0.0), call("le", 0.0, p))

@@ -2,13 +2,13 @@
 
 The op's `expand` function runs once on specs that record the ops applied to them. On a backend, the steps' kernels are
 bound one after the other, with planned scratch buffers for inner values; `workspace`, `bind` and `needs` do for any op
-what these methods of a `Backend` do for a kernel. On the VM, an elementwise expansion becomes one loop over tiles
-(`vm_form`).
+what these methods of a `Backend` do for a kernel. `vm_form` does so for the VM, where an elementwise expansion becomes
+one loop over tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ import numpy as np
 
 from graphwright.array.backend import Attrs, Backend, Call, Needs, backend
 from graphwright.array.device import CPU
-from graphwright.array.dtype import bool_, float32, float64, int64
-from graphwright.array.layout import Layout, is_row_major
+from graphwright.array.dtype import DType, bool_, float32, float64, int64
+from graphwright.array.layout import Layout, is_row_major, row_major
 from graphwright.array.ndarray import NDArray
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode.fuse import TILES, Inner, Member, encode_group
@@ -88,7 +88,7 @@ class _Traced(Arithmetic):
 
 
 class _Tracer:
-    def __init__(self, ins: Sequence[Spec], kernels: Backend) -> None:
+    def __init__(self, ins: Sequence[Spec], kernels: Backend | _Vm) -> None:
         self.made, self.kernels = Expansion(len(ins), list(ins)), kernels
 
     def record(self, row: Op, operands: Sequence[Any], attrs: Attrs) -> Any:
@@ -124,8 +124,8 @@ class _Tracer:
         return values
 
 
-def expansion(row: Op, ins: Sequence[Spec], attrs: Attrs, kernels: Backend) -> Expansion:
-    """Trace the expansion of an op down to ops that have kernels."""
+def expansion(row: Op, ins: Sequence[Spec], attrs: Attrs, kernels: Backend | _Vm) -> Expansion:
+    """Trace the expansion of an op down to ops that have kernels, or on `_VM` forms of their own."""
     assert row.expand is not None
     tracer = _Tracer(ins, kernels)
     found = row.expand([_Traced(tracer, i) for i in range(len(ins))], attrs)
@@ -142,7 +142,7 @@ class _Planned(NamedTuple):
     at: dict[int, int]  # value -> the slot that holds it
     copies: dict[tuple[int, int], int]  # (step, operand) -> the slot of a row-major copy
     work: list[list[int]]  # step -> the slots of its kernel's scratch
-    constants: dict[int, NDArray]  # value -> its number
+    constants: dict[int, Any]  # value -> its number, as an array or a view
 
 
 class _Slots:
@@ -166,7 +166,7 @@ _plans: dict[tuple[Any, ...], _Planned] = {}
 _MOST_PLANS = 1024
 
 
-def _planned(row: Op, kernels: Backend, ins: Sequence[Spec], attrs: Attrs) -> _Planned:
+def _planned(row: Op, kernels: Backend | _Vm, ins: Sequence[Spec], attrs: Attrs) -> _Planned:
     key = (row, kernels, *ins, repr(attrs))  # by repr, since 0.0 == -0.0
     if (found := _plans.get(key)) is None:
         if len(_plans) >= _MOST_PLANS:
@@ -175,7 +175,7 @@ def _planned(row: Op, kernels: Backend, ins: Sequence[Spec], attrs: Attrs) -> _P
     return found
 
 
-def _plan(row: Op, kernels: Backend, ins: Sequence[Spec], attrs: Attrs) -> _Planned:
+def _plan(row: Op, kernels: Backend | _Vm, ins: Sequence[Spec], attrs: Attrs) -> _Planned:
     made, slots = expansion(row, ins, attrs, kernels), _Slots()
     roots = list(range(len(made.specs)))
     packed = {v: v >= made.operands for v in range(len(made.specs))}  # the layout of an operand is not known here
@@ -208,10 +208,7 @@ def _plan(row: Op, kernels: Backend, ins: Sequence[Spec], attrs: Attrs) -> _Plan
         work.append(scratch)
         for value in (*ended, *(v for v in step.outs if v in at and last[v] == n)):
             slots.release(at[value])
-    constants = {value: kernels.empty((), made.specs[value].dtype) for value in made.constants}
-    for value, held in constants.items():
-        for fill in kernels.bind("full_like", [held], [held], {"value": made.constants[value]}, ()):
-            fill()
+    constants = {value: _number(kernels, made.specs[value].dtype, made.constants[value]) for value in made.constants}
     return _Planned(made, slots.specs, at, copies, work, constants)
 
 
@@ -259,13 +256,20 @@ def bind(
     if not expanded(row, kernels):
         return kernels.bind(row.name, outs, ins, attrs, work)
     planned = _planned(row, kernels, [a.spec for a in ins], attrs)
-    made, calls = planned.made, list[Call]()
-    arrays: dict[int, NDArray] = {**dict(enumerate(ins)), **planned.constants}
+    return _bound(planned, row, kernels, outs, ins, work)
+
+
+def _bound(
+    planned: _Planned, row: Op, kernels: Any, outs: Sequence[Any], ins: Sequence[Any], work: Sequence[Any]
+) -> list[Any]:
+    """Return the calls of all steps on arrays, or on `_VM` the rows of code on views."""
+    made, calls = planned.made, list[Any]()
+    arrays: dict[int, Any] = {**dict(enumerate(ins)), **planned.constants}
     arrays |= {value: work[slot] for value, slot in planned.at.items()}
     if not row.inplace(len(ins), len(outs)) or _ends_in_place(made):  # no operand is read after a result is written
         arrays |= {v: out for v, out in zip(made.results, outs, strict=True) if v in planned.at}
 
-    def copied(target: NDArray, source: NDArray) -> NDArray:
+    def copied(target: Any, source: Any) -> Any:
         calls.extend(kernels.bind("copy", [target], [source], {}, ()))
         return target
 
@@ -279,9 +283,7 @@ def bind(
             base = given[0]
             layout = step.row.view(Layout(base.shape, base.strides), step.attrs)
             assert layout is not None, f"{step.row.name}: no view of a contiguous array"
-            arrays[step.outs[0]] = NDArray(
-                base.storage, base.dtype, layout.shape, layout.strides, base.offset + layout.offset
-            )
+            arrays[step.outs[0]] = _viewed(base, layout)
             continue
         scratch = [work[slot] for slot in planned.work[n]]
         calls += kernels.bind(step.row.name, [arrays[v] for v in step.outs], given, step.attrs, scratch)
@@ -291,20 +293,115 @@ def bind(
     return calls
 
 
+def _number(kernels: Backend | _Vm, dtype: DType, value: float) -> Any:
+    """Return a number as a 0-d array, or on `_VM` as a view."""
+    if isinstance(kernels, _Vm):
+        return kernels.number(dtype, value)
+    made = kernels.empty((), dtype)
+    for fill in kernels.bind("full_like", [made], [made], {"value": value}, ()):
+        fill()
+    return made
+
+
+def _viewed(base: Any, layout: Layout) -> Any:
+    """Return a view, with a layout relative to `base`, of an array or of a VM operand."""
+    if isinstance(base, View):
+        return View(base.dtype, layout.shape, layout.strides, base.address + layout.offset * base.dtype.itemsize)
+    return NDArray(base.storage, base.dtype, layout.shape, layout.strides, base.offset + layout.offset)
+
+
 # -- on the VM ---------------------------------------------------------------------------------------------------------
+SMALL = 1 << 16
+"""Bytes of operands and results from which on ATen's kernel of an op is faster than the code of its expansion."""
+
+
+class _Refused(Exception):
+    """An op of an expansion has no VM form for its dtypes or layouts."""
+
+
+class _Vm:
+    """The VM as a backend: its kernels are VM forms of single ops, its arrays are views, its calls rows of code."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, np.ndarray] = {}  # kept alive: rows of code hold their addresses
+
+    def has_kernel(self, name: str) -> bool:
+        return get(name).vm is not None
+
+    def number(self, dtype: DType, value: float) -> View:
+        """Return a view of a number in memory. Raises: _Refused for a dtype that numpy lacks."""
+        if dtype.as_bits:
+            raise _Refused
+        held = self._numbers.setdefault((dtype, repr(value)), np.array(value, dtype.numpy))
+        return View(dtype, (), (), held.ctypes.data)
+
+    def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+        made, read = ([View(s.dtype, s.sizes, row_major(s.sizes)) for s in specs] for specs in (outs, ins))
+        return [Spec(v.shape, v.dtype) for v in self._form(name).workspace(made, read, attrs)]
+
+    def bind(
+        self, name: str, outs: Sequence[View], ins: Sequence[View], attrs: Attrs, work: Sequence[View]
+    ) -> list[Row]:
+        """Return rows of code. Raises: _Refused."""
+        form = self._form(name)
+        fits = [w.shape for w in work] == [w.shape for w in form.workspace(outs, ins, attrs)]
+        rows = form.rows(outs, ins, attrs, work) if fits else None
+        if rows is None:
+            raise _Refused
+        return rows
+
+    def _form(self, name: str) -> VmForm:
+        form = get(name).vm
+        if form is None:
+            raise _Refused
+        return form
+
+
+_VM = _Vm()
+
+
 @cache
 def vm_form(row: Op) -> VmForm | None:
-    """Return how the VM runs an op: by `row.vm`, or as one loop over an elementwise expansion. None if it cannot."""
-    if row.vm is not None or not row.traits.elementwise or not expanded(row, backend(CPU)):
+    """Return how the VM runs an op: by `row.vm`, or else by its expansion. None if it cannot.
+
+    An elementwise expansion is one loop over tiles; the steps of another one follow each other, and their inner values
+    are in planned memory.
+    """
+    if row.vm is not None or row.expand is None or row.view is not None:
         return row.vm
-    return VmForm(lambda outs, ins, attrs: _fused(row, outs, ins, attrs))
+
+    def work(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[View]:
+        try:
+            if _fused(row, outs, ins, attrs) is None:
+                planned = _planned(row, _VM, _specs(ins), attrs)
+                return [View(s.dtype, s.sizes, row_major(s.sizes)) for s in planned.slots]
+        except _Refused:
+            pass
+        return []
+
+    def encode(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[Row] | None:
+        try:
+            rows = _fused(row, outs, ins, attrs)
+            if rows is None:
+                planned = _planned(row, _VM, _specs(ins), attrs)
+                results = len(outs) - len(planned.slots)
+                rows = _bound(planned, row, _VM, outs[:results], ins, outs[results:])
+            return rows
+        except _Refused:
+            return None
+
+    return VmForm(encode, work, limit=None if expanded(row, backend(CPU)) else SMALL)
 
 
-_numbers: dict[float, np.ndarray] = {}  # float32, kept alive: rows of code hold their addresses
+def _specs(views: Sequence[View]) -> list[Spec]:
+    return [Spec(v.shape, v.dtype) for v in views]
 
 
-def _fused(row: Op, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    made = expansion(row, [Spec(v.shape, v.dtype) for v in ins], attrs, backend(CPU))
+def _fused(row: Op, outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[Row] | None:
+    """Encode an elementwise expansion as one loop over tiles; return None if the op's expansion is not one."""
+    if not row.traits.elementwise:
+        return None
+    made = expansion(row, _specs(ins), attrs, _VM)
     out, last = outs[0], made.last_uses(range(len(made.specs)))
     for step in made.steps:
         result = made.specs[step.outs[0]]
@@ -315,9 +412,7 @@ def _fused(row: Op, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[st
     if any(spec.dtype not in (float32, bool_) for spec in made.specs):
         return None
     held: dict[int, View | Inner] = dict(enumerate(ins))
-    for value, number in made.constants.items():
-        kept = _numbers.setdefault(number, np.array(number, np.float32))
-        held[value] = View(float32, (), (), kept.ctypes.data)
+    held |= {value: _VM.number(float32, number) for value, number in made.constants.items()}
     free, members = list(range(TILES - 1, -1, -1)), []
     for n, step in enumerate(made.steps):
         (value,) = step.outs

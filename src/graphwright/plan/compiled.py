@@ -95,11 +95,23 @@ class CompiledFunction:
         """Run on tensors, arrays or numbers, and return new tensors in the structure that `fn` returns."""
         entry = self._latest
         arrays = entry.fitting(args) if entry is not None else None
+        if arrays is None:
+            entry, arrays = self._other(args)
         if entry is None or arrays is None:
             tensors = [as_tensor(a) for a in args]
             entry = self._latest = self._entry(tuple(t.spec for t in tensors))
             return entry.result(entry.executable.run(dict(zip(entry.names, tensors, strict=True))))
         return entry.result(entry.executable.step(arrays))
+
+    def _other(self, args: Sequence[Any]) -> tuple[_TracedSignature | None, list[Any] | None]:
+        """Return the trace of an earlier call that fits the arguments, with the arguments as arrays."""
+        for key, entry in reversed(self._entries.items()):
+            arrays = None if entry is self._latest else entry.fitting(args)
+            if arrays is not None:
+                self._latest = entry
+                self._entries.move_to_end(key)
+                return entry, arrays
+        return None, None
 
     def plan(self, *args: Any) -> Plan:
         """Return the plan for arguments of these shapes and dtypes."""

@@ -30,12 +30,13 @@ Columns = Sequence[np.ndarray]
 INEXACT: dict[str, tuple[Callable[..., np.ndarray], Callable[..., np.ndarray]]] = {
     "erf": (lambda x: abs(x) < 1.2e-38, erf),
     "gelu": (lambda x: (x > 1e38) | (abs(x) < 1.2e-38), lambda x: x * ndtr(x)),
+    "log1p": (lambda x: abs(x) < 1.2e-38, np.log1p),
     "sigmoid": (lambda x: _far(x), expit),
     "silu": (lambda x: _far(x), lambda x: x * expit(x)),
     "swiglu": (lambda x, y: _far(x) | ((abs(x) > 1e-41) & (abs(x) < 1.1e-38)), lambda x, y: x * expit(x) * y),
 }
 """Where ATen itself is off, and what is true: it has gelu(inf) = NaN, sigmoid(-90) = 0, in bfloat16 erf and gelu of
-1e-38 = 0, and rounds swiglu of bfloat16 twice.
+1e-38 = 0, log1p(-1e-45) = 0, and rounds swiglu of bfloat16 twice.
 """
 EITHER_ZERO = frozenset({"minimum", "maximum"})
 """Of two zeros of different signs ATen takes one or the other by their position."""

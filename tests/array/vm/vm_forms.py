@@ -11,11 +11,12 @@ from graphwright.array import CPU, DType, NDArray, backend, bfloat16, from_numpy
 from graphwright.array.vm.encode.operands import Row, View, VmForm
 from graphwright.array.vm.running.segment import VmSegment
 from graphwright.ops import OPS, compute
+from graphwright.ops.expansion import vm_form
 
 
 def form_of(name: str) -> VmForm:
     """The form of an op that has one."""
-    form = OPS[name].vm
+    form = vm_form(OPS[name])
     assert form is not None, name
     return form
 
@@ -24,7 +25,7 @@ def encode(
     name: str, outs: Sequence[View], ins: Sequence[View], attrs: Any, work: Sequence[View] | None = None
 ) -> list[Row] | None:
     """Rows of an op's form, if it has one."""
-    form = OPS[name].vm
+    form = vm_form(OPS[name])
     return None if form is None else form.rows(outs, ins, attrs, work)
 
 
@@ -40,7 +41,7 @@ def vm(
     if outs is None:
         outs = [unset(s.sizes, s.dtype) for s in OPS[name].specs([a.spec for a in arrays], attrs)]
     views = [view(o) for o in outs], [view(a) for a in arrays]
-    if OPS[name].vm is None:
+    if vm_form(OPS[name]) is None:
         return None
     work = [from_numpy(np.full(v.shape, np.nan, v.dtype.numpy)) for v in form_of(name).workspace(*views, attrs)]
     rows = encode(name, *views, attrs, [view(w) for w in work])

@@ -33,7 +33,7 @@ LOCAL = 1 << 20
 Code = IntEnum("Code", [
     # one operand; a name that `elementwise.py` does not define stands for the function in `formulas.activations`
     "COPY", "NEG", "ABS", "SIGN", "FLOOR", "EXP", "LOG", "SQRT", "RSQRT", "RECIPROCAL", "TANH", "SIGMOID", "ERF",
-    "RELU", "SILU", "GELU", "GELU_TANH", "ROUND",
+    "RELU", "SILU", "GELU", "GELU_TANH", "ROUND", "EXPM1", "LOG1P", "SIN", "COS",
     # two operands
     "ADD", "SUB", "MUL", "DIV", "MINIMUM", "MAXIMUM", "SWIGLU", "ADD_SILU", "EQ", "LT", "LE", "NE",
     "ADD_I64", "PUT_I64", "WIDEN", "NARROW", "SCALARS", "WHERE", "FILL",

@@ -21,7 +21,7 @@ import numpy as np
 from graphwright.array.vm import narrow
 from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES, LOCAL, PAST, UNARY, Code
-from graphwright.array.vm.math import exp, formulas, log, native, rsqrt, tanh
+from graphwright.array.vm.math import cos_sin, exp, expm1, formulas, log, log1p, native, rsqrt, tanh
 
 F = np.float32
 LINE = 32
@@ -205,7 +205,7 @@ _put_mask = native(lambda p, x, streamed: vec.store_mask(p, x, vec.first(16)))
 _UNARY: dict[Code, Any] = {
     Code.COPY: lambda x: x, Code.NEG: lambda x: -x, Code.RECIPROCAL: lambda x: 1.0 / x,
     Code.FLOOR: lambda x: vec.floor(x), Code.LOG: lambda x: log(x), Code.RSQRT: lambda x: rsqrt(x),
-    Code.ROUND: lambda x: narrow.rounded_bf16(x),
+    Code.ROUND: lambda x: narrow.rounded_bf16(x), Code.EXPM1: lambda x: expm1(x), Code.LOG1P: lambda x: log1p(x),
 }  # fmt: skip
 _BINARY: dict[Code, Any] = {
     Code.ADD: lambda x, y: x + y, Code.SUB: lambda x, y: x - y, Code.MUL: lambda x, y: x * y,
@@ -217,11 +217,39 @@ _COMPARISONS: dict[Code, Any] = {
     Code.EQ: lambda x, y: x == y, Code.NE: lambda x, y: x != y, Code.LT: lambda x, y: x < y,
     Code.LE: lambda x, y: x <= y,
 }  # fmt: skip
-LOOPS |= {c: unary(native(_UNARY[c]) if c in _UNARY else getattr(formulas, c.name.lower())) for c in UNARY}
+LOOPS |= {
+    c: unary(native(_UNARY[c]) if c in _UNARY else getattr(formulas, c.name.lower()))
+    for c in UNARY
+    if c not in (Code.SIN, Code.COS)
+}
 LOOPS |= {code: binary(native(f)) for code, f in _BINARY.items()}
 LOOPS |= {code: binary(native(f), _put_mask, vec.store_mask, 1) for code, f in _COMPARISONS.items()}  # bytes of 0 or 1
 LOOPS[Code.WIDEN] = unary(native(lambda x: x), _part_bf16, _rest_bf16)
 LOOPS[Code.NARROW] = unary(native(lambda x: x), write=_put_bf16, write_rest=narrow.store_first_bf16, size=2)
+
+
+@loop(Code.SIN, Code.COS)
+def angle(row: Any, turn: Any, scratch: Any) -> None:
+    """out = sin x or cos x; beyond 10⁵ computed in float64, one by one."""
+    rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
+    x, sx, cx, sine = start(row, 6, turn, scratch), cell(row, 7), cell(row, 8), cell(row, 0) == Code.SIN
+    for _ in range(rows):
+        for i in range(0, cols, 16):
+            mask = vec.first(cols - i)
+            given = _rest(x, cx, i, mask)
+            if vec.largest(vec.absolute(given)) <= 1e5:
+                cosines, sines = cos_sin(given)
+                vec.store_first(o + 4 * i, sines if sine else cosines, mask)
+            else:
+                for k in range(i, min(cols, i + 16)):
+                    one = vec.load_f32(x + 4 * k * cx)
+                    if abs(one) <= 1e5:  # the bits must not depend on the other 15 numbers
+                        cosines, sines = cos_sin(vec.splat(one))
+                        vec.store_f32(o + 4 * k, vec.only(sines if sine else cosines))
+                    else:
+                        vec.store_f32(o + 4 * k, F(np.sin(np.float64(one)) if sine else np.cos(np.float64(one))))
+        o += so
+        x += sx
 
 
 @loop(Code.SCALARS)

@@ -91,6 +91,25 @@ def tanh(x: Any) -> Any:
 
 
 @native
+def expm1(x: Any) -> Any:
+    """eˣ - 1 = 2ⁿ·(eʳ - 1) + (2ⁿ - 1), where x = n·ln 2 + r, so that no digits are lost near 0."""
+    bound = vec.least(vec.most(x, -104.0), 17.0)
+    n = vec.rint(bound * _LOG2E)
+    r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, bound))
+    power = vec.scaled(vec.splat(F(1.0)), n)
+    near = vec.copysign(fma(fma(r * r, _EXP(r), r), power, power - 1.0), x)
+    return select(x > 17.0, exp(x), select(x != x, x, near))
+
+
+@native
+def log1p(x: Any) -> Any:
+    """ln(1 + x) = ln u + (x - (u - 1)) / u, where u is 1 + x rounded; the quotient is the rounding error's effect."""
+    u = 1.0 + x
+    y = log(u) + (x - (u - 1.0)) / u
+    return select(x > -1.0, select(x < _2_24, vec.copysign(y, x), log(u)), log(u))
+
+
+@native
 def erf(x: Any) -> Any:
     """erf x: x·(1 + p(x²)) near 0, ±(1 - e^q(|x|)) beyond, where p and q are polynomials."""
     size = vec.absolute(x)
@@ -125,11 +144,11 @@ def cos_sin(x: Any) -> Any:
     over = fma(vec.floor(half * 0.5), -2.0, half)  # 1 in the second half of a turn
     swapped, below = quarter > 0.0, fma(over, -2.0, 1.0)
     left = below * fma(quarter, -2.0, 1.0)
-    return left * select(swapped, sine, cosine), below * select(swapped, cosine, sine)
+    return left * select(swapped, sine, cosine), select(x == 0.0, x, below * select(swapped, cosine, sine))
 
 
 _PRIMITIVES = {
-    "absolute": vec.absolute, "erf": erf, "exp": exp, "fma": fma, "log1p": native(lambda x: log(1.0 + x)),
+    "absolute": vec.absolute, "erf": erf, "exp": exp, "fma": fma, "log1p": log1p,
     "maximum": vec.maximum, "select": select, "sqrt": vec.sqrt, "tanh": tanh,
     "cosine": native(lambda x: cos_sin(x)[0]), "sine": native(lambda x: cos_sin(x)[1]),
 }  # fmt: skip

@@ -152,8 +152,10 @@ def _scaled_exponentials(x: Any, cols: Any, shift: Any) -> Any:
 def cross_entropy(row: Any) -> Any:
     """Compute the loss and log Σ exp of each row; return -1 for a target outside the classes.
 
-    Instruction words: 3 loss, 6 scores, 7 their bytes per row, 8 targets (int64), 9 log Σ exp, 10 ignored target.
+    Instruction words: 3 loss, 6 scores, 7 their bytes per row, 8 targets (int64), 9 log Σ exp, 10 ignored target,
+    11 label smoothing.
     """
+    smoothing = F(number(row, 11))
     rows, cols, loss, x, sx = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 6), cell(row, 7)
     targets, lse, ignored = cell(row, 8), cell(row, 9), cell(row, 10)
     for r in range(rows):
@@ -166,6 +168,8 @@ def cross_entropy(row: Any) -> Any:
         value = F(0.0)
         if target != ignored:
             value = rest - (vec.load_f32(x + 4 * target) - high)
+            if smoothing > 0:
+                value += smoothing * (vec.load_f32(x + 4 * target) - F(_row_total(x, cols) / cols))
         vec.store_f32(loss + 4 * r, value)
         x += sx
     return 0
@@ -173,28 +177,31 @@ def cross_entropy(row: Any) -> Any:
 
 @loop(Code.CROSS_ENTROPY_BACKWARD)
 def cross_entropy_backward(row: Any) -> Any:
-    """out[r, :] = g[r]·(softmax - one-hot); return -1 for a target outside the classes.
+    """out[r, :] = g[r]·(softmax - (1 - s)·one-hot - s/K); return -1 for a target outside the classes.
 
-    Words: 3 out, 4 its stride, 6 scores, 7 their stride, 8 targets, 9 log Σ exp, 10 ignored target, 11 g, 12 stride.
+    Words: 3 out, 4 its stride, 6 scores, 7 their stride, 8 targets, 9 log Σ exp, 10 ignored target, 11 g, 12 stride,
+    13 label smoothing s.
     """
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, targets, lse, ignored = cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10)
-    g, sg = cell(row, 11), cell(row, 12)
+    g, sg, smoothing = cell(row, 11), cell(row, 12), F(number(row, 13))
+    share = smoothing / F(cols)
     for r in range(rows):
         target = vec.load_i64(targets + 8 * r)
         if target != ignored and not 0 <= target < cols:
             return -1
         weight = F(0.0) if target == ignored else vec.load_f32(g)
         scale, less, i, streamed = vec.splat(weight), vec.splat(vec.load_f32(lse + 4 * r)), 0, past(row, o)
+        off = vec.splat(-weight * share)
         while i + 16 <= cols:
-            put(o + 4 * i, exp(vec.load(x + 4 * i) - less) * scale, streamed)
+            put(o + 4 * i, vec.fma(exp(vec.load(x + 4 * i) - less), scale, off), streamed)
             i += 16
         if i < cols:
             mask = vec.first(cols - i)
-            vec.store_first(o + 4 * i, exp(vec.load_first(x + 4 * i, mask) - less) * scale, mask)
+            vec.store_first(o + 4 * i, vec.fma(exp(vec.load_first(x + 4 * i, mask) - less), scale, off), mask)
         if target != ignored:
             exact = vec.only(exp(vec.splat(vec.load_f32(x + 4 * target) - vec.load_f32(lse + 4 * r))))
-            vec.store_f32(o + 4 * target, exact * weight - weight)
+            vec.store_f32(o + 4 * target, exact * weight - weight * (F(1.0) - smoothing + share))
         o += so
         x += sx
         g += sg

@@ -130,7 +130,7 @@ def _too_large(instr: Instr, specs: Sequence[Spec], wide: bool) -> str:
 
     `specs` are those of the operands, then of the results; `wide` is True on a core with 64-byte vectors.
     """
-    form = get(instr.op).vm
+    form = vm_form(get(instr.op))
     limit = None if form is None else form.limit
     if limit is not None:
         moved = sum(spec.nbytes for spec in specs)

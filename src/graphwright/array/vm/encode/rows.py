@@ -143,19 +143,20 @@ def CROSS_ENTROPY(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     scores, targets, *rest = ins
     grid = vm.matrix(scores)
     fits = vm.all_f32(scores, *outs) and targets.dtype is int64 and targets.packed and outs[0].packed
-    if grid is None or not fits or attrs["smoothing"]:
+    if grid is None or not fits:
         return None
     rows, cols, jump = grid
     head = (scores.address, 4 * jump, targets.address)
     if len(outs) == 2 and not rest and outs[1].packed:
-        tail = (outs[1].address, attrs["ignore_index"])
+        tail = (outs[1].address, attrs["ignore_index"], vm.bits(float(attrs["smoothing"])))
         return [vm.row_of(Code.CROSS_ENTROPY, rows, cols, outs[0].address, 0, 0, *head, *tail)]
     if len(rest) != 2 or not vm.all_f32(*rest) or not rest[0].packed:
         return None
     grads = vm.merged(rest[1].shape, [rest[1].strides])
     if len(grads) > 1:
         return None
-    tail = (rest[0].address, attrs["ignore_index"], rest[1].address, 4 * grads[0][1][0] if grads else 0)
+    step = 4 * grads[0][1][0] if grads else 0
+    tail = (rest[0].address, attrs["ignore_index"], rest[1].address, step, vm.bits(float(attrs["smoothing"])))
     result = (outs[0].address, 4 * cols, vm.along(outs[0], 1))
     return [vm.row_of(Code.CROSS_ENTROPY_BACKWARD, rows, cols, *result, *head, *tail)]
 

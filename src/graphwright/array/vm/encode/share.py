@@ -41,7 +41,8 @@ class _Walk(NamedTuple):
 
 
 _ONE, _TWO = ((3, 4), (6, 7)), ((3, 4), (6, 7), (9, 10))
-_SLOW = frozenset({Code.EXP, Code.LOG, Code.TANH, Code.SIGMOID, Code.ERF, Code.SILU, Code.GELU, Code.GELU_TANH})
+_SLOW = frozenset({Code.EXP, Code.LOG, Code.TANH, Code.SIGMOID, Code.ERF, Code.SILU, Code.GELU, Code.GELU_TANH,
+                   Code.EXPM1, Code.LOG1P, Code.SIN, Code.COS})  # fmt: skip
 _WALKS: dict[int, _Walk] = {
     **{c: _Walk(_ONE, (), ((3, 4), (6, 4)), 0.4 if c in _SLOW else 0.1) for c in UNARY},
     **{c: _Walk(_TWO, (), ((3, 4), (6, 4), (9, 4)), 0.1) for c in range(Code.ADD, Code.ADD_SILU + 1)},
