@@ -356,7 +356,7 @@ def _over_rows(loss: Tensor, targets: Any, weight: Tensor | None, ignore_index: 
     targets = as_tensor(targets)
     ignored = targets == ignore_index
     if weight is None:
-        return loss.sum() / (float(loss.size) - ignored.to(loss.dtype).sum())
+        return loss.sum() / (float(loss.numel()) - ignored.to(loss.dtype).sum())
     own = call("gather", weight.to(loss.dtype), where(ignored, 0, targets).reshape(-1), axis=0).reshape(*targets.shape)
     return loss.sum() / where(ignored, 0.0, own).sum()
 
