@@ -89,6 +89,16 @@ class Tensor(TensorBase, OpMethods):
             self.hooks = []
         return Hook(call, self.hooks)
 
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Set `requires_grad` of a leaf, and return the tensor. Raises: UsageError for the result of an operation."""
+        if not self.is_leaf and not requires_grad:
+            what = "requires_grad of an operation's result cannot be unset"
+            raise UsageError(what, got=self.spec, fix="call detach()")
+        if requires_grad and not self.dtype.is_float:
+            raise DTypeError("a tensor that is not floating cannot require a gradient", got=self.spec)
+        self.requires_grad = requires_grad
+        return self
+
     def retain_grad(self) -> None:
         """Make backward store the gradient of this inner tensor in `grad`, as it does for leaves.
 
@@ -258,6 +268,22 @@ class Tensor(TensorBase, OpMethods):
         return call("copy", self)
 
     # -- in-place writes: see `autograd.inplace` -----------------------------------------------------------------------
+    def add_(self, other: Any, *, alpha: Any = 1) -> Tensor:
+        """Add alpha·`other`, and return the tensor."""
+        return call("add", self, other if alpha == 1 else other * alpha, out=self)
+
+    def sub_(self, other: Any, *, alpha: Any = 1) -> Tensor:
+        """Subtract alpha·`other`, and return the tensor."""
+        return call("sub", self, other if alpha == 1 else other * alpha, out=self)
+
+    def mul_(self, other: Any) -> Tensor:
+        """Multiply by `other`, and return the tensor."""
+        return call("mul", self, other, out=self)
+
+    def div_(self, other: Any) -> Tensor:
+        """Divide by `other`, and return the tensor."""
+        return call("div", self, other, out=self)
+
     def copy_(self, other: Tensor) -> Tensor:
         """Overwrite with `other`, broadcast to this shape and cast to this dtype."""
         return call("copy", other.to(self.dtype).expand(*self.shape), out=self)

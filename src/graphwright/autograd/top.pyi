@@ -203,9 +203,7 @@ def gather(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> 
     Raises: ShapeError, DTypeError; IndexOutOfRange for an index outside 0..n-1.
     """
 
-def take_along_dim(
-    input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...
-) -> Tensor:
+def take_along_dim(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """y[i, j] = x[index[i, j], j] for axis 0.
 
     Args:
@@ -229,17 +227,13 @@ def scatter(
     Raises: ShapeError, DTypeError, IndexOutOfRange.
     """
 
-def scatter_add(
-    input: Any, dim: Any = ..., index: Any = ..., src: Any = ..., *, axis: Any = ...
-) -> Tensor:
+def scatter_add(input: Any, dim: Any = ..., index: Any = ..., src: Any = ..., *, axis: Any = ...) -> Tensor:
     """Return a copy y of x with y[index[i, j], j] += src[i, j] for axis 0, in order.
 
     Raises: ShapeError, DTypeError, IndexOutOfRange.
     """
 
-def index_select(
-    input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...
-) -> Tensor:
+def index_select(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """Select entries of an axis by indices; the axes of the index replace it. Negative indices count from the end.
 
     Raises: IndexOutOfRange.
@@ -262,14 +256,10 @@ def index_add(
     Raises: IndexOutOfRange, ShapeError.
     """
 
-def index_copy(
-    input: Any, dim: Any = ..., index: Any = ..., source: Any = ..., *, axis: Any = ...
-) -> Tensor:
+def index_copy(input: Any, dim: Any = ..., index: Any = ..., source: Any = ..., *, axis: Any = ...) -> Tensor:
     """Return a copy y of x with y[index[i]] = source[i] for axis 0. Raises: IndexOutOfRange, ShapeError."""
 
-def index_fill(
-    input: Any, dim: Any = ..., index: Any = ..., value: Any = ..., *, axis: Any = ...
-) -> Tensor:
+def index_fill(input: Any, dim: Any = ..., index: Any = ..., value: Any = ..., *, axis: Any = ...) -> Tensor:
     """Return a copy y of x with y[index[i]] = value for axis 0. Raises: IndexOutOfRange."""
 
 def index_put(input: Any, indices: Any, values: Any, accumulate: Any = ...) -> Tensor:
@@ -287,9 +277,7 @@ def one_hot(ids: Any, classes: Any = ..., *, out: Any = ...) -> Tensor:
     Raises: IndexOutOfRange.
     """
 
-def bincount(
-    input: Any, weights: Any = ..., minlength: Any = ..., *, length: Any = ...
-) -> Tensor:
+def bincount(input: Any, weights: Any = ..., minlength: Any = ..., *, length: Any = ...) -> Tensor:
     """Count how often each of 0 .. length - 1 occurs among the ids, int64; or sum their `weights`.
 
     Args:
@@ -297,9 +285,7 @@ def bincount(
     Raises: IndexOutOfRange.
     """
 
-def nonzero(
-    input: Any, *, as_tuple: Any = ..., size: Any = ..., fill: Any = ...
-) -> Any:
+def nonzero(input: Any, *, as_tuple: Any = ..., size: Any = ..., fill: Any = ...) -> Any:
     """Return the indices [count, ndim] int64 of the nonzero entries, in row-major order.
 
     Args:
@@ -309,9 +295,7 @@ def nonzero(
     Raises: TraceError in a trace without `size`.
     """
 
-def argwhere(
-    input: Any, *, as_tuple: Any = ..., size: Any = ..., fill: Any = ...
-) -> Any:
+def argwhere(input: Any, *, as_tuple: Any = ..., size: Any = ..., fill: Any = ...) -> Any:
     """Return the indices [count, ndim] int64 of the nonzero entries, in row-major order.
 
     Args:
@@ -321,9 +305,7 @@ def argwhere(
     Raises: TraceError in a trace without `size`.
     """
 
-def repeat_interleave(
-    input: Any, repeats: Any, dim: Any = ..., *, total: Any = ..., axis: Any = ...
-) -> Tensor:
+def repeat_interleave(input: Any, repeats: Any, dim: Any = ..., *, total: Any = ..., axis: Any = ...) -> Tensor:
     """Repeat each entry along an axis: a b -> a a b b. Without an axis, x is flattened first.
 
     Args:
@@ -351,9 +333,7 @@ def unique(
 ) -> Any:
     """Return the different values in ascending order, the index of each entry's value, and counts. Outside traces."""
 
-def unique_consecutive(
-    input: Any, return_inverse: Any = ..., return_counts: Any = ...
-) -> Any:
+def unique_consecutive(input: Any, return_inverse: Any = ..., return_counts: Any = ...) -> Any:
     """Return the entries that differ from the entry before, with run indices and run lengths. Outside traces."""
 
 def histc(input: Any, bins: Any = ..., min: Any = ..., max: Any = ...) -> Tensor:
@@ -495,9 +475,7 @@ def fmax(input: Any, other: Any) -> Tensor:
 def fmin(input: Any, other: Any) -> Tensor:
     """min(a, b), elementwise; of a NaN and a number the number."""
 
-def nan_to_num(
-    input: Any, nan: Any = ..., posinf: Any = ..., neginf: Any = ...
-) -> Tensor:
+def nan_to_num(input: Any, nan: Any = ..., posinf: Any = ..., neginf: Any = ...) -> Tensor:
     """NaN, ∞ and -∞ replaced by numbers; by default 0 and the largest finite numbers."""
 
 def lerp(input: Any, end: Any, weight: Any) -> Tensor:
@@ -569,14 +547,10 @@ def nextafter(input: Any, other: Any) -> Tensor:
 def i0(input: Any) -> Tensor:
     """The modified Bessel function of order 0, elementwise. On the host: outside traces, without a gradient."""
 
-def isclose(
-    input: Any, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan: Any = ...
-) -> Tensor:
+def isclose(input: Any, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan: Any = ...) -> Tensor:
     """True where |a - b| ≤ atol + rtol·|b|, or both are equal infinities; with `equal_nan`, also where both are NaN."""
 
-def allclose(
-    input: Any, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan: Any = ...
-) -> builtins.bool:
+def allclose(input: Any, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan: Any = ...) -> builtins.bool:
     """Whether `isclose` holds for all entries. Raises: TraceError in a trace."""
 
 def equal(input: Any, other: Any) -> builtins.bool:
@@ -737,9 +711,7 @@ def norm(
     Raises: UsageError for a finite p below 0 or another name.
     """
 
-def renorm(
-    input: Any, p: Any, dim: Any = ..., maxnorm: Any = ..., *, axis: Any = ...
-) -> Tensor:
+def renorm(input: Any, p: Any, dim: Any = ..., maxnorm: Any = ..., *, axis: Any = ...) -> Tensor:
     """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it."""
 
 def nansum(
@@ -926,14 +898,10 @@ def cummin(input: Any, dim: Any = ..., *, axis: Any = ...) -> Extremes:
 def diff(input: Any, n: Any = ..., dim: Any = ..., *, axis: Any = ...) -> Tensor:
     """Differences of neighbours along an axis, n times."""
 
-def trapezoid(
-    y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...
-) -> Tensor:
+def trapezoid(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
     """Integrate y along an axis by the trapezoidal rule, at the positions x (1-d) or dx apart."""
 
-def trapz(
-    y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...
-) -> Tensor:
+def trapz(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
     """Integrate y along an axis by the trapezoidal rule, at the positions x (1-d) or dx apart."""
 
 def cov(input: Any, *, correction: Any = ...) -> Tensor:
@@ -942,9 +910,7 @@ def cov(input: Any, *, correction: Any = ...) -> Tensor:
 def corrcoef(input: Any) -> Tensor:
     """Correlation coefficients of the rows of [variables, observations]."""
 
-def softmax(
-    input: Any, dim: Any = ..., mask: Any = ..., *, dtype: Any = ..., axis: Any = ...
-) -> Tensor:
+def softmax(input: Any, dim: Any = ..., mask: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
     """e^(x - max x) / Σ e^(x - max x) along an axis.
 
     Args:
@@ -953,9 +919,7 @@ def softmax(
         dtype: a dtype to cast to first.
     """
 
-def log_softmax(
-    input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...
-) -> Tensor:
+def log_softmax(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
     """ln softmax along an axis; with `dtype`, the operand is cast first."""
 
 def numel(input: Any) -> builtins.int:
@@ -979,9 +943,7 @@ def ravel(input: Any) -> Tensor:
 def flatten(input: Any, start_dim: Any = ..., end_dim: Any = ...) -> Tensor:
     """Merge axes `start_dim` to `end_dim`, inclusive, into one; a 0-d tensor becomes a vector of one entry."""
 
-def unflatten(
-    input: Any, dim: Any = ..., sizes: Any = ..., *, axis: Any = ...
-) -> Tensor:
+def unflatten(input: Any, dim: Any = ..., sizes: Any = ..., *, axis: Any = ...) -> Tensor:
     """Split an axis into several; one size may be -1. Raises: ShapeError."""
 
 def permute(input: Any, *axes: Any, dims: Any = ...) -> Tensor:
@@ -1044,9 +1006,7 @@ def roll(input: Any, shifts: Any, dims: Any = ...) -> Tensor:
 def tile(input: Any, *dims: Any) -> Tensor:
     """Repeat the tensor along each axis: a b -> a b a b; missing leading counts are 1."""
 
-def narrow(
-    input: Any, dim: Any = ..., start: Any = ..., length: Any = ..., *, axis: Any = ...
-) -> Tensor:
+def narrow(input: Any, dim: Any = ..., start: Any = ..., length: Any = ..., *, axis: Any = ...) -> Tensor:
     """Return a view of `length` entries of an axis from `start`. Raises: ShapeError past the end."""
 
 def select(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
@@ -1055,22 +1015,16 @@ def select(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> 
 def unbind(input: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
     """Return views of all entries of an axis, without the axis."""
 
-def split(
-    input: Any, split_size: Any, dim: Any = ..., *, axis: Any = ...
-) -> tuple[Tensor, ...]:
+def split(input: Any, split_size: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
     """Return views along an axis with `split_size` entries each (the last may have fewer), or with the given sizes.
 
     Raises: ShapeError unless the given sizes sum to the size of the axis.
     """
 
-def chunk(
-    input: Any, chunks: Any, dim: Any = ..., *, axis: Any = ...
-) -> tuple[Tensor, ...]:
+def chunk(input: Any, chunks: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
     """Return at most `chunks` views of equal size along an axis; the last may be smaller."""
 
-def tensor_split(
-    input: Any, indices_or_sections: Any, dim: Any = ..., *, axis: Any = ...
-) -> tuple[Tensor, ...]:
+def tensor_split(input: Any, indices_or_sections: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
     """Return views along an axis: this many of nearly equal size, or parts that begin at the given indices."""
 
 def diagonal(input: Any, offset: Any = ..., dim1: Any = ..., dim2: Any = ...) -> Tensor:
@@ -1127,19 +1081,13 @@ def dot(input: Any, mat2: Any) -> Tensor:
 def inner(input: Any, other: Any) -> Tensor:
     """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
 
-def addmm(
-    input: Any, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...
-) -> Tensor:
+def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
     """beta·x + alpha·(A @ B) of matrices."""
 
-def addmv(
-    input: Any, mat: Any, vec: Any, *, beta: Any = ..., alpha: Any = ...
-) -> Tensor:
+def addmv(input: Any, mat: Any, vec: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
     """beta·x + alpha·(A @ v)."""
 
-def baddbmm(
-    input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...
-) -> Tensor:
+def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
     """beta·x + alpha·(A @ B) of batches of matrices."""
 
 def tensordot(a: Any, b: Any, dims: Any = ...) -> Tensor:
