@@ -170,8 +170,8 @@ def like(
 
 
 def full_like(
-    input: Tensor, fill_value: float, dtype: object = None, requires_grad: bool = False, *, device: Device | str | None = None,
-    out: Tensor | None = None,
+    input: Tensor, fill_value: float, dtype: object = None, requires_grad: bool = False, *,
+    device: Device | str | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Make a tensor filled with one value, with the shape of `input` and, unless given, its dtype and device."""
     kind, there = like(input, dtype, device, out)

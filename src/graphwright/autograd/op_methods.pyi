@@ -123,40 +123,26 @@ class OpMethods:
             index: ints with as many axes as x; only `axis` may be longer than in x.
         Raises: ShapeError, DTypeError; IndexOutOfRange for an index outside 0..n-1.
         """
-    def take_along_dim(
-        self, dim: Any = ..., index: Any = ..., *, axis: Any = ...
-    ) -> Tensor:
+    def take_along_dim(self, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
         """y[i, j] = x[index[i, j], j] for axis 0.
 
         Args:
             index: ints with as many axes as x; only `axis` may be longer than in x.
         Raises: ShapeError, DTypeError; IndexOutOfRange for an index outside 0..n-1.
         """
-    def scatter(
-        self,
-        dim: Any = ...,
-        index: Any = ...,
-        src: Any = ...,
-        *,
-        value: Any = ...,
-        axis: Any = ...,
-    ) -> Tensor:
+    def scatter(self, dim: Any = ..., index: Any = ..., src: Any = ..., *, value: Any = ..., axis: Any = ...) -> Tensor:
         """Return a copy y of x with y[index[i, j], j] = src[i, j] for axis 0; for a repeated index the last value wins.
 
         Args:
             src, value: a tensor of at least the shape of the index, or a number.
         Raises: ShapeError, DTypeError, IndexOutOfRange.
         """
-    def scatter_add(
-        self, dim: Any = ..., index: Any = ..., src: Any = ..., *, axis: Any = ...
-    ) -> Tensor:
+    def scatter_add(self, dim: Any = ..., index: Any = ..., src: Any = ..., *, axis: Any = ...) -> Tensor:
         """Return a copy y of x with y[index[i, j], j] += src[i, j] for axis 0, in order.
 
         Raises: ShapeError, DTypeError, IndexOutOfRange.
         """
-    def index_select(
-        self, dim: Any = ..., index: Any = ..., *, axis: Any = ...
-    ) -> Tensor:
+    def index_select(self, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
         """Select entries of an axis by indices; the axes of the index replace it. Negative indices count from the end.
 
         Raises: IndexOutOfRange.
@@ -164,25 +150,15 @@ class OpMethods:
     def take(self, index: Any) -> Tensor:
         """Select entries of the flattened tensor by indices. Raises: IndexOutOfRange."""
     def index_add(
-        self,
-        dim: Any = ...,
-        index: Any = ...,
-        source: Any = ...,
-        *,
-        alpha: Any = ...,
-        axis: Any = ...,
+        self, dim: Any = ..., index: Any = ..., source: Any = ..., *, alpha: Any = ..., axis: Any = ...
     ) -> Tensor:
         """Return a copy y of x with y[index[i]] += alpha·source[i] for axis 0, in the order of i.
 
         Raises: IndexOutOfRange, ShapeError.
         """
-    def index_copy(
-        self, dim: Any = ..., index: Any = ..., source: Any = ..., *, axis: Any = ...
-    ) -> Tensor:
+    def index_copy(self, dim: Any = ..., index: Any = ..., source: Any = ..., *, axis: Any = ...) -> Tensor:
         """Return a copy y of x with y[index[i]] = source[i] for axis 0. Raises: IndexOutOfRange, ShapeError."""
-    def index_fill(
-        self, dim: Any = ..., index: Any = ..., value: Any = ..., *, axis: Any = ...
-    ) -> Tensor:
+    def index_fill(self, dim: Any = ..., index: Any = ..., value: Any = ..., *, axis: Any = ...) -> Tensor:
         """Return a copy y of x with y[index[i]] = value for axis 0. Raises: IndexOutOfRange."""
     def index_put(self, indices: Any, values: Any, accumulate: Any = ...) -> Tensor:
         """Return a copy y of x with y[indices] = values, or += with `accumulate`; `indices` are int arrays or masks.
@@ -190,9 +166,7 @@ class OpMethods:
         Raises: IndexOutOfRange, ShapeError, DTypeError for indices that are not ints or bools; TraceError for a traced
         mask.
         """
-    def bincount(
-        self, weights: Any = ..., minlength: Any = ..., *, length: Any = ...
-    ) -> Tensor:
+    def bincount(self, weights: Any = ..., minlength: Any = ..., *, length: Any = ...) -> Tensor:
         """Count how often each of 0 .. length - 1 occurs among the ids, int64; or sum their `weights`.
 
         Args:
@@ -217,9 +191,7 @@ class OpMethods:
                 because the count is known only in a run.
         Raises: TraceError in a trace without `size`.
         """
-    def repeat_interleave(
-        self, repeats: Any, dim: Any = ..., *, total: Any = ..., axis: Any = ...
-    ) -> Tensor:
+    def repeat_interleave(self, repeats: Any, dim: Any = ..., *, total: Any = ..., axis: Any = ...) -> Tensor:
         """Repeat each entry along an axis: a b -> a a b b. Without an axis, x is flattened first.
 
         Args:
@@ -234,18 +206,10 @@ class OpMethods:
     def masked_scatter(self, mask: Any, source: Any) -> Tensor:
         """Return a copy in which the entries where the mask is true are the first entries of `source`. Outside traces."""
     def unique(
-        self,
-        sorted: Any = ...,
-        return_inverse: Any = ...,
-        return_counts: Any = ...,
-        dim: Any = ...,
-        *,
-        axis: Any = ...,
+        self, sorted: Any = ..., return_inverse: Any = ..., return_counts: Any = ..., dim: Any = ..., *, axis: Any = ...
     ) -> Any:
         """Return the different values in ascending order, the index of each entry's value, and counts. Outside traces."""
-    def unique_consecutive(
-        self, return_inverse: Any = ..., return_counts: Any = ...
-    ) -> Any:
+    def unique_consecutive(self, return_inverse: Any = ..., return_counts: Any = ...) -> Any:
         """Return the entries that differ from the entry before, with run indices and run lengths. Outside traces."""
     def histc(self, bins: Any = ..., min: Any = ..., max: Any = ...) -> Tensor:
         """Count entries in equal bins from min to max, by default the range of the entries. Outside traces."""
@@ -329,9 +293,7 @@ class OpMethods:
         """max(a, b), elementwise; of a NaN and a number the number."""
     def fmin(self, other: Any) -> Tensor:
         """min(a, b), elementwise; of a NaN and a number the number."""
-    def nan_to_num(
-        self, nan: Any = ..., posinf: Any = ..., neginf: Any = ...
-    ) -> Tensor:
+    def nan_to_num(self, nan: Any = ..., posinf: Any = ..., neginf: Any = ...) -> Tensor:
         """NaN, ∞ and -∞ replaced by numbers; by default 0 and the largest finite numbers."""
     def lerp(self, end: Any, weight: Any) -> Tensor:
         """a + weight·(b - a): linear interpolation, exact at weight 0, up to rounding at weight 1."""
@@ -379,13 +341,9 @@ class OpMethods:
         """The float after a in the direction of b, elementwise. On the host: outside traces, without a gradient."""
     def i0(self) -> Tensor:
         """The modified Bessel function of order 0, elementwise. On the host: outside traces, without a gradient."""
-    def isclose(
-        self, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan: Any = ...
-    ) -> Tensor:
+    def isclose(self, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan: Any = ...) -> Tensor:
         """True where |a - b| ≤ atol + rtol·|b|, or both are equal infinities; with `equal_nan`, also where both are NaN."""
-    def allclose(
-        self, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan: Any = ...
-    ) -> builtins.bool:
+    def allclose(self, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan: Any = ...) -> builtins.bool:
         """Whether `isclose` holds for all entries. Raises: TraceError in a trace."""
     def equal(self, other: Any) -> builtins.bool:
         """Whether shapes and all entries are equal. Raises: TraceError in a trace."""
@@ -410,79 +368,26 @@ class OpMethods:
     def bool(self) -> Tensor:
         """Cast to bool."""
     def sum(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: Any = ...,
-        axis: Any = ...,
-        keepdims: Any = ...,
+        self, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
     ) -> Tensor:
         """Σ over axes, all by default; with `dtype`, the operand is cast first."""
     def mean(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: Any = ...,
-        axis: Any = ...,
-        keepdims: Any = ...,
+        self, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
     ) -> Tensor:
         """Mean over axes, all by default; with `dtype`, the operand is cast first."""
     def prod(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: Any = ...,
-        axis: Any = ...,
-        keepdims: Any = ...,
+        self, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
     ) -> Tensor:
         """Π over axes, all by default; with `dtype`, the operand is cast first."""
-    def amax(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Tensor:
+    def amax(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
         """Largest entry over axes; ties share the gradient."""
-    def amin(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Tensor:
+    def amin(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
         """Smallest entry over axes; ties share the gradient."""
-    def any(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Tensor:
+    def any(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
         """True if some entry is not 0."""
-    def all(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Tensor:
+    def all(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
         """True if no entry is 0."""
-    def logsumexp(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Tensor:
+    def logsumexp(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
         """ln Σ eˣ over axes."""
     def var(
         self,
@@ -529,152 +434,54 @@ class OpMethods:
                 `"fro"` is 2.
         Raises: UsageError for a finite p below 0 or another name.
         """
-    def renorm(
-        self, p: Any, dim: Any = ..., maxnorm: Any = ..., *, axis: Any = ...
-    ) -> Tensor:
+    def renorm(self, p: Any, dim: Any = ..., maxnorm: Any = ..., *, axis: Any = ...) -> Tensor:
         """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it."""
     def nansum(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: Any = ...,
-        axis: Any = ...,
-        keepdims: Any = ...,
+        self, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
     ) -> Tensor:
         """Σ over axes of the entries that are not NaN."""
     def nanmean(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        dtype: Any = ...,
-        axis: Any = ...,
-        keepdims: Any = ...,
+        self, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
     ) -> Tensor:
         """Mean over axes of the entries that are not NaN."""
     def count_nonzero(self, dim: Any = ..., *, axis: Any = ...) -> Tensor:
         """Return the number of entries over axes that are not 0, int64."""
-    def max(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Any:
+    def max(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
         """Return the largest entry; with an axis (values, indices) of the first maxima, which get the gradient.
 
         With a tensor instead of an axis: `maximum`.
         """
-    def min(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Any:
+    def min(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
         """Return the smallest entry; with an axis (values, indices) of the first minima, which get the gradient.
 
         With a tensor instead of an axis: `minimum`.
         """
     def aminmax(
-        self,
-        *,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        axis: Any = ...,
-        keepdims: Any = ...,
+        self, *, dim: Any = ..., keepdim: Any = ..., axis: Any = ..., keepdims: Any = ...
     ) -> tuple[Tensor, Tensor]:
         """Return the smallest and the largest entry, of all or along an axis."""
-    def argmax(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Tensor:
+    def argmax(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
         """Index of the largest entry along an axis, or in the flattened array, int64; the first on ties."""
-    def argmin(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Tensor:
+    def argmin(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
         """Index of the smallest entry along an axis, or in the flattened array, int64; the first on ties."""
-    def sort(
-        self,
-        dim: Any = ...,
-        descending: Any = ...,
-        *,
-        stable: Any = ...,
-        axis: Any = ...,
-    ) -> Extremes:
+    def sort(self, dim: Any = ..., descending: Any = ..., *, stable: Any = ..., axis: Any = ...) -> Extremes:
         """Return the sorted values and their indices; stable, NaN is the largest."""
-    def argsort(
-        self,
-        dim: Any = ...,
-        descending: Any = ...,
-        *,
-        stable: Any = ...,
-        axis: Any = ...,
-    ) -> Tensor:
+    def argsort(self, dim: Any = ..., descending: Any = ..., *, stable: Any = ..., axis: Any = ...) -> Tensor:
         """Return the indices that sort an axis, int64; stable, NaN is the largest."""
     def msort(self) -> Tensor:
         """Return the values sorted along the first axis."""
-    def topk(
-        self,
-        k: Any,
-        dim: Any = ...,
-        largest: Any = ...,
-        sorted: Any = ...,
-        *,
-        axis: Any = ...,
-    ) -> Extremes:
+    def topk(self, k: Any, dim: Any = ..., largest: Any = ..., sorted: Any = ..., *, axis: Any = ...) -> Extremes:
         """Return the k largest (or smallest) values in order, and their indices; equal values by ascending index.
 
         Raises: ShapeError if k exceeds the size of the axis.
         """
-    def kthvalue(
-        self,
-        k: Any,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Extremes:
+    def kthvalue(self, k: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Extremes:
         """Return the k-th smallest value along an axis, counted from 1, and its index. Raises: ShapeError."""
-    def median(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Any:
+    def median(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
         """Return the median, of two middle entries the lower; with an axis (values, indices). NaN if an entry is NaN."""
-    def nanmedian(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Any:
+    def nanmedian(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
         """Return the median of the entries that are not NaN; with an axis (values, indices)."""
-    def mode(
-        self,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Extremes:
+    def mode(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Extremes:
         """Return the most frequent value along an axis, of several the smallest, and an index of it."""
     def quantile(
         self,
@@ -708,9 +515,7 @@ class OpMethods:
         """Covariance of the rows of [variables, observations]."""
     def corrcoef(self) -> Tensor:
         """Correlation coefficients of the rows of [variables, observations]."""
-    def softmax(
-        self, dim: Any = ..., mask: Any = ..., *, dtype: Any = ..., axis: Any = ...
-    ) -> Tensor:
+    def softmax(self, dim: Any = ..., mask: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
         """e^(x - max x) / Σ e^(x - max x) along an axis.
 
         Args:
@@ -718,9 +523,7 @@ class OpMethods:
                 Without a mask, a row of only -inf gives NaN.
             dtype: a dtype to cast to first.
         """
-    def log_softmax(
-        self, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...
-    ) -> Tensor:
+    def log_softmax(self, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
         """ln softmax along an axis; with `dtype`, the operand is cast first."""
     def size(self, dim: Any = ..., *, axis: Any = ...) -> Any:
         """Return the shape, or the size of one axis."""
@@ -792,28 +595,20 @@ class OpMethods:
         """Repeat the tensor along each axis: a b -> a b a b; missing leading counts are 1."""
     def repeat(self, *repeats: Any) -> Tensor:
         """Like `tile`, but with at least one count per axis. Raises: ShapeError for fewer."""
-    def narrow(
-        self, dim: Any = ..., start: Any = ..., length: Any = ..., *, axis: Any = ...
-    ) -> Tensor:
+    def narrow(self, dim: Any = ..., start: Any = ..., length: Any = ..., *, axis: Any = ...) -> Tensor:
         """Return a view of `length` entries of an axis from `start`. Raises: ShapeError past the end."""
     def select(self, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
         """Return a view of one entry of an axis, without the axis. Raises: IndexOutOfRange."""
     def unbind(self, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
         """Return views of all entries of an axis, without the axis."""
-    def split(
-        self, split_size: Any, dim: Any = ..., *, axis: Any = ...
-    ) -> tuple[Tensor, ...]:
+    def split(self, split_size: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
         """Return views along an axis with `split_size` entries each (the last may have fewer), or with the given sizes.
 
         Raises: ShapeError unless the given sizes sum to the size of the axis.
         """
-    def chunk(
-        self, chunks: Any, dim: Any = ..., *, axis: Any = ...
-    ) -> tuple[Tensor, ...]:
+    def chunk(self, chunks: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
         """Return at most `chunks` views of equal size along an axis; the last may be smaller."""
-    def tensor_split(
-        self, indices_or_sections: Any, dim: Any = ..., *, axis: Any = ...
-    ) -> tuple[Tensor, ...]:
+    def tensor_split(self, indices_or_sections: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
         """Return views along an axis: this many of nearly equal size, or parts that begin at the given indices."""
     def diagonal(self, offset: Any = ..., dim1: Any = ..., dim2: Any = ...) -> Tensor:
         """Return a view in which the entries (i, i + offset) of two axes, as a new last axis, replace both."""
@@ -835,15 +630,11 @@ class OpMethods:
         """Σ a·b of vectors [n]. Raises: ShapeError."""
     def inner(self, other: Any) -> Tensor:
         """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
-    def addmm(
-        self, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...
-    ) -> Tensor:
+    def addmm(self, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
         """beta·x + alpha·(A @ B) of matrices."""
     def addmv(self, mat: Any, vec: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
         """beta·x + alpha·(A @ v)."""
-    def baddbmm(
-        self, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...
-    ) -> Tensor:
+    def baddbmm(self, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
         """beta·x + alpha·(A @ B) of batches of matrices."""
     def kron(self, other: Any) -> Tensor:
         """Kronecker product: each entry of a times b, as blocks."""

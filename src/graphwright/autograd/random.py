@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -146,7 +146,8 @@ def _sampler(name: str, op: str, doc: str):  # the type is inferred: Callable wo
 
     def sample(
         *shape: int | Sequence[int], size: Sequence[int] | None = None, dtype: object = None,
-        requires_grad: bool = False, generator: Generator | None = None, device: Device | str | None = None, out: Tensor | None = None,
+        requires_grad: bool = False, generator: Generator | None = None, device: Device | str | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         given = sizes(shape if size is None else size)
         kind, there = target(given, dtype, device, out)

@@ -212,13 +212,7 @@ def take_along_dim(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = 
     """
 
 def scatter(
-    input: Any,
-    dim: Any = ...,
-    index: Any = ...,
-    src: Any = ...,
-    *,
-    value: Any = ...,
-    axis: Any = ...,
+    input: Any, dim: Any = ..., index: Any = ..., src: Any = ..., *, value: Any = ..., axis: Any = ...
 ) -> Tensor:
     """Return a copy y of x with y[index[i, j], j] = src[i, j] for axis 0; for a repeated index the last value wins.
 
@@ -243,13 +237,7 @@ def take(input: Any, index: Any) -> Tensor:
     """Select entries of the flattened tensor by indices. Raises: IndexOutOfRange."""
 
 def index_add(
-    input: Any,
-    dim: Any = ...,
-    index: Any = ...,
-    source: Any = ...,
-    *,
-    alpha: Any = ...,
-    axis: Any = ...,
+    input: Any, dim: Any = ..., index: Any = ..., source: Any = ..., *, alpha: Any = ..., axis: Any = ...
 ) -> Tensor:
     """Return a copy y of x with y[index[i]] += alpha·source[i] for axis 0, in the order of i.
 
@@ -557,86 +545,33 @@ def equal(input: Any, other: Any) -> builtins.bool:
     """Whether shapes and all entries are equal. Raises: TraceError in a trace."""
 
 def sum(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    dtype: Any = ...,
-    axis: Any = ...,
-    keepdims: Any = ...,
+    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
 ) -> Tensor:
     """Σ over axes, all by default; with `dtype`, the operand is cast first."""
 
 def mean(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    dtype: Any = ...,
-    axis: Any = ...,
-    keepdims: Any = ...,
+    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
 ) -> Tensor:
     """Mean over axes, all by default; with `dtype`, the operand is cast first."""
 
 def prod(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    dtype: Any = ...,
-    axis: Any = ...,
-    keepdims: Any = ...,
+    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
 ) -> Tensor:
     """Π over axes, all by default; with `dtype`, the operand is cast first."""
 
-def amax(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Tensor:
+def amax(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
     """Largest entry over axes; ties share the gradient."""
 
-def amin(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Tensor:
+def amin(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
     """Smallest entry over axes; ties share the gradient."""
 
-def any(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Tensor:
+def any(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
     """True if some entry is not 0."""
 
-def all(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Tensor:
+def all(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
     """True if no entry is 0."""
 
-def logsumexp(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Tensor:
+def logsumexp(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
     """ln Σ eˣ over axes."""
 
 def var(
@@ -715,152 +650,65 @@ def renorm(input: Any, p: Any, dim: Any = ..., maxnorm: Any = ..., *, axis: Any 
     """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it."""
 
 def nansum(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    dtype: Any = ...,
-    axis: Any = ...,
-    keepdims: Any = ...,
+    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
 ) -> Tensor:
     """Σ over axes of the entries that are not NaN."""
 
 def nanmean(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    dtype: Any = ...,
-    axis: Any = ...,
-    keepdims: Any = ...,
+    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
 ) -> Tensor:
     """Mean over axes of the entries that are not NaN."""
 
 def count_nonzero(input: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
     """Return the number of entries over axes that are not 0, int64."""
 
-def max(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Any:
+def max(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
     """Return the largest entry; with an axis (values, indices) of the first maxima, which get the gradient.
 
     With a tensor instead of an axis: `maximum`.
     """
 
-def min(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Any:
+def min(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
     """Return the smallest entry; with an axis (values, indices) of the first minima, which get the gradient.
 
     With a tensor instead of an axis: `minimum`.
     """
 
 def aminmax(
-    input: Any,
-    *,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    axis: Any = ...,
-    keepdims: Any = ...,
+    input: Any, *, dim: Any = ..., keepdim: Any = ..., axis: Any = ..., keepdims: Any = ...
 ) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest entry, of all or along an axis."""
 
-def argmax(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Tensor:
+def argmax(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
     """Index of the largest entry along an axis, or in the flattened array, int64; the first on ties."""
 
-def argmin(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Tensor:
+def argmin(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
     """Index of the smallest entry along an axis, or in the flattened array, int64; the first on ties."""
 
-def sort(
-    input: Any,
-    dim: Any = ...,
-    descending: Any = ...,
-    *,
-    stable: Any = ...,
-    axis: Any = ...,
-) -> Extremes:
+def sort(input: Any, dim: Any = ..., descending: Any = ..., *, stable: Any = ..., axis: Any = ...) -> Extremes:
     """Return the sorted values and their indices; stable, NaN is the largest."""
 
-def argsort(
-    input: Any,
-    dim: Any = ...,
-    descending: Any = ...,
-    *,
-    stable: Any = ...,
-    axis: Any = ...,
-) -> Tensor:
+def argsort(input: Any, dim: Any = ..., descending: Any = ..., *, stable: Any = ..., axis: Any = ...) -> Tensor:
     """Return the indices that sort an axis, int64; stable, NaN is the largest."""
 
 def msort(input: Any) -> Tensor:
     """Return the values sorted along the first axis."""
 
-def topk(
-    input: Any,
-    k: Any,
-    dim: Any = ...,
-    largest: Any = ...,
-    sorted: Any = ...,
-    *,
-    axis: Any = ...,
-) -> Extremes:
+def topk(input: Any, k: Any, dim: Any = ..., largest: Any = ..., sorted: Any = ..., *, axis: Any = ...) -> Extremes:
     """Return the k largest (or smallest) values in order, and their indices; equal values by ascending index.
 
     Raises: ShapeError if k exceeds the size of the axis.
     """
 
 def kthvalue(
-    input: Any,
-    k: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
+    input: Any, k: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...
 ) -> Extremes:
     """Return the k-th smallest value along an axis, counted from 1, and its index. Raises: ShapeError."""
 
-def median(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Any:
+def median(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
     """Return the median, of two middle entries the lower; with an axis (values, indices). NaN if an entry is NaN."""
 
-def nanmedian(
-    input: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Any:
+def nanmedian(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
     """Return the median of the entries that are not NaN; with an axis (values, indices)."""
 
 def quantile(

@@ -190,7 +190,7 @@ def gaussian_nll_loss(
     return _reduced(loss + 0.5 * log(2.0 * pi) if full else loss, reduction)
 
 
-# -- losses of pairs and margins -----------------------------------------------------------------------------------------
+# -- losses of pairs and margins ---------------------------------------------------------------------------------------
 def cosine_embedding_loss(
     input1: Tensor, input2: Tensor, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
