@@ -201,7 +201,6 @@ from graphwright.autograd.top import lerp as lerp
 from graphwright.autograd.top import less as less
 from graphwright.autograd.top import less_equal as less_equal
 from graphwright.autograd.top import lgamma as lgamma
-from graphwright.autograd.top import linalg_inv as linalg_inv
 from graphwright.autograd.top import log as log
 from graphwright.autograd.top import log1p as log1p
 from graphwright.autograd.top import log2 as log2
@@ -243,7 +242,6 @@ from graphwright.autograd.top import narrow as narrow
 from graphwright.autograd.top import ne as ne
 from graphwright.autograd.top import neg as neg
 from graphwright.autograd.top import negative as negative
-from graphwright.autograd.top import nelement as nelement
 from graphwright.autograd.top import nextafter as nextafter
 from graphwright.autograd.top import norm as norm
 from graphwright.autograd.top import not_equal as not_equal

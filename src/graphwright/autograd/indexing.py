@@ -187,7 +187,7 @@ def index_put(input: Tensor, indices: Sequence[Any], values: Any, accumulate: bo
     return call(op, input, cast_like(values, input), *map(_int64, ids), axis=0)
 
 
-@named(TOP)
+@named(TOP, differs="`F.one_hot` in torch, which exists too")
 def one_hot(ids: Any, classes: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """Encode ids as one-hot vectors along a new last axis, int64.
 

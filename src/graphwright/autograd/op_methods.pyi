@@ -640,10 +640,8 @@ class OpMethods:
         """Kronecker product: each entry of a times b, as blocks."""
     def cross(self, other: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
         """Cross product along an axis of size 3. Raises: ShapeError."""
-    def linalg_inv(self) -> Tensor:
-        """Return the inverse of square matrices. Raises: ShapeError; a singular matrix gives infinity or NaN."""
     def inverse(self) -> Tensor:
-        """Return the inverse of square matrices. Raises: ShapeError; a singular matrix gives infinity or NaN."""
+        """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
     def sigmoid_(self, *args: Any, **options: Any) -> Any:
         """Run `sigmoid`, write the result to this tensor, and return it."""
     def tanh_(self, *args: Any, **options: Any) -> Any:

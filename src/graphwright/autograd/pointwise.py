@@ -48,8 +48,9 @@ _of_two("eq", in_place=False)
 for _op, _also in (("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater")):
     _of_two(_op, also=_also, in_place=False)
 _of_two("ge", also="greater_equal", in_place=False)
-for _op in ("logical_and", "logical_or", "logical_xor"):
-    _of_two(_op, in_place=False)
+_of_two("logical_and", in_place=False)
+_of_two("logical_or", in_place=False)
+_of_two("logical_xor", in_place=False)
 
 
 @named(in_place=False)

@@ -45,10 +45,16 @@ def dim(input: Tensor) -> int:
     return len(input.shape)
 
 
-@named(also="nelement")
+@named()
 def numel(input: Tensor) -> int:
     """Return the number of entries."""
     return prod(input.shape)
+
+
+@named(METHOD)
+def nelement(input: Tensor) -> int:
+    """Return the number of entries."""
+    return numel(input)
 
 
 @named(METHOD)
@@ -556,11 +562,10 @@ def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
     return ahead(input) * behind(other) - behind(input) * ahead(other)
 
 
-@named(also="inverse")
-def linalg_inv(input: Tensor) -> Tensor:
-    """Return the inverse of square matrices. Raises: ShapeError; a singular matrix gives infinity or NaN."""
-    n = input.shape[-1]
-    eye = as_tensor(np.eye(n, dtype=np.float64)).to(input.dtype).expand(*input.shape)
+@named()
+def inverse(input: Tensor) -> Tensor:
+    """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
+    eye = as_tensor(np.eye(input.shape[-1], dtype=np.float64)).to(input.dtype)
     return call("solve", input, eye)
 
 
@@ -568,7 +573,7 @@ def linalg_inv(input: Tensor) -> Tensor:
 def matrix_power(input: Tensor, n: int) -> Tensor:
     """Return the n-th power of square matrices, by repeated squaring; a negative n inverts first."""
     if n < 0:
-        return matrix_power(linalg_inv(input), -n)
+        return matrix_power(inverse(input), -n)
     made = as_tensor(np.eye(input.shape[-1])).to(input.dtype).expand(*input.shape)
     base = input
     while n:

@@ -773,9 +773,6 @@ def log_softmax(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...
 def numel(input: Any) -> builtins.int:
     """Return the number of entries."""
 
-def nelement(input: Any) -> builtins.int:
-    """Return the number of entries."""
-
 def is_floating_point(input: Any) -> builtins.bool:
     """Whether the dtype is floating."""
 
@@ -947,11 +944,8 @@ def kron(input: Any, other: Any) -> Tensor:
 def cross(input: Any, other: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
     """Cross product along an axis of size 3. Raises: ShapeError."""
 
-def linalg_inv(input: Any) -> Tensor:
-    """Return the inverse of square matrices. Raises: ShapeError; a singular matrix gives infinity or NaN."""
-
 def inverse(input: Any) -> Tensor:
-    """Return the inverse of square matrices. Raises: ShapeError; a singular matrix gives infinity or NaN."""
+    """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
 
 def matrix_power(input: Any, n: Any) -> Tensor:
     """Return the n-th power of square matrices, by repeated squaring; a negative n inverts first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from math import log, pi
 from typing import Any
 
@@ -107,19 +108,19 @@ def _over_rows(loss: Tensor, targets: Any, weight: Tensor | None, ignore_index: 
 
 # -- losses of values --------------------------------------------------------------------------------------------------
 def mse_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
-    """(x - target)², broadcast together."""
-    difference = _wide(input) - _wide(target)
+    """(x - target)²; other shapes than that of the input broadcast, with a warning."""
+    difference = _difference(input, target)
     return _reduced(difference * difference, reduction)
 
 
 def l1_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
     """|x - target|, with gradient 0 at 0."""
-    return _reduced((_wide(input) - _wide(target)).abs(), reduction)
+    return _reduced(_difference(input, target).abs(), reduction)
 
 
 def huber_loss(input: Tensor, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
     """½d² up to |d| = delta, delta·(|d| - ½delta) beyond, d = x - target (Huber 1964)."""
-    difference = _wide(input) - _wide(target)
+    difference = _difference(input, target)
     size = difference.abs()
     return _reduced(where(size <= delta, difference * difference * 0.5, (size - 0.5 * delta) * delta), reduction)
 
@@ -262,6 +263,14 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     first, second = np.triu_indices(input.shape[0], 1)
     rows = [input.index_select(0, as_tensor(ids.astype(np.int64))) for ids in (first, second)]
     return (rows[0] - rows[1]).norm(p, dim=-1)
+
+
+def _difference(input: Tensor, target: Any) -> Tensor:
+    x, y = _wide(input), _wide(target)
+    if x.shape != y.shape:
+        what = f"the target has another shape than the input, {y.shape} and {x.shape}, and is broadcast"
+        warnings.warn(what, UserWarning, stacklevel=3)
+    return x - y
 
 
 def _wide(x: Any) -> Tensor:
