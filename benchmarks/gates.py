@@ -61,7 +61,7 @@ def stepping(p: gw.Program, given: tuple) -> Callable[[], object]:
     @gw.compile
     def step(ids: gw.Tensor, positions: gw.Tensor, targets: gw.Tensor) -> gw.Tensor:
         opt.zero_grad()
-        loss = functional.cross_entropy(p(ids=ids, positions=positions)["logits"].float(), targets)
+        loss = functional.cross_entropy(p(ids=ids, positions=positions)["logits"].float(), targets, dim=-1)
         loss.backward()
         opt.step()
         return loss

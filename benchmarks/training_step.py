@@ -78,7 +78,7 @@ def own_step(model: Any, batches: Iterator[np.ndarray], size: tuple[int, int], l
     positions = np.ascontiguousarray(np.broadcast_to(np.arange(size[1]), size))
     compiled = optim.compile_step(
         model.program,
-        lambda logits, targets: nn.functional.cross_entropy(logits.float(), targets),
+        lambda logits, targets: nn.functional.cross_entropy(logits.float(), targets, dim=-1),
         optim.AdamW(model, LR, BETAS, weight_decay=DECAY, decay_matrices_only=True),
         {"ids": positions, "positions": positions, "targets": positions},
         amp="bfloat16" if low else None,

@@ -92,7 +92,7 @@ def main() -> None:
             done = gw.load_state(Path(directory) / "state", **second.parts())
         losses += [second.epoch() for _ in range(done, epochs)]
         right = second.accuracy(images[held], digits.target[held])
-        size = sum(p.size for p in second.net.parameters())
+        size = sum(p.numel() for p in second.net.parameters())
         print(
             f"{name}: {size} parameters, loss {losses[0]:.3f} -> {losses[-1]:.4f}, "
             f"{right:.1%} of {len(held)} held-out digits right, {perf_counter() - started:.1f} s"

@@ -35,7 +35,7 @@ class Net(nn.Module):
 
 
 def size(net: Net) -> int:
-    return sum(p.size for p in net.parameters())
+    return sum(p.numel() for p in net.parameters())
 
 
 def sine(kind: str, seed: int, steps: int = 400) -> tuple[float, int]:

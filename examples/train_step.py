@@ -44,7 +44,7 @@ class Classifier(nn.Module):
 def training_step(net: nn.Module, opt: optim.AdamW):
     def step(ids: gw.Tensor, targets: gw.Tensor) -> gw.Tensor:
         opt.zero_grad()
-        loss = nn.functional.cross_entropy(net(ids), targets)
+        loss = nn.functional.cross_entropy(net(ids), targets, dim=-1)
         loss.backward()
         optim.clip_grad_norm_(net.parameters(), 1.0)
         opt.step()

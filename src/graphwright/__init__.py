@@ -26,6 +26,26 @@ _PUBLIC = {
         "randint_like randn randn_like repeat_interleave rng scatter scatter_add set_grad_enabled stack tensor topk "
         "tril triu where zeros zeros_like"
     ),
+    "autograd.top": (
+        "abs absolute acos acosh add addcdiv addcmul addmm addmv all allclose amax amin aminmax any argmax argmin "
+        "argsort argwhere asin asinh atan atan2 atanh atleast_1d atleast_2d atleast_3d baddbmm bitwise_and "
+        "bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor block_diag bmm broadcast_shapes "
+        "broadcast_tensors broadcast_to bucketize cartesian_prod cdist ceil chunk clamp clamp_max clamp_min clip "
+        "column_stack combinations concat concatenate copysign corrcoef cos cosh count_nonzero cov cross cummax "
+        "cummin cumprod cumsum deg2rad diag diag_embed diagonal diff digamma dist div divide dot dstack eq equal erf "
+        "erfc erfinv exp exp2 expm1 fix flatten flip fliplr flipud float_power floor floor_divide fmax fmin fmod frac "
+        "gcd ge ger greater greater_equal gt heaviside histc hstack hypot i0 index_copy index_fill inner inverse "
+        "is_floating_point isclose isfinite isin isinf isnan isneginf isposinf kron kthvalue lcm le lerp less "
+        "less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and "
+        "logical_not logical_or logical_xor logit logsumexp lt masked_fill masked_scatter masked_select matrix_power "
+        "max maximum mean median meshgrid min minimum mm moveaxis movedim msort mul multiply mv nan_to_num nanmean "
+        "nanmedian nansum narrow ne neg negative nextafter norm not_equal numel outer permute positive pow "
+        "prod quantile rad2deg ravel reciprocal relu remainder renorm reshape roll rot90 round rsqrt rsub "
+        "searchsorted select sgn sigmoid sign signbit sin sinc sinh softmax sort split sqrt square squeeze std "
+        "std_mean sub subtract sum swapaxes swapdims t take take_along_dim tan tanh tensor_split tensordot tile "
+        "transpose trapezoid trapz tril_indices triu_indices true_divide trunc unbind unflatten unique "
+        "unique_consecutive unsqueeze vander var var_mean vstack xlogy"
+    ),
     "graph": "Graph",
     "models": "Model open",
     "ops": "op",

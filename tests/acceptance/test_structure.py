@@ -119,7 +119,7 @@ def noisy_llama(seed: int = 0) -> gw.models.Model:
 
 def task(outputs: dict, batch: dict) -> gw.Tensor:
     """Cross entropy of the repeats."""
-    return cross_entropy(outputs["logits"][:, :-1], batch["targets"])
+    return cross_entropy(outputs["logits"][:, :-1], batch["targets"], dim=-1)
 
 
 def batch(seed: int, rows: int = 16) -> dict[str, np.ndarray]:

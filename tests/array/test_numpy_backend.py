@@ -298,7 +298,7 @@ def train(
 
     def step(x: Any, y: Any) -> Tensor:
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(gw.autograd.as_tensor(x)), gw.autograd.as_tensor(y))
+        loss = nn.functional.cross_entropy(model(gw.autograd.as_tensor(x)), gw.autograd.as_tensor(y), dim=-1)
         loss.backward()
         optimizer.step()
         return loss

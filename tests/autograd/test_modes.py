@@ -207,6 +207,7 @@ LOW = {"matmul", "linear", "linear_int8", "sdpa", "conv", "conv_transpose", "con
 LOW |= {"grouped_matmul", "grouped_outer"}
 F32 = {
     *("exp", "expm1", "log", "log1p", "pow", "rsqrt", "reciprocal"),
+    *("log2", "log10", "exp2", "lgamma", "digamma"),
     *("sum", "mean", "prod", "cumsum", "logsumexp", "softmax", "log_softmax"),
     *("cross_entropy", "bce", "bce_with_logits", "rope", "solve"),
 }

@@ -82,7 +82,7 @@ def test_power_of_a_tensor_is_computed_in_float32_under_autocast() -> None:
     assert (tensor([4, 9]) ** 0.5).tolist() == [2, 3]
 
 
-def test_logical_operators_need_bools() -> None:
+def test_operators_of_bits_take_bools_and_integers() -> None:
     p, q = tensor([True, True, False, False]), tensor([True, False, True, False])
     assert (p & q).tolist() == [True, False, False, False]
     assert (p | q).tolist() == [True, True, True, False]
@@ -90,10 +90,13 @@ def test_logical_operators_need_bools() -> None:
     assert (~p).tolist() == [False, False, True, True]
     assert (True & q).tolist() == (q | False).tolist() == (False ^ q).tolist() == q.tolist()
     for apply in (operator.and_, operator.or_, operator.xor):
-        with pytest.raises(DTypeError, match="not bool"):
-            apply(tensor([1, 2]), q)
-    with pytest.raises(DTypeError, match="not bool"):
-        operator.invert(tensor([1, 2]))
+        assert apply(tensor([6, 5]), tensor([3, 1])).tolist() == [apply(6, 3), apply(5, 1)]
+        assert apply(tensor([6, 5]), 3).tolist() == apply(3, tensor([6, 5])).tolist() == [apply(6, 3), apply(5, 3)]
+        with pytest.raises(DTypeError, match="neither bool nor an integer"):
+            apply(tensor([1.0, 2.0]), q[:2])
+    assert operator.invert(tensor([1, -2])).tolist() == [~1, 1]
+    with pytest.raises(DTypeError):
+        operator.invert(tensor([1.0, 2.0]))
 
 
 UNARY = [

@@ -114,6 +114,7 @@ def test_dtype_inference_from_data_matches_torch() -> None:
 def test_promoting_ops_have_several_castable_operands() -> None:
     assert set(PROMOTING) == {
         *("add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "minimum", "maximum", "swiglu"),
-        *("bce", "bce_with_logits"),
+        *("bce", "bce_with_logits", "atan2", "fmod"),
+        *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"),
         *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"),
     }

@@ -169,7 +169,7 @@ def test_bincount_and_one_hot_match_torch() -> None:
     assert one_hot(ids).tolist() == torch.nn.functional.one_hot(theirs).tolist()
     assert one_hot(tensor([], "int64")).shape == (0, 0)
     assert bincount(ids).tolist() == [1, 1, 2]
-    assert bincount(ids, 5).tolist() == [1, 1, 2, 0, 0]
+    assert bincount(ids, minlength=5).tolist() == [1, 1, 2, 0, 0]
     assert nonzero(tensor([[0.0, 2.0], [-1.0, 0.0]])).tolist() == [[0, 1], [1, 0]]
     with pytest.raises(IndexOutOfRange):
         one_hot(ids, 2)

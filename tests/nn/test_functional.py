@@ -111,10 +111,14 @@ def test_binary_cross_entropy_at_0_and_1() -> None:
     assert exact == pytest.approx(np.exp(-40.0), rel=1e-5)  # the digits that x - x·y has lost
 
 
-def test_losses_refuse_mismatched_shapes() -> None:
-    for loss in (ours.mse_loss, ours.l1_loss, ours.huber_loss):
-        with pytest.raises(ShapeError, match="shape"):
-            loss(tensor(X), tensor(X[:1]))
+def test_losses_warn_of_shapes_that_broadcast_as_torch_does() -> None:
+    for loss, theirs in ((ours.mse_loss, F.mse_loss), (ours.l1_loss, F.l1_loss), (ours.huber_loss, F.huber_loss)):
+        with pytest.warns(UserWarning, match="another shape"):
+            mine = loss(tensor(X), tensor(X[:1]))
+        with pytest.warns(UserWarning, match="size"):
+            assert_close(mine, theirs(torch.tensor(X), torch.tensor(X[:1])).numpy(), rtol=1e-6)
+        with pytest.warns(UserWarning, match="another shape"), pytest.raises(ShapeError):
+            loss(tensor(X), tensor(X[:3]))
     with pytest.raises(UsageError, match="reduction"):
         ours.mse_loss(tensor(X), tensor(Y), reduction="median")
 

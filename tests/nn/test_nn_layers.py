@@ -222,7 +222,7 @@ def test_cross_entropy_equals_torch(reduction, ignore, shape):
     targets = rng.integers(0, 4, shape[:-1])
     targets.reshape(-1)[1:3] = ignore
     x, y = Tensor(from_numpy(scores.copy()), requires_grad=True), torch.from_numpy(scores.copy()).requires_grad_()
-    a = nn.functional.cross_entropy(x, Tensor(from_numpy(targets)), ignore_index=ignore, reduction=reduction)
+    a = nn.functional.cross_entropy(x, Tensor(from_numpy(targets)), ignore_index=ignore, reduction=reduction, dim=-1)
     flat = torch.nn.functional.cross_entropy(
         y.reshape(-1, 4), torch.from_numpy(targets).reshape(-1), ignore_index=ignore, reduction=reduction
     )

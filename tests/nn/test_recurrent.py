@@ -103,7 +103,7 @@ def test_cfc_cell_matches_its_formulas(variant, layers):
     gw.manual_seed(1)
     cell = nn.CfCCell(4, 6, 8, layers, variant).to("float64")
     for p in cell.parameters():
-        p.assign(Tensor(from_numpy(np.random.default_rng(p.size).normal(size=p.shape))))
+        p.assign(Tensor(from_numpy(np.random.default_rng(p.numel()).normal(size=p.shape))))
     x, h, dt = rng.normal(size=(3, 4)), rng.normal(size=(3, 6)), rng.uniform(0, 2, (3, 1))
     leaves = [Tensor(from_numpy(v), requires_grad=True) for v in (x, h, dt)]
     out, state = cell(*leaves)

@@ -15,8 +15,10 @@ FUSED = [name for name, row in OPS.items() if row.expand is not None]
 WHY_NOT = {
     "a primitive: arithmetic and functions": (
         "neg abs sign step floor ceil round add sub mul div floor_divide remainder pow minimum maximum junction "
-        "exp expm1 log log1p sqrt rsqrt reciprocal sin cos tanh sigmoid erf"
+        "exp expm1 log log1p sqrt rsqrt reciprocal sin cos tanh sigmoid erf "
+        "tan asin acos atan sinh cosh asinh acosh atanh atan2 log2 log10 exp2 erfc erfinv lgamma digamma trunc fmod"
     ),
+    "a primitive: bits of integers": ("bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift"),
     "a primitive: comparison, logic and choice": (
         "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan where"
     ),

@@ -35,7 +35,7 @@ def test_generated_functions_have_the_operands_and_attributes_of_their_op(name: 
 
 
 def test_generated_methods_take_the_operands_after_the_first() -> None:
-    assert list(inspect.signature(surface.methods()["maximum"]).parameters) == ["self", "b"]
+    assert list(inspect.signature(surface.methods()["maximum"]).parameters) == ["input", "other"]
     x = gw.tensor([-1.0, 2.0])
     np.testing.assert_array_equal(surface.methods()["relu"](x).numpy(), [0.0, 2.0])
 

@@ -263,7 +263,9 @@ class _ScaleGradient(torch.autograd.Function):
 SAME_NAME = (
     "neg abs sign floor ceil round exp expm1 log log1p sqrt rsqrt reciprocal sin cos tanh erf sigmoid relu "
     "add sub mul div floor_divide remainder pow minimum maximum eq ne lt le gt ge "
-    "logical_and logical_or logical_xor logical_not isnan isinf isfinite where matmul"
+    "logical_and logical_or logical_xor logical_not isnan isinf isfinite where matmul "
+    "tan asin acos atan sinh cosh asinh acosh atanh atan2 log2 log10 exp2 erfc erfinv lgamma digamma trunc fmod "
+    "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift"
 )
 """Ops that torch has under the same name."""
 

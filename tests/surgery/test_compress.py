@@ -314,7 +314,7 @@ def test_factors_can_be_trained() -> None:
     for _ in range(6):
         optimizer.zero_grad()
         out = p(ids=ids, positions=positions)["logits"][:, :-1]
-        loss = gw.nn.functional.cross_entropy(out, gw.tensor(ids[:, 1:]))
+        loss = gw.nn.functional.cross_entropy(out, gw.tensor(ids[:, 1:]), dim=-1)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

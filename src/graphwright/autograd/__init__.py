@@ -32,25 +32,7 @@ from graphwright.autograd.errors import (
     ViewModified,
 )
 from graphwright.autograd.function import Context, Function
-from graphwright.autograd.functions import (
-    argsort,
-    cat,
-    lerp,
-    matmul,
-    maximum,
-    minimum,
-    norm,
-    outer,
-    pad,
-    sort,
-    stack,
-    std,
-    topk,
-    tril,
-    triu,
-    var,
-    where,
-)
+from graphwright.autograd.functions import cat, matmul, maximum, minimum, outer, pad, stack, tril, triu, where
 from graphwright.autograd.indexing import (
     bincount,
     gather,
@@ -73,6 +55,7 @@ from graphwright.autograd.modes import (
     set_grad_enabled,
     training,
 )
+from graphwright.autograd.pointwise import lerp
 from graphwright.autograd.random import (
     Generator,
     bernoulli,
@@ -91,6 +74,7 @@ from graphwright.autograd.random import (
     stochastic_round,
 )
 from graphwright.autograd.recorder import Recorder, Symbol, active_recorder, scope, scoped
+from graphwright.autograd.reductions import argsort, norm, sort, std, topk, var
 from graphwright.autograd.support import support
 from graphwright.autograd.tape import Hook, SavedMemory, memory
 from graphwright.autograd.tensor import Tensor

@@ -113,11 +113,6 @@ class TensorBase:
         return len(self.data.shape)
 
     @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.data.spec.size
-
-    @property
     def device(self) -> Device:
         """Device of the memory, also of a variable in a trace. Raises: TraceError for a traced value."""
         return self.data.device if isinstance(self.data, NDArray) else self.concrete("device").device

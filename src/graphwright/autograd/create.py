@@ -24,15 +24,15 @@ from graphwright.errors import DTypeError, OutOfMemory, ShapeError, UsageError
 
 
 def tensor(
-    value: Any, dtype: object = None, requires_grad: bool = False, *, device: Device | str | None = None
+    data: Any, dtype: object = None, requires_grad: bool = False, *, device: Device | str | None = None
 ) -> Tensor:
     """Make a tensor from a copy of the value.
 
     Args:
-        value: number, nested lists, numpy array, NDArray, Tensor, or an array of another library that supports DLPack.
+        data: number, nested lists, numpy array, NDArray, Tensor, or an array of another library that supports DLPack.
             Python floats become float32, ints int64, bools bool; arrays keep their dtype.
         dtype: a DType or its name, to convert to.
-        device: target device; by default that of `value` if it is a tensor, else the CPU.
+        device: target device; by default that of `data` if it is a tensor, else the CPU.
         requires_grad: whether `backward` fills `.grad`; floating dtypes only.
     Raises: DTypeError, UsageError if the value is not an array of numbers.
 
@@ -40,14 +40,11 @@ def tensor(
     (1, 2)
     """
     # with a dtype, a list is read at full precision
-    plain = dtype is not None and not isinstance(value, Tensor | NDArray) and not speaks_dlpack(value)
-    made = as_tensor(np.array(host_array(value)) if plain or isinstance(value, np.ndarray) else value)
-    data = made.data
-    assert isinstance(data, NDArray)
-    if isinstance(value, Tensor) or speaks_dlpack(value):
-        data = data.copy()
-    data = _converted(data, dtype)
-    return Tensor(data if device is None else data.to(Device.parse(device)), requires_grad)
+    plain = dtype is not None and not isinstance(data, Tensor | NDArray) and not speaks_dlpack(data)
+    made = as_tensor(np.array(host_array(data)) if plain or isinstance(data, np.ndarray) else data).data
+    assert isinstance(made, NDArray)
+    made = _converted(made.copy() if isinstance(data, Tensor) or speaks_dlpack(data) else made, dtype)
+    return Tensor(made if device is None else made.to(Device.parse(device)), requires_grad)
 
 
 def _converted(data: NDArray, kind: object) -> NDArray:
@@ -117,14 +114,15 @@ def _made(
 
 
 def full(
-    shape: Sequence[int], value: float, dtype: object = None, requires_grad: bool = False, *,
+    size: Sequence[int], fill_value: float, dtype: object = None, requires_grad: bool = False, *,
     device: Device | str | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Make a tensor filled with one value; by default int64 for an int, bool for a bool, float32 for a float."""
     if dtype is None and out is None:
         kinds = ((bool | np.bool_, bool_), (int | np.integer, int64))
-        dtype = next((kind for types, kind in kinds if isinstance(value, types)), float32)
-    kind, _ = target(tuple(shape), dtype, device, out)
+        dtype = next((kind for types, kind in kinds if isinstance(fill_value, types)), float32)
+    shape, value = tuple(size), fill_value
+    kind, _ = target(shape, dtype, device, out)
     stored = np.float32 if kind.as_bits else kind.numpy
     try:
         if kind.kind in ("int", "uint") and isinstance(value, float | np.floating):
@@ -133,27 +131,28 @@ def full(
     except (OverflowError, ValueError) as error:
         raise DTypeError("the dtype cannot store this value", expected=f"a {kind.name} number", got=value) from error
     with _allocating(shape):
-        host = np.full(tuple(shape), value, stored)
+        host = np.full(shape, value, stored)
     return _made(host, kind, device, requires_grad, out)
 
 
 def empty(
-    *shape: int | Sequence[int], dtype: object = None, requires_grad: bool = False, device: Device | str | None = None,
-    out: Tensor | None = None,
+    *shape: int | Sequence[int], size: Sequence[int] | None = None, dtype: object = None, requires_grad: bool = False,
+    device: Device | str | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Make an uninitialised tensor, float32 by default; for debugging, `array.storage.poison()` fills it with NaN."""
-    shape = sizes(shape)
+    shape = sizes(shape if size is None else size)
     kind, there = target(shape, dtype, device, out)
     return Tensor(_empty(shape, kind, there), requires_grad) if out is None else out
 
 
 def _constant(name: str, value: int):  # the types of these factories are inferred: Callable would lose the keywords
     def filled(
-        *shape: int | Sequence[int], dtype: object = None, requires_grad: bool = False,
-        device: Device | str | None = None, out: Tensor | None = None,
+        *shape: int | Sequence[int], size: Sequence[int] | None = None, dtype: object = None,
+        requires_grad: bool = False, device: Device | str | None = None, out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        kind, _ = target(sizes(shape), dtype, device, out)
-        return full(sizes(shape), value, kind, requires_grad, device=device, out=out)
+        given = sizes(shape if size is None else size)
+        kind, _ = target(given, dtype, device, out)
+        return full(given, value, kind, requires_grad, device=device, out=out)
 
     return renamed(filled, name, f"Make a tensor of {name}, float32 by default.")
 
@@ -171,23 +170,23 @@ def like(
 
 
 def full_like(
-    x: Tensor, value: float, dtype: object = None, requires_grad: bool = False, *, device: Device | str | None = None,
-    out: Tensor | None = None,
+    input: Tensor, fill_value: float, dtype: object = None, requires_grad: bool = False, *,
+    device: Device | str | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Make a tensor filled with one value, with the shape of `x` and, unless given, its dtype and device."""
-    kind, there = like(x, dtype, device, out)
-    return full(x.shape, value, kind, requires_grad, device=there, out=out)
+    """Make a tensor filled with one value, with the shape of `input` and, unless given, its dtype and device."""
+    kind, there = like(input, dtype, device, out)
+    return full(input.shape, fill_value, kind, requires_grad, device=there, out=out)
 
 
 def _like_factory(factory: Callable[..., Tensor]):
     def made_like(
-        x: Tensor, dtype: object = None, requires_grad: bool = False, *, device: Device | str | None = None,
+        input: Tensor, dtype: object = None, requires_grad: bool = False, *, device: Device | str | None = None,
         out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        kind, there = like(x, dtype, device, out)
-        return factory(*x.shape, dtype=kind, requires_grad=requires_grad, device=there, out=out)
+        kind, there = like(input, dtype, device, out)
+        return factory(*input.shape, dtype=kind, requires_grad=requires_grad, device=there, out=out)
 
-    doc = f"Call `{factory.__name__}` with the shape of `x` and, unless given, its dtype and device."
+    doc = f"Call `{factory.__name__}` with the shape of `input` and, unless given, its dtype and device."
     return renamed(made_like, f"{factory.__name__}_like", doc)
 
 
@@ -195,11 +194,11 @@ zeros_like, ones_like, empty_like = _like_factory(zeros), _like_factory(ones), _
 
 
 def eye(
-    rows: int, columns: int | None = None, dtype: object = None, requires_grad: bool = False, *,
+    n: int, m: int | None = None, dtype: object = None, requires_grad: bool = False, *,
     device: Device | str | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Make a matrix with ones on the diagonal and zeros elsewhere; square and float32 by default."""
-    shape = (rows, rows if columns is None else columns)
+    """Make a matrix [n, m] with ones on the diagonal and zeros elsewhere; square and float32 by default."""
+    shape = (n, n if m is None else m)
     target(shape, None, None, None)
     with _allocating(shape):
         host = np.eye(*shape, dtype=np.float32)
@@ -207,17 +206,19 @@ def eye(
 
 
 def arange(
-    start: float, stop: float | None = None, step: float = 1, dtype: object = None, *, requires_grad: bool = False,
+    start: float, end: float | None = None, step: float = 1, dtype: object = None, *, requires_grad: bool = False,
     device: Device | str | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Make a tensor of start, start + step, ... below stop; int64 for ints, float32 for floats, as in torch.
+    """Make a tensor of start, start + step, ... below end; int64 for ints, float32 for floats, as in torch.
 
     Raises: UsageError for a step of 0 or of the wrong sign.
     """
-    low, high = (0, start) if stop is None else (start, stop)
+    low, high = (0, start) if end is None else (start, end)
     if step == 0 or not 0 <= (high - low) / step < math.inf:
-        expected = "finite bounds, and a nonzero step in the direction of stop"
-        raise UsageError("arange cannot reach stop with this step", expected=expected, got=f"{low} to {high} by {step}")
+        expected = "finite bounds, and a nonzero step in the direction of end"
+        raise UsageError(
+            "arange cannot reach its end with this step", expected=expected, got=f"{low} to {high} by {step}"
+        )
     if dtype is None and out is None:
         dtype = int64 if all(isinstance(v, int) for v in (low, high, step)) else float32
     with _allocating(f"{low} to {high} by {step}"):
@@ -226,16 +227,16 @@ def arange(
 
 
 def linspace(
-    start: float, stop: float, count: int, dtype: object = None, requires_grad: bool = False, *,
+    start: float, end: float, steps: int, dtype: object = None, requires_grad: bool = False, *,
     device: Device | str | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """`count` equidistant numbers from start to stop, both included; float32 by default.
+    """`steps` equidistant numbers from start to end, both included; float32 by default.
 
     Raises: UsageError for a negative count.
     """
-    if not isinstance(count, int) or count < 0:
-        raise UsageError("linspace got an invalid number of points", expected="an integer >= 0", got=count)
+    if not isinstance(steps, int) or steps < 0:
+        raise UsageError("linspace got an invalid number of points", expected="an integer >= 0", got=steps)
     kind = float32 if dtype is None and out is None else dtype
-    with _allocating((count,)):
-        host = np.linspace(start, stop, count)
+    with _allocating((steps,)):
+        host = np.linspace(start, end, steps)
     return _made(host, kind, device, requires_grad, out)

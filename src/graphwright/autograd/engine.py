@@ -85,7 +85,7 @@ def _seed(root: Tensor, grad: Tensor | None) -> Tensor:
         fix = "set requires_grad=True on the tensors to differentiate with respect to, and compute outside no_grad()"
         raise NoTape(what, got=root.spec, fix=fix)
     if grad is None:
-        if root.size != 1:
+        if root.numel() != 1:
             what = "backward got no initial gradient, and the tensor does not have exactly one element"
             fix = "pass a gradient of the tensor's spec, or sum() the tensor first"
             raise GradShapeRequired(what, expected=f"a gradient {root.spec}", fix=fix)

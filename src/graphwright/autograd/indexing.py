@@ -15,6 +15,7 @@ from graphwright.array.indexing import IndexPlan, index_plan
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.functions import cast_like
 from graphwright.autograd.modes import grad_enabled
+from graphwright.autograd.names import TOP, named
 from graphwright.autograd.recorder import active_recorder
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import call
@@ -84,69 +85,109 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
 def _int64(index: Any) -> Tensor:
     """Return an index tensor as int64. Raises: DTypeError for masks and floats, as torch."""
     ids = as_tensor(index)
-    if ids.dtype.kind not in ("int", "uint") and (ids.dtype.kind == "bool" or ids.size):  # [] is float32
+    if ids.dtype.kind not in ("int", "uint") and (ids.dtype.kind == "bool" or ids.numel()):  # [] is float32
         fix = "index.to('int64')" if ids.dtype.is_float else "use mask.nonzero(), or x[mask]"
         raise DTypeError("the index does not hold integers", expected="an integer dtype", got=ids.spec, fix=fix)
     return ids.to(int64)
 
 
 # -- gather and scatter ------------------------------------------------------------------------------------------------
-def gather(x: Tensor, axis: int, index: Any) -> Tensor:
+@named(also="take_along_dim")
+def gather(input: Tensor, dim: int, index: Any) -> Tensor:
     """y[i, j] = x[index[i, j], j] for axis 0.
 
     Args:
         index: ints with as many axes as x; only `axis` may be longer than in x.
     Raises: ShapeError, DTypeError; IndexOutOfRange for an index outside 0..n-1.
     """
-    return call("gather", x, _int64(index), axis=axis)
+    return call("gather", input, _int64(index), axis=dim)
 
 
-def scatter(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
+@named(in_place=True)
+def scatter(input: Tensor, dim: int, index: Any, src: Any = None, *, value: Any = None) -> Tensor:
     """Return a copy y of x with y[index[i, j], j] = src[i, j] for axis 0; for a repeated index the last value wins.
 
     Args:
-        src: a tensor of the shape of the index, or a number.
+        src, value: a tensor of at least the shape of the index, or a number.
     Raises: ShapeError, DTypeError, IndexOutOfRange.
     """
     index = _int64(index)
-    return call("scatter", x, index, cast_like(src, x).expand(*index.shape), axis=axis)
+    source = cast_like(value if src is None else src, input)
+    return call("scatter", input, index, _of_index(source, index), axis=dim)
 
 
-def scatter_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
+def _of_index(source: Tensor, index: Tensor) -> Tensor:
+    """Return the leading entries of `source` in the shape of the index, broadcast if it is a number."""
+    if source.ndim != index.ndim:
+        return source.expand(*index.shape)
+    for axis, n in enumerate(index.shape):
+        source = source.narrow(axis, 0, n) if source.shape[axis] > n else source
+    return source
+
+
+@named(in_place=True)
+def scatter_add(input: Tensor, dim: int, index: Any, src: Any) -> Tensor:
     """Return a copy y of x with y[index[i, j], j] += src[i, j] for axis 0, in order.
 
     Raises: ShapeError, DTypeError, IndexOutOfRange.
     """
-    return call("scatter_add", x, _int64(index), src, axis=axis)
+    index = _int64(index)
+    return call("scatter_add", input, index, _of_index(as_tensor(src), index), axis=dim)
 
 
-def index_select(x: Tensor, axis: int, index: Any) -> Tensor:
+@named()
+def index_select(input: Tensor, dim: int, index: Any) -> Tensor:
     """Select entries of an axis by indices; the axes of the index replace it. Negative indices count from the end.
 
     Raises: IndexOutOfRange.
     """
-    return call("index", x, _int64(index), axis=axis)
+    return call("index", input, _int64(index), axis=dim)
 
 
-def index_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
-    """Return a copy y of x with y[index[i]] += src[i] for axis 0, in the order of i.
+@named()
+def take(input: Tensor, index: Any) -> Tensor:
+    """Select entries of the flattened tensor by indices. Raises: IndexOutOfRange."""
+    return call("index", input.reshape(-1), _int64(index), axis=0)
+
+
+@named(in_place=True)
+def index_add(input: Tensor, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Tensor:
+    """Return a copy y of x with y[index[i]] += alpha·source[i] for axis 0, in the order of i.
 
     Raises: IndexOutOfRange, ShapeError.
     """
-    return call("index_add", x, src, _int64(index), axis=axis)
+    scaled = source if alpha == 1 else as_tensor(source) * alpha
+    return call("index_add", input, scaled, _int64(index), axis=dim)
 
 
-def index_put(x: Tensor, index: Sequence[Any], values: Any, accumulate: bool = False) -> Tensor:
-    """Return a copy y of x with y[index] = values, or += with `accumulate`; `index` holds int arrays or masks.
+@named(in_place=True)
+def index_copy(input: Tensor, dim: int, index: Any, source: Any) -> Tensor:
+    """Return a copy y of x with y[index[i]] = source[i] for axis 0. Raises: IndexOutOfRange, ShapeError."""
+    return call("index_put", input, cast_like(source, input), _int64(index), axis=dim)
+
+
+@named(in_place=True)
+def index_fill(input: Tensor, dim: int, index: Any, value: Any) -> Tensor:
+    """Return a copy y of x with y[index[i]] = value for axis 0. Raises: IndexOutOfRange."""
+    index = _int64(index)
+    at = axis_of(dim, input.ndim)
+    shape = (*input.shape[:at], index.shape[0], *input.shape[at + 1 :])
+    return index_copy(input, at, index, cast_like(value, input).expand(*shape))
+
+
+@named(in_place=True)
+def index_put(input: Tensor, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Tensor:
+    """Return a copy y of x with y[indices] = values, or += with `accumulate`; `indices` are int arrays or masks.
 
     Raises: IndexOutOfRange, ShapeError, DTypeError for indices that are not ints or bools; TraceError for a traced
     mask.
     """
-    ids = index_plan(x.shape, tuple(map(as_tensor, index))).ids
+    ids = index_plan(input.shape, tuple(map(as_tensor, indices))).ids
     op = "index_add" if accumulate else "index_put"
-    return call(op, x, cast_like(values, x), *map(_int64, ids), axis=0)
+    return call(op, input, cast_like(values, input), *map(_int64, ids), axis=0)
 
 
+@named(TOP, differs="`F.one_hot` in torch, which exists too")
 def one_hot(ids: Any, classes: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """Encode ids as one-hot vectors along a new last axis, int64.
 
@@ -158,15 +199,20 @@ def one_hot(ids: Any, classes: int | None = None, *, out: Tensor | None = None) 
     return call("one_hot", ids, classes=_count(ids) if classes is None else classes, out=out)
 
 
-def bincount(ids: Any, length: int | None = None) -> Tensor:
-    """Count how often each of 0 .. length - 1 occurs among the ids; int64.
+@named()
+def bincount(input: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Tensor:
+    """Count how often each of 0 .. length - 1 occurs among the ids, int64; or sum their `weights`.
 
     Args:
-        length: the largest id + 1 by default, required in a trace.
+        length: by default the largest id + 1, at least `minlength`; required in a trace.
     Raises: IndexOutOfRange.
     """
-    ids = as_tensor(ids)
-    return call("bincount", ids, length=_count(ids) if length is None else length)
+    ids = as_tensor(input)
+    length = max(_count(ids), minlength) if length is None else length
+    if weights is None:
+        return call("bincount", ids, length=length)
+    values = as_tensor(weights)
+    return index_add(call("full_like", values, value=0.0).narrow(0, 0, 1).expand(length), 0, ids, values)
 
 
 def _count(ids: Tensor) -> int:
@@ -174,21 +220,26 @@ def _count(ids: Tensor) -> int:
     return int(host.max()) + 1 if host.size else 0
 
 
-def nonzero(x: Any, *, size: int | None = None, fill: int = -1) -> Tensor:
+@named(also="argwhere")
+def nonzero(input: Any, *, as_tuple: bool = False, size: int | None = None, fill: int = -1) -> Any:
     """Return the indices [count, ndim] int64 of the nonzero entries, in row-major order.
 
     Args:
+        as_tuple: return one vector of indices for each axis instead.
         size: number of rows of the result, which is truncated or filled up with rows of `fill`. Required in a trace,
             because the count is known only in a run.
     Raises: TraceError in a trace without `size`.
     """
-    x = as_tensor(x)
+    x = as_tensor(input)
     if size is not None:
-        return call("nonzero", x, size=size, fill=fill)
-    return as_tensor(np.argwhere(x.numpy("float32" if x.dtype.as_bits else None)).astype(np.int64))
+        found = call("nonzero", x, size=size, fill=fill)
+    else:
+        found = as_tensor(np.argwhere(x.numpy("float32" if x.dtype.as_bits else None)).astype(np.int64))
+    return tuple(found[:, axis] for axis in range(x.ndim)) if as_tuple else found
 
 
-def repeat_interleave(x: Any, repeats: Any, axis: int | None = None, *, total: int | None = None) -> Tensor:
+@named()
+def repeat_interleave(input: Any, repeats: Any, dim: int | None = None, *, total: int | None = None) -> Tensor:
     """Repeat each entry along an axis: a b -> a a b b. Without an axis, x is flattened first.
 
     Args:
@@ -198,8 +249,8 @@ def repeat_interleave(x: Any, repeats: Any, axis: int | None = None, *, total: i
         TraceError in a trace without `total`. A run whose counts do not sum to the `total` of its trace raises
         IndexOutOfRange.
     """
-    x = as_tensor(x)
-    x, axis = (x.flatten(), 0) if axis is None else (x, axis_of(axis, x.ndim))
+    x = as_tensor(input)
+    x, axis = (x.flatten(), 0) if dim is None else (x, axis_of(dim, x.ndim))
     if isinstance(repeats, int):
         return call("repeat_interleave", x, repeats=repeats, axis=axis)
     counts, n = _int64(repeats), x.shape[axis]
@@ -216,3 +267,90 @@ def repeat_interleave(x: Any, repeats: Any, axis: int | None = None, *, total: i
     none, one = as_tensor(np.zeros(total + 1, np.int64)), call("full_like", counts, value=1.0)
     ends = scatter_add(none, 0, counts.cumsum(0), one)  # how many entries end at each index of the result
     return index_select(x, axis, ends[:total].cumsum(0))
+
+
+# -- on the host: outside traces, since the size of the result is known only in a run ----------------------------------
+HOST = "outside traces only"
+
+
+def _host(x: Any) -> np.ndarray:
+    return as_tensor(x).detach().numpy("float32" if as_tensor(x).dtype.as_bits else None)
+
+
+@named(differs=HOST)
+def masked_select(input: Tensor, mask: Any) -> Tensor:
+    """Return the entries where the bool mask, which broadcasts, is true, as a vector. Outside traces."""
+    shape = np.broadcast_shapes(input.shape, as_tensor(mask).shape)
+    chosen = np.flatnonzero(np.broadcast_to(_host(mask), shape))
+    return take(input.expand(*shape), as_tensor(chosen.astype(np.int64)))
+
+
+@named(in_place=True, differs=HOST)
+def masked_scatter(input: Tensor, mask: Any, source: Any) -> Tensor:
+    """Return a copy in which the entries where the mask is true are the first entries of `source`. Outside traces."""
+    chosen = np.flatnonzero(np.broadcast_to(_host(mask), input.shape)).astype(np.int64)
+    values = as_tensor(source).reshape(-1).narrow(0, 0, len(chosen))
+    return index_copy(input.reshape(-1), 0, as_tensor(chosen), values).reshape(*input.shape)
+
+
+@named(differs=HOST)
+def unique(
+    input: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
+    """Return the different values in ascending order, the index of each entry's value, and counts. Outside traces."""
+    x = as_tensor(input)
+    values, inverse, counts = np.unique(_host(x), return_inverse=True, return_counts=True, axis=dim)
+    inverse = inverse.reshape(x.shape) if dim is None else inverse.reshape(-1)
+    return _parts(as_tensor(values).to(x.dtype), inverse, counts, return_inverse, return_counts)
+
+
+@named(differs=HOST)
+def unique_consecutive(input: Any, return_inverse: bool = False, return_counts: bool = False) -> Any:
+    """Return the entries that differ from the entry before, with run indices and run lengths. Outside traces."""
+    x = as_tensor(input).reshape(-1)
+    host = _host(x)
+    starts = np.flatnonzero(np.concatenate([np.ones(min(len(host), 1), bool), host[1:] != host[:-1]]))
+    counts = np.diff([*starts, len(host)])
+    inverse = np.repeat(np.arange(len(starts)), counts).reshape(as_tensor(input).shape)
+    return _parts(as_tensor(host[starts]).to(x.dtype), inverse, counts, return_inverse, return_counts)
+
+
+def _parts(values: Tensor, inverse: np.ndarray, counts: np.ndarray, with_inverse: bool, with_counts: bool) -> Any:
+    extra = [
+        as_tensor(part.astype(np.int64)) for part, wanted in ((inverse, with_inverse), (counts, with_counts)) if wanted
+    ]
+    return (values, *extra) if extra else values
+
+
+@named(differs=HOST)
+def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """Count entries in equal bins from min to max, by default the range of the entries. Outside traces."""
+    host = _host(input).ravel()
+    low, high = (host.min(), host.max()) if min == max == 0 and host.size else (min, max)
+    return as_tensor(np.histogram(host, bins, (low, high))[0].astype(np.float32)).to(as_tensor(input).dtype)
+
+
+# -- membership and bins -----------------------------------------------------------------------------------------------
+@named(TOP)
+def isin(elements: Any, test_elements: Any, *, invert: bool = False) -> Tensor:
+    """True where an entry equals one of the test elements."""
+    found = (as_tensor(elements).unsqueeze(-1) == as_tensor(test_elements).reshape(-1)).any(-1)
+    return ~found if invert else found
+
+
+@named(TOP)
+def searchsorted(sorted_sequence: Any, input: Any, *, right: bool = False) -> Tensor:
+    """Return the index before which each value keeps the last axis of a sorted sequence in order, int64.
+
+    Args:
+        right: after equal entries instead of before them.
+    """
+    ordered, x = as_tensor(sorted_sequence), as_tensor(input)
+    edges, values = ordered.unsqueeze(-2) if ordered.ndim > 1 else ordered, x.unsqueeze(-1)
+    return (edges <= values if right else edges < values).sum(-1)
+
+
+@named(TOP)
+def bucketize(input: Any, boundaries: Any, *, right: bool = False) -> Tensor:
+    """Return the index of the bucket of each value, between ascending boundaries, int64."""
+    return searchsorted(boundaries, input, right=right)

@@ -1,7 +1,7 @@
-"""Methods of tensors that are one op each, from the field `method` of op definitions; typed in `op_methods.pyi`."""
+"""Methods of tensors from the table of torch's names; typed in `op_methods.pyi`."""
 
-from graphwright.ops import surface
+from graphwright.autograd import indexing, names, pointwise, reductions, shapes  # noqa: F401  # they fill the table
 
 OpMethods = type(
-    "OpMethods", (), {"__slots__": (), "__doc__": "Methods of a tensor, one op each.", **surface.methods()}
+    "OpMethods", (), {"__slots__": (), "__doc__": "Methods of a tensor by torch's names.", **names.methods()}
 )

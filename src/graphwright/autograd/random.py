@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -24,7 +24,7 @@ from graphwright.errors import UsageError
 from graphwright.ops import call
 
 if TYPE_CHECKING:
-    from graphwright.array.layout import Shape
+    pass
 
 
 @dataclass(slots=True)
@@ -145,12 +145,14 @@ def _sampler(name: str, op: str, doc: str):  # the type is inferred: Callable wo
     """Make a function like `rand` that samples a tensor by one op; `doc` starts its docstring."""
 
     def sample(
-        *shape: int | Sequence[int], dtype: object = None, requires_grad: bool = False,
-        generator: Generator | None = None, device: Device | str | None = None, out: Tensor | None = None,
+        *shape: int | Sequence[int], size: Sequence[int] | None = None, dtype: object = None,
+        requires_grad: bool = False, generator: Generator | None = None, device: Device | str | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        kind, there = target(sizes(shape), dtype, device, out)
+        given = sizes(shape if size is None else size)
+        kind, there = target(given, dtype, device, out)
         key, stream = _drawn(generator, there)
-        made = call(op, key, stream=stream, shape=sizes(shape), dtype=kind, out=out)
+        made = call(op, key, stream=stream, shape=given, dtype=kind, out=out)
         if requires_grad:
             made.requires_grad = True
         return made
@@ -166,15 +168,18 @@ gumbel = _sampler(
 
 
 def randint(
-    low: int, high: int, shape: Shape, *, dtype: object = None, generator: Generator | None = None,
+    low: int = 0, high: Any = None, size: Any = None, *, dtype: object = None, generator: Generator | None = None,
     device: Device | str | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Sample integers from low .. high - 1, int64 by default. Raises: UsageError unless low < high ≤ low + 2³¹."""
-    kind, there = target(tuple(shape), int64 if dtype is None and out is None else dtype, device, out)
+    if size is None:  # randint(high, size)
+        low, high, size = 0, low, high
+    shape = sizes((size,))
+    kind, there = target(shape, int64 if dtype is None and out is None else dtype, device, out)
     key, stream = _drawn(generator, there)
     if out is not None and kind is int64:
-        return call("randint", key, stream=stream, shape=tuple(shape), low=low, high=high, out=out)
-    made = call("randint", key, stream=stream, shape=tuple(shape), low=low, high=high).to(kind)
+        return call("randint", key, stream=stream, shape=shape, low=low, high=high, out=out)
+    made = call("randint", key, stream=stream, shape=shape, low=low, high=high).to(kind)
     return made if out is None else out.copy_(made)
 
 
@@ -216,14 +221,14 @@ def stochastic_round(x: Tensor, *, generator: Generator | None = None) -> Tensor
 
 
 def multinomial(
-    weights: Tensor, samples: int, replacement: bool = False, *, generator: Generator | None = None
+    input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
 ) -> Tensor:
-    """Sample indices of the last axis in proportion to the weights: [..., K] -> [..., samples], int64.
+    """Sample indices of the last axis in proportion to the input: [..., K] -> [..., num_samples], int64.
 
     Raises: ShapeError for more samples than K without replacement.
     """
-    key, stream = _drawn(generator, device_of(weights))
-    return call("multinomial", weights, key, stream=stream, samples=samples, replacement=replacement)
+    key, stream = _drawn(generator, device_of(input))
+    return call("multinomial", input, key, stream=stream, samples=num_samples, replacement=replacement)
 
 
 def dropout(x: Tensor, p: float = 0.5, *, generator: Generator | None = None) -> Tensor:

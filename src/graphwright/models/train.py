@@ -75,7 +75,7 @@ class Training(Report):
 
 
 def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.float(), targets)
+    return functional.cross_entropy(logits.float(), targets, dim=-1)
 
 
 class Trainer:

@@ -15,32 +15,17 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from graphwright.array import float32, from_numpy
-from graphwright.autograd import Tensor, as_tensor, training, where
+from graphwright.autograd import Tensor, as_tensor, training
 from graphwright.autograd import dropout as drop
 from graphwright.errors import ShapeError, UsageError
+from graphwright.nn.activations import *  # noqa: F403
+from graphwright.nn.losses import *  # noqa: F403
 from graphwright.nn.op_functions import *  # noqa: F403
-from graphwright.nn.op_functions import logsigmoid
 from graphwright.ops import call
 from graphwright.ops.rules import equal_dim
 
 Moments = tuple[Tensor, Tensor, Tensor]
 Sizes = int | Sequence[int]
-
-
-# -- activations: more in `op_functions.py` ----------------------------------------------------------------------------
-def softmax(x: Tensor, axis: int = -1, mask: Any = None) -> Tensor:
-    """e^(x - max x) / Σ e^(x - max x) along an axis.
-
-    Args:
-        mask: bool, broadcast to x; entries where it is false are 0 and get no gradient, even if a whole row is false.
-            Without a mask, a row of only -inf gives NaN.
-    """
-    return x.softmax(axis, mask)
-
-
-def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """ln softmax along an axis."""
-    return x.log_softmax(axis)
 
 
 # -- normalisations ----------------------------------------------------------------------------------------------------
@@ -58,26 +43,27 @@ def rms_norm(
 
 
 def layer_norm(
-    x: Tensor, shape: int | tuple[int, ...], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
-    """(x - mean) / √(var + eps) · weight + bias over the last axes, of sizes `shape` (Ba et al. 2016).
+    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """(x - mean) / √(var + eps) · weight + bias over the last axes, of sizes `normalized_shape` (Ba et al. 2016).
 
     Raises: ShapeError if the last axes of x have different sizes; UsageError for a bias without a weight.
     """
-    normalised = (shape,) if isinstance(shape, int) else tuple(shape)
-    if x.shape[-len(normalised) :] != normalised:
-        raise ShapeError("the last axes of x have the wrong sizes", expected=normalised, got=x.spec)
-    return call("layer_norm", x, *_scale(weight, bias), rank=len(normalised), eps=eps)
+    normalised = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if input.shape[-len(normalised) :] != normalised:
+        raise ShapeError("the last axes of the input have the wrong sizes", expected=normalised, got=input.spec)
+    return call("layer_norm", input, *_scale(weight, bias), rank=len(normalised), eps=eps)
 
 
 def group_norm(
-    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Normalise x [N, C, ...] over each of `groups` groups of channels and all positions; weight, bias [C].
+    """Normalise an input [N, C, ...] over each of `num_groups` groups of channels and all positions; weight, bias [C].
 
     Source: Wu and He 2018, "Group Normalization".
     """
-    return call("group_norm", x, *_scale(weight, bias), groups=groups, eps=eps)
+    return call("group_norm", input, *_scale(weight, bias), groups=num_groups, eps=eps)
 
 
 def instance_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -118,20 +104,20 @@ def _scale(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x · wᵀ + b: [..., in] with weight [out, in] to [..., out]. Raises: ShapeError."""
-    return call("linear", x, weight) if bias is None else call("linear", x, weight, bias)
+    return call("linear", input, weight) if bias is None else call("linear", input, weight, bias)
 
 
-def embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Look up rows of a table [num, dim]: ids [...] to rows [..., dim]; row `padding_idx` gets no gradient.
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """Look up rows of a table [num, dim]: ids, the input [...], to rows [..., dim]; row `padding_idx` gets no gradient.
 
     Raises: IndexOutOfRange.
     """
-    rows = call("embedding", weight, ids)
+    rows = call("embedding", weight, input)
     if padding_idx is None:
         return rows
-    padding = (ids == padding_idx % weight.shape[0]).reshape(*ids.shape, 1)
+    padding = (input == padding_idx % weight.shape[0]).reshape(*input.shape, 1)
     return call("where", padding, call("stop_gradient", rows), rows)
 
 
@@ -309,132 +295,3 @@ def interpolate(x: Tensor, size: Sizes, mode: str = "nearest", align_corners: bo
         expected, got = ", ".join(named), f"{mode}, {x.spec}"
         raise UsageError("no such interpolation mode for this rank", where="interpolate", expected=expected, got=got)
     return call("interpolate", x, sizes=per_axis(rank, size), mode=named[mode], align_corners=align_corners)
-
-
-# -- losses of class scores --------------------------------------------------------------------------------------------
-def cross_entropy(
-    scores: Tensor, targets: Tensor, *, weight: Tensor | None = None, ignore_index: int = -100,
-    label_smoothing: float = 0.0, reduction: str = "mean",
-) -> Tensor:  # fmt: skip
-    """-Σ_k w_k q_k ln softmax(scores)_k, averaged over the rows whose target is not ignored.
-
-    q is the one-hot target; with smoothing s it is (1 - s)·one_hot + s/K. w are the class weights. The mean divides by
-    Σ w[target]. If all rows are ignored, the mean is NaN, as in torch, and the sum is 0.
-
-    Args:
-        scores: [..., K], floating; classes on the last axis.
-        targets: int64 [...].
-        weight: [K], floating, or None for ones.
-        ignore_index: target of rows to ignore.
-    Returns: float32 or wider; a scalar unless reduction is `none`.
-    Raises: ShapeError, DTypeError, IndexOutOfRange for a class id outside 0..K-1, UsageError.
-    """
-    operands = (scores, targets) if weight is None else (scores, targets, weight)
-    loss, _ = call("cross_entropy", *operands, ignore_index=ignore_index, smoothing=float(label_smoothing))
-    return _over_rows(loss, targets, weight, ignore_index, reduction)
-
-
-def nll_loss(
-    log_probabilities: Tensor, targets: Tensor, *, weight: Tensor | None = None, ignore_index: int = -100,
-    reduction: str = "mean",
-) -> Tensor:  # fmt: skip
-    """-weight[target]·log_probabilities[target], classes on the last axis; the rest is as in `cross_entropy`."""
-    x, targets = _wide(log_probabilities), as_tensor(targets)
-    if targets.shape != x.shape[:-1]:
-        raise ShapeError("the targets do not have one entry per row", expected=x.shape[:-1], got=targets.spec)
-    ignored = targets == ignore_index
-    label = where(ignored, 0, targets)
-    loss = -call("gather", x, label.reshape(*label.shape, 1), axis=-1).reshape(*label.shape)
-    if weight is not None:
-        loss = loss * call("gather", _wide(weight), label.reshape(-1), axis=0).reshape(*label.shape)
-    return _over_rows(where(ignored, 0.0, loss), targets, weight, ignore_index, reduction)
-
-
-def _over_rows(loss: Tensor, targets: Any, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
-    if reduction != "mean":
-        return _reduced(loss, reduction)
-    targets = as_tensor(targets)
-    ignored = targets == ignore_index
-    if weight is None:
-        return loss.sum() / (float(loss.size) - ignored.to(loss.dtype).sum())
-    own = call("gather", weight.to(loss.dtype), where(ignored, 0, targets).reshape(-1), axis=0).reshape(*targets.shape)
-    return loss.sum() / where(ignored, 0.0, own).sum()
-
-
-# -- losses of values --------------------------------------------------------------------------------------------------
-def mse_loss(x: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
-    """(x - target)²."""
-    difference = _difference(x, target)
-    return _reduced(difference * difference, reduction)
-
-
-def l1_loss(x: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
-    """|x - target|, with gradient 0 at 0."""
-    return _reduced(_difference(x, target).abs(), reduction)
-
-
-def huber_loss(x: Tensor, target: Any, *, delta: float = 1.0, reduction: str = "mean") -> Tensor:
-    """½d² up to |d| = delta, delta·(|d| - ½delta) beyond, d = x - target (Huber 1964)."""
-    difference = _difference(x, target)
-    size = difference.abs()
-    return _reduced(where(size <= delta, difference * difference * 0.5, (size - 0.5 * delta) * delta), reduction)
-
-
-def smooth_l1_loss(x: Tensor, target: Any, *, beta: float = 1.0, reduction: str = "mean") -> Tensor:
-    """Huber's loss with delta = beta, divided by beta; at beta 0 it is the absolute difference."""
-    if beta == 0:
-        return l1_loss(x, target, reduction=reduction)
-    return huber_loss(x, target, delta=beta, reduction=reduction) * (1.0 / beta)
-
-
-def binary_cross_entropy(p: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
-    """-(y·ln p + (1 - y)·ln(1 - p)) for probabilities p; logarithms are clamped at -100, so p = 0 and 1 are finite."""
-    return _reduced(call("bce", _wide(p), _wide(target)), reduction)
-
-
-def binary_cross_entropy_with_logits(
-    x: Tensor, target: Any, *, pos_weight: Any = None, reduction: str = "mean"
-) -> Tensor:
-    """`binary_cross_entropy` of p = σ(x) for logits x, stable for large |x|.
-
-    Args:
-        pos_weight: factor of the terms with y = 1; broadcasts to x.
-    """
-    x, y = _wide(x), _wide(target)
-    if pos_weight is None:
-        return _reduced(call("bce_with_logits", x, y), reduction)
-    return _reduced(-(pos_weight * y * logsigmoid(x) + (1.0 - y) * logsigmoid(-x)), reduction)
-
-
-def kl_div(x: Tensor, target: Any, *, log_target: bool = False, reduction: str = "mean") -> Tensor:
-    """target·(ln target - x) for log-probabilities x; terms with target 0 are 0.
-
-    Args:
-        log_target: whether the target is given as its logarithm.
-        reduction: `mean`, `sum`, `none`, or `batchmean`: the sum divided by the size of the first axis.
-    """
-    x, target = _wide(x), _wide(target)
-    share, log = (target.exp(), target) if log_target else (target, where(target > 0.0, target, 1.0).log())
-    loss = share * log - share * x
-    return loss.sum() / float(x.shape[0]) if reduction == "batchmean" else _reduced(loss, reduction)
-
-
-def _wide(x: Any) -> Tensor:
-    x = as_tensor(x)
-    return x.to(float32) if x.dtype.is_low else x
-
-
-def _difference(x: Any, target: Any) -> Tensor:
-    x, target = _wide(x), _wide(target)
-    if x.shape != target.shape:
-        what = "the target and the input have different shapes"
-        raise ShapeError(what, expected=x.spec, got=target.spec, fix="reshape or expand the target")
-    return x - target
-
-
-def _reduced(loss: Tensor, reduction: str) -> Tensor:
-    if reduction == "none":
-        return loss
-    if reduction not in ("mean", "sum"):
-        raise UsageError("unknown reduction", expected="mean, sum or none", got=reduction)
-    return loss.mean() if reduction == "mean" else loss.sum()

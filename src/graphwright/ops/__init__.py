@@ -20,6 +20,7 @@ from graphwright.ops import (
     reduce,
     sampling,
     shape,
+    special,
 )
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.explain import explain
@@ -27,4 +28,4 @@ from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, Unknow
 
 __all__ = ["OPS", "Attrs", "Cost", "Op", "Saves", "Traits", "UnknownOp", "activation", "arrange", "attention", "call"]
 __all__ += ["compute", "conv", "elementwise", "explain", "gate", "get", "identity", "index", "linear", "loss", "norm"]
-__all__ += ["op", "optimize", "pool", "random", "reduce", "sampling", "shape", "traits", "writable_over"]
+__all__ += ["op", "optimize", "pool", "random", "reduce", "sampling", "shape", "special", "traits", "writable_over"]

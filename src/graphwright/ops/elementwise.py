@@ -457,7 +457,7 @@ class LogicalXor(rules.ComparisonOp):
 
 
 class _Test(rules.Predicate):
-    arity, operands = 1, ("x",)
+    arity, operands = 1, ("input",)
     sample = lambda rng: ([rng.choice((0.0, -0.0, 1.5, np.inf, -np.inf, np.nan), (3, 5))], {})
 
 

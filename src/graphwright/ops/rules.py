@@ -27,6 +27,13 @@ def floating(x: Spec, **attrs: Any) -> Spec:
     return x
 
 
+def integral(x: Spec) -> Spec:
+    """Return the spec of the operand. Raises: DTypeError if it is neither integer nor bool."""
+    if x.dtype.kind not in ("int", "uint", "bool"):
+        raise DTypeError("an operand has no bits to combine", expected="an integer dtype or bool", got=x)
+    return x
+
+
 def broadcast(*ins: Spec, **attrs: Any) -> Spec:
     """Return the spec of operands broadcast together. Raises: DTypeError, ShapeError if they do not match."""
     one_dtype(*ins)
@@ -85,7 +92,7 @@ def binary_sample(rng: np.random.Generator, low: float = -2, high: float = 2) ->
 class Unary(Row):
     """An elementwise op of one operand that keeps its spec."""
 
-    arity, infer, operands = 1, same, ("x",)
+    arity, infer, operands = 1, same, ("input",)
     traits = Traits(inplace=((0, 0),), elementwise=True)
 
 
@@ -104,7 +111,7 @@ class FloatFunction(UnaryFloat):
 class Binary(Row):
     """An elementwise op of two operands of one dtype, which broadcast."""
 
-    arity, infer, sample, operands = 2, broadcast, binary_sample, ("a", "b")
+    arity, infer, sample, operands = 2, broadcast, binary_sample, ("input", "other")
     traits = Traits(inplace=((0, 0), (0, 1)), elementwise=True, amp="promote")
 
 
@@ -126,7 +133,7 @@ class Predicate(Row):
 class ComparisonOp(Predicate):
     """A predicate of two operands that broadcast."""
 
-    arity, operands, traits = 2, ("a", "b"), Traits(amp="promote")
+    arity, operands, traits = 2, ("input", "other"), Traits(amp="promote")
 
     def sample(rng):
         """Draw two operands that broadcast, with ties, zeros and both signs."""

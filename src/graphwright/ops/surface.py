@@ -17,8 +17,8 @@ from graphwright.ops.registry import OPS, Op
 
 
 def methods() -> dict[str, Callable[..., Any]]:
-    """Return the tensor methods by name, one for each op with the field `method`."""
-    return {name: _compiled(row, name, ("self", *row.operands[1:])) for name, row in _with("method")}
+    """Return the functions that are methods of tensors too, by name: one for each op with the field `method`."""
+    return {name: _compiled(row, name, row.operands) for name, row in _with("method")}
 
 
 def functions() -> dict[str, Callable[..., Any]]:
@@ -71,11 +71,6 @@ def _passed(row: Op) -> str:
 
 def _doc(row: Op) -> str:
     return cleandoc(row.doc).split("\n\n")[0]
-
-
-def method_stubs() -> str:
-    """Return the signatures and docstrings of the generated tensor methods, as lines of a class body."""
-    return _stubs("method", lambda row: ", ".join(["self", *(f"{o}: Any" for o in row.operands[1:])]))
 
 
 def function_stubs() -> str:

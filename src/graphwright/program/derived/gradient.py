@@ -99,7 +99,7 @@ def differentiate(
             ends = []
             for root, seed in zip(roots, seeds, strict=True):
                 end = values[root] if seed is None else values[root] * seed
-                ends.append(end if end.size == 1 else end.sum())
+                ends.append(end if end.numel() == 1 else end.sum())
             sources = {v: values[v] for v in wanted}
             for v in wanted:
                 if p.op(v.node) == INPUT:

@@ -1,0 +1,86 @@
+"""Write docs/torch_names.md, the table of torch's names: `python scripts/torch_names.py [--check]`.
+
+With --check nothing is written; the exit status is 1 if the page differs from what would be written.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import torch
+
+import graphwright as gw
+from graphwright.autograd import names
+from graphwright.autograd.tensor import Tensor
+
+PAGE = Path(__file__).parents[1] / "docs" / "torch_names.md"
+HEAD = """# Torch's names
+
+What a PyTorch user types works here: names, argument names, defaults and results are torch's, tested expression by expression
+against torch ([`tests/autograd/test_torch_names.py`](../tests/autograd/test_torch_names.py)). `dim` and `keepdim` may also be written
+`axis` and `keepdims`, as in numpy. This page is written by `scripts/torch_names.py` from the table in `autograd/names.py`.
+
+## What differs
+
+| here | torch | why |
+| --- | --- | --- |
+| `gw.trace(f, x)` records a program | `torch.trace` sums a diagonal | recording is this library's main verb; `x.trace()` sums the diagonal |
+| `gw.mode` switches training and inference | `torch.mode` is the most frequent value | `x.mode()` is the most frequent value |
+| `gw.load`, `gw.compile` | other things | they load and compile programs |
+| `F.cross_entropy(..., dim=1)` | no `dim` | `dim=-1` takes a language model's logits [B, T, K] |
+| `F.rms_norm(x, weight, eps)` | `(x, normalized_shape, weight, eps)` | models call it with their weight |
+| `gw.pad(x, widths)` pads in axis order | `F.pad` counts from the last axis | `F.pad` is torch's |
+| errors are `GraphwrightError`s that are also `ValueError`, `TypeError` or `IndexError` | `RuntimeError` mostly | they say where, expected, got and a fix |
+"""
+
+
+def public(home: Any) -> set[str]:
+    """The public functions of a module or class of torch, without in-place forms and what is deprecated or internal."""
+    skip = {"nn", "optim", "jit"}
+    found = {n for n in dir(home) if not n.startswith("_") and n not in skip}
+    return {n for n in found if callable(getattr(home, n)) and not inspect.isclass(getattr(home, n))}
+
+
+def section(title: str, ours: set[str], theirs: set[str], note: str) -> str:
+    """One home: how many of torch's names exist, and which."""
+    have = sorted(n for n in ours & theirs if not n.endswith("_"))
+    stored = sorted(n for n in ours & theirs if n.endswith("_"))
+    text = f"\n## {title}\n\n{len(have)} functions{f' and {len(stored)} in-place forms' if stored else ''}{note}\n\n"
+    wrapped = fill(" ".join(f"`{n}`" for n in have), 128, break_long_words=False, break_on_hyphens=False)
+    text += wrapped + "\n"
+    if stored:
+        text += "\nIn place: " + fill(" ".join(f"`{n}`" for n in stored), 118, break_long_words=False) + "\n"
+    return text
+
+
+def page() -> str:
+    """The text of the page."""
+    text = HEAD
+    rows = [(n, row.differs) for n, row in sorted(names.NAMES.items()) if row.differs]
+    text += "".join(f"| `{n}` | the same name | {why} |\n" for n, why in rows)
+    methods = {n for n in dir(Tensor) if not n.startswith("_") and callable(getattr(Tensor, n))}
+    text += section("Methods of Tensor", methods, public(torch.Tensor), ":")
+    text += section("Functions of the package", set(names.functions()) | {n for n in dir(gw) if n in public(torch)},
+                    public(torch), ", as `gw.exp(x)`:")  # fmt: skip
+    functional = {n for n in dir(gw.nn.functional) if not n.startswith("_")}
+    return text + section("nn.functional", functional, public(torch.nn.functional), ":")
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    text = page()
+    if "--check" in sys.argv:
+        if PAGE.exists() and PAGE.read_text("utf-8") == text:
+            return 0
+        print(f"{PAGE.name}: run scripts/torch_names.py")
+        return 1
+    PAGE.write_text(text, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,450 @@
+"""Elementwise functions of tensors under torch's names: arithmetic, comparisons, casts. One-op ones come from `ops`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array import (
+    DType,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+)
+from graphwright.autograd.apply import TensorBase, apply, as_tensor
+from graphwright.autograd.functions import cast_like
+from graphwright.autograd.names import METHOD, NAMES, TOP, Name, named
+from graphwright.errors import DTypeError, UsageError
+from graphwright.ops import call, get
+
+if TYPE_CHECKING:
+    from graphwright.autograd.tensor import Tensor
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------------------
+def _of_two(op: str, name: str = "", also: str = "", in_place: bool = True) -> None:
+    """Enter a function of two operands, tensors or numbers, that is one op."""
+    row = get(op)
+
+    def combine(input: Any, other: Any) -> Tensor:
+        return apply(row, (input, other), {})
+
+    combine.__name__, combine.__doc__ = name or op, row.doc.strip()
+    named(also=also, in_place=in_place)(combine)
+
+
+_of_two("floor_divide")
+_of_two("remainder")
+_of_two("eq", in_place=False)
+for _op, _also in (("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater")):
+    _of_two(_op, also=_also, in_place=False)
+_of_two("ge", also="greater_equal", in_place=False)
+_of_two("logical_and", in_place=False)
+_of_two("logical_or", in_place=False)
+_of_two("logical_xor", in_place=False)
+
+
+@named(in_place=False)
+def logical_not(input: Any) -> Tensor:
+    """¬x, elementwise: true where x is 0 or false."""
+    return call("logical_not", as_tensor(input))
+
+
+def _scaled(other: Any, alpha: float) -> Any:
+    return other if alpha == 1 else other * alpha
+
+
+@named()
+def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+    """a + alpha·b, elementwise."""
+    return call("add", as_tensor(input), _scaled(other, alpha))
+
+
+@named(also="subtract")
+def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+    """a - alpha·b, elementwise."""
+    return call("sub", as_tensor(input), _scaled(other, alpha))
+
+
+@named(TOP)
+def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+    """b - alpha·a, elementwise."""
+    return call("sub", other, _scaled(as_tensor(input), alpha))
+
+
+@named(also="multiply")
+def mul(input: Any, other: Any) -> Tensor:
+    """a · b, elementwise."""
+    return call("mul", as_tensor(input), other)
+
+
+@named(also="divide true_divide")
+def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+    """a / b, elementwise; `rounding_mode` `floor` rounds down, `trunc` towards 0. Raises: UsageError for another."""
+    x = as_tensor(input)
+    if rounding_mode is None:
+        return call("div", x, other)
+    if rounding_mode == "floor":
+        return call("floor_divide", x, other)
+    if rounding_mode != "trunc":
+        raise UsageError("unknown rounding mode", where="div", expected="None, floor or trunc", got=rounding_mode)
+    made = call("sub", x, call("fmod", x, other))
+    return call("floor_divide", made, other) if not made.dtype.is_float else (made / other).round()
+
+
+@named(also="negative", in_place=True)
+def neg(input: Any) -> Tensor:
+    """-x, elementwise."""
+    return call("neg", as_tensor(input))
+
+
+@named()
+def positive(input: Tensor) -> Tensor:
+    """X itself."""
+    return input
+
+
+@named(in_place=True)
+def square(input: Any) -> Tensor:
+    """x², elementwise."""
+    x = as_tensor(input)
+    return x * x
+
+
+@named(in_place=True)
+def pow_(input: Any, exponent: Any) -> Tensor:
+    """xᵖ, elementwise, for a tensor or number p. Raises: UsageError for an integer tensor and a negative integer."""
+    return as_tensor(input) ** exponent
+
+
+@named()
+def float_power(input: Any, exponent: Any) -> Tensor:
+    """xᵖ in float64, elementwise."""
+    power = exponent.to(float64) if isinstance(exponent, TensorBase) else exponent  # pyright: ignore[reportAttributeAccessIssue]  # a Tensor
+    return as_tensor(input).to(float64) ** power
+
+
+@named(in_place=True)
+def round_(input: Any, *, decimals: int = 0) -> Tensor:
+    """The nearest number with `decimals` decimals, ties to even; gradient 0."""
+    x = as_tensor(input)
+    if not decimals:
+        return call("round", x)
+    scale = 10.0 ** abs(decimals)
+    return call("round", x * scale) / scale if decimals > 0 else call("round", x / scale) * scale
+
+
+@named(in_place=True, also="fix")
+def trunc(input: Any) -> Tensor:
+    """X rounded towards 0, elementwise; gradient 0."""
+    return call("trunc", as_tensor(input))
+
+
+@named(in_place=True)
+def frac(input: Any) -> Tensor:
+    """x - trunc x, elementwise."""
+    x = as_tensor(input)
+    return x - call("trunc", x)
+
+
+@named(also="absolute", in_place=True)
+def abs_(input: Any) -> Tensor:
+    """|x|, elementwise; gradient sign(x), 0 at 0."""
+    return call("abs", as_tensor(input))
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+@named(also="clip", in_place=True)
+def clamp(input: Any, min: Any = None, max: Any = None) -> Tensor:
+    """min(max(x, min), max), elementwise; bounds are numbers or tensors, and one may be None."""
+    x = as_tensor(input)
+    if not isinstance(min, TensorBase) and not isinstance(max, TensorBase):
+        return call("clamp", x, low=min, high=max)
+    for op, bound in (("maximum", min), ("minimum", max)):
+        x = x if bound is None else call(op, x, bound)
+    return x
+
+
+@named(in_place=True)
+def clamp_min(input: Any, min: Any) -> Tensor:
+    """max(x, min), elementwise."""
+    return clamp(input, min=min)
+
+
+@named(in_place=True)
+def clamp_max(input: Any, max: Any) -> Tensor:
+    """min(x, max), elementwise."""
+    return clamp(input, max=max)
+
+
+def _ignoring_nan(op: str, input: Any, other: Any) -> Tensor:
+    a, b = as_tensor(input), as_tensor(other)
+    return call("where", b.isnan(), a, call("where", a.isnan(), b, call(op, a, b)))
+
+
+@named()
+def fmax(input: Any, other: Any) -> Tensor:
+    """max(a, b), elementwise; of a NaN and a number the number."""
+    return _ignoring_nan("maximum", input, other)
+
+
+@named()
+def fmin(input: Any, other: Any) -> Tensor:
+    """min(a, b), elementwise; of a NaN and a number the number."""
+    return _ignoring_nan("minimum", input, other)
+
+
+@named(in_place=True)
+def nan_to_num(input: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Tensor:
+    """NaN, ∞ and -∞ replaced by numbers; by default 0 and the largest finite numbers."""
+    x = as_tensor(input)
+    if not x.dtype.is_float:
+        return x
+    most = limits(x.dtype).max
+    x = call("where", x.isnan(), cast_like(0.0 if nan is None else nan, x), x)
+    x = call("where", isposinf(x), cast_like(most if posinf is None else posinf, x), x)
+    return call("where", isneginf(x), cast_like(-most if neginf is None else neginf, x), x)
+
+
+# -- functions ---------------------------------------------------------------------------------------------------------
+@named(in_place=True)
+def lerp(input: Any, end: Any, weight: Any) -> Tensor:
+    """a + weight·(b - a): linear interpolation, exact at weight 0, up to rounding at weight 1."""
+    a = as_tensor(input)
+    return a + (end - a) * weight
+
+
+@named(in_place=True)
+def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Tensor:
+    """x + value·a·b, elementwise."""
+    return as_tensor(input) + _scaled(as_tensor(tensor1) * tensor2, value)
+
+
+@named(in_place=True)
+def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Tensor:
+    """x + value·a/b, elementwise."""
+    return as_tensor(input) + _scaled(as_tensor(tensor1) / tensor2, value)
+
+
+@named(in_place=True)
+def logit(input: Any, eps: float | None = None) -> Tensor:
+    """ln(p / (1 - p)), elementwise; with `eps`, p is first clamped to [eps, 1 - eps]."""
+    x = as_tensor(input)
+    x = x if eps is None else clamp(x, eps, 1.0 - eps)
+    return x.log() - (-x).log1p()
+
+
+@named(in_place=True)
+def sinc(input: Any) -> Tensor:
+    """sin(πx) / (πx), elementwise, 1 at 0."""
+    x = as_tensor(input)
+    zero = x == 0.0
+    angle = call("where", zero, cast_like(1.0, x), x) * math.pi
+    return call("where", zero, cast_like(1.0, x), angle.sin() / angle)
+
+
+@named(in_place=True)
+def deg2rad(input: Any) -> Tensor:
+    """x·π/180, elementwise."""
+    return as_tensor(input) * (math.pi / 180.0)
+
+
+@named(in_place=True)
+def rad2deg(input: Any) -> Tensor:
+    """x·180/π, elementwise."""
+    return as_tensor(input) * (180.0 / math.pi)
+
+
+@named()
+def hypot(input: Any, other: Any) -> Tensor:
+    """√(a² + b²), elementwise, without overflow; gradient 0 at 0."""
+    a, b = as_tensor(input), as_tensor(other)
+    size = call("stop_gradient", call("maximum", a.abs(), b.abs()))
+    none = (size == 0.0) | size.isinf()
+    safe = call("where", none, cast_like(1.0, size), size)
+    scaled = (a / safe) * (a / safe) + (b / safe) * (b / safe)
+    return call("where", none, size, call("where", none, cast_like(1.0, scaled), scaled).sqrt() * safe)
+
+
+@named()
+def copysign(input: Any, other: Any) -> Tensor:
+    """|a| with the sign of b, elementwise; the sign of -0 counts."""
+    a, b = as_tensor(input), as_tensor(other)
+    size = a.abs() if a.dtype.is_float else a.abs().to(float32)
+    return call("where", signbit(b), -size, size)
+
+
+@named()
+def xlogy(input: Any, other: Any) -> Tensor:
+    """a·ln b, elementwise; 0 where a is 0 and b is not NaN."""
+    a, b = as_tensor(input), as_tensor(other)
+    none = (a == 0.0) & (b == b)
+    product = a * call("where", none, cast_like(1.0, b), b).log()
+    return call("where", none, cast_like(0.0, product), product)
+
+
+@named()
+def logaddexp(input: Any, other: Any) -> Tensor:
+    """ln(eᵃ + eᵇ), elementwise, without overflow."""
+    a, b = as_tensor(input), as_tensor(other)
+    gap = call("where", (a == b), cast_like(0.0, a), a - b)  # ∞ - ∞
+    return call("maximum", a, b) + (-gap.abs()).exp().log1p()
+
+
+@named()
+def logaddexp2(input: Any, other: Any) -> Tensor:
+    """log₂(2ᵃ + 2ᵇ), elementwise, without overflow."""
+    ln2 = math.log(2.0)
+    return logaddexp(as_tensor(input) * ln2, as_tensor(other) * ln2) / ln2
+
+
+@named()
+def heaviside(input: Any, values: Any) -> Tensor:
+    """0 where x < 0, `values` where x = 0, 1 where x > 0."""
+    x = as_tensor(input)
+    return call("where", x == 0.0, as_tensor(values).to(x.dtype), (x > 0.0).to(x.dtype))
+
+
+@named(in_place=True)
+def sgn(input: Any) -> Tensor:
+    """-1, 0 or 1, the sign of x, elementwise; gradient 0."""
+    return call("sign", as_tensor(input))
+
+
+@named()
+def signbit(input: Any) -> Tensor:
+    """True where x is below 0 or -0, elementwise."""
+    x = as_tensor(input)
+    return (x < 0) | ((x == 0) & (call("reciprocal", x) < 0)) if x.dtype.is_float else x < 0
+
+
+@named()
+def isposinf(input: Any) -> Tensor:
+    """True where x is +∞, elementwise."""
+    return call("eq", as_tensor(input), math.inf)
+
+
+@named()
+def isneginf(input: Any) -> Tensor:
+    """True where x is -∞, elementwise."""
+    return call("eq", as_tensor(input), -math.inf)
+
+
+@named(TOP)
+def dist(input: Any, other: Any, p: float = 2) -> Tensor:
+    """The p-norm of a - b."""
+    return (as_tensor(input) - other).norm(p)
+
+
+NAMES["dist"] = Name("dist", dist)
+
+
+@named()
+def bitwise_not(input: Any) -> Tensor:
+    """Bitwise complement of integers, or ¬x of bools, elementwise. Raises: DTypeError for floats."""
+    x = as_tensor(input)
+    return (
+        call("logical_not", x)
+        if x.dtype.kind == "bool"
+        else call("bitwise_xor", x, -1 if x.dtype.kind == "int" else 255)
+    )
+
+
+# -- functions of numpy, on the host: outside traces, without gradients ------------------------------------------------
+def _on_host(name: str, doc: str) -> None:
+    """Enter a function of tensors that numpy computes; a trace raises TraceError."""
+
+    def run(input: Any, other: Any) -> Tensor:
+        a, b = as_tensor(input), as_tensor(other)
+        return as_tensor(np.asarray(getattr(np, name)(a.numpy(), b.to(a.dtype).numpy())))
+
+    run.__name__, run.__doc__ = name, f"{doc} On the host: outside traces, without a gradient."
+    named(differs="outside traces only, without a gradient")(run)
+
+
+for _op, _doc in (
+    ("gcd", "Greatest common divisor of integers, elementwise."),
+    ("lcm", "Least common multiple of integers, elementwise."),
+    ("nextafter", "The float after a in the direction of b, elementwise."),
+):
+    _on_host(_op, _doc)
+
+
+@named(differs="outside traces only, without a gradient")
+def i0(input: Any) -> Tensor:
+    """The modified Bessel function of order 0, elementwise. On the host: outside traces, without a gradient."""
+    x = as_tensor(input)
+    return as_tensor(np.asarray(np.i0(x.numpy()))).to(x.dtype)
+
+
+# -- comparison of tensors ---------------------------------------------------------------------------------------------
+@named()
+def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
+    """True where |a - b| ≤ atol + rtol·|b|, or both are equal infinities; with `equal_nan`, also where both are NaN."""
+    a, b = as_tensor(input), as_tensor(other)
+    if not a.dtype.is_float:
+        a, b = a.to(float64), b.to(float64)
+    near = ((a - b).abs() <= b.abs() * rtol + atol) & b.isfinite()
+    near = near | (a == b)
+    return near | (a.isnan() & b.isnan()) if equal_nan else near
+
+
+@named()
+def allclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+    """Whether `isclose` holds for all entries. Raises: TraceError in a trace."""
+    return bool(isclose(input, other, rtol, atol, equal_nan).all().item())
+
+
+@named()
+def equal(input: Any, other: Any) -> bool:
+    """Whether shapes and all entries are equal. Raises: TraceError in a trace."""
+    a, b = as_tensor(input), as_tensor(other)
+    return a.shape == b.shape and bool((a == b).all().item())
+
+
+# -- casts -------------------------------------------------------------------------------------------------------------
+def _cast(name: str, kind: DType) -> None:
+    def cast(input: Tensor) -> Tensor:
+        return input.to(kind)
+
+    cast.__name__, cast.__doc__ = name, f"Cast to {kind.name}."
+    named(METHOD)(cast)
+
+
+CASTS = {
+    "double": float64, "float": float32, "half": float16, "bfloat16": bfloat16, "long": int64, "int": int32,
+    "short": int16, "char": int8, "byte": uint8, "bool": bool_,
+}  # fmt: skip
+"""Method -> the dtype to which it casts."""
+for _name, _kind in CASTS.items():
+    _cast(_name, _kind)
+
+
+class FloatLimits:
+    """Limits of a floating dtype: `eps`, `max`, `min`, `tiny`, `smallest_normal`, `resolution`, `bits`, `dtype`."""
+
+    def __init__(self, kind: DType) -> None:
+        exponent, fraction = {"float64": (11, 52), "float32": (8, 23), "bfloat16": (8, 7), "float16": (5, 10)}[
+            kind.name
+        ]
+        bias = 2 ** (exponent - 1) - 1
+        self.bits, self.dtype, self.eps = 8 * kind.itemsize, kind.name, 2.0**-fraction
+        self.max = (2.0 - 2.0**-fraction) * 2.0**bias
+        self.min, self.tiny = -self.max, 2.0 ** (1 - bias)
+        self.smallest_normal, self.resolution = self.tiny, 10.0 ** -math.floor(fraction * math.log10(2.0))
+
+
+def limits(kind: DType) -> FloatLimits:
+    """Return the limits of a floating dtype. Raises: DTypeError for another dtype."""
+    if not kind.is_float:
+        raise DTypeError("finfo of a dtype that is not floating", expected="a floating dtype", got=kind)
+    return FloatLimits(kind)

@@ -1,0 +1,471 @@
+"""Reductions, extrema, scans and order along axes, under torch's names. Of equal extrema the first entry counts."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from math import inf, prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array import float32, int64
+from graphwright.autograd.apply import TensorBase, apply, as_tensor
+from graphwright.autograd.functions import cast_like, where
+from graphwright.autograd.names import METHOD, TOP, Extremes, named
+from graphwright.errors import ShapeError, UsageError
+from graphwright.ops import call, get
+from graphwright.ops.axes import axes_of, axis_of
+
+if TYPE_CHECKING:
+    from graphwright.autograd.tensor import Tensor
+
+Axes = Any
+"""An axis, several, or None for all."""
+
+
+# -- one op each -------------------------------------------------------------------------------------------------------
+def _reduction(op: str, doc: str, typed: bool = True) -> None:
+    row = get(op)
+
+    def reduce(input: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        x = input if dtype is None else input.to(dtype)
+        return apply(row, (x,), {"axes": axes_of(dim, x.ndim), "keepdims": keepdim})
+
+    def reduce_untyped(input: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
+        return apply(row, (input,), {"axes": axes_of(dim, input.ndim), "keepdims": keepdim})
+
+    made = reduce if typed else reduce_untyped
+    made.__name__, made.__doc__ = op, doc
+    named()(made)
+
+
+_reduction("sum", "Σ over axes, all by default; with `dtype`, the operand is cast first.")
+_reduction("mean", "Mean over axes, all by default; with `dtype`, the operand is cast first.")
+_reduction("prod", "Π over axes, all by default; with `dtype`, the operand is cast first.")
+_reduction("amax", "Largest entry over axes; ties share the gradient.", typed=False)
+_reduction("amin", "Smallest entry over axes; ties share the gradient.", typed=False)
+_reduction("any", "True if some entry is not 0.", typed=False)
+_reduction("all", "True if no entry is 0.", typed=False)
+_reduction("logsumexp", "ln Σ eˣ over axes.", typed=False)
+
+
+# -- moments and norms -------------------------------------------------------------------------------------------------
+def _moments(dim: Axes, unbiased: Any, correction: Any) -> tuple[Axes, Any]:
+    if isinstance(dim, bool):  # torch's var(unbiased)
+        dim, unbiased = None, dim
+    return dim, (1 if unbiased else 0) if correction is None else correction
+
+
+@named()
+def var(
+    input: Tensor, dim: Axes = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> Tensor:
+    """Σ (x - mean)² / (n - correction) over axes (all by default); NaN for n ≤ correction, as in torch.
+
+    For 16-bit floats the statistics are float32, rounded once. Raises: DTypeError for integers.
+
+    Args:
+        unbiased: correction 1 if true, else 0; `correction` has precedence.
+    """
+    x = input
+    dim, less = _moments(dim, unbiased, correction)
+    axes = axes_of(dim, x.ndim)
+    if x.dtype.is_low:
+        return var(x.to(float32), axes, keepdim=keepdim, correction=less).to(x.dtype)
+    deviation = x - x.mean(axes, True)
+    return (deviation * deviation).sum(axes, keepdim) / float(builtins.max(prod(x.shape[a] for a in axes) - less, 0))
+
+
+@named()
+def std(
+    input: Tensor, dim: Axes = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> Tensor:
+    """√ of `var`, with gradient 0 where the result is 0."""
+    x = input
+    dim, less = _moments(dim, unbiased, correction)
+    if x.dtype.is_low:
+        return std(x.to(float32), dim, keepdim=keepdim, correction=less).to(x.dtype)
+    return _zero_safe(var(x, dim, keepdim=keepdim, correction=less), lambda v: v.sqrt())
+
+
+@named(TOP)
+def var_mean(
+    input: Tensor, dim: Axes = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return `var` and the mean over the same axes."""
+    dim, less = _moments(dim, unbiased, correction)
+    return var(input, dim, keepdim=keepdim, correction=less), input.mean(dim, keepdim)
+
+
+@named(TOP)
+def std_mean(
+    input: Tensor, dim: Axes = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return `std` and the mean over the same axes."""
+    dim, less = _moments(dim, unbiased, correction)
+    return std(input, dim, keepdim=keepdim, correction=less), input.mean(dim, keepdim)
+
+
+@named()
+def norm(input: Tensor, p: Any = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    """(Σ |x|ᵖ)^(1/p) over axes (all by default), with gradient 0 where the norm is 0.
+
+    Args:
+        p: a number > 0, or `inf` for the largest |x|, `-inf` for the smallest, 0 for the number of nonzero entries;
+            `"fro"` is 2.
+    Raises: UsageError for a finite p below 0 or another name.
+    """
+    x = input if dtype is None else input.to(dtype)
+    if x.dtype.is_low:
+        return norm(x.to(float32), p, dim, keepdim).to(x.dtype)
+    p = 2 if p in ("fro", None) else p
+    if isinstance(p, str) or (p < 0 and p != -inf):
+        raise UsageError("unknown order of a norm", expected="p >= 0, inf, -inf or 'fro'", got=p)
+    if p == 0:
+        return (x != 0.0).to(x.dtype).sum(dim, keepdim)
+    if p in (inf, -inf):
+        return x.abs().amax(dim, keepdim) if p > 0 else x.abs().amin(dim, keepdim)
+    if p == 1:
+        return x.abs().sum(dim, keepdim)
+    if p == 2:
+        return _zero_safe((x * x).sum(dim, keepdim), lambda total: total.sqrt())
+    powers = _zero_safe(x.abs(), lambda size: size**p)
+    return _zero_safe(powers.sum(dim, keepdim), lambda total: total ** (1.0 / p))
+
+
+def _zero_safe(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply a function that maps 0 to 0, with gradient 0 at 0 instead of infinity or NaN."""
+    zero = x == 0.0
+    return where(zero, 0.0, function(where(zero, 1.0, x)))
+
+
+@named()
+def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it."""
+    rest = tuple(a for a in range(input.ndim) if a != axis_of(dim, input.ndim))
+    size = norm(input, p, rest, True)
+    return input * where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
+
+
+@named()
+def nansum(input: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """Σ over axes of the entries that are not NaN."""
+    x = input if dtype is None else input.to(dtype)
+    return where(x.isnan(), cast_like(0.0, x), x).sum(dim, keepdim)
+
+
+@named()
+def nanmean(input: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """Mean over axes of the entries that are not NaN."""
+    x = input if dtype is None else input.to(dtype)
+    return nansum(x, dim, keepdim) / (~x.isnan()).to(x.dtype).sum(dim, keepdim)
+
+
+@named()
+def count_nonzero(input: Tensor, dim: Axes = None) -> Tensor:
+    """Return the number of entries over axes that are not 0, int64."""
+    return (input != 0).sum(dim)
+
+
+# -- extrema -----------------------------------------------------------------------------------------------------------
+def _extremum(input: Tensor, dim: Any, keepdim: bool, op: str, whole: str, pairwise: str) -> Any:
+    if dim is None:
+        return call(whole, input, axes=axes_of(None, input.ndim))
+    if isinstance(dim, TensorBase):  # torch's max(input, other)
+        return call(pairwise, input, dim)
+    at = axis_of(dim, input.ndim) if input.ndim else 0
+    x = input if input.ndim else input.unsqueeze(0)
+    index = call(op, x, axis=at)
+    return _taken(x, index, at, keepdim)
+
+
+def _taken(x: Tensor, index: Tensor, at: int, keepdim: bool) -> Extremes:
+    """Return the entries at one index [shape without the axis] per row, with the indices."""
+    shape = index.shape
+    column = call("reshape", index, shape=(*shape[:at], 1, *shape[at:]))
+    value = call("gather", x, column, axis=at)
+    return Extremes(value, column) if keepdim else Extremes(call("reshape", value, shape=shape), index)
+
+
+@named()
+def max_(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """Return the largest entry; with an axis (values, indices) of the first maxima, which get the gradient.
+
+    With a tensor instead of an axis: `maximum`.
+    """
+    return _extremum(input, dim, keepdim, "argmax", "amax", "maximum")
+
+
+@named()
+def min_(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """Return the smallest entry; with an axis (values, indices) of the first minima, which get the gradient.
+
+    With a tensor instead of an axis: `minimum`.
+    """
+    return _extremum(input, dim, keepdim, "argmin", "amin", "minimum")
+
+
+@named()
+def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest entry, of all or along an axis."""
+    return input.amin(dim, keepdim), input.amax(dim, keepdim)
+
+
+def _position(op: str, doc: str) -> None:
+    def position(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if dim is None:
+            found = call(op, input.reshape(-1), axis=0)
+            return found.reshape(*(1,) * input.ndim) if keepdim else found
+        found = call(op, input, axis=dim)
+        return found.unsqueeze(axis_of(dim, input.ndim)) if keepdim else found
+
+    position.__name__, position.__doc__ = op, doc
+    named()(position)
+
+
+_position("argmax", "Index of the largest entry along an axis, or in the flattened array, int64; the first on ties.")
+_position("argmin", "Index of the smallest entry along an axis, or in the flattened array, int64; the first on ties.")
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+@named()
+def sort(input: Any, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Extremes:
+    """Return the sorted values and their indices; stable, NaN is the largest."""
+    return Extremes(*call("sort", as_tensor(input), axis=dim, descending=descending))
+
+
+@named()
+def argsort(input: Any, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Tensor:
+    """Return the indices that sort an axis, int64; stable, NaN is the largest."""
+    return sort(input, dim, descending)[1]
+
+
+@named()
+def msort(input: Any) -> Tensor:
+    """Return the values sorted along the first axis."""
+    return sort(input, 0)[0]
+
+
+@named()
+def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Extremes:
+    """Return the k largest (or smallest) values in order, and their indices; equal values by ascending index.
+
+    Raises: ShapeError if k exceeds the size of the axis.
+    """
+    return Extremes(*call("topk", as_tensor(input), k=k, axis=dim, largest=largest))
+
+
+@named()
+def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Extremes:
+    """Return the k-th smallest value along an axis, counted from 1, and its index. Raises: ShapeError."""
+    at = axis_of(dim, input.ndim)
+    if not 1 <= k <= input.shape[at]:
+        raise ShapeError("k is out of range", where="kthvalue", expected=f"1 to {input.shape[at]}", got=k)
+    values, order = (t.narrow(at, k - 1, 1) for t in sort(input, at))
+    return Extremes(values, order) if keepdim else Extremes(values.squeeze(at), order.squeeze(at))
+
+
+def _middle(input: Tensor, dim: int | None, keepdim: bool, skip: bool) -> Any:
+    """Return the median, the lower of two: NaN if an entry is, or with `skip` of the others."""
+    x, at = (input.reshape(-1), 0) if dim is None else (input, axis_of(dim, input.ndim))
+    n = x.shape[at]
+    values, order = sort(x, at)
+    if x.dtype.is_float:
+        numbers = (~x.isnan()).sum(at, True)
+        middle = ((numbers - 1) // 2).clamp(min=0)
+        middle = middle if skip else where(numbers < n, n - 1, (n - 1) // 2)
+    else:
+        middle = call("full_like", values.narrow(at, 0, 1), value=(n - 1) // 2).to(int64)
+    value, index = call("gather", values, middle, axis=at), call("gather", order, middle, axis=at)
+    if dim is None:
+        return value.reshape(*(1,) * input.ndim) if keepdim else value.squeeze(0)
+    return Extremes(value, index) if keepdim else Extremes(value.squeeze(at), index.squeeze(at))
+
+
+@named()
+def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return the median, of two middle entries the lower; with an axis (values, indices). NaN if an entry is NaN."""
+    return _middle(input, dim, keepdim, skip=False)
+
+
+@named()
+def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return the median of the entries that are not NaN; with an axis (values, indices)."""
+    return _middle(input, dim, keepdim, skip=True)
+
+
+@named(METHOD, differs="`gw.mode` is the context manager of training and inference")
+def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Extremes:
+    """Return the most frequent value along an axis, of several the smallest, and an index of it."""
+    at = axis_of(dim, input.ndim)
+    values, order = sort(input, at)
+    last, places = values.transpose(at, -1), order.transpose(at, -1)
+    counts = (last.unsqueeze(-1) == last.unsqueeze(-2)).sum(-1)
+    best = counts.argmax(-1)
+    ends = counts.gather(-1, best.unsqueeze(-1)).squeeze(-1) + best - 1  # torch gives the last of equal entries
+    value = last.gather(-1, ends.unsqueeze(-1)).transpose(at, -1)
+    index = places.gather(-1, ends.unsqueeze(-1)).transpose(at, -1)
+    return Extremes(value, index) if keepdim else Extremes(value.squeeze(at), index.squeeze(at))
+
+
+@named()
+def quantile(
+    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Tensor:
+    """The q-quantile, 0 ≤ q ≤ 1, interpolated linearly between entries; several q give a new first axis.
+
+    Args:
+        interpolation: `linear`, `lower`, `higher`, `nearest` or `midpoint`.
+    Raises: UsageError for a q outside [0, 1] or another interpolation.
+    """
+    wanted = np.asarray(q.numpy() if isinstance(q, TensorBase) else q, np.float64)  # pyright: ignore[reportAttributeAccessIssue]  # a Tensor
+    if wanted.size and not (wanted.min() >= 0 and wanted.max() <= 1):
+        raise UsageError("a quantile is out of range", expected="0 <= q <= 1", got=q)
+    x, at = (input.reshape(-1), 0) if dim is None else (input, axis_of(dim, input.ndim))
+    values = sort(x, at)[0]
+    n = x.shape[at]
+    rounding = {"linear": None, "lower": np.floor, "higher": np.ceil, "nearest": np.round, "midpoint": None}
+    if interpolation not in rounding:
+        raise UsageError("unknown interpolation", expected=", ".join(rounding), got=interpolation)
+
+    def one(share: float) -> Tensor:
+        place = share * (n - 1)
+        place = place if rounding[interpolation] is None else float(rounding[interpolation](place))
+        low = int(place)
+        part = place - low if interpolation != "midpoint" or place == low else 0.5
+        made = values.narrow(at, low, 1)
+        if part:
+            made = made + (values.narrow(at, builtins.min(low + 1, n - 1), 1) - made) * part
+        made = where(x.isnan().any(at, True), cast_like(float("nan"), made), made)
+        if dim is None:
+            return made.reshape(*(1,) * input.ndim) if keepdim else made.squeeze(0)
+        return made if keepdim else made.squeeze(at)
+
+    if wanted.ndim == 0:
+        return one(float(wanted))
+    parts = [one(float(share)).unsqueeze(0) for share in wanted]
+    return call("concat", *parts, axis=0)
+
+
+# -- scans -------------------------------------------------------------------------------------------------------------
+@named(in_place=True)
+def cumsum(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    """Sum cumulatively along an axis; each sum includes its own entry."""
+    return call("cumsum", input if dtype is None else input.to(dtype), axis=dim)
+
+
+def _scan(combine: Callable[..., Any], parts: tuple[Tensor, ...], at: int) -> tuple[Tensor, ...]:
+    """Combine all entries up to each entry along an axis, by ⌈log₂ n⌉ steps over ever longer distances."""
+    n, step = parts[0].shape[at], 1
+    while step < n:
+        earlier = [p.narrow(at, 0, n - step) for p in parts]
+        later = [p.narrow(at, step, n - step) for p in parts]
+        merged = combine(earlier, later)
+        parts = tuple(call("concat", p.narrow(at, 0, step), m, axis=at) for p, m in zip(parts, merged, strict=True))
+        step *= 2
+    return parts
+
+
+@named(in_place=True)
+def cumprod(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    """Multiply cumulatively along an axis; each product includes its own entry. Entries of 0 get the exact gradient."""
+    x = input if dtype is None else input.to(dtype)
+    x = x if x.dtype.is_float else x.to(int64)
+    return _scan(lambda a, b: (a[0] * b[0],), (x,), axis_of(dim, x.ndim))[0]
+
+
+@named()
+def logcumsumexp(input: Tensor, dim: int) -> Tensor:
+    """ln Σ eˣ over the entries up to each entry along an axis, without overflow."""
+    from graphwright.autograd.pointwise import logaddexp
+
+    return _scan(lambda a, b: (logaddexp(a[0], b[0]),), (input,), axis_of(dim, input.ndim))[0]
+
+
+def _running(input: Tensor, dim: int, op: str) -> Extremes:
+    at = axis_of(dim, input.ndim)
+    ids = call("iota", input, axis=at).reshape(*(-1 if a == at else 1 for a in range(input.ndim))).expand(*input.shape)
+    values = call("stop_gradient", input)
+
+    def combine(earlier: list[Tensor], later: list[Tensor]) -> tuple[Tensor, Tensor]:
+        nan = later[0].isnan() | earlier[0].isnan()
+        takes = call(op, later[0], earlier[0]) & ~nan | later[0].isnan()
+        return where(takes, later[0], earlier[0]), where(takes, later[1], earlier[1])
+
+    index = _scan(combine, (values, ids), at)[1]
+    return Extremes(call("gather", input, index, axis=at), index)
+
+
+@named()
+def cummax(input: Tensor, dim: int) -> Extremes:
+    """Return the largest entry up to each entry along an axis, and its index; of equal entries the last."""
+    return _running(input, dim, "ge")
+
+
+@named()
+def cummin(input: Tensor, dim: int) -> Extremes:
+    """Return the smallest entry up to each entry along an axis, and its index; of equal entries the last."""
+    return _running(input, dim, "le")
+
+
+@named()
+def diff(input: Tensor, n: int = 1, dim: int = -1) -> Tensor:
+    """Differences of neighbours along an axis, n times."""
+    x, at = input, axis_of(dim, input.ndim)
+    for _ in range(n):
+        size = builtins.max(x.shape[at] - 1, 0)
+        after, before = x.narrow(at, x.shape[at] - size, size), x.narrow(at, 0, size)
+        x = call("logical_xor", after, before) if x.dtype.kind == "bool" else after - before
+    return x
+
+
+@named(TOP, also="trapz")
+def trapezoid(y: Tensor, x: Any = None, *, dx: Any = 1, dim: int = -1) -> Tensor:
+    """Integrate y along an axis by the trapezoidal rule, at the positions x (1-d) or dx apart."""
+    at, n = axis_of(dim, y.ndim), y.shape[dim]
+    means = (y.narrow(at, 0, n - 1) + y.narrow(at, 1, n - 1)) * 0.5
+    if x is None:
+        return means.sum(at) * dx
+    steps = diff(as_tensor(x), 1, -1)
+    steps = steps if steps.ndim > 1 else steps.reshape(*(-1 if a == at else 1 for a in range(y.ndim)))
+    return (means * steps).sum(at)
+
+
+@named()
+def cov(input: Tensor, *, correction: int = 1) -> Tensor:
+    """Covariance of the rows of [variables, observations]."""
+    x = input if input.ndim > 1 else input.reshape(1, -1)
+    centred = x - x.mean(1, True)
+    made = centred @ centred.T / float(builtins.max(x.shape[1] - correction, 0))
+    return made if input.ndim > 1 else made.reshape()
+
+
+@named()
+def corrcoef(input: Tensor) -> Tensor:
+    """Correlation coefficients of the rows of [variables, observations]."""
+    c = cov(input)
+    if not c.ndim:
+        return c / c
+    scale = call("diagonal", c, offset=0, axes=(0, 1)).sqrt()
+    return (c / scale.reshape(-1, 1) / scale).clamp(-1.0, 1.0)
+
+
+# -- softmax -----------------------------------------------------------------------------------------------------------
+@named()
+def softmax(input: Tensor, dim: int = -1, mask: Any = None, *, dtype: Any = None) -> Tensor:
+    """e^(x - max x) / Σ e^(x - max x) along an axis.
+
+    Args:
+        mask: bool, broadcast to x; entries where it is false are 0 and get no gradient, even if a whole row is false.
+            Without a mask, a row of only -inf gives NaN.
+        dtype: a dtype to cast to first.
+    """
+    x = input if dtype is None else input.to(dtype)
+    return call("softmax", x, *(() if mask is None else (mask,)), axis=dim)
+
+
+@named()
+def log_softmax(input: Tensor, dim: int = -1, *, dtype: Any = None) -> Tensor:
+    """ln softmax along an axis; with `dtype`, the operand is cast first."""
+    return call("log_softmax", input if dtype is None else input.to(dtype), axis=dim)

@@ -1,0 +1,595 @@
+"""Shapes, axes, joining and splitting of tensors, and products of matrices, under torch's names."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from itertools import combinations as subsets
+from itertools import combinations_with_replacement as multisets
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array import NDArray
+from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.functions import cat, stack
+from graphwright.autograd.names import METHOD, TOP, named
+from graphwright.errors import ShapeError, UsageError
+from graphwright.ops import call
+from graphwright.ops.axes import axes_of, axis_of
+
+if TYPE_CHECKING:
+    from graphwright.array.layout import Shape
+    from graphwright.autograd.tensor import Tensor
+
+Axes = Any
+"""An axis, several, or None for all."""
+
+
+def ints(values: tuple[Any, ...]) -> Shape:
+    """Return ints as a tuple; `values` is either the ints or a single sequence of them."""
+    return tuple(values[0]) if len(values) == 1 and not isinstance(values[0], int) else values
+
+
+# -- facts that need no kernel -----------------------------------------------------------------------------------------
+@named(METHOD)
+def size(input: Tensor, dim: int | None = None) -> Any:
+    """Return the shape, or the size of one axis."""
+    return input.shape if dim is None else input.shape[axis_of(dim, input.ndim)]
+
+
+@named(METHOD, also="ndimension")
+def dim(input: Tensor) -> int:
+    """Return the number of axes."""
+    return len(input.shape)
+
+
+@named()
+def numel(input: Tensor) -> int:
+    """Return the number of entries."""
+    return prod(input.shape)
+
+
+@named(METHOD)
+def nelement(input: Tensor) -> int:
+    """Return the number of entries."""
+    return numel(input)
+
+
+@named(METHOD)
+def element_size(input: Tensor) -> int:
+    """Return the number of bytes of an entry."""
+    return input.dtype.itemsize
+
+
+@named()
+def is_floating_point(input: Tensor) -> bool:
+    """Whether the dtype is floating."""
+    return input.dtype.is_float
+
+
+@named(METHOD)
+def is_contiguous(input: Tensor) -> bool:
+    """Whether the entries are row-major in memory."""
+    return input.concrete("is_contiguous()").contiguous
+
+
+@named(METHOD)
+def stride(input: Tensor, dim: int | None = None) -> Any:
+    """Return the strides in entries, or that of one axis."""
+    strides = input.concrete("stride()").layout.strides
+    return strides if dim is None else strides[axis_of(dim, input.ndim)]
+
+
+@named(TOP)
+def broadcast_shapes(*shapes: Any) -> Shape:
+    """Return the shape of tensors of these shapes broadcast together. Raises: ShapeError."""
+    try:
+        return np.broadcast_shapes(*(s if isinstance(s, int) else tuple(s) for s in shapes))
+    except ValueError as error:
+        raise ShapeError("the shapes do not broadcast", got=", ".join(map(str, shapes))) from error
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+@named()
+def reshape(input: Tensor, *shape: Any) -> Tensor:
+    """Return the same entries in a new shape; one size may be -1, and is then inferred. Raises: ShapeError."""
+    sizes = list(ints(shape))
+    if -1 in sizes:
+        known = prod(s for s in sizes if s != -1)
+        if sizes.count(-1) > 1 or known == 0 or input.numel() % known:
+            expected = f"one -1, and sizes whose product divides {input.numel()}"
+            raise ShapeError("cannot infer the size given as -1", expected=expected, got=tuple(sizes))
+        sizes[sizes.index(-1)] = input.numel() // known
+    return call("reshape", input, shape=tuple(sizes))
+
+
+@named(METHOD)
+def view(input: Tensor, *shape: Any) -> Tensor:
+    """Reshape without a copy; an eager result shares memory. Raises: ShapeError if that is impossible."""
+    result = input.reshape(*shape)
+    if isinstance(input.data, NDArray) and isinstance(result.data, NDArray):
+        input.data.reshape(*result.shape, copy=False)
+    return result
+
+
+@named(METHOD)
+def view_as(input: Tensor, other: Tensor) -> Tensor:
+    """Return a view in the shape of `other`."""
+    return input.view(*other.shape)
+
+
+@named(METHOD)
+def reshape_as(input: Tensor, other: Tensor) -> Tensor:
+    """Reshape to the shape of `other`."""
+    return input.reshape(*other.shape)
+
+
+@named()
+def ravel(input: Tensor) -> Tensor:
+    """Return the entries as a vector, row-major."""
+    return input.reshape(-1)
+
+
+@named()
+def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """Merge axes `start_dim` to `end_dim`, inclusive, into one; a 0-d tensor becomes a vector of one entry."""
+    return call("flatten", input, start=start_dim, end=end_dim) if input.ndim else input.unsqueeze(0)
+
+
+@named()
+def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """Split an axis into several; one size may be -1. Raises: ShapeError."""
+    at = axis_of(dim, input.ndim)
+    given = list(sizes)
+    if -1 in given:
+        given[given.index(-1)] = input.shape[at] // builtins.max(prod(s for s in given if s != -1), 1)
+    return call("unflatten", input, axis=at, sizes=tuple(given))
+
+
+@named()
+def permute(input: Tensor, *axes: Any, dims: Any = None) -> Tensor:
+    """Reorder the axes."""
+    order = ints(axes) if dims is None else tuple(dims)
+    return call("permute", input, axes=tuple(axis_of(a, input.ndim) for a in order))
+
+
+@named(also="swapaxes swapdims")
+def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
+    """Exchange two axes."""
+    order = list(range(input.ndim))
+    a, b = axis_of(dim0, input.ndim), axis_of(dim1, input.ndim)
+    order[a], order[b] = order[b], order[a]
+    return call("permute", input, axes=tuple(order))
+
+
+@named()
+def t(input: Tensor) -> Tensor:
+    """Transpose a matrix; tensors of fewer axes are unchanged. Raises: ShapeError for more."""
+    if input.ndim > 2:
+        raise ShapeError("t() takes at most two axes", expected="[n, m] or [n]", got=input.spec)
+    return call("permute", input, axes=(1, 0)) if input.ndim == 2 else input
+
+
+@named(also="moveaxis")
+def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
+    """Move axes to other indices; the other axes keep their order."""
+    moved, to = (
+        tuple(axis_of(a, input.ndim) for a in ([v] if isinstance(v, int) else v)) for v in (source, destination)
+    )
+    order = [a for a in range(input.ndim) if a not in moved]
+    for at, axis in sorted(zip(to, moved, strict=True)):
+        order.insert(at, axis)
+    return call("permute", input, axes=tuple(order))
+
+
+@named()
+def squeeze(input: Tensor, dim: Axes = None) -> Tensor:
+    """Remove axes of size 1: all of them, or the given ones; longer axes are kept."""
+    axes = tuple(a for a in axes_of(dim, input.ndim) if input.shape[a] == 1)
+    return call("squeeze", input, axes=axes) if axes else input
+
+
+@named()
+def unsqueeze(input: Tensor, dim: int) -> Tensor:
+    """Insert an axis of size 1 at this index of the result's shape."""
+    return call("unsqueeze", input, axes=(dim,))
+
+
+@named(METHOD)
+def expand(input: Tensor, *sizes: Any) -> Tensor:
+    """Broadcast to a shape, sharing memory; -1 keeps the size of an axis that the tensor has."""
+    shape = ints(sizes)
+    lead = len(shape) - input.ndim
+    return call("expand", input, shape=tuple(input.shape[i - lead] if n == -1 and i >= lead else n
+                                             for i, n in enumerate(shape)))  # fmt: skip
+
+
+@named(METHOD)
+def expand_as(input: Tensor, other: Tensor) -> Tensor:
+    """Broadcast to the shape of `other`, sharing memory."""
+    return input.expand(*other.shape)
+
+
+@named()
+def broadcast_to(input: Tensor, *size: Any) -> Tensor:
+    """Broadcast to a shape, sharing memory."""
+    return input.expand(*ints(size))
+
+
+@named(TOP)
+def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Broadcast tensors together, sharing memory."""
+    shape = broadcast_shapes(*(t.shape for t in tensors))
+    return tuple(t.expand(*shape) for t in tensors)
+
+
+def _at_least(count: int) -> None:
+    def atleast(*tensors: Any) -> Any:
+        made = []
+        for x in map(as_tensor, tensors):
+            while x.ndim < count:
+                x = x.unsqueeze(-1 if x.ndim == 2 else 0)
+            made.append(x)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    atleast.__name__, atleast.__doc__ = f"atleast_{count}d", f"Return tensors with at least {count} axes."
+    named(TOP)(atleast)
+
+
+for _count in (1, 2, 3):
+    _at_least(_count)
+
+
+# -- order and repetition ----------------------------------------------------------------------------------------------
+@named()
+def flip(input: Tensor, *axes: Any, dims: Any = None) -> Tensor:
+    """Reverse the order of entries along axes."""
+    return call("flip", input, axes=ints(axes) if dims is None else tuple(dims))
+
+
+@named()
+def fliplr(input: Tensor) -> Tensor:
+    """Reverse the columns."""
+    return input.flip(1)
+
+
+@named()
+def flipud(input: Tensor) -> Tensor:
+    """Reverse the rows."""
+    return input.flip(0)
+
+
+@named()
+def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    """Rotate by k·90 degrees in the plane of two axes, from the first towards the second."""
+    a, b = dims
+    turned = [
+        lambda x: x,
+        lambda x: x.flip(b).transpose(a, b),
+        lambda x: x.flip(a, b),
+        lambda x: x.flip(a).transpose(a, b),
+    ]
+    return turned[k % 4](input)
+
+
+@named()
+def roll(input: Tensor, shifts: Any, dims: Axes = None) -> Tensor:
+    """Shift entries cyclically along axes, or in the flattened array without axes."""
+    if dims is None:
+        return roll(input.reshape(-1), shifts, 0).reshape(input.shape)
+    shift, axes = (tuple([v] if isinstance(v, int) else v) for v in (shifts, dims))
+    return call("roll", input, shifts=shift, axes=axes)
+
+
+@named()
+def tile(input: Tensor, *dims: Any) -> Tensor:
+    """Repeat the tensor along each axis: a b -> a b a b; missing leading counts are 1."""
+    counts = ints(dims)
+    return call("tile", input, repeats=(*(1,) * (input.ndim - len(counts)), *counts))
+
+
+@named(METHOD)
+def repeat(input: Tensor, *repeats: Any) -> Tensor:
+    """Like `tile`, but with at least one count per axis. Raises: ShapeError for fewer."""
+    return call("tile", input, repeats=ints(repeats))
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+@named()
+def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """Return a view of `length` entries of an axis from `start`. Raises: ShapeError past the end."""
+    return call("slice", input, axis=dim, start=start, size=length)
+
+
+@named()
+def select(input: Tensor, dim: int, index: int) -> Tensor:
+    """Return a view of one entry of an axis, without the axis. Raises: IndexOutOfRange."""
+    return input[(builtins.slice(None),) * axis_of(dim, input.ndim) + (index,)]
+
+
+@named()
+def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """Return views of all entries of an axis, without the axis."""
+    return tuple(select(input, dim, i) for i in range(input.shape[axis_of(dim, input.ndim)]))
+
+
+@named()
+def split(input: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Return views along an axis with `split_size` entries each (the last may have fewer), or with the given sizes.
+
+    Raises: ShapeError unless the given sizes sum to the size of the axis.
+    """
+    total = input.shape[axis_of(dim, input.ndim)]
+    if isinstance(split_size, int):
+        if split_size < 1:
+            raise ShapeError("the split size is not positive", expected=">= 1", got=split_size)
+        sizes = [builtins.min(split_size, total - at) for at in range(0, total, split_size)] or [0]
+    else:
+        sizes = list(split_size)
+    if sum(sizes) != total or builtins.min(sizes, default=0) < 0:
+        raise ShapeError("the split sizes do not sum to the size of the axis", expected=total, got=tuple(sizes))
+    return tuple(input.narrow(dim, sum(sizes[:i]), n) for i, n in enumerate(sizes))
+
+
+@named()
+def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """Return at most `chunks` views of equal size along an axis; the last may be smaller."""
+    if chunks < 1:
+        raise ShapeError("the number of chunks is not positive", expected=">= 1", got=chunks)
+    return split(input, builtins.max(-(-input.shape[axis_of(dim, input.ndim)] // chunks), 1), dim)
+
+
+@named()
+def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Return views along an axis: this many of nearly equal size, or parts that begin at the given indices."""
+    n = input.shape[axis_of(dim, input.ndim)]
+    if isinstance(indices_or_sections, int):
+        k = indices_or_sections
+        sizes = [n // k + (i < n % k) for i in range(k)]
+    else:
+        ends = [builtins.min(builtins.max(i + n if i < 0 else i, 0), n) for i in (*indices_or_sections, n)]
+        sizes = [builtins.max(b - a, 0) for a, b in zip([0, *ends], ends, strict=False)]
+    return split(input, sizes, dim)
+
+
+@named()
+def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """Return a view in which the entries (i, i + offset) of two axes, as a new last axis, replace both."""
+    return call("diagonal", input, offset=offset, axes=(dim1, dim2))
+
+
+@named(METHOD, differs="`gw.trace` records a program")
+def trace(input: Tensor) -> Tensor:
+    """Return the sum of the diagonal of a matrix."""
+    return input.diagonal().sum()
+
+
+@named()
+def diag_embed(input: Tensor, offset: int = 0) -> Tensor:
+    """Write the last axis to a diagonal of new square matrices of zeros."""
+    n = input.shape[-1] + builtins.abs(offset)
+    rows = builtins.max(-offset, 0)
+    wide = call("pad", input.unsqueeze(-1), widths=((0, 0), (0, n)), mode="constant", value=0.0).flatten(-2)
+    whole = wide.narrow(-1, 0, input.shape[-1] * (n + 1)).narrow(-1, 0, input.shape[-1] * (n + 1))
+    lead = rows * n + builtins.max(offset, 0)
+    rest = n * n - whole.shape[-1] - lead
+    whole = whole.narrow(-1, 0, whole.shape[-1] + builtins.min(rest, 0))
+    whole = call("pad", whole, widths=((lead, builtins.max(rest, 0)),), mode="constant", value=0.0)
+    return call("unflatten", whole, axis=whole.ndim - 1, sizes=(n, n))
+
+
+@named()
+def diag(input: Tensor, diagonal: int = 0) -> Tensor:
+    """Return a diagonal of a matrix, or the matrix with a vector on a diagonal."""
+    return diag_embed(input, diagonal) if input.ndim == 1 else call("diagonal", input, offset=diagonal, axes=(0, 1))
+
+
+@named(METHOD)
+def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """Return windows of `size` entries along an axis, `step` apart, as a new last axis."""
+    at = axis_of(dimension, input.ndim)
+    count = (input.shape[at] - size) // step + 1
+    if count < 1:
+        raise ShapeError("the axis is shorter than a window", expected=f"{size} or more", got=input.shape[at])
+    ids = (np.arange(count) * step)[:, None] + np.arange(size)
+    return movedim(call("index", input, as_tensor(ids), axis=at), at + 1, -1)
+
+
+# -- joining -----------------------------------------------------------------------------------------------------------
+def _joined(name: str, axis: int, axes: int, doc: str) -> None:
+    def join(tensors: Sequence[Any]) -> Tensor:
+        parts = [as_tensor(x) for x in tensors]
+        if axes == 1:  # hstack
+            parts = [x if x.ndim else x.reshape(1) for x in parts]
+            return cat(parts, 0 if parts[0].ndim == 1 else 1)
+        lifted = [x.reshape(1, -1) if axes == 2 and x.ndim < 2 else x for x in parts]
+        if axes == 3:
+            lifted = [x.reshape(1, -1, 1) if x.ndim < 2 else x.unsqueeze(-1) if x.ndim == 2 else x for x in parts]
+        return cat(lifted, axis)
+
+    join.__name__, join.__doc__ = name, doc
+    named(TOP)(join)
+
+
+_joined("hstack", 1, 1, "Concatenate along axis 1, vectors along axis 0.")
+_joined("vstack", 0, 2, "Concatenate along axis 0; vectors are rows.")
+_joined("dstack", 2, 3, "Concatenate along axis 2.")
+
+
+@named(TOP)
+def column_stack(tensors: Sequence[Any]) -> Tensor:
+    """Concatenate along axis 1; vectors are columns."""
+    return cat([x.reshape(-1, 1) if x.ndim < 2 else x for x in map(as_tensor, tensors)], 1)
+
+
+@named(TOP)
+def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """Return the coordinates of the grid of vectors; `indexing` `xy` exchanges the first two axes."""
+    parts = [as_tensor(x).reshape(-1) for x in (tensors[0] if isinstance(tensors[0], list | tuple) else tensors)]
+    shape = tuple(x.shape[0] for x in parts)
+    made = [x.reshape(*(-1 if a == i else 1 for a in range(len(parts)))).expand(*shape) for i, x in enumerate(parts)]
+    if indexing not in ("ij", "xy"):
+        raise UsageError("unknown indexing", where="meshgrid", expected="ij or xy", got=indexing)
+    return tuple(x.transpose(0, 1) if indexing == "xy" and len(parts) > 1 else x for x in made)
+
+
+@named(TOP)
+def cartesian_prod(*tensors: Tensor) -> Tensor:
+    """Return all combinations of entries of vectors, one per row."""
+    return stack([x.reshape(-1) for x in meshgrid(*tensors)], -1) if len(tensors) > 1 else tensors[0]
+
+
+@named(TOP)
+def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
+    """Return all subsets of r entries of a vector, one per row, in order."""
+    pick = multisets if with_replacement else subsets
+    ids = np.array([*pick(range(input.shape[0]), r)], np.int64).reshape(-1, r)
+    return call("index", input, as_tensor(ids), axis=0)
+
+
+@named(TOP)
+def block_diag(*tensors: Any) -> Tensor:
+    """Return the matrix with these matrices along its diagonal, and zeros elsewhere."""
+    parts = [x.reshape(1, -1) if x.ndim < 2 else x for x in map(as_tensor, tensors)]
+    widths, at, rows = [x.shape[1] for x in parts], 0, []
+    for x in parts:
+        rest = sum(widths) - at - x.shape[1]
+        rows.append(call("pad", x, widths=((0, 0), (at, rest)), mode="constant", value=0.0))
+        at += x.shape[1]
+    return cat(rows, 0)
+
+
+def _indices(name: str, numpy_name: str) -> None:
+    def indices(row: int, col: int, offset: int = 0) -> Tensor:
+        return as_tensor(np.stack(getattr(np, numpy_name)(row, offset, col)).astype(np.int64))
+
+    indices.__name__ = name
+    indices.__doc__ = f"Return row and column indices, int64 [2, count], of the {name[:4]} of a matrix [row, col]."
+    named(TOP)(indices)
+
+
+_indices("tril_indices", "tril_indices")
+_indices("triu_indices", "triu_indices")
+
+
+# -- products of vectors and matrices ----------------------------------------------------------------------------------
+def _ranked(name: str, left: int, right: int, doc: str) -> None:
+    def product(input: Tensor, mat2: Tensor) -> Tensor:
+        if (input.ndim, mat2.ndim) != (left, right):
+            expected = f"{left} and {right} axes"
+            raise ShapeError("an operand has a wrong number of axes", where=name, expected=expected,
+                             got=f"{input.spec}, {mat2.spec}")  # fmt: skip
+        return call("matmul", input, mat2)
+
+    product.__name__, product.__doc__ = name, doc
+    named()(product)
+
+
+_ranked("mm", 2, 2, "Multiply matrices [n, k] and [k, m]. Raises: ShapeError.")
+_ranked("mv", 2, 1, "Multiply a matrix [n, k] and a vector [k]. Raises: ShapeError.")
+_ranked("bmm", 3, 3, "Multiply batches of matrices [B, n, k] and [B, k, m]. Raises: ShapeError.")
+_ranked("dot", 1, 1, "Σ a·b of vectors [n]. Raises: ShapeError.")
+
+
+@named()
+def inner(input: Tensor, other: Tensor) -> Tensor:
+    """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
+    if not input.ndim or not other.ndim:
+        return input * other
+    flat = call("matmul", input.reshape(-1, input.shape[-1]), other.reshape(-1, other.shape[-1]).T)
+    return flat.reshape(*input.shape[:-1], *other.shape[:-1])
+
+
+def _added(input: Any, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+    scaled = product if alpha == 1 else product * alpha
+    return (
+        scaled if beta == 0 else as_tensor(input) * (1 if beta == 1 else beta) + scaled if beta != 1 else input + scaled
+    )
+
+
+@named()
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """beta·x + alpha·(A @ B) of matrices."""
+    return _added(input, mat1.mm(mat2), beta, alpha)
+
+
+@named()
+def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """beta·x + alpha·(A @ v)."""
+    return _added(input, mat.mv(vec), beta, alpha)
+
+
+@named()
+def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """beta·x + alpha·(A @ B) of batches of matrices."""
+    return _added(input, batch1.bmm(batch2), beta, alpha)
+
+
+@named(TOP)
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
+    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes."""
+    if isinstance(dims, int):
+        left, right = tuple(range(a.ndim - dims, a.ndim)), tuple(range(dims))
+    else:
+        left, right = (
+            tuple(axis_of(i, x.ndim) for i in ([d] if isinstance(d, int) else d))
+            for d, x in zip(dims, (a, b), strict=True)
+        )
+    free_a, free_b = ([i for i in range(x.ndim) if i not in used] for x, used in ((a, left), (b, right)))
+    inner_size = prod(a.shape[i] for i in left)
+    made = call("matmul", a.permute(*free_a, *left).reshape(-1, inner_size),
+                b.permute(*right, *free_b).reshape(inner_size, -1))  # fmt: skip
+    return made.reshape(*(a.shape[i] for i in free_a), *(b.shape[i] for i in free_b))
+
+
+@named()
+def kron(input: Tensor, other: Tensor) -> Tensor:
+    """Kronecker product: each entry of a times b, as blocks."""
+    n = builtins.max(input.ndim, other.ndim)
+    a, b = (x.reshape(*(1,) * (n - x.ndim), *x.shape) for x in (input, other))
+    wide = a.reshape(*(s for d in a.shape for s in (d, 1))) * b.reshape(*(s for d in b.shape for s in (1, d)))
+    return wide.reshape(*(p * q for p, q in zip(a.shape, b.shape, strict=True)))
+
+
+@named()
+def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
+    """Cross product along an axis of size 3. Raises: ShapeError."""
+    if input.shape[axis_of(dim, input.ndim)] != 3:
+        raise ShapeError("the axis of a cross product has another size", expected="3", got=input.spec)
+    ahead, behind = (lambda x: x.roll(-1, dim)), (lambda x: x.roll(1, dim))
+    return ahead(input) * behind(other) - behind(input) * ahead(other)
+
+
+@named()
+def inverse(input: Tensor) -> Tensor:
+    """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
+    eye = as_tensor(np.eye(input.shape[-1], dtype=np.float64)).to(input.dtype)
+    return call("solve", input, eye)
+
+
+@named(TOP)
+def matrix_power(input: Tensor, n: int) -> Tensor:
+    """Return the n-th power of square matrices, by repeated squaring; a negative n inverts first."""
+    if n < 0:
+        return matrix_power(inverse(input), -n)
+    made = as_tensor(np.eye(input.shape[-1])).to(input.dtype).expand(*input.shape)
+    base = input
+    while n:
+        made = made @ base if n & 1 else made
+        base, n = base @ base if n > 1 else base, n >> 1
+    return made
+
+
+@named(TOP)
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:
+    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m]."""
+    return (x1.unsqueeze(-2) - x2.unsqueeze(-3)).norm(p, dim=-1)
+
+
+@named(TOP)
+def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
+    """Return the powers x^(N-1), ..., x, 1 of a vector as columns."""
+    powers = range(x.shape[0] if N is None else N)
+    return stack([x**k for k in (powers if increasing else reversed(powers))], -1)

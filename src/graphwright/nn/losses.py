@@ -1,0 +1,286 @@
+"""Losses: float32 or wider, reduced by `reduction`: `mean`, `sum` or `none`. Names and defaults are torch's."""
+
+from __future__ import annotations
+
+import warnings
+from math import log, pi
+from typing import Any
+
+import numpy as np
+
+from graphwright.array import float32
+from graphwright.autograd import Tensor, as_tensor, minimum, one_hot, where
+from graphwright.autograd.shapes import movedim
+from graphwright.errors import ShapeError, UsageError
+from graphwright.nn.op_functions import logsigmoid
+from graphwright.ops import call
+from graphwright.ops.axes import axis_of
+
+__all__ = [
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss", "cosine_similarity",
+    "cross_entropy", "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss",
+    "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_soft_margin_loss", "nll_loss",
+    "pairwise_distance", "pdist", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss",
+]  # fmt: skip
+
+
+# -- losses of class scores --------------------------------------------------------------------------------------------
+def cross_entropy(
+    input: Tensor, target: Any, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean",
+    label_smoothing: float = 0.0, *, dim: int = 1,
+) -> Tensor:  # fmt: skip
+    """-Σ_k w_k q_k ln softmax(input)_k, averaged over the rows whose target is not ignored.
+
+    q is the one-hot target; with smoothing s it is (1 - s)·one_hot + s/K. w are the class weights. The mean divides by
+    Σ w[target]. If all rows are ignored, the mean is NaN, as in torch, and the sum is 0.
+
+    Args:
+        input: scores, floating: [K], [N, K], or [N, K, d1, ...].
+        target: int64 class ids in the shape of the input without the axis of classes; or probabilities in its shape.
+        weight: [K], floating, or None for ones.
+        ignore_index: target of rows to ignore.
+        dim: axis of the classes; -1 for a language model's logits [B, T, K] with targets [B, T].
+    Returns: float32 or wider; a scalar unless reduction is `none`.
+    Raises: ShapeError, DTypeError, IndexOutOfRange for a class id outside 0..K-1, UsageError.
+    """
+    target = as_tensor(target)
+    if target.dtype.is_float:
+        return _soft_cross_entropy(input, target, weight, reduction, label_smoothing, _classes(input, dim))
+    rows = _classes_last(input, target, dim)
+    operands = (rows, target) if weight is None else (rows, target, weight)
+    loss, _ = call("cross_entropy", *operands, ignore_index=ignore_index, smoothing=float(label_smoothing))
+    return _over_rows(loss, target, weight, ignore_index, reduction)
+
+
+def _classes(input: Tensor, dim: int) -> int:
+    return axis_of(dim, input.ndim) if input.ndim > 1 else 0
+
+
+def _classes_last(input: Tensor, target: Tensor, dim: int) -> Tensor:
+    """Return the scores with the axis of classes last. Raises: ShapeError unless the target has the other axes."""
+    at = _classes(input, dim)
+    rest = (*input.shape[:at], *input.shape[at + 1 :])
+    if target.shape != rest:
+        last = target.shape == input.shape[:-1]
+        raise ShapeError("the targets do not have one entry per row of scores", expected=rest, got=target.spec,
+                         fix="pass dim=-1, if the classes are on the last axis" if last else None)  # fmt: skip
+    return input if at == input.ndim - 1 else movedim(input, at, -1)
+
+
+def _soft_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, smoothing: float, at: int
+) -> Tensor:
+    if target.shape != input.shape:
+        raise ShapeError("probabilities have another shape than the scores", expected=input.spec, got=target.spec)
+    shares = _wide(target) if not smoothing else _wide(target) * (1.0 - smoothing) + smoothing / input.shape[at]
+    terms = -shares * _wide(input).log_softmax(at)
+    if weight is not None:
+        terms = terms * weight.reshape(*(-1 if a == at else 1 for a in range(input.ndim)))
+    loss = terms.sum(at)
+    return loss.sum() / float(loss.numel()) if reduction == "mean" else _reduced(loss, reduction)
+
+
+def nll_loss(
+    input: Tensor, target: Any, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean", *,
+    dim: int = 1,
+) -> Tensor:  # fmt: skip
+    """-weight[target]·input[target] for log-probabilities; the rest is as in `cross_entropy`."""
+    targets = as_tensor(target)
+    x = _classes_last(_wide(input), targets, dim)
+    ignored = targets == ignore_index
+    label = where(ignored, 0, targets)
+    loss = -call("gather", x, label.reshape(*label.shape, 1), axis=-1).reshape(*label.shape)
+    if weight is not None:
+        loss = loss * call("gather", _wide(weight), label.reshape(-1), axis=0).reshape(*label.shape)
+    return _over_rows(where(ignored, 0.0, loss), targets, weight, ignore_index, reduction)
+
+
+def _over_rows(loss: Tensor, targets: Any, weight: Tensor | None, ignore_index: int, reduction: str) -> Tensor:
+    if reduction != "mean":
+        return _reduced(loss, reduction)
+    targets = as_tensor(targets)
+    ignored = targets == ignore_index
+    if weight is None:
+        return loss.sum() / (float(loss.numel()) - ignored.to(loss.dtype).sum())
+    own = call("gather", weight.to(loss.dtype), where(ignored, 0, targets).reshape(-1), axis=0).reshape(*targets.shape)
+    return loss.sum() / where(ignored, 0.0, own).sum()
+
+
+# -- losses of values --------------------------------------------------------------------------------------------------
+def mse_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
+    """(x - target)²; other shapes than that of the input broadcast, with a warning."""
+    difference = _difference(input, target)
+    return _reduced(difference * difference, reduction)
+
+
+def l1_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
+    """|x - target|, with gradient 0 at 0."""
+    return _reduced(_difference(input, target).abs(), reduction)
+
+
+def huber_loss(input: Tensor, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+    """½d² up to |d| = delta, delta·(|d| - ½delta) beyond, d = x - target (Huber 1964)."""
+    difference = _difference(input, target)
+    size = difference.abs()
+    return _reduced(where(size <= delta, difference * difference * 0.5, (size - 0.5 * delta) * delta), reduction)
+
+
+def smooth_l1_loss(input: Tensor, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """Huber's loss with delta = beta, divided by beta; at beta 0 it is the absolute difference."""
+    if beta == 0:
+        return l1_loss(input, target, reduction)
+    return huber_loss(input, target, reduction, beta) * (1.0 / beta)
+
+
+def binary_cross_entropy(input: Tensor, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
+    """-w(y·ln p + (1 - y)·ln(1 - p)) for probabilities p; logarithms are clamped at -100, so p = 0 and 1 are finite."""
+    return _reduced(_weighted(call("bce", _wide(input), _wide(target)), weight), reduction)
+
+
+def _weighted(loss: Tensor, weight: Any) -> Tensor:
+    return loss if weight is None else loss * weight
+
+
+def binary_cross_entropy_with_logits(
+    input: Tensor, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
+) -> Tensor:
+    """`binary_cross_entropy` of p = σ(x) for logits x, stable for large |x|.
+
+    Args:
+        weight: factor of all terms; broadcasts to x.
+        pos_weight: factor of the terms with y = 1; broadcasts to x.
+    """
+    x, y = _wide(input), _wide(target)
+    if pos_weight is None:
+        return _reduced(_weighted(call("bce_with_logits", x, y), weight), reduction)
+    return _reduced(_weighted(-(pos_weight * y * logsigmoid(x) + (1.0 - y) * logsigmoid(-x)), weight), reduction)
+
+
+def kl_div(input: Tensor, target: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    """target·(ln target - x) for log-probabilities x; terms with target 0 are 0.
+
+    Args:
+        log_target: whether the target is given as its logarithm.
+        reduction: `mean`, `sum`, `none`, or `batchmean`: the sum divided by the size of the first axis.
+    """
+    x, target = _wide(input), _wide(target)
+    share, known = (target.exp(), target) if log_target else (target, where(target > 0.0, target, 1.0).log())
+    loss = share * known - share * x
+    return loss.sum() / float(x.shape[0]) if reduction == "batchmean" else _reduced(loss, reduction)
+
+
+def poisson_nll_loss(
+    input: Tensor, target: Any, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"
+) -> Tensor:
+    """eˣ - y·x, or with `log_input` False x - y·ln(x + eps); `full` adds Stirling's terms for targets above 1."""
+    x, y = _wide(input), _wide(target)
+    loss = x.exp() - y * x if log_input else x - y * (x + eps).log()
+    if full:
+        safe = where(y > 1.0, y, 1.0)
+        loss = loss + where(y > 1.0, y * safe.log() - y + (safe * (2.0 * pi)).log() * 0.5, 0.0)
+    return _reduced(loss, reduction)
+
+
+def gaussian_nll_loss(
+    input: Tensor, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """½(ln v + (x - y)²/v), v = max(var, eps), without gradient through the bound; `full` adds ½ ln 2π."""
+    x, y, v = _wide(input), _wide(target), _wide(var)
+    v = where(v < eps, eps, v)
+    loss = (v.log() + (x - y) ** 2 / v) * 0.5
+    return _reduced(loss + 0.5 * log(2.0 * pi) if full else loss, reduction)
+
+
+# -- losses of pairs and margins ---------------------------------------------------------------------------------------
+def cosine_embedding_loss(
+    input1: Tensor, input2: Tensor, target: Any, margin: float = 0.0, reduction: str = "mean"
+) -> Tensor:
+    """1 - cos for target 1, max(0, cos - margin) for target -1."""
+    cosine = cosine_similarity(input1, input2, dim=-1)
+    return _reduced(where(as_tensor(target) > 0, 1.0 - cosine, (cosine - margin).relu()), reduction)
+
+
+def margin_ranking_loss(
+    input1: Tensor, input2: Tensor, target: Any, margin: float = 0.0, reduction: str = "mean"
+) -> Tensor:
+    """max(0, -y(a - b) + margin)."""
+    return _reduced((margin - _wide(target) * (_wide(input1) - input2)).relu(), reduction)
+
+
+def hinge_embedding_loss(input: Tensor, target: Any, margin: float = 1.0, reduction: str = "mean") -> Tensor:
+    """x for target 1, max(0, margin - x) for target -1."""
+    x = _wide(input)
+    return _reduced(where(as_tensor(target) > 0, x, (margin - x).relu()), reduction)
+
+
+def soft_margin_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
+    """ln(1 + e^(-yx))."""
+    return _reduced(-logsigmoid(_wide(input) * _wide(target)), reduction)
+
+
+def multi_margin_loss(
+    input: Tensor, target: Any, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """Σ_k max(0, margin - x[y] + x[k])ᵖ / K over the other classes k."""
+    x, y = _wide(input), as_tensor(target)
+    own = x.gather(-1, y.unsqueeze(-1))
+    terms = (margin - own + x).relu() ** p
+    terms = terms if weight is None else terms * weight.gather(0, y).unsqueeze(-1)
+    others = one_hot(y, x.shape[-1]) == 0
+    return _reduced(where(others, terms, 0.0).sum(-1) / float(x.shape[-1]), reduction)
+
+
+def multilabel_soft_margin_loss(input: Tensor, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
+    """Mean over classes of `binary_cross_entropy_with_logits`."""
+    return _reduced(binary_cross_entropy_with_logits(input, target, weight, "none").mean(-1), reduction)
+
+
+def triplet_margin_loss(
+    anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2, eps: float = 1e-6,
+    swap: bool = False, reduction: str = "mean",
+) -> Tensor:  # fmt: skip
+    """max(0, d(anchor, positive) - d(anchor, negative) + margin), with `pairwise_distance`."""
+    near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        far = minimum(far, pairwise_distance(positive, negative, p, eps))
+    return _reduced((near - far + margin).relu(), reduction)
+
+
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """⟨a, b⟩ / max(‖a‖‖b‖, eps) along an axis."""
+    a, b = _wide(x1), _wide(x2)
+    norms = (a * a).sum(dim) * (b * b).sum(dim)
+    return (a * b).sum(dim) / norms.clamp(min=eps * eps).sqrt()
+
+
+def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+    """‖a - b + eps‖ₚ over the last axis."""
+    return (_wide(x1) - _wide(x2) + eps).norm(p, dim=-1, keepdim=keepdim)
+
+
+def pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """The p-norms of the differences of all pairs of rows, in row-major order of the upper triangle."""
+    first, second = np.triu_indices(input.shape[0], 1)
+    rows = [input.index_select(0, as_tensor(ids.astype(np.int64))) for ids in (first, second)]
+    return (rows[0] - rows[1]).norm(p, dim=-1)
+
+
+def _difference(input: Tensor, target: Any) -> Tensor:
+    x, y = _wide(input), _wide(target)
+    if x.shape != y.shape:
+        what = f"the target has another shape than the input, {y.shape} and {x.shape}, and is broadcast"
+        warnings.warn(what, UserWarning, stacklevel=3)
+    return x - y
+
+
+def _wide(x: Any) -> Tensor:
+    x = as_tensor(x)
+    return x.to(float32) if x.dtype.is_low else x
+
+
+def _reduced(loss: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return loss
+    if reduction not in ("mean", "sum"):
+        raise UsageError("unknown reduction", expected="mean, sum or none", got=reduction)
+    return loss.mean() if reduction == "mean" else loss.sum()

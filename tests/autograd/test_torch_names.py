@@ -1,0 +1,152 @@
+"""Torch's spellings: each line of `torch_spellings.txt` gives here what it gives in torch, and the same gradients."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import graphwright as gw
+from graphwright.autograd import names
+from graphwright.errors import GraphwrightError, UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, of coming changes
+LINES = (Path(__file__).parent / "torch_spellings.txt").read_text(encoding="utf-8").splitlines()
+RNG = np.random.default_rng(0)
+SQUARE = RNG.normal(size=(4, 4))
+INPUTS: dict[str, np.ndarray] = {
+    "x": RNG.normal(size=(3, 4)).astype("f4"), "y": RNG.uniform(0.2, 1.8, (3, 4)).astype("f4"),
+    "p": RNG.uniform(0.05, 0.95, (3, 4)).astype("f4"), "v": RNG.normal(size=4).astype("f4"),
+    "w": RNG.normal(size=4).astype("f4"), "A": (SQUARE @ SQUARE.T + 4 * np.eye(4)).astype("f4"),
+    "B": RNG.normal(size=(2, 3, 4)).astype("f4"), "C": RNG.normal(size=(2, 4, 5)).astype("f4"),
+    "I": np.array([[0, 2], [3, 1], [2, 0]]), "J": np.array([2, 0]), "m": RNG.random((3, 4)) < 0.5,
+    "z": RNG.integers(-3, 4, (3, 4)), "u": RNG.integers(1, 6, (3, 4)), "t": np.array([1, 0, 3]),
+    "img": RNG.normal(size=(2, 4, 6, 6)).astype("f4"), "seq": RNG.normal(size=(2, 4, 7)).astype("f4"),
+    "vol": RNG.normal(size=(1, 2, 4, 4, 4)).astype("f4"), "q": RNG.normal(size=(2, 2, 5, 4)).astype("f4"),
+}  # fmt: skip
+
+
+def sections() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in LINES:
+        if line.startswith("# "):
+            found[line[2:]] = []
+        else:
+            [*found.values()][-1].append(line)
+    return found
+
+
+def spaces(differentiable: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Names that the expressions use, in torch and here."""
+    theirs: dict[str, Any] = {
+        k: torch.tensor(a, requires_grad=differentiable and a.dtype.kind == "f") for k, a in INPUTS.items()
+    }
+    mine: dict[str, Any] = {
+        k: gw.tensor(a, requires_grad=differentiable and a.dtype.kind == "f") for k, a in INPUTS.items()
+    }
+    theirs |= {"T": torch, "F": torch.nn.functional, "nn": torch.nn, "np": np}
+    return theirs, mine | {"T": gw, "F": gw.nn.functional, "nn": gw.nn, "np": np}
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        host = (value.float() if value.dtype is torch.bfloat16 else value).numpy(force=True)
+        return str(value.dtype).removeprefix("torch."), host
+    if isinstance(value, gw.Tensor):
+        return value.dtype.name, value.detach().numpy("float32" if value.dtype.as_bits else None)
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value
+    if isinstance(value, tuple | list):
+        return tuple(map(plain, value))
+    return value if isinstance(value, int | float | str | type(None)) else type(value).__name__
+
+
+def assert_same(mine: Any, theirs: Any, where: str) -> None:
+    if isinstance(theirs, tuple) and len(theirs) == 2 and isinstance(theirs[1], np.ndarray):
+        assert mine[0] == theirs[0], where
+        assert mine[1].shape == theirs[1].shape, where
+        np.testing.assert_allclose(mine[1].astype("f8"), theirs[1].astype("f8"), rtol=1e-4, atol=1e-5, err_msg=where)
+    elif isinstance(theirs, tuple):
+        assert isinstance(mine, tuple), where
+        assert len(mine) == len(theirs), where
+        for a, b in zip(mine, theirs, strict=True):
+            assert_same(a, b, where)
+    else:
+        assert mine == (pytest.approx(theirs, rel=1e-5) if isinstance(theirs, float) else theirs), where
+
+
+@pytest.mark.parametrize("section", sections())
+def test_expressions_in_torch_spelling_have_the_values_of_torch(section: str) -> None:
+    for text in sections()[section]:
+        theirs, mine = spaces()
+        assert_same(plain(eval(text, mine)), plain(eval(text, theirs)), text)
+
+
+ON_HOST = re.compile(r"\.({})\(".format("|".join(n for n, row in names.NAMES.items() if row.differs)))
+"""Functions without a gradient here."""
+
+
+@pytest.mark.parametrize("section", [s for s in sections() if s not in ("in place", "create", "dtype", "autograd")])
+def test_expressions_in_torch_spelling_have_the_gradients_of_torch(section: str) -> None:
+    compared = 0
+    for text in sections()[section]:
+        theirs, mine = spaces(differentiable=True)
+        try:
+            value = eval(text, theirs)
+            if not isinstance(value, torch.Tensor) or not value.requires_grad or ON_HOST.search(text):
+                continue
+            factor = np.random.default_rng(1).normal(size=tuple(value.shape)).astype(plain(value)[0])
+            (value * torch.tensor(factor)).sum().backward()
+        except RuntimeError:  # has no gradient in torch
+            continue
+        (eval(text, mine) * gw.tensor(factor)).sum().backward()
+        for name, leaf in theirs.items():
+            if isinstance(leaf, torch.Tensor) and leaf.grad is not None:
+                found = mine[name].grad
+                found = np.zeros(leaf.shape) if found is None else found.numpy()
+                np.testing.assert_allclose(
+                    found, leaf.grad.numpy(force=True), rtol=2e-3, atol=2e-4, err_msg=f"{text}: {name}"
+                )
+                compared += 1
+    assert compared or section not in ("unary method", "reduce", "shape", "linalg", "index", "F losses")
+
+
+@pytest.mark.parametrize("name", sorted(n for n, row in names.NAMES.items()))
+def test_names_are_those_of_torch(name: str) -> None:
+    row = names.NAMES[name]
+    assert row.function.__doc__
+    for home, place in ((names.METHOD, torch.Tensor), (names.TOP, torch)):
+        if home in row.homes:
+            assert hasattr(place, name) or row.differs, home
+    assert not row.in_place or hasattr(torch.Tensor, f"{name}_") or row.differs
+
+
+def test_both_names_of_a_parameter_work_and_together_are_refused() -> None:
+    x = gw.tensor(INPUTS["x"])
+    for a, b in ((x.sum(dim=1), x.sum(axis=1)), (x.mean(1, keepdim=True), x.mean(axis=1, keepdims=True))):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    with pytest.raises(UsageError, match="two names of one parameter"):
+        x.sum(dim=1, axis=1)
+    with pytest.raises(UsageError, match="a parameter is missing"):
+        x.cumsum()
+    with pytest.raises(GraphwrightError):
+        x.sum(dim=5)
+
+
+def test_the_package_exports_each_name() -> None:
+    assert set(names.functions()) <= set(dir(gw))
+    for name, function in names.functions().items():
+        assert getattr(gw, name) is function or name in ("dropout",)
+
+
+def test_the_page_of_names_is_up_to_date() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "torch_names.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
