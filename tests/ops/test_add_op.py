@@ -91,7 +91,7 @@ def test_an_added_op_is_exported_as_code_and_as_onnx(softsign: str) -> None:
         new = e.add("softsign", "layers.0.mlp.gate", name="layers.0.mlp.softsign")
         e.rewire(model.program.out_edges(old)[0], new)
     assert model.export_plan().level == 5
-    assert any("F.softsign(" in text for text in generate(model.program, "0", []).values())
+    assert any("F.softsign(" in text for text in generate(model.program, "0", []).files.values())
     b = Builder()
     b.output(b.softsign(b.input("x", (3, 4))), "y")
     session = InferenceSession(to_model(b.build()).SerializeToString(), providers=["CPUExecutionProvider"])
@@ -106,7 +106,7 @@ def test_an_added_op_without_source_text_is_generated_as_its_expansion(softsign:
         old = model.program.node("layers.0.mlp.act")
         new = e.add("softsign", "layers.0.mlp.gate", name="layers.0.mlp.softsign")
         e.rewire(model.program.out_edges(old)[0], new)
-    text = "".join(generate(model.program, "0", []).values())
+    text = "".join(generate(model.program, "0", []).files.values())
     assert "F.softsign(" not in text
     assert "torch.abs(" in text
 

@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import ast
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from graphwright.array import dtype, from_numpy
+from graphwright.array import Spec, dtype, from_numpy
 from graphwright.autograd import as_tensor
-from graphwright.models.codegen.text import HELPERS
+from graphwright.models.codegen.text import CLASSES, HELPERS
 from graphwright.ops import OPS, call
 from graphwright.ops.emit import appends, is_primary
 
-SCOPE: dict = {"torch": torch, "F": F}
-exec("\n\n".join(HELPERS.values()), SCOPE)
+SCOPE: dict = {"torch": torch, "F": F, "nn": torch.nn, "ALL_ATTENTION_FUNCTIONS": ALL_ATTENTION_FUNCTIONS}
+exec("\n\n".join([*HELPERS.values(), *CLASSES.values()]), SCOPE)
 
 
 class Run:
     """What texts read of a forward pass."""
 
-    B, T, mask = 2, 4, None
-
-    def cached(self, k, v):
-        return k, v
+    B, T, dtype, cache, attentions = 2, 4, torch.float32, None, None
 
 
 EMIT = {name: row.emit for name, row in OPS.items() if row.emit is not None}
+MODULES = {name: row.torch_module for name, row in OPS.items() if row.torch_module is not None}
 
 
 def test_every_op_has_source_text_or_a_reason():
     for name, row in OPS.items():
-        assert (name in EMIT) != bool(row.why.get("emit")), name
+        assert (name in EMIT or name in MODULES) != bool(row.why.get("emit")), name
     several = [n for n in EMIT if len(_run(n, 0)[0]) > 1]
     assert sorted(several) == sorted(n for n, row in OPS.items() if row.results)
 
@@ -66,8 +66,7 @@ def test_generated_source_computes_the_op(name, seed):
     for a, b in zip(ours, theirs, strict=True):
         a = a.data.to_numpy()
         assert a.shape == tuple(b.shape)
-        low = name == "sdpa" or "float32" in (str(a.dtype), str(b.numpy().dtype))  # its softmax is in float32
-        rtol = 1e-5 if low else 1e-10
+        rtol = 1e-5 if "float32" in (str(a.dtype), str(b.numpy().dtype)) else 1e-10
         np.testing.assert_allclose(b.numpy(), a, rtol=rtol, atol=rtol)
 
 
@@ -107,9 +106,34 @@ def test_named_sizes_are_read_from_the_run():
 
 
 @pytest.mark.parametrize("attrs", [{"causal": False}, {"optional": ("key_mask",)}])
-def test_attention_unsupported_by_generated_code_has_no_source_text(attrs):
-    full = OPS["sdpa"].complete({"scale": 1.0, **attrs})
-    assert EMIT["sdpa"](["q", "k", "v", "m"][: 3 + len(full["optional"])], full) is None
+def test_attention_unsupported_by_generated_code_has_no_module(attrs):
+    full, spec = OPS["sdpa"].complete({"scale": 1.0, **attrs}), Spec((2, 4, 3, 8), dtype("float32"))
+    assert MODULES["sdpa"].args([spec] * (3 + len(full["optional"])), full) is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_computes_its_op(name, seed):
+    form, (ours, arrays, attrs) = MODULES[name], _run(name, seed)
+    specs = [Spec(a.shape, dtype(str(a.dtype))) for a in arrays]
+    if (args := form.args(specs, attrs)) is None:
+        assert name == "rms_norm"  # of Gemma: written as text
+        assert attrs["unit_offset"] or not attrs["cast_before_scale"]
+        return
+    module = eval(form.name, SCOPE)(*args)
+    tensors = [torch.from_numpy(a.astype(np.float32) if a.dtype.kind == "f" else a) for a in arrays]
+    weights = {key: tensors[i] for i, key in form.weights.items() if i < len(tensors)}
+    module.load_state_dict(weights)
+    given: list[object] = [t for i, t in enumerate(tensors) if i not in form.weights]
+    if form.run:
+        run, queries, keys = Run(), *(torch.arange(t.shape[2]) for t in tensors[:2])
+        queries = queries[:, None] + len(keys) - len(queries)
+        hidden = (keys > queries) | (keys <= queries - (attrs["window"] or len(keys)))
+        run.masks = {attrs["window"]: torch.where(hidden, -torch.inf, 0.0)}  # pyright: ignore[reportAttributeAccessIssue]
+        module.config = SimpleNamespace(_attn_implementation="eager")
+        given.append(run)
+    with torch.no_grad():
+        np.testing.assert_allclose(module(*given).numpy(), ours[0].data.to_numpy(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(EMIT))

@@ -16,7 +16,7 @@ from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.attributes import Attr
 from graphwright.ops.axes import Atom, AxesUse, chain, product, size
 from graphwright.ops.call import as_dtype, call
-from graphwright.ops.emit import literal
+from graphwright.ops.emit import TorchModule
 from graphwright.ops.linear import transposed
 from graphwright.ops.onnx import OnnxUse, WholeNode, all_float32, numpy_dtype
 from graphwright.ops.registry import Attrs, Cost, Row, Saves, Traits, op
@@ -56,7 +56,7 @@ class RopeTable(Row):
 
     arity, attrs, traits, vm = 2, {"scale": Attr(Number, 1.0)}, Traits(float32_constants=True), row_forms.ROPE_TABLE
     vjp, why = None, {"vjp": "positions are integers and frequencies are not trained"}
-    emit, results = "rope_table({all}, {scale})", ("cos", "sin")
+    emit, results = "rope_table({all}, {scale}, run)", ("cos", "sin")
     sample = lambda rng: ([rng.integers(0, 50, (2, 5)), rng.random(3).astype("float32")], {"scale": 1.5})
     axes = lambda u: [(*u.ins[0], u.ins[1][0])] * 2
 
@@ -274,6 +274,16 @@ def _without_padding(ins: Sequence[Spec], attrs: Attrs) -> bool:
     return all_float32(ins[:3], attrs) and "key_mask" not in attrs["optional"]
 
 
+def _attention_arguments(
+    ins: Sequence[Spec], scale: float, causal: bool, window: int | None, optional: Sequence[str]
+) -> tuple | None:
+    """Return (query heads per key head, scale, and the window if there is one); None for attention with masks."""
+    if optional or not causal:  # masks and starts are known at run time, and caches hold the past only
+        return None
+    groups = int(ins[0].shape[1]) // int(ins[1].shape[1])
+    return (groups, scale) if window is None else (groups, scale, window)
+
+
 @op("sdpa")
 class Sdpa(Row):
     """softmax(scale · q kᵀ over visible keys) v: q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv] -> [B, H, Tq, Dv].
@@ -286,6 +296,7 @@ class Sdpa(Row):
 
     arity, attrs, saves = (3, 5), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4), outputs=(0,))
     traits = Traits(attention=True, contiguous=(0,), amp="low", fixed=(3, 4))
+    torch_module = TorchModule("Attention", lambda ins, a: _attention_arguments(ins, **a), run=True)
     vm, onnx_23 = attention_forms.SDPA, WholeNode(_without_padding, _attention_node)
     vjp = lambda g, ins, outs, attrs, needs: call("sdpa_backward", *ins, outs[0], g, **attrs)
     cost = lambda ins, outs, attrs: Cost(_flops(*ins[:3]), sum(i.nbytes for i in ins), outs[0].nbytes)
@@ -317,12 +328,6 @@ class Sdpa(Row):
                 u.same(dims[0], k[0])
                 u.same(dims[1], k[2])
         return [(*q[:3], v[3])]
-
-    def emit(i, a):
-        if a["optional"] or not a["causal"]:  # masks and starts are known at run time, and caches hold the past only
-            return None
-        window = "" if a["window"] is None else f", window={a['window']}"
-        return f"attend({', '.join(i)}, run, {literal(a['scale'])}{window})"
 
 
 def _visible(ins, attrs):

@@ -3,7 +3,8 @@
 The field is a template or a function. The function maps the operands' source texts and the attributes to the text of
 one expression (a tuple for several results), or to None if generated code cannot express this use of the op. Operand
 texts are names, attributes, calls or subscripts, so they need no parentheses. Generated code reads a named size `B`
-as `run.B`.
+as `run.B`. An op with the field `torch_module` is written as a call of a module that holds its weights where their
+keys allow it, and else as its text.
 
 In a template, `{0}` is an operand, `{all}` all operands, `{name}` an attribute as a literal, `{name:sizes}` an
 attribute as sizes without brackets: `"{0}.narrow({axis}, -1, 1)"`.
@@ -13,13 +14,32 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isinf, isnan
 from typing import Any
 
 from graphwright.array.dtype import DType
-from graphwright.array.spec import is_dim_name
+from graphwright.array.spec import Spec, is_dim_name
 
 Emit = Callable[[Sequence[str], Mapping[str, Any]], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchModule:
+    """The field `torch_module` of an op's definition: the op as a call of a torch module in generated code.
+
+    Attributes:
+        name: class of the module, one of torch or of the generated file.
+        args: function from the specs of the operands and the attributes to the arguments of the class; None for a use
+            of the op that the class does not compute.
+        weights: operand number -> name of the module's parameter; the call passes the other operands.
+        run: whether the call also passes `run`, the sizes, masks and cache of the forward pass.
+    """
+
+    name: str
+    args: Callable[[Sequence[Spec], Mapping[str, Any]], Sequence[Any] | None]
+    weights: Mapping[int, str] = field(default_factory=dict)
+    run: bool = False
 
 
 def template(text: str) -> Emit:

@@ -15,6 +15,7 @@ from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.attributes import Attr, Dimension, Shape, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, Dims, Term, axis_of, broadcast_dims, indexed, size
 from graphwright.ops.call import call
+from graphwright.ops.emit import TorchModule
 from graphwright.ops.onnx import OnnxUse, numpy_dtype
 from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, one_dtype
@@ -38,6 +39,7 @@ class Embedding(Row):
 
     arity, saves, traits = 2, Saves(inputs=(1,)), Traits(lookup=True, matrix=0, contiguous=(1,))
     emit, vm = "F.embedding({1}, {0})", forms.EMBEDDING
+    torch_module = TorchModule("nn.Embedding", lambda ins, a: ins[0].shape, {0: "weight"})
     vjp = lambda g, ins, outs, attrs, needs: (call("embedding_backward", g, ins[1], rows=ins[0].shape[0]),)
     expand = lambda ins, attrs: call("index", *ins, axis=0)
     cost = lambda ins, outs, attrs: Cost(0, outs[0].nbytes + ins[1].nbytes, outs[0].nbytes)

@@ -11,6 +11,7 @@ from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.attributes import Attr
 from graphwright.ops.axes import Atom, AxesUse, broadcast_dims, chain, size
 from graphwright.ops.call import call
+from graphwright.ops.emit import TorchModule
 from graphwright.ops.onnx import OnnxUse
 from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype, wanted
@@ -104,6 +105,9 @@ class Linear(_Product):
 
     arity, saves, emit, vm = (2, 3), Saves(inputs=(0, 1)), "F.linear({all})", forms.LINEAR
     traits = Traits(contracts="out_in", matrix=1, linear_in=(0,), addend=2, narrow=(1,))
+    torch_module = TorchModule(
+        "nn.Linear", lambda ins, a: (*ins[1].shape[::-1], len(ins) > 2), {1: "weight", 2: "bias"}
+    )
 
     def infer(x, w, b=None):
         floating(one_dtype(x, w, b))

@@ -19,6 +19,7 @@ from graphwright.ops.attributes import Attr
 from graphwright.ops.axes import Atom, AxesUse, Correction, Dims, along_axis, axis_of, product, size
 from graphwright.ops.call import as_dtype, call
 from graphwright.ops.conv import grouped_channels
+from graphwright.ops.emit import TorchModule
 from graphwright.ops.onnx import OnnxUse, WholeNode, all_float32, numpy_dtype
 from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import floating, one_dtype, wanted
@@ -96,6 +97,10 @@ def _rms_node(u: OnnxUse) -> str:
     return u("RMSNormalization", x, scale, axis=-1, epsilon=u.attrs["eps"])
 
 
+def _rms_arguments(ins: Sequence[Spec], eps: float, unit_offset: bool, cast_before_scale: bool) -> tuple | None:
+    return (ins[1].shape[0], eps) if cast_before_scale and not unit_offset else None
+
+
 @op("rms_norm")
 class RmsNorm(_Norm):
     """x / √(mean(x², -1) + eps) · w; statistics in float32 or wider (Zhang and Sennrich 2019, eq. 4).
@@ -108,6 +113,7 @@ class RmsNorm(_Norm):
     arity, saves, vm, onnx_23 = 2, Saves(inputs=(0, 1)), forms.RMS_NORM, WholeNode(all_float32, _rms_node)
     attrs = {"eps": Attr(Number, 1e-6), "unit_offset": Attr(bool, False), "cast_before_scale": Attr(bool, True)}
     traits = Traits(scales_rows=True)
+    torch_module = TorchModule("RMSNorm", lambda ins, a: _rms_arguments(ins, **a), {1: "weight"})
 
     def infer(x, w, eps, unit_offset, cast_before_scale):
         floating(one_dtype(x, w))

@@ -23,7 +23,7 @@ from graphwright.ops.onnx import same_operands
 if TYPE_CHECKING:
     from graphwright.array.vm.encode.operands import VmForm
     from graphwright.ops.axes import AxesRule
-    from graphwright.ops.emit import Emit
+    from graphwright.ops.emit import Emit, TorchModule
     from graphwright.ops.onnx import OnnxRow, WholeNode
 
 Attrs = Mapping[str, Any]
@@ -157,6 +157,7 @@ class Op:
     # operands' source texts and attributes -> torch source text, or None for a use without one. Without the field,
     # generated code has the expansion
     emit: Emit | None = None
+    torch_module: TorchModule | None = None  # the op as a call of a module in generated code
     results: tuple[str, ...] = ()  # names of the results in generated code, for ops with several
     # one use of the op -> ONNX nodes of opset 20; see `ops.onnx`. Without the field, exports have the expansion
     onnx: OnnxRow | None = None

@@ -254,7 +254,7 @@ def test_generated_files_are_plain_and_import_only_torch_and_transformers(runs):
 
 
 def text_of(m) -> str:
-    return generate(m.program, "id", ["why"])["modeling_id.py"]
+    return generate(m.program, "id", ["why"]).files["modeling_id.py"]
 
 
 @pytest.mark.deep
@@ -271,14 +271,14 @@ def test_24_unequal_layers_take_less_than_350_lines(tmp_path):
             narrow(m, i)
     text = text_of(m)
     assert len(text.splitlines()) < 350
-    assert text.count("\ndef block_") == 4
+    assert text.count("\nclass Block") == 4
 
 
 def test_equal_blocks_share_one_function_and_become_a_loop(made):
     m = gw.open(made("llama").path)
     text = text_of(m)
-    assert text.count("def block_") == 1
-    assert "for i in range(3):\n            x = block_a(self, i, x, cos, sin, run)" in text
+    assert text.count("class Block") == 1
+    assert "for i in range(3):\n            x = self.model.layers[i](x, cos, sin, run)" in text
 
 
 def test_a_skip_ends_the_loop(made):
@@ -286,7 +286,7 @@ def test_a_skip_ends_the_loop(made):
     skip(m, 0, 2)
     text = text_of(m)
     assert "for i in" not in text
-    assert "block_b(self, 2, layer_1_out, cos, sin, layer_0_out, run)" in text
+    assert "self.model.layers[2](layer_1_out, cos, sin, layer_0_out, run)" in text
 
 
 def test_layers_of_other_widths_share_one_function(made):
@@ -294,8 +294,9 @@ def test_layers_of_other_widths_share_one_function(made):
     for i in range(3):
         narrow(m, i)
     text = text_of(m)
-    assert text.count("def block_") == 1
-    assert '"model.layers.{}.mlp.gate_proj.weight": {0: (71, 48), 1: (69, 48), 2: (67, 48)}' in text
+    assert text.count("class Block") == 1
+    widths = "{0: (nn.Linear, 48, 71, False), 1: (nn.Linear, 48, 69, False), 2: (nn.Linear, 48, 67, False)"
+    assert f'"model.layers.{{}}.mlp.gate_proj": {widths}' in " ".join(text.split()).replace("{ 0:", "{0:")
 
 
 def test_remaining_layers_keep_their_numbers(made, tmp_path):

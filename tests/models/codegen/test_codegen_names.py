@@ -33,7 +33,7 @@ def edited(why: str, name: str, key: str):
 @pytest.mark.parametrize("trap", TRAPS)
 def test_names_and_reasons_never_become_code(trap):
     name = "layers.2." + trap.replace("\n", "").replace(".", "")
-    text = generate(edited(trap, name, "layers.2.extra"), "x", [trap, "@shapes@"])["modeling_x.py"]
+    text = generate(edited(trap, name, "layers.2.extra"), "x", [trap, "@shapes@"]).files["modeling_x.py"]
     tree = ast.parse(text)
     called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
     assert "planted" not in called

@@ -9,10 +9,11 @@ from __future__ import annotations
 import builtins
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import accumulate, groupby
 from keyword import iskeyword, kwlist
 from textwrap import wrap
+from typing import Any
 
 import numpy as np
 
@@ -40,10 +41,10 @@ _HELPERS = (
     wide = x.to(torch.float32)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * wide.to(x.dtype)''',
-    '''def rope_table(positions, frequencies, scale):
+    '''def rope_table(positions, frequencies, scale, run):
     """cos and sin [B, T, d/2] of position times frequency."""
-    angle = positions[..., None].to(torch.float32) * frequencies
-    return angle.cos() * scale, angle.sin() * scale''',
+    angle = positions[..., None].to(frequencies.dtype) * frequencies
+    return (angle.cos() * scale).to(run.dtype), (angle.sin() * scale).to(run.dtype)''',
     '''def rope_dynamic(positions, frequencies, theta, factor, original):
     """Frequencies for the longest position."""
     length, dim = int(positions.max()) + 1, 2 * len(frequencies)
@@ -54,33 +55,78 @@ _HELPERS = (
     '''def rope(x, cos, sin):
     """Rotate pairs half an axis apart; entries after the rotated part stay."""
     half = cos.shape[-1]
-    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+    cos, sin = cos[:, None], sin[:, None]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)''',
     '''def rope_pairs(x, cos, sin):
     """Rotate neighbouring pairs; entries after the rotated part stay."""
     width = 2 * cos.shape[-1]
-    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+    cos, sin = cos[:, None], sin[:, None]
     a, b, rest = x[..., :width:2], x[..., 1:width:2], x[..., width:]
     return torch.cat((torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2), rest), -1)''',
-    '''def attend(q, k, v, run, scale, window=None):
-    """Causal attention with grouped heads; keys and values pass through the cache first."""
-    k, v = run.cached(k, v)
-    queries, keys = q.shape[2], k.shape[2]
-    row = torch.arange(keys - queries, keys, device=q.device)[:, None]
-    column = torch.arange(keys, device=q.device)
-    visible = column <= row
-    if window is not None:
-        visible = visible & (column > row - window)
-    if run.mask is not None:
-        visible = visible & run.mask[:, None, None, -keys:].bool()
-    groups = q.shape[1] // k.shape[1]
-    scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) * scale
-    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v.repeat_interleave(groups, 1)''',
 )
 HELPERS = {text[len("def ") : text.index("(")]: text for text in _HELPERS}
 """Functions that emitted texts call, by name; a file contains the ones it needs."""
+
+_CLASSES = (
+    '''class RMSNorm(nn.Module):
+    """`rms_norm` with its weight."""
+
+    def __init__(self, size, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x):
+        return rms_norm(x, self.weight, self.eps)
+
+    def extra_repr(self):
+        return f"{tuple(self.weight.shape)}, eps={self.eps}"''',
+    '''def eager_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """Attention in separate steps, which also returns its weights [B, H, T, keys]."""
+    key = key.repeat_interleave(module.num_key_value_groups, 1)
+    value = value.repeat_interleave(module.num_key_value_groups, 1)
+    weights = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        weights = weights + attention_mask
+    weights = weights.softmax(-1, dtype=torch.float32).to(query.dtype)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+class Attention(nn.Module):
+    """Causal attention of the implementation in the config, with grouped heads; `window`: keys that a query sees."""
+
+    def __init__(self, groups, scaling, window=None):
+        super().__init__()
+        self.num_key_value_groups, self.scaling, self.sliding_window = groups, scaling, window
+        self.is_causal = True
+
+    def forward(self, q, k, v, run):
+        if run.cache is not None:
+            k, v = run.cache.update(k, v, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        mask = run.masks[self.sliding_window]
+        mask = mask if mask is None else mask.to(q.device)
+        out, weights = attend(self, q, k, v, mask, scaling=self.scaling, sliding_window=self.sliding_window)
+        if run.attentions is not None:
+            run.attentions.append(weights)
+        return out.transpose(1, 2)''',
+)
+CLASSES = {text[text.index("class ") + len("class ") : text.index("(nn.Module)")]: text for text in _CLASSES}
+"""Classes of modules that are not torch's own, by name; a file contains the ones it needs."""
+
+WINDOW = '''class Window:
+    """What the functions of masks read of a config, for one window."""
+
+    def __init__(self, config, size):
+        self._attn_implementation, self.sliding_window = config._attn_implementation, size
+
+
+'''
+
+NO_EMBEDS = """        if input_ids is None:
+            raise ValueError("this model needs input_ids; more than one op reads them")
+"""
 
 MODELING = '''"""A language model whose structure was edited with Graphwright; this file defines its structure.
 
@@ -92,13 +138,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.masking_utils import @masks@
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
+@interface@from transformers.utils import can_return_tuple
 
 from .configuration_@id@ import EditedConfig
-
-# weight -> shape; {} stands for the layer
-SHAPES = {
-@shapes@}
 
 CONSTS = {
 @consts@}
@@ -108,49 +153,72 @@ CONSTS = {
 
 
 class Run:
-    """One forward pass: its sizes, the padding mask, the cache, and how many attention nodes have used that."""
+    """One forward pass: its sizes, dtype, masks by window and cache, and lists of hidden states and attentions."""
 
-    def __init__(self, model, ids, mask, cache):
-        self.B, self.T = ids.shape
-        self.device, self.dtype = model.device, model.dtype
-        self.mask, self.cache, self.count = mask, cache, 0
-
-    def cached(self, k, v):
-        """Keys and values of all positions so far."""
-        if self.cache is None:
-            return k, v
-        self.count += 1
-        return self.cache.update(k, v, self.count - 1)
+    def __init__(self, model, x, masks, cache, hidden, attentions):
+        self.model, self.masks, self.cache, self.hidden, self.attentions = model, masks, cache, hidden, attentions
+        self.B, self.T = x.shape[:2]
+        self.device, self.dtype = x.device, x.dtype if x.is_floating_point() else model.dtype
 
     def const(self, name, dtype=None):
-        """A constant as a tensor, in the dtype it was written with or in another."""
-        values, written = CONSTS[name]
-        return torch.tensor(values, dtype=dtype or written, device=self.device)
+        """A constant, in the dtype it was written with or in another."""
+        return CONSTS[name].to(self.device, dtype)
 
     def zeros(self, shape, dtype):
         """The sum of no terms."""
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
 
-@functions@
+@window@class Layer(GradientCheckpointingLayer):
+    """A layer; its first operand is a hidden state of the model."""
+
+    def __call__(self, *operands):
+        run = operands[-1]
+        if run.hidden is not None:
+            run.hidden.append(operands[0])
+        return super().__call__(*operands)
+
+
+@blocks@
+
+
+# module -> its class and arguments, by layer where they differ; {} stands for the layer
+MODULES = {
+@modules@}
+
+# weight of no such module -> shape
+PARAMETERS = {
+@parameters@}
 
 
 class EditedForCausalLM(PreTrainedModel, GenerationMixin):
-    """Weights under their checkpoint keys, and the forward pass below."""
+    """Modules and weights under their checkpoint keys, and the forward pass below."""
 
     config_class = EditedConfig
-
+    base_model_prefix = ""
+    supports_gradient_checkpointing = True
+    gradient_checkpointing = False
+    _no_split_modules = @no_split@  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = @static@
+@tied@
     def __init__(self, config):
         super().__init__(config)
-        for key, shapes in SHAPES.items():
-            for layer, shape in shapes.items() if isinstance(shapes, dict) else [(None, shapes)]:
-                *path, name = key.format(layer).split(".")
-                module = self
-                for part in path:
-                    if part not in module._modules:
-                        module.add_module(part, nn.Module())
-                    module = module._modules[part]
-                module.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        for name, entry in rows(MODULES):
+            cls, *given = entry if isinstance(entry, tuple) else (entry,)
+            parent, _, child = name.rpartition(".")
+            made = cls(*(getattr(config, a) if isinstance(a, str) else a for a in given))
+            self.get_submodule(parent).add_module(child, made)
+            if isinstance(made, Layer):
+                made.number = int(child)
+        for name, shape in rows(PARAMETERS):
+            parent, _, child = name.rpartition(".")
+            self.get_submodule(parent).register_parameter(child, nn.Parameter(torch.empty(shape)))
+        attentions = [m for m in self.modules() if hasattr(m, "num_key_value_groups")]
+        for index, module in enumerate(attentions):
+            module.config, module.layer_idx = config, index
         self.post_init()
 
     def _init_weights(self, module):
@@ -159,35 +227,67 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
                 nn.init.normal_(weight, std=getattr(self.config, "initializer_range", 0.02))
             else:
                 nn.init.constant_(weight, 0.0 if name == "bias" else 1.0)
+@accessors@
+    @staticmethod
+    def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, position_ids=None, **kwargs):
+        """The mask of each window; generate calls this."""
+        given = (inputs_embeds, attention_mask, past_key_values, position_ids)
+        return {
+            w: @mask@
+            for w in @windows@
+        }
 
-    def logits(self, ids, positions, run):
-        """[B, T, V] of token ids and their positions."""
-@forward@
+    def features(self, @given@, positions, run):
+        """What the head reads [B, T, D], or without a head the logits."""
+@features@
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None,
-                labels=None, logits_to_keep=0, **kwargs):
+    @can_return_tuple
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
+                labels=None, use_cache=None, logits_to_keep=0, output_attentions=None, output_hidden_states=None,
+                **kwargs):
         """As every causal language model of transformers; attention_mask marks left padding with 0."""
-        if input_ids is None:
-            raise ValueError("this model needs input_ids; inputs_embeds are not supported")
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+@refused@        x = @embed@ if inputs_embeds is None else inputs_embeds
         if use_cache is None:
-            use_cache = not self.training and labels is None
+            use_cache = getattr(self.config, "use_cache", True)
+        if self.training and self.gradient_checkpointing:
+            use_cache, past_key_values = False, None
 @cached@        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
-        past = past_key_values.get_seq_length() if use_cache else 0
+            past_key_values = DynamicCache(config=self.config)
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
         if position_ids is None:
-            if attention_mask is not None:
-                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + input_ids.shape[1]]
-            else:
-                position_ids = torch.arange(past, past + input_ids.shape[1], device=input_ids.device)[None]
-        position_ids = position_ids.expand(input_ids.shape)
-        cache = past_key_values if use_cache else None
-        logits = self.logits(input_ids, position_ids, Run(self, input_ids, attention_mask, cache))
+            position_ids = torch.arange(x.shape[1], device=x.device)[None] + past
+            if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
+                counted = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+                position_ids = counted.gather(1, position_ids.expand(x.shape[:2]))
+        position_ids = position_ids.expand(x.shape[:2])
+        masks = attention_mask
+        if not isinstance(masks, dict):
+            sizes = x if x.ndim == 3 else x[..., None].to(self.dtype)
+            masks = self.create_masks_for_generate(self.config, sizes, masks, past_key_values, position_ids)
+        given = ((output_hidden_states, "output_hidden_states"), (output_attentions, "output_attentions"))
+        wanted = [getattr(self.config, name, False) if flag is None else flag for flag, name in given]
+        hidden, attentions = ([] if flag else None for flag in wanted)
+        run = Run(self, x, masks, past_key_values, hidden, attentions)
+        x = self.features(x, position_ids, run)
+@last@        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = @head@
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **kwargs)
-        if logits_to_keep:
-            logits = logits[:, -logits_to_keep:]
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=past_key_values,
+            hidden_states=None if hidden is None else tuple(hidden),
+            attentions=None if attentions is None else tuple(attentions),
+        )
+
+
+def rows(table):
+    """Yield (name, entry) of a table whose entries may differ by layer."""
+    for name, entry in table.items():
+        for layer, own in entry.items() if isinstance(entry, dict) else [(None, entry)]:
+            yield name.format(layer), own
 '''
 
 WIDTH = 120
@@ -195,9 +295,8 @@ MAX_CONST = 4096
 """Largest number of entries of a const in source; larger ones should be params."""
 
 _RESERVED = frozenset(
-    {*dir(builtins), *kwlist, *HELPERS}
-    | {"torch", "F", "nn", "model", "self", "run", "i", "l", "O", "I", "SHAPES", "CONSTS", "Run"}
-    | {"DynamicCache", "EditedConfig", "EditedForCausalLM"}
+    {*dir(builtins), *kwlist, *HELPERS, *CLASSES}
+    | {"torch", "F", "nn", "model", "self", "run", "i", "l", "O", "I", "CONSTS", "Run", "MODULES", "PARAMETERS"}
 )
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _NUMBER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,8})(?=\.)")
@@ -241,23 +340,58 @@ def attributes(start: str, parts: Sequence[str]) -> str | None:
 
 def shape_table(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """Return the source of the table of weight shapes; keys that differ only in the layer number share an entry."""
-    grouped: dict[str, dict[int, tuple[int, ...]]] = {}
-    for key, shape in shapes.items():
-        if found := _NUMBER.search(key):
-            grouped.setdefault(_NUMBER.sub("{}", key, count=1), {})[int(found[0])] = shape
+    return _table({key: repr(shape) for key, shape in shapes.items()})
+
+
+def module_table(modules: Mapping[str, tuple[str, tuple[Any, ...]]]) -> str:
+    """Return the source of the table of modules: path -> (class, arguments); those of all layers share an entry."""
+    return _table({path: f"({', '.join([name, *map(repr, args)])})" if args else name
+                   for path, (name, args) in modules.items()})  # fmt: skip
+
+
+def _table(texts: Mapping[str, str]) -> str:
+    """Return rows `key: text`; keys that differ only in the layer number share a row with {} for the number."""
+    grouped: dict[str, dict[int, str]] = {}
+    for key, text in texts.items():
+        if found := _NUMBER.search(f"{key}."):
+            grouped.setdefault(_NUMBER.sub("{}", f"{key}.", count=1)[:-1], {})[int(found[0])] = text
     rows: dict[str, str] = {}
-    for key, shape in shapes.items():
-        template = _NUMBER.sub("{}", key, count=1)
+    for key, text in texts.items():
+        template = _NUMBER.sub("{}", f"{key}.", count=1)[:-1]
         several = len(grouped.get(template, ())) > 1
-        rows[template if several else key] = _by_layer(grouped[template]) if several else repr(shape)
+        rows[template if several else key] = _by_layer(grouped[template]) if several else text
     return "".join(_entry(json.dumps(key), text) for key, text in rows.items())
 
 
-def _by_layer(layers: Mapping[int, tuple[int, ...]]) -> str:
+def _by_layer(layers: Mapping[int, str]) -> str:
     numbers = sorted(layers)
     if len(set(layers.values())) == 1:
         return f"dict.fromkeys({sequence(numbers)}, {layers[numbers[0]]})"
     return "{" + ", ".join(f"{n}: {layers[n]}" for n in numbers) + "}"
+
+
+def masks(windows: Set[int | None]) -> dict[str, str]:
+    """Return the parts of the template that make the mask of each window, None for full attention."""
+    full, sliding = "create_causal_mask(config, *given)", "create_sliding_window_causal_mask(Window(config, w), *given)"
+    several = {full: None in windows or not windows, sliding: bool(windows - {None})}
+    used = [text for text, wanted in several.items() if wanted]
+    return {
+        "windows": repr(tuple(sorted(windows, key=lambda w: w or 0))),
+        "mask": "\n            if w is None else ".join(used),
+        "masks": ", ".join(text.partition("(")[0] for text in used),
+        "window": WINDOW if sliding in used else "",
+    }
+
+
+def accessors(kind: str, attribute: str, path: str) -> str:
+    """Return the methods by which transformers reads and replaces the `input` or `output` embeddings."""
+    return f'''
+    def get_{kind}_embeddings(self):
+        return {attribute}
+
+    def set_{kind}_embeddings(self, value):
+        self.set_submodule("{path}", value)
+'''
 
 
 def sequence(numbers: Sequence[int]) -> str:
@@ -276,7 +410,7 @@ def const_table(consts: Mapping[str, NDArray]) -> str:
             what = "a const is too large for source code"
             raise ExportLevelImpossible(what, where=path, got=f"{array.size} entries", expected=expected, fix=fix)
         host = array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)
-        rows.append(_entry(json.dumps(path), f"({_nested(host)}, torch.{array.dtype.name})"))
+        rows.append(_entry(json.dumps(path), f"torch.tensor({_nested(host)}, dtype=torch.{array.dtype.name})"))
     return "".join(rows)
 
 

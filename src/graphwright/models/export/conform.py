@@ -20,7 +20,7 @@ from graphwright.array import dtype as named
 from graphwright.autograd import Parameter, Variable
 from graphwright.autograd.variable import remapped
 from graphwright.models.architectures.architecture import Config
-from graphwright.models.codegen.source import LAYER
+from graphwright.models.codegen.modules import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant
 from graphwright.models.export.template_match import TRUNK, TemplateMatch, key_heads, uncast, unit_of
 from graphwright.program.builder import Builder

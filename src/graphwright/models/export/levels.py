@@ -368,12 +368,33 @@ class GeneratedCode(ExportLevel):
         code = {"AutoConfig": f"configuration_{ident}.EditedConfig"}
         code["AutoModelForCausalLM"] = f"modeling_{ident}.EditedForCausalLM"
         fields |= {"architectures": ["EditedForCausalLM"], "model_type": f"graphwright-{ident}"}
-        fields |= {"tie_word_embeddings": False, "num_hidden_layers": max(attentions, 1), "auto_map": code}
+        made = generate(p, ident, edits)
+        fields |= {**self._widths(), **made.config, "num_hidden_layers": max(attentions, 1), "auto_map": code}
         config = (json.dumps(fields, indent=2) + "\n").encode()
         only = {p.key(n) for n in p.params() if n in needed}
         write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only)
-        for name, text in generate(p, ident, edits).items():
+        for name, text in made.files.items():
             (directory / name).write_text(text, encoding="utf-8")
+
+    def _widths(self) -> dict[str, Any]:
+        """Return the config fields of sizes that the program changed: a number, or a list with each layer's.
+
+        A layer has 0 where it lacks the branch with this size, and null where this branch computes something else.
+        """
+        match, found = self.case.match, dict[str, dict[int, int | None]]()
+        for i, (branch, part) in enumerate(zip(match.branches, match.parts, strict=True)):
+            of_branch = {n for path, ts in match.terms.items() if path.startswith(f"{branch.name}.") for t in ts
+                         for n in t.split("*")} & {"heads", "kv_heads", "mlp"}  # fmt: skip
+            missing = None if i in match.mismatched else 0
+            for name in of_branch:
+                found.setdefault(name, {})[branch.layer] = match.sizes[i][name] if part is not None else missing
+        made: dict[str, Any] = {}
+        for name, sizes in found.items():
+            values = [sizes[layer] for layer in sorted(sizes)]
+            if any(v != getattr(match.dims, name) for v in values):
+                made[match.arch.fields[name]] = values if len(set(values)) > 1 else values[0]
+        hidden = match.sizes[TRUNK].get("hidden", match.dims.hidden)
+        return made if hidden == match.dims.hidden else {**made, match.arch.fields["hidden"]: hidden}
 
 
 LEVELS: dict[int, type[ExportLevel]] = {

@@ -19,7 +19,7 @@ from graphwright.array import dtype
 from graphwright.autograd import Parameter
 from graphwright.graph import NodeId
 from graphwright.models.architectures.architecture import Architecture
-from graphwright.models.codegen.source import LAYER
+from graphwright.models.codegen.modules import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant, constants, find_affine_map
 from graphwright.ops import traits
 from graphwright.program.builder import Builder

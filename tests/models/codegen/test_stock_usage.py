@@ -1,0 +1,190 @@
+"""Generated code is used as a stock class: modules, attention implementations, caches, training, resizing, adapters."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import checkpoints
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import graphwright as gw
+from graphwright.nn.functional import cross_entropy
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": 5},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    "qwen3": {"head_dim": 14, "attention_bias": True},
+}
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def exported(request, tmp_path_factory):
+    """A model of a family whose layers have unequal widths, and the directory of its export at level 5."""
+    folder = tmp_path_factory.mktemp(request.param)
+    m = gw.open(checkpoints.make(folder / "source", request.param, **FAMILIES[request.param]).path)
+    m.select("layers.1.mlp").neurons[:9].prune()
+    m.select("layers.0.attn").heads[[0, 1]].prune(ragged=True)
+    m.export(folder / "code", level=5, check="none")
+    return m, folder / "code"
+
+
+@pytest.fixture(autouse=True)
+def _modules(tmp_path_factory, monkeypatch):
+    import transformers
+    from transformers import dynamic_module_utils
+
+    cache = str(tmp_path_factory.getbasetemp() / "hf_modules")
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", cache)
+    monkeypatch.syspath_prepend(cache)
+    transformers.utils.logging.disable_progress_bar()
+
+
+def load(directory, **options) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    options.setdefault("dtype", torch.float32)
+    return AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True, **options).eval()
+
+
+def ids_of(length: int = 11, rows: int = 2) -> np.ndarray:
+    return checkpoints.some_ids((rows, length), seed=3)
+
+
+def test_weights_are_in_the_modules_of_the_stock_class(exported):
+    m, directory = exported
+    model = load(directory)
+    layer = model.model.layers[1]
+    kinds = {"q_proj": layer.self_attn.q_proj, "down_proj": layer.mlp.down_proj, "head": model.lm_head}
+    assert all(type(module) is nn.Linear for module in kinds.values())
+    assert isinstance(model.model.embed_tokens, nn.Embedding)
+    assert type(layer.input_layernorm).__name__ == "RMSNorm"
+    for key, value in model.state_dict().items():
+        if key != "lm_head.weight" or not model.config.tie_word_embeddings:
+            np.testing.assert_array_equal(value.numpy(), m.program.weights.array(key).to_numpy())
+    inner = [model.get_submodule(f"model.layers.{i}.mlp.up_proj").out_features for i in range(3)]
+    heads = [model.get_submodule(f"model.layers.{i}.self_attn.q_proj").out_features for i in range(3)]
+    assert model.config.intermediate_size == inner
+    assert len(set(inner)) == len(set(heads)) == 2
+    assert [h * m.dims.head_dim for h in model.config.num_attention_heads] == heads
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_logits_equal_the_programs(exported, attention):
+    m, directory = exported
+    model, ids = load(directory, attn_implementation=attention), ids_of()
+    mask = np.ones_like(ids)
+    mask[0, :4] = 0
+    with torch.no_grad():
+        found = model(torch.tensor(ids), output_hidden_states=True, output_attentions=attention == "eager")
+        padded = model(torch.tensor(ids), attention_mask=torch.tensor(mask)).logits.numpy()
+        embedded = model(inputs_embeds=model.get_input_embeddings()(torch.tensor(ids))).logits
+    assert checkpoints.relative(found.logits.numpy(), m.logits(ids)) <= 1e-5
+    seen = mask.astype(bool)
+    assert checkpoints.relative(padded[seen], m.logits(ids, mask=mask)[seen]) <= 1e-5
+    torch.testing.assert_close(embedded, found.logits)
+    states = m.program.run(ids=ids, positions=np.broadcast_to(np.arange(11), ids.shape))
+    paths = ["embed", "layers.0.out", "layers.1.out", "norm"]
+    assert len(found.hidden_states) == len(paths)
+    for state, path in zip(found.hidden_states, paths, strict=True):
+        assert checkpoints.relative(state.numpy(), states.value(path).to_numpy()) <= 1e-5
+    if attention == "eager":
+        for weights in found.attentions:
+            torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_greedy_tokens_equal_the_programs(exported, cache):
+    m, directory = exported
+    ids = ids_of(rows=1)
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    made = load(directory).generate(torch.tensor(ids), cache_implementation=cache, **options)
+    assert made[0, 11:].tolist() == list(m.generate(ids[0], 12).ids)
+    beams = load(directory).generate(torch.tensor(ids), num_beams=2, **options)
+    assert beams.shape == made.shape
+
+
+def test_padding_does_not_change_tokens_with_a_static_cache(exported):
+    _, directory = exported
+    model, ids = load(directory), ids_of(rows=1)
+    padded = np.concatenate([np.zeros((1, 3), np.int64), ids], axis=1)
+    mask = torch.tensor([[0] * 3 + [1] * 11])
+    options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    plain = model.generate(torch.tensor(ids), **options)[0, 11:]
+    for cache in ("dynamic", "static"):
+        made = model.generate(torch.tensor(padded), attention_mask=mask, cache_implementation=cache, **options)
+        assert made[0, 14:].tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients_equal_those_of_the_program(exported, checkpointing):
+    m, directory = exported
+    model, ids = load(directory).train(), ids_of()
+    if checkpointing:
+        model.activation_checkpointing_enable()
+    model(torch.tensor(ids), labels=torch.tensor(ids)).loss.backward()
+    p = m.program.fork()
+    feeds = {"ids": ids, "positions": np.ascontiguousarray(np.broadcast_to(np.arange(11), ids.shape))}
+    cross_entropy(p(**feeds)["logits"][:, :-1], gw.tensor(ids[:, 1:])).backward()
+    for key, weight in model.named_parameters():
+        gradient = p.weights[key].grad
+        assert gradient is not None
+        assert checkpoints.relative(weight.grad.numpy(), gradient.numpy()) <= 1e-4, key
+
+
+def test_logits_have_the_dtype_of_the_model(exported):
+    m, directory = exported
+    ids = ids_of()
+    with torch.no_grad():
+        low = load(directory, dtype=torch.bfloat16)(torch.tensor(ids)).logits
+    assert low.dtype is torch.bfloat16
+    assert checkpoints.relative(low.float().numpy(), m.logits(ids)) < 0.05
+
+
+def test_a_wider_vocabulary_survives_saving(exported, tmp_path):
+    _, directory = exported
+    model, ids = load(directory), torch.tensor(ids_of())
+    size = model.config.vocab_size
+    model.resize_token_embeddings(size + 7)
+    model.save_pretrained(tmp_path / "wider")
+    again = load(tmp_path / "wider")
+    assert again.config.vocab_size == size + 7
+    assert again.get_output_embeddings().out_features == size + 7
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits[..., :size], load(directory)(ids).logits)
+
+
+def test_the_forward_pass_is_one_graph(exported):
+    _, directory = exported
+    model, ids = load(directory), torch.tensor(ids_of())
+    whole = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(whole(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # called by peft
+def test_adapters_attach_to_every_matrix(exported):
+    peft = pytest.importorskip("peft", reason="not run: needs peft")
+    _, directory = exported
+    model, ids = load(directory), torch.tensor(ids_of())
+    with torch.no_grad():
+        before = model(ids).logits
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    assert sum(name.endswith("lora_A") for name, _ in adapted.named_modules()) == 3 * 7
+    torch.testing.assert_close(adapted(ids).logits, before)
+
+
+def test_config_lists_the_widths_of_layers(tmp_path):
+    m = gw.open("bundled")
+    m.select("layers.1.mlp").neurons[:200].prune()
+    with m.program.edit("no mlp") as e:
+        e.cut("layers.3.mlp.down -> layers.3.out")
+    m.export(tmp_path / "code", level=5, check="none")
+    config = json.loads((tmp_path / "code" / "config.json").read_text())
+    assert config["intermediate_size"] == [512, 312, 512, 0]
+    assert config["num_attention_heads"] == 6
