@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 class BitsPerByte(Report):
     """Score of a model on a text: bits per byte, nats / (ln 2 · bytes), and perplexity, exp(nats / tokens).
 
-    A format such as `f"{score:.2f}"` applies to both figures. `nats` is Σ -ln p over the scored tokens, `tokens` is their number and `bytes` the length of their text in UTF-8.
+    `nats` is Σ -ln p over the scored tokens, `tokens` is their number and `bytes` the length of their text in UTF-8. A
+    format such as `f"{score:.2f}"` applies to both figures.
     """
 
     bits_per_byte: float
@@ -77,7 +78,7 @@ def perplexity(
     nats, scored, done = 0.0, 0, 0
     while done < len(windows):
         width = len(windows[done][0])
-        chunk = [*takewhile(lambda w: len(w[0]) == width, windows[done : done + batch])]
+        chunk = [*takewhile(lambda w, width=width: len(w[0]) == width, windows[done : done + batch])]
         logits = model.logits(np.stack([ids for ids, _ in chunk]))
         for (ids, first), row in zip(chunk, logits, strict=True):
             nats += float(nll(row[first - 1 : -1], ids[first:]).sum())

@@ -375,13 +375,13 @@ def prune(
 ) -> PruneReport: ...  # fmt: skip
 @overload
 def prune(
-    program: Program | Model, target: SizeBudget, calibration: CalibrationSource | None = None, *, dry_run: Literal[True],
-    progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
+    program: Program | Model, target: SizeBudget, calibration: CalibrationSource | None = None, *,
+    dry_run: Literal[True], progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PrunePlan: ...  # fmt: skip
 @keywords(PruneOptions)
 def prune(
-    program: Program | Model, target: SizeBudget, calibration: CalibrationSource | None = None, *, dry_run: bool = False,
-    progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
+    program: Program | Model, target: SizeBudget, calibration: CalibrationSource | None = None, *,
+    dry_run: bool = False, progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PruneReport | PrunePlan:  # fmt: skip
     """Make a program smaller, in one edit that can be undone.
 
