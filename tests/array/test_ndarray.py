@@ -244,3 +244,15 @@ def test_a_named_size_broadcasts_with_one_and_itself_only() -> None:
         broadcast_shapes(("B",), (3,))
     with pytest.raises(ShapeError):
         broadcast_shapes(("B",), ("C",))
+
+
+def test_one_element_is_formatted_and_rounded_as_a_number():
+    for array in (from_numpy(np.array(2.34567, np.float32)), from_numpy(np.array([2.34567]))):
+        assert (f"{array:.2f}", round(array, 2), round(array)) == ("2.35", pytest.approx(2.35), 2)
+    assert f"{from_numpy(np.array(7)):04d}" == "0007"
+    many = from_numpy(np.ones(3))
+    assert f"{many}" == str(many)
+    with pytest.raises(ShapeError, match="exactly one element"):
+        f"{many:.2f}"
+    with pytest.raises(ShapeError):
+        round(many, 2)

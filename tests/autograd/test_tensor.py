@@ -306,3 +306,16 @@ def test_iteration_follows_the_first_axis() -> None:
     assert gw.compile(lambda t: sum(t))(tensor(x)).numpy().tolist() == x.sum(0).tolist()
     with pytest.raises(UsageError, match="length of a 0-d"):
         list(tensor(np.float32(1.0)))
+
+
+@pytest.mark.parametrize("spec", ["", ".3f", "10.2e", ">12", "+.1%"])
+def test_a_loss_is_formatted_as_in_torch(spec: str):
+    number = np.array(2.345678, np.float32)
+    if spec:
+        assert format(tensor(number), spec) == format(torch.tensor(number), spec)
+    else:
+        assert f"{tensor(number)}" == str(tensor(number))
+    assert round(tensor(number), 2) == round(number.item(), 2)
+    assert format(tensor([number]), ".3f") == "2.346"
+    with pytest.raises(ShapeError, match="exactly one element"):
+        format(ones(3), ".3f")

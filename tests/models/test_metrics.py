@@ -77,3 +77,33 @@ def test_too_short_texts_are_refused(text: str, bytewise: Made) -> None:
 def test_invalid_windows_and_strides_are_refused(window: int, stride: int, bytewise: Made) -> None:
     with pytest.raises(UsageError):
         gw.open(bytewise.path).perplexity(TEXT, window=window, stride=stride)
+
+
+def test_texts_and_ids_are_scored_as_windows_of_their_own(bytewise: Made, tmp_path: Path) -> None:
+    m = gw.open(bytewise.path)
+    parts = [TEXT[:90], TEXT[90:130], TEXT[130:160]]
+    apart = [m.perplexity(part, window=32, stride=16) for part in parts]
+    rows = [list(part.encode()) for part in parts]
+    for given in (parts, rows):
+        done = m.perplexity(given, window=32, stride=16, batch=3)
+        assert done.nats == pytest.approx(sum(one.nats for one in apart), rel=1e-6)
+        assert (done.tokens, done.bytes) == (sum(o.tokens for o in apart), sum(o.bytes for o in apart))
+    ids = np.array(rows[0])
+    for given in (ids, ids[None], gw.tensor(ids), ids.tolist()):
+        assert m.perplexity(given, window=32, stride=16) == apart[0]
+    m.tokenizer = None
+    blind = m.perplexity(ids, window=32, stride=16)
+    assert blind.nats == apart[0].nats
+    assert (blind.bytes, np.isnan(blind.bits_per_byte)) == (0, True)
+    with pytest.raises(UsageError, match="without a tokenizer"):
+        m.perplexity(TEXT)
+    with pytest.raises(PromptError, match="neither text nor token ids"):
+        m.perplexity(np.ones((2, 8)))
+    with pytest.raises(PromptError, match="text 1"):
+        m.perplexity([rows[0], [3]])
+
+
+def test_a_format_applies_to_both_figures(bytewise: Made) -> None:
+    done = gw.open(bytewise.path).perplexity(TEXT[:60])
+    assert f"{done:.2f}".startswith(f"{done.bits_per_byte:.2f} bits per byte (perplexity {done.perplexity:.2f}, ")
+    assert f"{done}" == str(done)

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import graphwright as gw
 from graphwright.errors import UsageError
 from graphwright.models import ConfigError, ModelNotFound, TensorMismatch, UnsupportedArchitecture, UnsupportedDType
+from graphwright.models.architectures.registry import architectures
 from graphwright.safetensors import HeaderError
 
 IDS = some_ids((1, 9))
@@ -170,6 +171,27 @@ def test_unknown_classes_name_similar_ones(copy: Callable[[str], Path]) -> None:
     assert "LlamaForCausalLM" in str(caught.value.expected)
     assert caught.value.where == str(path / "config.json")
     assert "register" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("BertForMaskedLM", None),
+        ("BertModel", None),
+        ("T5ForConditionalGeneration", None),
+        ("LamaForCausalLM", "LlamaForCausalLM"),
+        ("MistralModel", "MistralForCausalLM"),
+        ("Qwen3ForCausalLm", "Qwen3ForCausalLM"),
+    ],
+)
+def test_only_misspelled_classes_get_a_suggestion(name: str, near: str | None, copy: Callable[[str], Path]) -> None:
+    path = copy("llama")
+    edit_config(path, architectures=[name])
+    with pytest.raises(UnsupportedArchitecture) as caught:
+        gw.open(path)
+    families = ", ".join(sorted({a.name for a in architectures().values()}))
+    assert caught.value.expected == families if near is None else near in str(caught.value.expected).split(", ")
+    assert near is None or caught.value.expected != families
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.int64, torch.float8_e4m3fn])

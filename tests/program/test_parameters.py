@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import graphwright as gw
 from graphwright.array import bfloat16, from_numpy
 from graphwright.autograd import tensor
 from graphwright.files import UnreadableFile
@@ -103,3 +104,12 @@ def test_loading_parameters_leaves_forks_and_undo_entries_unchanged(tmp_path: Pa
         e.set_weight("fc.w", array)
     p.undo()
     assert p.weights["fc.w"].data.tobytes() == build(1).weights["fc.w"].data.tobytes()
+
+
+def test_named_parameters_have_params_only() -> None:
+    p = gw.open("bundled").program
+    found = dict(p.named_parameters())
+    assert "rope.frequencies" in p.weights
+    assert found.keys() == p.weights.keys() - {"rope.frequencies"}
+    assert all(found[key] is p.weights[key] for key in found)
+    assert sum(v.size for v in found.values()) == gw.open("bundled").inspect().parameters

@@ -65,6 +65,10 @@ def refused(p, error, change, *, where: str | None = None, fix: str | None = Non
         (BadName, lambda e: e.rename("h", "a\x07"), None, None),
         (BadName, lambda e: e.rename("h", "a\ud800"), None, None),
         (BadName, lambda e: e.rename("h", "x" * 4097), None, None),
+        *(
+            (BadName, lambda e, name=name: e.rename("h", name), None, None)
+            for name in ("a -> b", "a.*", "a[0]", "a[0-3]", "{a,b}", "a}", " a", "a ")
+        ),
         (UnknownNode, lambda e: e.rename("hh", "b"), "hh", "did you mean h"),
         (UnknownNode, lambda e: e.set_weight("h", 0), "h", None),
         (UnknownOp, lambda e: e.add("rellu", "x"), "rellu", None),

@@ -128,3 +128,31 @@ def test_calibration_accepts_samples_of_other_inputs():
     assert cal.held["x"].shape == (10, 2, 9, 9)
     with pytest.raises(UsageError, match="different numbers of samples"):
         sg.Calibration({"x": np.zeros((3, 2)), "z": np.zeros((4, 2))})
+
+
+def test_texts_and_ragged_rows_are_joined_and_cut():
+    tokenizer = gw.open("bundled").tokenizer
+    texts = ["to be, or not to be, " * 20, "that is the question. " * 30]
+    joined = sg.Calibration("".join(texts), 512, 64, tokenizer=tokenizer)
+    rows = [tokenizer.encode(text) for text in texts]
+    for source in (texts, rows, [np.array(row) for row in rows], gw.tensor(np.concatenate(rows))):
+        assert sg.Calibration(source, 512, 64, tokenizer=tokenizer).to_json() == joined.to_json()
+    whole = np.arange(128).reshape(8, 16)
+    for source in (whole, whole.tolist(), gw.tensor(whole)):
+        found = sg.Calibration(source, 999, 4)
+        assert found.width == 16
+
+
+def test_surgery_makes_calibration_data_from_texts_and_ids():
+    text = "What a piece of work is a man, how noble in reason, how infinite in faculty! " * 60
+    model, other = gw.open("bundled"), gw.open("bundled")
+    found = model.prune(sg.Ratio(0.1), text, kinds=("neurons",))
+    data = sg.Calibration(text, tokenizer=other.tokenizer)
+    assert found.calibration == data.to_json()
+    ids = np.array(model.tokenizer.encode(text))
+    assert other.prune(sg.Ratio(0.1), ids, kinds=("neurons",)).calibration == data.to_json()
+    assert model.program.hash() == other.program.hash()
+    rows = sg.compare(model, other, [text[:600], text[600:900]])
+    assert rows.equal
+    with pytest.raises(UsageError, match="without a tokenizer"):
+        sg.prune(other.program, sg.Ratio(0.1), text)

@@ -483,6 +483,14 @@ def test_an_empty_port_does_not_shift_later_operands():
     assert [(f.kind, f.where) for f in diagnose(p)] == [("orphan_source", "h.1.ln_2, port 0")]
 
 
+def test_progress_of_each_part_ends_at_its_total():
+    p, seen = random_decoder("llama"), []
+    assert diagnose(p, inputs=feeds(p), loss=with_loss, progress=seen.append).complete
+    last = {event.what: event for event in seen}
+    assert {"diagnosing", "probe", "gradients"} <= last.keys()
+    assert [e for e in last.values() if e.done != e.total] == []
+
+
 def test_cancelled_diagnoses_are_incomplete_and_invalid_arguments_refused():
     p = random_decoder("llama")
     before, seen = p.state_hash(), []

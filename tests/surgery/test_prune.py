@@ -306,3 +306,11 @@ def test_an_exported_model_loads_in_transformers_with_equal_logits(pruned, tmp_p
     if again is not None:
         np.testing.assert_allclose(again.logits(HELD[:2]), model.logits(HELD[:2]), atol=1e-5)
     assert receipt.to_json()
+
+
+def test_progress_of_each_phase_ends_at_its_total():
+    seen: list[gw.Progress] = []
+    opened().prune(sg.Ratio(0.3), data(512), progress=seen.append)
+    last = {event.what: event for event in seen}
+    assert {"scoring", "restoring"} <= last.keys()
+    assert [e for e in last.values() if e.done != e.total] == []

@@ -26,7 +26,23 @@ class ReadOnlyArray(ComputeError):
 _new = object.__new__
 
 
-class NDArray:
+class OneElement:
+    """Formats and rounds the only element of an array or tensor; several elements raise ShapeError."""
+
+    __slots__ = ()
+
+    def item(self) -> Any:
+        """Return the only element as a Python number. Raises: ShapeError unless there is one element."""
+        raise NotImplementedError
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.item(), digits)
+
+
+class NDArray(OneElement):
     """An n-dimensional array with strides of any sign.
 
     Attributes:
@@ -271,7 +287,9 @@ class NDArray:
         return self.to_numpy(bits=True).tobytes()
 
     def item(self) -> Any:
-        """Return the single element as a Python number."""
+        """Return the only element as a Python number. Raises: ShapeError unless there is one element."""
+        if self.size != 1:
+            raise ShapeError("cannot convert this array to a number", expected="exactly one element", got=self.spec)
         return self.to_numpy("float32" if self.dtype.as_bits else None).item()
 
     def text(self, prefix: str = "") -> str | None:

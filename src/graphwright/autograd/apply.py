@@ -10,6 +10,7 @@ import numpy as np
 
 from graphwright.array import CPU, Device, NDArray, Spec, from_dlpack, from_numpy
 from graphwright.array.dtype import DType, bool_, float32, float64, int64
+from graphwright.array.ndarray import OneElement
 from graphwright.autograd.errors import TraceError
 from graphwright.autograd.inplace import rebind, write_over
 from graphwright.autograd.modes import autocast, grad_mode
@@ -66,7 +67,7 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-class TensorBase:
+class TensorBase(OneElement):
     """A value and the tape node that computed it; `Tensor` adds the methods.
 
     Attributes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from itertools import takewhile
+from math import exp, log, nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import numpy as np
 from graphwright.array import NDArray, bfloat16, from_numpy
 from graphwright.errors import NonFinite, UsageError
 from graphwright.models.errors import PromptError
+from graphwright.models.generation.text import token_rows
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
-from graphwright.models.tokenizer import ByteTokenizer, need_tokenizer
+from graphwright.models.tokenizer import ByteTokenizer, Tokenizer
 from graphwright.ops import call
 from graphwright.program.kinds import STORED
 from graphwright.program.validate import Mismatch
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 class BitsPerByte(Report):
     """Score of a model on a text: bits per byte, nats / (ln 2 · bytes), and perplexity, exp(nats / tokens).
 
-    `nats` is Σ -ln p over the scored tokens, `tokens` is their number and `bytes` the length of their text in UTF-8.
+    `nats` is Σ -ln p over the scored tokens, `tokens` is their number and `bytes` the length of their text in UTF-8. A
+    format such as `f"{score:.2f}"` applies to both figures.
     """
 
     bits_per_byte: float
@@ -42,46 +45,70 @@ class BitsPerByte(Report):
     def __str__(self) -> str:
         return f"{self.bits_per_byte:.4f} bits per byte (perplexity {self.perplexity:.3f}, {self.tokens} tokens)"
 
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        return f"{self.bits_per_byte:{spec}} bits per byte (perplexity {self.perplexity:{spec}}, {self.tokens} tokens)"
+
 
 def perplexity(
-    model: Model, text: str, *, window: int = 256, stride: int = 128, batch: int = 8,
+    model: Model, text: Any, *, window: int = 256, stride: int = 128, batch: int = 8,
     progress: ProgressCallback | None = None,
 ) -> BitsPerByte:  # fmt: skip
-    """Score how well the model predicts a text, in windows of `window` tokens, `stride` apart.
+    """Score how well the model predicts texts, in windows of `window` tokens, `stride` apart.
 
     A window scores the positions that earlier windows did not, each with at least window - stride tokens of context.
-    The first window scores all but its first token.
+    The first window of a text scores all but its first token.
 
-    Raises: PromptError for a text of fewer than two tokens; UsageError for windows that do not overlap.
+    Args:
+        text: a text, a list of texts, ids [T] or [B, T], or a list of rows of ids; each text or row is scored alone.
+            Without a tokenizer the bytes of ids are unknown: `bytes` is 0 and `bits_per_byte` NaN.
+    Raises: PromptError for a text of fewer than two tokens, and for other data; UsageError for windows that do not
+        overlap, and for a text without a tokenizer.
     """
     if not 0 < stride < window:  # the last token of a window predicts the first one that the next window scores
         got = f"window {window}, stride {stride}"
         raise UsageError("the windows do not overlap or do not advance", expected="0 < stride < window", got=got)
-    tokenizer = need_tokenizer(model)
-    ids = np.asarray(tokenizer.encode(text), np.int64)
-    if len(ids) < 2:
-        raise PromptError("the text is too short to score", expected="at least two tokens", got=f"{len(ids)} tokens")
-    window = min(window, len(ids))
-    starts = list(range(0, max(len(ids) - window, 0) + 1, stride))
-    if starts[-1] + window < len(ids):
-        starts.append(len(ids) - window)
-    nats, scored, upto = 0.0, 0, 1
-    for at in range(0, len(starts), batch):
-        chunk = starts[at : at + batch]
-        logits = model.logits(np.stack([ids[s : s + window] for s in chunk]))
-        for start, row in zip(chunk, logits, strict=True):
-            first = upto - start  # the first position that no earlier window scored
-            targets = ids[start + first : start + window]
-            nats += float(nll(row[first - 1 : window - 1], targets).sum())
-            scored += len(targets)
-            upto = start + window
+    rows = token_rows(text, model.tokenizer)
+    for i, ids in enumerate(rows or [np.empty(0)]):
+        if len(ids) < 2:
+            raise PromptError("the text is too short to score", where=f"text {i}", expected="at least two tokens",
+                              got=f"{len(ids)} tokens")  # fmt: skip
+    windows = _overlapping(rows, window, stride)
+    nats, scored, done = 0.0, 0, 0
+    while done < len(windows):
+        width = len(windows[done][0])
+        chunk = [*takewhile(lambda w, width=width: len(w[0]) == width, windows[done : done + batch])]
+        logits = model.logits(np.stack([ids for ids, _ in chunk]))
+        for (ids, first), row in zip(chunk, logits, strict=True):
+            nats += float(nll(row[first - 1 : -1], ids[first:]).sum())
+            scored += len(ids) - first
+        done += len(chunk)
         if progress is not None:
-            facts = {"bits per byte": nats / log(2) / max(scored, 1)}
-            progress(Progress("scoring", min(at + batch, len(starts)), len(starts), facts))
-    size = scored
-    if not isinstance(tokenizer, ByteTokenizer):
-        size = len(tokenizer.decode(ids[1:].tolist(), skip_special_tokens=False).encode())
-    return BitsPerByte(nats / (log(2) * size), exp(min(nats / scored, 700)), nats, scored, size)
+            progress(Progress("scoring", done, len(windows), {"bits per byte": nats / log(2) / max(scored, 1)}))
+    size = _bytes(rows, model.tokenizer)
+    return BitsPerByte(nats / (log(2) * size) if size else nan, exp(min(nats / scored, 700)), nats, scored, size)
+
+
+def _overlapping(rows: Sequence[np.ndarray], window: int, stride: int) -> list[tuple[np.ndarray, int]]:
+    """Cut rows of ids into windows; with each, the index of its first token that no earlier window of the row has."""
+    found = []
+    for ids in rows:
+        width, upto = min(window, len(ids)), 1
+        starts = [*range(0, len(ids) - width + 1, stride)]
+        if starts[-1] + width < len(ids):
+            starts.append(len(ids) - width)
+        for start in starts:
+            found.append((ids[start : start + width], upto - start))
+            upto = start + width
+    return found
+
+
+def _bytes(rows: Sequence[np.ndarray], tokenizer: Tokenizer | None) -> int:
+    """Return the UTF-8 length of the scored tokens, which are all but the first of each row; 0 without a tokenizer."""
+    if tokenizer is None or isinstance(tokenizer, ByteTokenizer):
+        return 0 if tokenizer is None else sum(len(ids) - 1 for ids in rows)
+    return sum(len(tokenizer.decode(ids[1:].tolist(), skip_special_tokens=False).encode()) for ids in rows)
 
 
 def nll(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:

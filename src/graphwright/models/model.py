@@ -218,6 +218,10 @@ class Model:
         """Iterate over the trainable variables; see `Program.parameters`."""
         return self.program.parameters()
 
+    def named_parameters(self) -> Iterator[tuple[str, Variable]]:
+        """Iterate over (checkpoint key, variable) of all params; see `Program.named_parameters`."""
+        return self.program.named_parameters()
+
     def variables(self) -> dict[str, Variable]:
         """Return the params and states as a dict from key to variable."""
         return self.program.variables()

@@ -318,7 +318,7 @@ class OpGraph:
     def check_name(self, name: str) -> None:
         """Raise BadName for a name that is not a dotted path, NameTaken for one in use."""
         if not is_name(name):
-            expected = "a dotted path without empty segments or control characters"
+            expected = "a dotted path without empty segments, control characters, `->` and the characters of patterns"
             raise BadName("invalid node name", expected=expected, got=repr(name)[:80])
         if name in self._names:
             raise NameTaken("another node has this name", where=name, fix="pass another name=, or rename the old one")
@@ -347,12 +347,15 @@ def _closure(nodes: Iterable[NodeId], neighbours: Callable[[NodeId], Iterable[No
     return seen
 
 
-_FORBIDDEN = re.compile("[\x00-\x1f\ud800-\udfff]")
+_FORBIDDEN = re.compile(r"[\x00-\x1f\ud800-\udfff*\[{}]|->|^\s|\s$")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def is_name(name: object) -> bool:
-    """Return True for a dotted path of at most 4096 characters, without empty segments or control characters."""
+    """Return True for a dotted path of at most 4096 characters that patterns and `source -> target` can address.
+
+    It has no empty segments, control characters, `->`, any of `*[{}`, or space at an end.
+    """
     if not isinstance(name, str) or not 0 < len(name) <= 4096 or not all(name.split(".")):
         return False
     return _FORBIDDEN.search(name) is None

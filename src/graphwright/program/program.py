@@ -21,7 +21,7 @@ from graphwright.program.editing.journal import Journal
 from graphwright.program.editing.replace import expand, extract
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.exclusive import exclusive, exclusively
-from graphwright.program.files.parameters import load_parameters, save_parameters
+from graphwright.program.files.parameters import load_parameters, parameters_of, save_parameters
 from graphwright.program.files.save import save
 from graphwright.program.fork import at, fork
 from graphwright.program.gates import gates
@@ -117,6 +117,13 @@ class Program(OpGraph):
         """Iterate over the trainable variables for an optimizer, in creation order; a tied variable occurs once."""
         found = (self.weights[self.key(n)] for n in self.params() if self.attrs(n).get("trainable", True))
         return iter(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
+
+    def named_parameters(self) -> Iterator[tuple[str, Variable]]:
+        """Iterate over (checkpoint key, variable) of all params, trained or frozen, in topological order.
+
+        A tied param occurs once. Unlike `weights`, this leaves out states, and consts such as the frequencies of RoPE.
+        """
+        return iter(parameters_of(self).items())
 
     def variables(self) -> dict[str, Variable]:
         """Map checkpoint key to variable for all params and states, as saved with the state of a training run."""

@@ -95,7 +95,10 @@ def as_array(value: Any, kind: Any = None) -> NDArray:
 
 
 class Weights(Mapping[str, Variable]):
-    """Maps each key, the name of the tensor in the checkpoint, to its Variable."""
+    """Maps each key, the name of the tensor in the checkpoint, to its Variable.
+
+    It also has states, and consts that are in no checkpoint; `Program.named_parameters` has only params.
+    """
 
     def __init__(self) -> None:
         self._variables: dict[str, Variable] = {}

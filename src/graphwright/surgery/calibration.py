@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import NDArray
+from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.models.generation.text import check_ids, vocabulary
+from graphwright.models.generation.text import check_ids, token_rows, vocabulary
 from graphwright.program.kinds import INPUT
 from graphwright.program.run import run_nodes
 
@@ -45,8 +46,9 @@ class Calibration:
     """Windows of data: some to learn from, others to measure on.
 
     Args:
-        source: token ids [N], which are cut into windows; windows [n, T]; a text, which needs a `tokenizer`; or, for
-            programs with other inputs, arrays by input name whose first dimension counts samples.
+        source: token ids [N], which are cut into windows; windows [n, T]; a text, a list of texts or of rows of
+            different lengths, which are joined and cut, where texts need a `tokenizer`; or, for programs with other
+            inputs, arrays by input name whose first dimension counts samples.
         max_tokens: largest number of tokens to learn from (of samples, if `source` is arrays by input name).
         context: tokens per window, where `source` is a text or ids [N].
         seed: seed of the random choice of windows, which draws without replacement.
@@ -67,7 +69,7 @@ class Calibration:
         for name, given in (("max_tokens", max_tokens), ("context", context)):
             if given < 1:
                 raise UsageError(f"{name} is too small", where=name, expected=">= 1", got=given)
-        found, width = _windows(source, context, tokenizer)
+        found, width = windows_of(source, context, tokenizer)
         order = np.random.default_rng(seed).permutation(_count(found))
         most = max(max_tokens // width, 1)
         if held_out is None:
@@ -75,7 +77,7 @@ class Calibration:
             self.held = _take(found, order[len(order) - spare :])
             order = order[: len(order) - spare]
         else:
-            other = _windows(held_out, context, tokenizer)[0]
+            other = windows_of(held_out, context, tokenizer)[0]
             drawn = np.random.default_rng(seed).permutation(_count(other))[: max(most // 2, 1)]
             self.held = _take(other, np.sort(drawn))
         self.windows = _take(found, np.sort(order[:most]))
@@ -88,21 +90,19 @@ class Calibration:
 
     @staticmethod
     def of(
-        model: Model, text: str | None = None, max_tokens: int = 8192, context: int = 512, seed: int = 0, *,
+        model: Model, text: Any = None, max_tokens: int = 8192, context: int = 512, seed: int = 0, *,
         held_out: Any = None,
     ) -> Calibration:  # fmt: skip
-        """Build calibration data from a text; by default from the bundled text, whose second half is held out.
+        """Build calibration data from any `source`; by default from the bundled text, whose second half is held out.
 
-        Raises: UsageError for a model without a tokenizer.
+        Raises: UsageError for a text and a model without a tokenizer.
         """
         from graphwright.models.bundled import pydoc_split
-        from graphwright.models.tokenizer import need_tokenizer
 
-        tokenizer = need_tokenizer(model)
         if text is None:
             text, held = pydoc_split()
             held_out = held if held_out is None else held_out
-        return Calibration(text, max_tokens, context, seed, held_out=held_out, tokenizer=tokenizer)
+        return Calibration(text, max_tokens, context, seed, held_out=held_out, tokenizer=model.tokenizer)
 
     @property
     def tokens(self) -> int:
@@ -150,6 +150,17 @@ class Calibration:
 
     def __repr__(self) -> str:
         return f"Calibration({self.tokens} tokens in windows of {self.width}, {_count(self.held)} windows held out)"
+
+
+CalibrationSource = Calibration | str | Sequence[Any] | np.ndarray | NDArray | Tensor | Mapping[str, Any]
+"""Calibration data, or a source to make them from."""
+
+
+def calibration_of(program: Program | Model, source: CalibrationSource | None) -> Calibration | None:
+    """Return calibration data or None unchanged; make data from another source, with the tokenizer of a model."""
+    if source is None or isinstance(source, Calibration):
+        return source
+    return Calibration(source, tokenizer=getattr(program, "tokenizer", None))
 
 
 class Stream:
@@ -219,7 +230,7 @@ def digests(windows: Mapping[str, np.ndarray]) -> list[str]:
     return [sha256(b"".join(c[i].tobytes() for c in columns)).hexdigest() for i in range(_count(windows))]
 
 
-def _windows(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.ndarray], int]:
+def windows_of(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.ndarray], int]:
     """Cut a source into windows. Returns: a dict of arrays by input name; tokens per window (1 for a mapping)."""
     if isinstance(source, Mapping):
         found = {str(name): np.asarray(a) for name, a in source.items()}
@@ -229,19 +240,14 @@ def _windows(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.nd
         if not found or not _count(found):
             raise UsageError("the calibration data are empty", expected="at least one sample per input", got=shapes)
         return found, 1
-    if isinstance(source, str):
-        if tokenizer is None:
-            raise UsageError("a text was given without a tokenizer", fix="call Calibration.of(model, text)")
-        source = tokenizer.encode(source)
-    if not (ids := np.asarray(source)).size:
+    rows = token_rows(source, tokenizer)
+    if not sum(map(len, rows)):
         raise UsageError("the calibration data are empty", expected="at least one token")
-    if ids.ndim == 1:
+    if len({*map(len, rows)}) > 1 or np.ndim(source) < 2:
+        ids = np.concatenate(rows)
         width = min(context, len(ids))
-        ids = ids[: len(ids) // width * width].reshape(-1, width)
-    if ids.ndim != 2 or ids.dtype.kind not in "iu":
-        raise UsageError("the calibration data are not token ids", expected="integers [N] or [windows, tokens]",
-                         got=f"{ids.dtype} {ids.shape}")  # fmt: skip
-    return {"ids": np.ascontiguousarray(ids, np.int64)}, ids.shape[1]
+        return {"ids": ids[: len(ids) // width * width].reshape(-1, width)}, width
+    return {"ids": np.stack(rows)}, len(rows[0])
 
 
 def _take(found: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:

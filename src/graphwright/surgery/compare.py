@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import ShapeError
 from graphwright.models.metrics import nll
 from graphwright.report import Report, table
-from graphwright.surgery.calibration import Calibration, Stream, chunked
+from graphwright.surgery.calibration import Calibration, Stream, chunked, windows_of
 from graphwright.surgery.matrices import program_of
 from graphwright.surgery.measure import Drift, scores_tokens
 
@@ -74,12 +74,13 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
 
     Args:
         a, b: programs or models with the same inputs and outputs.
-        inputs: windows of token ids [n, T], arrays by input name, or a `Calibration`, whose held-out windows are used.
+        inputs: token ids [N] or windows [n, T], a text or texts, arrays by input name, or a `Calibration`, whose
+            held-out windows are used.
         prompts: number of windows whose first 8 tokens both programs continue greedily.
     Raises: ShapeError if the outputs have different shapes; UsageError if there are no inputs.
     """
     p, q = program_of(a), program_of(b)
-    feeds = _feeds(p, inputs)
+    feeds = _feeds(p, inputs, getattr(a, "tokenizer", None) or getattr(b, "tokenizer", None))
     ours, theirs = dict(p.constants()), dict(q.constants())
     common = [k for k in ours if k in theirs]
     reshaped = tuple(k for k in common if ours[k].shape != theirs[k].shape)
@@ -88,16 +89,10 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
                             reshaped)  # fmt: skip
 
 
-def _feeds(p: Program, inputs: Any) -> list[dict[str, np.ndarray]]:
+def _feeds(p: Program, inputs: Any, tokenizer: Any) -> list[dict[str, np.ndarray]]:
     if isinstance(inputs, Calibration):
         return inputs.feeds(p, held=True)
-    if isinstance(inputs, Mapping):
-        rows = {str(k): np.asarray(v) for k, v in inputs.items()}
-    else:
-        rows = {"ids": np.atleast_2d(np.asarray(inputs))} if np.size(inputs) else {}
-    if not rows:
-        raise UsageError("no inputs were given for the comparison", expected="ids [n, T], or arrays by name")
-    return chunked(p, rows, 4)
+    return chunked(p, windows_of(inputs, 512, tokenizer)[0], 4)
 
 
 def _outputs(p: Program, q: Program, feeds: Sequence[Mapping[str, np.ndarray]], prompts: int) -> dict[str, Any]:
@@ -123,7 +118,7 @@ def _outputs(p: Program, q: Program, feeds: Sequence[Mapping[str, np.ndarray]], 
 def _greedy(p: Program, ids: np.ndarray) -> list[int]:
     """Return the 16 tokens that greedy decoding appends to a prompt."""
     for _ in range(GREEDY):
-        feeds = _feeds(p, ids[None])
+        feeds = chunked(p, {"ids": ids[None]}, 1)
         ids = np.append(ids, int(next(Stream(p, feeds).outputs("logits"))[0, -1].argmax()))
     return ids[-GREEDY:].tolist()
 

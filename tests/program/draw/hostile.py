@@ -12,16 +12,16 @@ NAMES = (
     "back\\slash",
     "ends with \\",
     "]]>",
-    "--><!--",
+    "--!><!--",
     "\u05e9\u05dc\u05d5\u05dd",
     "\u202egnirts",
     "zero\u200bwidth",
-    "del\x7f\x85",
+    "del\x85\x7f",
     "\ufffe\uffff",
     "emoji \U0001f9e0",
     "\u6f22\u5b57",
-    "{record|<p>}",
-    "%s %n $x ${y}",
+    "record|<p>",
+    "%s %n $x",
     "x" * 4000,
     "<img src=x onerror=alert(1)>",
 )
@@ -35,5 +35,5 @@ def hostile() -> Program:
         h = b.tanh(h, name=name)
         if len(name) < 40:
             h = b.relu(h, name=f"m {name}.inner {name}")
-    b.output(h, '"]; evil [label="\ud800')
+    b.output(h, '"]; evil [label="{record|<p>} ${y} --><!--\ud800')
     return b.build()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.metadata import entry_points
@@ -35,7 +36,7 @@ def architectures() -> Mapping[str, Architecture]:
 
 
 def find(config: Config) -> Architecture:
-    """Find the family of a config. Raises: UnsupportedArchitecture naming similar classes."""
+    """Find the family of a config. Raises: UnsupportedArchitecture naming likely misspellings, else all families."""
     known = architectures()
     classes = [] if config.get("architectures") is None else config["architectures"]
     if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
@@ -44,7 +45,7 @@ def find(config: Config) -> Architecture:
     for name in wanted:
         if name in known:
             return known[name]
-    near = get_close_matches(wanted[0], known, 3, 0.3)
+    near = _similar(wanted[0], known)
     fix = "add it with graphwright.models.register(Architecture(...)); `graphwright inspect` works without it"
     if str(config.get("model_type")).startswith("graphwright-"):
         fix = "this is an export with generated code, for transformers; to edit further, open a directory of model.save"
@@ -54,6 +55,14 @@ def find(config: Config) -> Architecture:
                                   fix=fix)  # fmt: skip
 
 
+def _similar(wanted: str, known: Mapping[str, Architecture]) -> list[str]:
+    """Return up to three classes or model types whose name before the task (`ForCausalLM`) is almost `wanted`'s."""
+    stems = {name: _TASK.split(name)[0].lower() for name in (wanted, *known)}
+    close = get_close_matches(stems.pop(wanted), stems.values(), 3, 0.85)
+    return get_close_matches(wanted, [name for name, stem in stems.items() if stem in close], 3, 0.5)
+
+
+_TASK = re.compile("For[A-Z]|LMHead|Model")
 _entry_points_loaded = False
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.errors import UsageError
 from graphwright.models.errors import PromptError
 from graphwright.models.tokenizer import ByteTokenizer, Tokenizer, need_tokenizer
 from graphwright.ops import traits
@@ -89,6 +90,27 @@ def prompt_ids(model: Model, prompt: Any) -> np.ndarray:
         raise PromptError("generate was given several prompts", expected="ids [T]", got=f"{len(batch)} rows",
                           fix="call generate for each; generate_many gives several samples of one prompt")  # fmt: skip
     return batch[0]
+
+
+def token_rows(source: Any, tokenizer: Tokenizer | None) -> list[np.ndarray]:
+    """Convert a text, a list of texts, ids [T] or [B, T], or a list of rows of ids to rows of int64 [T].
+
+    Raises: PromptError for anything else; UsageError for a text without a tokenizer.
+    """
+    texts = [source] if isinstance(source, str) else source
+    if isinstance(texts, Sequence) and texts and all(isinstance(text, str) for text in texts):
+        if tokenizer is None:
+            raise UsageError("a text was given without a tokenizer", fix="pass a model that has one, or token ids")
+        return [np.asarray(tokenizer.encode(text), np.int64) for text in texts]
+    try:
+        rows = [*np.atleast_2d(np.asarray(source))]
+    except ValueError:  # rows of different lengths
+        rows = [np.asarray(row) for row in source]
+    for i, row in enumerate(rows):
+        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+            raise PromptError("neither text nor token ids", where=f"row {i}", got=f"{row.dtype} {list(row.shape)}",
+                              expected="a text, a list of texts, or integers [T] or [B, T]")  # fmt: skip
+    return [np.ascontiguousarray(row, np.int64) for row in rows]
 
 
 _UNFINISHED = "\ufffd"

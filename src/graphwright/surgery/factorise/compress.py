@@ -17,7 +17,7 @@ from graphwright.settings import AtLeastOne, AtLeastTwo, Count, Settings
 from graphwright.signatures import keywords
 from graphwright.surgery import matrices as mx
 from graphwright.surgery.budgets import Bytes, Energy, Error, MatrixBudget, Params, Ratio
-from graphwright.surgery.calibration import Calibration, MissingCalibration
+from graphwright.surgery.calibration import Calibration, CalibrationSource, MissingCalibration, calibration_of
 from graphwright.surgery.errors import CompressionWouldGrow, check_choices
 from graphwright.surgery.factorise.chain import attach, flops
 from graphwright.surgery.factorise.factors import Factors, as_stored, compression_ratio, parameters, reconstruct
@@ -95,7 +95,7 @@ class _Subject:
 @keywords(CompressOptions)
 def compress(
     program: Program | Model, where: str | Selection, method: str = "best", budget: MatrixBudget | None = None, *,
-    calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
+    calibration: CalibrationSource | None = None, dry_run: bool = False, keep_partial: bool = False,
     progress: ProgressCallback | None = None, **options: Unpack[CompressKeywords],
 ) -> CompressionReport:  # fmt: skip
     """Replace matrices by factors with fewer parameters, in one edit that `program.undo()` reverts.
@@ -107,7 +107,7 @@ def compress(
             train and ring; `best`: per matrix, the method of fewest parameters (for a size budget: of least error).
         budget: `Error(e)` or `Energy(share)` of each matrix; or `Ratio`, `Params` or `Bytes` of all selected matrices
             together; each unit of rank goes where it saves most error per parameter. `Energy(0.99)` by default.
-        calibration: data on which output errors and drift are measured.
+        calibration: data, or a text, texts or ids, on which output errors and drift are measured.
         dry_run: compress a copy and return its report, not a plan as `prune` does; leave the program unchanged.
         keep_partial: on Ctrl-C or lack of memory keep the finished matrices; otherwise nothing changes.
         progress: called with `Progress` per matrix.
@@ -117,6 +117,7 @@ def compress(
     """
     given, p = CompressOptions(**options), mx.program_of(program)
     wanted = Energy() if budget is None else budget
+    calibration = calibration_of(program, calibration)
     names = _methods(method, calibration)
     if not isinstance(wanted, MatrixBudget):
         raise UsageError("compress does not support this kind of budget", where="budget",

@@ -29,7 +29,7 @@ from graphwright.surgery.findings import (
     siblings,
     tensors,
 )
-from graphwright.surgery.findings.diagnosis import Diagnosis, DiagnosisCancelled, Probe, stepper
+from graphwright.surgery.findings.diagnosis import Diagnosis, DiagnosisCancelled, Probe, stepped, stepper
 from graphwright.surgery.findings.effects import TARGETS
 from graphwright.surgery.findings.finding import Finding, Findings, Limits
 
@@ -171,8 +171,7 @@ def diagnose(
     found: dict[tuple[str, str], Finding] = {}
     complete = False
     with suppress(DiagnosisCancelled):
-        for at, rule in enumerate(asked):
-            step("diagnosing", at, len(asked))
+        for rule in stepped(step, "diagnosing", asked):
             _ask(d, rule, found)
         complete = True
     ordered = sorted(found.values(), key=lambda f: -f.severity)

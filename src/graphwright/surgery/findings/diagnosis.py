@@ -6,8 +6,8 @@ further defects. The diagnosed program is not changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -98,10 +98,21 @@ def stepper(progress: ProgressCallback | None, cancel: Callable[[], bool] | None
     def step(what: str, done: int, total: int) -> None:
         if progress is not None:
             progress(Progress(what, done, total))
-        if cancel is not None and cancel():
+        if cancel is not None and done < total and cancel():
             raise DiagnosisCancelled
 
     return step
+
+
+_Item = TypeVar("_Item")
+
+
+def stepped(step: Step, what: str, items: Sequence[_Item]) -> Iterator[_Item]:
+    """Iterate over items, and report progress before each of them and after the last."""
+    for at, item in enumerate(items):
+        step(what, at, len(items))
+        yield item
+    step(what, len(items), len(items))
 
 
 class Probe:
@@ -128,6 +139,7 @@ class Probe:
             twin = p.fork()
             name = self.loss(twin) if callable(self.loss) else self.loss
             self._run = p, p.version, twin.run(self.inputs), name
+            self.step("probe", 1, 1)
         return self._run
 
     def gradients(self, p: Program, wrt: Sequence[Value]) -> dict[Value, np.ndarray]:
@@ -137,4 +149,5 @@ class Probe:
             return {}
         self.step("gradients", 0, 1)
         found = made.grad(loss, list(wrt))
+        self.step("gradients", 1, 1)
         return {v: g.to_numpy("float64") for v, g in zip(wrt, found, strict=True)}

@@ -12,7 +12,7 @@ import numpy as np
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.weights import as_array
-from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.findings.diagnosis import Diagnosis, stepped
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, cut
 from graphwright.surgery.findings.heads import HeadProjection, attention_parts
 from graphwright.surgery.findings.tensors import restore
@@ -43,8 +43,7 @@ def harmful_block(d: Diagnosis) -> Iterator[Finding]:
         return
     edges = [e for n in p.junctions() if p.graph.in_degree(n) > 1 for e in p.in_edges(n) if _block(p, e)]
     found: list[tuple[float, float, EdgeId]] = []
-    for at, edge in enumerate(edges):
-        probe.step("testing blocks", at, len(edges))
+    for edge in stepped(probe.step, "testing blocks", edges):
         effect = _token_losses(d, _without(d, edge)) - before
         if error := float(effect.std(ddof=1) / np.sqrt(effect.size)):
             found.append((float(effect.mean()) / error, error, edge))

@@ -13,7 +13,7 @@ from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import CONST, PARAM
 from graphwright.program.op_graph import Value
 from graphwright.program.weights import as_array
-from graphwright.surgery.findings.diagnosis import Diagnosis, Probe
+from graphwright.surgery.findings.diagnosis import Diagnosis, Probe, stepped
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, cut
 from graphwright.surgery.findings.wiring import BLOCK_NUMBER, shifted, template
 from graphwright.surgery.walks import flood
@@ -157,8 +157,7 @@ def redundant(d: Diagnosis) -> Iterator[Finding]:
             weight[edge] = abs(float((slopes[Value(node)] * message).sum()))
     top = max(weight.values(), default=0.0)
     suspects = sorted((e for e, x in weight.items() if x <= _SCREEN * top), key=weight.__getitem__)[:_MOST]
-    for at, edge in enumerate(suspects):
-        probe.step("testing edges", at, len(suspects))
+    for edge in stepped(probe.step, "testing edges", suspects):
         if not _starts_at_zero(p, edge) and (moved := _moved(p, probe, run, edge)) < d.limits.redundant:
             yield Finding.of(p, "redundant", Severity.INFO, "the edge affects no output", p.graph.source(edge),
                              edges=(edge,), where=p.path(edge), got=f"{moved:.3g} of the largest entry",

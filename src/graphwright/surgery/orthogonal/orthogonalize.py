@@ -24,7 +24,7 @@ from graphwright.report import Report, plain, table
 from graphwright.settings import Settings
 from graphwright.signatures import keywords
 from graphwright.surgery import matrices as mx
-from graphwright.surgery.calibration import Calibration
+from graphwright.surgery.calibration import CalibrationSource, calibration_of
 from graphwright.surgery.errors import NotAbsorbable, check_choices
 from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import LowRank
@@ -291,7 +291,7 @@ class _Solved(NamedTuple):
 @keywords(OrthogonalizeOptions)
 def orthogonalize(
     program: Program | Model, where: str | Selection | Units, method: str = "polar", *,
-    calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
+    calibration: CalibrationSource | None = None, dry_run: bool = False, keep_partial: bool = False,
     progress: ProgressCallback | None = None, **options: Unpack[OrthogonalizeKeywords],
 ) -> OrthoReport:  # fmt: skip
     """Replace matrices by their orthonormal factors, in one edit that `program.undo()` reverts.
@@ -304,7 +304,7 @@ def orthogonalize(
         where: pattern of linear maps, a selection, or units (`program.select("layers.1.attn").heads[3]`), which are
             processed head by head; the bytes of other heads stay the same.
         method: `polar`, the nearest factor; `qr`, the cheapest; `newton_schulz`, `polar` by matrix products only.
-        calibration: data on which drift is predicted and measured.
+        calibration: data, or a text, texts or ids, on which drift is predicted and measured.
         dry_run: edit a copy and return its report, not a plan as `prune` does; leave the program unchanged.
         keep_partial: on Ctrl-C or lack of memory keep the finished matrices; otherwise nothing changes.
         progress: called with `Progress` per matrix.
@@ -317,6 +317,7 @@ def orthogonalize(
     if given.fold == "absorb":
         for m in matrices:
             neighbour(p, m)
+    calibration = calibration_of(program, calibration)
     grams = mx.input_grams(p, matrices, calibration) if calibration is not None else {}
     given = replace(given, per="head") if parts else given
     found = OrthoReport(method=method, dry_run=dry_run, options=plain(given), skipped=skipped)

@@ -28,7 +28,14 @@ from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
 from graphwright.signatures import keywords
 from graphwright.surgery.budgets import SizeBudget
-from graphwright.surgery.calibration import Calibration, CalibrationTooSmall, MissingCalibration, Stream
+from graphwright.surgery.calibration import (
+    Calibration,
+    CalibrationSource,
+    CalibrationTooSmall,
+    MissingCalibration,
+    Stream,
+    calibration_of,
+)
 from graphwright.surgery.matrices import program_of
 from graphwright.surgery.measure import compare_speed, figures, loss, scores_tokens
 from graphwright.surgery.pruning import prunable as pr
@@ -134,6 +141,8 @@ class Pruner:
             value = after
             done = len(attempt.steps)
             self.progress(Progress("modules", done, len(found) + done, {"loss": value}))
+        if done := len(attempt.steps):
+            self.progress(Progress("modules", done, done, {"loss": value}))
         if not attempt.steps and not whole:
             attempt.given_up = "no module fits into this share"
         elif best is not None and best.calibration_loss is not None and value >= best.calibration_loss:
@@ -165,7 +174,6 @@ class Pruner:
             weighed = importance(p, axes, self.feeds, criterion)
         stream, curves = Stream(p, self.feeds), []
         for i, axis in enumerate(axes):
-            self.progress(Progress("scoring", i, len(axes)))
             moments: Sequence[Gram | None] = [None] * len(axis.consumers)
             scales = None
             if criterion.needs == "moments":
@@ -177,6 +185,7 @@ class Pruner:
             cost = unit_cost(footprint, self.goal.of, axis.name, axis.size)
             curves.append(Curve(axis.name, axis.group.kind, axis.size, growth, cost))
             del moments  # free them before those of the next layer are made
+            self.progress(Progress("scoring", i + 1, len(axes)))
         return curves
 
     def _cut_all(self, attempt: Attempt, axes: Sequence[PrunableAxis], kept: Mapping[str, int]) -> None:
@@ -189,7 +198,6 @@ class Pruner:
         criterion = CRITERIA[o.method]
         weighed = importance(p, cut, self.feeds, criterion) if criterion.needs == "gradients" else None
         for i, name in enumerate(names):
-            self.progress(Progress("restoring" if o.restore else "cutting", i, len(names)))
             axis = pr.prunable_axis(p.axes()[name])
             assert axis is not None
             moments: Sequence[Gram] = grams(source, axis.consumers, learn.advance(axis.start))
@@ -198,6 +206,7 @@ class Pruner:
             made = criterion.order(products, most)
             attempt.steps.append(self._cut(p, axis, np.sort(made.order), moments, held, made.scores))
             del moments
+            self.progress(Progress("restoring" if o.restore else "cutting", i + 1, len(names)))
 
     def _cut(
         self, p: Program, axis: PrunableAxis, removed: np.ndarray, moments: Sequence[Gram], held: Stream,
@@ -361,25 +370,25 @@ def _made(
 
 @overload
 def prune(
-    program: Program | Model, target: SizeBudget, calibration: Calibration | None = None, *,
+    program: Program | Model, target: SizeBudget, calibration: CalibrationSource | None = None, *,
     dry_run: Literal[False] = False, progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PruneReport: ...  # fmt: skip
 @overload
 def prune(
-    program: Program | Model, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: Literal[True],
-    progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
+    program: Program | Model, target: SizeBudget, calibration: CalibrationSource | None = None, *,
+    dry_run: Literal[True], progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PrunePlan: ...  # fmt: skip
 @keywords(PruneOptions)
 def prune(
-    program: Program | Model, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: bool = False,
-    progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
+    program: Program | Model, target: SizeBudget, calibration: CalibrationSource | None = None, *,
+    dry_run: bool = False, progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PruneReport | PrunePlan:  # fmt: skip
     """Make a program smaller, in one edit that can be undone.
 
     Args:
         program: a program; or a model, which also provides the tokenizer, and calibration data by default.
         target: `Ratio`, `Params`, `Flops`, `Bytes` or `Latency`. A `Ratio` counts the nodes that `where` selects.
-        calibration: data to learn from, and held-out data to measure on.
+        calibration: data to learn from, and held-out data to measure on; or a text, texts or ids to make them from.
         dry_run: change nothing, and return a plan (`compress` and `orthogonalize` return the report of a copy).
         progress: called with `Progress`.
         options: see `PruneOptions`.
@@ -392,18 +401,19 @@ def prune(
     model = None if isinstance(program, OpGraph) else program
     nodes = pr.scope_nodes(p, given.where)
     pr.check_finite(p, pr.prunable(p, nodes, given.kinds, given.protect) if given.recipe != "modules" else [])
-    if calibration is None:
+    data = calibration_of(program, calibration)
+    if data is None:
         if model is None:
             raise MissingCalibration("pruning a program needs calibration data", fix="pass Calibration(tokens)")
-        calibration = Calibration.of(model)
-    feeds = calibration.feeds(p, held=True)[0]
+        data = Calibration.of(model)
+    feeds = data.feeds(p, held=True)[0]
     goal = Goal.of_target(p, target, nodes, feeds)
     chosen = replace(given, scope=given.scope or ("loss" if scores_tokens(p) else "global"))
-    pruner = Pruner(p, calibration, goal, chosen, nodes, progress)
+    pruner = Pruner(p, data, goal, chosen, nodes, progress)
     made = pruner.run()
     tokenizer = None if model is None else model.tokenizer
 
-    before, after = (figures(of, calibration, p, tokenizer) for of in (p, made.program))
+    before, after = (figures(of, data, p, tokenizer) for of in (p, made.program))
     speed = compare_speed(p, made.program, feeds) if made.steps and (given.timed or goal.of == "ms") else None
     sizes = {"before": goal.base, "after": goal.taken(made.program, goal.counted(made.program), {})}
     if goal.of == "ms" and speed is not None:
@@ -412,7 +422,7 @@ def prune(
         target=str(target), steps=tuple(made.steps), before=before, after=after, speed=speed,
         reached={"of": goal.of, **sizes, "asked": goal.most},
         files=None if model is None else _files(model, made.program),
-        calibration=calibration.to_json(), settings=chosen.to_json(),
+        calibration=data.to_json(), settings=chosen.to_json(),
         attempts=[a.to_json() for a in pruner.attempts], warnings=list(dict.fromkeys(pruner.warnings)),
     )  # fmt: skip
     plan = PrunePlan(p, found.steps, found)
