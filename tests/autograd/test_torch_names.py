@@ -93,7 +93,7 @@ ON_HOST = re.compile(r"\.({})\(".format("|".join(n for n, row in names.NAMES.ite
 """Functions without a gradient here."""
 
 
-@pytest.mark.parametrize("section", [s for s in sections() if s not in ("in place", "create", "dtype", "autograd")])
+@pytest.mark.parametrize("section", [s for s in sections() if s not in ("in owner", "create", "dtype", "autograd")])
 def test_expressions_in_torch_spelling_have_the_gradients_of_torch(section: str) -> None:
     compared = 0
     for text in sections()[section]:
@@ -122,9 +122,9 @@ def test_expressions_in_torch_spelling_have_the_gradients_of_torch(section: str)
 def test_names_are_those_of_torch(name: str) -> None:
     row = names.NAMES[name]
     assert row.function.__doc__
-    for home, place in ((names.METHOD, torch.Tensor), (names.TOP, torch)):
+    for home, owner in ((names.METHOD, torch.Tensor), (names.TOP, torch)):
         if home in row.homes:
-            assert hasattr(place, name) or row.differs, home
+            assert hasattr(owner, name) or row.differs, home
     assert not row.in_place or hasattr(torch.Tensor, f"{name}_") or row.differs
 
 
