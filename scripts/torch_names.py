@@ -1,4 +1,4 @@
-"""Write docs/torch_names.md, the table of torch's names: `python scripts/torch_names.py [--check]`.
+"""Write docs/torch.md, the table of torch's names: `python scripts/torch_names.py [--check]`.
 
 With --check nothing is written; the exit status is 1 if the page differs from what would be written.
 """
@@ -17,7 +17,7 @@ import graphwright as gw
 from graphwright.autograd import names
 from graphwright.autograd.tensor import Tensor
 
-PAGE = Path(__file__).parents[1] / "docs" / "torch_names.md"
+PAGE = Path(__file__).parents[1] / "docs" / "torch.md"
 HEAD = """# Torch's names
 
 What a PyTorch user types works here: names, argument names, defaults and results are torch's, tested expression by expression

@@ -122,9 +122,9 @@ def test_expressions_in_torch_spelling_have_the_gradients_of_torch(section: str)
 def test_names_are_those_of_torch(name: str) -> None:
     row = names.NAMES[name]
     assert row.function.__doc__
-    for home, place in ((names.METHOD, torch.Tensor), (names.TOP, torch)):
+    for home, owner in ((names.METHOD, torch.Tensor), (names.TOP, torch)):
         if home in row.homes:
-            assert hasattr(place, name) or row.differs, home
+            assert hasattr(owner, name) or row.differs, home
     assert not row.in_place or hasattr(torch.Tensor, f"{name}_") or row.differs
 
 

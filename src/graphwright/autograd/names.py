@@ -1,7 +1,7 @@
 """The table of torch's names: which function a name stands for, and where users find it.
 
 `@named` enters a function. Tensor methods (`op_methods.py`), functions of `gw.*` (`top.py`), their stubs and the page
-docs/torch_names.md are made from this table. Functions that call one op come from op definitions (`ops.surface`).
+docs/torch.md are made from this table. Functions that call one op come from op definitions (`ops.surface`).
 """
 
 from __future__ import annotations

@@ -300,12 +300,12 @@ def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Extremes:
     """Return the most frequent value along an axis, of several the smallest, and an index of it."""
     at = axis_of(dim, input.ndim)
     values, order = sort(input, at)
-    last, places = values.transpose(at, -1), order.transpose(at, -1)
+    last, indices = values.transpose(at, -1), order.transpose(at, -1)
     counts = (last.unsqueeze(-1) == last.unsqueeze(-2)).sum(-1)
     best = counts.argmax(-1)
     ends = counts.gather(-1, best.unsqueeze(-1)).squeeze(-1) + best - 1  # torch gives the last of equal entries
     value = last.gather(-1, ends.unsqueeze(-1)).transpose(at, -1)
-    index = places.gather(-1, ends.unsqueeze(-1)).transpose(at, -1)
+    index = indices.gather(-1, ends.unsqueeze(-1)).transpose(at, -1)
     return Extremes(value, index) if keepdim else Extremes(value.squeeze(at), index.squeeze(at))
 
 
@@ -330,10 +330,10 @@ def quantile(
         raise UsageError("unknown interpolation", expected=", ".join(rounding), got=interpolation)
 
     def one(share: float) -> Tensor:
-        place = share * (n - 1)
-        place = place if rounding[interpolation] is None else float(rounding[interpolation](place))
-        low = int(place)
-        part = place - low if interpolation != "midpoint" or place == low else 0.5
+        position = share * (n - 1)
+        position = position if rounding[interpolation] is None else float(rounding[interpolation](position))
+        low = int(position)
+        part = position - low if interpolation != "midpoint" or position == low else 0.5
         made = values.narrow(at, low, 1)
         if part:
             made = made + (values.narrow(at, builtins.min(low + 1, n - 1), 1) - made) * part

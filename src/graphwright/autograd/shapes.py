@@ -265,13 +265,9 @@ def flipud(input: Tensor) -> Tensor:
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """Rotate by k·90 degrees in the plane of two axes, from the first towards the second."""
     a, b = dims
-    turned = [
-        lambda x: x,
-        lambda x: x.flip(b).transpose(a, b),
-        lambda x: x.flip(a, b),
-        lambda x: x.flip(a).transpose(a, b),
-    ]
-    return turned[k % 4](input)
+    if k % 2 == 0:
+        return input.flip(a, b) if k % 4 else input
+    return input.flip(b if k % 4 == 1 else a).transpose(a, b)
 
 
 @named()
@@ -558,8 +554,8 @@ def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
     """Cross product along an axis of size 3. Raises: ShapeError."""
     if input.shape[axis_of(dim, input.ndim)] != 3:
         raise ShapeError("the axis of a cross product has another size", expected="3", got=input.spec)
-    ahead, behind = (lambda x: x.roll(-1, dim)), (lambda x: x.roll(1, dim))
-    return ahead(input) * behind(other) - behind(input) * ahead(other)
+    following, previous = (lambda x: x.roll(-1, dim)), (lambda x: x.roll(1, dim))
+    return following(input) * previous(other) - previous(input) * following(other)
 
 
 @named()

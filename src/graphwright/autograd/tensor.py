@@ -193,8 +193,8 @@ class Tensor(TensorBase, OpMethods):
             made = self if there is None else self.to(there)
             return made if wanted is None else made.to(wanted)
         if names_device(to):
-            place = Device.parse(to)
-            return self if self.device == place else ToDevice.apply(self, place)
+            target = Device.parse(to)
+            return self if self.device == target else ToDevice.apply(self, target)
         found = as_dtype(to)
         return self if found is self.dtype else call("cast", self, dtype=found)
 

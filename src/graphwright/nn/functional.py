@@ -15,8 +15,9 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from graphwright.array import float32, from_numpy
-from graphwright.autograd import Tensor, as_tensor, training
+from graphwright.autograd import Tensor, as_tensor, cat, training
 from graphwright.autograd import dropout as drop
+from graphwright.autograd import one_hot as encoded
 from graphwright.errors import ShapeError, UsageError
 from graphwright.nn.activations import *  # noqa: F403
 from graphwright.nn.losses import *  # noqa: F403
@@ -126,6 +127,40 @@ def dropout(x: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
     return drop(x, p) if p and training(train) else x
 
 
+def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """Encode ids as one-hot vectors along a new last axis, int64; by default of the largest id + 1 entries."""
+    return encoded(tensor, None if num_classes == -1 else num_classes)
+
+
+def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """x / max(‖x‖ₚ, eps) along an axis."""
+    return input / input.norm(p, dim, True).clamp(min=eps)
+
+
+def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """Pad, or for negative widths crop, the last axes.
+
+    Args:
+        pad: (before, after) of the last axis, then of the one before it, ...
+        mode: `constant` (with `value`, 0 by default), `reflect`, `replicate` or `circular`.
+    Raises: ShapeError for an odd number of widths, or an axis too small to reflect.
+    """
+    if len(pad) % 2 or len(pad) > 2 * input.ndim:
+        raise ShapeError("pad has a wrong number of widths", expected="two for each padded axis", got=tuple(pad))
+    pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
+    first = input.ndim - len(pairs)
+    for axis, (before, after) in enumerate(pairs, first):
+        start, end = max(-before, 0), max(-after, 0)
+        input = input.narrow(axis, start, input.shape[axis] - start - end) if start or end else input
+    grown = tuple((max(a, 0), max(b, 0)) for a, b in pairs)
+    if mode != "circular":
+        return call("pad", input, widths=grown, mode=mode, value=0.0 if value is None else float(value))
+    for axis, (before, after) in enumerate(grown, first):
+        n = input.shape[axis]
+        input = cat([input.narrow(axis, n - before, before), input, input.narrow(axis, 0, after)], axis)
+    return input
+
+
 # -- attention ---------------------------------------------------------------------------------------------------------
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None,
@@ -175,6 +210,33 @@ def attention(
     weights = scores.softmax(-1, mask=None if seen is None else seen.expand(*scores.shape))
     weights = drop(weights, dropout_p) if dropout_p else weights
     return _mixed(weights.to(q.dtype), v)
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """`attention` in torch's form: operands [..., T, D], of up to four axes.
+
+    Args:
+        attn_mask: bool, true where a key is visible, or floating, added to the scores.
+        is_causal: query i sees keys 0 to i.
+        enable_gqa: allow fewer heads of keys than of queries.
+    Raises: ShapeError; UsageError for a mask together with `is_causal`.
+    """
+    if attn_mask is not None and is_causal:
+        raise UsageError("a mask was given together with is_causal=True", where="scaled_dot_product_attention")
+    if not enable_gqa and query.ndim == 4 and query.shape[1] != key.shape[1]:
+        raise ShapeError("queries and keys have different numbers of heads", expected=query.spec, got=key.spec,
+                         fix="pass enable_gqa=True")  # fmt: skip
+    lead = 4 - query.ndim
+    q, k, v = (x.reshape(*(1,) * lead, *x.shape) for x in (query, key, value))
+    masks: dict[str, Any] = {}
+    if attn_mask is not None:
+        masks["mask" if attn_mask.dtype.kind == "bool" else "bias"] = attn_mask
+    start = 0 if is_causal else None
+    made = attention(q, k, v, causal=is_causal, q_start=start, dropout_p=dropout_p, scale=scale, **masks)
+    return made.reshape(*made.shape[lead:])
 
 
 def visible(queries: int, keys: int, window: int | None = None, q_start: int | Tensor | None = None) -> Tensor:
