@@ -15,11 +15,11 @@ from checkpoints import Made, some_ids
 
 import graphwright as gw
 from graphwright.errors import UsageError
-from graphwright.plan import Plan
 from graphwright.models import CacheFull, NonFinite, PromptError, Sampling
 from graphwright.models.generation.generate import GenerationOptions
 from graphwright.models.generation.text import vocabulary
 from graphwright.models.metrics import log_softmax
+from graphwright.plan import Plan
 
 PROMPT = some_ids((7,))
 

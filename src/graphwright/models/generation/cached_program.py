@@ -256,8 +256,8 @@ class BoundStep:
 class StepPlans:
     """Compiled steps of a cache, keyed by (last logits only, sequences, tokens); dropped when the model changes.
 
-    `derive` maps the flag "last logits only" to the program with a cache. `setup_s` counts the seconds that deriving and
-    compiling took so far.
+    `derive` maps the flag "last logits only" to the program with a cache. `setup_s` counts the seconds of deriving and
+    compiling.
     """
 
     def __init__(self, program: Program, derive: Callable[[bool], Derived], device: Device) -> None:
