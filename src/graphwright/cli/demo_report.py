@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from graphwright.program.draw.page import html_page
 from graphwright.program.draw.shapes import chart, lines
 
 _STYLE = """
@@ -74,9 +75,8 @@ def write_report(path: Path, chapters: list[Any], demo: Any, seconds: float) -> 
             f"<h2>{number}. {escape(c.title)} <span class=lead>({c.seconds:.1f} s)</span></h2>"
             f"<pre class=code>&gt;&gt;&gt; {escape(c.code)}</pre><pre>{escape(chr(10).join(c.lines))}</pre>{checks}"
         )
-    head = "<meta charset=utf-8><meta name=viewport content='width=device-width'><title>Graphwright demo</title>"
-    page = f"{head}<style>{_STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n"
-    path.write_text(f"<!doctype html><html lang=en><head>{page}", encoding="utf-8")
+    page = html_page("Graphwright demo", _STYLE, f"<main>{''.join(body)}</main>")
+    path.write_text(page, encoding="utf-8")
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:

@@ -52,6 +52,7 @@ def generate(
     if not (quiet or as_json):
         counts = f"{len(result.ids)} tokens ({result.finish_reason}), {result.tokens_per_s:.0f} token/s"
         times = f"prompt of {result.prompt_tokens} in {1e3 * result.prefill_s:.1f} ms"
+        times += f", set-up {1e3 * result.setup_s:.1f} ms"
         print(f"{counts}, {times}", file=sys.stderr)
     return Output(result.to_json())
 

@@ -21,6 +21,7 @@ from graphwright.ops import traits
 from graphwright.program import Program
 from graphwright.program.draw import shapes as draw
 from graphwright.program.draw.layout import Box, Composition, DrawnEdge, compose
+from graphwright.program.draw.page import html_page
 from graphwright.program.draw.scene import SceneNode
 from graphwright.program.draw.shapes import Shape, label, picture, shape
 from graphwright.program.draw.style import LINE, count, name_of, short
@@ -268,12 +269,12 @@ def lineage_page(tree: Lineage, key: IndividualKey, title: str) -> str:
         rows.append(f"<tr><td>{'<td>'.join(map(str, cells))}")
         before = genome
     table = "\n".join(rows)
-    return (
-        '<!doctype html><meta charset="utf-8"><title>Lineage</title><style>body{font:14px system-ui,sans-serif}'
-        "td,th{padding:4px 12px;vertical-align:top;text-align:left;border-top:1px solid #d0d7de}</style>\n"
-        f"<h1>{escape(title)}</h1>\n"
-        f"<table><tr><th>generation<th>change<th>species<th>fitness<th>structure\n{table}\n</table>\n"
+    style = (
+        "body{font:14px system-ui,sans-serif}"
+        "td,th{padding:4px 12px;vertical-align:top;text-align:left;border-top:1px solid #d0d7de}"
     )
+    head = "<tr><th>generation<th>change<th>species<th>fitness<th>structure"
+    return html_page("Lineage", style, f"<h1>{escape(title)}</h1>\n<table>{head}\n{table}\n</table>\n")
 
 
 def _structure(genome: Genome) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
+from time import sleep
 from typing import Any
 from weakref import ref
 
@@ -18,6 +19,7 @@ from graphwright.models import CacheFull, NonFinite, PromptError, Sampling
 from graphwright.models.generation.generate import GenerationOptions
 from graphwright.models.generation.text import vocabulary
 from graphwright.models.metrics import log_softmax
+from graphwright.plan import Plan
 
 PROMPT = some_ids((7,))
 
@@ -150,6 +152,22 @@ def test_generate_keeps_no_model_alive(made: Callable[[str], Made]) -> None:
     del model
     gc.collect()
     assert program() is None
+
+
+def test_set_up_is_timed_apart_from_the_prompt_and_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, pause = gw.open("bundled"), 0.25
+    slow: list[None] = []
+    executable = Plan.new_executable
+
+    def slow_executable(plan: Plan, variables: object) -> object:
+        slow.append(sleep(pause))
+        return executable(plan, variables)
+
+    monkeypatch.setattr(Plan, "new_executable", slow_executable)
+    first = model.generate("to be, or", 3)
+    assert len(slow) == 2  # a plan for the prompt, and one for a token
+    assert first.setup_s >= 2 * pause
+    assert max(first.prefill_s, first.decode_s, *first.token_s) < pause
 
 
 def test_the_result_records_bytes_times_and_options(model: gw.Model) -> None:

@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 from graphwright.program import Program, load
 from graphwright.program.draw import PictureLayout, layout
+from graphwright.program.draw.page import html_page
 
 from . import models
 from .hostile import NAMES, hostile
@@ -127,21 +130,29 @@ def test_details_show_statistics_of_loaded_weights(tmp_path: Path) -> None:
 
 
 # -- in a browser -----------------------------------------------------------------------------------------------------
+def shown(page: str, script: str, folder: Path, admit: bool = True) -> str:
+    """The document after a script was added to the page, and to its policy if `admit`."""
+    if admit:
+        digest = b64encode(sha256(script.encode()).digest()).decode()
+        page = page.replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+    file = folder / "page.html"
+    file.write_text(page.replace("</body>", f"<script>{script}</script></body>"), "utf-8")
+    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder / 'profile'}", file.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100).stdout
+
+
 def drawn(page: str, script: str, folder: Path) -> dict[str, list[int]]:
     """Rectangles of boxes and frames after running a script in the page."""
     report = (
-        f"<script>window.onerror = (m) => {{ document.body.textContent = 'ERROR ' + m }};{script};"
+        f"window.onerror = (m) => {{ document.body.textContent = 'ERROR ' + m }};{script};"
         "const found = {}; for (const g of document.querySelectorAll('.gw-all .gw-b, .gw-all .gw-f')) {"
         "const r = [...g.querySelectorAll('rect')].at(-1);"
         "found[g.dataset.path] = ['x','y','width','height'].map((k) => +r.getAttribute(k)) }"
-        "document.body.textContent = 'FOUND' + JSON.stringify(found) + 'END'</script></body>"
+        "document.body.textContent = 'FOUND' + JSON.stringify(found) + 'END'"
     )
-    file = folder / "page.html"
-    file.write_text(page.replace("</body>", report), "utf-8")
-    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder / 'profile'}", file.as_uri()]
-    made = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    found = re.search(r"FOUND(.*)END", made.stdout)
-    assert found, made.stdout[-2000:]
+    made = shown(page, report, folder)
+    found = re.search(r"FOUND(.*)END", made)
+    assert found, made[-2000:]
     return json.loads(found[1])
 
 
@@ -178,3 +189,21 @@ def test_clicking_toggles_groups_and_hovering_shows_details(tmp_path: Path) -> N
       if (!told.includes("key layers.1.mlp.gate.weight")) throw new Error("no details");
       act("layers.1.mlp", "click"); act("layers.1", "click")"""
     assert drawn(program.to_html(), script, tmp_path) == rectangles(layout(program))
+
+
+@pytest.mark.browser
+def test_a_script_that_is_not_the_page_s_own_does_not_run(tmp_path: Path) -> None:
+    page, script = models.mlp().to_html(), "document.body.textContent = 'INT' + 'RUDER'"
+    assert "INTRUDER" in shown(page, script, tmp_path)
+    assert "INTRUDER" not in shown(page, script, tmp_path, admit=False)
+
+
+def test_the_policy_of_a_page_admits_its_own_script_alone() -> None:
+    for text in (models.mlp().to_html(), html_page("a & b", "p{color:red}", "<p>text</p>")):
+        page = Page(text)
+        (policy,) = [a["content"] or "" for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
+        rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+        own = [b64encode(sha256(s.encode()).digest()).decode() for s in re.findall("(?s)<script>(.*?)</script>", text)]
+        assert rules["default-src"] == "'none'"
+        assert rules["script-src"] == (f"'sha256-{own[0]}'" if own else "'none'")
+        assert len(own) <= 1

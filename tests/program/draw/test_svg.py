@@ -78,7 +78,7 @@ def test_hostile_names_are_escaped() -> None:
 
 @given(name=st.text(st.characters(min_codepoint=32, codec="utf-8"), min_size=1, max_size=80), title=st.text())
 def test_any_name_gives_valid_xml(name: str, title: str) -> None:
-    name = ".".join(part or "_" for part in name.split("."))
+    name = re.sub(r"[*\[{}]|->|^\s", "_", ".".join(part or "_" for part in name.split(".")))  # no node has these
     b = Builder(title)
     b.output(b.tanh(b.input("x", ("B",)), name=f"{name}.t"), title)
     program = b.build()
@@ -220,3 +220,23 @@ def test_lines_end_at_the_borders_of_boxes(program: Program) -> None:
     drawn = [part(g, "path").get("d", "") for g in groups(text, "gw-e")]
     numbers = [[int(n) for n in re.findall(r"-?\d+", d)] for d in drawn]
     assert {(n[0], n[1]) for n in numbers} | {(n[-2], n[-1]) for n in numbers} == ends
+
+
+def test_colours_need_no_style_sheet_and_no_variables() -> None:
+    """Renderers outside browsers know neither variables nor, some of them, style sheets."""
+    p = models.llama(2)
+    with p.edit("cut", check=False) as e:
+        e.cut(p.in_edges(p.junctions()[-1])[0])
+    for text in (p.to_svg(level=9), p.to_svg(level=9, diff=p.at(-1)), p.to_svg(level=1)):
+        assert "var(" not in text
+        root = ElementTree.fromstring(text)
+        assert root.get("fill") == "#1b1f24"
+        for tag in ("rect", "path"):
+            seen = [s for g in root.iter(f"{SVG}g") if "gw-" in g.get("class", "") for s in g.findall(f"{SVG}{tag}")]
+            assert seen
+            assert all(s.get("fill") and s.get("stroke") for s in seen)
+        assert all(m.get("fill") for m in root.iter(f"{SVG}marker"))
+        style = root.findtext(f"{SVG}style") or ""
+        light, dark = style.split("@media(prefers-color-scheme:dark)")
+        assert "#1b1f24" in light
+        assert "#1b1f24" not in dark

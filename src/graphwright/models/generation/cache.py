@@ -112,6 +112,11 @@ class KVCache:
         """Append entries for ids; return logits and sampled ids. After a failure the caller must call `rollback`."""
         raise NotImplementedError
 
+    @property
+    def setup_s(self) -> float:
+        """Seconds that deriving and compiling the steps took so far, for all sequences of the cache."""
+        raise NotImplementedError
+
     def rollback(self, length: int) -> None:
         """Drop the entries from index `length` on, including those of a step that failed halfway."""
         raise NotImplementedError
@@ -454,6 +459,11 @@ class StaticCache(KVCache):
         for row, request in enumerate(() if all_logits else requests):
             self.request(step, row, ids[row], request, row)
         return step.run()
+
+    @property
+    def setup_s(self) -> float:
+        """Seconds that deriving and compiling the steps took so far."""
+        return self.steps.setup_s
 
     def _fits(self) -> bool:
         return all(k in self.variables and self.variables[k].spec == spec for k, spec in self._specs().items())

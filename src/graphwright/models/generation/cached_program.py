@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -255,7 +256,8 @@ class BoundStep:
 class StepPlans:
     """Compiled steps of a cache, keyed by (last logits only, sequences, tokens); dropped when the model changes.
 
-    `derive` maps the flag "last logits only" to the program with a cache.
+    `derive` maps the flag "last logits only" to the program with a cache. `setup_s` counts the seconds of deriving and
+    compiling.
     """
 
     def __init__(self, program: Program, derive: Callable[[bool], Derived], device: Device) -> None:
@@ -263,6 +265,7 @@ class StepPlans:
         self.spaces: dict[tuple[bool, int, int], BoundStep] = {}
         self._derived: dict[bool, Derived] = {}
         self._version = program.version
+        self.setup_s = 0.0
 
     def derived(self, last_only: bool = True) -> Derived:
         """Return the program with a cache for the model's current version."""
@@ -271,7 +274,9 @@ class StepPlans:
             self._derived.clear()
             self.spaces.clear()
         if last_only not in self._derived:
+            started = perf_counter()
             self._derived[last_only] = self._make(last_only)
+            self.setup_s += perf_counter() - started
         return self._derived[last_only]
 
     def bound(self, last_only: bool, batch: int, tokens: int, variables: Mapping[str, Variable]) -> BoundStep:
@@ -279,7 +284,9 @@ class StepPlans:
         p, key = self.derived(last_only).program, (last_only, batch, tokens)
         known = self.spaces.get(key)
         if known is None or (known.waiting and not known.space.plan.fresh):
+            started = perf_counter()
             specs = {p.path(n): p.spec(n).bind({"B": batch, "T": tokens}) for n in p.inputs()}
             plan = plan_for(p, specs, None, CompileOptions(freeze=True, executor=EXECUTOR, device=self.device))
             self.spaces[key] = BoundStep(plan.new_executable(variables))
+            self.setup_s += perf_counter() - started
         return self.spaces[key]

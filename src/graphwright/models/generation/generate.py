@@ -83,7 +83,8 @@ class GenerationResult(Report):
         prompt_tokens: length of the prompt.
         logprobs: log-probability of each token under the model without sampling rules, if requested.
         top: per token the requested number of (id, log-probability), largest first.
-        prefill_s, decode_s: seconds for the prompt, and for the tokens.
+        setup_s: seconds to make the cache and to compile the steps, where this call had to.
+        prefill_s, decode_s: seconds for the prompt, and for the tokens, without `setup_s`.
         token_s: seconds for each token: to sample it, and to run it if another one follows.
         sampling, stream: the rules as applied, and number of the random stream.
         reused_tokens: prompt tokens that a given cache already held.
@@ -99,6 +100,7 @@ class GenerationResult(Report):
     prompt_tokens: int
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
+    setup_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
     token_s: list[float] = field(default_factory=list)
@@ -167,13 +169,14 @@ def generate_many(
     rule = _with_model_defaults(model, given.sampling) if given.use_model_defaults else given.sampling
     with exclusive(model.program):
         ids = prompt_ids(model, prompt)
-        started = perf_counter()
+        clock = _Clock(None)
         if cache is None:
             entries = len(ids) + max(max_new_tokens - 1, 0)
             cache = model.new_cache(-(-entries // _ROUND) * _ROUND, kind="static")
+        made_s, clock = clock.seconds, _Clock(cache)
         check_cache_of(model.program, cache)
         reused, logits = _fill(cache, ids, given.allow_stale)
-        prefill = perf_counter() - started
+        prefill, setup = clock.seconds, made_s + clock.setup
         mark = cache.snapshot() if n > 1 else None
         results = []
         try:
@@ -181,8 +184,8 @@ def generate_many(
                 if mark is not None:
                     cache.restore(mark)
                 text = TextStream(model.tokenizer, tuple(given.stop), stream)
-                made = GenerationResult([], "", "", len(ids), prefill_s=prefill, sampling=rule, stream=number,
-                                        reused_tokens=reused)  # fmt: skip
+                made = GenerationResult([], "", "", len(ids), setup_s=setup, prefill_s=prefill, sampling=rule,
+                                        stream=number, reused_tokens=reused)  # fmt: skip
                 sample = _Continuation(model, cache, SamplingRequest(rule, number, len(ids)), text, given, made)
                 results.append(sample.run(logits, max_new_tokens, cancel))
         finally:
@@ -252,6 +255,21 @@ def _fill(cache: KVCache, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.n
     return reused, cache.prefill(ids[None, reused:], allow_stale=allow_stale)[0]
 
 
+class _Clock:
+    """Measures the seconds since it was made, apart from those in which the cache set up steps."""
+
+    def __init__(self, cache: KVCache | None) -> None:
+        self.cache, self.began, self.before = cache, perf_counter(), 0.0 if cache is None else cache.setup_s
+
+    @property
+    def setup(self) -> float:
+        return 0.0 if self.cache is None else self.cache.setup_s - self.before
+
+    @property
+    def seconds(self) -> float:
+        return perf_counter() - self.began - self.setup
+
+
 @dataclass(slots=True)
 class _Continuation:
     """The state of one sample during generation; `made` collects its tokens."""
@@ -264,7 +282,7 @@ class _Continuation:
     made: GenerationResult
 
     def run(self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None) -> GenerationResult:
-        started = perf_counter()
+        clock = _Clock(self.cache)
         try:
             reason = self._loop(logits, limit, cancel)
         except CacheFull as error:
@@ -273,20 +291,20 @@ class _Continuation:
             raise
         if reason != "stop" and self.text.close():
             reason = "stop"
-        spent, p, length, prompt = perf_counter() - started, self.model.program, self.cache.length, self.request.prompt
+        spent, p, length, prompt = clock.seconds, self.model.program, self.cache.length, self.request.prompt
         read = weight_bytes_per_token(p, on_vm(EXECUTOR)) + kv_bytes_per_token(p) * (prompt + length) // 2
         prints = "".join(v for _, v in sorted(self.cache.fingerprints.items()))
         digest = blake2b(prints.encode(), digest_size=16).hexdigest()
         return replace(self.made, text=self.text.text, finish_reason=reason, decode_s=spent, cache_tokens=length,
-                       cache_capacity=self.cache.capacity, bytes_per_token=read, fingerprint=digest,
-                       stale_layers=self.cache.stale_runs)  # fmt: skip
+                       setup_s=self.made.setup_s + clock.setup, cache_capacity=self.cache.capacity,
+                       bytes_per_token=read, fingerprint=digest, stale_layers=self.cache.stale_runs)  # fmt: skip
 
     def _loop(self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None) -> str:
         allow_stale, requests, made = self.options.allow_stale, (self.request,), self.made
         for i in range(limit):
             if cancel is not None and cancel():
                 return "cancelled"
-            began = perf_counter()
+            clock = _Clock(self.cache)
             token = int(self.cache.sampled(requests)[0])
             if most := self.options.logprobs:
                 logp = log_softmax(logits)
@@ -298,7 +316,7 @@ class _Continuation:
             if not end and i + 1 < limit:
                 step = self.cache.step(np.asarray([[token]]), allow_stale=allow_stale, requests=requests)
                 logits = step.to_numpy("float32")[0, -1]
-            made.token_s.append(perf_counter() - began)
+            made.token_s.append(clock.seconds)
             if end:
                 return end
         return "length"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from graphwright.program.draw.groups import ROOT
 from graphwright.program.draw.layout import GAP, PAD, PIN, STEP, TITLE, common, compose
+from graphwright.program.draw.page import html_page
 from graphwright.program.draw.scene import CHANGED, MIXED, statistics
 from graphwright.program.draw.shapes import clean, escaped
 from graphwright.program.draw.style import FONT, LINE, ColourTarget, drawn_targets, overlay_of, text_width
@@ -98,18 +99,16 @@ def to_html(
     packed = json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
     script = Path(__file__).with_name("page.js").read_text("utf-8")
     name = escaped(program.name)
-    page = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
-        '<meta name="viewport" content="width=device-width"><style>'
-        f"{_STYLE}</style></head><body><header><h1>{name}</h1><span>{escaped(repr(program))}</span>"
+    body = (
+        f"<header><h1>{name}</h1><span>{escaped(repr(program))}</span>"
         '<button id="gw-reset">reset</button><button id="gw-open">open all</button>'
         '<button id="gw-close">close all</button></header>'
         f'<nav aria-label="Nodes as text">{outline(made)}</nav><main id="gw-picture">{picture}</main>'
         '<aside><pre id="gw-details">Point at a box for its details. Click a closed group to open it, '
         "the frame of an open one to close it.</pre></aside>"
-        f'<script type="application/json" id="gw-data">{packed}</script><script>{script}</script></body></html>\n'
+        f'<script type="application/json" id="gw-data">{packed}</script>'
     )
-    return written(page, path)
+    return written(html_page(program.name, _STYLE, body, script), path)
 
 
 def _content(

@@ -122,53 +122,80 @@ MARKS = {
 FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 
 
+class Theme(NamedTuple):
+    """Colours of everything that is not of one kind, family or mark."""
+
+    paper: str
+    ink: str
+    soft: str  # of minor text
+    line: str  # around a group
+    frame: str  # of the area of a group
+    opacity: str  # of that area
+
+
+THEMES = (
+    Theme("#ffffff", "#1b1f24", "#56606b", "#b9c0c8", "#6e7681", ".06"),
+    Theme("#0f1318", "#e6e9ed", "#a4adb8", "#4b535d", "#96a0af", ".07"),
+)
+"""Light and dark."""
+
+
 def css() -> str:
-    """Return the style sheet of the SVG; all classes start with `gw-`, to avoid clashes with the page around it."""
-    light, dark = _theme(0), _theme(1)
+    """Return the style sheet of the SVG; all classes start with `gw-`, to avoid clashes with the page around it.
+
+    It has no variables, which renderers other than browsers do not know; shapes have the light colours as attributes
+    too, for renderers without style sheets.
+    """
     dashes = "".join(f".gw-{k} path{{stroke-dasharray:{d}}}" for k, (_, _, d) in (EDGES | MARKS).items() if d)
     return (
-        f".gw text{{font:12px {FONT};fill:var(--gw-ink);user-select:text;unicode-bidi:plaintext;white-space:pre}}"
-        ".gw .gw-n{font-size:13px;font-weight:bold}.gw .gw-s{fill:var(--gw-soft)}.gw .gw-c{font-size:11px}"
-        ".gw-b rect{stroke-width:1.2}.gw-e path{fill:none;stroke-width:1.5}"
-        ".gw-f rect{fill:var(--gw-frame);stroke:var(--gw-line);stroke-width:1}"
-        ".gw .gw-h,.gw-e text{paint-order:stroke;stroke:var(--gw-paper);stroke-width:3px}"
+        f".gw text{{font:12px {FONT};user-select:text;unicode-bidi:plaintext;white-space:pre}}"
+        ".gw .gw-n{font-size:13px;font-weight:bold}.gw .gw-c{font-size:11px}"
+        ".gw-b rect{stroke-width:1.2}.gw-e path{fill:none;stroke-width:1.5}.gw-f rect{stroke-width:1}"
+        ".gw .gw-h,.gw-e text{paint-order:stroke;stroke-width:3px}"
         ".gw-e:hover path{stroke-width:3}.gw-b:hover rect{stroke-width:2.4}"
-        ".gw .gw-paper{fill:var(--gw-paper)}"
         ".gw-diff .gw-b:not(.gw-added):not(.gw-changed):not(.gw-removed){opacity:.6}"
         ".gw-diff .gw-all .gw-e:not(.gw-added):not(.gw-changed):not(.gw-removed){opacity:.45}"
         ".gw-b.gw-added rect,.gw-b.gw-changed rect{stroke-width:3}"
         ".gw-b.gw-removed rect{stroke-dasharray:2 4;fill:none;stroke-width:2}.gw-e.gw-added path{stroke-width:3}"
-        f".gw .gw-none rect{{fill:url(#gw-hatch)}}{dashes}"
-        f".gw{{{light}}}@media(prefers-color-scheme:dark){{.gw{{{dark}}}}}{_rules()}"
+        f".gw .gw-none rect{{fill:url(#gw-hatch)}}{dashes}{_colours(0)}"
+        f"@media(prefers-color-scheme:dark){{{_colours(1)}}}"
     )
 
 
-def _theme(dark: int) -> str:
-    paper, ink, soft, line, frame = (
-        ("#0f1318", "#e6e9ed", "#a4adb8", "#4b535d", "rgba(150,160,175,.07)")
-        if dark
-        else ("#ffffff", "#1b1f24", "#56606b", "#b9c0c8", "rgba(110,118,129,.06)")
+def _colours(dark: int) -> str:
+    """Return the rules of the light or dark colours."""
+    theme = THEMES[dark]
+    boxes = "".join(f".gw-{k}-box rect{{fill:{c[dark]};stroke:{c[2 + dark]}}}" for k, c in FAMILIES.items())
+    lines = "".join(
+        f".gw-{k} path{{stroke:{c[dark]}}}.gw-tip-{k}{{fill:{c[dark]}}}" for k, c in (EDGES | MARKS).items()
     )
-    parts = [f"--gw-paper:{paper};--gw-ink:{ink};--gw-soft:{soft};--gw-line:{line};--gw-frame:{frame}"]
-    parts += [f"--gw-{k}:{c[dark]}" for k, c in (EDGES | MARKS).items()]
-    parts += [f"--gw-fill-{k}:{c[dark]};--gw-edge-{k}:{c[2 + dark]}" for k, c in FAMILIES.items()]
-    return ";".join(parts)
+    marked = "".join(f".gw-b.gw-{k} rect{{stroke:{c[dark]}}}" for k, c in MARKS.items())
+    return (
+        f".gw text{{fill:{theme.ink}}}.gw .gw-s{{fill:{theme.soft}}}.gw .gw-paper{{fill:{theme.paper}}}"
+        f".gw-f rect{{fill:{theme.frame};fill-opacity:{theme.opacity};stroke:{theme.line}}}"
+        f".gw .gw-h,.gw-e text{{stroke:{theme.paper}}}{boxes}{lines}{marked}"
+    )
 
 
-def _rules() -> str:
-    boxes = "".join(f".gw-{k}-box rect{{fill:var(--gw-fill-{k});stroke:var(--gw-edge-{k})}}" for k in FAMILIES)
-    lines = "".join(f".gw-{k} path{{stroke:var(--gw-{k})}}.gw-tip-{k}{{fill:var(--gw-{k})}}" for k in (EDGES | MARKS))
-    marked = "".join(f".gw-b.gw-{k} rect{{stroke:var(--gw-{k})}}" for k in MARKS)
-    return boxes + lines + marked
+def box_paint(family: str, mark: str) -> dict[str, str]:
+    """Return the light colours of a box as SVG attributes."""
+    fill, _, line, _ = FAMILIES[family]
+    return {"fill": "none" if mark == "removed" else fill, "stroke": MARKS[mark][0] if mark else line}
+
+
+def line_paint(kind: str) -> dict[str, str | None]:
+    """Return the light colour and the dashes of an edge, of a kind or mark, as SVG attributes."""
+    colour, _, dashes = (EDGES | MARKS)[kind]
+    return {"fill": "none", "stroke": colour, "stroke_dasharray": dashes or None}
 
 
 def tips() -> str:
     """Return SVG definitions: an arrow head per kind of edge, and the hatch pattern of boxes without a value."""
     heads = "".join(
-        f'<marker id="gw-tip-{k}" class="gw-tip-{k}" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" '
-        'markerHeight="8" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 .8L8 4L0 7.2z" stroke="none" '
-        'style="stroke:none"/></marker>'
-        for k in (EDGES | MARKS)
+        f'<marker id="gw-tip-{k}" class="gw-tip-{k}" fill="{c[0]}" viewBox="0 0 8 8" refX="7.5" refY="4" '
+        'markerWidth="8" markerHeight="8" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 .8L8 4L0 7.2z" '
+        'stroke="none" style="stroke:none"/></marker>'
+        for k, c in (EDGES | MARKS).items()
     )
     return (
         f'<defs>{heads}<pattern id="gw-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '

@@ -14,8 +14,11 @@ from graphwright.program.draw.style import (
     LEVELS,
     LINE,
     MARKS,
+    THEMES,
+    box_paint,
     css,
     drawn_targets,
+    line_paint,
     overlay_of,
     shade,
     short,
@@ -74,8 +77,9 @@ def render(made: PictureLayout, below: Legend, overlay: Overlay, diff: bool) -> 
     left = (width - made.width) // 2
     parts: list[Any] = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="gw{" gw-diff" if diff else ""}" width="{width}" '
-        f'height="{height}" viewBox="0 0 {width} {height}"><style>{css()}</style>{tips()}',
-        f'<rect class="gw-paper" width="{width}" height="{height}"/>',
+        f'height="{height}" viewBox="0 0 {width} {height}" fill="{THEMES[0].ink}" '
+        f'font-size="12"><style>{css()}</style>{tips()}',
+        f'<rect class="gw-paper" width="{width}" height="{height}" fill="{THEMES[0].paper}"/>',
         f'<g class="gw-all" transform="translate({left} 0)">',
     ]
     parts += [frame(group, overlay) for group in made.groups.values()]
@@ -92,7 +96,8 @@ def frame(group: Group, overlay: Overlay) -> Shape:
     """Draw the frame of an open group, tinted if the overlay has a number for the group itself."""
     colour = overlay.colours.get(f"{group.path}.") if group.path in overlay.own else None
     fill = f"fill:{colour[0]};fill-opacity:.3" if colour else None
-    rect = shape("rect", x=group.x, y=group.y, width=group.w, height=group.h, rx=8, style=fill)
+    light = {"fill": THEMES[0].frame, "fill_opacity": THEMES[0].opacity, "stroke": THEMES[0].line}
+    rect = shape("rect", x=group.x, y=group.y, width=group.w, height=group.h, rx=8, style=fill, **light)
     return shape("g", rect, title=group.path, class_="gw-f", data_path=group.path)
 
 
@@ -104,9 +109,10 @@ def box(b: Box, overlay: Overlay) -> Shape:
         classes += " gw-none"
     fill, ink = (f"fill:{colour[0]}", f"fill:{colour[1]}") if colour else (None, None)
     radius = b.h // 2 if b.kind in ("junction", "input") else 4 if b.kind != "group" else 8
-    outline = [shape("rect", x=b.x, y=b.y, width=b.w, height=b.h, rx=radius, style=fill)]
+    light = box_paint(b.family, b.mark)
+    outline = [shape("rect", x=b.x, y=b.y, width=b.w, height=b.h, rx=radius, style=fill, **light)]
     if b.repeat > 1:
-        outline.insert(0, shape("rect", x=b.x + 4, y=b.y + 4, width=b.w, height=b.h, rx=radius))
+        outline.insert(0, shape("rect", x=b.x + 4, y=b.y + 4, width=b.w, height=b.h, rx=radius, **light))
     x, y = b.x + b.w // 2, b.y + 17 - (b.kind == "junction")
     words = [
         shape("text", line, class_=f"gw-{'s' if k else 'n'}", x=x, y=y + LINE * k, text_anchor="middle", style=ink)
@@ -121,7 +127,8 @@ def line(edge: DrawnEdge, target: Box) -> Shape:
     mark = f" gw-{edge.mark}" if edge.mark else ""
     ports = ", ".join(f"{a} → {b}" for a, b in edge.ports[:8]) + (", …" if len(edge.ports) > 8 else "")
     title = f"{edge.src} → {edge.dst}\n{edge.kind}{', ' + edge.mark if edge.mark else ''}\nports {ports}"
-    drawn = [shape("path", d=path_data(edge.points), marker_end=f"url(#gw-tip-{edge.mark or edge.kind})")]
+    seen = edge.mark or edge.kind
+    drawn = [shape("path", d=path_data(edge.points), marker_end=f"url(#gw-tip-{seen})", **line_paint(seen))]
     if edge.count > 1:
         x, y = edge.points[-1]
         side = ("-5", "end") if 2 * x <= 2 * target.x + target.w else ("5", "start")
@@ -200,7 +207,7 @@ def legend(made: PictureLayout, overlay: Overlay, diff: bool, hidden: Collection
 
 
 def _line_sample(x: int, y: int, kind: str) -> Shape:
-    line = shape("path", d=f"M{x} {y + _ROW // 2}H{x + 32}", marker_end=f"url(#gw-tip-{kind})")
+    line = shape("path", d=f"M{x} {y + _ROW // 2}H{x + 32}", marker_end=f"url(#gw-tip-{kind})", **line_paint(kind))
     return shape("g", line, class_=f"gw-e gw-{kind}")
 
 
