@@ -73,7 +73,11 @@ class GenerationKeywords(SamplingKeywords, total=False):
     use_model_defaults: bool
 
 
-@dataclass(frozen=True, slots=True)
+_SHOWN = 60
+"""Characters of the text in the repr of a result."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class GenerationResult(Report):
     """One generated text.
 
@@ -125,6 +129,12 @@ class GenerationResult(Report):
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}…"
+        return (
+            f"GenerationResult({text!r}, {len(self.ids)} tokens, {self.finish_reason}, {self.tokens_per_s:.0f} token/s)"
+        )
 
 
 @keywords(GenerationOptions)
