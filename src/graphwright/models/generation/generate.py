@@ -183,8 +183,8 @@ def generate_many(
         if cache is None:
             entries = len(ids) + max(max_new_tokens - 1, 0)
             cache = model.new_cache(-(-entries // _ROUND) * _ROUND, kind="static")
-        made_s, clock = clock.seconds, _Clock(cache)
         check_cache_of(model.program, cache)
+        made_s, clock = clock.seconds, _Clock(cache)
         reused, logits = _fill(cache, ids, given.allow_stale)
         prefill, setup = clock.seconds, made_s + clock.setup
         mark = cache.snapshot() if n > 1 else None
