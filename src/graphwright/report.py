@@ -7,7 +7,10 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from html import escape
 from math import isfinite
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
+
+_Item = TypeVar("_Item")
+_Key = TypeVar("_Key")
 
 
 class Report:
@@ -38,6 +41,25 @@ class Report:
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
+
+
+class ShortTuple(tuple[_Item, ...]):
+    """A tuple whose repr is the number of its entries and the first of them."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"({len(self)} entries{', the first ' + repr(self[0]) if self else ''})"
+
+
+class ShortDict(dict[_Key, _Item]):
+    """A dict whose repr is the number of its entries and the first of them."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        first = next(iter(self.items()), None)
+        return f"{{{len(self)} entries{f', the first {first[0]!r}: {first[1]!r}' if first else ''}}}"
 
 
 def plain(value: Any) -> Any:

@@ -30,6 +30,7 @@ from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
 from graphwright.program.exclusive import exclusive
 from graphwright.program.selection import Filters, Selection
+from graphwright.report import ShortDict
 from graphwright.safetensors import Checkpoint
 from graphwright.signatures import keywords, late
 
@@ -67,7 +68,7 @@ class Model:
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self.notes = tuple(self.notes)
+        self.notes, self.keys = tuple(self.notes), ShortDict(self.keys)
         self.eos_ids = special_ids(self.directory, self.config)[1]
         self._padded: tuple[int, Program] | None = None
         self._original: Program | None = None

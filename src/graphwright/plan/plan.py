@@ -32,6 +32,7 @@ from graphwright.plan.running.capture import CaptureExecutable
 from graphwright.plan.running.executable import BoundCall, Executable, check_override
 from graphwright.plan.running.override import Override, override
 from graphwright.program.validate import refuse_broken
+from graphwright.report import ShortTuple
 
 if TYPE_CHECKING:
     from graphwright.plan.planning.lowering import ExecutorChoice
@@ -191,7 +192,7 @@ class Plan:
     @cached_property
     def instrs(self) -> tuple[rows.Instr, ...]:
         """Instructions in execution order."""
-        return tuple(map(self.buffer_layout.tables.instrs.__getitem__, self.buffer_layout.order.tolist()))
+        return ShortTuple(map(self.buffer_layout.tables.instrs.__getitem__, self.buffer_layout.order.tolist()))
 
     @property
     def instructions(self) -> tuple[rows.Instr, ...]:

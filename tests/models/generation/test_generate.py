@@ -284,3 +284,14 @@ def test_an_open_edit_changes_the_vocabulary_until_it_is_rolled_back() -> None:
     with pytest.raises(ZeroDivisionError):
         failing_edit()
     assert vocabulary(program) == 256
+
+
+def test_reprs_count_long_lists(model: gw.Model) -> None:
+    done = gw.open("bundled").generate("to be, or not to be", 100)
+    plan = model.program.compile(ids=(1, 4), positions=(1, 4))
+    assert repr(done).startswith("GenerationResult(")
+    assert "100 tokens, length" in repr(done)
+    assert repr(model.keys).startswith(f"{{{len(model.keys)} entries")
+    assert repr(plan.instrs).startswith(f"({len(plan.instrs)} entries")
+    assert max(len(repr(value)) for value in (done, model.keys, plan.instrs)) < 400
+    assert model.keys == dict(model.keys)

@@ -73,7 +73,11 @@ class GenerationKeywords(SamplingKeywords, total=False):
     use_model_defaults: bool
 
 
-@dataclass(frozen=True, slots=True)
+_SHOWN = 60
+"""Characters of the text in the repr of a result."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class GenerationResult(Report):
     """One generated text.
 
@@ -126,6 +130,12 @@ class GenerationResult(Report):
     def __str__(self) -> str:
         return self.text
 
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}…"
+        return (
+            f"GenerationResult({text!r}, {len(self.ids)} tokens, {self.finish_reason}, {self.tokens_per_s:.0f} token/s)"
+        )
+
 
 @keywords(GenerationOptions)
 def generate(
@@ -173,8 +183,8 @@ def generate_many(
         if cache is None:
             entries = len(ids) + max(max_new_tokens - 1, 0)
             cache = model.new_cache(-(-entries // _ROUND) * _ROUND, kind="static")
-        made_s, clock = clock.seconds, _Clock(cache)
         check_cache_of(model.program, cache)
+        made_s, clock = clock.seconds, _Clock(cache)
         reused, logits = _fill(cache, ids, given.allow_stale)
         prefill, setup = clock.seconds, made_s + clock.setup
         mark = cache.snapshot() if n > 1 else None

@@ -183,10 +183,10 @@ def box_paint(family: str, mark: str) -> dict[str, str]:
     return {"fill": "none" if mark == "removed" else fill, "stroke": MARKS[mark][0] if mark else line}
 
 
-def line_paint(kind: str) -> dict[str, str | None]:
+def line_paint(kind: str) -> dict[str, str]:
     """Return the light colour and the dashes of an edge, of a kind or mark, as SVG attributes."""
     colour, _, dashes = (EDGES | MARKS)[kind]
-    return {"fill": "none", "stroke": colour, "stroke_dasharray": dashes or None}
+    return {"fill": "none", "stroke": colour, **({"stroke_dasharray": dashes} if dashes else {})}
 
 
 def tips() -> str:
