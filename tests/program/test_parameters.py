@@ -112,4 +112,4 @@ def test_named_parameters_have_params_only() -> None:
     assert "rope.frequencies" in p.weights
     assert found.keys() == p.weights.keys() - {"rope.frequencies"}
     assert all(found[key] is p.weights[key] for key in found)
-    assert sum(v.size for v in found.values()) == gw.open("bundled").inspect().parameters
+    assert sum(v.numel() for v in found.values()) == gw.open("bundled").inspect().parameters

@@ -139,7 +139,6 @@ HOSTILE = [
     "0",
     "a b",
     'q"uote',
-    "brace{i}",
     "__debug__",
     "l",
     "model",

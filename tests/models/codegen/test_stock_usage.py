@@ -129,7 +129,7 @@ def test_gradients_equal_those_of_the_program(exported, checkpointing):
     model(torch.tensor(ids), labels=torch.tensor(ids)).loss.backward()
     p = m.program.fork()
     feeds = {"ids": ids, "positions": np.ascontiguousarray(np.broadcast_to(np.arange(11), ids.shape))}
-    cross_entropy(p(**feeds)["logits"][:, :-1], gw.tensor(ids[:, 1:])).backward()
+    cross_entropy(p(**feeds)["logits"][:, :-1], gw.tensor(ids[:, 1:]), dim=-1).backward()
     for key, weight in model.named_parameters():
         gradient = p.weights[key].grad
         assert gradient is not None

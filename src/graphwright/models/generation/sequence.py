@@ -43,11 +43,6 @@ class PagedSnapshot:
         """Number of entries when the snapshot was made."""
         return self.tokens.shape[1]
 
-    @property
-    def setup_s(self) -> float:
-        """Seconds that deriving and compiling the steps of the paged cache took so far."""
-        return self.cache.steps.setup_s
-
     def release(self) -> None:
         """Release the blocks; a second call does nothing."""
         with self.cache.lock:
@@ -81,6 +76,11 @@ class CachedSequence(KVCache):
         self._released = False
         self._busy = RLock()
         finalize(self, _free, cache.pool, self.table)
+
+    @property
+    def setup_s(self) -> float:
+        """Seconds that deriving and compiling the steps of the paged cache took so far."""
+        return self.cache.steps.setup_s
 
     @property
     def capacity(self) -> int:
