@@ -20,8 +20,8 @@ from graphwright.autograd.tensor import Tensor
 PAGE = Path(__file__).parents[1] / "docs" / "torch.md"
 HEAD = """# Torch's names
 
-What a PyTorch user types works here: names, argument names, defaults and results are torch's, tested expression by expression
-against torch ([`tests/autograd/test_torch_names.py`](../tests/autograd/test_torch_names.py)). `dim` and `keepdim` may also be written
+The functions on this page have torch's names, argument names, defaults and results, except for what differs; expressions in torch's
+spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tests/autograd/test_torch_names.py)). `dim` and `keepdim` may also be written
 `axis` and `keepdims`, as in numpy. This page is written by `scripts/torch_names.py` from the table in `autograd/names.py`.
 
 ## What differs
@@ -33,6 +33,7 @@ against torch ([`tests/autograd/test_torch_names.py`](../tests/autograd/test_tor
 | `gw.load`, `gw.compile` | other things | they load and compile programs |
 | `F.cross_entropy(..., dim=1)` | no `dim` | `dim=-1` takes a language model's logits [B, T, K] |
 | `F.rms_norm(x, weight, eps)` | `(x, normalized_shape, weight, eps)` | models call it with their weight |
+| convolutions, pools, `F.interpolate` | `padding="same"`, `ceil_mode`, `return_indices`, `scale_factor` | missing |
 | `gw.pad(x, widths)` pads in axis order | `F.pad` counts from the last axis | `F.pad` is torch's |
 | errors are `GraphwrightError`s that are also `ValueError`, `TypeError` or `IndexError` | `RuntimeError` mostly | they say where, expected, got and a fix |
 """

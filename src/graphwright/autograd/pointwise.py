@@ -23,7 +23,7 @@ from graphwright.array import (
 from graphwright.autograd.apply import TensorBase, apply, as_tensor
 from graphwright.autograd.functions import cast_like
 from graphwright.autograd.names import METHOD, NAMES, TOP, Name, named
-from graphwright.errors import DTypeError, UsageError
+from graphwright.errors import UsageError
 from graphwright.ops import call, get
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def nan_to_num(input: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = Non
     x = as_tensor(input)
     if not x.dtype.is_float:
         return x
-    most = limits(x.dtype).max
+    most = largest(x.dtype)
     x = call("where", x.isnan(), cast_like(0.0 if nan is None else nan, x), x)
     x = call("where", isposinf(x), cast_like(most if posinf is None else posinf, x), x)
     return call("where", isneginf(x), cast_like(-most if neginf is None else neginf, x), x)
@@ -429,22 +429,7 @@ for _name, _kind in CASTS.items():
     _cast(_name, _kind)
 
 
-class FloatLimits:
-    """Limits of a floating dtype: `eps`, `max`, `min`, `tiny`, `smallest_normal`, `resolution`, `bits`, `dtype`."""
-
-    def __init__(self, kind: DType) -> None:
-        exponent, fraction = {"float64": (11, 52), "float32": (8, 23), "bfloat16": (8, 7), "float16": (5, 10)}[
-            kind.name
-        ]
-        bias = 2 ** (exponent - 1) - 1
-        self.bits, self.dtype, self.eps = 8 * kind.itemsize, kind.name, 2.0**-fraction
-        self.max = (2.0 - 2.0**-fraction) * 2.0**bias
-        self.min, self.tiny = -self.max, 2.0 ** (1 - bias)
-        self.smallest_normal, self.resolution = self.tiny, 10.0 ** -math.floor(fraction * math.log10(2.0))
-
-
-def limits(kind: DType) -> FloatLimits:
-    """Return the limits of a floating dtype. Raises: DTypeError for another dtype."""
-    if not kind.is_float:
-        raise DTypeError("finfo of a dtype that is not floating", expected="a floating dtype", got=kind)
-    return FloatLimits(kind)
+def largest(kind: DType) -> float:
+    """Return the largest finite number of a floating dtype."""
+    exponent, fraction = {"float64": (11, 52), "float32": (8, 23), "bfloat16": (8, 7), "float16": (5, 10)}[kind.name]
+    return (2.0 - 2.0**-fraction) * 2.0 ** (2 ** (exponent - 1) - 1)
