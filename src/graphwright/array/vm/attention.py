@@ -11,9 +11,10 @@ element, head and position. Operands: q, k, v, out; for the gradient also the gr
 A block table is int64: for each block of queries, the index at which its list of key blocks begins; then the end of
 the last list; then the lists.
 
-Attention over a cache is one pass over the keys that a query sees, 16 at a time, with a running maximum and sum
-(Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"). With a block table, the address of a key
-is looked up in it: blocks may be stored anywhere, and no key is copied.
+Attention over a cache takes the keys that a query sees 256 at a time, with a running maximum and sum (Milakov and
+Gimelshein 2018, "Online normalizer calculation for softmax"): first all scores, 16 at once, then the weighted values,
+so that no score waits for the sum before it. With a block table, the address of a key is looked up in it: blocks may be
+stored anywhere, and no key is copied.
 """
 
 from __future__ import annotations
@@ -394,8 +395,14 @@ def _weighted(typingctx: Any, out: Any, kept: Any, p: Any, v: Any, stride: Any, 
     return vec.void(vec.i64, vec.V, vec.V, vec.i64, vec.i64, vec.i64, vec.i64), codegen
 
 
+_CHUNKS = 16
+"""Vectors of scores that attention over a cache holds at a time."""
+_VALUES = _SCORES + 64 * _CHUNKS
+"""Offset in the scratch of the address of the first value of each vector of scores, and of the number of its keys."""
+
+
 @loop(Code.ATTEND_CACHED)
-def attend_cached(row: Any) -> Any:
+def attend_cached(row: Any, scratch: Any) -> Any:
     """Compute attention over a KV cache, one query at a time.
 
     Instruction words: 1 first unit, 2 number of units (one query head of one batch element); addresses of 3 q, 4 k,
@@ -407,12 +414,12 @@ def attend_cached(row: Any) -> Any:
     marks an unused batch element, whose result is 0.
     """
     for unit in range(cell(row, 1), cell(row, 1) + cell(row, 2)):
-        _attend_head(row, unit)
+        _attend_head(row, unit, scratch)
     return 1
 
 
 @native
-def _attend_head(row: Any, unit: Any) -> None:
+def _attend_head(row: Any, unit: Any, scratch: Any) -> None:
     more = row + BYTES
     heads, groups, queries = cell(row, 7), cell(row, 8), cell(row, 9)
     width, depth, window, scale = cell(row, 10), cell(row, 11), cell(row, 14), F(number(row, 15))
@@ -439,23 +446,35 @@ def _attend_head(row: Any, unit: Any) -> None:
         low = vec.splat(F(-np.inf))
         best, whole = low, vec.splat(F(0.0))
         while j < high:
-            count, at_k, at_v = min(16, high - j), k + j * step_k, v + j * step_v
-            if table:
-                inside, page = j % block, vec.load_i32(table + 4 * (j // block))
-                count = min(count, block - inside)
-                at_k = k + page * cell(more, 10) + inside * step_k
-                at_v = v + page * cell(more, 11) + inside * step_v
-            scores: Any = _products(q, at_k, step_k, width, count)  # pyright: ignore[reportCallIssue]
-            scores = scores * scale
-            if cap:
-                scores = tanh(scores * (F(1.0) / cap)) * cap
-            s = vec.select(vec.first(count), scores, low)
-            top = vec.splat(vec.largest(vec.maximum(s, best)))
-            p, kept = exp(s - top), exp(best - top)
-            whole = vec.fma(kept, whole, p)
-            _weighted(out, kept, p, at_v, step_v, depth, count)
+            chunks, peak = 0, best
+            while j < high and chunks < _CHUNKS:
+                count, at_k, at_v = min(16, high - j), k + j * step_k, v + j * step_v
+                if table:
+                    inside, page = j % block, vec.load_i32(table + 4 * (j // block))
+                    count = min(count, block - inside)
+                    at_k = k + page * cell(more, 10) + inside * step_k
+                    at_v = v + page * cell(more, 11) + inside * step_v
+                scores: Any = _products(q, at_k, step_k, width, count)  # pyright: ignore[reportCallIssue]
+                scores = scores * scale
+                if cap:
+                    scores = tanh(scores * (F(1.0) / cap)) * cap
+                s = vec.select(vec.first(count), scores, low)
+                peak = vec.maximum(s, peak)
+                vec.store(scratch + _SCORES + 64 * chunks, s)
+                vec.store_i64(scratch + _VALUES + 16 * chunks, at_v)
+                vec.store_i64(scratch + _VALUES + 16 * chunks + 8, count)
+                j += count
+                chunks += 1
+            top = vec.splat(vec.largest(peak))
+            kept = exp(best - top)
+            whole = whole * kept
+            for c in range(chunks):
+                p = exp(vec.load(scratch + _SCORES + 64 * c) - top)
+                whole = whole + p
+                at = scratch + _VALUES + 16 * c
+                _weighted(out, kept, p, vec.load_i64(at), step_v, depth, vec.load_i64(at + 8))
+                kept = vec.splat(F(1.0))
             best = top
-            j += count
         share = vec.splat(F(1.0) / vec.total(whole))
         for i in range(0, depth, 16):
             mask = vec.first(depth - i)
