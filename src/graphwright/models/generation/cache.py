@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import CPU, Device, NDArray, Spec, empty, from_numpy
+from graphwright.array import CPU, Device, NDArray, Spec, changes, empty, from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
@@ -50,16 +50,19 @@ class FingerprintWatch:
         self.program = program
         self.mark: tuple[int, list[tuple[str, NDArray, int]]] = (-1, [])
         self._now: dict[str, str] = {}
+        self._seen = -1  # `changes.count` at the last comparison of all weights; -1 if plans write weights
 
     def unchanged(self) -> bool:
         """Return True if neither the structure nor a weight changed since the fingerprints were computed."""
+        return self._seen == changes.count or self._compared()
+
+    def _compared(self) -> bool:
+        seen = changes.count
         version, weights = self.mark
-        if version != self.program.version:
-            return False
         array = self.program.weights.array
-        for key, a, v in weights:  # noqa: SIM110  # half the time of all(...)
-            if array(key) is not a or a.storage.version != v:
-                return False
+        if version != self.program.version or any(array(k) is not a or a.storage.version != v for k, a, v in weights):
+            return False
+        self._seen = -1 if any(a.storage.counted for _, a, _ in weights) else seen
         return True
 
     def current(self) -> dict[str, str]:
@@ -67,6 +70,8 @@ class FingerprintWatch:
         if not self.unchanged():
             p = self.program
             arrays = [(key, p.weights.array(key)) for key in p.weights]
+            for _, a in arrays:
+                a.storage.watched = True  # a write increments `changes`
             self.mark = (p.version, [(key, a, a.storage.version) for key, a in arrays])
             self._now = fingerprints(p)
         return self._now
@@ -197,12 +202,23 @@ class KVCache:
 
         The host samples if the step ran with different requests, and for requests with processors. Raises: NonFinite.
         """
-        ids = np.full(self.batch, -1)
         if self._sampled is not None and self._sampled[0] == tuple(requests):
             ids = self._sampled[1].copy()
-        for row in np.flatnonzero(ids < 0).tolist():
-            assert self._logits is not None
-            ids[row] = requests[row].sample(self._logits[row], self.tokens[row])
+        else:
+            ids = np.full(self.batch, -1)
+        for row, token in enumerate(ids.tolist()):
+            if token < 0:
+                assert self._logits is not None
+                ids[row] = requests[row].sample(self._logits[row], self.tokens[row])
+        return ids
+
+    def advance(self, count: int, requests: Requests, *, allow_stale: bool = False) -> np.ndarray:
+        """Append `count` ids per sequence, each sampled from the logits after the one before; at least one is appended.
+
+        Fewer are appended if the host must sample. Returns: the ids, int64 [batch, n]. Raises: the errors of `step`.
+        """
+        ids = self.sampled(requests)[:, None]
+        self.step(ids, allow_stale=allow_stale, requests=requests)
         return ids
 
     def request(self, step: BoundStep, at: int, ids: np.ndarray, request: SamplingRequest, row: int = 0) -> None:
@@ -427,6 +443,7 @@ class StaticCache(KVCache):
         Range(1, whole=True).check("tokens", capacity)
         super().__init__(program, batch, FingerprintWatch(program))
         self._capacity, self.device = capacity, device
+        self._length = 0  # also the value of the state LENGTH, except within a step
         self.variables: dict[str, Variable] = {}
         self.steps = StepPlans(program, lambda last_only: derived_for(program, capacity, last_only), device)
         try:
@@ -443,7 +460,7 @@ class StaticCache(KVCache):
     @property
     def length(self) -> int:
         """Number of entries per sequence."""
-        return int(self.variables[LENGTH].item())
+        return self._length
 
     @property
     def nbytes(self) -> int:
@@ -451,14 +468,44 @@ class StaticCache(KVCache):
         return sum(v.data.nbytes for v in self.variables.values())
 
     def _run(self, ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
-        step = self.steps.bound(not all_logits, self.batch, ids.shape[1], self.variables)
+        made = self._fed(ids, all_logits, requests).run()
+        self._length += ids.shape[1]
+        return made
+
+    def _fed(self, ids: np.ndarray, all_logits: bool, requests: Requests) -> BoundStep:
+        """Return the step for ids [batch, T], with its inputs written."""
+        count = ids.shape[1]
+        step = self.steps.bound(not all_logits, self.batch, count, self.variables)
         step.hosts["ids"][...] = ids
         if "positions" in step.hosts:
-            step.hosts["positions"][...] = self.length + np.arange(ids.shape[1])
-        step.clear_requests()
-        for row, request in enumerate(() if all_logits else requests):
+            step.hosts["positions"][...] = np.arange(self._length, self._length + count) if count > 1 else self._length
+        asked = () if all_logits else requests
+        if len(asked) < self.batch:
+            step.clear_requests()
+        for row, request in enumerate(asked):
             self.request(step, row, ids[row], request, row)
-        return step.run()
+        return step
+
+    def advance(self, count: int, requests: Requests, *, allow_stale: bool = False) -> np.ndarray:
+        """Append ids as `KVCache.advance` does. The compiled step samples them, and is called again and again.
+
+        A batch, or requests with penalties or processors, advance by one id.
+        """
+        if count < 2 or any(r.rule.penalises or r.rule.processors for r in requests):
+            return super().advance(count, requests, allow_stale=allow_stale)
+        length = self._length
+        ids = self._checked(self.sampled(requests)[:, None])
+        check_one_each(requests, self.batch)
+        self.admit(allow_stale)
+        count = min(count, self._capacity - length)
+        try:
+            (logits, sampled), ids = self._fed(ids, False, requests).repeat(count)
+            self._length += ids.shape[1]
+            self.record(ids, logits.to_numpy("float32")[:, -1], requests, sampled)
+        except BaseException:
+            self.rollback(length)
+            raise
+        return ids
 
     @property
     def setup_s(self) -> float:
@@ -475,6 +522,7 @@ class StaticCache(KVCache):
         specs = self._specs()
         if {k: v.spec for k, v in self.variables.items()} != specs:
             self.steps.spaces.clear()
+            self._length = 0
             self.variables = {k: Variable(filled(s, 0.0, self.device), name=k) for k, s in specs.items()}
 
     def rollback(self, length: int) -> None:
@@ -491,6 +539,7 @@ class StaticCache(KVCache):
         return [variable.own() for key, variable in self.variables.items() if key != LENGTH]
 
     def _set_length(self, length: int) -> None:
+        self._length = length
         self.variables[LENGTH].own().copy_from(from_numpy(np.asarray(length, np.int64)))
 
     def snapshot(self) -> StaticSnapshot:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 LENGTH = "cache.length"
 CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
 """Inputs for sampling the next ids: operands of the op `sample_token`."""
+_POSITION = 2  # column of KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,25 +233,49 @@ class BoundStep:
 
     def __init__(self, space: Executable) -> None:
         self.space, self.waiting = space, space.plan.buffer_layout.tables.lowerings.waiting
+        space.kernels.refresh()  # now, so that the first token takes as long as the others
         self._arrays = [empty(spec.sizes, spec.dtype) for spec in space.plan.inputs.values()]
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
+        self._asked: dict[int, SamplingRequest] = {}  # batch row -> request whose rules its row of the input has
 
     def request(self, row: int, request: SamplingRequest, position: int, counts: np.ndarray) -> None:
         """Request in batch row `row` a sample of the id at `position`; `counts` has rows (id, count in the output)."""
         hosts = self.hosts
-        hosts[RULES][row], hosts[KEYS][row] = request.rule.numbers(), request.keys(position)
+        if self._asked.get(row) is not request:
+            hosts[RULES][row], hosts[KEYS][row] = request.rule.numbers(), request.keys(position)
+            self._asked[row] = request
+        hosts[KEYS][row, _POSITION] = request.position(position)
         most = hosts[SEEN].shape[1]
         hosts[SEEN][row, : len(counts)] = counts[:most]  # a full row needs no end mark
 
     def clear_requests(self) -> None:
         """Clear the requests of all rows, so that the step samples no ids."""
         if KEYS in self.hosts:
-            self.hosts[KEYS][:, 2] = -1
+            self.hosts[KEYS][:, _POSITION] = -1
 
     def run(self) -> StepResult:
         """Run the step on the current inputs; return the logits, and the sampled ids if the program samples."""
         made = self.space.step(self._arrays)
         return made["logits"], made["ids"].to_numpy() if "ids" in made else None
+
+    def repeat(self, count: int) -> tuple[StepResult, np.ndarray]:
+        """Run `count` times on one id per sequence: first on those in the inputs, then on those the last run sampled.
+
+        Returns: the result of the last run, and the ids that ran, int64 [batch, n]; n < `count` if a run sampled no id.
+        """
+        hosts, step, arrays = self.hosts, self.space.step, self._arrays
+        given, counters = hosts["ids"][:, 0], [hosts[KEYS][:, _POSITION]]
+        if "positions" in hosts:
+            counters.append(hosts["positions"])
+        ran, wanted = [given.tolist()], ("ids",)
+        made = step(arrays, wanted)["ids"].to_numpy()
+        while len(ran) < count and min(found := made.tolist()) >= 0:
+            given[:] = found
+            for counter in counters:
+                counter += 1
+            ran.append(found)
+            made = step(arrays, wanted)["ids"].to_numpy()
+        return (self.space.kernels.takes["logits"](), made), np.array(ran, np.int64).T
 
 
 class StepPlans:

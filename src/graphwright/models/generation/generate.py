@@ -28,6 +28,8 @@ from graphwright.signatures import keywords
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
+_BURST = 0.002
+"""Seconds of decoding after which new tokens are added to the text; a token that takes longer is added at once."""
 _ROUND = 64  # capacities are multiples of this, so that prompts of similar length share their plans
 _FROM_FILE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -311,22 +313,59 @@ class _Continuation:
 
     def _loop(self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None) -> str:
         allow_stale, requests, made = self.options.allow_stale, (self.request,), self.made
-        for i in range(limit):
+        while len(made.ids) < limit:
             if cancel is not None and cancel():
                 return "cancelled"
             clock = _Clock(self.cache)
+            if (burst := self._burst(limit, cancel)) > 1:
+                if end := self._run_ahead(burst, clock):
+                    return end
+                continue
             token = int(self.cache.sampled(requests)[0])
             if most := self.options.logprobs:
                 logp = log_softmax(logits)
                 made.logprobs.append(float(logp[token]))
                 best = np.argsort(-logp, kind="stable")[:most]
                 made.top.append([(int(i), float(logp[i])) for i in best])
-            made.ids.append(token)
-            end = "eos" if token in self.model.eos_ids else "stop" if self.text.add(token) else ""
-            if not end and i + 1 < limit:
+            end = self._end(token)
+            if not end and len(made.ids) < limit:
                 step = self.cache.step(np.asarray([[token]]), allow_stale=allow_stale, requests=requests)
                 logits = step.to_numpy("float32")[0, -1]
             made.token_s.append(clock.seconds)
             if end:
                 return end
         return "length"
+
+    def _end(self, token: int) -> str:
+        """Add a token to the result; return the reason if the text ends with it, else an empty string."""
+        self.made.ids.append(token)
+        return "eos" if token in self.model.eos_ids else "stop" if self.text.add(token) else ""
+
+    def _burst(self, limit: int, cancel: Callable[[], bool] | None) -> int:
+        """Return how many tokens to run before the text is looked at: as many as take some `_BURST` seconds."""
+        made = self.made
+        if cancel is not None or self.options.logprobs or not made.token_s:
+            return 1
+        room = min(limit - len(made.ids) - 1, self.cache.capacity - self.cache.length)
+        return min(room, int(_BURST / max(made.token_s[-1], 1e-6)))
+
+    def _run_ahead(self, burst: int, clock: _Clock) -> str:
+        """Run several tokens at once and add them to the result; drop those after the end from the cache."""
+        start, kept = self.cache.length, 0
+        tokens = self.cache.advance(burst, (self.request,), allow_stale=self.options.allow_stale)[0].tolist()
+        try:
+            if not self.options.stop and set(tokens).isdisjoint(self.model.eos_ids):
+                kept = len(tokens)
+                self.made.ids.extend(tokens)
+                self.text.add(*tokens)
+                return ""
+            for token in tokens:
+                if end := self._end(token):
+                    return end
+                kept += 1
+            return ""
+        finally:
+            if kept < len(tokens):
+                self.cache.truncate(start + kept)
+            ran = max(len(self.made.ids) - len(self.made.token_s), 1)
+            self.made.token_s.extend([clock.seconds / ran] * ran)

@@ -184,8 +184,12 @@ class SamplingRequest:
     prompt: int = 0
 
     def keys(self, position: int) -> tuple[int, int, int, int]:
-        """Return (seed, stream, position, top_k); position is -1 if there are processors, so that the host samples."""
-        return self.rule.keys(self.stream, -1 if self.rule.processors else position)
+        """Return (seed, stream, position, top_k) as a step needs them."""
+        return self.rule.keys(self.stream, self.position(position))
+
+    def position(self, position: int) -> int:
+        """Return the position as a step needs it: -1 if there are processors, so that the host samples."""
+        return -1 if self.rule.processors else position
 
     def sample(self, logits: np.ndarray, ids: np.ndarray) -> int:
         """Sample on the host the id that follows `ids` [T], from logits [V]. Raises: NonFinite."""

@@ -54,8 +54,8 @@ def check_ids(ids: Any, vocab: int) -> np.ndarray:
         raise PromptError("the prompt is not an array of token ids", expected="integers [B, T] or [T]",
                           got="text" if text else f"{batch.dtype} {list(batch.shape)}",
                           fix="pass model.tokenizer.encode(text)" if text else None)  # fmt: skip
-    wrong = (batch < 0) | (batch >= vocab)
-    if wrong.any():
+    if batch.min() < 0 or batch.max() >= vocab:
+        wrong = (batch < 0) | (batch >= vocab)
         row, at = divmod(int(np.argmax(wrong)), batch.shape[1])
         raise PromptError("a token id is out of range", where=f"row {row}, position {at}",
                           expected=f"0..{vocab - 1}", got=int(batch[row, at]))  # fmt: skip
@@ -128,14 +128,14 @@ class TextStream:
         self._done = 0  # characters of `text` already streamed
         self._bytes = getincrementaldecoder("utf-8")("replace") if isinstance(tokenizer, ByteTokenizer) else None
 
-    def add(self, token: int) -> bool:
-        """Add one token; return True if a stop string appeared, before which the text was cut."""
+    def add(self, *tokens: int) -> bool:
+        """Add tokens; return True if a stop string appeared, before which the text was cut."""
         if self.tokenizer is None:
             return False
         if isinstance(self.tokenizer, ByteTokenizer) and self._bytes is not None:
-            self.text += self._bytes.decode(self.tokenizer.to_bytes([token]))
+            self.text += self._bytes.decode(self.tokenizer.to_bytes(tokens))
         else:
-            self._ids.append(token)
+            self._ids.extend(tokens)
             self.text = self.tokenizer.decode(self._ids)
         if self._cut():
             return True

@@ -135,8 +135,8 @@ class Executable:
                 return None
         return arrays
 
-    def step(self, arrays: Sequence[Given]) -> dict[str, NDArray]:
-        """Run on one array per input, as `fitting` returns them, and return the outputs by name."""
+    def step(self, arrays: Sequence[Given], wanted: Iterable[str] | None = None) -> dict[str, NDArray]:
+        """Run on one array per input, as `fitting` returns them; return the outputs by name, or only those `wanted`."""
         self._begin()
         try:
             bound = self.kernels
@@ -147,7 +147,8 @@ class Executable:
                     self._point(arrays)
                 if fed.run() is not None:
                     raise self._failed_native(fed)
-                return {name: take() for name, take in bound.takes.items()}
+                takes = bound.takes
+                return {name: takes[name]() for name in (takes if wanted is None else wanted)}
         finally:
             self._end()
         with self._running():
