@@ -11,6 +11,7 @@ import pytest
 import graphwright as gw
 from fixtures import tiny_llama
 from graphwright import surgery as sg
+from graphwright.errors import UsageError
 from graphwright.models.inspect import flops
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.errors import NothingToPrune, StaleStep
@@ -210,7 +211,7 @@ def test_each_option_changes_the_plan():
     """Every public argument but the seed of a method that draws nothing."""
 
     def made(**options: Any) -> tuple[Any, ...]:
-        given = {"recipe": "units", **options}
+        given = {"recipe": "units", "round_to": 1, **options}
         plan = sg.prune(
             opened().program, given.pop("target", sg.Ratio(0.25)), data(1024), dry_run=True, timed=False, **given
         )
@@ -251,6 +252,15 @@ def test_heads_are_cut_by_group_equally_or_singly(kind, ragged):
     assert report.steps
     assert all(s.ragged is ragged and s.weights for s in report.steps)
     assert model.generate(HELD[0, :8], 4).ids[0] == int(model.logits(HELD[0, :8])[-1].argmax())
+
+
+def test_a_number_is_the_share_of_a_ratio():
+    reports = [sg.prune(opened(), target, data(512), timed=False) for target in (0.1, sg.Ratio(0.1))]
+    assert reports[0].target == reports[1].target
+    assert reports[0].steps[0].units == reports[1].steps[0].units
+    with pytest.raises(UsageError, match="share") as caught:
+        sg.prune(opened(), 1.5, data(512))
+    assert "1.5" in str(caught.value)
 
 
 def test_an_unreachable_target_reports_the_nearest_reachable_one():

@@ -27,7 +27,7 @@ from graphwright.program.op_graph import OpGraph
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
 from graphwright.signatures import keywords
-from graphwright.surgery.budgets import SizeBudget
+from graphwright.surgery.budgets import Ratio, SizeBudget
 from graphwright.surgery.calibration import (
     Calibration,
     CalibrationSource,
@@ -370,24 +370,25 @@ def _made(
 
 @overload
 def prune(
-    program: Program | Model, target: SizeBudget, calibration: CalibrationSource | None = None, *,
+    program: Program | Model, target: SizeBudget | float, calibration: CalibrationSource | None = None, *,
     dry_run: Literal[False] = False, progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PruneReport: ...  # fmt: skip
 @overload
 def prune(
-    program: Program | Model, target: SizeBudget, calibration: CalibrationSource | None = None, *,
+    program: Program | Model, target: SizeBudget | float, calibration: CalibrationSource | None = None, *,
     dry_run: Literal[True], progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PrunePlan: ...  # fmt: skip
 @keywords(PruneOptions)
 def prune(
-    program: Program | Model, target: SizeBudget, calibration: CalibrationSource | None = None, *,
+    program: Program | Model, target: SizeBudget | float, calibration: CalibrationSource | None = None, *,
     dry_run: bool = False, progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PruneReport | PrunePlan:  # fmt: skip
     """Make a program smaller, in one edit that can be undone.
 
     Args:
         program: a program; or a model, which also provides the tokenizer, and calibration data by default.
-        target: `Ratio`, `Params`, `Flops`, `Bytes` or `Latency`. A `Ratio` counts the nodes that `where` selects.
+        target: `Ratio`, `Params`, `Flops`, `Bytes` or `Latency`; a number is the share of a `Ratio`. A `Ratio` counts
+            the nodes that `where` selects.
         calibration: data to learn from, and held-out data to measure on; or a text, texts or ids to make them from.
         dry_run: change nothing, and return a plan (`compress` and `orthogonalize` return the report of a copy).
         progress: called with `Progress`.
@@ -398,6 +399,7 @@ def prune(
     """
     started = perf_counter()
     given, p = PruneOptions(**options), program_of(program)
+    target = Ratio(target) if isinstance(target, int | float) else target
     model = None if isinstance(program, OpGraph) else program
     nodes = pr.scope_nodes(p, given.where)
     pr.check_finite(p, pr.prunable(p, nodes, given.kinds, given.protect) if given.recipe != "modules" else [])
