@@ -24,7 +24,7 @@ import torch_pruning
 import transformers
 
 import graphwright as gw
-from benchmarks.harness import Figure, add_rounds, rounds
+from benchmarks.harness import Figure
 from graphwright import surgery as sg
 from graphwright.models.bundled import pydoc_split
 from graphwright.models.metrics import nll
@@ -310,41 +310,75 @@ def rebuilt(module: Any, share: float, prompt: np.ndarray) -> float:
 
 
 def speed_up() -> Figure:
-    """Decoding and prefill of the pruned model beside the share of operations that went."""
+    """How much faster pruned models are, beside the share of operations that went, here and in transformers."""
     figure = Figure(
-        "measured speed beside the share of operations that went: 22 layers, width 1024, random float32 weights",
-        "neurons by magnitude, the same share of every layer, multiples of 16; decode after 128 tokens, prefill of 256",
+        "time saved by pruning, as a part of the share of operations that went (1: time falls as operations do)",
+        "defaults of model.prune on the bundled model (bfloat16); 300 M parameters: 22 layers of width 1024, random "
+        "bfloat16 weights, neurons by magnitude; batch: logits of 1 x 256 tokens; decode: 64 tokens after 128, greedy; "
+        "transformers runs the exported files (prefer='size')",
     )
     with tempfile.TemporaryDirectory() as directory:
-        deep(Path(directory))
-        dense = gw.open(directory)
-        for share in (0.3, 0.5):
-            pruned = dense.with_program(dense.program.fork())
-            for axis in [a for a in pruned.program.axes().values() if a.kind == "neurons"]:
-                keep = round((1 - share) * axis.size / 16) * 16
-                gone = np.argsort(sg.scores(axis, method="magnitude"))[: axis.size - keep]
-                axis.units(gone).prune()
-            flops = [m.inspect().flops_per_token for m in (dense, pruned)]
-            for what, call in (("decode", decoding), ("prefill", prefill)):
-                calls = {f"{what}, dense": call(dense), f"{what}, {100 * share:.0f} % of neurons gone": call(pruned)}
-                taken = rounds(calls, n=61 if what == "decode" else 15)  # a step is short, and bound by memory
-                add_rounds(figure, taken)
-                a, b = (float(np.median(taken[name])) for name in list(taken)[:2])
-                figure.notes.append(
-                    f"{what} {100 * share:.0f} %: {a / b:.2f} times as fast; operations {flops[0] / flops[1]:.2f} "
-                    f"times as few; {(1 - b / a) / (1 - flops[1] / flops[0]):.2f} of their share"
-                )
+        deep(Path(directory)).to(torch.bfloat16).save_pretrained(directory)
+        for name, dense in (("bundled", gw.open("bundled")), ("300 M", gw.open(directory))):
+            for share in (0.2, 0.3, 0.5):
+                pruned = dense.with_program(dense.program.fork())
+                if name == "bundled":
+                    pruned.prune(sg.Ratio(share, "flops"), timed=False)
+                else:
+                    by_magnitude(pruned.program, share * 1.3)  # the MLPs have three quarters of the operations
+                flops = [m.inspect().flops_per_token for m in (dense, pruned)]
+                gone = 1 - flops[1] / flops[0]
+                with tempfile.TemporaryDirectory() as out:
+                    calls = {**timed(dense, Path(out) / "dense"), **timed(pruned, Path(out) / "pruned", ", pruned")}
+                    add_speed_up(figure, f"{name}, {100 * gone:.0f} % of operations gone", gone, calls)
     return figure
 
 
-def decoding(model: Any) -> Callable[[], Any]:
-    """One token after 128; rounds go on in the same cache."""
-    cache = model.new_cache(256, kind="static")
-    cache.step(np.zeros((1, 128), np.int64))
-    token = np.zeros((1, 1), np.int64)
-    return lambda: cache.step(token)
+Timed = dict[str, Callable[[], float]]
 
 
-def prefill(model: Any) -> Callable[[], Any]:
-    ids = np.zeros((1, 256), np.int64)
-    return lambda: model.logits(ids)
+def timed(model: Any, out: Path, suffix: str = "") -> Timed:
+    """What to measure -> a call that returns its seconds, here and in transformers from the exported files."""
+    model.export(out, prefer="size")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True, dtype="auto").eval()
+    ids, prompt = np.arange(256)[None] % model.vocab, torch.arange(128)[None] % model.vocab
+
+    def batch() -> float:
+        started = perf_counter()
+        model.logits(ids)
+        return perf_counter() - started
+
+    def decode() -> float:
+        return model.generate(prompt[0].numpy(), 64).decode_s / 63
+
+    @torch.no_grad()
+    def batch_there() -> float:
+        started = perf_counter()
+        theirs(torch.from_numpy(ids))
+        return perf_counter() - started
+
+    @torch.no_grad()
+    def decode_there() -> float:
+        taken = []
+        for count in (1, 64):
+            started = perf_counter()
+            theirs.generate(prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+            taken.append(perf_counter() - started)
+        return (taken[1] - taken[0]) / 63
+
+    found = {"batch": batch, "decode": decode, "batch, transformers": batch_there, "decode, transformers": decode_there}
+    return {name + suffix: call for name, call in found.items()}
+
+
+def add_speed_up(figure: Figure, title: str, gone: float, calls: Timed) -> None:
+    """Add a row per measurement: by how much of the share `gone` the time fell. Both models run in turn."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(9):
+        for name, call in calls.items():
+            taken[name].append(call())
+    for name in [n for n in taken if not n.endswith(", pruned")]:
+        before, after = (float(np.median(taken[n])) for n in (name, f"{name}, pruned"))
+        note = f"{1e3 * before:.3f} => {1e3 * after:.3f} ms, {before / after:.2f} times as fast"
+        figure.add(f"{title}: {name}", (1 - after / before) / gone, "of the share", note)
