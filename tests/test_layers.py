@@ -10,7 +10,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "graphwright"
 LEVELS = [
-    {"errors", "native", "progress", "report", "signatures"},
+    {"errors", "native", "plugins", "progress", "report", "signatures"},
     {"builds", "files", "settings", "timing"},
     {"safetensors"},
     {"graph"},
