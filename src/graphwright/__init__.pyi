@@ -328,6 +328,7 @@ from graphwright.program import load as load
 from graphwright.program import replay as replay
 from graphwright.program import tape as tape
 from graphwright.program import trace as trace
+from graphwright.surgery import attribute as attribute
 from graphwright.surgery import rewrite as rewrite
 
 __version__: str
