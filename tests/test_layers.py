@@ -54,6 +54,7 @@ FACADES = {
     "plan/plan.py": {"plan/compile.py": "caches the plans that it makes"},
     "plan/running/executable.py": {
         "plan/plan.py": "makes the executables of a plan",
+        "plan/profiler.py": "times the runs of executables",
         "plan/running/capture.py": "derives the executable that captures graphs",
         "plan/running/parallel.py": "derives the executable that runs on several threads",
     },

@@ -50,7 +50,7 @@ _PUBLIC = {
     "models": "Model open",
     "ops": "op",
     "optim": "compile_step load_state save_state",
-    "plan": "Plan compile",
+    "plan": "Plan compile profile",
     "program": "Builder Program State load replay tape trace",
     "surgery": "attribute rewrite",
 }
