@@ -8,6 +8,7 @@ from graphwright.program.axes.axes import Axes, AxisGroup
 from graphwright.program.axes.units import Units
 from graphwright.program.builder import Builder, record, trace
 from graphwright.program.constraints import Constraints
+from graphwright.program.derived.stack import NotStackable, stack
 from graphwright.program.derived.tape import tape
 from graphwright.program.diff import ProgramDiff, diff
 from graphwright.program.editing.journal import Entry, Journal
@@ -32,8 +33,8 @@ _ERRORS = [n for n, kind in vars(errors).items() if isinstance(kind, type) and i
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     *(name for name in _ERRORS if name not in ("GraphwrightError", "UsageError") and not name.startswith("_")),
     "AssemblyReport", "Axes", "AxisGroup", "Builder", "Constraints", "Entry", "Formula", "FormulaTooLarge", "Gate",
-    "Gates", "Journal", "Mismatch", "NoFormula", "OpGraph", "ParameterMismatch", "Program", "ProgramDiff",
-    "Replayed", "Run", "Selection", "State", "TraceRecorder", "Transaction", "Units", "Value", "Weights",
-    "apply_recipe", "check_feeds", "diff", "evaluate", "load", "record", "replay", "run", "save", "tape", "trace",
-    "validate",
+    "Gates", "Journal", "Mismatch", "NoFormula", "NotStackable", "OpGraph", "ParameterMismatch", "Program",
+    "ProgramDiff", "Replayed", "Run", "Selection", "State", "TraceRecorder", "Transaction", "Units", "Value",
+    "Weights", "apply_recipe", "check_feeds", "diff", "evaluate", "load", "record", "replay", "run", "save",
+    "stack", "tape", "trace", "validate",
 ]  # fmt: skip
