@@ -179,6 +179,7 @@ def dropout():
         (lambda: nn.Ensemble([nn.Linear(4, 2), nn.Linear(4, 3)], gw.rand(6, 4)), NotStackable, "program 1 has another"),
         (lambda: nn.Ensemble([], gw.rand(6, 4)), UsageError, "at least one"),
         (lambda: nn.Ensemble([nn.Linear(4, 2), WRONG], gw.rand(6, 4)), UsageError, "int"),
+        (lambda: nn.Ensemble(members(mlp), gw.rand(6, 4))(*[gw.rand(6, 4)] * 2), UsageError, "too many inputs"),
         (lambda: nn.Ensemble(members(mlp), gw.rand(6, 4), shared=("z",)), UsageError, "unknown inputs"),
     ],
 )

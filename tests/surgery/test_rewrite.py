@@ -150,6 +150,27 @@ def test_several_results_and_sizes_of_the_site():
     np.testing.assert_allclose(p.run(feeds)["out"].to_numpy(), before, rtol=1e-5, atol=1e-6)
 
 
+def test_a_pattern_that_fails_for_other_specs_is_reported():
+    def pattern(x):
+        _, columns = x.shape
+        return x.tanh() * columns
+
+    p = gw.trace(lambda x: x.tanh() * 3, gw.rand(2, 4, 3))
+    (report,) = gw.rewrite(p, surgery.Rewrite("a", pattern, pattern, X))
+    assert report.replaced == ()
+    assert report.skipped == (
+        ("mul", "the pattern fails for these specs: ValueError: too many values to unpack (expected 2)"),
+    )
+
+
+def test_a_broken_program_is_refused():
+    p = gw.trace(Net(), gw.rand(5, 3))
+    with p.edit("break", check=False) as e:
+        e.cut("a.linear -> sigmoid")
+    with pytest.raises(gw.program.InvalidProgram):
+        gw.rewrite(p, SILU)
+
+
 def test_a_path_that_leaves_an_occurrence_and_comes_back_is_reported():
     p = gw.trace(lambda x: (lambda u: (u, u.tanh().exp()))(x.neg()), gw.rand(2, 3))
     rule = surgery.Rewrite("pair", lambda x, y: (x.neg(), y.exp()), lambda x, y: (x * -1, y.exp()), (*X, *X))

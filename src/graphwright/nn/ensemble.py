@@ -54,8 +54,11 @@ class Ensemble:
         Args:
             inputs, feeds: inputs in order or by name, with the leading axis where they are not shared.
         Returns: the only output [members, ...], or a dict of several by name.
+        Raises: FeedError for inputs that do not fit; UsageError for too many.
         """
         names = self.program.input_names()
+        if len(inputs) > len(names):
+            raise UsageError("too many inputs", where=repr(self), expected=", ".join(names), got=len(inputs))
         found = self.program(**dict(zip(names, inputs, strict=False)), **feeds)
         return next(iter(found.values())) if len(found) == 1 else found
 

@@ -23,6 +23,7 @@ from graphwright.program.errors import NotConvex
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.named_sizes import with_names
 from graphwright.program.op_graph import Value
+from graphwright.program.validate import refuse_broken
 from graphwright.report import Report
 from graphwright.surgery.rewriting.pattern import Occurrence, occurrences, removable
 
@@ -121,7 +122,8 @@ def rewrite(program: Program, *rules: Rewrite | str) -> list[RewriteReport]:
         rules: rewrites, or names of registered ones; by default all registered ones.
     Returns: a report per rewrite; `program.undo()` reverts the last rewrite that made an edit.
     Raises: NotEquivalent if a replacement does not compute what its pattern computes; TraceError if a function cannot
-        be traced; UsageError for an invalid rewrite. The program is then as before the rewrite that failed.
+        be traced; UsageError for an invalid rewrite; InvalidProgram for a program that an earlier edit left broken.
+        The program is then as before the rewrite that failed.
     """
     known = rewrites()
     chosen: list[Rewrite] = []
@@ -135,6 +137,7 @@ def rewrite(program: Program, *rules: Rewrite | str) -> list[RewriteReport]:
             raise UsageError("not a rewrite", expected="a Rewrite, or the name of a registered one",
                              got=repr(rule)[:80])  # fmt: skip
         chosen.append(rule)
+    refuse_broken(program)
     return [_Sweep(program, rule).apply() for rule in chosen]
 
 
@@ -232,8 +235,10 @@ class _Sweep:
         if specs not in self._traced:
             try:
                 self._traced[specs] = self.pattern(specs)
-            except GraphwrightError:  # the pattern is not defined for these shapes
+            except Exception as error:  # code of the user, which ran on the examples
                 self._traced[specs] = None
+                what = error.what if isinstance(error, GraphwrightError) else f"{type(error).__name__}: {error}"
+                self.skipped.append((self.p.path(ends[0]), f"the pattern fails for these specs: {what}"))
         pattern = self._traced[specs]
         if pattern is None or len(pattern.outputs()) != len(ends):
             return None
