@@ -185,7 +185,7 @@ def house() -> str:
             "timing": "compared times",
             "builds": "native code in the background",
         },
-        **dict.fromkeys(("errors", "progress", "report", "native", "signatures"), ""),
+        **dict.fromkeys(("errors", "plugins", "progress", "report", "native", "signatures"), ""),
     }
     rows = [sorted(names) for names in reversed(levels) if "__init__" not in names]
     wide, high = 880, 46

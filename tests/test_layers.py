@@ -10,7 +10,7 @@ import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "graphwright"
 LEVELS = [
-    {"errors", "native", "progress", "report", "signatures"},
+    {"errors", "native", "plugins", "progress", "report", "signatures"},
     {"builds", "files", "settings", "timing"},
     {"safetensors"},
     {"graph"},
@@ -54,6 +54,7 @@ FACADES = {
     "plan/plan.py": {"plan/compile.py": "caches the plans that it makes"},
     "plan/running/executable.py": {
         "plan/plan.py": "makes the executables of a plan",
+        "plan/profiler.py": "times the runs of executables",
         "plan/running/capture.py": "derives the executable that captures graphs",
         "plan/running/parallel.py": "derives the executable that runs on several threads",
     },

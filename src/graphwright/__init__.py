@@ -50,8 +50,9 @@ _PUBLIC = {
     "models": "Model open",
     "ops": "op",
     "optim": "compile_step load_state save_state",
-    "plan": "Plan compile",
+    "plan": "Plan compile profile",
     "program": "Builder Program State load replay tape trace",
+    "surgery": "attribute rewrite",
 }
 """Folder -> its names that the package exports; `__init__.pyi` says the same to type checkers."""
 _HOME = {name: folder for folder, names in _PUBLIC.items() for name in names.split()}

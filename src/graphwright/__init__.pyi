@@ -321,6 +321,7 @@ from graphwright.optim import load_state as load_state
 from graphwright.optim import save_state as save_state
 from graphwright.plan import Plan as Plan
 from graphwright.plan import compile as compile
+from graphwright.plan import profile as profile
 from graphwright.program import Builder as Builder
 from graphwright.program import Program as Program
 from graphwright.program import State as State
@@ -328,5 +329,7 @@ from graphwright.program import load as load
 from graphwright.program import replay as replay
 from graphwright.program import tape as tape
 from graphwright.program import trace as trace
+from graphwright.surgery import attribute as attribute
+from graphwright.surgery import rewrite as rewrite
 
 __version__: str

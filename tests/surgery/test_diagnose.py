@@ -10,7 +10,7 @@ from networks import CLEAN, feeds, gpt2, mlp, outputs, random_decoder
 
 import graphwright as gw
 from fixtures import tiny_llama
-from graphwright import surgery
+from graphwright import plugins, surgery
 from graphwright.surgery import Severity, diagnose
 from graphwright.testing.defects import KINDS_OF_DEFECT, plant
 from seeds import deep
@@ -447,8 +447,8 @@ def test_rules_from_packages_are_loaded_and_broken_ones_skipped(monkeypatch, cap
             yield surgery.Finding.of(d.program, "from_a_package", Severity.INFO, "is here", d.program.node("0"))
 
     points = [Point("broken", lambda: 1 / 0), Point("good", good)]
-    monkeypatch.setattr(kinds, "entry_points", lambda group: points if group == "graphwright.findings" else [])
-    monkeypatch.setattr(kinds, "_plugins_loaded", False)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == "graphwright.findings" else [])
+    monkeypatch.setattr(plugins, "_loaded", set())
     try:
         assert [f.kind for f in diagnose(mlp())] == ["from_a_package"]
         assert "'broken' was skipped" in caplog.text

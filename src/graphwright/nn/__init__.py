@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphwright.autograd import Parameter
 from graphwright.nn import functional, init
 from graphwright.nn.as_module import as_module
+from graphwright.nn.ensemble import Ensemble
 from graphwright.nn.layers import (
     ELU,
     GELU,
@@ -60,10 +61,10 @@ from graphwright.nn.transformer import (
 __all__ = [
     "ELU", "GELU", "GRU", "LSTM", "RNN", "Activation", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AvgPool1d",
     "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Buffer", "CfC", "CfCCell", "Conv1d", "Conv2d", "ConvTranspose1d",
-    "ConvTranspose2d", "Dropout", "Embedding", "Flatten", "GRUCell", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d",
-    "LSTMCell", "LayerNorm", "LeakyReLU", "Linear", "LogSigmoid", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MoE",
-    "Module", "ModuleDict", "ModuleList", "MultiHeadAttention", "Parameter", "RMSNorm", "RNNCell", "ReLU", "Recurrent",
-    "Residual", "RotaryEmbedding", "Sequential", "SiLU", "Sigmoid", "SinusoidalEmbedding", "Softmax", "Softplus",
-    "SwiGLU", "Tanh", "TransformerBlock", "as_module", "balance_loss", "functional", "init",
-    "z_loss",
+    "ConvTranspose2d", "Dropout", "Embedding", "Ensemble", "Flatten", "GRUCell", "GroupNorm", "InstanceNorm1d",
+    "InstanceNorm2d", "LSTMCell", "LayerNorm", "LeakyReLU", "Linear", "LogSigmoid", "LogSoftmax", "MaxPool1d",
+    "MaxPool2d", "MoE", "Module", "ModuleDict", "ModuleList", "MultiHeadAttention", "Parameter", "RMSNorm",
+    "RNNCell", "ReLU", "Recurrent", "Residual", "RotaryEmbedding", "Sequential", "SiLU", "Sigmoid",
+    "SinusoidalEmbedding", "Softmax", "Softplus", "SwiGLU", "Tanh", "TransformerBlock", "as_module", "balance_loss",
+    "functional", "init", "z_loss",
 ]  # fmt: skip

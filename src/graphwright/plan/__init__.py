@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphwright.plan.chrome_trace import Event
 from graphwright.plan.compile import compile_program, plan_for
 from graphwright.plan.compiled import CompiledFunction, CompiledProgram, compile
 from graphwright.plan.describe import PlanDiff
@@ -11,6 +12,7 @@ from graphwright.plan.plan import Plan, make_plan
 from graphwright.plan.planning.hazards import Region
 from graphwright.plan.planning.planner import Patched
 from graphwright.plan.planning.remat import BudgetImpossible
+from graphwright.plan.profiler import OpTimes, profile
 from graphwright.plan.running.capture import CaptureExecutable, CaptureRefused, CaptureState, CaptureTimeout
 from graphwright.plan.running.executable import BoundCall, Executable
 from graphwright.plan.running.memory import StaleBorrow
@@ -21,7 +23,8 @@ from graphwright.plan.table import ArenaSpan, Buffer, DispatchSchedule, Firing, 
 __all__ = [
     "ArenaSpan", "BoundCall", "BudgetImpossible", "Buffer", "CancelToken", "Cancelled", "CaptureExecutable",
     "CaptureRefused", "CaptureState", "CaptureTimeout", "CompileOptions", "CompiledFunction", "CompiledProgram",
-    "DeadlineExceeded", "DeviceFailed", "DispatchSchedule", "Executable", "Firing", "Instr", "OverrideFailed",
-    "OverrideMismatch", "ParallelExecutable", "Patched", "Plan", "PlanDiff", "PlanOutOfMemory", "Region", "Segment",
-    "Slot", "StaleBorrow", "StalePlan", "StepTorn", "compile", "compile_program", "make_plan", "plan_for",
+    "DeadlineExceeded", "DeviceFailed", "DispatchSchedule", "Event", "Executable", "Firing", "Instr", "OpTimes",
+    "OverrideFailed", "OverrideMismatch", "ParallelExecutable", "Patched", "Plan", "PlanDiff", "PlanOutOfMemory",
+    "Region", "Segment", "Slot", "StaleBorrow", "StalePlan", "StepTorn", "compile", "compile_program", "make_plan",
+    "plan_for", "profile",
 ]  # fmt: skip

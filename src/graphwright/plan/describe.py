@@ -8,9 +8,12 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from graphwright.array import Spec
 from graphwright.errors import UsageError
+from graphwright.files import StrPath
 from graphwright.graph import NodeId
 from graphwright.ops import Cost, get
+from graphwright.plan.chrome_trace import PLAN, Event, save_trace
 from graphwright.plan.table import ARENA, Instr, Slot
 from graphwright.program.hashing import encode_attrs
 from graphwright.report import Report
@@ -219,7 +222,7 @@ def _offsets(plan: Plan) -> dict[str, list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The timing of one instruction: median seconds of its runs, and the operations and bytes (`cost`) of one run."""
+    """The timing of one instruction: median seconds of its runs; operations and bytes (`cost`) of one; specs."""
 
     index: int
     path: str
@@ -227,6 +230,8 @@ class Timing:
     executor: str
     seconds: float
     cost: Cost
+    ins: tuple[Spec, ...]
+    outs: tuple[Spec, ...]
 
 
 class Profile(NamedTuple):
@@ -262,6 +267,16 @@ class Profile(NamedTuple):
         lines.append(f"{1e6 * self.seconds:10.1f} instructions, {1e6 * self.wall:.1f} as dispatched{more}")
         return "\n".join(lines)
 
+    def save(self, path: StrPath) -> None:
+        """Write the instructions one after the other as a Chrome trace."""
+        events, start = list[Event](), 0
+        for t in self.timings:
+            took = round(1e9 * t.seconds)
+            events.append(Event(t.op, PLAN, start, took, 0, path=t.path, ins=t.ins, outs=t.outs, flops=t.cost.flops,
+                                nbytes=t.cost.read + t.cost.write))  # fmt: skip
+            start += took
+        save_trace(path, events)
+
     def __str__(self) -> str:
         return self.text()
 
@@ -293,5 +308,5 @@ def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
         ins, outs = ([plan.slots[s].spec for s in slots] for slots in (instr.ins, instr.outs))
         cost = get(instr.op).cost(ins, outs, instr.attrs)
         path = plan.program.path(instr.node)
-        timings.append(Timing(i, path, instr.op, choice.executor, median(taken[i]), cost))
+        timings.append(Timing(i, path, instr.op, choice.executor, median(taken[i]), cost, tuple(ins), tuple(outs)))
     return Profile(tuple(timings), median(walls))

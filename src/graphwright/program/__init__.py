@@ -8,6 +8,7 @@ from graphwright.program.axes.axes import Axes, AxisGroup
 from graphwright.program.axes.units import Units
 from graphwright.program.builder import Builder, record, trace
 from graphwright.program.constraints import Constraints
+from graphwright.program.derived.stack import NotStackable, stack
 from graphwright.program.derived.tape import tape
 from graphwright.program.diff import ProgramDiff, diff
 from graphwright.program.editing.journal import Entry, Journal
@@ -17,6 +18,7 @@ from graphwright.program.errors import *  # noqa: F403
 from graphwright.program.files.load import load
 from graphwright.program.files.parameters import ParameterMismatch
 from graphwright.program.files.save import save
+from graphwright.program.formula import Formula, FormulaTooLarge, NoFormula
 from graphwright.program.gates import Gate, Gates
 from graphwright.program.op_graph import OpGraph, Value
 from graphwright.program.program import Program
@@ -30,8 +32,9 @@ from graphwright.program.weights import Weights
 _ERRORS = [n for n, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, GraphwrightError)]
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     *(name for name in _ERRORS if name not in ("GraphwrightError", "UsageError") and not name.startswith("_")),
-    "AssemblyReport", "Axes", "AxisGroup", "Builder", "Constraints", "Entry", "Gate", "Gates", "Journal", "Mismatch",
-    "OpGraph", "ParameterMismatch", "Program", "ProgramDiff", "Replayed", "Run", "Selection", "State", "TraceRecorder",
-    "Transaction", "Units", "Value", "Weights", "apply_recipe", "check_feeds", "diff", "evaluate", "load", "record",
-    "replay", "run", "save", "tape", "trace", "validate",
+    "AssemblyReport", "Axes", "AxisGroup", "Builder", "Constraints", "Entry", "Formula", "FormulaTooLarge", "Gate",
+    "Gates", "Journal", "Mismatch", "NoFormula", "NotStackable", "OpGraph", "ParameterMismatch", "Program",
+    "ProgramDiff", "Replayed", "Run", "Selection", "State", "TraceRecorder", "Transaction", "Units", "Value",
+    "Weights", "apply_recipe", "check_feeds", "diff", "evaluate", "load", "record", "replay", "run", "save",
+    "stack", "tape", "trace", "validate",
 ]  # fmt: skip

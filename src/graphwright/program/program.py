@@ -24,6 +24,7 @@ from graphwright.program.exclusive import exclusive, exclusively
 from graphwright.program.files.parameters import load_parameters, parameters_of, save_parameters
 from graphwright.program.files.save import save
 from graphwright.program.fork import at, fork
+from graphwright.program.formula import formula
 from graphwright.program.gates import gates
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE
 from graphwright.program.op_graph import OpGraph, Value
@@ -145,6 +146,7 @@ class Program(OpGraph):
     at = exclusively(at)
     extract = exclusively(extract)
     eval = exclusively(inference)
+    formula = exclusively(formula)
     save = save
     save_parameters = save_parameters
     load_parameters = load_parameters

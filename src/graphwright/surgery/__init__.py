@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphwright.errors import BudgetUnreachable
+from graphwright.surgery.attribution import Attributions, attribute
 from graphwright.surgery.budgets import Bytes, Energy, Error, Flops, Latency, Params, Ratio
 from graphwright.surgery.calibration import Calibration, CalibrationLeak, CalibrationTooSmall, MissingCalibration
 from graphwright.surgery.compare import ComparisonReport, ErrorReport, compare
@@ -41,18 +42,27 @@ from graphwright.surgery.pruning.plan import PrunePlan, PruneReport
 from graphwright.surgery.pruning.prune import PruneOptions, optimise_report, prune
 from graphwright.surgery.pruning.scores import scores
 from graphwright.surgery.pruning.zeros import remove_zeros
+from graphwright.surgery.rewriting.rewrite import (
+    NotEquivalent,
+    Rewrite,
+    RewriteReport,
+    register_rewrite,
+    rewrite,
+    rewrites,
+)
 from graphwright.surgery.solve import ConstraintSolution, Unsatisfied, solve
 
 __all__ = [
-    "Budget", "BudgetUnreachable", "Bytes", "Calibration", "CalibrationLeak", "CalibrationTooSmall", "ComparisonReport",
-    "CompressOptions", "CompressionReport", "CompressionWouldGrow", "Constraint", "ConstraintSolution", "Custom",
-    "Diagnosis", "DtypeUnsupported", "Energy", "EqualSizes", "Error", "ErrorReport", "Finding", "Findings", "Fix",
-    "Flops", "GradientFlow", "HeadBalance", "Healing", "Latency", "Limits", "LowRank", "MaxDepth", "MissingCalibration",
-    "MultipleOf", "NoPath", "NonFiniteWeight", "NotAbsorbable", "NotFactorable", "NotRotation", "OrthoReport",
-    "OrthogonalizeOptions", "Params", "PruneOptions", "PrunePlan", "PruneReport", "Ratio", "Reachable", "ResidualPath",
-    "Severity", "TensorRing", "TensorTrain", "Unsatisfied", "activation_memory", "asvd", "bake", "cayley", "compare",
-    "compress", "compression_ratio", "constraint", "curve", "densify", "diagnose", "finding", "heal",
-    "is_orthogonal", "lie_exp", "lie_log", "lora", "make_dense", "merge_lora", "newton_schulz", "optimise_report",
-    "orthogonalize", "parametrize", "polar", "prune", "qr", "remove_zeros", "scores", "skew", "so_generator",
-    "solve", "svd", "unbake",
+    "Attributions", "Budget", "BudgetUnreachable", "Bytes", "Calibration", "CalibrationLeak", "CalibrationTooSmall",
+    "ComparisonReport", "CompressOptions", "CompressionReport", "CompressionWouldGrow", "Constraint",
+    "ConstraintSolution", "Custom", "Diagnosis", "DtypeUnsupported", "Energy", "EqualSizes", "Error", "ErrorReport",
+    "Finding", "Findings", "Fix", "Flops", "GradientFlow", "HeadBalance", "Healing", "Latency", "Limits", "LowRank",
+    "MaxDepth", "MissingCalibration", "MultipleOf", "NoPath", "NonFiniteWeight", "NotAbsorbable", "NotEquivalent",
+    "NotFactorable", "NotRotation", "OrthoReport", "OrthogonalizeOptions", "Params", "PruneOptions", "PrunePlan",
+    "PruneReport", "Ratio", "Reachable", "ResidualPath", "Rewrite", "RewriteReport", "Severity", "TensorRing",
+    "TensorTrain", "Unsatisfied", "activation_memory", "asvd", "attribute", "bake", "cayley", "compare", "compress",
+    "compression_ratio", "constraint", "curve", "densify", "diagnose", "finding", "heal", "is_orthogonal",
+    "lie_exp", "lie_log", "lora", "make_dense", "merge_lora", "newton_schulz", "optimise_report", "orthogonalize",
+    "parametrize", "polar", "prune", "qr", "register_rewrite", "remove_zeros", "rewrite", "rewrites", "scores",
+    "skew", "so_generator", "solve", "svd", "unbake",
 ]  # fmt: skip

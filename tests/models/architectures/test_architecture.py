@@ -132,7 +132,7 @@ def test_plugin_is_found_by_entry_point_and_a_broken_one_is_skipped(tmp_path: Pa
     class Ear(logging.Handler):
         def emit(self, record):
             heard.append(record.getMessage())
-    logging.getLogger("graphwright.models").addHandler(Ear())
+    logging.getLogger("graphwright.plugins").addHandler(Ear())
     import graphwright as gw
     assert gw.open(sys.argv[2]).arch.name == "bigram"
     assert len(heard) == 1 and "broken" in heard[0], heard
@@ -140,7 +140,7 @@ def test_plugin_is_found_by_entry_point_and_a_broken_one_is_skipped(tmp_path: Pa
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), str(site), str(bigram(tmp_path / "b"))], check=True, timeout=60
     )
-    assert logging.getLogger("graphwright.models").handlers == []
+    assert logging.getLogger("graphwright.plugins").handlers == []
 
 
 LAYER = [

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
-from importlib.metadata import entry_points
 
 from graphwright.errors import UsageError
 from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.architectures.families import FAMILIES
 from graphwright.models.errors import UnsupportedArchitecture
+from graphwright.plugins import load_plugins
 
-_logger = logging.getLogger("graphwright.models")
 _registry = {name: arch for arch in FAMILIES for name in (*arch.classes, *arch.model_types)}
 
 
@@ -31,7 +29,7 @@ def register(arch: Architecture) -> Architecture:
 
 def architectures() -> Mapping[str, Architecture]:
     """Map each class name and model type to its family; the first call loads plugins (entry points)."""
-    _load_entry_points()
+    load_plugins("graphwright.architectures", register)
     return _registry
 
 
@@ -63,16 +61,3 @@ def _similar(wanted: str, known: Mapping[str, Architecture]) -> list[str]:
 
 
 _TASK = re.compile("For[A-Z]|LMHead|Model")
-_entry_points_loaded = False
-
-
-def _load_entry_points() -> None:
-    global _entry_points_loaded
-    if _entry_points_loaded:
-        return
-    _entry_points_loaded = True
-    for point in entry_points(group="graphwright.architectures"):
-        try:
-            register(point.load())
-        except Exception as error:  # a broken plugin must not break the others
-            _logger.warning("architecture plugin %r was skipped: %s", point.name, error)

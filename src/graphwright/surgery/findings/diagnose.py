@@ -6,16 +6,15 @@ points of the group `graphwright.findings`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.errors import UsageError
+from graphwright.plugins import load_plugins
 from graphwright.program.op_graph import OpGraph
 from graphwright.progress import ProgressCallback
 from graphwright.surgery.calibration import chunked
@@ -78,7 +77,6 @@ _rules = {
         FindingRule("double_softmax", gradients.double_softmax),
     )
 }
-_plugins_loaded = False
 
 
 def finding(name: str, *, reads: str = "structure") -> Callable[[Rule], Rule]:
@@ -103,14 +101,7 @@ def finding(name: str, *, reads: str = "structure") -> Callable[[Rule], Rule]:
 
 def rules() -> dict[str, FindingRule]:
     """Return a dict of all rules by name, in the order in which they run; the first call loads plugins."""
-    global _plugins_loaded
-    if not _plugins_loaded:
-        _plugins_loaded = True
-        for point in entry_points(group="graphwright.findings"):
-            try:
-                point.load()
-            except Exception as error:  # a broken plugin must not break the others; its name is logged
-                logging.getLogger("graphwright.surgery").warning("plugin %r was skipped: %s", point.name, error)
+    load_plugins("graphwright.findings")
     return dict(_rules)
 
 
