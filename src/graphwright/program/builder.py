@@ -20,6 +20,7 @@ from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_output
 from graphwright.program.program import Program
 from graphwright.program.recorder import TraceRecorder, parts, rebuilt, record_into
+from graphwright.program.residual_sums import join_residuals
 from graphwright.program.weights import as_array
 
 
@@ -162,14 +163,13 @@ def trace(
         sizes: dict from input name to its shape with named sizes, such as `{"x": ("B", "T", 32)}`; None is the size of
             the example. Named sizes stay variable; `fn` is traced once more for each, with this size doubled.
     Returns: a Program with the examples as inputs and the outputs `out`, `out_1`, ... or the dict's keys; nested
-        results are named like `out_1.0.1`.
+        results are named like `out_1.0.1`. A residual sum x + f(x) is a junction, named `<module>.out` or `.mid`.
     Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does, or is valid for one value
         of a named size only; UsageError for `sizes` that do not match the examples.
     """
     specs = tuple(map(_spec_of, examples))
-    program = record(fn, specs, names)[0]
-    if not sizes:
-        return program
+    program, recorder, _ = record(fn, specs, names)
+    backward = [program.path(n) for n in recorder.recomputed.backward]
 
     def again(resized: Mapping[str, Spec]) -> Program:
         following = iter(program.input_names())
@@ -181,7 +181,10 @@ def trace(
 
         return record(fn, tuple(map(follow, specs)), names)[0]
 
-    return with_names(program, sizes, again)
+    if sizes:
+        program = with_names(program, sizes, again)
+    join_residuals(program, set(map(program.node, backward)))
+    return program
 
 
 def _spec_of(example: Any) -> Any:
