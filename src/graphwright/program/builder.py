@@ -167,22 +167,8 @@ def trace(
     Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does, or is valid for one value
         of a named size only; UsageError for `sizes` that do not match the examples.
     """
-    specs = tuple(map(_spec_of, examples))
-    program, recorder, _ = record(fn, specs, names)
-    backward = [program.path(n) for n in recorder.recomputed.backward]
-
-    def again(resized: Mapping[str, Spec]) -> Program:
-        following = iter(program.input_names())
-
-        def follow(spec: Any) -> Any:
-            if spec is None or isinstance(spec, Spec):
-                return spec and resized[next(following)]
-            return rebuilt(spec, {key: follow(inner) for key, inner in parts(spec).items()})
-
-        return record(fn, tuple(map(follow, specs)), names)[0]
-
-    if sizes:
-        program = with_names(program, sizes, again)
+    program, recorder, _ = record(fn, tuple(map(_spec_of, examples)), names, sizes)
+    backward = (recorder.program.path(n) for n in recorder.recomputed.backward)
     join_residuals(program, set(map(program.node, backward)))
     return program
 
@@ -203,8 +189,30 @@ def _is_nested(example: Any) -> bool:
 
 
 def record(
-    fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None
-) -> tuple[Program, TraceRecorder, Any]:
-    """Trace `fn` on symbols with these specs; return the program, the recorder and the result of `fn`."""
-    program = new_program(getattr(fn, "__name__", type(fn).__name__))
-    return program, *record_into(program, fn, specs, names)
+    fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None,
+    sizes: Mapping[str, Sequence[int | str | None]] | None = None,
+) -> tuple[Program, TraceRecorder, Any]:  # fmt: skip
+    """Trace `fn` on symbols with these specs; return the program, the recorder and the result of `fn`.
+
+    For `sizes` see `trace`; with them the recorder and the result are those of a trace without named sizes.
+    """
+
+    def traced(given: Sequence[Any]) -> tuple[Program, TraceRecorder, Any]:
+        program = new_program(getattr(fn, "__name__", type(fn).__name__))
+        return program, *record_into(program, fn, given, names)
+
+    program, recorder, result = traced(specs)
+    if not sizes:
+        return program, recorder, result
+
+    def again(resized: Mapping[str, Spec]) -> Program:
+        following = iter(program.input_names())
+
+        def follow(spec: Any) -> Any:
+            if spec is None or isinstance(spec, Spec):
+                return spec and resized[next(following)]
+            return rebuilt(spec, {key: follow(inner) for key, inner in parts(spec).items()})
+
+        return traced(tuple(map(follow, specs)))[0]
+
+    return with_names(program, sizes, again), recorder, result
