@@ -112,6 +112,38 @@ def test_a_plan_refuses_weights_that_changed_shape() -> None:
     assert p.compile(x=(2, 6), deterministic=True)(x=feed(2))["y"].shape == (2, 4)
 
 
+def test_a_function_with_named_sizes_is_traced_once_for_all_of_them() -> None:
+    p = mlp()
+
+    def code(x: Tensor) -> dict[str, Tensor]:
+        return {"last": x[-1], "y": p(x=x)["y"] * 2.0}
+
+    f = gw.compile(code, sizes={"x": ("B", None)}, deterministic=True)
+    for rows in (2, 5, 1, 2):
+        found, expected = f(feed(rows)), code(tensor(feed(rows)))
+        assert all(np.array_equal(found[name].numpy(), expected[name].detach().numpy()) for name in expected)
+    assert f.traces == 1
+    with p.edit("relu") as e:
+        e.insert(p.in_edges("h")[0], "relu")
+    assert np.array_equal(f(feed(5))["y"].numpy(), code(tensor(feed(5)))["y"].detach().numpy())
+    assert f.traces == 2
+    with no_grad():
+        f(feed(3))
+    assert f.traces == 3
+
+
+def test_a_size_without_a_name_is_that_of_the_trace() -> None:
+    f = gw.compile(lambda x: x.tanh(), sizes={"x": ("B", None)})
+    for shape in ((2, 6), (3, 6), (3, 7), (4, 7), (4, 6)):
+        assert f(np.zeros(shape, np.float32)).shape == shape
+    assert f.traces == 2
+
+
+def test_sizes_are_for_functions_only() -> None:
+    with pytest.raises(UsageError, match="was given sizes"):
+        gw.compile(mlp(), sizes={"x": ("B", 6)})
+
+
 def test_a_compiled_function_follows_edits_and_frozen_variables() -> None:
     p = mlp()
     f = gw.compile(lambda x: p(x=x)["y"] * 2.0, executor="aten")

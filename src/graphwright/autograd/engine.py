@@ -11,7 +11,7 @@ from graphwright.array import NDArray, Spec
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.errors import GradShapeRequired, GraphFreed, ModifiedSinceForward, NoTape, NotDifferentiable
 from graphwright.autograd.modes import enable_grad, no_grad
-from graphwright.autograd.recorder import active_recorder, vjp_of
+from graphwright.autograd.recorder import active_recorder, differentiating, scoped
 from graphwright.autograd.tape import Hook, TapeNode, reachable_nodes
 from graphwright.errors import ComputeError, ShapeError, UsageError
 from graphwright.ops import call, compute, get
@@ -238,23 +238,36 @@ def _run(
 ) -> list[Tensor | None]:  # fmt: skip
     with enable_grad() if create_graph else no_grad():
         started = [(root, _seed(root, seed)) for root, seed in zip(roots, seeds, strict=True)]
-        state = _BackwardPass(roots, wanted, create_graph=create_graph, retain=retain, widen=accumulate)
-        for root, seed in started:
-            state.send(root if root.node is None else (root.node, root.port), seed)
-        while state.queue:
-            state.step()
-        state.finish()
-        for i, tensor in enumerate(wanted or ()):
-            if tensor.node is None and id(tensor) in state.leaves:
-                state.results[i] = state.leaves[id(tensor)][1]
-        given = {id(seed.data.storage) for _, seed in started if isinstance(seed.data, NDArray)}
-        for tensor, g in state.retained:
-            _accumulate(tensor, g, given)
-        if accumulate:
-            filled = state.leaves.values() if wanted is None else zip(wanted, state.results, strict=True)
-            for tensor, g in filled:
-                if g is not None:
-                    _accumulate(tensor, g, given)
+        outer = differentiating.set(True)
+        try:
+            return _differentiate(started, wanted, retain, create_graph, accumulate)
+        finally:
+            differentiating.reset(outer)
+
+
+def _differentiate(
+    started: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor] | None, retain: bool, create_graph: bool,
+    accumulate: bool,
+) -> list[Tensor | None]:  # fmt: skip
+    """Run the backward pass from `started`, pairs of a root and its initial gradient."""
+    roots = [root for root, _ in started]
+    state = _BackwardPass(roots, wanted, create_graph=create_graph, retain=retain, widen=accumulate)
+    for root, seed in started:
+        state.send(root if root.node is None else (root.node, root.port), seed)
+    while state.queue:
+        state.step()
+    state.finish()
+    for i, tensor in enumerate(wanted or ()):
+        if tensor.node is None and id(tensor) in state.leaves:
+            state.results[i] = state.leaves[id(tensor)][1]
+    given = {id(seed.data.storage) for _, seed in started if isinstance(seed.data, NDArray)}
+    for tensor, g in state.retained:
+        _accumulate(tensor, g, given)
+    if accumulate:
+        filled = state.leaves.values() if wanted is None else zip(wanted, state.results, strict=True)
+        for tensor, g in filled:
+            if g is not None:
+                _accumulate(tensor, g, given)
     return state.results
 
 
@@ -263,7 +276,7 @@ def _vjp(
 ) -> list[Tensor | None]:
     ins, outs = _unpack(node, create_graph)
     if node.path:
-        with vjp_of(node.path):
+        with scoped("grad", node.path):
             return pull_back(node.op, grads, ins, outs, node.attrs, needs, node.in_specs)
     return pull_back(node.op, grads, ins, outs, node.attrs, needs, node.in_specs)
 

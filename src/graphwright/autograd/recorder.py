@@ -95,24 +95,7 @@ class scoped:  # lower case, as it is used like a function; a class, as every mo
 
 
 differentiating: ContextVar[bool] = ContextVar("graphwright_differentiating", default=False)
-"""True while a vjp is recorded: the forward values that it reads may be recomputed."""
-
-
-class vjp_of(scoped):
-    """Context manager: name the nodes of a vjp after the operation that it differentiates."""
-
-    __slots__ = ("outer",)
-
-    def __init__(self, path: str) -> None:
-        super().__init__("grad", path)
-
-    def __enter__(self) -> None:
-        self.outer = differentiating.set(True)
-        super().__enter__()
-
-    def __exit__(self, *exc: object) -> None:
-        super().__exit__()
-        differentiating.reset(self.outer)
+"""True while a backward pass is recorded: the forward values that it reads may be recomputed."""
 
 
 active_recorder: ContextVar[Recorder | None] = ContextVar("graphwright_recorder", default=None)

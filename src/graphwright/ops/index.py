@@ -86,8 +86,6 @@ def _picked(shape: Sequence[Any], ids: Sequence[Spec], axis: int) -> tuple[Any, 
     if end > len(shape):
         expected = f"at most {len(shape) - start} from axis {axis} of {tuple(shape)}"
         raise ShapeError("there are more index arrays than axes", expected=expected, got=len(ids))
-    if any(isinstance(n, str) for n in shape[start:end]):
-        raise ShapeError("cannot index an axis of named size", where=f"axes {start} to {end - 1}", got=tuple(shape))
     if any(i.dtype is not int64 for i in ids):
         got = ", ".join(map(repr, ids))
         raise DTypeError("an index array is not int64", expected="int64", got=got, fix='index.to("int64")')

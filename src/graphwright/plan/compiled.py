@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from graphwright.plan.running.executable import BoundCall, Executable
     from graphwright.program.recorder import TraceRecorder
 
+Trace = tuple[Program, "TraceRecorder", Any]
+"""A traced program, its recorder, and the result of the traced function."""
+
 
 class CompiledProgram:
     """A callable that plans a program for new input shapes and after edits, and runs it: `gw.compile(program)`.
@@ -79,12 +82,17 @@ class CompiledFunction:
     the start and written at the end of the plan. After an edit of a program that `fn` runs, the next call traces again.
     Side effects of `fn` other than tensor operations (printing, counting) happen while tracing only.
 
+    Args:
+        sizes: named sizes of the arguments, see `gw.trace`: one trace is planned for each of their values.
+
     Attributes:
-        traces: how often `fn` was traced.
+        traces: how often `fn` was traced; a trace with named sizes counts once.
     """
 
-    def __init__(self, fn: Callable[..., Any], options: CompileOptions) -> None:
-        self.fn, self.options = fn, options
+    def __init__(
+        self, fn: Callable[..., Any], options: CompileOptions, sizes: Mapping[str, Sequence[int | str | None]] | None
+    ) -> None:
+        self.fn, self.options, self.sizes = fn, options, sizes
         self.traces = 0
         self._entries: OrderedDict[Any, _TracedSignature] = OrderedDict()
         self._latest: _TracedSignature | None = None
@@ -140,9 +148,12 @@ class CompiledFunction:
         key = (specs, modes())
         entry = self._entries.get(key)
         if entry is None or not entry.fresh:
-            self.traces += 1
             with uncollected():
-                entry = self._entries[key] = _TracedSignature(*record(self.fn, specs), self.options)
+                trace = self._trace_of(specs, key[1])
+                if trace is None:
+                    self.traces += 1
+                    trace = record(self.fn, specs, sizes=self.sizes)
+                entry = self._entries[key] = _TracedSignature(trace, specs, self.options)
             entry.modes = key[1]
             if len(self._entries) > CACHED:
                 self._entries.popitem(last=False)
@@ -150,15 +161,24 @@ class CompiledFunction:
         entry.seen = changes.count
         return entry
 
+    def _trace_of(self, specs: tuple[Spec, ...], mode: tuple[Any, ...]) -> Trace | None:
+        """Return a trace with named sizes that holds for arguments of these specs."""
+        for entry in reversed(self._entries.values()) if self.sizes else ():
+            if entry.modes == mode and entry.fresh and entry.admits(specs):
+                return entry.trace
+        return None
+
 
 class _TracedSignature:
-    """The trace of a function for one input signature."""
+    """The trace of a function, planned for one input signature."""
 
-    def __init__(self, program: Program, recorder: TraceRecorder, result: Any, options: CompileOptions) -> None:
+    def __init__(self, trace: Trace, specs: tuple[Spec, ...], options: CompileOptions) -> None:
+        self.trace = trace
+        program, recorder, result = trace
         self.program, self.dependencies = program, recorder.dependencies
-        self.names = [program.path(n) for n in program.inputs()]
-        specs = {program.path(n): program.spec(n) for n in program.inputs()}
-        self.executable = plan_for(program, specs, None, options).new_executable(shared=True)
+        self.names = list(program.input_names())
+        given = dict(zip(self.names, specs, strict=True))
+        self.executable = plan_for(program, given, None, options).new_executable(shared=True)
         self.modes: tuple[Any, ...] = ()
         self.seen = -1
         self._result, self._single = result, isinstance(result, Tensor)
@@ -172,6 +192,14 @@ class _TracedSignature:
         if self._facts and any(fact() != value for fact, value in self._facts):
             return None
         return self.executable.fitting(args, len(args))
+
+    def admits(self, specs: tuple[Spec, ...]) -> bool:
+        """Return whether the trace holds for arguments of these specs."""
+        wanted, dims = [self.program.spec(n) for n in self.program.inputs()], dict[str, int]()
+        if len(wanted) != len(specs):
+            return False
+        pairs = zip(wanted, specs, strict=True)
+        return all(want.dtype is spec.dtype and want.match(spec.sizes, dims) for want, spec in pairs)
 
     @property
     def fresh(self) -> bool:
@@ -203,12 +231,15 @@ def compile(
     mask: str | None = None, **options: Unpack[CompileKeywords],
 ) -> CompiledProgram: ...  # fmt: skip
 @overload
-def compile(target: Callable[..., Any], **options: Unpack[CompileKeywords]) -> CompiledFunction: ...
+def compile(
+    target: Callable[..., Any], *, sizes: Mapping[str, Sequence[int | str | None]] | None = None,
+    **options: Unpack[CompileKeywords],
+) -> CompiledFunction: ...  # fmt: skip
 @keywords(CompileOptions)
 def compile(
     target: Program | Callable[..., Any], *, outputs: Sequence[str] | None = None,
     buckets: Mapping[str, Sequence[int]] | None = None, mask: str | None = None,
-    **options: Unpack[CompileKeywords],
+    sizes: Mapping[str, Sequence[int | str | None]] | None = None, **options: Unpack[CompileKeywords],
 ) -> CompiledProgram | CompiledFunction:  # fmt: skip
     """Return a callable that plans a program or a function for each new set of input shapes, and runs the plan.
 
@@ -216,11 +247,18 @@ def compile(
         target: a Program, or a function of tensors (which may be a whole training step).
         outputs: of a program, names of the outputs to compute; all by default.
         buckets, mask: of a program, see `PaddingBuckets`: `buckets={"T": [16, 128]}`.
+        sizes: of a function, named sizes of its arguments, see `gw.trace`: `sizes={"x": ("B", None)}`. One trace is
+            then planned for each value of B, instead of a new trace for each.
         options: see `CompileOptions`.
     Returns: a callable with the arguments of the target.
-    Raises: UsageError if the target is not callable, or if it is a function and outputs, buckets or mask is given.
+    Raises: UsageError if the target is not callable, if it is a function and outputs, buckets or mask is given, or if
+        it is a program and sizes is given; at the first call the errors of `gw.trace`.
     """
     if isinstance(target, Program):
+        if sizes is not None:
+            raise UsageError("gw.compile of a program was given sizes, but its inputs have named sizes of their own",
+                             where=f"gw.compile({target.name!r})", expected="no sizes", got=sizes,
+                             fix="gw.trace(fn, *examples, sizes=...)")  # fmt: skip
         padding = None if buckets is None else PaddingBuckets(target, buckets, mask)
         return CompiledProgram(target, outputs, compile_options(**options), padding)
     if not callable(target):
@@ -232,4 +270,4 @@ def compile(
         raise UsageError("gw.compile of a function was given options that only a program has",
                          where=f"gw.compile({repr(target)[:80]})", expected="no outputs, buckets or mask",
                          got=", ".join(given), fix="gw.compile(gw.trace(fn, *examples), ...)")  # fmt: skip
-    return CompiledFunction(target, compile_options(**options))
+    return CompiledFunction(target, compile_options(**options), sizes)

@@ -20,6 +20,7 @@ from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_output
 from graphwright.program.program import Program
 from graphwright.program.recorder import TraceRecorder, parts, rebuilt, record_into
+from graphwright.program.residual_sums import join_residuals
 from graphwright.program.weights import as_array
 
 
@@ -162,26 +163,14 @@ def trace(
         sizes: dict from input name to its shape with named sizes, such as `{"x": ("B", "T", 32)}`; None is the size of
             the example. Named sizes stay variable; `fn` is traced once more for each, with this size doubled.
     Returns: a Program with the examples as inputs and the outputs `out`, `out_1`, ... or the dict's keys; nested
-        results are named like `out_1.0.1`.
+        results are named like `out_1.0.1`. A residual sum x + f(x) is a junction, named `<module>.out` or `.mid`.
     Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does, or is valid for one value
         of a named size only; UsageError for `sizes` that do not match the examples.
     """
-    specs = tuple(map(_spec_of, examples))
-    program = record(fn, specs, names)[0]
-    if not sizes:
-        return program
-
-    def again(resized: Mapping[str, Spec]) -> Program:
-        following = iter(program.input_names())
-
-        def follow(spec: Any) -> Any:
-            if spec is None or isinstance(spec, Spec):
-                return spec and resized[next(following)]
-            return rebuilt(spec, {key: follow(inner) for key, inner in parts(spec).items()})
-
-        return record(fn, tuple(map(follow, specs)), names)[0]
-
-    return with_names(program, sizes, again)
+    program, recorder, _ = record(fn, tuple(map(_spec_of, examples)), names, sizes)
+    backward = (recorder.program.path(n) for n in recorder.recomputed.backward)
+    join_residuals(program, set(map(program.node, backward)))
+    return program
 
 
 def _spec_of(example: Any) -> Any:
@@ -200,8 +189,30 @@ def _is_nested(example: Any) -> bool:
 
 
 def record(
-    fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None
-) -> tuple[Program, TraceRecorder, Any]:
-    """Trace `fn` on symbols with these specs; return the program, the recorder and the result of `fn`."""
-    program = new_program(getattr(fn, "__name__", type(fn).__name__))
-    return program, *record_into(program, fn, specs, names)
+    fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None,
+    sizes: Mapping[str, Sequence[int | str | None]] | None = None,
+) -> tuple[Program, TraceRecorder, Any]:  # fmt: skip
+    """Trace `fn` on symbols with these specs; return the program, the recorder and the result of `fn`.
+
+    For `sizes` see `trace`; with them the recorder and the result are those of a trace without named sizes.
+    """
+
+    def traced(given: Sequence[Any]) -> tuple[Program, TraceRecorder, Any]:
+        program = new_program(getattr(fn, "__name__", type(fn).__name__))
+        return program, *record_into(program, fn, given, names)
+
+    program, recorder, result = traced(specs)
+    if not sizes:
+        return program, recorder, result
+
+    def again(resized: Mapping[str, Spec]) -> Program:
+        following = iter(program.input_names())
+
+        def follow(spec: Any) -> Any:
+            if spec is None or isinstance(spec, Spec):
+                return spec and resized[next(following)]
+            return rebuilt(spec, {key: follow(inner) for key, inner in parts(spec).items()})
+
+        return traced(tuple(map(follow, specs)))[0]
+
+    return with_names(program, sizes, again), recorder, result

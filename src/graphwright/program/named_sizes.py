@@ -1,7 +1,8 @@
 """Traces with named sizes: sizes of inputs that stay variable in the traced program.
 
 The traced code sees ints. It is traced once more for each name, with that size doubled. Every int that followed is
-replaced by the name, and the resulting program must infer the specs of all traces.
+replaced by the name, and the resulting program must infer the specs of all traces. A slice of fixed size becomes an
+index, because its axis has no fixed size to be checked against.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from graphwright.array import Dim, Spec
 from graphwright.autograd import TraceError, Variable
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import NodeId
+from graphwright.ops import traits
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs
@@ -70,12 +72,9 @@ def _merged(
     p: Program, specs: Mapping[str, Spec], dims: Mapping[str, int], traces: Mapping[str, tuple[Mapping[str, int], Any]]
 ) -> Program:
     for name, (_, other) in traces.items():
-        ends, twins = p.outputs(), [(other.path(v.node), v.port) for v in other.outputs()]
-        different = [v.node for v, twin in zip(ends, twins, strict=False) if (p.path(v.node), v.port) != twin]
-        if different or p.output_names() != other.output_names() or len(p) != len(other):
-            raise _baked(
-                p, (different or [v.node for v in ends] or list(p.order()))[-1], name, "has other ops around it"
-            )
+        ends, twins = ([(q.path(v.node), v.port) for v in q.outputs()] for q in (p, other))
+        if ends != twins or p.output_names() != other.output_names() or len(p) != len(other):
+            raise _other_ops(p, other, name, dims[name])
     made = p.empty(p.name)
     values: dict[Value, Value] = {}
     twins = {name: dict(zip(p.order(), other.order(), strict=False)) for name, (_, other) in traces.items()}
@@ -95,6 +94,8 @@ def _merged(
             copy = add_source(made, INPUT, path, specs[path], {})
         elif op in STORED:
             copy = _stored(p, node, made, dims, traces, same)
+        elif traits(op).slices and isinstance(made.spec(reads[0]).shape[p.attrs(node)["axis"]], str):
+            copy = _indexed(p, node, made, reads[0], {n: (traces[n][1], twin) for n, twin in same.items() if twin})
         else:
             others = {n: (traces[n][0][n], traces[n][1].attrs(twin)) for n, twin in same.items() if twin is not None}
             attrs = {key: _name(p, node, dims, value, {n: (size, a[key]) for n, (size, a) in others.items()})
@@ -134,7 +135,7 @@ def _stored(
     p: Program, node: NodeId, made: Program, dims: Mapping[str, int],
     traces: Mapping[str, tuple[Mapping[str, int], Program]], same: Mapping[str, Any],
 ) -> NodeId:  # fmt: skip
-    """Add a param, const or state; a const of one repeated number that follows the sizes is expanded to them."""
+    """Add a param, const or state; a const that follows the sizes may repeat one number, or count from 0."""
     key, path, spec = p.key(node), p.path(node), p.spec(node)
     variable = p.weights[key]
     if p.op(node) != CONST:
@@ -142,19 +143,58 @@ def _stored(
         return add_source(made, p.op(node), path, spec, p.attrs(node))
     others = {n: (traces[n][0][n], traces[n][1].spec(twin).shape) for n, twin in same.items()}
     shape: Sequence[Dim] = _name(p, node, dims, spec.shape, others)
-    array, number = variable.data.to_numpy(), variable.data.to_numpy().reshape(-1)[:1]
-    uniform = bool(number.size and (array == number).all())
-    for name, twin in same.items():
-        other = traces[name][1].weights.array(traces[name][1].key(twin)).to_numpy()
-        if not (uniform and (other == number).all() if other.shape != array.shape else np.array_equal(array, other)):
-            raise _baked(p, node, name, "is a constant that depends on the size")
-    if not any(isinstance(d, str) for d in shape):
+    named = [d for d in shape if isinstance(d, str)]
+    arrays = [variable.data.to_numpy()]
+    arrays += [q.weights.array(q.key(same[n])).to_numpy() for n, (_, q) in traces.items()]
+    number = arrays[0].reshape(-1)[:1]
+    if not named and all(np.array_equal(array, arrays[0]) for array in arrays):
         made.weights.add(key, variable)
         return add_source(made, CONST, path, spec, p.attrs(node))
-    scalar = Variable(as_array(number.reshape(()), spec.dtype), name=key)
-    made.weights.add(key, scalar)
-    source = add_source(made, CONST, made.free_name(f"{path}.scalar"), scalar.spec, p.attrs(node))
-    return add_op(made, "expand", [Value(source)], {"shape": tuple(shape)}, path)
+    if named and number.size and all((array == number).all() for array in arrays):
+        scalar = Variable(as_array(number.reshape(()), spec.dtype), name=key)
+        made.weights.add(key, scalar)
+        source = add_source(made, CONST, made.free_name(f"{path}.scalar"), scalar.spec, p.attrs(node))
+        return add_op(made, "expand", [Value(source)], {"shape": tuple(shape)}, path)
+    if len(named) == 1 and all(np.array_equal(array.reshape(-1), np.arange(array.size)) for array in arrays):
+        x = next(n for n in made.inputs() if named[0] in made.spec(n).shape)
+        axis = made.spec(x).shape.index(named[0])
+        found = add_op(made, "iota", [Value(x)], {"axis": axis}, made.free_name(f"{path}.iota"))
+        found = add_op(made, "cast", [Value(found)], {"dtype": spec.dtype.name}, made.free_name(f"{path}.cast"))
+        return add_op(made, "reshape", [Value(found)], {"shape": tuple(shape)}, path)
+    raise _baked(p, node, ", ".join(named or dims), "is a constant that depends on the size")
+
+
+def _indexed(p: Program, node: NodeId, made: Program, x: Value, others: Mapping[str, tuple[Program, NodeId]]) -> NodeId:
+    """Add a slice of an axis of named size as an `index` of a fixed number of entries, counted from either end.
+
+    `others` maps names of sizes to (trace with another size, its slice).
+    """
+    starts, ends = set[int](), set[int]()
+    for name, (program, twin) in {"": (p, node), **others}.items():
+        taken, read = program.attrs(twin), program.operands(twin)[0]
+        if (taken["size"], taken["step"]) != (p.attrs(node)["size"], p.attrs(node)["step"]):
+            raise _baked(p, node, name, f"takes {p.attrs(node)['size']} entries, but {taken['size']} for other sizes")
+        starts.add(taken["start"])
+        ends.add(taken["start"] - program.specs(read.node)[read.port].sizes[taken["axis"]])
+    first = min(starts if len(starts) == 1 else ends)
+    if min(len(starts), len(ends)) > 1:
+        raise _baked(p, node, ", ".join(others), f"starts at {p.attrs(node)['start']}, unlike for other sizes")
+    ids = as_array(np.arange(p.attrs(node)["size"]) * p.attrs(node)["step"] + first)
+    key = made.free_name(f"{p.path(node)}.ids")
+    made.weights.add(key, Variable(ids, name=key))
+    source = add_source(made, CONST, key, ids.spec, {"key": key})
+    return add_op(made, "index", [x, Value(source)], {"axis": p.attrs(node)["axis"]}, p.path(node))
+
+
+def _other_ops(p: Program, other: Program, name: str, size: int) -> TraceError:
+    """Return the error for code that records other ops for another value of the named size `name`."""
+    pairs = zip(p.order(), other.order(), strict=False)
+    first = next((n for n, twin in pairs if _form(p, n) != _form(other, twin)), p.order()[-1])
+    text = f"the traced code is valid for one value of the named size {name} only: from {p.path(first)} on it records "
+    text += f"other ops where {name} is {2 * size} instead of {size}, because a loop or a branch depends on it"
+    fix = f"leave {name} fixed, or replace the loop or branch by tensor operations"
+    return TraceError(text, where=f"{p.path(first)} ({p.op(first)})", expected=f"{len(p)} nodes for all sizes",
+                      got=f"{len(other)} nodes where {name} is {2 * size}", fix=fix)  # fmt: skip
 
 
 def _baked(p: Program, node: NodeId, name: str, what: str) -> TraceError:

@@ -19,11 +19,11 @@ from graphwright.ops import traits
 from graphwright.program import Program, Value
 from graphwright.program.editing.replace import redirect
 from graphwright.program.kinds import INPUT, KINDS
+from graphwright.surgery.findings.blocks import around
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Limits
 from graphwright.surgery.findings.gradients import learning, trainable
 from graphwright.surgery.findings.heads import attention_parts
-from graphwright.surgery.findings.residuals import around
 from graphwright.surgery.findings.wiring import Wiring, least_arity, siblings
 from graphwright.surgery.walks import flood
 

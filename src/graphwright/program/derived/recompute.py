@@ -28,7 +28,7 @@ class Recomputed:
         self.program = program
         self.group: Any = None  # the subgraph of nodes recorded now
         self._groups: dict[NodeId, Any] = {}
-        self._backward: set[NodeId] = set()
+        self.backward: set[NodeId] = set()  # nodes of backward passes, clones included
         self._clones: dict[NodeId, NodeId] = {}
         self._barriers: dict[tuple[Any, Value], Value] = {}
         self._retained: dict[Value, bool] = {}
@@ -36,7 +36,7 @@ class Recomputed:
     def took(self, node: NodeId, *, backward: bool) -> None:
         """Record that a new node belongs to the backward pass, or else to the checkpoint that is traced now, if any."""
         if backward:
-            self._backward.add(node)
+            self.backward.add(node)
         elif self.group is not None:
             self._groups[node] = self.group
 
@@ -53,7 +53,7 @@ class Recomputed:
         if value not in self._retained:
             p, group = self.program, self._groups[value.node]
             readers = {p.graph.target(e) for e in p.out_edges(value.node) if p.edge_value(e) == value}
-            outside = {n for n in readers - self._backward if self._groups.get(n) != group}
+            outside = {n for n in readers - self.backward if self._groups.get(n) != group}
             self._retained[value] = bool(outside) or get(p.op(value.node)).traits.update
         return self._retained[value]
 
@@ -69,7 +69,7 @@ class Recomputed:
             operands = [self._operand(v, group) for v in p.operands(inner)]
             name = p.free_name(f"recompute.{p.path(inner)}")
             clone = self._clones[inner] = add_op(p, p.op(inner), operands, p.attrs(inner), name)
-            self._backward.add(clone)
+            self.backward.add(clone)
 
     def _operand(self, value: Value, group: Any) -> Value:
         if self._groups.get(value.node) == group and not self._is_retained(value):
@@ -78,6 +78,6 @@ class Recomputed:
         if known is None:
             p = self.program
             node = add_op(p, BARRIER, [value], {}, p.free_name(f"recompute.{p.path(value.node)}"))
-            self._backward.add(node)
+            self.backward.add(node)
             known = self._barriers[group, value] = Value(node)
         return known

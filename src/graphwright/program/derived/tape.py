@@ -13,6 +13,7 @@ from graphwright.program.builder import new_program
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_source, insert_edge, insert_node, set_outputs
+from graphwright.program.residual_sums import join_residuals
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -28,7 +29,7 @@ def tape(*tensors: Tensor, name: str = "tape") -> Program:
     that the tape saved become consts; the rest become inputs, because their values were not saved. The ops of a loop
     over time that has no steps of its own (those of recurrent layers have) are named `step.0.<op>`, `step.1.<op>`, ...,
     so that pictures fold the loop; the step of an op is the number of earlier uses of its parameters. Outputs are
-    `out`, `out_1`, ...
+    `out`, `out_1`, ... Residual sums are junctions, as in `gw.trace`.
     Raises: UsageError for a tensor without a tape, or inside a trace.
     """
     for t in tensors:
@@ -40,6 +41,7 @@ def tape(*tensors: Tensor, name: str = "tape") -> Program:
     for node in nodes:
         made.add(node)
     set_outputs(made.program, {f"out_{i}" if i else "out": made.values[t.node, t.port] for i, t in enumerate(tensors)})
+    join_residuals(made.program)
     return made.program
 
 

@@ -9,10 +9,12 @@ import numpy as np
 
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import traits
+from graphwright.program.editing.replace import redirect
 from graphwright.program.editing.transaction import Transaction
-from graphwright.program.kinds import CONST, PARAM
+from graphwright.program.kinds import PARAM
 from graphwright.program.op_graph import Value
 from graphwright.program.weights import as_array
+from graphwright.surgery.findings.blocks import around, passes_sum, unbypassed
 from graphwright.surgery.findings.diagnosis import Diagnosis, Probe, stepped
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, cut
 from graphwright.surgery.findings.wiring import BLOCK_NUMBER, shifted, template
@@ -23,37 +25,10 @@ if TYPE_CHECKING:
     from graphwright.program.run import Run
 
 
-_FAR = 400
-"""Largest number of nodes of a branch that is searched for its start."""
-
-
-def passes_sum(p: Program, node: NodeId) -> bool:
-    """Return whether a node is a sum, a cast, or a product with a scalar param, constant or gate."""
-    row = traits(p.op(node))
-    factors = (v for v in p.operands(node) if p.op(v.node) in (PARAM, CONST) or traits(p.op(v.node)).gates)
-    scales = (p.specs(v.node)[v.port].size == 1 for v in factors)
-    return row.convert or row.sums or row.nary or (row.multiplies and any(scales))
-
-
 def has_identity_path(p: Program, source: NodeId, target: NodeId) -> bool:
     """Return whether `source` reaches the junction `target` through sums, casts and scalar factors only."""
     sums = flood([target], lambda n: (v.node for v in p.operands(n) if passes_sum(p, v.node)))
     return any(v.node == source for n in sums for v in p.operands(n))
-
-
-def around(p: Program, junction: NodeId) -> tuple[NodeId, NodeId] | None:
-    """Return (source, first node of a branch) if a junction reads `source` directly and through the branch, or None."""
-    operands = [v.node for v in p.operands(junction)]
-    for source in operands:
-        order = [n for n in dict.fromkeys(operands) if n != source]
-        for node in order:  # grows during iteration: a walk back from the ends of the branch to its source
-            if len(order) > _FAR:
-                break
-            before = [v.node for v in p.operands(node)]
-            if source in before:
-                return source, node
-            order += [n for n in dict.fromkeys(before) if n not in order]
-    return None
 
 
 def gated(e: Transaction, source: Value, junction: NodeId) -> None:
@@ -62,8 +37,11 @@ def gated(e: Transaction, source: Value, junction: NodeId) -> None:
 
 
 def missing_residual(d: Diagnosis) -> Iterator[Finding]:
-    """Report junctions without an identity path around their branch, unlike most siblings or the original model."""
-    found = {f.identity: f for f in (*_among_siblings(d), *_against_architecture(d))}
+    """Report branches without an identity path around them, unlike most siblings or the original model.
+
+    Siblings are junctions whose paths differ in numbers, and branches of blocks of equal structure.
+    """
+    found = {f.identity: f for f in (*_among_blocks(d), *_among_siblings(d), *_against_architecture(d))}
     yield from found.values()
 
 
@@ -82,6 +60,17 @@ def _against_architecture(d: Diagnosis) -> Iterator[Finding]:
         if p.specs(start)[0] == p.spec(here):
             what = f"the identity path of the architecture from {p.path(start)} is missing"
             yield _missing(p, here, Value(start), what, {"architecture": d.model.arch.name})
+
+
+def _among_blocks(d: Diagnosis) -> Iterator[Finding]:
+    """Report branches of repeated blocks whose input does not bypass them; a fix may insert the sum that is missing."""
+    p = d.program
+    for branch in unbypassed(p, d.limits.siblings):
+        name = p.path(branch.sibling)
+        what = f"no identity path from {p.path(branch.entry)} around the branch, unlike at {name}"
+        end = branch.end.node if branch.junction is None else branch.junction
+        witness = {"sibling": name, "siblings_with": branch.bypassed, "siblings": branch.others}
+        yield _missing(p, end, branch.entry, what, witness)
 
 
 def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
@@ -111,25 +100,39 @@ def _entry(
     """Return the input of a junction's branch that corresponds to `source`, the input of the sibling's branch.
 
     `branch` is the first node of the sibling's branch; `paths` maps paths to nodes. Return None if the branches start
-    with different ops, or the input does not have the junction's spec.
+    with different ops, the input does not have the junction's spec, or the junction does not end its branch.
     """
     first = paths.get(shifted(p.path(branch), p.path(sibling), p.path(junction), BLOCK_NUMBER))
-    if first is None or p.op(first) != p.op(branch):
+    if first is None or p.op(first) != p.op(branch) or first not in p.reachable([junction]):
         return None
     port = next(p.edge_port(e) for e in p.in_edges(branch) if p.graph.source(e) == source)
     entry = next((p.edge_value(e) for e in p.in_edges(first) if p.edge_port(e) == port), None)
     return entry if entry is not None and p.specs(entry.node)[entry.port] == p.spec(junction) else None
 
 
-def _missing(p: Program, junction: NodeId, entry: Value, what: str, witness: dict[str, Any]) -> Finding:
-    """Return a finding with two fixes: an edge through a gate at 0, which changes no output, and an ungated edge."""
-    ends = f"{p.path(entry)} -> {p.path(junction)}"
+def _missing(p: Program, end: NodeId, entry: Value, what: str, witness: dict[str, Any]) -> Finding:
+    """Return a finding with two fixes: an edge through a gate at 0, which changes no output, and an ungated edge.
+
+    The branch ends in the node `end`. If `end` is a junction, the edge enters it, else a junction inserted after it.
+    """
+    ends, ops = f"{p.path(entry)} -> {p.path(end)}", 0 if p.is_junction(end) else 1
     fixes = (
-        Fix(f"connect {ends} through a gate at 0", lambda e: gated(e, entry, junction), 1, 1, 1, keeps_function=True),
-        Fix(f"connect {ends}", lambda e: e.connect(entry, junction), edges=1),
-    )
-    return Finding.of(p, "missing_residual", Severity.WARNING, what, junction, entry.node, fixes=fixes,
-                      witness={"block": f"{p.path(entry)} .. {p.path(junction)}", **witness})  # fmt: skip
+        Fix(f"connect {ends} through a gate at 0", lambda e: gated(e, entry, _junction(e, end)), 1, 1 + ops, 1,
+            keeps_function=True),
+        Fix(f"connect {ends}", lambda e: e.connect(entry, _junction(e, end)), edges=1, ops=ops),
+    )  # fmt: skip
+    return Finding.of(p, "missing_residual", Severity.WARNING, what, end, entry.node, fixes=fixes,
+                      witness={"block": f"{p.path(entry)} .. {p.path(end)}", **witness})  # fmt: skip
+
+
+def _junction(e: Transaction, end: NodeId) -> NodeId:
+    """Return a node if it is a junction, else a new junction through which all its readers read its first result."""
+    p = e.program
+    if p.is_junction(end):
+        return end
+    made = e.add("junction", end, name=p.free_name(f"{p.path(end)}.out"))
+    redirect(e, {Value(end): Value(made)})
+    return made
 
 
 _SCREEN = 1e-4
