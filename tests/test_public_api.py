@@ -33,6 +33,7 @@ MODULES = (
     "evolve.tasks",
     "files",
     "graph",
+    "metrics",
     "models",
     "nn",
     "nn.functional",

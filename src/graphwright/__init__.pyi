@@ -6,6 +6,7 @@ from graphwright import autograd as autograd
 from graphwright import data as data
 from graphwright import evolve as evolve
 from graphwright import graph as graph
+from graphwright import metrics as metrics
 from graphwright import models as models
 from graphwright import nn as nn
 from graphwright import ops as ops

@@ -12,6 +12,7 @@ import numpy as np
 
 from graphwright.array import NDArray, bfloat16, from_numpy
 from graphwright.errors import NonFinite, UsageError
+from graphwright.metrics import nll
 from graphwright.models.errors import PromptError
 from graphwright.models.generation.text import feeds_of, token_rows
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
@@ -109,12 +110,6 @@ def _bytes(rows: Sequence[np.ndarray], tokenizer: Tokenizer | None) -> int:
     if tokenizer is None or isinstance(tokenizer, ByteTokenizer):
         return 0 if tokenizer is None else sum(len(ids) - 1 for ids in rows)
     return sum(len(tokenizer.decode(ids[1:].tolist(), skip_special_tokens=False).encode()) for ids in rows)
-
-
-def nll(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Return -ln softmax(logits)[ids] in nats, float64, for logits [..., V] and ids [...]."""
-    rows, wanted = logits.reshape(-1, logits.shape[-1]).astype(np.float64), np.ascontiguousarray(ids, np.int64)
-    return call("cross_entropy", from_numpy(rows), from_numpy(wanted.reshape(-1)))[0].to_numpy().reshape(ids.shape)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -89,10 +89,11 @@ class OpGraph:
         ForeignNode.
         """
         if isinstance(ref, str):
-            if (found := self._names.get(ref)) is None and not (readers := self.readers(ref)):
+            found = self._names.get(ref) or next(iter(self.readers(ref)), None)
+            if found is None:
                 near = ", ".join(get_close_matches(ref, dict.fromkeys((*self._names, *self._keyed)), 3, 0.5))
                 raise UnknownNode("no node has this name", where=ref, fix=f"did you mean {near}?" if near else None)
-            return readers[0] if found is None else found
+            return found
         node = ref.node if isinstance(ref, Value) else ref
         if not isinstance(node, NodeId):
             raise ForeignNode("not a node of this program", got=repr(ref), expected="a NodeId, a Value or a name")
