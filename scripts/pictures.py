@@ -180,6 +180,7 @@ def house() -> str:
             "amp": "mixed precision",
             "data": "loaders",
             "metrics": "of batches",
+            "distributions": "samples, KL",
         },
         **{"plan": "tables, executors", "program": "graph of ops and weights, edits, undo, axes, pictures"},
         **{"autograd": "tensors, tape, backward", "ops": "one class per op"},

@@ -27,6 +27,7 @@ MODULES = (
     "array",
     "autograd",
     "data",
+    "distributions",
     "evolve",
     "evolve.mutations",
     "evolve.pictures",
