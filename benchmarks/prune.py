@@ -26,8 +26,8 @@ import transformers
 import graphwright as gw
 from benchmarks.harness import Figure
 from graphwright import surgery as sg
+from graphwright.metrics import nll
 from graphwright.models.bundled import pydoc_split
-from graphwright.models.metrics import nll
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.surgery.calibration import Stream
 

@@ -174,7 +174,14 @@ def house() -> str:
     roles = {
         **{"cli": "commands", "testing": "proofs, planted bugs", "surgery": "diagnose, prune, factor"},
         **{"structure": "gates, search", "models": "open, generate, export", "evolve": "NEAT, layers"},
-        **{"nn": "modules", "optim": "optimizers", "amp": "mixed precision", "data": "loaders"},
+        **{
+            "nn": "modules",
+            "optim": "optimizers",
+            "amp": "mixed precision",
+            "data": "loaders",
+            "metrics": "of batches",
+            "distributions": "samples, KL",
+        },
         **{"plan": "tables, executors", "program": "graph of ops and weights, edits, undo, axes, pictures"},
         **{"autograd": "tensors, tape, backward", "ops": "one class per op"},
         **{"array": "memory, ATen, VM, formulas", "graph": "handles, bulk edits, order"},

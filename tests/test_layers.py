@@ -19,7 +19,7 @@ LEVELS = [
     {"autograd"},
     {"program"},
     {"plan"},
-    {"nn", "optim", "amp", "data"},
+    {"nn", "optim", "amp", "data", "distributions", "metrics"},
     {"models", "evolve"},
     {"surgery", "structure"},
     {"cli", "testing"},

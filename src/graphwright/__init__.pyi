@@ -4,8 +4,10 @@ from graphwright import amp as amp
 from graphwright import array as array
 from graphwright import autograd as autograd
 from graphwright import data as data
+from graphwright import distributions as distributions
 from graphwright import evolve as evolve
 from graphwright import graph as graph
+from graphwright import metrics as metrics
 from graphwright import models as models
 from graphwright import nn as nn
 from graphwright import ops as ops

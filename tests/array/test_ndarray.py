@@ -7,9 +7,11 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import graphwright as gw
 from graphwright.array import (
     CPU,
     Layout,
@@ -22,15 +24,15 @@ from graphwright.array import (
     backend,
     bfloat16,
     broadcast_shapes,
+    dtype,
     empty,
     float32,
     from_numpy,
     int64,
 )
-from graphwright.array.device import DeviceMismatch
 from graphwright.array.storage import StorageClosed
 from graphwright.autograd import Parameter
-from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call, compute, get
 
 
@@ -159,15 +161,29 @@ def test_numpy_converts_an_array_with_its_dtype_and_values(host: np.ndarray) -> 
     assert np.stack([from_numpy(host)] * 2).dtype == host.dtype
 
 
-def test_arrays_that_numpy_cannot_read_raise_typed_errors(sim) -> None:
-    narrow = from_numpy(np.array([0x3F80, 0xC000], np.uint16), bits=bfloat16)
-    with pytest.raises(DTypeError, match="bfloat16"):
-        np.asarray(narrow)
-    assert np.asarray(narrow, dtype="float32").tolist() == [1, -2]
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_numpy_widens_every_value_of_the_dtypes_that_it_lacks_as_torch_does(name) -> None:
+    kind, torch_kind = dtype(name), getattr(torch, name)
+    bits = np.arange(2 ** (8 * kind.itemsize), dtype=kind.numpy)
+    narrow = from_numpy(bits, bits=kind)
+    wanted = torch.from_numpy(bits.view(f"i{kind.itemsize}")).view(torch_kind).float().numpy()
+    for seen in (np.asarray(narrow), narrow.to_numpy(), np.asarray(gw.Tensor(narrow)), gw.Tensor(narrow).numpy()):
+        assert seen.dtype == np.float32
+        np.testing.assert_array_equal(seen, wanted)
+    with pytest.raises(UsageError, match="needs a copy"):
+        np.array(narrow, copy=False)
+    with pytest.raises(UsageError, match="needs a copy"):
+        np.array(gw.Tensor(narrow), copy=False)
+
+
+def test_numpy_copies_arrays_of_other_devices(sim) -> None:
     there = from_numpy(np.ones(3)).to(sim.device)
-    with pytest.raises(DeviceMismatch, match=r"to_numpy\(\)"):
-        np.asarray(there)
-    assert there.to_numpy().tolist() == [1, 1, 1]
+    assert np.asarray(there).tolist() == [1, 1, 1]
+    with pytest.raises(UsageError, match="needs a copy"):
+        np.array(there, copy=False)
+
+
+def test_numpy_cannot_read_a_closed_array() -> None:
     array = empty((3,), float32)
     array.storage.close()
     with pytest.raises(StorageClosed):

@@ -200,9 +200,8 @@ def test_numpy_converts_a_tensor() -> None:
     assert not np.shares_memory(np.array(x, copy=True), x.numpy())
     assert np.array(x, dtype=np.float64).dtype == np.float64
     low = tensor([1.5]).to("bfloat16")
-    assert np.asarray(low, dtype=np.float32).tolist() == low.tolist() == [1.5]
-    with pytest.raises(DTypeError):
-        np.asarray(low)
+    assert np.asarray(low).dtype == np.float32
+    assert np.asarray(low).tolist() == np.asarray(low, dtype=np.float64).tolist() == low.tolist() == [1.5]
 
 
 def test_the_repr_of_a_tensor_shows_values_and_spec() -> None:

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from checkpoints import Made, relative, some_ids
 
 import graphwright as gw
-from graphwright.errors import ShapeError
+from graphwright.errors import ShapeError, UsageError
 from graphwright.models import NonFinite, PromptError
 from graphwright.models.metrics import non_finite
+from graphwright.program import FeedError, ValueReleased
 
 IDS = some_ids((2, 9))
 
@@ -150,9 +152,7 @@ def test_plans_equal_runs_bit_for_bit(made: Callable[[str], Made]) -> None:
         np.testing.assert_allclose(m.logits(ids), run["logits"].to_numpy(), rtol=1e-5, atol=2e-5)
 
 
-def test_text_instead_of_ids_is_refused(model: gw.Model) -> None:
-    with pytest.raises(PromptError, match=r"got      text\n.*tokenizer\.encode"):
-        model.logits("text")
+def test_ids_of_different_lengths_are_refused(model: gw.Model) -> None:
     with pytest.raises(PromptError, match="different lengths"):
         model.logits([[1, 2], [3]])
 
@@ -162,3 +162,51 @@ def test_outputs_other_than_token_scores_are_refused_by_name(model: gw.Model) ->
         e.set_outputs(logits="layers.0.attn.q_heads")
     with pytest.raises(ShapeError, match=r"layers\.0\.attn\.q_heads"):
         model.logits(IDS)
+
+
+# -- text, runs, patches -----------------------------------------------------------------------------------------------
+def test_a_text_and_its_bytes_give_the_same_logits(byte_model: gw.Model) -> None:
+    ids = list(b"The following")
+    wanted = byte_model.logits(ids)
+    for found in (byte_model("The following"), byte_model(ids), byte_model.logits("The following")):
+        assert found.shape == (13, 256)
+        np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(byte_model("The following", [0, *[1] * 12]), byte_model.logits(ids, [0, *[1] * 12]))
+    assert byte_model([ids]).shape == (1, 13, 256)
+    cache = byte_model.new_cache(16).sequence()
+    assert relative(byte_model.prefill(cache, "The following")[0], wanted[-1]) < 1e-5
+
+
+def test_texts_that_cannot_be_encoded_are_refused(byte_model: gw.Model, model: gw.Model) -> None:
+    for call in (byte_model, byte_model.run):
+        with pytest.raises(PromptError, match="empty"):
+            call("")
+        with pytest.raises(PromptError):
+            call(["one", "another"])
+    with pytest.raises(UsageError, match="no tokenizer"):
+        model("text")
+
+
+def test_a_run_matches_torchs_hidden_states(made: Callable[[str], Made]) -> None:
+    checkpoint = made("llama")
+    with torch.no_grad():
+        truth = checkpoint.model(torch.tensor(IDS), output_hidden_states=True)
+    run = gw.open(checkpoint.path).run(IDS, keep=["layers.0.out", "model.norm.weight"])
+    assert relative(np.asarray(run.value("layers.0.out")), truth.hidden_states[1].numpy()) < 1e-5
+    assert relative(np.asarray(run["logits"]), truth.logits.numpy()) < 1e-5
+    assert np.array_equal(run.value("norm.weight"), checkpoint.model.model.norm.weight.detach())
+    with pytest.raises(ValueReleased):
+        run.value("layers.1.out")
+
+
+def test_a_patch_is_given_as_numpy_reads_it(made: Callable[[str], Made]) -> None:
+    m = gw.open(made("llama").path, compute="bfloat16")
+    plain = m.run(IDS)
+    seen = np.asarray(plain.value("layers.1.out"))
+    assert seen.dtype == np.float32
+    same = m.run(IDS, keep="outputs", patch={"layers.1.out": seen})
+    assert np.array_equal(np.asarray(same["logits"]), np.asarray(plain["logits"]))
+    other = m.run(IDS, keep="outputs", patch={"layers.1.out": np.zeros(seen.shape)})
+    assert not np.array_equal(np.asarray(other["logits"]), np.asarray(plain["logits"]))
+    with pytest.raises(FeedError, match="patches do not match"):
+        m.run(IDS, patch={"layers.1.out": seen[:, 1:]})

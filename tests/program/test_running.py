@@ -239,3 +239,9 @@ def test_producers_are_the_sources_of_operands():
         assert set(read) == {p.graph.source(e) for e in p.graph.in_edges(node)}
         assert len(set(read)) == len(read)
         assert all(node in p.consumers(r) for r in read)
+
+
+def test_an_unknown_value_of_keep_is_refused():
+    with pytest.raises(UsageError, match="keep") as caught:
+        tiny().run(x=X, keep="h")
+    assert caught.value.fix == "keep=['h']"

@@ -144,3 +144,10 @@ def test_nested_results_and_arguments_have_paths_as_names():
         gw.trace(lambda x: {"a": (x,), "a.0": x}, X)
     with pytest.raises(TraceError, match="unsupported result"):
         gw.trace(lambda x: (x, {"a": object()}), X)
+
+
+@pytest.mark.parametrize("view", [lambda t: t.transpose(0, 1), lambda t: t[:1].expand(3, 3), lambda t: t[:, ::2]])
+def test_views_of_arrays_are_constants_of_compiled_functions(view):
+    constant = view(gw.tensor(np.arange(9, dtype="f4").reshape(3, 3)))
+    x = np.ones((3, 1), "f4")
+    assert np.array_equal(gw.compile(lambda x: x + constant)(x), x + np.asarray(constant))

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from graphwright.array import layout as views
 from graphwright.array.backend import backend
-from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
+from graphwright.array.device import CPU, Device, DeviceUnavailable
 from graphwright.array.dtype import DType, decode, dtype
 from graphwright.array.layout import Layout, Shape, is_row_major, row_major
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage, poisoned, poisoning
-from graphwright.errors import AliasError, ComputeError, DTypeError, OutOfMemory, ShapeError, UsageError
+from graphwright.errors import AliasError, ComputeError, OutOfMemory, ShapeError, UsageError
 
 
 class ReadOnlyArray(ComputeError):
@@ -238,13 +238,10 @@ class NDArray(OneElement):
         """Return the elements as a numpy array, sharing memory if neither dtype nor layout needs a copy.
 
         Args:
-            dtype: numpy dtype to convert to; needed for bfloat16 and 8-bit floats, which numpy does not have.
+            dtype: numpy dtype to convert to; by default that of the array, and float32 for bfloat16 and 8-bit floats,
+                which numpy does not have.
             bits: return these dtypes as their bit patterns.
-        Raises: DTypeError for one of these dtypes if neither argument is given.
         """
-        if self.dtype.as_bits and dtype is None and not bits:
-            what = f"numpy has no dtype {self.dtype.name}"
-            raise DTypeError(what, fix="call to_numpy(dtype='float32') or to_numpy(bits=True)")
         host = self._host()
         if self.dtype.as_bits and not bits:
             host = decode(host, self.dtype)
@@ -267,18 +264,14 @@ class NDArray(OneElement):
         )
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        """Implement numpy's array protocol for host memory.
+        """Implement numpy's array protocol: shares host memory; other devices and dtypes that numpy lacks are copied.
 
-        Raises: DTypeError; StorageClosed; DeviceMismatch if the memory is not on the CPU, to avoid a hidden copy;
-            UsageError for copy=False if a copy is needed.
+        Raises: StorageClosed; UsageError for copy=False if a copy is needed.
         """
-        if self.device != CPU:
-            facts: Any = {"where": "numpy", "expected": CPU, "got": self.device, "fix": "call array.to_numpy()"}
-            raise DeviceMismatch("numpy cannot read the memory of this device", **facts)
         host = self.to_numpy(dtype)
-        fresh = not np.may_share_memory(host, self.to_numpy(bits=True))
+        fresh = self.device != CPU or not np.may_share_memory(host, self.to_numpy(bits=True))
         if copy is False and fresh and host.size:
-            facts = {"where": "numpy", "expected": self.spec, "got": host.dtype, "fix": "pass copy=None"}
+            facts: Any = {"where": "numpy", "expected": self.spec, "got": host.dtype, "fix": "pass copy=None"}
             raise UsageError("numpy needs a copy of this array, which copy=False forbids", **facts)
         return host.copy() if copy and not fresh else host
 
@@ -290,7 +283,7 @@ class NDArray(OneElement):
         """Return the only element as a Python number. Raises: ShapeError unless there is one element."""
         if self.size != 1:
             raise ShapeError("cannot convert this array to a number", expected="exactly one element", got=self.spec)
-        return self.to_numpy("float32" if self.dtype.as_bits else None).item()
+        return self.to_numpy().item()
 
     def text(self, prefix: str = "") -> str | None:
         """Return the first and last elements as numpy prints them; None for a mapped file that was not read yet.

@@ -234,7 +234,7 @@ def nonzero(input: Any, *, as_tuple: bool = False, size: int | None = None, fill
     if size is not None:
         found = call("nonzero", x, size=size, fill=fill)
     else:
-        found = as_tensor(np.argwhere(x.numpy("float32" if x.dtype.as_bits else None)).astype(np.int64))
+        found = as_tensor(np.argwhere(x.numpy()).astype(np.int64))
     return tuple(found[:, axis] for axis in range(x.ndim)) if as_tuple else found
 
 
@@ -274,7 +274,7 @@ HOST = "outside traces only"
 
 
 def _host(x: Any) -> np.ndarray:
-    return as_tensor(x).detach().numpy("float32" if as_tensor(x).dtype.as_bits else None)
+    return as_tensor(x).detach().numpy()
 
 
 @named(differs=HOST)

@@ -429,7 +429,16 @@ for _name, _kind in CASTS.items():
     _cast(_name, _kind)
 
 
+_BITS = {"float64": (11, 52), "float32": (8, 23), "bfloat16": (8, 7), "float16": (5, 10)}
+"""Bits of exponent and fraction by dtype."""
+
+
 def largest(kind: DType) -> float:
     """Return the largest finite number of a floating dtype."""
-    exponent, fraction = {"float64": (11, 52), "float32": (8, 23), "bfloat16": (8, 7), "float16": (5, 10)}[kind.name]
+    exponent, fraction = _BITS[kind.name]
     return (2.0 - 2.0**-fraction) * 2.0 ** (2 ** (exponent - 1) - 1)
+
+
+def epsilon(kind: DType) -> float:
+    """Return the distance from 1 to the next number of a floating dtype."""
+    return 2.0 ** -_BITS[kind.name][1]

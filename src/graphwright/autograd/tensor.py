@@ -123,12 +123,11 @@ class Tensor(TensorBase, OpMethods):
 
     # -- conversion to other types -----------------------------------------------------------------------------------
     def numpy(self, dtype: npt.DTypeLike | None = None) -> np.ndarray:
-        """Return a numpy array, sharing memory where possible. Raises: DTypeError for bfloat16 without a dtype."""
+        """Return a numpy array, sharing memory where possible; bfloat16 and 8-bit floats become float32."""
         return self.concrete("numpy()").to_numpy(dtype)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        host = self.concrete("numpy").to_numpy(dtype)
-        return host.copy() if copy else host
+        return self.concrete("numpy").__array__(dtype, copy)
 
     def __dlpack__(
         self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
@@ -151,7 +150,7 @@ class Tensor(TensorBase, OpMethods):
 
     def tolist(self) -> Any:
         """Return nested lists of Python numbers."""
-        return self.concrete("tolist()").to_numpy("float32" if self.dtype.as_bits else None).tolist()
+        return self.concrete("tolist()").to_numpy().tolist()
 
     def __float__(self) -> builtins.float:  # `float` is a method here
         return float(self.item())

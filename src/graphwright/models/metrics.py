@@ -12,8 +12,9 @@ import numpy as np
 
 from graphwright.array import NDArray, bfloat16, from_numpy
 from graphwright.errors import NonFinite, UsageError
+from graphwright.metrics import nll
 from graphwright.models.errors import PromptError
-from graphwright.models.generation.text import token_rows
+from graphwright.models.generation.text import feeds_of, token_rows
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
 from graphwright.models.tokenizer import ByteTokenizer, Tokenizer
 from graphwright.ops import call
@@ -111,12 +112,6 @@ def _bytes(rows: Sequence[np.ndarray], tokenizer: Tokenizer | None) -> int:
     return sum(len(tokenizer.decode(ids[1:].tolist(), skip_special_tokens=False).encode()) for ids in rows)
 
 
-def nll(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Return -ln softmax(logits)[ids] in nats, float64, for logits [..., V] and ids [...]."""
-    rows, wanted = logits.reshape(-1, logits.shape[-1]).astype(np.float64), np.ascontiguousarray(ids, np.int64)
-    return call("cross_entropy", from_numpy(rows), from_numpy(wanted.reshape(-1)))[0].to_numpy().reshape(ids.shape)
-
-
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Return the log-probabilities of logits [..., V], computed in float64, in the dtype of the logits."""
     wide = from_numpy(logits.astype(np.float64))
@@ -172,8 +167,7 @@ def non_finite(p: Program) -> list[tuple[str, int, tuple[int, ...]]]:
 
 def first_bad_node(p: Program, ids: np.ndarray) -> str | None:
     """Run the program on ids [B, T]; return the path of the first node whose value is not finite, or None."""
-    feeds = {"ids": ids, "positions": np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()}
-    run = p.run({p.path(n): feeds[p.path(n)] for n in p.inputs() if p.path(n) in feeds})
+    run = p.run(feeds_of(p, ids))
     bad = {value.node for value, array in run.values.items() if array.dtype.is_float and _bad(array).any()}
     return next((p.path(node) for node in p.order() if node in bad), None)
 

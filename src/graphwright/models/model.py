@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from html import escape
@@ -20,7 +20,7 @@ from graphwright.models.generation.cache import CHUNK, KVCache, StaticCache, che
 from graphwright.models.generation.cached_program import with_padding
 from graphwright.models.generation.generate import decode, generate, generate_many
 from graphwright.models.generation.paged import PagedCache, PagedKeywords
-from graphwright.models.generation.text import check_ids, check_mask, vocabulary
+from graphwright.models.generation.text import check_ids, check_mask, encoded, feeds_of, vocabulary
 from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.loading import build
 from graphwright.models.metrics import check_finite, perplexity, validate
@@ -37,7 +37,10 @@ from graphwright.signatures import keywords, late
 if TYPE_CHECKING:
     from graphwright.models.export.levels import ExportPlan
     from graphwright.program.axes.units import Units
+    from graphwright.program.derived.rewrite import PatchPoint
+    from graphwright.program.op_graph import Ref
     from graphwright.program.program import Program
+    from graphwright.program.run import Run
 
 
 @dataclass(eq=False, repr=False)
@@ -106,33 +109,51 @@ class Model:
         return self.program.select(pattern, units=units, **filters)
 
     # -- running -----------------------------------------------------------------------------------------------------
-    def logits(self, ids: Any, mask: Any = None, *, deterministic: bool = False) -> np.ndarray:
-        """Return the logits of the next token at every position: float32 [B, T, V] (or [T, V] for ids [T]).
+    def __call__(self, ids: Any, mask: Any = None) -> np.ndarray:
+        """Return the logits of a text or ids: float32 [T, V], or [B, T, V] for ids [B, T]; see `logits`."""
+        return self.logits(ids, mask)
+
+    def run(
+        self, ids: Any, *, keep: str | Sequence[Ref] = "all", capture: Collection[PatchPoint] = (),
+        patch: Mapping[PatchPoint, Any] | None = None,
+    ) -> Run:  # fmt: skip
+        """Run the program node by node on a text or ids, so that every value can be read, and replaced by `patch`.
+
+        >>> run = model.run("The following", keep=["layers.1.mlp"], patch={"layers.0.attn.o": array})
+        >>> np.asarray(run["logits"]), np.asarray(run.value("layers.1.mlp"))
 
         Args:
-            ids: int array-like [B, T] or [T].
+            ids: a text, or int array-like [B, T] or [T], which is run as [1, T].
+            keep, capture, patch: see `Program.run`.
+        Raises: PromptError; errors of `Program.run`.
+        """
+        with exclusive(self.program):
+            feeds = feeds_of(self.program, self.check_ids(ids))
+            return self.program.run(feeds, keep=keep, capture=capture, patch=patch)
+
+    def logits(self, ids: Any, mask: Any = None, *, deterministic: bool = False) -> np.ndarray:
+        """Return the logits of the next token at every position: float32 [B, T, V], or [T, V] for a text or ids [T].
+
+        Args:
+            ids: a text, or int array-like [B, T] or [T].
             mask: bool array-like of the same shape, false for padding; positions are counted without padding.
             deterministic: give the bits of `program.run`; see `CompileOptions`.
         Raises: PromptError; NonFinite naming the weight that has a NaN or infinity.
         """
         with exclusive(self.program):
             batch = self.check_ids(ids)
+            shape = batch.shape[isinstance(ids, str) or np.ndim(ids) < 2 :]
             if mask is None:
-                return self._run(self.program, batch, deterministic).reshape(*np.shape(ids), -1)
+                return self._run(self.program, batch, deterministic).reshape(*shape, -1)
             if self._padded is None or self._padded[0] != self.program.version:
                 self._padded = self.program.version, with_padding(self.program)
             seen = check_mask(mask, batch.shape)
             positions = np.maximum(np.cumsum(seen, axis=1) - 1, 0)
             extra = {"mask": seen, "positions": positions}
-            return self._run(self._padded[1], batch, deterministic, **extra).reshape(*np.shape(ids), -1)
+            return self._run(self._padded[1], batch, deterministic, **extra).reshape(*shape, -1)
 
     def _run(self, p: Program, ids: np.ndarray, deterministic: bool, **extra: np.ndarray) -> np.ndarray:
-        feeds = {"ids": ids, **extra}
-        if "positions" in {p.path(n) for n in p.inputs()}:
-            default = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-            feeds["positions"] = np.ascontiguousarray(extra.get("positions", default))
-        else:
-            feeds.pop("positions", None)
+        feeds = feeds_of(p, ids, **extra)
         dims = {"B": ids.shape[0], "T": ids.shape[1]}
         specs = {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}
         plan = plan_for(p, specs, ("logits",), CompileOptions(freeze=True, deterministic=deterministic))
@@ -147,8 +168,8 @@ class Model:
         return host
 
     def check_ids(self, ids: Any) -> np.ndarray:
-        """Convert ids to a contiguous int64 array [B, T]. Raises: PromptError."""
-        return check_ids(ids, self.vocab)
+        """Convert a text or ids to contiguous int64 [B, T]. Raises: PromptError; UsageError without a tokenizer."""
+        return check_ids(encoded(self, ids), self.vocab)
 
     @property
     def vocab(self) -> int:
@@ -195,7 +216,10 @@ class Model:
         return StaticCache(self.program, batch, 0 if tokens is None else tokens, target)
 
     def prefill(self, cache: KVCache, ids: Any, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """Append ids [B, T] (or [T]); return the logits after the last id, float32 [B, V]. See `KVCache.prefill`."""
+        """Append a text or ids [B, T] or [T]; return the logits after the last id, float32 [B, V].
+
+        See `KVCache.prefill`.
+        """
         check_cache_of(self.program, cache)
         return cache.prefill(self.check_ids(ids), chunk=chunk, allow_stale=allow_stale)
 

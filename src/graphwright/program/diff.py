@@ -125,7 +125,7 @@ def diff(p: Program, other: Program) -> ProgramDiff:
     }
     if not outputs and list(before) != list(after):
         outputs = {"(order)": (", ".join(before), ", ".join(after))}
-    shared = [key for key in other.weights if key in p.weights]
+    shared = [key for key in other.weights if p.weights.has_key(key)]
     compared = [_compare(key, p, other) for key in shared]
     return ProgramDiff(
         added=tuple(path for path in here if path not in there),
@@ -136,8 +136,8 @@ def diff(p: Program, other: Program) -> ProgramDiff:
         edges_removed=tuple((old - new).elements()),
         outputs=outputs,
         weights=tuple(w for w in compared if w is not None),
-        missing=tuple(k for k in other.weights if k not in p.weights),
-        extra=tuple(k for k in p.weights if k not in other.weights),
+        missing=tuple(k for k in other.weights if not p.weights.has_key(k)),
+        extra=tuple(k for k in p.weights if not other.weights.has_key(k)),
         equal=compared.count(None),
         resized=_resized(p, other) if any(w is not None and w.before != w.after for w in compared) else {},
     )
@@ -226,8 +226,7 @@ def _compare(key: str, p: Program, other: Program) -> WeightChange | None:
 
 def _distance(a: NDArray, b: NDArray) -> tuple[float, float, float]:
     """Return (largest absolute difference, relative L2 distance, cosine) of two arrays, computed in float64."""
-    wide = ("float32" if v.dtype.name == "bfloat16" else None for v in (a, b))
-    x, y = (np.ascontiguousarray(v.to_numpy(kind)).reshape(-1) for v, kind in zip((a, b), wide, strict=True))
+    x, y = (np.ascontiguousarray(v.to_numpy()).reshape(-1) for v in (a, b))
     largest = delta = xx = yy = xy = 0.0
     for i in range(0, len(x), _CHUNK):
         u, v = x[i : i + _CHUNK].astype(np.float64), y[i : i + _CHUNK].astype(np.float64)

@@ -80,7 +80,7 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
         twin = p.empty(name)
         copy_into(p, twin)
         twin.graph.describe = twin.history.describe
-        twin.weights = p.weights.fork(twins)
+        twin.weights = p.weights.fork(twin, twins)
         twin.version, twin.valid = p.version, p.valid
         twin.history_bytes = p.history_bytes
         twin.journal = Journal(Chain(base=p.journal.hash))

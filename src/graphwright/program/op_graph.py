@@ -33,7 +33,7 @@ class Value(NamedTuple):
 
 
 Ref = NodeId | Value | str
-"""A node by handle, by one of its results, or by name."""
+"""A node by handle, by one of its results, or by name: its path, or the checkpoint key of a weight."""
 NODE_COLUMNS = {
     "op": object,
     "attrs": ColumnSpec(object, encode=encode_attrs, decode=decode_attrs),
@@ -83,10 +83,15 @@ class OpGraph:
 
     # -- nodes -------------------------------------------------------------------------------------------------------
     def node(self, ref: Ref) -> NodeId:
-        """Return the handle of a node. Raises: UnknownNode listing similar names, StaleHandle, ForeignNode."""
+        """Return the handle of a node; a name is its path, or the checkpoint key of a param, const or state.
+
+        A key that several nodes read gives the first of them. Raises: UnknownNode listing similar names, StaleHandle,
+        ForeignNode.
+        """
         if isinstance(ref, str):
-            if (found := self._names.get(ref)) is None:
-                near = ", ".join(get_close_matches(ref, self._names, 3, 0.5))
+            found = self._names.get(ref) or next(iter(self.readers(ref)), None)
+            if found is None:
+                near = ", ".join(get_close_matches(ref, dict.fromkeys((*self._names, *self._keyed)), 3, 0.5))
                 raise UnknownNode("no node has this name", where=ref, fix=f"did you mean {near}?" if near else None)
             return found
         node = ref.node if isinstance(ref, Value) else ref
@@ -94,6 +99,10 @@ class OpGraph:
             raise ForeignNode("not a node of this program", got=repr(ref), expected="a NodeId, a Value or a name")
         self.graph.node(node, "seq")  # raises StaleHandle
         return node
+
+    def find(self, path: object) -> NodeId | None:
+        """Return the handle of the node with a path, or None."""
+        return self._names.get(path) if isinstance(path, str) else None
 
     def nodes_of(self, refs: Any) -> list[NodeId]:
         """Return the handles of one node or of several. Raises: UnknownNode, StaleHandle, ForeignNode."""

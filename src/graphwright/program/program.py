@@ -47,7 +47,7 @@ class Program(OpGraph):
 
     Attributes:
         graph: nodes and edges; read it freely, change it only through `edit`.
-        weights: variables by checkpoint key.
+        weights: variables by checkpoint key or node path.
         history_bytes: limit in bytes of the arrays stored in memory for undo; older arrays go to a temporary file.
         version: increases with every committed edit; a plan belongs to one version.
         derived: objects that upper layers cache with the program and can rebuild, such as plans.
@@ -62,7 +62,7 @@ class Program(OpGraph):
     def __init__(self, name: str = "program") -> None:
         super().__init__()
         self.name = name
-        self.weights = Weights()
+        self.weights = Weights(self)
         self.version = 0
         self.journal = Journal()
         self.history_bytes = 4 << 30

@@ -104,7 +104,8 @@ class TraceRecorder:
         if id(data) not in self._consts:
             name = self.program.free_name(tensor.name or "const")
             node = self.constant(name, data.spec)
-            self.program.weights.add(name, Variable(data, name=name))
+            stored = data if data.contiguous else data.copy()  # plans read weights row by row
+            self.program.weights.add(name, Variable(stored, name=name))
             self._consts[id(data)] = (data, Value(node))
         return self._consts[id(data)][1]
 

@@ -283,10 +283,15 @@ def run(
         feeds, named: arrays or tensors by input name.
         keep: "all", "outputs", or the values to keep besides the outputs.
         capture: more values (or values of edges) to keep.
-        patch: dict from a node (its first result), a value or an edge to an array of the same spec that replaces it.
+        patch: dict from a node (its first result), a value or an edge to an array of the same shape that replaces it;
+            floating arrays are rounded to the dtype of the value.
         state: variables by key to use instead of the program's own, such as a `State`.
-    Raises: FeedError before anything runs; ComputeError with the node's path; a failed run assigns nothing.
+    Raises: FeedError and, for an unknown `keep`, UsageError before anything runs; ComputeError with the node's path; a
+        failed run assigns nothing.
     """
+    if isinstance(keep, str) and keep not in ("all", "outputs"):
+        raise UsageError("unknown value of keep", where=p.name, expected="'all', 'outputs' or a list of values",
+                         got=repr(keep), fix=f"keep=[{keep!r}]" if p.find(keep) is not None else None)  # fmt: skip
     if not isinstance(feeds, Mapping | None):
         expected = f"a mapping of {', '.join(p.input_names())}"
         raise FeedError("the inputs are not a mapping", where=p.name, expected=expected, got=repr(feeds)[:80])
@@ -368,8 +373,10 @@ def _variable(p: Program, key: str, state: Mapping[str, Variable] | None) -> Var
 
 def _patches(p: Program, patch: Mapping[PatchPoint, Any], dims: Mapping[str, int]) -> dict[Value | EdgeId, Any]:
     """Map each patched value or edge to its array. Raises: FeedError listing arrays of a wrong shape or dtype."""
-    found = {patch_point(p, ref): as_tensor(given).data for ref, given in patch.items()}
-    specs = {at: p.spec(p.edge_value(at) if isinstance(at, EdgeId) else at).bind(dims) for at in found}
+    given = {patch_point(p, ref): as_tensor(array) for ref, array in patch.items()}
+    specs = {at: p.spec(p.edge_value(at) if isinstance(at, EdgeId) else at).bind(dims) for at in given}
+    found = {at: (t.to(specs[at].dtype) if t.dtype.is_float and specs[at].dtype.is_float else t).data
+             for at, t in given.items()}  # fmt: skip
     pairs = [(at, specs[at], array.spec) for at, array in found.items()]
     wrong = [f"{feed_name(p, at)}: expected {spec}, got {got}" for at, spec, got in pairs if got != spec]
     if wrong:

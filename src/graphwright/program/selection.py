@@ -15,7 +15,7 @@ from graphwright.program.axes.axes import KINDS as UNIT_KINDS
 from graphwright.program.axes.units import Units, layers
 from graphwright.program.errors import CountMismatch, EmptySelection, ForeignNode, StaleSelection
 from graphwright.program.gates import GateOptions
-from graphwright.program.kinds import KINDS
+from graphwright.program.kinds import KINDS, STORED
 from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
@@ -126,6 +126,8 @@ class Selection:
     ) -> Selection:  # fmt: skip
         """Select the nodes whose path matches a pattern, such as `layers.*.attn.{q,k}`, and that pass all filters.
 
+        If there are none, the pattern selects params, consts and states by their checkpoint keys.
+
         Args:
             op: name of an op or kind (`param`, `input`, ...).
             kind: `op` for all ops, `source` for inputs, params, consts, states and assigns.
@@ -136,6 +138,9 @@ class Selection:
         query = {"pattern": pattern, "op": op, "kind": kind, "dtype": dtype, "where": where, "regex": regex}
         tests = _tests(p, query)
         found = [n for n in p.with_prefix(stem(pattern or "")) if all(test(n) for _, test in tests)]
+        if not found:
+            tests, stored = _tests(p, query, p.key), (n for k in STORED for n in p.of_kind(k))
+            found = [n for n in stored if all(test(n) for _, test in tests)]
         return Selection(p, _ordered(p, found), p.version, query)
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -355,13 +360,16 @@ def _ordered(p: Program, nodes: Any) -> tuple[NodeId, ...]:
     return tuple(sorted(nodes, key=p.order_labels.key))
 
 
-def _tests(p: Program, query: Mapping[str, Any]) -> list[tuple[str, Callable[[NodeId], bool]]]:
-    """Return the filters of a query as (description, predicate)."""
+def _tests(
+    p: Program, query: Mapping[str, Any], name: Callable[[NodeId], str] | None = None
+) -> list[tuple[str, Callable[[NodeId], bool]]]:
+    """Return the filters of a query as (description, predicate); the pattern matches `name` of a node, or its path."""
+    name = name or p.path
     tests: list[tuple[str, Callable[[NodeId], bool]]] = []
     if (pattern := query.get("pattern")) is not None:
         if not isinstance(pattern, str):
             raise BadPattern("the pattern is not a string", got=repr(pattern)[:80], fix="pass a predicate as where=")
-        tests.append((f"pattern={pattern!r}", lambda n: matches(pattern, p.path(n))))
+        tests.append((f"pattern={pattern!r}", lambda n: matches(pattern, name(n))))
     if (op := query.get("op")) is not None:
         tests.append((f"op={op!r}", lambda n: p.op(n) == op))
     if (kind := query.get("kind")) is not None:

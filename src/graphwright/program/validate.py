@@ -236,7 +236,7 @@ def _weights(p: Program) -> Iterator[Mismatch]:
     for kind in sorted(STORED):
         for node in p.of_kind(kind):
             key = p.attrs(node).get("key", "")
-            if key not in p.weights:
+            if not p.weights.has_key(key):
                 yield Mismatch("weight", p.path(node), "its checkpoint key names no weight", got=repr(key))
             elif p.specs(node) and (have := p.weights[key].spec) != (want := p.spec(node)):
                 yield _spec_mismatch("weight", p.path(node), f"the spec of its weight {key} differs", want, have)

@@ -1,4 +1,4 @@
-"""Weights: the variables of a program by checkpoint key; arrays are copied on write, and each value is hashed once."""
+"""Weights: the variables of a program by key or node path; arrays are copied on write, each value is hashed once."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec
+    from graphwright.program.op_graph import OpGraph
     from graphwright.program.program import Program
 
 _INLINE = 4096
@@ -97,10 +98,16 @@ def as_array(value: Any, kind: Any = None) -> NDArray:
 class Weights(Mapping[str, Variable]):
     """Maps each key, the name of the tensor in the checkpoint, to its Variable.
 
-    It also has states, and consts that are in no checkpoint; `Program.named_parameters` has only params.
+    `weights[name]`, `name in weights` and `weights.get(name)` accept the path of a node as well; a key comes first.
+    Iteration gives keys. There are also states, and consts that are in no checkpoint; `Program.named_parameters` has
+    only params.
+
+    Args:
+        graph: the nodes whose paths are accepted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, graph: OpGraph) -> None:
+        self._graph = graph
         self._variables: dict[str, Variable] = {}
         self._digests: dict[str, tuple[NDArray, int, str]] = {}
         self._references: dict[str, tuple[NDArray, int, str]] = {}
@@ -109,12 +116,31 @@ class Weights(Mapping[str, Variable]):
         self.promises = Promises()
 
     def __getitem__(self, key: str) -> Variable:
+        found = self._variables.get(key)
+        return self.at_key(self._key_at(key) or key) if found is None else found
+
+    def at_key(self, key: str) -> Variable:
+        """Return the variable of exactly this key. Raises: UnknownNode."""
         try:
             return self._variables[key]
         except KeyError:
-            near = get_close_matches(str(key), self._variables, 3, 0.5)
+            paths = (self._graph.path(n) for kind in STORED for n in self._graph.of_kind(kind))
+            near = get_close_matches(str(key), dict.fromkeys((*self._variables, *paths)), 3, 0.5)
             fix = f"did you mean {', '.join(near)}?" if near else "list(program.weights) lists all keys"
-            raise UnknownNode("no weight has this key", where=key, fix=fix) from None
+            raise UnknownNode("no weight has this key or path", where=key, fix=fix) from None
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._variables or self._key_at(key) is not None
+
+    def has_key(self, key: str) -> bool:
+        """Return True if a weight has exactly this key; `in` accepts the paths of nodes too."""
+        return key in self._variables
+
+    def _key_at(self, path: object) -> str | None:
+        """Return the key of the param, const or state with this path; None for other paths, and without a value."""
+        node = self._graph.find(path)
+        key = None if node is None or self._graph.op(node) not in STORED else self._graph.key(node)
+        return key if key in self._variables else None
 
     def __repr__(self) -> str:
         return f"Weights({len(self)}: {', '.join(list(self)[:2])}{', ...' if len(self) > 2 else ''})"
@@ -246,9 +272,9 @@ class Weights(Mapping[str, Variable]):
         known = self._digests.get(key)
         return known[2] if known is not None and known[0] is array and known[1] == array.storage.version else None
 
-    def fork(self, twins: VariableTwins | None = None) -> Weights:
-        """Return weights with new variables over the same arrays; the first write to a variable copies its array."""
-        twin, twins = Weights(), twins or VariableTwins()
+    def fork(self, graph: OpGraph, twins: VariableTwins) -> Weights:
+        """Return weights of `graph`: new variables over the same arrays; the first write to one copies its array."""
+        twin = Weights(graph)
         for key, variable in self._variables.items():
             twin.add(key, twins(variable))
         twin._digests, twin._references = dict(self._digests), dict(self._references)

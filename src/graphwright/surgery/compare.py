@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from graphwright.errors import ShapeError
-from graphwright.models.metrics import nll
+from graphwright.metrics import nll
 from graphwright.report import Report, table
 from graphwright.surgery.calibration import Calibration, Stream, chunked, windows_of
 from graphwright.surgery.matrices import program_of

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import NonFinite
+from graphwright.metrics import nll
 from graphwright.models.generation.timed import decode_call
-from graphwright.models.metrics import kl, log_softmax, nll
+from graphwright.models.metrics import kl, log_softmax
 from graphwright.program.cost import size
 from graphwright.report import Report
 from graphwright.surgery.calibration import Calibration, Stream, as_float, chunked

@@ -20,7 +20,7 @@ def as_numpy(value: Any) -> np.ndarray:
     """Convert a tensor, array or number to numpy; dtypes that numpy lacks are converted to float32, exactly."""
     data = value.data if isinstance(value, Tensor) else value
     if isinstance(data, NDArray):
-        return data.to_numpy("float32" if data.dtype.as_bits else None)
+        return data.to_numpy()
     return np.asarray(data)
 
 

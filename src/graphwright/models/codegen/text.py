@@ -409,7 +409,7 @@ def const_table(consts: Mapping[str, NDArray]) -> str:
             expected, fix = f"<= {MAX_CONST} entries", "make it a param with trainable=False"
             what = "a const is too large for source code"
             raise ExportLevelImpossible(what, where=path, got=f"{array.size} entries", expected=expected, fix=fix)
-        host = array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)
+        host = array.to_numpy()
         rows.append(_entry(json.dumps(path), f"torch.tensor({_nested(host)}, dtype=torch.{array.dtype.name})"))
     return "".join(rows)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.array import BY_TAG, DType, NDArray, bfloat16, empty
+from graphwright.array import BY_TAG, DType, NDArray, empty
 from graphwright.array import dtype as named
 from graphwright.autograd import Variable
 from graphwright.files import StrPath, atomic_write
@@ -92,7 +92,7 @@ def rounded(key: str, array: NDArray, target: DType) -> NDArray:
     """Convert an array to another dtype, rounding to nearest even. Raises: ExportError if a finite value overflows."""
     result = empty(array.shape, target).copy_from(array)
     if target.is_float and array.dtype.is_float:
-        before, after = (a.to_numpy("float32" if a.dtype is bfloat16 else None) for a in (array, result))
+        before, after = (a.to_numpy() for a in (array, result))
         overflow = np.isfinite(before) & ~np.isfinite(after)
         if overflow.any():
             raise ExportError(f"a weight has a value outside the range of {target.name}", where=key,

@@ -289,9 +289,8 @@ class CachedSequence(KVCache):
         length, size = self.length, self.cache.block
         found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         for pool, views in zip(self.cache.pools()[2 * at : 2 * at + 2], found, strict=True):
-            wide = "float32" if pool.dtype.as_bits else None
             for i, block in enumerate(self.blocks()):
-                view = pool[block, :, : min(size, length - i * size)].to_numpy(wide)
+                view = pool[block, :, : min(size, length - i * size)].to_numpy()
                 view.flags.writeable = False
                 views.append(view)
         return found

@@ -62,6 +62,24 @@ def check_ids(ids: Any, vocab: int) -> np.ndarray:
     return np.ascontiguousarray(batch, np.int64)
 
 
+def encoded(model: Model, prompt: Any) -> Any:
+    """Return the ids of a text, and anything else as it is. Raises: PromptError; UsageError without a tokenizer."""
+    if not isinstance(prompt, str):
+        return prompt
+    tokenizer = need_tokenizer(model)
+    if ids := tokenizer.encode(prompt):
+        return ids
+    start = "" if tokenizer.bos_id is None else f", or the start token as ids: [{tokenizer.bos_id}]"
+    raise PromptError("the prompt is empty", fix=f"give text{start}")
+
+
+def feeds_of(p: Program, ids: np.ndarray, **extra: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the inputs of a program for ids [B, T]: positions count from 0 in each row, unless given."""
+    positions = np.ascontiguousarray(np.broadcast_to(np.arange(ids.shape[1]), ids.shape))
+    feeds = {"ids": ids, "positions": positions, **extra}
+    return feeds if "positions" in p.input_names() else {name: a for name, a in feeds.items() if name != "positions"}
+
+
 def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Convert a padding mask to bool [B, T]. Raises: PromptError for a wrong shape, or entries other than 0 and 1."""
     try:
@@ -79,13 +97,7 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 def prompt_ids(model: Model, prompt: Any) -> np.ndarray:
     """Convert a text or one row of ids to int64 [T]. Raises: PromptError; UsageError for text without a tokenizer."""
-    if isinstance(prompt, str):
-        tokenizer = need_tokenizer(model)
-        prompt = tokenizer.encode(prompt)
-        if not prompt:
-            start = "" if tokenizer.bos_id is None else f", or the start token as ids: [{tokenizer.bos_id}]"
-            raise PromptError("the prompt is empty", fix=f"give text{start}")
-    batch = check_ids(prompt, model.vocab)
+    batch = model.check_ids(prompt)
     if len(batch) != 1:
         raise PromptError("generate was given several prompts", expected="ids [T]", got=f"{len(batch)} rows",
                           fix="call generate for each; generate_many gives several samples of one prompt")  # fmt: skip

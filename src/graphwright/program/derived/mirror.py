@@ -258,7 +258,7 @@ class MirroredProgram:
         if old is not None and p.op(old) == CONST and p.spec(old) == spec:
             return old, False
         path = self._fresh_name(node, old)
-        key = path if path not in p.weights else f"{path}.zero"
+        key = path if not p.weights.has_key(path) else f"{path}.zero"
         zero = call("cast", Tensor(from_numpy(np.zeros(spec.sizes, np.float32))), dtype=spec.dtype).data
         p.weights.add(key, Variable(zero, name=key))
         return self.recorder.source(CONST, path, spec, {"key": key}), True

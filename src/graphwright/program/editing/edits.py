@@ -180,7 +180,7 @@ def _check_attrs(op: str, attrs: Mapping[str, Any], where: str) -> None:
 
 
 def _check_free_key(p: Program, key: Any, where: str) -> None:
-    if key in p.weights:
+    if p.weights.has_key(key):
         fix = "choose another key=, or change the weight with e.set_weight(key, value)"
         raise NameTaken("another weight has this key", where=where, got=key, fix=fix)
     if not is_key(key):
@@ -218,7 +218,7 @@ class AddNode(Edit):
             return
         if self.variable is not None:
             _check_free_key(p, self.attrs.get("key"), self.name)
-        elif self.attrs.get("key") not in p.weights:
+        elif not p.weights.has_key(self.attrs.get("key", "")):
             fix = f"add the node by e.{self.op}(name, array)"
             raise UsageError(f"the new {self.op} has neither a value nor the key of a weight", where=self.name, fix=fix)
 
@@ -433,7 +433,7 @@ class SetWeight(Edit):
         return (self.array,)
 
     def check(self, p: Program) -> None:
-        present = p.weights[self.key].spec  # raises UnknownNode
+        present = p.weights.at_key(self.key).spec  # raises UnknownNode
         if self.inplace and self.array.spec != present:
             what = "inplace=True cannot change the shape or dtype of a weight"
             raise ShapeError(what, where=self.key, expected=present, got=self.array.spec)

@@ -142,7 +142,7 @@ def redirect(
 
 def _same_weight(p: Program, sub: Program, node: NodeId, removed: Collection[NodeId]) -> NodeId | None:
     """Return a node of `p`, not in `removed`, with the same key and array as `node` of `sub`; None if `p` has none."""
-    if sub.op(node) not in STORED or (key := sub.key(node)) not in p.weights:
+    if sub.op(node) not in STORED or not p.weights.has_key(key := sub.key(node)):
         return None
     if p.weights.array(key) is not sub.weights.array(key):
         return None
@@ -155,9 +155,9 @@ def _copy(e: Transaction, sub: Program, node: NodeId, values: Mapping[Value, Val
     name = p.free_name(sub.path(node))
     if op in STORED:
         key, variable = attrs["key"], sub.weights[attrs["key"]]
-        if key in p.weights and p.weights.array(key) is variable.data:
+        if p.weights.has_key(key) and p.weights.array(key) is variable.data:
             return e.add_node(op, attrs, name, sub.specs(node))
-        attrs["key"] = key if key not in p.weights else name
+        attrs["key"] = name if p.weights.has_key(key) else key
         return e.add_node(op, attrs, name, sub.specs(node), _second_variable(variable, op, attrs["key"]))
     fresh = e.add_node(op, attrs, name, sub.specs(node))
     for port, operand in zip([sub.edge_port(x) for x in sub.in_edges(node)], sub.operands(node), strict=True):

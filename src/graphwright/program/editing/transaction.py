@@ -300,7 +300,7 @@ class Transaction:
 
     def _stored(self, kind: str, name: str, value: Any) -> NodeId:
         array, n, key = as_array(value), 1, name
-        while key in self.program.weights:  # a renamed node keeps its key, so a free name may be a taken key
+        while self.program.weights.has_key(key):  # a renamed node keeps its key, so a free name may be a taken key
             n, key = n + 1, f"{name}_{n + 1}"
         return self.add_node(kind, {"key": key}, name, (array.spec,), Variable(array, name=key))
 
@@ -359,7 +359,7 @@ class Transaction:
                 file, a fork or the journal is never written: the weight then gets new memory. Raises: ShapeError.
         """
         p = self.program
-        key = ref if isinstance(ref, str) and ref in p.weights else p.key(p.node(ref))
+        key = ref if isinstance(ref, str) and p.weights.has_key(ref) else p.key(p.node(ref))
         kind = p.weights.array(key).dtype
         if callable(value):
             value = value(p.weights.array(key).to_numpy("float32" if kind.is_low else None).copy())

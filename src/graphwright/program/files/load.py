@@ -220,7 +220,7 @@ def _check_nodes(p: Program) -> None:
         for v in p.operands(node):
             forms.integer(v.port, 0, len(p.specs(v.node)) - 1, f"src_port of an edge into {p.path(node)}")
         if p.op(node) in STORED:
-            p.weights[forms.text(p.attrs(node)["key"], "key")]  # raises UnknownNode
+            p.weights.at_key(forms.text(p.attrs(node)["key"], "key"))  # raises UnknownNode
             list_key(p, node)
         if p.op(node) in KINDS and len(p.specs(node)) != (p.op(node) != "assign"):
             what = f"this {p.op(node)} node has a wrong number of results"

@@ -110,7 +110,7 @@ def restore(d: Diagnosis, key: str, part: bool = False) -> tuple[Fix, ...]:
     if d.model is None or d.model.checkpoint is None:
         return ()
     source = d.model.original.weights
-    if key not in source or source[key].spec != d.program.weights[key].spec:
+    if not source.has_key(key) or source[key].spec != d.program.weights[key].spec:
         return ()
     array, current = source.array(key), d.program.weights.array(key)
     values = array.to_numpy("float32")

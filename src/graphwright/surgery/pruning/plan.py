@@ -145,7 +145,7 @@ class PruneStep(Report):
     def make(self, e: Transaction) -> None:
         """Apply the step inside an open edit. Raises: StaleStep if its weights changed or its module is gone."""
         p = e.program
-        if changed := [k for k, d in self.digests.items() if k not in p.weights or p.weights.digest(k) != d]:
+        if changed := [k for k, d in self.digests.items() if not p.weights.has_key(k) or p.weights.digest(k) != d]:
             raise StaleStep("weights of this step changed after planning", where=self.name, got=", ".join(changed[:4]),
                             fix="plan again: prune(..., dry_run=True)")  # fmt: skip
         if self.what == "units":

@@ -362,7 +362,7 @@ def _made(
     digests, sizes = {k: p.weights.digest(k) for k in keys}, {k: p.weights.array(k).shape for k in keys}
     with p.edit(f"prune {step.name}", author="pass", tool=TOOL) as e:
         weights = edit(e)
-    after = {k: p.weights.array(k).shape if k in p.weights else () for k in keys}
+    after = {k: p.weights.array(k).shape if p.weights.has_key(k) else () for k in keys}
     shapes = {k: (a, after[k]) for k, a in sizes.items() if after[k] != a}
     params = sum(prod(a) - (prod(b) if b else 0) for a, b in shapes.values())
     return replace(step, weights=weights, digests=digests, shapes=shapes, params=params)
