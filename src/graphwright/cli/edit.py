@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ def edit(
     connect: Annotated[list[str] | None, option("EDGE", 'New edge into a junction: "source -> target".')] = None,
     insert: Annotated[list[str] | None, option("EDGE:OP", 'Insert an op on an edge: "source -> target : op".')] = None,
     set_: Annotated[list[str] | None, option("ATTR", 'Set "node.attr=value", the value as JSON.', "--set")] = None,
+    resize_vocab: Annotated[int | None, option("N", "Change the number of token ids of a model.", min=1)] = None,
     apply: Annotated[Path | None, option("FILE", "Apply the edits of a recipe.yaml or journal.jsonl.")] = None,
     undo: Annotated[int, option("N", "Undo this many journal entries first.", min=0)] = 0,
     why: Annotated[str | None, option("TEXT", "Reason for the journal; by default the edits.")] = None,
@@ -39,7 +41,9 @@ def edit(
     out = out or target
     model = open_any(directory)
     p = model.program if isinstance(model, Model) else model
-    changes = bool(cut or connect or insert or set_ or apply or undo)
+    if resize_vocab is not None and not isinstance(model, Model):
+        raise UsageError("this program is not a language model", where="--resize-vocab", fix="leave the option out")
+    changes = bool(cut or connect or insert or set_ or resize_vocab or apply or undo)
     if changes and out is None and not is_saved(resolve(directory)):
         raise UsageError("cannot change a Hugging Face directory in place", where=directory, fix="give --out DIR")
     before, entries = p.hash(), len(p.journal)
@@ -47,7 +51,10 @@ def edit(
         p.undo(undo)
     if apply is not None:
         apply_recipe(apply, p)
-    asked = {"cut": cut or (), "connect": connect or (), "insert": insert or (), "set": set_ or ()}
+    asked: dict[str, Sequence[str]] = {
+        "cut": cut or (), "connect": connect or (), "insert": insert or (), "set": set_ or (),
+        "resize-vocab": () if resize_vocab is None else (str(resize_vocab),),
+    }  # fmt: skip
     if any(asked.values()):
         summary = "; ".join(f"{kind} {text}" for kind, texts in asked.items() for text in texts)
         with p.edit(why or summary, tool="graphwright edit") as e:
@@ -61,6 +68,8 @@ def edit(
                 path, value = _sides(text.partition("="), "node.attr=value")
                 node, attr = _sides(path.rpartition("."), "node.attr=value")
                 e.set_attr(node, **{attr: _value(value)})
+            if resize_vocab is not None and isinstance(model, Model):
+                model.resize_vocab(resize_vocab)
     saved_to, after = resolve(directory) if out is None else out, p.hash()
     warned = [warning for e in p.journal[entries:] for warning in e.warnings]
     lines = [f"warning  {warning}" for warning in warned]

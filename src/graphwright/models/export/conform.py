@@ -82,7 +82,7 @@ def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
         wanted = int(getattr(dims, name))
         if name in ("heads", "kv_heads"):
             continue
-        if size > wanted:
+        if size > wanted or (name == "vocab" and size != wanted):  # zeros would be logits of more ids
             return f"{size} along {name}, but the class has {wanted}"
         known = _original_indices(match, TRUNK if name == "hidden" else branch, name, wanted)
         found[name] = np.full(wanted, -1)

@@ -25,7 +25,8 @@ from graphwright.models.errors import ExportLevelImpossible
 from graphwright.models.export.conform import changed, computed_weights, conform, index_maps, with_eps
 from graphwright.models.export.receipt import edit_rows
 from graphwright.models.export.template_match import AXES, TRUNK, Deviation, find_deviations, key_heads, match_template
-from graphwright.models.export.write import companion_files, write_model
+from graphwright.models.export.write import exported_companions, write_model
+from graphwright.models.tokenizer import known_special_ids
 from graphwright.ops import traits
 from graphwright.report import Report
 
@@ -100,7 +101,7 @@ class ExportCase:
     def files(self) -> tuple[str, ...]:
         """Names of the files that every level writes."""
         model = self.model
-        companions = [f.name for f in companion_files(model.directory)] if model.opened else []
+        companions = [f.name for f in exported_companions(model)]
         weights, source = ["model.safetensors"], model.checkpoint
         if source is not None and source.index is not None:
             weights = [source.index.name, *(f.path.name for f in source.files)]
@@ -269,7 +270,8 @@ class ResizedConfig(_TemplateLevel):
             of = next(match.branches[i].layer for i, n in sizes.items() if n == most)
             reasons += [self._reason(i, name, f"{n} {AXES.get(name, name)} where layer {of} has {most}")
                         for i, n in sizes.items() if n != most]  # fmt: skip
-        return {name: next(iter(sizes.values())) for name, sizes in found.items()}, reasons
+        agreed = {name: next(iter(sizes.values())) for name, sizes in found.items()}
+        return agreed | {name: n for name, n in match.sizes[TRUNK].items() if name == "vocab"}, reasons
 
     def _reason(self, branch: int, name: str, why: str) -> Reason:
         """Return a reason about dimension `name`, located at the branch's first weight with this dimension."""
@@ -288,6 +290,7 @@ class ResizedConfig(_TemplateLevel):
         fields = {names[n]: size for n, size in now.items() if n in names and size != getattr(dims, n)}
         if {"hidden", "heads"} & {n for n, size in now.items() if size != getattr(dims, n, size)}:
             fields[names["head_dim"]] = dims.head_dim
+        fields |= known_special_ids(config, self.case.model.vocab)
         windows = getattr(dims, "windows", (None,))
         if len(layers) == dims.layers or (len(set(windows)) == 1 and "layer_types" not in config):
             return changed(config, fields)
@@ -304,7 +307,10 @@ class ZeroFilled(_TemplateLevel):
     def carries(self, d: Deviation) -> bool:
         """Return True if the deviation's branch is matched and fits into the original sizes and eps."""
         no_eps = isinstance(self.fitted, str) and d.dimension == "hidden"
-        return d.matched and d.kind not in ("op", "dtype") and d.branch not in self.misfits and not no_eps
+        return d.matched and d.kind not in ("op", "dtype") and self._fits(d.branch) and not no_eps
+
+    def _fits(self, branch: int | None) -> bool:
+        return (TRUNK if branch is None else branch) not in self.misfits
 
     @cached_property
     def sizes(self) -> tuple[Config, Any, None] | list[Reason]:
@@ -394,7 +400,8 @@ class GeneratedCode(ExportLevel):
             if any(v != getattr(match.dims, name) for v in values):
                 made[match.arch.fields[name]] = values if len(set(values)) > 1 else values[0]
         hidden = match.sizes[TRUNK].get("hidden", match.dims.hidden)
-        return made if hidden == match.dims.hidden else {**made, match.arch.fields["hidden"]: hidden}
+        made |= {} if hidden == match.dims.hidden else {match.arch.fields["hidden"]: hidden}
+        return made | known_special_ids(self.case.model.config, self.case.model.vocab)
 
 
 LEVELS: dict[int, type[ExportLevel]] = {

@@ -137,11 +137,11 @@ def template(model: Model) -> Program:
     """Return the template for the model's config as a program whose weights have specs, but no data."""
     b, params, program = Builder("template"), {}, model.program
     stored = {program.key(n): program.spec(n).dtype for n in program.params()}
-    shapes = {path: shape for path, _, shape, _ in model.arch.weights(model.dims)}
+    shapes = {path: shape for path, _, shape, _ in model.arch.weights(model.config_dims)}
     for path, key in model.keys.items():
         array = abstract_array(shapes[path], stored.get(key, dtype("float32")))
         params[path] = b.param(path, Parameter(array, True, key), key=key)
-    model.arch.build(b, model.dims, params, dtype(model.compute))
+    model.arch.build(b, model.config_dims, params, dtype(model.compute))
     return b.build()
 
 
@@ -154,13 +154,13 @@ class _Matcher:
     """Matches a program with its template in one walk along the residual stream, from the output to the embedding."""
 
     def __init__(self, model: Model) -> None:
-        self.arch, self.dims, self.p, self.t = model.arch, model.dims, model.program, template(model)
+        self.arch, self.dims, self.p, self.t = model.arch, model.config_dims, model.program, template(model)
         self.fixed, self.fixed_in_template = constants(self.p), constants(self.t)
         t = self.t
         junctions = [(n, t.operands(n)) for n in t.order() if t.is_junction(n) and len(t.operands(n)) == 2]
         self.branches = tuple(TemplateBranch(t.path(b).rpartition(".")[0], Value(n), s, b) for n, (s, b) in junctions)
         self.names = {key: path for path, key in model.keys.items()}
-        self.terms = {path: terms for path, _, _, terms in model.arch.weights(model.dims)}
+        self.terms = {path: terms for path, _, _, terms in model.arch.weights(model.config_dims)}
         self.unmatched: dict[NodeId, str] = {}
         self.mismatched: set[int] = set()
         self.skipped: set[NodeId] = set()
@@ -403,7 +403,7 @@ class _Matcher:
 
     # -- sizes -------------------------------------------------------------------------------------------------------
     def _sizes(self, part: MatchedPart) -> dict[str, int]:
-        """Map each dimension to its size in the program; record a changed vocabulary or head_dim as unmatched."""
+        """Map each dimension to its size in the program; record a changed head_dim as unmatched."""
         found: dict[str, int] = {}
         for path, source in part.weights.items():
             node, terms = source.node if isinstance(source, Value) else source.end.node, self.terms[path]
@@ -412,8 +412,8 @@ class _Matcher:
                 name, unit = unit_of(term, self.dims)
                 if size % unit or found.setdefault(name, size // unit) != size // unit:
                     self.unmatched[node] = f"{size} along {term} of {path} does not fit the other weights of the branch"
-                if name in ("vocab", "head_dim") and size != getattr(self.dims, name):
-                    self.unmatched[node] = f"{size} along {name} of {path} instead of {getattr(self.dims, name)}"
+                if name == "head_dim" and size != self.dims.head_dim:
+                    self.unmatched[node] = f"{size} along {name} of {path} instead of {self.dims.head_dim}"
         return found
 
 
@@ -444,7 +444,10 @@ def key_heads(p: Program, part: MatchedPart, heads: int, kv_heads: int) -> np.nd
 
 
 KINDS = ("size", "removed", "added", "rewired", "gate", "factor", "dtype", "attrs", "op")
-AXES = {"mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "channels", "layers": "layers"}
+AXES = {
+    "mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "channels", "layers": "layers",
+    "vocab": "vocabulary",
+}  # fmt: skip
 """Dimension of a family -> name of its units."""
 
 
