@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -21,7 +22,7 @@ from graphwright.array import BY_TAG, DType
 from graphwright.errors import UsageError
 from graphwright.models.architectures.architecture import Config
 from graphwright.models.codegen.source import emittable, generate
-from graphwright.models.errors import ExportLevelImpossible
+from graphwright.models.errors import ConfigError, ExportLevelImpossible
 from graphwright.models.export.conform import changed, computed_weights, conform, index_maps, with_eps
 from graphwright.models.export.receipt import edit_rows
 from graphwright.models.export.template_match import AXES, TRUNK, Deviation, find_deviations, key_heads, match_template
@@ -83,7 +84,7 @@ class ExportCase:
 
     def stored(self, path: str) -> DType:
         """Return the dtype in which a weight of the template will be stored."""
-        source, key = self.model.checkpoint, self.model.keys[path]
+        source, key = self.model.checkpoint, self.match.keys[path]
         found = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
         return found or self.match.template.spec(path).dtype
 
@@ -224,7 +225,15 @@ class ResizedConfig(_TemplateLevel):
         if reasons or not layers:
             return reasons or [Reason("", "no layer is left", "layers", match.arch.fields["layers"])]
         resized = self._resized(sizes, layers)
-        dims = match.arch.read(resized)
+        try:
+            dims = match.arch.read(resized)
+        except ConfigError as error:
+            return [Reason("", f"{error.what}, {error.got}")]
+        given = getattr(dims, "windows", None)
+        for new, (i, part) in enumerate((i, part) for i, part in match.matched() if part.windows):
+            (window, otherwise), branch = part.windows[0], match.branches[i].name
+            if window != (otherwise if given is None else given[new]):
+                return [Reason(branch, f"no config of this family gives this layer the window {window}", branch=i)]
         for name, of in match.arch.multiples:
             if getattr(dims, name) % getattr(dims, of):
                 a, b = (f"{match.arch.fields[n]} {getattr(dims, n)}" for n in (name, of))
@@ -283,19 +292,22 @@ class ResizedConfig(_TemplateLevel):
         return Reason(path, f"{why} ({field})" if field else why, AXES.get(name, name), field, branch)
 
     def _resized(self, sizes: dict[str, int], layers: list[int]) -> Config:
-        """Return the config with new sizes, `layer_types` of the remaining layers, and `head_dim` if widths changed."""
+        """Return the config with new sizes, `layer_types` of the present layers, and `head_dim` if widths changed."""
         match, config = self.case.match, self.case.model.config
-        names, dims = match.arch.fields, match.dims
+        names, dims = match.arch.fields, self.case.model.config_dims
         now = {**sizes, "layers": len(layers)}
         fields = {names[n]: size for n, size in now.items() if n in names and size != getattr(dims, n)}
         if {"hidden", "heads"} & {n for n, size in now.items() if size != getattr(dims, n, size)}:
             fields[names["head_dim"]] = dims.head_dim
         fields |= known_special_ids(config, self.case.model.vocab)
-        windows = getattr(dims, "windows", (None,))
-        if len(layers) == dims.layers or (len(set(windows)) == 1 and "layer_types" not in config):
-            return changed(config, fields)
-        types = ["full_attention" if windows[i] is None else "sliding_attention" for i in layers]
-        return changed(config, {**fields, "layer_types": types}, without=("max_window_layers",))
+        made = changed(config, fields)
+        windows = tuple(part.windows[0][0] for _, part in match.matched() if part.windows)
+        with suppress(ConfigError):  # `layer_types` has an entry for each old layer
+            same = "layer_types" not in config or len(layers) == dims.layers
+            if same and getattr(match.arch.read(made), "windows", windows) == windows:
+                return made
+        types = ["full_attention" if window is None else "sliding_attention" for window in windows]
+        return changed(made, {"layer_types": types}, without=("max_window_layers",))
 
 
 class ZeroFilled(_TemplateLevel):
@@ -307,15 +319,16 @@ class ZeroFilled(_TemplateLevel):
     def carries(self, d: Deviation) -> bool:
         """Return True if the deviation's branch is matched and fits into the original sizes and eps."""
         no_eps = isinstance(self.fitted, str) and d.dimension == "hidden"
-        return d.matched and d.kind not in ("op", "dtype") and self._fits(d.branch) and not no_eps
-
-    def _fits(self, branch: int | None) -> bool:
-        return (TRUNK if branch is None else branch) not in self.misfits
+        fits = (TRUNK if d.branch is None else d.branch) not in self.misfits and d.dimension != "layers"
+        return d.matched and d.kind not in ("op", "dtype") and fits and not no_eps
 
     @cached_property
     def sizes(self) -> tuple[Config, Any, None] | list[Reason]:
         """(original config with the eps of the norms, its dimensions, None: all layers), or reasons against it."""
         case, match = self.case, self.case.match
+        if match.added:
+            what = f"the class has {match.dims.layers - match.added} layers"
+            return [Reason("", what, "layers", match.arch.fields["layers"])]
         why = list(case.unmatched) or [Reason(d.path, f"{d.kind}, {d.detail}")
                                  for d in case.deviations if d.kind in ("op", "dtype")]  # fmt: skip
         why += [Reason("embed" if i == TRUNK else match.branches[i].name, text) for i, text in self.misfits.items()]
@@ -333,7 +346,9 @@ class ZeroFilled(_TemplateLevel):
         """Dict from branch number to reason, for the branches that are too large for the original sizes."""
         match = self.case.match
         maps = {i: index_maps(match, i, match.dims) for i, _ in match.matched()}
-        return {i: found for i, found in maps.items() if isinstance(found, str)}
+        windows = {i: pair for i, part in match.matched() for pair in part.windows if pair[0] != pair[1]}
+        other = {i: f"the window {here}, but the class has {there}" for i, (here, there) in windows.items()}
+        return other | {i: found for i, found in maps.items() if isinstance(found, str)}
 
 
 _CACHE_FIELDS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
