@@ -126,6 +126,13 @@ def test_generate_uses_model_defaults_on_request(call, tmp_path):
     assert (plain["temperature"], chosen["temperature"], chosen["top_k"]) == (0.0, 0.6, 9)
 
 
+def test_edit_resizes_a_vocabulary_and_repeats_a_block_from_the_shell(call, tmp_path):
+    call("edit", "bundled", tmp_path / "wider", "--resize-vocab", 300, "--duplicate", "layers.3", "--why", "more")
+    model = gw.open(tmp_path / "wider")
+    assert (model.vocab, [e.why for e in model.program.journal]) == (300, ["more"])
+    assert model.select("layers").layers.count == 5
+
+
 def test_edit_undo_and_export_from_the_shell(call, tmp_path):
     saved, out = tmp_path / "saved", tmp_path / "out"
     before = json.loads(call("edit", "bundled", "--cut", CUT, "--out", saved, "--json"))

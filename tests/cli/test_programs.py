@@ -53,6 +53,11 @@ def test_a_program_is_edited_in_place_and_to_another_directory(call, net, tmp_pa
     assert "two language models" in call("diff", net, net, "--logits", "a text", code=2)
 
 
+def test_a_program_has_no_vocabulary(call, net, tmp_path):
+    message = call("edit", net, tmp_path / "out", "--resize-vocab", 300, code=2)
+    assert "not a language model" in message
+
+
 def test_a_program_is_exported_as_onnx(call, net, tmp_path):
     out = tmp_path / "net.onnx"
     assert "onnxruntime within" in call("export", net, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ def edit(
     connect: Annotated[list[str] | None, option("EDGE", 'New edge into a junction: "source -> target".')] = None,
     insert: Annotated[list[str] | None, option("EDGE:OP", 'Insert an op on an edge: "source -> target : op".')] = None,
     set_: Annotated[list[str] | None, option("ATTR", 'Set "node.attr=value", the value as JSON.', "--set")] = None,
+    duplicate: Annotated[list[str] | None, option("MODULE", "Repeat a module, such as a block layers.3.")] = None,
+    resize_vocab: Annotated[int | None, option("N", "Change the number of token ids of a model.", min=1)] = None,
     apply: Annotated[Path | None, option("FILE", "Apply the edits of a recipe.yaml or journal.jsonl.")] = None,
     undo: Annotated[int, option("N", "Undo this many journal entries first.", min=0)] = 0,
     why: Annotated[str | None, option("TEXT", "Reason for the journal; by default the edits.")] = None,
@@ -25,7 +28,7 @@ def edit(
     out: Annotated[Path | None, option("DIR", "Save the model here; else a saved model changes in place.")] = None,
     overwrite: Overwrite = False,
 ) -> Output:
-    """Edit a model or program: cut, connect, insert, set, replay or undo.
+    """Edit a model or program: cut, connect, insert, set, duplicate, replay or undo.
 
     The edits of one call are one journal entry; a call without edits prints the journal. Prints the version and the
     hashes before and after.
@@ -39,7 +42,9 @@ def edit(
     out = out or target
     model = open_any(directory)
     p = model.program if isinstance(model, Model) else model
-    changes = bool(cut or connect or insert or set_ or apply or undo)
+    if resize_vocab is not None and not isinstance(model, Model):
+        raise UsageError("this program is not a language model", where="--resize-vocab", fix="leave the option out")
+    changes = bool(cut or connect or insert or set_ or duplicate or resize_vocab or apply or undo)
     if changes and out is None and not is_saved(resolve(directory)):
         raise UsageError("cannot change a Hugging Face directory in place", where=directory, fix="give --out DIR")
     before, entries = p.hash(), len(p.journal)
@@ -47,7 +52,10 @@ def edit(
         p.undo(undo)
     if apply is not None:
         apply_recipe(apply, p)
-    asked = {"cut": cut or (), "connect": connect or (), "insert": insert or (), "set": set_ or ()}
+    asked: dict[str, Sequence[str]] = {
+        "cut": cut or (), "connect": connect or (), "insert": insert or (), "set": set_ or (),
+        "duplicate": duplicate or (), "resize-vocab": () if resize_vocab is None else (str(resize_vocab),),
+    }  # fmt: skip
     if any(asked.values()):
         summary = "; ".join(f"{kind} {text}" for kind, texts in asked.items() for text in texts)
         with p.edit(why or summary, tool="graphwright edit") as e:
@@ -61,6 +69,10 @@ def edit(
                 path, value = _sides(text.partition("="), "node.attr=value")
                 node, attr = _sides(path.rpartition("."), "node.attr=value")
                 e.set_attr(node, **{attr: _value(value)})
+            for text in asked["duplicate"]:
+                e.duplicate(text)
+            if resize_vocab is not None and isinstance(model, Model):
+                model.resize_vocab(resize_vocab)
     saved_to, after = resolve(directory) if out is None else out, p.hash()
     warned = [warning for e in p.journal[entries:] for warning in e.warnings]
     lines = [f"warning  {warning}" for warning in warned]

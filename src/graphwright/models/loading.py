@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, dtype, empty
@@ -52,6 +52,12 @@ def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: 
                              where=str(config.path.parent), missing=missing, unexpected=unexpected, misshapen=misshapen,
                              fix="compare config.json with the weights: graphwright inspect DIR --tensors")  # fmt: skip
     return keys
+
+
+def template_keys(family: Architecture, dims: Any, known: Mapping[str, str]) -> dict[str, str]:
+    """Map each param path of a model of sizes `dims` to a checkpoint key: that of `known`, or one like it."""
+    written = _prefixing(family.prefix, set(known.values()))
+    return {path: known.get(path) or written(key) for path, key, _, _ in family.weights(dims)}
 
 
 def _prefixing(prefix: str, have: set[str]) -> Callable[[str], str]:

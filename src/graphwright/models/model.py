@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -20,11 +20,12 @@ from graphwright.models.generation.cache import CHUNK, KVCache, StaticCache, che
 from graphwright.models.generation.cached_program import with_padding
 from graphwright.models.generation.generate import decode, generate, generate_many
 from graphwright.models.generation.paged import PagedCache, PagedKeywords
-from graphwright.models.generation.text import check_ids, check_mask, encoded, feeds_of, vocabulary
+from graphwright.models.generation.text import UNBOUNDED, check_ids, check_mask, encoded, feeds_of, vocabulary
 from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.loading import build
 from graphwright.models.metrics import check_finite, perplexity, validate
 from graphwright.models.quantize import quantize
+from graphwright.models.resize_vocab import resize_vocab
 from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
@@ -49,7 +50,9 @@ class Model:
 
     Attributes:
         program: the graph; the model runs as edited by `program.edit(...)`.
-        arch, dims, config: family, dimensions read from the config, and its fields.
+        arch: the family.
+        config, config_dims: fields of the config as it was opened, and the dimensions read from them; edits of the
+            program do not change them, exports write the changed ones.
         checkpoint, directory: the files that weights are mapped from; never written.
         keys: dict from param path to checkpoint key.
         eos_ids: tokens that end a text, from generation_config.json or the config.
@@ -60,7 +63,7 @@ class Model:
 
     program: Program
     arch: Architecture
-    dims: Any
+    config_dims: Any
     config: Config
     checkpoint: Checkpoint | None
     directory: Path
@@ -84,7 +87,8 @@ class Model:
                 raise UsageError("`original` is unknown: the model has no checkpoint", where=self.directory.name,
                                  fix="model.program.at(seq) gives an earlier state")  # fmt: skip
             name = f"{self.directory.name} (original)"
-            self._original = build(self.arch, self.dims, self.keys, self.checkpoint, self.stored, self.compute, name)
+            options = self.checkpoint, self.stored, self.compute, name
+            self._original = build(self.arch, self.config_dims, self.keys, *options)
         return self._original
 
     @property
@@ -96,7 +100,7 @@ class Model:
         """Copy the model with another program and optionally its config and dimensions, keeping files and tokenizer."""
         made = copy(self)
         made.program, made._padded = program, None
-        made.config, made.dims = config or self.config, dims or self.dims
+        made.config, made.config_dims = config or self.config, dims or self.config_dims
         return made
 
     @overload
@@ -175,6 +179,12 @@ class Model:
     def vocab(self) -> int:
         """Number of rows of the embedding, in its current state."""
         return vocabulary(self.program)
+
+    @property
+    def dims(self) -> Any:
+        """The dimensions of the config, with the program's present size of the vocabulary."""
+        given, rows = self.config_dims, self.vocab
+        return given if rows in (UNBOUNDED, getattr(given, "vocab", rows)) else replace(given, vocab=rows)
 
     # -- generation --------------------------------------------------------------------------------------------------
     generate = generate
@@ -257,6 +267,7 @@ class Model:
 
     # -- editing -----------------------------------------------------------------------------------------------------
     quantize = quantize
+    resize_vocab = resize_vocab
 
     @late
     def orthogonalize(self):

@@ -18,6 +18,7 @@ from graphwright.files import read_whole
 from graphwright.models.architectures.architecture import Architecture, Config, read_object
 from graphwright.models.architectures.registry import find
 from graphwright.models.errors import ConfigError, ModelNotFound, UnsupportedArchitecture
+from graphwright.models.generation.text import UNBOUNDED, vocabulary
 from graphwright.models.inspect import Inspection, inspect_files
 from graphwright.models.loading import build, match_keys
 from graphwright.models.metrics import drift
@@ -118,8 +119,10 @@ def _open_saved(directory: Path, tokenizer: bool, check: bool) -> Model:
         raise ConfigError(what, where=path, expected=" or ".join(known), got=compute)
     family = find(config)
     dims = family.read(config)
-    found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
-    return Model(load(directory, check), family, dims, config, None, directory, keys, found, compute)
+    program = load(directory, check)
+    rows = max([dims.vocab, *(n for n in [vocabulary(program)] if n != UNBOUNDED)])  # an undo may restore the config's
+    found = find_tokenizer(directory, config, rows) if tokenizer else None
+    return Model(program, family, dims, config, None, directory, keys, found, compute)
 
 
 def resolve(path: str | os.PathLike[str]) -> Path:

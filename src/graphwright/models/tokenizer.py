@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from graphwright.models.model import Model
 
 _LIMIT = 256 << 20
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+"""Fields of a config that hold token ids."""
 OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
 """Tokenizer files that transformers reads if tokenizer.json is missing."""
 
@@ -183,16 +185,16 @@ def find_tokenizer(directory: Path, config: Config, vocab: int) -> Tokenizer | N
 
 def _check_size(tokens: int, vocab: int, where: Path) -> None:
     if tokens > vocab:
-        what, fix = "the tokenizer has more tokens than the embedding has rows", "use this model's tokenizer"
-        raise TokenizerMismatch(what, where=str(where), expected=f"<= {vocab}", got=tokens,
-                                fix=f"{fix}, or gw.open(..., tokenizer=False) with ids")  # fmt: skip
+        what = "the tokenizer has more tokens than the embedding has rows"
+        fix = f"use this model's tokenizer, or gw.open(..., tokenizer=False) and model.resize_vocab({tokens})"
+        raise TokenizerMismatch(what, where=str(where), expected=f"<= {vocab}", got=tokens, fix=fix)
 
 
 def special_ids(directory: Path, config: Config) -> tuple[int | None, tuple[int, ...]]:
     """Return (start id or None, end ids) from generation_config.json, or else config.json. Raises: ConfigError."""
     given = generation_defaults(directory)
     found: dict[str, tuple[int, ...]] = {}
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+    for name in SPECIAL_IDS:
         for path, fields in ((config.path, config.fields), (directory / "generation_config.json", given)):
             if fields.get(name) is not None:
                 found[name] = _token_ids(name, fields[name], path)
@@ -205,6 +207,16 @@ def _token_ids(name: str, value: Any, where: Path) -> tuple[int, ...]:
         expected = "a token id, -1 or null for none" + (", or a list of ids" if name == "eos_token_id" else "")
         raise ConfigError(f"{name} is not a token id", where=str(where), expected=expected, got=value)
     return tuple(v for v in values if v >= 0)
+
+
+def known_special_ids(config: Config, vocab: int) -> dict[str, Any]:
+    """Return the fields of special token ids that an embedding of `vocab` rows lacks, without these ids."""
+    found = {}
+    for name in SPECIAL_IDS:
+        ids = _token_ids(name, value, config.path) if (value := config.get(name)) is not None else ()
+        if any(i >= vocab for i in ids):
+            found[name] = [i for i in ids if i < vocab] or None
+    return found
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:

@@ -206,8 +206,13 @@ class Weights(Mapping[str, Variable]):
         return self._listed[1]
 
     def known_reference(self, key: str) -> str | None:
-        """Return the weight's `reference` if it is known without reading the value, else None."""
-        return self.reference_of(self.array(key)) or self._known(key)
+        """Return the weight's `reference` if it is known without reading the value, else None.
+
+        For an unread weight under another key than in its file, it contains the key in the file.
+        """
+        variable = self[key]
+        found = self.reference_of(variable.data) or self._known(key)
+        return f"{SOURCE} {variable.name}" if found == SOURCE and variable.name not in ("", key) else found
 
     def refer(self, array: NDArray) -> None:
         """Mark an array as stored in the file from which the program was opened, so that hashing does not read it."""

@@ -27,6 +27,7 @@ from graphwright.program.builder import Builder
 from graphwright.program.kinds import STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.weights import SOURCE, as_array
+from graphwright.report import ShortDict
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -82,7 +83,7 @@ def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
         wanted = int(getattr(dims, name))
         if name in ("heads", "kv_heads"):
             continue
-        if size > wanted:
+        if size > wanted or (name == "vocab" and size != wanted):  # zeros would be logits of more ids
             return f"{size} along {name}, but the class has {wanted}"
         known = _original_indices(match, TRUNK if name == "hidden" else branch, name, wanted)
         found[name] = np.full(wanted, -1)
@@ -171,7 +172,7 @@ def conform(
     for path, _, shape, terms in model.arch.weights(dims):
         origin = path if layers is None else LAYER.sub(lambda m: f"layers.{layers[int(m[1])]}.", path)
         array, name = maker.weight(origin, shape, terms)
-        key = model.keys[path]
+        key = match.keys[path]
         params[path] = b.param(path, Parameter(array, True, name or key), key=key)
         if p.weights.reference_of(array) == SOURCE:
             untouched.append(array)
@@ -179,7 +180,9 @@ def conform(
     program = b.build()
     for array in untouched:
         program.weights.refer(array)
-    return model.with_program(program, config, dims)
+    made = model.with_program(program, config, dims)
+    made.keys = ShortDict({**model.keys, **match.keys})  # also of removed layers, whose tensors are not written
+    return made
 
 
 class _WeightBuilder:
@@ -238,7 +241,7 @@ class _WeightBuilder:
 
     def _of_removed_branch(self, path: str, shape: tuple[int, ...], kind: Any) -> tuple[NDArray, str | None]:
         """Return (array, its key in the file or None) for a removed branch: zeros for its last op, else as stored."""
-        known = self.p.weights.get(self.model.keys[path])
+        known = self.p.weights.get(self.match.keys[path])
         if path not in self.last and known is not None and known.shape == shape:
             assert isinstance(known.data, NDArray)
             return known.data, known.name

@@ -38,7 +38,7 @@ from graphwright.models.export.verify import (
     compute_there,
     transformers_installed,
 )
-from graphwright.models.export.write import rounded
+from graphwright.models.export.write import lacks_rows, rounded
 from graphwright.models.metrics import drift, non_finite
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.ops.onnx import OPSET
@@ -299,7 +299,9 @@ def _drift(source: Model | None, run: _ProgramOutput, text: str | None) -> tuple
     if run.here is None:
         return moved, []
     warnings = []
-    if source is not None:
+    if source is not None and source.vocab != run.model.vocab:
+        warnings.append(f"drift was not measured: logits of {run.model.vocab} ids against {source.vocab} of the source")
+    elif source is not None:
         try:
             moved = drift([source.logits(ids) for ids in run.prompts], run.here.logits)
         except NonFinite as error:
@@ -326,6 +328,8 @@ def _receipt(
     confirmed = facts.get("loader") == "transformers" and "export_error" in facts
     if not confirmed:
         warnings.insert(0, "not confirmed: transformers has not computed equal logits from these files")
+    if lacks_rows(model):
+        warnings.append("the tokenizer was left out: it has ids for which the embedding has no row")
     source: dict[str, Any] = {"name": model.directory.name}
     if model.opened:
         source["files"] = file_rows(model.directory)

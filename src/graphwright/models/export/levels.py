@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -21,11 +22,12 @@ from graphwright.array import BY_TAG, DType
 from graphwright.errors import UsageError
 from graphwright.models.architectures.architecture import Config
 from graphwright.models.codegen.source import emittable, generate
-from graphwright.models.errors import ExportLevelImpossible
+from graphwright.models.errors import ConfigError, ExportLevelImpossible
 from graphwright.models.export.conform import changed, computed_weights, conform, index_maps, with_eps
 from graphwright.models.export.receipt import edit_rows
 from graphwright.models.export.template_match import AXES, TRUNK, Deviation, find_deviations, key_heads, match_template
-from graphwright.models.export.write import companion_files, write_model
+from graphwright.models.export.write import exported_companions, write_model
+from graphwright.models.tokenizer import known_special_ids
 from graphwright.ops import traits
 from graphwright.report import Report
 
@@ -82,7 +84,7 @@ class ExportCase:
 
     def stored(self, path: str) -> DType:
         """Return the dtype in which a weight of the template will be stored."""
-        source, key = self.model.checkpoint, self.model.keys[path]
+        source, key = self.model.checkpoint, self.match.keys[path]
         found = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
         return found or self.match.template.spec(path).dtype
 
@@ -100,7 +102,7 @@ class ExportCase:
     def files(self) -> tuple[str, ...]:
         """Names of the files that every level writes."""
         model = self.model
-        companions = [f.name for f in companion_files(model.directory)] if model.opened else []
+        companions = [f.name for f in exported_companions(model)]
         weights, source = ["model.safetensors"], model.checkpoint
         if source is not None and source.index is not None:
             weights = [source.index.name, *(f.path.name for f in source.files)]
@@ -223,7 +225,15 @@ class ResizedConfig(_TemplateLevel):
         if reasons or not layers:
             return reasons or [Reason("", "no layer is left", "layers", match.arch.fields["layers"])]
         resized = self._resized(sizes, layers)
-        dims = match.arch.read(resized)
+        try:
+            dims = match.arch.read(resized)
+        except ConfigError as error:
+            return [Reason("", f"{error.what}, {error.got}")]
+        given = getattr(dims, "windows", None)
+        for new, (i, part) in enumerate((i, part) for i, part in match.matched() if part.windows):
+            (window, otherwise), branch = part.windows[0], match.branches[i].name
+            if window != (otherwise if given is None else given[new]):
+                return [Reason(branch, f"no config of this family gives this layer the window {window}", branch=i)]
         for name, of in match.arch.multiples:
             if getattr(dims, name) % getattr(dims, of):
                 a, b = (f"{match.arch.fields[n]} {getattr(dims, n)}" for n in (name, of))
@@ -269,7 +279,8 @@ class ResizedConfig(_TemplateLevel):
             of = next(match.branches[i].layer for i, n in sizes.items() if n == most)
             reasons += [self._reason(i, name, f"{n} {AXES.get(name, name)} where layer {of} has {most}")
                         for i, n in sizes.items() if n != most]  # fmt: skip
-        return {name: next(iter(sizes.values())) for name, sizes in found.items()}, reasons
+        agreed = {name: next(iter(sizes.values())) for name, sizes in found.items()}
+        return agreed | {name: n for name, n in match.sizes[TRUNK].items() if name == "vocab"}, reasons
 
     def _reason(self, branch: int, name: str, why: str) -> Reason:
         """Return a reason about dimension `name`, located at the branch's first weight with this dimension."""
@@ -281,18 +292,22 @@ class ResizedConfig(_TemplateLevel):
         return Reason(path, f"{why} ({field})" if field else why, AXES.get(name, name), field, branch)
 
     def _resized(self, sizes: dict[str, int], layers: list[int]) -> Config:
-        """Return the config with new sizes, `layer_types` of the remaining layers, and `head_dim` if widths changed."""
+        """Return the config with new sizes, `layer_types` of the present layers, and `head_dim` if widths changed."""
         match, config = self.case.match, self.case.model.config
-        names, dims = match.arch.fields, match.dims
+        names, dims = match.arch.fields, self.case.model.config_dims
         now = {**sizes, "layers": len(layers)}
         fields = {names[n]: size for n, size in now.items() if n in names and size != getattr(dims, n)}
         if {"hidden", "heads"} & {n for n, size in now.items() if size != getattr(dims, n, size)}:
             fields[names["head_dim"]] = dims.head_dim
-        windows = getattr(dims, "windows", (None,))
-        if len(layers) == dims.layers or (len(set(windows)) == 1 and "layer_types" not in config):
-            return changed(config, fields)
-        types = ["full_attention" if windows[i] is None else "sliding_attention" for i in layers]
-        return changed(config, {**fields, "layer_types": types}, without=("max_window_layers",))
+        fields |= known_special_ids(config, self.case.model.vocab)
+        made = changed(config, fields)
+        windows = tuple(part.windows[0][0] for _, part in match.matched() if part.windows)
+        with suppress(ConfigError):  # `layer_types` has an entry for each old layer
+            same = "layer_types" not in config or len(layers) == dims.layers
+            if same and getattr(match.arch.read(made), "windows", windows) == windows:
+                return made
+        types = ["full_attention" if window is None else "sliding_attention" for window in windows]
+        return changed(made, {"layer_types": types}, without=("max_window_layers",))
 
 
 class ZeroFilled(_TemplateLevel):
@@ -304,12 +319,16 @@ class ZeroFilled(_TemplateLevel):
     def carries(self, d: Deviation) -> bool:
         """Return True if the deviation's branch is matched and fits into the original sizes and eps."""
         no_eps = isinstance(self.fitted, str) and d.dimension == "hidden"
-        return d.matched and d.kind not in ("op", "dtype") and d.branch not in self.misfits and not no_eps
+        fits = (TRUNK if d.branch is None else d.branch) not in self.misfits and d.dimension != "layers"
+        return d.matched and d.kind not in ("op", "dtype") and fits and not no_eps
 
     @cached_property
     def sizes(self) -> tuple[Config, Any, None] | list[Reason]:
         """(original config with the eps of the norms, its dimensions, None: all layers), or reasons against it."""
         case, match = self.case, self.case.match
+        if match.added:
+            what = f"the class has {match.dims.layers - match.added} layers"
+            return [Reason("", what, "layers", match.arch.fields["layers"])]
         why = list(case.unmatched) or [Reason(d.path, f"{d.kind}, {d.detail}")
                                  for d in case.deviations if d.kind in ("op", "dtype")]  # fmt: skip
         why += [Reason("embed" if i == TRUNK else match.branches[i].name, text) for i, text in self.misfits.items()]
@@ -327,7 +346,9 @@ class ZeroFilled(_TemplateLevel):
         """Dict from branch number to reason, for the branches that are too large for the original sizes."""
         match = self.case.match
         maps = {i: index_maps(match, i, match.dims) for i, _ in match.matched()}
-        return {i: found for i, found in maps.items() if isinstance(found, str)}
+        windows = {i: pair for i, part in match.matched() for pair in part.windows if pair[0] != pair[1]}
+        other = {i: f"the window {here}, but the class has {there}" for i, (here, there) in windows.items()}
+        return other | {i: found for i, found in maps.items() if isinstance(found, str)}
 
 
 _CACHE_FIELDS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
@@ -394,7 +415,8 @@ class GeneratedCode(ExportLevel):
             if any(v != getattr(match.dims, name) for v in values):
                 made[match.arch.fields[name]] = values if len(set(values)) > 1 else values[0]
         hidden = match.sizes[TRUNK].get("hidden", match.dims.hidden)
-        return made if hidden == match.dims.hidden else {**made, match.arch.fields["hidden"]: hidden}
+        made |= {} if hidden == match.dims.hidden else {match.arch.fields["hidden"]: hidden}
+        return made | known_special_ids(self.case.model.config, self.case.model.vocab)
 
 
 LEVELS: dict[int, type[ExportLevel]] = {

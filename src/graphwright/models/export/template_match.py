@@ -21,6 +21,7 @@ from graphwright.graph import NodeId
 from graphwright.models.architectures.architecture import Architecture
 from graphwright.models.codegen.modules import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant, constants, find_affine_map
+from graphwright.models.loading import template_keys
 from graphwright.ops import traits
 from graphwright.program.builder import Builder
 from graphwright.program.hashing import encode_attrs
@@ -57,6 +58,7 @@ class MatchedPart:
         eps: dict from the path of a norm in the template to its eps in the program.
         key_head: the program's constant that lists the key head of each query head; None if it has no such table.
         maps: affine maps of the program, each of which replaces one matrix of the template.
+        windows: (window in the program, window in the template) of each attention, None for no limit.
     """
 
     name: str
@@ -65,6 +67,7 @@ class MatchedPart:
     eps: dict[str, float] = field(default_factory=dict)
     key_head: Value | None = None
     maps: list[AffineMap] = field(default_factory=list)
+    windows: list[tuple[int | None, int | None]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,9 @@ class TemplateMatch:
     """A program matched with its family's template.
 
     Attributes:
+        dims: dimensions of the template: those of the config, with more layers if the program has more.
+        added: number of layers that the template has beyond those of the config.
+        keys: dict from path of a weight in the template to its checkpoint key.
         branches: residual branches of the template, in order.
         parts: for each branch its match in the program, or None.
         trunk: the match of embedding, final norm and head.
@@ -100,6 +106,8 @@ class TemplateMatch:
 
     arch: Architecture
     dims: Any
+    added: int
+    keys: Mapping[str, str]
     program: Program
     template: Program
     branches: tuple[TemplateBranch, ...]
@@ -133,16 +141,30 @@ class TemplateMatch:
         return {n: i for n, i in found.items() if n not in self.unmatched}
 
 
-def template(model: Model) -> Program:
-    """Return the template for the model's config as a program whose weights have specs, but no data."""
+def template(model: Model, dims: Any, keys: Mapping[str, str]) -> Program:
+    """Return the template of the model's family for sizes `dims`; its weights have specs, but no data."""
     b, params, program = Builder("template"), {}, model.program
     stored = {program.key(n): program.spec(n).dtype for n in program.params()}
-    shapes = {path: shape for path, _, shape, _ in model.arch.weights(model.dims)}
-    for path, key in model.keys.items():
-        array = abstract_array(shapes[path], stored.get(key, dtype("float32")))
-        params[path] = b.param(path, Parameter(array, True, key), key=key)
-    model.arch.build(b, model.dims, params, dtype(model.compute))
+    for path, _, shape, _ in model.arch.weights(dims):
+        array = abstract_array(shape, stored.get(keys[path], dtype("float32")))
+        params[path] = b.param(path, Parameter(array, True, keys[path]), key=keys[path])
+    model.arch.build(b, dims, params, dtype(model.compute))
     return b.build()
+
+
+def _template_dims(model: Model) -> Any:
+    """Return the dimensions of the config, with as many layers as the program has in a row.
+
+    Additional layers have the window of the last one; windows are compared layer by layer.
+    """
+    dims, p = model.config_dims, model.program
+    more = 0
+    while hasattr(dims, "layers") and p.with_prefix(f"layers.{dims.layers + more}."):
+        more += 1
+    if not more:
+        return dims
+    windows = {"windows": (*dims.windows, *dims.windows[-1:] * more)} if hasattr(dims, "windows") else {}
+    return replace(dims, layers=dims.layers + more, **windows)
 
 
 def match_template(model: Model) -> TemplateMatch:
@@ -154,13 +176,16 @@ class _Matcher:
     """Matches a program with its template in one walk along the residual stream, from the output to the embedding."""
 
     def __init__(self, model: Model) -> None:
-        self.arch, self.dims, self.p, self.t = model.arch, model.dims, model.program, template(model)
+        self.arch, self.dims, self.p = model.arch, _template_dims(model), model.program
+        self.added = 0 if self.dims is model.config_dims else self.dims.layers - model.config_dims.layers
+        self.keys = template_keys(self.arch, self.dims, model.keys)
+        self.t = template(model, self.dims, self.keys)
         self.fixed, self.fixed_in_template = constants(self.p), constants(self.t)
         t = self.t
         junctions = [(n, t.operands(n)) for n in t.order() if t.is_junction(n) and len(t.operands(n)) == 2]
         self.branches = tuple(TemplateBranch(t.path(b).rpartition(".")[0], Value(n), s, b) for n, (s, b) in junctions)
-        self.names = {key: path for path, key in model.keys.items()}
-        self.terms = {path: terms for path, _, _, terms in model.arch.weights(model.dims)}
+        self.names = {key: path for path, key in self.keys.items()}
+        self.terms = {path: terms for path, _, _, terms in model.arch.weights(self.dims)}
         self.unmatched: dict[NodeId, str] = {}
         self.mismatched: set[int] = set()
         self.skipped: set[NodeId] = set()
@@ -181,8 +206,8 @@ class _Matcher:
         while v is not None and not self._is_base(v):
             at, v = self._next_junction(v, at)
         sizes: dict[int, dict[str, int]] = {}
-        found = TemplateMatch(self.arch, self.dims, p, self.t, self.branches, tuple(self.parts), trunk, sizes,
-                              self.unmatched, self.mismatched, self.skipped, self.terms)  # fmt: skip
+        found = TemplateMatch(self.arch, self.dims, self.added, self.keys, p, self.t, self.branches, tuple(self.parts),
+                              trunk, sizes, self.unmatched, self.mismatched, self.skipped, self.terms)  # fmt: skip
         self._refuse_shared_weights(found)
         trunk_first = list(found.matched())
         for i, part in (*trunk_first[1:], trunk_first[0]):
@@ -351,11 +376,13 @@ class _Matcher:
             self.match(inner, value, part, stream)
 
     def _match_attrs(self, t: Value, v: Value, part: MatchedPart) -> None:
-        """Compare attributes. The number of heads may differ, because it is a size; a norm's eps is recorded."""
+        """Compare attributes. The number of heads may differ, because it is a size; eps and windows are recorded."""
         op, here, there = self.p.op(v.node), dict(self.p.attrs(v.node)), dict(self.t.attrs(t.node))
         if traits(op).normalises and "eps" in there:
             part.eps[self.t.path(t)] = here.pop("eps")
             there.pop("eps")
+        if traits(op).attention:
+            part.windows.append((here.pop("window", None), there.pop("window", None)))
         if traits(op).splits_axis and len(here["sizes"]) == len(there["sizes"]):
             here["sizes"], there["sizes"] = here["sizes"][1:], there["sizes"][1:]
         if found := attr_changes(here, there):
@@ -403,7 +430,7 @@ class _Matcher:
 
     # -- sizes -------------------------------------------------------------------------------------------------------
     def _sizes(self, part: MatchedPart) -> dict[str, int]:
-        """Map each dimension to its size in the program; record a changed vocabulary or head_dim as unmatched."""
+        """Map each dimension to its size in the program; record a changed head_dim as unmatched."""
         found: dict[str, int] = {}
         for path, source in part.weights.items():
             node, terms = source.node if isinstance(source, Value) else source.end.node, self.terms[path]
@@ -412,8 +439,8 @@ class _Matcher:
                 name, unit = unit_of(term, self.dims)
                 if size % unit or found.setdefault(name, size // unit) != size // unit:
                     self.unmatched[node] = f"{size} along {term} of {path} does not fit the other weights of the branch"
-                if name in ("vocab", "head_dim") and size != getattr(self.dims, name):
-                    self.unmatched[node] = f"{size} along {name} of {path} instead of {getattr(self.dims, name)}"
+                if name == "head_dim" and size != self.dims.head_dim:
+                    self.unmatched[node] = f"{size} along {name} of {path} instead of {self.dims.head_dim}"
         return found
 
 
@@ -444,7 +471,10 @@ def key_heads(p: Program, part: MatchedPart, heads: int, kv_heads: int) -> np.nd
 
 
 KINDS = ("size", "removed", "added", "rewired", "gate", "factor", "dtype", "attrs", "op")
-AXES = {"mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "channels", "layers": "layers"}
+AXES = {
+    "mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "channels", "layers": "layers",
+    "vocab": "vocabulary",
+}  # fmt: skip
 """Dimension of a family -> name of its units."""
 
 
@@ -480,7 +510,18 @@ def find_deviations(match: TemplateMatch) -> list[Deviation]:
     explained = match.explained()
     maps = {n: m.kind for _, part in match.matched() for m in part.maps for n in (*m.nodes, *m.constants())}
     found = [_classified(match, explained, maps, *d) for d in _differences(ours, theirs)]
+    found += _added_layers(match)
     return sorted(found, key=lambda d: (d.path, d.kind))
+
+
+def _added_layers(match: TemplateMatch) -> Iterator[Deviation]:
+    axis, field = AXES["layers"], match.arch.fields.get("layers", "")
+    for i, branch in enumerate(match.branches if match.added else ()):
+        known = match.dims.layers - match.added
+        if branch.layer >= known and match.parts[i] is not None:
+            what = f"the config has {known} layers ({axis}, {field})"
+            path = match.template.path(branch.junction)
+            yield Deviation(path, "added", what, (), axis, field, i, "layers", matched=True)
 
 
 def _classified(

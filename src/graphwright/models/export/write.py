@@ -17,7 +17,7 @@ from graphwright.autograd import Variable
 from graphwright.files import StrPath, atomic_write
 from graphwright.models.errors import ExportError
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
-from graphwright.models.tokenizer import byte_tokenizer_json
+from graphwright.models.tokenizer import AutoTokenizer, byte_tokenizer_json
 from graphwright.program.weights import SOURCE
 from graphwright.safetensors import TensorData, write_checkpoint
 
@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from graphwright.program.files.save import HistoryMode
     from graphwright.program.program import Program
 
-_COMPANIONS = (
+_TOKENIZER = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
-    *("generation_config.json", "preprocessor_config.json", "*.model", "LICENSE*", "NOTICE*", "USE_POLICY*"),
+    "*.model",
+)
+_COMPANIONS = (
+    *("generation_config.json", "preprocessor_config.json", "LICENSE*", "NOTICE*", "USE_POLICY*"),
+    *_TOKENIZER,
 )
 """Files of a model that are copied unchanged."""
 
@@ -72,9 +76,10 @@ def _other_tensors(model: Model, values: Mapping[str, Variable], dtype: str) -> 
         return {}
     known = set(model.keys.values())
     found: dict[str, Variable | None] = {key: None for key in source if key not in known and key not in values}
-    embedding = values.get(model.keys.get(EMBEDDING, ""))
-    if embedding is not None and not (dtype == "keep" and _untouched(model.program, embedding)):
-        heads = [k for k in found if k.endswith(TIED_HEAD) and tuple(source.info(k).shape) == embedding.shape]
+    embedding = values.get(key := model.keys.get(EMBEDDING, ""))
+    if embedding is not None and key in source and not (dtype == "keep" and _untouched(model.program, embedding)):
+        shape = source.info(key).shape
+        heads = [k for k in found if k.endswith(TIED_HEAD) and source.info(k).shape == shape]
         found.update(dict.fromkeys(heads, embedding))
     return found
 
@@ -116,10 +121,10 @@ def write_model(
         write_checkpoint(directory, items, plan=source)
     else:
         write_checkpoint(directory, items, max_shard_size, source.files[0].metadata if source is not None else None)
-    copied = companion_files(model.directory) if model.opened else []  # a config file alone may be in any directory
+    copied = exported_companions(model)
     for file in copied:
         shutil.copyfile(file, directory / file.name)
-    if not copied and model.tokenizer is not None and model.tokenizer.size == 256:
+    if not copied and model.tokenizer is not None and model.tokenizer.size == 256 <= model.vocab:
         atomic_write(directory / "tokenizer.json", byte_tokenizer_json().encode())
 
 
@@ -142,7 +147,23 @@ def save_model(
                               companions=files)  # fmt: skip
 
 
-def companion_files(directory: Path) -> list[Path]:
+def exported_companions(model: Model) -> list[Path]:
+    """Return the companion files of an export; tokenizer files are left out if ids of the tokenizer have no row."""
+    if not model.opened:  # a config file alone may be in any directory
+        return []
+    omitted = set(companion_files(model.directory, _TOKENIZER)) if lacks_rows(model) else set()
+    return [f for f in companion_files(model.directory) if f not in omitted]
+
+
+def lacks_rows(model: Model) -> bool:
+    """Return True if the tokenizer has ids for which the embedding, made smaller by an edit, has no row."""
+    tokenizer, rows = model.tokenizer, model.vocab
+    if tokenizer is None or (isinstance(tokenizer, AutoTokenizer) and rows >= tokenizer.tokens):  # not loaded for this
+        return False
+    return tokenizer.size > rows
+
+
+def companion_files(directory: Path, patterns: tuple[str, ...] = _COMPANIONS) -> list[Path]:
     """Return the files of a model directory that are copied unchanged: tokenizer, generation config, licence."""
-    found = {f for pattern in _COMPANIONS for f in directory.glob(pattern) if f.is_file()}
+    found = {f for pattern in patterns for f in directory.glob(pattern) if f.is_file()}
     return sorted(f for f in found if f.suffix != ".safetensors")

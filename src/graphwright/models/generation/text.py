@@ -33,11 +33,15 @@ def per_version(fact: Callable[[Program], int]) -> Callable[[Program], int]:
     return wraps(fact)(cached)
 
 
+UNBOUNDED = (1 << 63) - 1
+"""Number of token ids of a program without an embedding."""
+
+
 @per_version
 def vocabulary(p: Program) -> int:
-    """Return the number of token ids: rows of the embedding that `ids` indexes, or 2^63 - 1 without an embedding."""
+    """Return the number of token ids: rows of the embedding that `ids` indexes, or `UNBOUNDED` without an embedding."""
     rows = [p.spec(p.operands(n)[0]).shape[0] for n in p.consumers("ids") if traits(p.op(n)).lookup]
-    return min((r for r in rows if isinstance(r, int)), default=(1 << 63) - 1)
+    return min((r for r in rows if isinstance(r, int)), default=UNBOUNDED)
 
 
 def check_ids(ids: Any, vocab: int) -> np.ndarray:

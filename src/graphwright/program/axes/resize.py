@@ -258,12 +258,10 @@ def _sliced(p: Program, key: str, changed: Maps, factor: tuple[float, float] | N
         p.weights.refer(made)
         return ResizedWeight(key, made, _numbers(changed))
     host = remapped(array.to_numpy(bits=True), changed)
-    made = from_numpy(np.ascontiguousarray(host), bits=array.dtype)
-    if fresh and new is not None:
-        wide = made.to_numpy("float64") if array.dtype.is_float else made.to_numpy()
+    if fresh and new is not None:  # old entries keep their bits
         at_new = ~old_entries(host.shape, changed)
-        made = as_array(np.where(at_new, new(key, array, changed), wide), array.dtype)
-        made = from_numpy(np.where(at_new, made.to_numpy(bits=True), host), bits=array.dtype)  # old entries keep bits
+        host[at_new] = as_array(np.asarray(new(key, array, changed))[at_new], array.dtype).to_numpy(bits=True)
+    made = from_numpy(np.ascontiguousarray(host), bits=array.dtype)
     if factor is not None:
         scale, offset = factor
         made = as_array((made.to_numpy("float64") + offset) * scale - offset, array.dtype)
@@ -443,6 +441,7 @@ def _resizable(found: Axes, name: str, allow_io: bool) -> AxisGroup:
     bound = [why for why in group.frozen if not (allow_io and why in group.ends)]
     if bound:
         fix = "pass allow_io=True to resize inputs and outputs too" if set(bound) <= set(group.ends) else None
+        fix = "model.resize_vocab(n) resizes the vocabulary of a model" if group.kind == "vocabulary" else fix
         raise FrozenAxis("the axis cannot be resized", where=name, got="; ".join(bound[:3]), fix=fix)
     return group
 

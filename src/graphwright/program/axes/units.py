@@ -278,7 +278,7 @@ def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tu
         _, leaves = boundary(p, sorted(inside, key=p.order_labels.key))
         edges: dict[EdgeId, None] = {}
         for value in leaves:
-            before = _entering(p, value, inside)
+            before = entering(p, value, inside)
             if before is None:
                 raise errors.FrozenAxis("the layer has no residual path around it", where=f"{prefix}.{number}",
                                  got=f"no residual path to {p.path(value)}")  # fmt: skip
@@ -304,7 +304,7 @@ def _remove(e: Transaction, nodes: list[NodeId], where: str) -> None:
     ops, weights = ([n for n in nodes if (p.op(n) in STORED) == kind] for kind in (False, True))
     inside = set(ops)
     _, leaves = boundary(p, ops)
-    around = {value: _entering(p, value, inside) for value in leaves}
+    around = {value: entering(p, value, inside) for value in leaves}
     lost = [v for v, before in around.items() if before is None]
     if lost or not around:
         path = ", ".join(p.path(v) for v in lost)
@@ -315,7 +315,7 @@ def _remove(e: Transaction, nodes: list[NodeId], where: str) -> None:
     e.remove([n for n in weights if not p.graph.out_degree(n)])
 
 
-def _entering(p: Program, value: Value, inside: set[NodeId]) -> Value | None:
+def entering(p: Program, value: Value, inside: set[NodeId]) -> Value | None:
     """Return the value from outside the layer that reaches `value` through sums alone; None if none or several do."""
     stack, found = [value], set()
     while stack:

@@ -328,6 +328,7 @@ _ACTIONS: dict[str, Callable[[Transaction, Any, RecipeStep], object]] = {
     "connect": lambda e, form, step: e.connect(*_sides(form, "->", "source -> target")),
     "insert": lambda e, form, step: e.insert(*_sides(form, ":", "source -> target : op")),
     "set": _set,
+    "duplicate": lambda e, form, step: e.duplicate(str(form)),
     "remove": lambda e, form, step: e.remove(e.program.select(str(form))),
 }
 """The actions of a step by name; those of one step run in the order in which they are written."""

@@ -25,6 +25,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program.axes.resize import cut_units, grow, permute
 from graphwright.program.editing import edits
+from graphwright.program.editing.duplicate import duplicate
 from graphwright.program.editing.gate_edits import gate, release, set_gate, ungate
 from graphwright.program.editing.interrupts import defer_interrupts, start_listening, stop_listening
 from graphwright.program.editing.journal import AUTHORS
@@ -447,6 +448,7 @@ class Transaction:
 
     # -- subgraphs, units and gates ----------------------------------------------------------------------------------
     replace = replace
+    duplicate = duplicate
     unfold = unfold
     fold = fold
     cut_units = cut_units
