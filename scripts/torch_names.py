@@ -32,8 +32,11 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | `gw.mode` switches training and inference | `torch.mode` is the most frequent value | `x.mode()` is the most frequent value |
 | `gw.load`, `gw.compile` | other things | they load and compile programs |
 | `F.cross_entropy(..., dim=1)` | no `dim` | `dim=-1` takes a language model's logits [B, T, K] |
-| `F.rms_norm(x, weight, eps)` | `(x, normalized_shape, weight, eps)` | models call it with their weight |
-| convolutions, pools, `F.interpolate` | `padding="same"`, `ceil_mode`, `return_indices`, `scale_factor` | missing |
+| `x.data` is an array of `graphwright.array` | a tensor | it is what ops compute on; `x.detach()` is the tensor |
+| `x.type()` is `float32` | `torch.FloatTensor` | torch's name is that of a legacy class |
+| `x.shape` is a tuple | a `torch.Size` | which is a tuple too |
+| no complex, sparse, quantised or named tensors, no `as_strided` | they exist | the operations of networks need none of them |
+| `F.interpolate(antialias=True)`, `F.fractional_max_pool2d`, `torch.fft`, `torch.special` | they exist | missing |
 | `gw.pad(x, widths)` pads in axis order | `F.pad` counts from the last axis | `F.pad` is torch's |
 | errors are `GraphwrightError`s that are also `ValueError`, `TypeError` or `IndexError` | `RuntimeError` mostly | they say where, expected, got and a fix |
 """

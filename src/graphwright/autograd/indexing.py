@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray, from_numpy, int64
+from graphwright.array import NDArray, broadcast_shapes, from_numpy, int64
 from graphwright.array.indexing import IndexPlan, index_plan
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.functions import cast_like
-from graphwright.autograd.modes import grad_enabled
+from graphwright.autograd.modes import is_grad_enabled
 from graphwright.autograd.names import TOP, named
 from graphwright.autograd.recorder import active_recorder
 from graphwright.errors import DTypeError, ShapeError, UsageError
@@ -64,7 +64,7 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
     plan = index_plan(x.shape, index)
     ids = [i for i in plan.ids if isinstance(i, TensorBase)]
     traced = active_recorder.get() is not None and any(t.symbolic or t.is_variable for t in (x, value, *ids))
-    if not traced and not (grad_enabled() and (x.requires_grad or value.requires_grad)):
+    if not traced and not (is_grad_enabled() and (x.requires_grad or value.requires_grad)):
         assert isinstance(value.data, NDArray)
         items = index if isinstance(index, tuple) else (index,)
         x.own()[tuple(item.data if isinstance(item, TensorBase) else item for item in items)] = value.data
@@ -92,7 +92,22 @@ def _int64(index: Any) -> Tensor:
 
 
 # -- gather and scatter ------------------------------------------------------------------------------------------------
-@named(also="take_along_dim")
+@named()
+def take_along_dim(input: Tensor, indices: Any, dim: int | None = None) -> Tensor:
+    """Like `gather` along an axis, or of the flattened tensor; the other axes of both broadcast."""
+    ids = _int64(indices)
+    if dim is None:
+        return gather(input.reshape(-1), 0, ids.reshape(-1))
+    at = axis_of(dim, input.ndim)
+    if ids.ndim != input.ndim:
+        raise ShapeError("the indices have another number of axes", expected=input.ndim, got=ids.spec)
+    shapes = [(*x.shape[:at], 1, *x.shape[at + 1 :]) for x in (input, ids)]
+    both = broadcast_shapes(*shapes)
+    x, ids = (t.expand(*both[:at], t.shape[at], *both[at + 1 :]) for t in (input, ids))
+    return gather(x, at, ids)
+
+
+@named()
 def gather(input: Tensor, dim: int, index: Any) -> Tensor:
     """y[i, j] = x[index[i, j], j] for axis 0.
 
@@ -133,6 +148,131 @@ def scatter_add(input: Tensor, dim: int, index: Any, src: Any) -> Tensor:
     """
     index = _int64(index)
     return call("scatter_add", input, index, _of_index(as_tensor(src), index), axis=dim)
+
+
+@named(in_place=True)
+def scatter_reduce(
+    input: Tensor, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
+) -> Tensor:  # fmt: skip
+    """Combine the entries src[i, j] into a copy of x at [index[i, j], j] for axis 0; equal extrema share the gradient.
+
+    Args:
+        reduce: `sum`, `prod`, `mean`, `amax` or `amin`.
+        include_self: whether the entry of x takes part where others are combined.
+    Raises: UsageError for another `reduce`; ShapeError, DTypeError, IndexOutOfRange.
+    """
+    if reduce not in ("sum", "prod", "mean", "amax", "amin"):
+        expected = "sum, prod, mean, amax or amin"
+        raise UsageError("unknown reduction", where="scatter_reduce", expected=expected, got=reduce)
+    ids = _int64(index)
+    values = _of_index(as_tensor(src), ids)
+    none, one = call("full_like", input, value=0.0), call("full_like", values, value=1.0)
+    hits = call("scatter_add", none, ids, one, axis=dim)
+    own = (hits == 0) | include_self
+    start = call("where", own, input, cast_like(1.0 if reduce == "prod" else 0.0, input))
+    if reduce == "prod":
+        n = ids.shape[axis_of(dim, ids.ndim)] if ids.ndim else 1
+        for turn, taken in enumerate(_turns(ids, dim, n)):
+            mine = taken == turn
+            factor = call("scatter_add", none, ids, call("where", mine, values, none_like(values)), axis=dim)
+            start = start * call("where", call("scatter_add", none, ids, mine.to(input.dtype), axis=dim) > 0, factor, 1)
+        return start
+    if reduce in ("amax", "amin"):
+        order = values.detach().sort(dim, reduce == "amin")
+        seen = call("where", own, input.detach(), call("scatter", input.detach(), ids, values.detach(), axis=dim))
+        latest = call("scatter", seen, call("gather", ids, order[1], axis=dim), order[0], axis=dim)
+        best = call("maximum" if reduce == "amax" else "minimum", seen, latest)
+        theirs = values == call("gather", best, ids, axis=dim)
+        mine = own & (input == best)
+        start = call("where", mine, input, cast_like(0.0, input))
+        values, one = call("where", theirs, values, none_like(values)), theirs.to(values.dtype)
+        own, hits = mine, call("scatter_add", none, ids, one, axis=dim)
+    total = call("scatter_add", start, ids, values, axis=dim)
+    if reduce == "sum":
+        return total
+    count = call("maximum", hits + own.to(input.dtype), cast_like(1, input))
+    return total / count if input.dtype.is_float else call("floor_divide", total, count)
+
+
+def none_like(x: Tensor) -> Tensor:
+    """Return zeros like x."""
+    return call("full_like", x, value=0.0)
+
+
+def _turns(ids: Tensor, dim: int, n: int) -> list[Tensor]:
+    """Return n times how many earlier entries along an axis have the same index."""
+    at = axis_of(dim, ids.ndim) if ids.ndim else 0
+    lined = (ids if ids.ndim else ids.unsqueeze(0)).transpose(at, -1)
+    same = (lined.unsqueeze(-1) == lined.unsqueeze(-2)) & as_tensor(np.tril(np.ones((n, n), bool), -1))
+    counts = same.sum(-1).transpose(at, -1)
+    return [counts if ids.ndim else counts.squeeze(0)] * n
+
+
+@named(in_place=True)
+def index_reduce(
+    input: Tensor, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Tensor:  # fmt: skip
+    """Combine source[i] into a copy of x at index[i] for axis 0, as `scatter_reduce`."""
+    at, values = axis_of(dim, input.ndim), as_tensor(source)
+    ids = _int64(index).reshape(*(-1 if a == at else 1 for a in range(input.ndim))).expand(*values.shape)
+    return scatter_reduce(input, at, ids, values, reduce, include_self=include_self)
+
+
+@named(in_place=True)
+def put(input: Tensor, index: Any, source: Any, accumulate: bool = False) -> Tensor:
+    """Return a copy y with y.flatten()[index] = source, or += with `accumulate`. Raises: IndexOutOfRange."""
+    ids, values = _int64(index).reshape(-1), as_tensor(source).reshape(-1)
+    op = "index_add" if accumulate else "index_put"
+    return call(op, input.reshape(-1), values, ids, axis=0).reshape(*input.shape)
+
+
+def _of_shape(src: Any, shape: Sequence[int]) -> Tensor:
+    values = as_tensor(src)
+    if values.shape != shape:
+        raise ShapeError("src does not have the shape of the part that it replaces", expected=shape, got=values.spec)
+    return values
+
+
+def _written(x: Tensor, index: Any, src: Any) -> Tensor:
+    made = x.clone()
+    set_item(made, index, src)
+    return made
+
+
+@named()
+def select_scatter(input: Tensor, src: Any, dim: int, index: int) -> Tensor:
+    """Return a copy of x in which `src` replaces one entry of an axis. Raises: ShapeError, IndexOutOfRange."""
+    before = (slice(None),) * axis_of(dim, input.ndim)
+    part = input[(*before, index)]
+    return _written(input, (*before, index), _of_shape(src, part.shape))
+
+
+@named()
+def slice_scatter(
+    input: Tensor, src: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """Return a copy of x in which `src` replaces a slice of an axis. Raises: ShapeError."""
+    return _written(input, (*(slice(None),) * axis_of(dim, input.ndim), slice(start, end, step)), src)
+
+
+@named()
+def diagonal_scatter(input: Tensor, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """Return a copy of x in which `src` replaces a diagonal. Raises: ShapeError."""
+    last = input.movedim((dim1, dim2), (-2, -1))
+    n, m = last.shape[-2:]
+    rows = np.arange(max(-offset, 0), max(min(n, m - offset), 0))
+    values = _of_shape(src, (*last.shape[:-2], len(rows)))
+    return _written(last, (..., rows, rows + offset), values).movedim((-2, -1), (dim1, dim2))
+
+
+@named(TOP)
+def unravel_index(indices: Any, shape: Any) -> tuple[Tensor, ...]:
+    """Return the index along each axis of entries of the flattened tensor."""
+    ids, found = _int64(indices), []
+    for n in reversed(tuple(shape) if not isinstance(shape, int) else (shape,)):
+        found.append(ids % n)
+        ids = ids // n
+    return tuple(reversed(found))
 
 
 @named()

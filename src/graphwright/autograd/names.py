@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from graphwright.autograd.modes import grad_enabled
+from graphwright.autograd.modes import is_grad_enabled
 from graphwright.errors import DTypeError, UsageError
 from graphwright.ops import surface
 
@@ -23,12 +23,15 @@ METHOD, TOP = "Tensor", "gw"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """One name: its function, its homes, whether Tensor has `name_` too, and how it differs from torch's."""
+    """One name: its function, its homes, whether Tensor has `name_` too, and how it differs from torch's.
+
+    The form `name_` of a function that returns a view changes the shape of its tensor instead of the entries.
+    """
 
     name: str
     function: Callable[..., Any]
     homes: tuple[str, ...] = (METHOD, TOP)
-    in_place: bool = False
+    in_place: bool | Literal["view"] = False
     differs: str = ""
 
 
@@ -43,14 +46,16 @@ class Extremes(NamedTuple):
 
 
 def named(
-    homes: str = f"{METHOD} {TOP}", name: str = "", *, also: str = "", in_place: bool = False, differs: str = ""
-) -> Callable[[_Function], _Function]:
+    homes: str = f"{METHOD} {TOP}", name: str = "", *, also: str = "", in_place: bool | Literal["view"] = False,
+    differs: str = "",
+) -> Callable[[_Function], _Function]:  # fmt: skip
     """Enter a function in the table; parameters `dim` and `keepdim` are also accepted as `axis` and `keepdims`.
 
     Args:
         name: by default the function's own, without a trailing underscore, which avoids names of builtins.
         also: further names of the same function.
-        in_place: whether Tensor gets a method `name_` that stores the result in the tensor.
+        in_place: whether Tensor gets a method `name_` that stores the result in the tensor; `view` if the result is
+            a view.
         differs: how behaviour differs from torch's, for the documentation.
     """
 
@@ -66,7 +71,15 @@ def named(
 def methods() -> dict[str, Callable[..., Any]]:
     """Return the methods of Tensor by name, in-place forms included."""
     found = {name: row.function for name, row in NAMES.items() if METHOD in row.homes}
-    return found | {f"{name}_": _stored(row.function, name) for name, row in NAMES.items() if row.in_place}
+    forms = {True: _stored, "view": _reshaped}
+    return found | {f"{name}_": forms[row.in_place](row.function, name) for name, row in NAMES.items() if row.in_place}
+
+
+def add_methods(cls: type) -> None:
+    """Give a class the methods entered since it was made, by modules that import it."""
+    for name, function in methods().items():
+        if not hasattr(cls, name):
+            setattr(cls, name, function)
 
 
 def functions() -> dict[str, Callable[..., Any]]:
@@ -78,17 +91,37 @@ def _stored(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return the method that overwrites its tensor with a function's result."""
 
     def store(self: Any, *args: Any, **options: Any) -> Any:
-        # while taping, the function reads a copy: its gradient must not see the new values
-        source = self.clone() if self.requires_grad and grad_enabled() else self
-        made = function(source, *args, **options)
-        if made.dtype.is_float and not self.dtype.is_float:
-            what = "an in-place operation would store floats in a tensor that is not floating"
-            raise DTypeError(what, where=f"{name}_", expected=self.dtype, got=made.dtype)
-        return self.copy_(made)
+        return overwritten(self, function, *args, **options)
 
     store.__name__, store.__qualname__ = f"{name}_", f"Tensor.{name}_"
     store.__doc__ = f"Run `{name}`, write the result to this tensor, and return it."
     return store
+
+
+def overwritten(x: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Write the result of a function of `x` into x, and return x. Raises: DTypeError for floats in a tensor of ints."""
+    # while taping, the function reads a copy: its gradient must not see the new values
+    source = x.clone() if x.requires_grad and is_grad_enabled() else x
+    made = function(source, *args, **options)
+    if made.dtype.is_float and not x.dtype.is_float:
+        what = "an in-place operation would store floats in a tensor that is not floating"
+        raise DTypeError(what, expected=x.dtype, got=made.dtype)
+    return x.copy_(made)
+
+
+def _reshaped(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return the method that replaces its tensor by a view of it."""
+
+    def reshape(self: Any, *args: Any, **options: Any) -> Any:
+        made = function(self, *args, **options)
+        if self.is_variable or (self.requires_grad and self.is_leaf and is_grad_enabled()):
+            raise UsageError("an in-place change of shape of a leaf", where=f"{name}_", fix=f"use {name}()")
+        self.data, self.node, self.port, self.requires_grad = made.data, made.node, made.port, made.requires_grad
+        return self
+
+    reshape.__name__, reshape.__qualname__ = f"{name}_", f"Tensor.{name}_"
+    reshape.__doc__ = f"Make this tensor the view that `{name}` returns, and return it."
+    return reshape
 
 
 # -- synonyms of parameters --------------------------------------------------------------------------------------------

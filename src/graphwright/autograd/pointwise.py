@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from graphwright.array import (
     DType,
     bfloat16,
     bool_,
+    finfo,
     float16,
     float32,
     float64,
@@ -162,6 +164,13 @@ def abs_(input: Any) -> Tensor:
     return call("abs", as_tensor(input))
 
 
+for _alias, _name in (
+    ("arccos", "acos"), ("arccosh", "acosh"), ("arcsin", "asin"), ("arcsinh", "asinh"), ("arctan", "atan"),
+    ("arctan2", "atan2"), ("arctanh", "atanh"),
+):  # fmt: skip
+    NAMES[_alias] = replace(NAMES[_name], name=_alias)
+
+
 # -- bounds ------------------------------------------------------------------------------------------------------------
 @named(also="clip", in_place=True)
 def clamp(input: Any, min: Any = None, max: Any = None) -> Tensor:
@@ -209,7 +218,7 @@ def nan_to_num(input: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = Non
     x = as_tensor(input)
     if not x.dtype.is_float:
         return x
-    most = largest(x.dtype)
+    most = finfo(x.dtype).max
     x = call("where", x.isnan(), cast_like(0.0 if nan is None else nan, x), x)
     x = call("where", isposinf(x), cast_like(most if posinf is None else posinf, x), x)
     return call("where", isneginf(x), cast_like(-most if neginf is None else neginf, x), x)
@@ -321,6 +330,32 @@ def sgn(input: Any) -> Tensor:
 
 
 @named()
+def angle(input: Any) -> Tensor:
+    """The angle of a real number in the complex plane: π below 0, else 0; NaN of NaN."""
+    x = as_tensor(input)
+    x = x if x.dtype.is_float else x.to(float32)
+    none = call("full_like", x, value=0.0)
+    return call("where", x.isnan(), x, call("where", x < 0.0, none + math.pi, none))
+
+
+@named()
+def ldexp(input: Any, other: Any) -> Tensor:
+    """x·2ⁿ, elementwise."""
+    n = as_tensor(other)
+    return as_tensor(input) * (n if n.dtype.is_float else n.to(float32)).exp2()
+
+
+@named(in_place=True)
+def mvlgamma(input: Any, p: int) -> Tensor:
+    """ln of the multivariate gamma function of dimension p: p(p - 1)/4·ln π + Σ lnΓ(x - j/2) over j < p."""
+    x = as_tensor(input)
+    total = x.lgamma() + p * (p - 1) / 4 * math.log(math.pi)
+    for j in range(1, p):
+        total = total + (x - 0.5 * j).lgamma()
+    return total
+
+
+@named()
 def signbit(input: Any) -> Tensor:
     """True where x is below 0 or -0, elementwise."""
     x = as_tensor(input)
@@ -427,9 +462,3 @@ CASTS = {
 """Method -> the dtype to which it casts."""
 for _name, _kind in CASTS.items():
     _cast(_name, _kind)
-
-
-def largest(kind: DType) -> float:
-    """Return the largest finite number of a floating dtype."""
-    exponent, fraction = {"float64": (11, 52), "float32": (8, 23), "bfloat16": (8, 7), "float16": (5, 10)}[kind.name]
-    return (2.0 - 2.0**-fraction) * 2.0 ** (2 ** (exponent - 1) - 1)

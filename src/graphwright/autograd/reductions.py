@@ -422,14 +422,25 @@ def diff(input: Tensor, n: int = 1, dim: int = -1) -> Tensor:
 
 @named(TOP, also="trapz")
 def trapezoid(y: Tensor, x: Any = None, *, dx: Any = 1, dim: int = -1) -> Tensor:
-    """Integrate y along an axis by the trapezoidal rule, at the positions x (1-d) or dx apart."""
+    """Integrate y along an axis by the trapezoidal rule, at the positions x or dx apart."""
+    return _trapezoids(y, x, dx, dim).sum(dim)
+
+
+def _trapezoids(y: Tensor, x: Any, dx: Any, dim: int) -> Tensor:
     at, n = axis_of(dim, y.ndim), y.shape[dim]
     means = (y.narrow(at, 0, n - 1) + y.narrow(at, 1, n - 1)) * 0.5
     if x is None:
-        return means.sum(at) * dx
-    steps = diff(as_tensor(x), 1, -1)
-    steps = steps if steps.ndim > 1 else steps.reshape(*(-1 if a == at else 1 for a in range(y.ndim)))
-    return (means * steps).sum(at)
+        return means * dx
+    positions = as_tensor(x)
+    if positions.ndim == 1:
+        positions = positions.reshape(*(-1 if a == at else 1 for a in range(y.ndim)))
+    return means * diff(positions, 1, at - y.ndim)
+
+
+@named(TOP)
+def cumulative_trapezoid(y: Tensor, x: Any = None, *, dx: Any = 1, dim: int = -1) -> Tensor:
+    """Integrate y cumulatively along an axis by the trapezoidal rule, at the positions x or dx apart."""
+    return _trapezoids(y, x, dx, dim).cumsum(dim)
 
 
 @named()

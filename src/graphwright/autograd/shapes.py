@@ -1,4 +1,4 @@
-"""Shapes, axes, joining and splitting of tensors, and products of matrices, under torch's names."""
+"""Shapes, axes, joining and splitting of tensors, under torch's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import NDArray
-from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.functions import cat, stack
 from graphwright.autograd.names import METHOD, TOP, named
 from graphwright.errors import ShapeError, UsageError
@@ -57,6 +57,12 @@ def nelement(input: Tensor) -> int:
     return numel(input)
 
 
+@named(TOP)
+def is_tensor(obj: Any) -> bool:
+    """Whether an object is a tensor."""
+    return isinstance(obj, TensorBase)
+
+
 @named(METHOD)
 def element_size(input: Tensor) -> int:
     """Return the number of bytes of an entry."""
@@ -93,9 +99,9 @@ def broadcast_shapes(*shapes: Any) -> Shape:
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
 @named()
-def reshape(input: Tensor, *shape: Any) -> Tensor:
+def reshape(input: Tensor, *sizes_: Any, shape: Any = None) -> Tensor:
     """Return the same entries in a new shape; one size may be -1, and is then inferred. Raises: ShapeError."""
-    sizes = list(ints(shape))
+    sizes = list(ints(sizes_) if shape is None else shape)
     if -1 in sizes:
         known = prod(s for s in sizes if s != -1)
         if sizes.count(-1) > 1 or known == 0 or input.numel() % known:
@@ -155,7 +161,7 @@ def permute(input: Tensor, *axes: Any, dims: Any = None) -> Tensor:
     return call("permute", input, axes=tuple(axis_of(a, input.ndim) for a in order))
 
 
-@named(also="swapaxes swapdims")
+@named(in_place="view", also="swapaxes swapdims")
 def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Exchange two axes."""
     order = list(range(input.ndim))
@@ -164,7 +170,7 @@ def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
     return call("permute", input, axes=tuple(order))
 
 
-@named()
+@named(in_place="view")
 def t(input: Tensor) -> Tensor:
     """Transpose a matrix; tensors of fewer axes are unchanged. Raises: ShapeError for more."""
     if input.ndim > 2:
@@ -184,14 +190,14 @@ def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
     return call("permute", input, axes=tuple(order))
 
 
-@named()
+@named(in_place="view")
 def squeeze(input: Tensor, dim: Axes = None) -> Tensor:
     """Remove axes of size 1: all of them, or the given ones; longer axes are kept."""
     axes = tuple(a for a in axes_of(dim, input.ndim) if input.shape[a] == 1)
     return call("squeeze", input, axes=axes) if axes else input
 
 
-@named()
+@named(in_place="view")
 def unsqueeze(input: Tensor, dim: int) -> Tensor:
     """Insert an axis of size 1 at this index of the result's shape."""
     return call("unsqueeze", input, axes=(dim,))
@@ -243,6 +249,18 @@ for _count in (1, 2, 3):
 
 
 # -- order and repetition ----------------------------------------------------------------------------------------------
+@named(METHOD)
+def sum_to_size(input: Tensor, *size: Any) -> Tensor:
+    """Sum over the axes along which the shape `size` was broadcast to this one. Raises: ShapeError."""
+    wanted = ints(size)
+    lead = input.ndim - len(wanted)
+    axes = [*range(lead), *(lead + i for i, n in enumerate(wanted) if n == 1 != input.shape[lead + i])]
+    kept = tuple(n if n == 1 else m for n, m in zip(wanted, input.shape[builtins.max(lead, 0) :], strict=False))
+    if lead < 0 or kept != wanted:
+        raise ShapeError("the shape does not broadcast to that of the tensor", expected=input.shape, got=wanted)
+    return (input.sum(tuple(axes), True) if axes else input).reshape(wanted)
+
+
 @named()
 def flip(input: Tensor, *axes: Any, dims: Any = None) -> Tensor:
     """Reverse the order of entries along axes."""
@@ -350,6 +368,30 @@ def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple
     return split(input, sizes, dim)
 
 
+@named(METHOD)
+def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Return views along an axis with the given sizes."""
+    return split(input, list(split_sizes), dim)
+
+
+def _split_along(name: str, axis: int, least: int) -> None:
+    def along(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+        if input.ndim < least:
+            raise ShapeError("the tensor has too few axes", where=name, expected=f"{least} or more", got=input.spec)
+        at = 0 if input.ndim == 1 else axis
+        if isinstance(indices_or_sections, int) and input.shape[at] % indices_or_sections:
+            got, expected = indices_or_sections, f"a divisor of {input.shape[at]}"
+            raise ShapeError("the parts would have different sizes", where=name, expected=expected, got=got)
+        return tensor_split(input, indices_or_sections, at)
+
+    along.__name__, along.__doc__ = name, f"Return views along axis {axis}, like `tensor_split`, of equal sizes."
+    named()(along)
+
+
+for _name, _axis, _least in (("vsplit", 0, 2), ("hsplit", 1, 1), ("dsplit", 2, 3)):
+    _split_along(_name, _axis, _least)
+
+
 @named()
 def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """Return a view in which the entries (i, i + offset) of two axes, as a new last axis, replace both."""
@@ -380,6 +422,12 @@ def diag_embed(input: Tensor, offset: int = 0) -> Tensor:
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     """Return a diagonal of a matrix, or the matrix with a vector on a diagonal."""
     return diag_embed(input, diagonal) if input.ndim == 1 else call("diagonal", input, offset=diagonal, axes=(0, 1))
+
+
+@named()
+def diagflat(input: Tensor, offset: int = 0) -> Tensor:
+    """Return a matrix with the entries, row-major, on a diagonal."""
+    return diag_embed(input.reshape(-1), offset)
 
 
 @named(METHOD)
@@ -468,124 +516,3 @@ def _indices(name: str, numpy_name: str) -> None:
 
 _indices("tril_indices", "tril_indices")
 _indices("triu_indices", "triu_indices")
-
-
-# -- products of vectors and matrices ----------------------------------------------------------------------------------
-def _ranked(name: str, left: int, right: int, doc: str) -> None:
-    def product(input: Tensor, mat2: Tensor) -> Tensor:
-        if (input.ndim, mat2.ndim) != (left, right):
-            expected = f"{left} and {right} axes"
-            raise ShapeError("an operand has a wrong number of axes", where=name, expected=expected,
-                             got=f"{input.spec}, {mat2.spec}")  # fmt: skip
-        return call("matmul", input, mat2)
-
-    product.__name__, product.__doc__ = name, doc
-    named()(product)
-
-
-_ranked("mm", 2, 2, "Multiply matrices [n, k] and [k, m]. Raises: ShapeError.")
-_ranked("mv", 2, 1, "Multiply a matrix [n, k] and a vector [k]. Raises: ShapeError.")
-_ranked("bmm", 3, 3, "Multiply batches of matrices [B, n, k] and [B, k, m]. Raises: ShapeError.")
-_ranked("dot", 1, 1, "Σ a·b of vectors [n]. Raises: ShapeError.")
-
-
-@named()
-def inner(input: Tensor, other: Tensor) -> Tensor:
-    """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
-    if not input.ndim or not other.ndim:
-        return input * other
-    flat = call("matmul", input.reshape(-1, input.shape[-1]), other.reshape(-1, other.shape[-1]).T)
-    return flat.reshape(*input.shape[:-1], *other.shape[:-1])
-
-
-def _added(input: Any, product: Tensor, beta: Any, alpha: Any) -> Tensor:
-    scaled = product if alpha == 1 else product * alpha
-    return (
-        scaled if beta == 0 else as_tensor(input) * (1 if beta == 1 else beta) + scaled if beta != 1 else input + scaled
-    )
-
-
-@named()
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """beta·x + alpha·(A @ B) of matrices."""
-    return _added(input, mat1.mm(mat2), beta, alpha)
-
-
-@named()
-def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """beta·x + alpha·(A @ v)."""
-    return _added(input, mat.mv(vec), beta, alpha)
-
-
-@named()
-def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """beta·x + alpha·(A @ B) of batches of matrices."""
-    return _added(input, batch1.bmm(batch2), beta, alpha)
-
-
-@named(TOP)
-def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
-    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes."""
-    if isinstance(dims, int):
-        left, right = tuple(range(a.ndim - dims, a.ndim)), tuple(range(dims))
-    else:
-        left, right = (
-            tuple(axis_of(i, x.ndim) for i in ([d] if isinstance(d, int) else d))
-            for d, x in zip(dims, (a, b), strict=True)
-        )
-    free_a, free_b = ([i for i in range(x.ndim) if i not in used] for x, used in ((a, left), (b, right)))
-    inner_size = prod(a.shape[i] for i in left)
-    made = call("matmul", a.permute(*free_a, *left).reshape(-1, inner_size),
-                b.permute(*right, *free_b).reshape(inner_size, -1))  # fmt: skip
-    return made.reshape(*(a.shape[i] for i in free_a), *(b.shape[i] for i in free_b))
-
-
-@named()
-def kron(input: Tensor, other: Tensor) -> Tensor:
-    """Kronecker product: each entry of a times b, as blocks."""
-    n = builtins.max(input.ndim, other.ndim)
-    a, b = (x.reshape(*(1,) * (n - x.ndim), *x.shape) for x in (input, other))
-    wide = a.reshape(*(s for d in a.shape for s in (d, 1))) * b.reshape(*(s for d in b.shape for s in (1, d)))
-    return wide.reshape(*(p * q for p, q in zip(a.shape, b.shape, strict=True)))
-
-
-@named()
-def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
-    """Cross product along an axis of size 3. Raises: ShapeError."""
-    if input.shape[axis_of(dim, input.ndim)] != 3:
-        raise ShapeError("the axis of a cross product has another size", expected="3", got=input.spec)
-    following, previous = (lambda x: x.roll(-1, dim)), (lambda x: x.roll(1, dim))
-    return following(input) * previous(other) - previous(input) * following(other)
-
-
-@named()
-def inverse(input: Tensor) -> Tensor:
-    """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
-    eye = as_tensor(np.eye(input.shape[-1], dtype=np.float64)).to(input.dtype)
-    return call("solve", input, eye)
-
-
-@named(TOP)
-def matrix_power(input: Tensor, n: int) -> Tensor:
-    """Return the n-th power of square matrices, by repeated squaring; a negative n inverts first."""
-    if n < 0:
-        return matrix_power(inverse(input), -n)
-    made = as_tensor(np.eye(input.shape[-1])).to(input.dtype).expand(*input.shape)
-    base = input
-    while n:
-        made = made @ base if n & 1 else made
-        base, n = base @ base if n > 1 else base, n >> 1
-    return made
-
-
-@named(TOP)
-def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:
-    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m]."""
-    return (x1.unsqueeze(-2) - x2.unsqueeze(-3)).norm(p, dim=-1)
-
-
-@named(TOP)
-def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
-    """Return the powers x^(N-1), ..., x, 1 of a vector as columns."""
-    powers = range(x.shape[0] if N is None else N)
-    return stack([x**k for k in (powers if increasing else reversed(powers))], -1)

@@ -2,6 +2,7 @@
 import builtins
 from typing import Any
 
+from graphwright.array import Device, DType
 from graphwright.autograd.names import Extremes
 from graphwright.autograd.tensor import Tensor
 
@@ -195,15 +196,10 @@ def tril(input: Any, diagonal: Any = ..., *, out: Any = ...) -> Tensor:
 def triu(input: Any, diagonal: Any = ..., *, out: Any = ...) -> Tensor:
     """Keep entries (i, j) of the last two axes with j ≥ i + diagonal; others are 0. Raises: ShapeError."""
 
+def take_along_dim(input: Any, indices: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Like `gather` along an axis, or of the flattened tensor; the other axes of both broadcast."""
+
 def gather(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
-    """y[i, j] = x[index[i, j], j] for axis 0.
-
-    Args:
-        index: ints with as many axes as x; only `axis` may be longer than in x.
-    Raises: ShapeError, DTypeError; IndexOutOfRange for an index outside 0..n-1.
-    """
-
-def take_along_dim(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """y[i, j] = x[index[i, j], j] for axis 0.
 
     Args:
@@ -226,6 +222,53 @@ def scatter_add(input: Any, dim: Any = ..., index: Any = ..., src: Any = ..., *,
 
     Raises: ShapeError, DTypeError, IndexOutOfRange.
     """
+
+def scatter_reduce(
+    input: Any,
+    dim: Any = ...,
+    index: Any = ...,
+    src: Any = ...,
+    reduce: Any = ...,
+    *,
+    include_self: Any = ...,
+    axis: Any = ...,
+) -> Tensor:
+    """Combine the entries src[i, j] into a copy of x at [index[i, j], j] for axis 0; equal extrema share the gradient.
+
+    Args:
+        reduce: `sum`, `prod`, `mean`, `amax` or `amin`.
+        include_self: whether the entry of x takes part where others are combined.
+    Raises: UsageError for another `reduce`; ShapeError, DTypeError, IndexOutOfRange.
+    """
+
+def index_reduce(
+    input: Any,
+    dim: Any = ...,
+    index: Any = ...,
+    source: Any = ...,
+    reduce: Any = ...,
+    *,
+    include_self: Any = ...,
+    axis: Any = ...,
+) -> Tensor:
+    """Combine source[i] into a copy of x at index[i] for axis 0, as `scatter_reduce`."""
+
+def put(input: Any, index: Any, source: Any, accumulate: Any = ...) -> Tensor:
+    """Return a copy y with y.flatten()[index] = source, or += with `accumulate`. Raises: IndexOutOfRange."""
+
+def select_scatter(input: Any, src: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Return a copy of x in which `src` replaces one entry of an axis. Raises: ShapeError, IndexOutOfRange."""
+
+def slice_scatter(
+    input: Any, src: Any, dim: Any = ..., start: Any = ..., end: Any = ..., step: Any = ..., *, axis: Any = ...
+) -> Tensor:
+    """Return a copy of x in which `src` replaces a slice of an axis. Raises: ShapeError."""
+
+def diagonal_scatter(input: Any, src: Any, offset: Any = ..., dim1: Any = ..., dim2: Any = ...) -> Tensor:
+    """Return a copy of x in which `src` replaces a diagonal. Raises: ShapeError."""
+
+def unravel_index(indices: Any, shape: Any) -> tuple[Tensor, ...]:
+    """Return the index along each axis of entries of the flattened tensor."""
 
 def index_select(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """Select entries of an axis by indices; the axes of the index replace it. Negative indices count from the end.
@@ -445,6 +488,27 @@ def frac(input: Any) -> Tensor:
 def absolute(input: Any) -> Tensor:
     """|x|, elementwise; gradient sign(x), 0 at 0."""
 
+def arccos(input: Any) -> Any:
+    """arccos x, elementwise; gradient -g/√(1 - x²)."""
+
+def arccosh(input: Any) -> Any:
+    """arcosh x, elementwise; gradient g/√(x² - 1)."""
+
+def arcsin(input: Any) -> Any:
+    """arcsin x, elementwise; gradient g/√(1 - x²)."""
+
+def arcsinh(input: Any) -> Any:
+    """arsinh x, elementwise; gradient g/√(1 + x²)."""
+
+def arctan(input: Any) -> Any:
+    """arctan x, elementwise; gradient g/(1 + x²)."""
+
+def arctan2(input: Any, other: Any) -> Any:
+    """The angle of the point (b, a), -π to π, elementwise; gradients g·b/(a² + b²) and -g·a/(a² + b²)."""
+
+def arctanh(input: Any) -> Any:
+    """artanh x, elementwise; gradient g/(1 - x²)."""
+
 def clamp(input: Any, min: Any = ..., max: Any = ...) -> Tensor:
     """min(max(x, min), max), elementwise; bounds are numbers or tensors, and one may be None."""
 
@@ -508,6 +572,15 @@ def heaviside(input: Any, values: Any) -> Tensor:
 def sgn(input: Any) -> Tensor:
     """-1, 0 or 1, the sign of x, elementwise; gradient 0."""
 
+def angle(input: Any) -> Tensor:
+    """The angle of a real number in the complex plane: π below 0, else 0; NaN of NaN."""
+
+def ldexp(input: Any, other: Any) -> Tensor:
+    """x·2ⁿ, elementwise."""
+
+def mvlgamma(input: Any, p: Any) -> Tensor:
+    """ln of the multivariate gamma function of dimension p: p(p - 1)/4·ln π + Σ lnΓ(x - j/2) over j < p."""
+
 def signbit(input: Any) -> Tensor:
     """True where x is below 0 or -0, elementwise."""
 
@@ -543,6 +616,71 @@ def allclose(input: Any, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan
 
 def equal(input: Any, other: Any) -> builtins.bool:
     """Whether shapes and all entries are equal. Raises: TraceError in a trace."""
+
+def mm(input: Any, mat2: Any) -> Tensor:
+    """Multiply matrices [n, k] and [k, m]. Raises: ShapeError."""
+
+def mv(input: Any, mat2: Any) -> Tensor:
+    """Multiply a matrix [n, k] and a vector [k]. Raises: ShapeError."""
+
+def bmm(input: Any, mat2: Any) -> Tensor:
+    """Multiply batches of matrices [B, n, k] and [B, k, m]. Raises: ShapeError."""
+
+def dot(input: Any, mat2: Any) -> Tensor:
+    """Σ a·b of vectors [n]. Raises: ShapeError."""
+
+def vdot(input: Any, mat2: Any) -> Tensor:
+    """Σ a·b of vectors [n]. Raises: ShapeError."""
+
+def inner(input: Any, other: Any) -> Tensor:
+    """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
+
+def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·(A @ B) of matrices."""
+
+def addmv(input: Any, mat: Any, vec: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·(A @ v)."""
+
+def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·(A @ B) of batches of matrices."""
+
+def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·Σ (A @ B) over batches of matrices."""
+
+def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·a[i]·b[j]."""
+
+def tensordot(a: Any, b: Any, dims: Any = ...) -> Tensor:
+    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes."""
+
+def kron(input: Any, other: Any) -> Tensor:
+    """Kronecker product: each entry of a times b, as blocks."""
+
+def cross(input: Any, other: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Cross product along an axis of size 3. Raises: ShapeError."""
+
+def inverse(input: Any) -> Tensor:
+    """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
+
+def matrix_power(input: Any, n: Any) -> Tensor:
+    """Return the n-th power of square matrices, by repeated squaring; a negative n inverts first."""
+
+def cosine_similarity(x1: Any, x2: Any, dim: Any = ..., eps: Any = ..., *, axis: Any = ...) -> Tensor:
+    """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis."""
+
+def pairwise_distance(
+    x1: Any, x2: Any, p: Any = ..., eps: Any = ..., keepdim: Any = ..., *, keepdims: Any = ...
+) -> Tensor:
+    """‖a - b + eps‖ₚ over the last axis."""
+
+def pdist(input: Any, p: Any = ...) -> Tensor:
+    """The p-norms of the differences of all pairs of rows, in row-major order of the upper triangle."""
+
+def cdist(x1: Any, x2: Any, p: Any = ...) -> Tensor:
+    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m]."""
+
+def vander(x: Any, N: Any = ..., increasing: Any = ...) -> Tensor:
+    """Return the powers x^(N-1), ..., x, 1 of a vector as columns."""
 
 def sum(
     input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
@@ -747,10 +885,13 @@ def diff(input: Any, n: Any = ..., dim: Any = ..., *, axis: Any = ...) -> Tensor
     """Differences of neighbours along an axis, n times."""
 
 def trapezoid(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
-    """Integrate y along an axis by the trapezoidal rule, at the positions x (1-d) or dx apart."""
+    """Integrate y along an axis by the trapezoidal rule, at the positions x or dx apart."""
 
 def trapz(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
-    """Integrate y along an axis by the trapezoidal rule, at the positions x (1-d) or dx apart."""
+    """Integrate y along an axis by the trapezoidal rule, at the positions x or dx apart."""
+
+def cumulative_trapezoid(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
+    """Integrate y cumulatively along an axis by the trapezoidal rule, at the positions x or dx apart."""
 
 def cov(input: Any, *, correction: Any = ...) -> Tensor:
     """Covariance of the rows of [variables, observations]."""
@@ -773,13 +914,16 @@ def log_softmax(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...
 def numel(input: Any) -> builtins.int:
     """Return the number of entries."""
 
+def is_tensor(obj: Any) -> builtins.bool:
+    """Whether an object is a tensor."""
+
 def is_floating_point(input: Any) -> builtins.bool:
     """Whether the dtype is floating."""
 
 def broadcast_shapes(*shapes: Any) -> Any:
     """Return the shape of tensors of these shapes broadcast together. Raises: ShapeError."""
 
-def reshape(input: Any, *shape: Any) -> Tensor:
+def reshape(input: Any, *sizes_: Any, shape: Any = ...) -> Tensor:
     """Return the same entries in a new shape; one size may be -1, and is then inferred. Raises: ShapeError."""
 
 def ravel(input: Any) -> Tensor:
@@ -872,6 +1016,15 @@ def chunk(input: Any, chunks: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[
 def tensor_split(input: Any, indices_or_sections: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
     """Return views along an axis: this many of nearly equal size, or parts that begin at the given indices."""
 
+def vsplit(input: Any, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Return views along axis 0, like `tensor_split`, of equal sizes."""
+
+def hsplit(input: Any, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Return views along axis 1, like `tensor_split`, of equal sizes."""
+
+def dsplit(input: Any, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Return views along axis 2, like `tensor_split`, of equal sizes."""
+
 def diagonal(input: Any, offset: Any = ..., dim1: Any = ..., dim2: Any = ...) -> Tensor:
     """Return a view in which the entries (i, i + offset) of two axes, as a new last axis, replace both."""
 
@@ -880,6 +1033,9 @@ def diag_embed(input: Any, offset: Any = ...) -> Tensor:
 
 def diag(input: Any, diagonal: Any = ...) -> Tensor:
     """Return a diagonal of a matrix, or the matrix with a vector on a diagonal."""
+
+def diagflat(input: Any, offset: Any = ...) -> Tensor:
+    """Return a matrix with the entries, row-major, on a diagonal."""
 
 def hstack(tensors: Any) -> Tensor:
     """Concatenate along axis 1, vectors along axis 0."""
@@ -911,47 +1067,20 @@ def tril_indices(row: Any, col: Any, offset: Any = ...) -> Tensor:
 def triu_indices(row: Any, col: Any, offset: Any = ...) -> Tensor:
     """Return row and column indices, int64 [2, count], of the triu of a matrix [row, col]."""
 
-def mm(input: Any, mat2: Any) -> Tensor:
-    """Multiply matrices [n, k] and [k, m]. Raises: ShapeError."""
+def bernoulli(input: Any, p: Any = ..., *, generator: Any = ..., out: Any = ...) -> Tensor:
+    """Sample 1 with the probabilities in `input`, else 0; with the number p, sample by it in the shape of `input`."""
 
-def mv(input: Any, mat2: Any) -> Tensor:
-    """Multiply a matrix [n, k] and a vector [k]. Raises: ShapeError."""
+def multinomial(input: Any, num_samples: Any, replacement: Any = ..., *, generator: Any = ...) -> Tensor:
+    """Sample indices of the last axis in proportion to the input: [..., K] -> [..., num_samples], int64.
 
-def bmm(input: Any, mat2: Any) -> Tensor:
-    """Multiply batches of matrices [B, n, k] and [B, k, m]. Raises: ShapeError."""
+    Raises: ShapeError for more samples than K without replacement.
+    """
 
-def dot(input: Any, mat2: Any) -> Tensor:
-    """Σ a·b of vectors [n]. Raises: ShapeError."""
-
-def inner(input: Any, other: Any) -> Tensor:
-    """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
-
-def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·(A @ B) of matrices."""
-
-def addmv(input: Any, mat: Any, vec: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·(A @ v)."""
-
-def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·(A @ B) of batches of matrices."""
-
-def tensordot(a: Any, b: Any, dims: Any = ...) -> Tensor:
-    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes."""
-
-def kron(input: Any, other: Any) -> Tensor:
-    """Kronecker product: each entry of a times b, as blocks."""
-
-def cross(input: Any, other: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Cross product along an axis of size 3. Raises: ShapeError."""
-
-def inverse(input: Any) -> Tensor:
-    """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
-
-def matrix_power(input: Any, n: Any) -> Tensor:
-    """Return the n-th power of square matrices, by repeated squaring; a negative n inverts first."""
-
-def cdist(x1: Any, x2: Any, p: Any = ...) -> Tensor:
-    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m]."""
-
-def vander(x: Any, N: Any = ..., increasing: Any = ...) -> Tensor:
-    """Return the powers x^(N-1), ..., x, 1 of a vector as columns."""
+device = Device
+double: DType
+float: DType
+half: DType
+long: DType
+int: DType
+short: DType
+bool: DType
