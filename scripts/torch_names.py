@@ -17,6 +17,9 @@ import graphwright as gw
 from graphwright.autograd import names
 from graphwright.autograd.tensor import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ops"))
+from opinfo import COUNTS, KNOWN  # pyright: ignore[reportMissingImports]
+
 PAGE = Path(__file__).parents[1] / "docs" / "torch.md"
 HEAD = """# Torch's names
 
@@ -61,6 +64,33 @@ def section(title: str, ours: set[str], theirs: set[str], note: str) -> str:
     return text
 
 
+def database() -> str:
+    """The section on torch's database of ops: outcomes, and known differences."""
+    counts = dict(line.split(": ") for line in COUNTS.read_text("utf-8").splitlines())
+    text = f"""
+## Samples of torch's OpInfo
+
+torch has a database of samples for its own tests. {counts.pop("entries with a counterpart")} of its {counts.pop("entries")} entries have a counterpart here
+(the others: complex numbers, sparse layouts, `fft`, `special`, factorisations, internal functions). All samples in float32,
+float64, int64 and bool were run in both libraries, with gradients in float64, and all error inputs
+([`tests/ops/test_opinfo.py`](../tests/ops/test_opinfo.py); `python scripts/opinfo_counts.py` counts). No value is wrong.
+
+| outcome | samples |
+| --- | --- |
+"""
+    text += "".join(f"| {name} | {number} |\n" for name, number in counts.items())
+    text += """
+`same` and `gradient same` are equal in dtype, shape and values; `refused` raises an error where torch computes; `error typed` is an
+error input of torch that raises an error here too, `error accepted` one that is computed; `outside` has dtypes, layouts or
+arguments that do not exist here. The known differences:
+
+| entry | outcome | reason |
+| --- | --- | --- |
+"""
+    rows = [(name or "many", outcome, reason) for (name, outcome), reason in sorted(KNOWN.items())]
+    return text + "".join(f"| {name} | {outcome} | {reason} |\n" for name, outcome, reason in rows)
+
+
 def page() -> str:
     """The text of the page."""
     text = HEAD
@@ -71,7 +101,8 @@ def page() -> str:
     text += section("Functions of the package", set(names.functions()) | {n for n in dir(gw) if n in public(torch)},
                     public(torch), ", as `gw.exp(x)`:")  # fmt: skip
     functional = {n for n in dir(gw.nn.functional) if not n.startswith("_")}
-    return text + section("nn.functional", functional, public(torch.nn.functional), ":")
+    text += section("nn.functional", functional, public(torch.nn.functional), ":")
+    return text + database()
 
 
 def main() -> int:

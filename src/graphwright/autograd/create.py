@@ -217,6 +217,8 @@ def arange(
     Raises: UsageError for a step of 0 or of the wrong sign.
     """
     low, high = (0, start) if end is None else (start, end)
+    if dtype is not None and named(dtype) is int64:  # as torch, for this dtype alone
+        low, high, step = int(low), int(high), int(step)
     if step == 0 or not 0 <= (high - low) / step < math.inf:
         expected = "finite bounds, and a nonzero step in the direction of end"
         raise UsageError(
@@ -240,9 +242,22 @@ def linspace(
     if not isinstance(steps, int) or steps < 0:
         raise UsageError("linspace got an invalid number of points", expected="an integer >= 0", got=steps)
     kind = float32 if dtype is None and out is None else dtype
+    low, high = _ends("linspace", start, end, kind)
     with _allocating((steps,)):
-        host = np.linspace(start, end, steps)
+        host = np.linspace(low, high, steps)
+        if kind is not None and named(kind).kind in ("int", "uint") and steps > 1:  # torch steps from both ends
+            step, i = (high - low) / (steps - 1), np.arange(steps)
+            host = np.trunc(np.where(i < steps // 2, low + step * i, high - step * (steps - 1 - i)))
     return _made(host, kind, device, requires_grad, out)
+
+
+def _ends(where: str, start: Any, end: Any, kind: Any) -> tuple[float, float]:
+    """Return the ends of a range as numbers, ints for a dtype of integers. Raises: ShapeError for larger tensors."""
+    for value in (start, end):
+        if isinstance(value, Tensor) and value.ndim:
+            raise ShapeError("an end of the range is not a number", where=where, expected="0-d", got=value.spec)
+    whole = kind is not None and named(kind).kind in ("int", "uint")
+    return (int(start), int(end)) if whole else (float(start), float(end))
 
 
 def logspace(
@@ -250,8 +265,9 @@ def logspace(
     device: Device | str | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`base` to the powers of `linspace`; float32 by default. Raises: UsageError for a negative count."""
-    powers = linspace(start, end, steps, "float64").numpy()
-    return _made(base**powers, float32 if dtype is None and out is None else dtype, device, requires_grad, out)
+    kind = float32 if dtype is None and out is None else dtype
+    powers = linspace(*_ends("logspace", start, end, kind), steps, "float64").numpy()
+    return _made(base**powers, kind, device, requires_grad, out)
 
 
 def asarray(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from graphwright.autograd.apply import TensorBase
 from graphwright.autograd.modes import is_grad_enabled
 from graphwright.errors import DTypeError, UsageError
 from graphwright.ops import surface
@@ -47,7 +48,7 @@ class Extremes(NamedTuple):
 
 def named(
     homes: str = f"{METHOD} {TOP}", name: str = "", *, also: str = "", in_place: bool | Literal["view"] = False,
-    differs: str = "",
+    scalars: bool = False, differs: str = "",
 ) -> Callable[[_Function], _Function]:  # fmt: skip
     """Enter a function in the table; parameters `dim` and `keepdim` are also accepted as `axis` and `keepdims`.
 
@@ -56,11 +57,12 @@ def named(
         also: further names of the same function.
         in_place: whether Tensor gets a method `name_` that stores the result in the tensor; `view` if the result is
             a view.
+        scalars: whether a 0-d tensor is taken as a vector of one entry, if an axis is given.
         differs: how behaviour differs from torch's, for the documentation.
     """
 
     def enter(function: _Function) -> _Function:
-        made = with_synonyms(function, name or function.__name__.rstrip("_"))
+        made = with_synonyms(function, name or function.__name__.rstrip("_"), scalars)
         for one in (made.__name__, *also.split()):
             NAMES[one] = Name(one, made, tuple(homes.split()), in_place, differs)
         return made
@@ -135,8 +137,11 @@ SYNONYMS = {"dim": "axis", "keepdim": "keepdims"}
 """Torch's name of a parameter -> numpy's, accepted as well."""
 
 
-def with_synonyms(function: _Function, name: str) -> _Function:
-    """Return the function under a name; each parameter of `SYNONYMS` may be given by either of its names."""
+def with_synonyms(function: _Function, name: str, scalars: bool = False) -> _Function:
+    """Return the function under a name; each parameter of `SYNONYMS` may be given by either of its names.
+
+    With `scalars`, 0-d tensors become vectors before the call if there is an axis, and the results 0-d after it.
+    """
     function.__name__ = function.__qualname__ = name
     declared = signature(function)
     twins = {p: SYNONYMS[p] for p in declared.parameters if p in SYNONYMS}
@@ -167,11 +172,25 @@ def with_synonyms(function: _Function, name: str) -> _Function:
             head.append(f"{p.name}=_{p.name}")
         passed.append(f"{p.name}={p.name}" if p.kind is Parameter.KEYWORD_ONLY else p.name)
     head += [*(() if starred else ("*",)), *(f"{given}=unset" for given in twins.values())]
+    if scalars:
+        scope["lifted"] = lifted
+        operand = next(iter(declared.parameters))
+        lift = f"return lifted(inner, {', '.join(passed)})"
+        checks.append(f"    if isinstance(dim, int) and not getattr({operand}, 'shape', True):\n        {lift}\n")
     source = f"def {name}({', '.join(head)}):\n{''.join(checks)}    return inner({', '.join(passed)})"
     exec(compile(source, __file__, "exec"), scope)  # in this file, so that a tape names the user's line, not this
     made = scope[name]
     made.__doc__, made.__module__, made.__signature__ = function.__doc__, function.__module__, declared
     return made
+
+
+def lifted(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function with its 0-d tensors as vectors of one entry; return vectors of one entry as 0-d tensors."""
+    lined = [a.unsqueeze(0) if isinstance(a, TensorBase) and not a.shape else a for a in args]  # pyright: ignore[reportAttributeAccessIssue]  # a Tensor
+    made = function(*lined, **options)
+    if isinstance(made, tuple):
+        return type(made)(*(t.squeeze(0) if t.shape == (1,) else t for t in made))
+    return made.squeeze(0) if made.shape == (1,) else made
 
 
 def lacking(where: str, name: str) -> UsageError:

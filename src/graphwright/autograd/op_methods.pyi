@@ -300,7 +300,7 @@ class OpMethods:
     dsplit = top.dsplit
     diagonal = top.diagonal
     def trace(self) -> Tensor:
-        """Return the sum of the diagonal of a matrix."""
+        """Return the sum of the diagonal of a matrix. Raises: ShapeError."""
     diag_embed = top.diag_embed
     diag = top.diag
     diagflat = top.diagflat
@@ -319,17 +319,17 @@ class OpMethods:
     bernoulli = top.bernoulli
     multinomial = top.multinomial
     def uniform_(self, from_: Any = ..., to: Any = ..., *, generator: Any = ...) -> Tensor:
-        """Fill with samples of the uniform distribution over [from, to)."""
+        """Fill with samples of the uniform distribution over [from, to). Raises: UsageError."""
     def normal_(self, mean: Any = ..., std: Any = ..., *, generator: Any = ...) -> Tensor:
-        """Fill with samples of a normal distribution."""
+        """Fill with samples of a normal distribution. Raises: UsageError."""
     def log_normal_(self, mean: Any = ..., std: Any = ..., *, generator: Any = ...) -> Tensor:
-        """Fill with samples whose logarithms are normal."""
+        """Fill with samples whose logarithms are normal. Raises: UsageError."""
     def exponential_(self, lambd: Any = ..., *, generator: Any = ...) -> Tensor:
-        """Fill with samples of the exponential distribution of rate `lambd`."""
+        """Fill with samples of the exponential distribution of rate `lambd`. Raises: UsageError."""
     def cauchy_(self, median: Any = ..., sigma: Any = ..., *, generator: Any = ...) -> Tensor:
-        """Fill with samples of the Cauchy distribution."""
+        """Fill with samples of the Cauchy distribution. Raises: UsageError."""
     def geometric_(self, p: Any, *, generator: Any = ...) -> Tensor:
-        """Fill with the number of trials until the first success of probability p, at least 1."""
+        """Fill with the number of trials until the first success of probability p, at least 1. Raises: UsageError."""
     def bernoulli_(self, p: Any = ..., *, generator: Any = ...) -> Tensor:
         """Fill with 1 with probability p, a number or a tensor, else 0."""
     def random_(self, from_: Any = ..., to: Any = ..., *, generator: Any = ...) -> Tensor:

@@ -119,6 +119,7 @@ def positive(input: Tensor) -> Tensor:
 def square(input: Any) -> Tensor:
     """x², elementwise."""
     x = as_tensor(input)
+    x = x.to(int64) if x.dtype.kind == "bool" else x
     return x * x
 
 
@@ -248,6 +249,7 @@ def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Tensor
 def logit(input: Any, eps: float | None = None) -> Tensor:
     """ln(p / (1 - p)), elementwise; with `eps`, p is first clamped to [eps, 1 - eps]."""
     x = as_tensor(input)
+    x = x if x.dtype.is_float else x.to(float32)
     x = x if eps is None else clamp(x, eps, 1.0 - eps)
     return x.log() - (-x).log1p()
 
@@ -288,7 +290,7 @@ def hypot(input: Any, other: Any) -> Tensor:
 def copysign(input: Any, other: Any) -> Tensor:
     """|a| with the sign of b, elementwise; the sign of -0 counts."""
     a, b = as_tensor(input), as_tensor(other)
-    size = a.abs() if a.dtype.is_float else a.abs().to(float32)
+    size = (a if a.dtype.is_float else a.to(float32)).abs()
     return call("where", signbit(b), -size, size)
 
 
@@ -349,6 +351,7 @@ def ldexp(input: Any, other: Any) -> Tensor:
 def mvlgamma(input: Any, p: int) -> Tensor:
     """ln of the multivariate gamma function of dimension p: p(p - 1)/4·ln π + Σ lnΓ(x - j/2) over j < p."""
     x = as_tensor(input)
+    x = x if x.dtype.is_float else x.to(float32)
     total = x.lgamma() + p * (p - 1) / 4 * math.log(math.pi)
     for j in range(1, p):
         total = total + (x - 0.5 * j).lgamma()
@@ -418,13 +421,19 @@ for _op, _doc in (
 def i0(input: Any) -> Tensor:
     """The modified Bessel function of order 0, elementwise. On the host: outside traces, without a gradient."""
     x = as_tensor(input)
+    x = x if x.dtype.is_float else x.to(float32)
     return as_tensor(np.asarray(np.i0(x.numpy()))).to(x.dtype)
 
 
 # -- comparison of tensors ---------------------------------------------------------------------------------------------
 @named()
 def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """True where |a - b| ≤ atol + rtol·|b|, or both are equal infinities; with `equal_nan`, also where both are NaN."""
+    """True where |a - b| ≤ atol + rtol·|b|, or both are equal infinities; with `equal_nan`, also where both are NaN.
+
+    Raises: UsageError for a negative tolerance.
+    """
+    if rtol < 0 or atol < 0:
+        raise UsageError("a tolerance is negative", where="isclose", expected=">= 0", got=f"{rtol}, {atol}")
     a, b = as_tensor(input), as_tensor(other)
     if not a.dtype.is_float:
         a, b = a.to(float64), b.to(float64)

@@ -49,6 +49,10 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
 
 
 def _added(input: Any, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+    if product.dtype.kind == "bool":
+        return (as_tensor(input) & bool(beta)) | (product & bool(alpha))
+    if not product.dtype.is_float:
+        beta, alpha = int(beta), int(alpha)
     scaled = product if alpha == 1 else product * alpha
     if beta == 0:
         return scaled
@@ -95,6 +99,10 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
             tuple(axis_of(i, x.ndim) for i in ([d] if isinstance(d, int) else d))
             for d, x in zip(dims, (a, b), strict=True)
         )
+    for i, j in zip(left, right, strict=True):  # a size of 1 is contracted with all entries of the other axis
+        if a.shape[i] != b.shape[j] and 1 in (a.shape[i], b.shape[j]):
+            a = a if a.shape[i] == 1 else a.sum(i, True)
+            b = b if b.shape[j] == 1 else b.sum(j, True)
     free_a, free_b = ([i for i in range(x.ndim) if i not in used] for x, used in ((a, left), (b, right)))
     inner_size = prod(a.shape[i] for i in left)
     made = call("matmul", a.permute(*free_a, *left).reshape(-1, inner_size),
@@ -142,9 +150,11 @@ def matrix_power(input: Tensor, n: int) -> Tensor:
 
 @named(TOP)
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis."""
+    """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis, after broadcasting."""
     a, b = _wide(x1), _wide(x2)
-    made = [x / x.norm(2, dim, True).clamp(min=eps) for x in (a, b)]
+    shape = np.broadcast_shapes(a.shape, b.shape)
+    made = [x.expand(*shape) for x in (a, b)]
+    made = [x / x.norm(2, dim, True).clamp(min=eps) for x in made]
     return (made[0] * made[1]).sum(dim)
 
 
@@ -168,8 +178,12 @@ def _wide(x: Any) -> Tensor:
 
 
 @named(TOP)
-def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:
-    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m]."""
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "") -> Tensor:
+    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m].
+
+    Args:
+        compute_mode: ignored, differences are always computed.
+    """
     return (x1.unsqueeze(-2) - x2.unsqueeze(-3)).norm(p, dim=-1)
 
 

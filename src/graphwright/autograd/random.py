@@ -198,12 +198,13 @@ randn_like = _sampler_like("randn_like", randn)
 
 
 def randint_like(
-    x: Tensor, low: int, high: int, dtype: object = None, *, generator: Generator | None = None,
+    input: Tensor, low: int, high: int | None = None, dtype: object = None, *, generator: Generator | None = None,
     device: Device | str | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Call `randint` with the shape of `x` and, unless given, its dtype and device."""
-    kind, there = like(x, dtype, device, out)
-    return randint(low, high, x.shape, dtype=kind, generator=generator, device=there, out=out)
+    """Call `randint` with the shape of `input` and, unless given, its dtype and device; one number is `high`."""
+    kind, there = like(input, dtype, device, out)
+    low, high = (0, low) if high is None else (low, high)
+    return randint(low, high, input.shape, dtype=kind, generator=generator, device=there, out=out)
 
 
 @named()
@@ -252,8 +253,13 @@ def multinomial(
 ) -> Tensor:
     """Sample indices of the last axis in proportion to the input: [..., K] -> [..., num_samples], int64.
 
-    Raises: ShapeError for more samples than K without replacement.
+    Raises: ShapeError for more samples than K without replacement; outside traces UsageError for invalid weights.
     """
+    if not input.symbolic:
+        weights = input.detach().numpy("float64")
+        if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.sum(-1).all():
+            expected = "finite numbers >= 0, not all 0 in a row"
+            raise UsageError("the input has no weights of a distribution", where="multinomial", expected=expected)
     key, stream = _drawn(generator, device_of(input))
     return call("multinomial", input, key, stream=stream, samples=num_samples, replacement=replacement)
 
@@ -270,37 +276,44 @@ def dropout(x: Tensor, p: float = 0.5, *, generator: Generator | None = None) ->
 # -- methods that fill a tensor ----------------------------------------------------------------------------------------
 @named(METHOD, "uniform_")
 def uniform_(input: Tensor, from_: float = 0.0, to: float = 1.0, *, generator: Generator | None = None) -> Tensor:
-    """Fill with samples of the uniform distribution over [from, to)."""
+    """Fill with samples of the uniform distribution over [from, to). Raises: UsageError."""
+    _positive("uniform_", "to - from", to - from_, least=0.0)
     return input.copy_(_samples(input, rand, generator) * (to - from_) + from_)
 
 
 @named(METHOD, "normal_")
 def normal_(input: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
-    """Fill with samples of a normal distribution."""
+    """Fill with samples of a normal distribution. Raises: UsageError."""
+    _positive("normal_", "std", std, least=0.0)
     return input.copy_(_samples(input, randn, generator) * std + mean)
 
 
 @named(METHOD, "log_normal_")
 def log_normal_(input: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None) -> Tensor:
-    """Fill with samples whose logarithms are normal."""
+    """Fill with samples whose logarithms are normal. Raises: UsageError."""
+    _positive("log_normal_", "std", std)
     return input.copy_((_samples(input, randn, generator) * std + mean).exp())
 
 
 @named(METHOD, "exponential_")
 def exponential_(input: Tensor, lambd: float = 1.0, *, generator: Generator | None = None) -> Tensor:
-    """Fill with samples of the exponential distribution of rate `lambd`."""
+    """Fill with samples of the exponential distribution of rate `lambd`. Raises: UsageError."""
+    _positive("exponential_", "lambd", lambd)
     return input.copy_((-_samples(input, rand, generator)).log1p() / -lambd)
 
 
 @named(METHOD, "cauchy_")
 def cauchy_(input: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None) -> Tensor:
-    """Fill with samples of the Cauchy distribution."""
+    """Fill with samples of the Cauchy distribution. Raises: UsageError."""
+    _positive("cauchy_", "sigma", sigma)
     return input.copy_(((_samples(input, rand, generator) - 0.5) * np.pi).tan() * sigma + median)
 
 
 @named(METHOD, "geometric_")
 def geometric_(input: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
-    """Fill with the number of trials until the first success of probability p, at least 1."""
+    """Fill with the number of trials until the first success of probability p, at least 1. Raises: UsageError."""
+    if not 0 < p < 1:
+        raise UsageError("p is not a probability", where="geometric_", expected="0 < p < 1", got=p)
     least = finfo("float64").tiny
     draws = rand(*input.shape, dtype="float64", generator=generator, device=device_of(input))
     return input.copy_(((1.0 - draws).clamp(min=least).log() / np.log1p(-p)).ceil().clamp(min=1.0))
@@ -327,3 +340,9 @@ def random_(input: Tensor, from_: int = 0, to: int | None = None, *, generator: 
 def _samples(x: Tensor, sampler: Callable[..., Tensor], generator: Generator | None) -> Tensor:
     kind = x.dtype if x.dtype.is_float and not x.dtype.is_low else "float32"
     return sampler(*x.shape, dtype=kind, generator=generator, device=device_of(x))
+
+
+def _positive(where: str, name: str, value: float, least: float | None = None) -> None:
+    if not (value > 0 if least is None else value >= least):
+        expected = "> 0" if least is None else f">= {least:g}"
+        raise UsageError(f"{name} is out of range", where=where, expected=expected, got=value)

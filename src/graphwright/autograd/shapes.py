@@ -15,7 +15,7 @@ from graphwright.array import NDArray
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.functions import cat, stack
 from graphwright.autograd.names import METHOD, TOP, named
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import call
 from graphwright.ops.axes import axes_of, axis_of
 
@@ -165,6 +165,8 @@ def permute(input: Tensor, *axes: Any, dims: Any = None) -> Tensor:
 def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Exchange two axes."""
     order = list(range(input.ndim))
+    if not order and {dim0, dim1} <= {0, -1}:
+        return input
     a, b = axis_of(dim0, input.ndim), axis_of(dim1, input.ndim)
     order[a], order[b] = order[b], order[a]
     return call("permute", input, axes=tuple(order))
@@ -180,10 +182,13 @@ def t(input: Tensor) -> Tensor:
 
 @named(also="moveaxis")
 def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
-    """Move axes to other indices; the other axes keep their order."""
+    """Move axes to other indices; the other axes keep their order. Raises: ShapeError for repeated axes."""
     moved, to = (
         tuple(axis_of(a, input.ndim) for a in ([v] if isinstance(v, int) else v)) for v in (source, destination)
     )
+    if len(moved) != len(to) or len(set(moved)) < len(moved) or len(set(to)) < len(to):
+        what = "source and destination are not equally many different axes"
+        raise ShapeError(what, where="movedim", got=f"{source}, {destination}")
     order = [a for a in range(input.ndim) if a not in moved]
     for at, axis in sorted(zip(to, moved, strict=True)):
         order.insert(at, axis)
@@ -233,12 +238,12 @@ def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _at_least(count: int) -> None:
     def atleast(*tensors: Any) -> Any:
-        made = []
-        for x in map(as_tensor, tensors):
+        made, several = [], len(tensors) == 1 and isinstance(tensors[0], list | tuple)
+        for x in map(as_tensor, tensors[0] if several else tensors):
             while x.ndim < count:
                 x = x.unsqueeze(-1 if x.ndim == 2 else 0)
             made.append(x)
-        return made[0] if len(made) == 1 else tuple(made)
+        return made[0] if len(made) == 1 and not several else tuple(made)
 
     atleast.__name__, atleast.__doc__ = f"atleast_{count}d", f"Return tensors with at least {count} axes."
     named(TOP)(atleast)
@@ -258,7 +263,9 @@ def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     kept = tuple(n if n == 1 else m for n, m in zip(wanted, input.shape[builtins.max(lead, 0) :], strict=False))
     if lead < 0 or kept != wanted:
         raise ShapeError("the shape does not broadcast to that of the tensor", expected=input.shape, got=wanted)
-    return (input.sum(tuple(axes), True) if axes else input).reshape(wanted)
+    if not wanted:
+        return input.sum()
+    return input.sum(tuple(axes), True).reshape(wanted) if axes else input
 
 
 @named()
@@ -275,13 +282,15 @@ def fliplr(input: Tensor) -> Tensor:
 
 @named()
 def flipud(input: Tensor) -> Tensor:
-    """Reverse the rows."""
-    return input.flip(0)
+    """Reverse the rows. Raises: ShapeError for a 0-d tensor."""
+    return input.flip(axis_of(0, input.ndim))
 
 
 @named()
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-    """Rotate by k·90 degrees in the plane of two axes, from the first towards the second."""
+    """Rotate by k·90 degrees in the plane of two axes, from the first towards the second. Raises: ShapeError."""
+    if len(dims) != 2 or axis_of(dims[0], input.ndim) == axis_of(dims[1], input.ndim):
+        raise ShapeError("the plane of a rotation needs two axes", where="rot90", got=tuple(dims))
     a, b = dims
     if k % 2 == 0:
         return input.flip(a, b) if k % 4 else input
@@ -314,7 +323,13 @@ def repeat(input: Tensor, *repeats: Any) -> Tensor:
 @named()
 def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
     """Return a view of `length` entries of an axis from `start`. Raises: ShapeError past the end."""
-    return call("slice", input, axis=dim, start=start, size=length)
+    at = axis_of(dim, input.ndim)
+    if isinstance(start, TensorBase) and start.dtype.kind not in ("int", "uint"):
+        raise DTypeError("the start is not an integer", where="narrow", expected="an integer", got=start.spec)
+    n, first = input.shape[at], int(start)
+    if not -n <= first <= n:
+        raise ShapeError("the start is out of range", where="narrow", expected=f"-{n}..{n}", got=first)
+    return call("slice", input, axis=at, start=first + n if first < 0 else first, size=length)
 
 
 @named()
@@ -359,8 +374,12 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """Return views along an axis: this many of nearly equal size, or parts that begin at the given indices."""
     n = input.shape[axis_of(dim, input.ndim)]
+    if isinstance(indices_or_sections, TensorBase):
+        indices_or_sections = indices_or_sections.tolist()  # pyright: ignore[reportAttributeAccessIssue]  # a Tensor
     if isinstance(indices_or_sections, int):
         k = indices_or_sections
+        if k < 1:
+            raise ShapeError("the number of parts is not positive", where="tensor_split", expected=">= 1", got=k)
         sizes = [n // k + (i < n % k) for i in range(k)]
     else:
         ends = [builtins.min(builtins.max(i + n if i < 0 else i, 0), n) for i in (*indices_or_sections, n)]
@@ -379,7 +398,8 @@ def _split_along(name: str, axis: int, least: int) -> None:
         if input.ndim < least:
             raise ShapeError("the tensor has too few axes", where=name, expected=f"{least} or more", got=input.spec)
         at = 0 if input.ndim == 1 else axis
-        if isinstance(indices_or_sections, int) and input.shape[at] % indices_or_sections:
+        whole = isinstance(indices_or_sections, int)
+        if whole and (indices_or_sections < 1 or input.shape[at] % indices_or_sections):
             got, expected = indices_or_sections, f"a divisor of {input.shape[at]}"
             raise ShapeError("the parts would have different sizes", where=name, expected=expected, got=got)
         return tensor_split(input, indices_or_sections, at)
@@ -400,13 +420,18 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
 
 @named(METHOD, differs="`gw.trace` records a program")
 def trace(input: Tensor) -> Tensor:
-    """Return the sum of the diagonal of a matrix."""
+    """Return the sum of the diagonal of a matrix. Raises: ShapeError."""
+    if input.ndim != 2:
+        raise ShapeError("not a matrix", where="trace", expected="[n, m]", got=input.spec)
     return input.diagonal().sum()
 
 
 @named()
-def diag_embed(input: Tensor, offset: int = 0) -> Tensor:
-    """Write the last axis to a diagonal of new square matrices of zeros."""
+def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """Write the last axis to a diagonal of square matrices of zeros, on two new axes. Raises: ShapeError."""
+    new = axis_of(dim1, input.ndim + 1), axis_of(dim2, input.ndim + 1)
+    if new[0] == new[1]:
+        raise ShapeError("the axes of the matrices are one", where="diag_embed", got=f"{dim1}, {dim2}")
     n = input.shape[-1] + builtins.abs(offset)
     rows = builtins.max(-offset, 0)
     wide = call("pad", input.unsqueeze(-1), widths=((0, 0), (0, n)), mode="constant", value=0.0).flatten(-2)
@@ -415,12 +440,15 @@ def diag_embed(input: Tensor, offset: int = 0) -> Tensor:
     rest = n * n - whole.shape[-1] - lead
     whole = whole.narrow(-1, 0, whole.shape[-1] + builtins.min(rest, 0))
     whole = call("pad", whole, widths=((lead, builtins.max(rest, 0)),), mode="constant", value=0.0)
-    return call("unflatten", whole, axis=whole.ndim - 1, sizes=(n, n))
+    made = call("unflatten", whole, axis=whole.ndim - 1, sizes=(n, n))
+    return movedim(made, (-2, -1), new) if new != (made.ndim - 2, made.ndim - 1) else made
 
 
 @named()
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
-    """Return a diagonal of a matrix, or the matrix with a vector on a diagonal."""
+    """Return a diagonal of a matrix, or the matrix with a vector on a diagonal. Raises: ShapeError."""
+    if input.ndim not in (1, 2):
+        raise ShapeError("neither a vector nor a matrix", where="diag", expected="[n] or [n, m]", got=input.spec)
     return diag_embed(input, diagonal) if input.ndim == 1 else call("diagonal", input, offset=diagonal, axes=(0, 1))
 
 
@@ -433,6 +461,8 @@ def diagflat(input: Tensor, offset: int = 0) -> Tensor:
 @named(METHOD)
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """Return windows of `size` entries along an axis, `step` apart, as a new last axis."""
+    if not input.ndim:
+        return unfold(input.unsqueeze(0), dimension, size, step).squeeze(0)
     at = axis_of(dimension, input.ndim)
     count = (input.shape[at] - size) // step + 1
     if count < 1:
@@ -445,6 +475,8 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
 def _joined(name: str, axis: int, axes: int, doc: str) -> None:
     def join(tensors: Sequence[Any]) -> Tensor:
         parts = [as_tensor(x) for x in tensors]
+        if not parts:
+            raise UsageError("there are no tensors to join", where=name, expected="at least one tensor")
         if axes == 1:  # hstack
             parts = [x if x.ndim else x.reshape(1) for x in parts]
             return cat(parts, 0 if parts[0].ndim == 1 else 1)
@@ -506,8 +538,9 @@ def block_diag(*tensors: Any) -> Tensor:
 
 
 def _indices(name: str, numpy_name: str) -> None:
-    def indices(row: int, col: int, offset: int = 0) -> Tensor:
-        return as_tensor(np.stack(getattr(np, numpy_name)(row, offset, col)).astype(np.int64))
+    def indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
+        made = as_tensor(np.stack(getattr(np, numpy_name)(row, offset, col)).astype(np.int64))
+        return made.to(dtype=dtype, device=device) if dtype is not None or device is not None else made
 
     indices.__name__ = name
     indices.__doc__ = f"Return row and column indices, int64 [2, count], of the {name[:4]} of a matrix [row, col]."

@@ -48,8 +48,9 @@ def silu(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    """ln(1 + e^(beta·x)) / beta, exact for large x too, so that torch's `threshold` is not needed."""
-    return call("softplus", input) if beta == 1 else call("softplus", input * beta) / beta
+    """ln(1 + e^(beta·x)) / beta; x where beta·x exceeds `threshold`, unless that is 20: the formula is exact."""
+    made = call("softplus", input) if beta == 1 else call("softplus", input * beta) / beta
+    return made if threshold == 20 else where(input * beta > threshold, input, made)
 
 
 def relu6(input: Tensor, inplace: bool = False) -> Tensor:
@@ -58,7 +59,12 @@ def relu6(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
-    """min(max(x, min_val), max_val)."""
+    """min(max(x, min_val), max_val). Raises: UsageError for exchanged bounds."""
+    if min_val > max_val:
+        got = f"{min_val}, {max_val}"
+        raise UsageError("the bounds are exchanged", where="hardtanh", expected="min_val <= max_val", got=got)
+    if not input.dtype.is_float:
+        min_val, max_val = int(min_val), int(max_val)
     return _either(input, lambda x: x.clamp(min_val, max_val), inplace)
 
 

@@ -30,6 +30,9 @@ from graphwright.ops.rules import equal_dim
 # -- weights -----------------------------------------------------------------------------------------------------------
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x · wᵀ + b: [..., in] with weight [out, in] to [..., out]. Raises: ShapeError."""
+    if isinstance(input, Tensor) and not input.dtype.is_float:
+        made = input @ weight.T
+        return made if bias is None else made + bias
     return call("linear", input, weight) if bias is None else call("linear", input, weight, bias)
 
 
@@ -56,16 +59,23 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
         raise ShapeError("pad has a wrong number of widths", expected="two for each padded axis", got=tuple(pad))
     pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
     first = input.ndim - len(pairs)
-    for axis, (before, after) in enumerate(pairs, first):
-        start, end = max(-before, 0), max(-after, 0)
-        input = input.narrow(axis, start, input.shape[axis] - start - end) if start or end else input
     grown = tuple((max(a, 0), max(b, 0)) for a, b in pairs)
     if mode != "circular":
-        return call("pad", input, widths=grown, mode=mode, value=0.0 if value is None else float(value))
+        input = call("pad", input, widths=grown, mode=mode, value=0.0 if value is None else float(value))
+        return _cropped(input, pairs)
+    input = _cropped(input, pairs)
     for axis, (before, after) in enumerate(grown, first):
         n = input.shape[axis]
         input = cat([input.narrow(axis, n - before, before), input, input.narrow(axis, 0, after)], axis)
     return input
+
+
+def _cropped(x: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
+    """Remove entries at the ends of the last axes, as many as the widths below 0 say."""
+    for axis, (before, after) in enumerate(pairs, x.ndim - len(pairs)):
+        start, end = max(-before, 0), max(-after, 0)
+        x = x.narrow(axis, start, x.shape[axis] - start - end) if start or end else x
+    return x
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -136,7 +146,13 @@ def scaled_dot_product_attention(
     if not enable_gqa and query.ndim == 4 and query.shape[1] != key.shape[1]:
         raise ShapeError("queries and keys have different numbers of heads", expected=query.spec, got=key.spec,
                          fix="pass enable_gqa=True")  # fmt: skip
+    if not query.ndim == key.ndim == value.ndim or query.ndim > 4:
+        shared = np.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))
+        query, key, value = (x.expand(*shared, *x.shape[-2:]) for x in (query, key, value))
     lead = 4 - query.ndim
+    if lead < 0:
+        expected = "at most 4 axes"
+        raise ShapeError("too many axes", where="scaled_dot_product_attention", expected=expected, got=query.spec)
     q, k, v = (x.reshape(*(1,) * lead, *x.shape) for x in (query, key, value))
     masks: dict[str, Any] = {}
     if attn_mask is not None:

@@ -122,7 +122,9 @@ def l1_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
 
 
 def huber_loss(input: Tensor, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """½d² up to |d| = delta, delta·(|d| - ½delta) beyond, d = x - target (Huber 1964)."""
+    """½d² up to |d| = delta, delta·(|d| - ½delta) beyond, d = x - target (Huber 1964). Raises: UsageError."""
+    if delta <= 0:
+        raise UsageError("delta is not positive", where="huber_loss", expected="> 0", got=delta)
     difference = _difference(input, target)
     size = difference.abs()
     return _reduced(where(size <= delta, difference * difference * 0.5, (size - 0.5 * delta) * delta), reduction)
@@ -189,6 +191,11 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """½(ln v + (x - y)²/v), v = max(var, eps), without gradient through the bound; `full` adds ½ ln 2π."""
     x, y, v = _wide(input), _wide(target), _wide(var)
+    if v.shape != x.shape and v.shape == x.shape[:-1]:
+        v = v.unsqueeze(-1)
+    elif v.shape != x.shape and v.shape[:-1] != x.shape[:-1] and v.ndim:
+        expected = f"{x.shape} or {x.shape[:-1]}"
+        raise ShapeError("the variance has a wrong shape", where="gaussian_nll_loss", expected=expected, got=v.spec)
     v = where(v < eps, eps, v)
     loss = (v.log() + (x - y) ** 2 / v) * 0.5
     return _reduced(loss + 0.5 * log(2.0 * pi) if full else loss, reduction)
@@ -199,8 +206,8 @@ def cosine_embedding_loss(
     input1: Tensor, input2: Tensor, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
     """1 - cos for target 1, max(0, cos - margin) for target -1."""
-    cosine = cosine_similarity(input1, input2, dim=-1)
-    return _reduced(where(as_tensor(target) > 0, 1.0 - cosine, (cosine - margin).relu()), reduction)
+    cosine, y = cosine_similarity(input1, input2, dim=-1), as_tensor(target)
+    return _reduced(where(y == 1, 1.0 - cosine, 0.0) + where(y == -1, (cosine - margin).relu(), 0.0), reduction)
 
 
 def margin_ranking_loss(
@@ -212,8 +219,8 @@ def margin_ranking_loss(
 
 def hinge_embedding_loss(input: Tensor, target: Any, margin: float = 1.0, reduction: str = "mean") -> Tensor:
     """x for target 1, max(0, margin - x) for target -1."""
-    x = _wide(input)
-    return _reduced(where(as_tensor(target) > 0, x, (margin - x).relu()), reduction)
+    x, y = _wide(input), as_tensor(target)
+    return _reduced(where(y != -1, x, 0.0) + where(y != 1, (margin - x).relu(), 0.0), reduction)
 
 
 def soft_margin_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
@@ -226,6 +233,8 @@ def multi_margin_loss(
 ) -> Tensor:
     """Σ_k max(0, margin - x[y] + x[k])ᵖ / K over the other classes k."""
     x, y = _wide(input), as_tensor(target)
+    x = x if x.ndim else x.unsqueeze(0)
+    y = y.squeeze(0) if x.ndim == 1 and y.ndim == 1 else y
     own = x.gather(-1, y.unsqueeze(-1))
     terms = (margin - own + x).relu() ** p
     terms = terms if weight is None else terms * weight.gather(0, y).unsqueeze(-1)
@@ -241,8 +250,9 @@ def multilabel_soft_margin_loss(input: Tensor, target: Any, weight: Any = None, 
 def multilabel_margin_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
     """Σ max(0, 1 - (x[y] - x[k])) / K over targets y and all other classes k; targets end at the first -1."""
     x, y = _wide(input), as_tensor(target)
-    if y.shape != x.shape or x.ndim not in (1, 2):
-        expected = f"int64 {x.shape}, of one or two axes"
+    x, y = (t if t.ndim else t.unsqueeze(0) for t in (x, y))
+    if y.shape != x.shape or x.ndim > 2:
+        expected = f"int64 {x.shape}, of at most two axes"
         raise ShapeError("invalid target", where="multilabel_margin_loss", expected=expected, got=y.spec)
     valid = (y < 0).to("int64").cumsum(-1) == 0
     ids = where(valid, y, 0)
@@ -258,6 +268,9 @@ def triplet_margin_with_distance_loss(
     margin: float = 1.0, swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
     """`triplet_margin_loss` with another distance, by default `pairwise_distance`."""
+    if margin <= 0:
+        where_ = "triplet_margin_with_distance_loss"
+        raise UsageError("the margin is not positive", where=where_, expected="> 0", got=margin)
     distance = pairwise_distance if distance_function is None else distance_function
     near, far = distance(anchor, positive), distance(anchor, negative)
     if swap:
@@ -333,6 +346,8 @@ def triplet_margin_loss(
     swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
     """max(0, d(anchor, positive) - d(anchor, negative) + margin), with `pairwise_distance`."""
+    if margin <= 0:
+        raise UsageError("the margin is not positive", where="triplet_margin_loss", expected="> 0", got=margin)
     near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
     if swap:
         far = minimum(far, pairwise_distance(positive, negative, p, eps))

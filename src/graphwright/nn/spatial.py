@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.array import float64
 from graphwright.array.layout import Window
 from graphwright.autograd import Tensor, as_tensor
 from graphwright.errors import ShapeError, UsageError
@@ -37,7 +38,7 @@ def per_axis(rank: int, given: Any) -> tuple[Any, ...]:
 
 def window(rank: int, kernel: Sizes, stride: Sizes | None, padding: Sizes) -> dict[str, Any]:
     """Return the attributes of a pooling op that describe its windows."""
-    slide = None if stride is None or stride == [] else per_axis(rank, stride)
+    slide = None if stride in (None, (), []) else per_axis(rank, stride)
     return {"kernel": per_axis(rank, kernel), "stride": slide, "padding": per_axis(rank, padding)}
 
 
@@ -94,8 +95,20 @@ class _Spatial:
     ) -> Tensor:  # fmt: skip
         """Apply the transpose of `conv`; weight [C, out / groups, kernel...]."""
         self._check_weight("conv_transpose", weight)
-        slide: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
-        return self._conv("conv_transpose", input, weight, bias, groups, slide | {"output_padding": output_padding})
+        given = (stride, padding, dilation, output_padding)
+        steps, around, apart, rest = (per_axis(self.rank, v) for v in given)
+        slide = {"stride": steps, "padding": around, "dilation": apart, "output_padding": rest}
+        if all(r < s for r, s in zip(rest, steps, strict=True)):
+            return self._conv("conv_transpose", input, weight, bias, groups, slide)
+        if any(r >= max(s, d) for r, s, d in zip(rest, steps, apart, strict=True)):
+            where, expected = f"conv_transpose{self.rank}d", "less than the stride or the dilation"
+            raise ShapeError("invalid output_padding", where=where, expected=expected, got=rest)
+        # the op knows paddings below the stride: compute without any, and cut the ends
+        whole = self._conv("conv_transpose", input, weight, None, groups, slide | {"padding": 0, "output_padding": 0})
+        whole = _padded(whole, [max(r - p, 0) for r, p in zip(rest, around, strict=True)])
+        for axis, (r, p) in enumerate(zip(rest, around, strict=True), -self.rank):
+            whole = whole.narrow(axis, p, whole.shape[axis] - p - max(p - r, 0))
+        return whole if bias is None else whole + bias.reshape(-1, *(1,) * self.rank)
 
     def _check_weight(self, name: str, weight: Tensor) -> None:
         if weight.ndim != self.rank + 2:
@@ -123,7 +136,9 @@ class _Spatial:
         attrs = {**window(self.rank, kernel_size, stride, padding), "dilation": per_axis(self.rank, dilation)}
         sizes = self._sizes(input, "max_pool")
         after = _overhang(sizes, attrs) if ceil_mode else (0,) * self.rank
-        values, index = _max_pool(_padded(input, after, float("-inf")), attrs)
+        x = input if input.dtype.is_float else input.to(float64)  # exact below 2⁵³
+        values, index = _max_pool(_padded(x, after, float("-inf")), attrs)
+        values = values if x is input else values.to(input.dtype)
         if not return_indices:
             return values
         return values, _on_grid(index, [n + m for n, m in zip(sizes, after, strict=True)], sizes)
@@ -212,12 +227,19 @@ class _Spatial:
 
     def _outputs(self, x: Tensor, output_size: Any, name: str) -> tuple[int, ...]:
         sizes = self._sizes(x, name)
-        return tuple(n if m is None else m for n, m in zip(sizes, per_axis(self.rank, output_size), strict=True))
+        made = tuple(n if m is None else m for n, m in zip(sizes, per_axis(self.rank, output_size), strict=True))
+        if min(made) < 0:
+            where = f"{name}{self.rank}d"
+            raise ShapeError("an output size is negative", where=where, expected=">= 0", got=made)
+        return made
 
     def _sizes(self, x: Tensor, name: str) -> tuple[int, ...]:
         if x.ndim not in (self.rank + 1, self.rank + 2):
             expected, where = f"[N, C, ...] or [C, ...] with {self.rank} spatial axes", f"{name}{self.rank}d"
             raise ShapeError("the input has a wrong number of axes", where=where, expected=expected, got=x.spec)
+        if 0 in x.shape[-self.rank - 1 :]:
+            where = f"{name}{self.rank}d"
+            raise ShapeError("an axis other than the batch is empty", where=where, expected="sizes >= 1", got=x.spec)
         return x.shape[-self.rank :]
 
 
