@@ -63,7 +63,7 @@ def cases(rows: int, cols: int) -> dict[str, Case]:
         "bias and SiLU": ((x, w), lambda a, b: F.silu(a + b), lambda a, b: T.silu(a + b)),
         "residual and RMSNorm": (
             (x, y, w),
-            lambda a, b, w: F.rms_norm(a + b, w, 1e-6),
+            lambda a, b, w: F.rms_norm(a + b, (cols,), w, 1e-6),
             lambda a, b, w: T.rms_norm(a + b, (cols,), w, 1e-6),
         ),
         "rope": ((q, cos, sin), lambda q, c, s: call("rope", q, c, s), rotated),

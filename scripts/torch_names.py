@@ -17,6 +17,9 @@ import graphwright as gw
 from graphwright.autograd import names
 from graphwright.autograd.tensor import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ops"))
+from opinfo import COUNTS, KNOWN  # pyright: ignore[reportMissingImports]
+
 PAGE = Path(__file__).parents[1] / "docs" / "torch.md"
 HEAD = """# Torch's names
 
@@ -32,8 +35,11 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | `gw.mode` switches training and inference | `torch.mode` is the most frequent value | `x.mode()` is the most frequent value |
 | `gw.load`, `gw.compile` | other things | they load and compile programs |
 | `F.cross_entropy(..., dim=1)` | no `dim` | `dim=-1` takes a language model's logits [B, T, K] |
-| `F.rms_norm(x, weight, eps)` | `(x, normalized_shape, weight, eps)` | models call it with their weight |
-| convolutions, pools, `F.interpolate` | `padding="same"`, `ceil_mode`, `return_indices`, `scale_factor` | missing |
+| `x.data` is an array of `graphwright.array` | a tensor | it is what ops compute on; `x.detach()` is the tensor |
+| `x.type()` is `float32` | `torch.FloatTensor` | torch's name is that of a legacy class |
+| `x.shape` is a tuple | a `torch.Size` | which is a tuple too |
+| no complex, sparse, quantised or named tensors, no `as_strided` | they exist | the operations of networks need none of them |
+| `F.interpolate(antialias=True)`, `F.fractional_max_pool2d`, `torch.fft`, `torch.special` | they exist | missing |
 | `gw.pad(x, widths)` pads in axis order | `F.pad` counts from the last axis | `F.pad` is torch's |
 | errors are `GraphwrightError`s that are also `ValueError`, `TypeError` or `IndexError` | `RuntimeError` mostly | they say where, expected, got and a fix |
 """
@@ -58,6 +64,33 @@ def section(title: str, ours: set[str], theirs: set[str], note: str) -> str:
     return text
 
 
+def database() -> str:
+    """The section on torch's database of ops: outcomes, and known differences."""
+    counts = dict(line.split(": ") for line in COUNTS.read_text("utf-8").splitlines())
+    text = f"""
+## Samples of torch's OpInfo
+
+torch has a database of samples for its own tests. {counts.pop("entries with a counterpart")} of its {counts.pop("entries")} entries have a counterpart here
+(the others: complex numbers, sparse layouts, `fft`, `special`, factorisations, internal functions). All samples in float32,
+float64, int64 and bool were run in both libraries, with gradients in float64, and all error inputs
+([`tests/ops/test_opinfo.py`](../tests/ops/test_opinfo.py); `python scripts/opinfo_counts.py` counts). No value is wrong.
+
+| outcome | samples |
+| --- | --- |
+"""
+    text += "".join(f"| {name} | {number} |\n" for name, number in counts.items())
+    text += """
+`same` and `gradient same` are equal in dtype, shape and values; `refused` raises an error where torch computes; `error typed` is an
+error input of torch that raises an error here too, `error accepted` one that is computed; `outside` has dtypes, layouts or
+arguments that do not exist here. The known differences:
+
+| entry | outcome | reason |
+| --- | --- | --- |
+"""
+    rows = [(name or "many", outcome, reason) for (name, outcome), reason in sorted(KNOWN.items())]
+    return text + "".join(f"| {name} | {outcome} | {reason} |\n" for name, outcome, reason in rows)
+
+
 def page() -> str:
     """The text of the page."""
     text = HEAD
@@ -68,7 +101,8 @@ def page() -> str:
     text += section("Functions of the package", set(names.functions()) | {n for n in dir(gw) if n in public(torch)},
                     public(torch), ", as `gw.exp(x)`:")  # fmt: skip
     functional = {n for n in dir(gw.nn.functional) if not n.startswith("_")}
-    return text + section("nn.functional", functional, public(torch.nn.functional), ":")
+    text += section("nn.functional", functional, public(torch.nn.functional), ":")
+    return text + database()
 
 
 def main() -> int:

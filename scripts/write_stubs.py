@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 from textwrap import indent
 
-from graphwright.autograd import names
-from graphwright.autograd.tensor import Tensor  # noqa: F401  # its methods fill the table of names
+from graphwright.autograd import names, top
 from graphwright.ops import surface
 
 SOURCE = Path(__file__).parents[1] / "src" / "graphwright"
@@ -28,14 +27,21 @@ def stubs() -> dict[Path, str]:
     """File -> its text."""
     tensor = "from graphwright.autograd.tensor import Tensor\n\n"
     head = HEAD.replace("the cells of ops", "the table of names").replace("from typing import Any, Literal\n\n", "")
-    head += "import builtins\nfrom typing import Any\n\nfrom graphwright.autograd.names import Extremes\n"
-    methods = "\n".join(names.stub(n, f, method=True) for n, f in names.methods().items())
-    functions = "\n".join(names.stub(n, f, method=False) for n, f in names.functions().items())
+    head += "import builtins\nfrom typing import Any\n\n"
+    extremes = "from graphwright.autograd.names import Extremes\n"
+    shared = names.functions()
+    methods = "\n".join(f"{n} = top.{n}" if shared.get(n) is f else names.stub(n, f, method=True)
+                        for n, f in names.methods().items())  # fmt: skip
+    functions = "\n".join(names.stub(n, f, method=False) for n, f in shared.items())
+    functions += "\ndevice = Device\n" + "\n".join(f"{n}: DType" for n in top.ALIASES)
     return {
         SOURCE / "autograd" / "op_methods.pyi": formatted(
-            f"{head}{tensor}class OpMethods:\n    __slots__ = ()\n{indent(methods, '    ')}\n"
+            f"{head}from graphwright.autograd import top\n{extremes}{tensor}"
+            f"class OpMethods:\n    __slots__ = ()\n{indent(methods, '    ')}\n"
         ),
-        SOURCE / "autograd" / "top.pyi": formatted(f"{head}{tensor}{functions}\n"),
+        SOURCE / "autograd" / "top.pyi": formatted(
+            f"{head}from graphwright.array import Device, DType\n{extremes}{tensor}{functions}\n"
+        ),
         SOURCE / "nn" / "op_functions.pyi": HEAD.replace("Any, ", "") + tensor + surface.function_stubs() + "\n",
         SOURCE / "nn" / "op_modules.pyi": HEAD.replace("Any, ", "ClassVar, ")
         + "from graphwright.autograd.tensor import Tensor\n"

@@ -58,13 +58,13 @@ def test_repeat_interleave_by_counts(data: st.DataObject, shape: tuple[int, ...]
     np.testing.assert_allclose(grad_of(ours).numpy(), grad_of(theirs).numpy(), rtol=1e-12)
 
     total = made.shape[0 if axis is None else axis]
-    p = gw.trace(lambda x, c: gw.repeat_interleave(x, c, axis, total=total), host, np.array(counts))
+    p = gw.trace(lambda x, c: gw.repeat_interleave(x, c, axis, output_size=total), host, np.array(counts))
     np.testing.assert_array_equal(p(x=host, c=np.array(counts))["out"].numpy(), made.numpy())
 
 
 def test_traced_counts_need_the_right_total() -> None:
     x, counts = np.arange(3.0), np.array([1, 0, 2])
-    p = gw.trace(lambda x, c: gw.repeat_interleave(x, c, 0, total=3), x, counts)
+    p = gw.trace(lambda x, c: gw.repeat_interleave(x, c, 0, output_size=3), x, counts)
     assert p(x=x, c=np.array([0, 3, 0]))["out"].tolist() == [1, 1, 1]
     for other in ([1, 0, 1], [2, 0, 2], [0, 0, 0]):
         with pytest.raises(IndexOutOfRange):
@@ -80,4 +80,4 @@ def test_invalid_counts_are_refused() -> None:
     with pytest.raises(ShapeError, match="negative count"):
         x.repeat_interleave(gw.tensor([1, -1]))
     with pytest.raises(UsageError, match="not the sum"):
-        gw.repeat_interleave(x, gw.tensor([1, 1]), total=3)
+        gw.repeat_interleave(x, gw.tensor([1, 1]), output_size=3)

@@ -94,6 +94,7 @@ def test_invalid_equations_are_refused(equation: str, error: type) -> None:
         einsum(equation, tensor(np.ones((2, 3))), tensor(np.ones((2, 3))))
 
 
-def test_einsum_refuses_integers() -> None:
+def test_einsum_multiplies_integers_and_refuses_two_dtypes() -> None:
+    assert einsum("ij,jk->ik", tensor([[2]]), tensor([[3]])).tolist() == [[6]]
     with pytest.raises(DTypeError):
-        einsum("ij,jk->ik", tensor([[1]]), tensor([[1]]))
+        einsum("ij,jk->ik", tensor([[1]]), tensor([[1.0]]))

@@ -16,7 +16,7 @@ from graphwright.autograd import (
     autocast_to,
     enable_grad,
     grad,
-    grad_enabled,
+    is_grad_enabled,
     mode,
     no_grad,
     set_grad_enabled,
@@ -33,24 +33,24 @@ from values import array_of, grad_of
 def test_gradient_modes_nest_and_are_restored(outer, inner) -> None:
     with outer():
         with inner():
-            assert grad_enabled() is (inner is enable_grad)
-        assert grad_enabled() is (outer is enable_grad)
-    assert grad_enabled()
+            assert is_grad_enabled() is (inner is enable_grad)
+        assert is_grad_enabled() is (outer is enable_grad)
+    assert is_grad_enabled()
 
 
 def test_a_mode_object_is_reentrant() -> None:
     mode = no_grad()
     with mode, mode:
-        assert not grad_enabled()
+        assert not is_grad_enabled()
     with mode:
-        assert not grad_enabled()
-    assert grad_enabled()
+        assert not is_grad_enabled()
+    assert is_grad_enabled()
 
 
 def test_an_exception_restores_the_mode() -> None:
     with pytest.raises(KeyError), no_grad():
         raise KeyError
-    assert grad_enabled()
+    assert is_grad_enabled()
     with pytest.raises(KeyError), autocast_to(bfloat16):
         raise KeyError
     assert autocast_dtype() is None
@@ -59,10 +59,10 @@ def test_an_exception_restores_the_mode() -> None:
 def test_decorated_functions_run_in_their_mode() -> None:
     @no_grad()
     def inside() -> bool:
-        return grad_enabled()
+        return is_grad_enabled()
 
     assert inside() is False
-    assert grad_enabled()
+    assert is_grad_enabled()
 
 
 def test_a_decorated_generator_does_not_leak_its_mode() -> None:
@@ -72,26 +72,26 @@ def test_a_decorated_generator_does_not_leak_its_mode() -> None:
     @no_grad()
     def values():
         try:
-            got = yield grad_enabled()
+            got = yield is_grad_enabled()
             while True:
                 try:
-                    got = yield (grad_enabled(), got)
+                    got = yield (is_grad_enabled(), got)
                 except ValueError:
                     got = "thrown"
         finally:
-            closed.append(grad_enabled())
+            closed.append(is_grad_enabled())
 
     it = values()
     assert next(it) is False
-    assert grad_enabled()
+    assert is_grad_enabled()
     with enable_grad():
         assert it.send(5) == (False, 5)
-        assert grad_enabled()
+        assert is_grad_enabled()
     assert it.throw(ValueError()) == (False, "thrown")
-    assert grad_enabled()
+    assert is_grad_enabled()
     it.close()
     assert closed == [False]
-    assert grad_enabled()
+    assert is_grad_enabled()
 
 
 def test_a_decorated_generator_forwards_returns_and_exceptions() -> None:
@@ -100,7 +100,7 @@ def test_a_decorated_generator_forwards_returns_and_exceptions() -> None:
         yield 1
         if broken:
             raise KeyError("broken")
-        return grad_enabled()
+        return is_grad_enabled()
 
     def outer(broken: bool):
         yield (yield from inner(broken))
@@ -108,17 +108,17 @@ def test_a_decorated_generator_forwards_returns_and_exceptions() -> None:
     assert list(outer(broken=False)) == [1, False]
     with pytest.raises(KeyError, match="broken"):
         list(outer(broken=True))
-    assert grad_enabled()
+    assert is_grad_enabled()
 
 
 def test_threads_start_with_their_own_mode() -> None:
     seen = {}
 
     def work() -> None:
-        seen["start"] = grad_enabled()
+        seen["start"] = is_grad_enabled()
         with no_grad():
             barrier.wait(5)
-            seen["inside"] = grad_enabled()
+            seen["inside"] = is_grad_enabled()
 
     barrier = threading.Barrier(2)
     with no_grad():
@@ -127,7 +127,7 @@ def test_threads_start_with_their_own_mode() -> None:
         barrier.wait(5)
         thread.join(5)
     assert seen == {"start": True, "inside": False}
-    assert grad_enabled()
+    assert is_grad_enabled()
 
 
 def test_no_grad_saves_nothing() -> None:
@@ -143,15 +143,15 @@ def test_no_grad_saves_nothing() -> None:
 def test_set_grad_enabled_and_decorators_without_parentheses() -> None:
     for value in (True, False):
         with set_grad_enabled(value):
-            assert grad_enabled() is value
-        assert set_grad_enabled(value)(grad_enabled)() is value
-    assert no_grad(grad_enabled)() is False
+            assert is_grad_enabled() is value
+        assert set_grad_enabled(value)(is_grad_enabled)() is value
+    assert no_grad(is_grad_enabled)() is False
     with no_grad():
-        assert enable_grad(grad_enabled)() is True
+        assert enable_grad(is_grad_enabled)() is True
 
     @no_grad
     def values():
-        yield grad_enabled()
+        yield is_grad_enabled()
 
     assert list(values()) == [False]
 
@@ -163,11 +163,11 @@ def test_mode_sets_training_and_the_tape(name: str, trains: bool, tapes: bool) -
     for outer in (no_grad, enable_grad):
         with outer():
             with mode(name):
-                assert (training(True), training(False), grad_enabled()) == (trains, trains, tapes)
+                assert (training(True), training(False), is_grad_enabled()) == (trains, trains, tapes)
                 with pytest.raises(KeyError), mode("train"):
                     raise KeyError
-                assert (training(True), grad_enabled()) == (trains, tapes)
-            assert grad_enabled() is (outer is enable_grad)
+                assert (training(True), is_grad_enabled()) == (trains, tapes)
+            assert is_grad_enabled() is (outer is enable_grad)
     assert (training(True), training(False), training()) == (True, False, None)
     with pytest.raises(UsageError, match="eval_grad"), mode("test"):
         pass

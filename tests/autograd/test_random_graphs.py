@@ -95,7 +95,7 @@ AXIS: dict[str, Rule] = {
     "pad": (lambda x: gw.pad(x, [(1, 2)]), lambda x: T.pad(x, (1, 2))),
     "layer_norm": (lambda x: F.layer_norm(x, (x.shape[-1],)), lambda x: T.layer_norm(x, (x.shape[-1],))),
     "rms_norm": (
-        lambda x: F.rms_norm(x, gw.full((x.shape[-1],), 1.3, "float64")),
+        lambda x: F.rms_norm(x, (x.shape[-1],), gw.full((x.shape[-1],), 1.3, "float64"), 1e-6),
         lambda x: T.rms_norm(x, (x.shape[-1],), torch.full((x.shape[-1],), 1.3, dtype=x.dtype), 1e-6),
     ),
 }

@@ -11,7 +11,7 @@ import torch
 import graphwright as gw
 from graphwright import evolve as ev
 from graphwright import nn
-from graphwright.autograd import GraphFreed, Tensor, grad_enabled, memory
+from graphwright.autograd import GraphFreed, Tensor, is_grad_enabled, memory
 from graphwright.evolve.layers import train
 from graphwright.program import StaleRun
 
@@ -156,12 +156,12 @@ def test_old_policy_probabilities_are_detached():
 def test_the_flag_is_restored_after_an_exception():
     def failing() -> None:
         with gw.no_grad():
-            assert not grad_enabled()
+            assert not is_grad_enabled()
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         failing()
-    assert grad_enabled()
+    assert is_grad_enabled()
 
 
 def test_scoring_records_no_tape(monkeypatch):

@@ -31,10 +31,12 @@ OTHER: dict[str, set[str]] = {
     "models/export/levels.py": {"d.kind", "prefer", "self.prefer"},  # kinds of deviations, preferences
     "models/export/template_match.py": {"kind"},  # of deviations
     "models/train.py": {"differing"},  # fields of a checkpoint
+    "autograd/indexing.py": {"reduce"},
     "autograd/pointwise.py": {"rounding_mode"},
-    "autograd/reductions.py": {"rounding"},  # between entries
-    "nn/functional.py": {"named"},  # modes of interpolation
+    "autograd/reductions.py": {"rounding", "interpolation"},  # between entries
+    "nn/embeddings.py": {"mode"},  # of bags
     "nn/losses.py": {"reduction"},
+    "nn/resampling.py": {"mode", "_RANKS"},  # of interpolation
     "plan/planning/hazards.py": {"b.kind"},  # kinds of memory
     "plan/planning/remat.py": {"self.kind(base)"},
     "program/draw/dot.py": {"box.kind"},

@@ -41,6 +41,11 @@ class Device:
             _DEVICES.setdefault(key, made)
         return cast("Self", _DEVICES[key])
 
+    @property
+    def type(self) -> str:
+        """The kind, under torch's name."""
+        return self.kind
+
     def __reduce__(self) -> tuple:
         return Device, (self.kind, self.index)
 

@@ -123,6 +123,38 @@ def dtype(value: Any) -> DType:
         raise DTypeError("unknown dtype", expected=", ".join(DTYPES), got=repr(value)) from None
 
 
+class finfo:
+    """The limits of a floating dtype. Raises: DTypeError for another dtype.
+
+    Attributes:
+        bits: bits of an entry.
+        eps: distance from 1 to the next larger number.
+        max, min: the largest and the lowest finite number.
+        tiny: the smallest positive normal number.
+        dtype: name of the dtype.
+    """
+
+    def __init__(self, kind: Any = "float32") -> None:
+        row = dtype(kind)
+        if not row.is_float:
+            raise DTypeError("finfo needs a floating dtype", expected="a floating dtype", got=row, fix="use iinfo")
+        exponent, fraction = {"float64": (11, 52), "float32": (8, 23), "bfloat16": (8, 7), "float16": (5, 10)}[row.name]
+        self.bits, self.dtype, self.eps = 8 * row.itemsize, row.name, 2.0**-fraction
+        self.max = (2.0 - self.eps) * 2.0 ** (2 ** (exponent - 1) - 1)
+        self.min, self.tiny = -self.max, 2.0 ** (2 - 2 ** (exponent - 1))
+
+
+class iinfo:
+    """The limits of an integer dtype: `bits`, `max`, `min`, `dtype`. Raises: DTypeError for another dtype."""
+
+    def __init__(self, kind: Any) -> None:
+        row = dtype(kind)
+        if row.kind not in ("int", "uint"):
+            raise DTypeError("iinfo needs an integer dtype", expected="an integer dtype", got=row, fix="use finfo")
+        limits = np.iinfo(row.numpy)
+        self.bits, self.dtype, self.max, self.min = limits.bits, row.name, int(limits.max), int(limits.min)
+
+
 def promote(a: DType, b: DType) -> DType:
     """Return torch's dtype of `a + b` for arrays that are not 0-d. Raises: DTypeError for float8 and another dtype."""
     if a is b:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from graphwright.array import changes
+from graphwright.autograd import names
 from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.create import (
     arange,
+    asarray,
     empty,
     empty_like,
     eye,
+    from_numpy,
     full,
     full_like,
+    get_default_dtype,
     linspace,
+    logspace,
     ones,
     ones_like,
+    scalar_tensor,
     tensor,
     zeros,
     zeros_like,
@@ -49,7 +55,8 @@ from graphwright.autograd.modes import (
     autocast_dtype,
     autocast_to,
     enable_grad,
-    grad_enabled,
+    inference_mode,
+    is_grad_enabled,
     mode,
     no_grad,
     set_grad_enabled,
@@ -64,12 +71,14 @@ from graphwright.autograd.random import (
     gumbel,
     manual_seed,
     multinomial,
+    normal,
     rand,
     rand_like,
     randint,
     randint_like,
     randn,
     randn_like,
+    randperm,
     rng,
     stochastic_round,
 )
@@ -80,15 +89,18 @@ from graphwright.autograd.tape import Hook, SavedMemory, memory
 from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import HostVariable, Parameter, Variable, update
 
+names.add_methods(Tensor)
+
 __all__ = ["Context", "Function", "Generator", "GradShapeRequired", "GraphFreed", "Hook", "HostVariable"]
 __all__ += ["LeafModified", "ModifiedSinceForward", "NoTape", "NotDifferentiable", "Parameter", "Recorder"]
 __all__ += ["SavedMemory", "Symbol", "Tensor", "TraceError", "TraceMutation", "Variable", "ViewModified"]
-__all__ += ["active_recorder", "arange", "argsort", "as_tensor", "autocast_dtype", "autocast_to", "backward"]
-__all__ += ["bernoulli", "bincount", "cat", "changes", "dropout", "einsum", "empty", "empty_like", "enable_grad"]
-__all__ += ["eye", "fork_rng", "full", "full_like", "gather", "grad", "grad_enabled", "gumbel", "index_add"]
-__all__ += ["index_put", "index_select", "lerp", "linspace", "manual_seed", "matmul", "maximum", "memory", "minimum"]
-__all__ += ["mode", "multinomial", "no_grad", "nonzero", "norm", "one_hot", "ones", "ones_like", "outer", "pad"]
-__all__ += ["pull_back", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "repeat_interleave"]
-__all__ += ["rng", "scatter", "scatter_add", "scope", "scoped", "set_grad_enabled", "sort", "stack", "std"]
-__all__ += ["stochastic_round", "support", "tensor", "topk", "training", "tril", "triu", "unbroadcast", "update"]
-__all__ += ["var", "where", "zeros", "zeros_like"]
+__all__ += ["active_recorder", "arange", "argsort", "as_tensor", "asarray", "autocast_dtype", "autocast_to"]
+__all__ += ["backward", "bernoulli", "bincount", "cat", "changes", "dropout", "einsum", "empty", "empty_like"]
+__all__ += ["enable_grad", "eye", "fork_rng", "from_numpy", "full", "full_like", "gather", "get_default_dtype"]
+__all__ += ["grad", "gumbel", "index_add", "index_put", "index_select", "inference_mode", "is_grad_enabled", "lerp"]
+__all__ += ["linspace", "logspace", "manual_seed", "matmul", "maximum", "memory", "minimum", "mode", "multinomial"]
+__all__ += ["no_grad", "nonzero", "norm", "normal", "one_hot", "ones", "ones_like", "outer", "pad", "pull_back"]
+__all__ += ["rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "repeat_interleave"]
+__all__ += ["rng", "scalar_tensor", "scatter", "scatter_add", "scope", "scoped", "set_grad_enabled", "sort"]
+__all__ += ["stack", "std", "stochastic_round", "support", "tensor", "topk", "training", "tril", "triu"]
+__all__ += ["unbroadcast", "update", "var", "where", "zeros", "zeros_like"]

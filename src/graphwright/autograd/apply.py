@@ -161,18 +161,24 @@ def result_class(cls: _Class) -> _Class:
 
 
 # -- tensors from other values -----------------------------------------------------------------------------------------
-def as_tensor(value: Any) -> Tensor:
-    """Convert numbers or an array, whose memory is shared if possible; return a tensor unchanged."""
-    if isinstance(value, TensorBase):
-        return value  # pyright: ignore[reportReturnType]  # all are Tensors
-    if isinstance(value, NDArray | Symbol):
-        return _Tensor(value)
-    if speaks_dlpack(value):
-        return _Tensor(from_dlpack(value))
-    host = host_array(value)
-    if not isinstance(value, np.ndarray | np.generic) and host.dtype == np.float64:
-        host = host.astype(np.float32)
-    return _Tensor(from_numpy(host))
+def as_tensor(data: Any, dtype: object = None, device: Device | str | None = None) -> Tensor:
+    """Convert numbers or an array, whose memory is shared if possible; return a tensor unchanged.
+
+    Args:
+        dtype, device: to which the result is cast and copied.
+    """
+    made: Any = data
+    if not isinstance(data, TensorBase):
+        if isinstance(data, NDArray | Symbol):
+            made = _Tensor(data)
+        elif speaks_dlpack(data):
+            made = _Tensor(from_dlpack(data))
+        else:
+            host = host_array(data)
+            if dtype is None and not isinstance(data, np.ndarray | np.generic) and host.dtype == np.float64:
+                host = host.astype(np.float32)
+            made = _Tensor(from_numpy(host))
+    return made if dtype is None and device is None else made.to(dtype=dtype, device=device)
 
 
 def speaks_dlpack(value: Any) -> bool:

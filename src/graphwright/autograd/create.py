@@ -13,12 +13,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from graphwright.array import CPU, Device, DeviceMismatch, DType, NDArray, bool_, float32, from_numpy, int64
+from graphwright.array import CPU, Device, DeviceMismatch, DType, NDArray, bool_, float32, int64
 from graphwright.array import dtype as named
 from graphwright.array import empty as _empty
+from graphwright.array import from_numpy as _from_numpy
 from graphwright.array.layout import Shape
 from graphwright.array.spec import Spec
 from graphwright.autograd.apply import as_tensor, host_array, speaks_dlpack
+from graphwright.autograd.names import METHOD
+from graphwright.autograd.names import named as entered
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import DTypeError, OutOfMemory, ShapeError, UsageError
 
@@ -109,7 +112,7 @@ def _made(
 ) -> Tensor:
     """Convert a numpy array to a tensor, or copy it to `out`; dtype: the given one, else that of `out` or the array."""
     kind, there = target(host.shape, dtype if out is not None or dtype is not None else host.dtype, device, out)
-    made = Tensor(_converted(from_numpy(host), kind).to(there), requires_grad and out is None)
+    made = Tensor(_converted(_from_numpy(host), kind).to(there), requires_grad and out is None)
     return made if out is None else out.copy_(made)
 
 
@@ -214,6 +217,8 @@ def arange(
     Raises: UsageError for a step of 0 or of the wrong sign.
     """
     low, high = (0, start) if end is None else (start, end)
+    if dtype is not None and named(dtype) is int64:  # as torch, for this dtype alone
+        low, high, step = int(low), int(high), int(step)
     if step == 0 or not 0 <= (high - low) / step < math.inf:
         expected = "finite bounds, and a nonzero step in the direction of end"
         raise UsageError(
@@ -237,6 +242,77 @@ def linspace(
     if not isinstance(steps, int) or steps < 0:
         raise UsageError("linspace got an invalid number of points", expected="an integer >= 0", got=steps)
     kind = float32 if dtype is None and out is None else dtype
+    low, high = _ends("linspace", start, end, kind)
     with _allocating((steps,)):
-        host = np.linspace(start, end, steps)
+        host = np.linspace(low, high, steps)
+        if kind is not None and named(kind).kind in ("int", "uint") and steps > 1:  # torch steps from both ends
+            step, i = (high - low) / (steps - 1), np.arange(steps)
+            host = np.trunc(np.where(i < steps // 2, low + step * i, high - step * (steps - 1 - i)))
     return _made(host, kind, device, requires_grad, out)
+
+
+def _ends(where: str, start: Any, end: Any, kind: Any) -> tuple[float, float]:
+    """Return the ends of a range as numbers, ints for a dtype of integers. Raises: ShapeError for larger tensors."""
+    for value in (start, end):
+        if isinstance(value, Tensor) and value.ndim:
+            raise ShapeError("an end of the range is not a number", where=where, expected="0-d", got=value.spec)
+    whole = kind is not None and named(kind).kind in ("int", "uint")
+    return (int(start), int(end)) if whole else (float(start), float(end))
+
+
+def logspace(
+    start: float, end: float, steps: int, base: float = 10.0, dtype: object = None, requires_grad: bool = False, *,
+    device: Device | str | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`base` to the powers of `linspace`; float32 by default. Raises: UsageError for a negative count."""
+    kind = float32 if dtype is None and out is None else dtype
+    powers = linspace(*_ends("logspace", start, end, kind), steps, "float64").numpy()
+    return _made(base**powers, kind, device, requires_grad, out)
+
+
+def asarray(
+    obj: Any, dtype: object = None, requires_grad: bool = False, *, device: Device | str | None = None,
+    copy: bool | None = None,
+) -> Tensor:  # fmt: skip
+    """`tensor` if `copy`, else `as_tensor`."""
+    if copy:
+        return tensor(obj, dtype, requires_grad, device=device)
+    made = as_tensor(obj, dtype, device)
+    return made.requires_grad_() if requires_grad else made
+
+
+def from_numpy(ndarray: np.ndarray) -> Tensor:
+    """Make a tensor over the memory of a numpy array. Raises: UsageError for another object."""
+    if not isinstance(ndarray, np.ndarray):
+        raise UsageError("not a numpy array", where="from_numpy", got=type(ndarray).__name__, fix="use as_tensor()")
+    return as_tensor(ndarray)
+
+
+def scalar_tensor(
+    s: float, dtype: object = None, requires_grad: bool = False, *, device: Device | str | None = None
+) -> Tensor:
+    """Make a 0-d tensor; float32 by default."""
+    return full((), s, float32 if dtype is None else dtype, requires_grad, device=device)
+
+
+def get_default_dtype() -> DType:
+    """Return the dtype of tensors of Python floats: float32."""
+    return float32
+
+
+# -- methods that make tensors like another ----------------------------------------------------------------------------
+def _new(name: str, factory: Callable[..., Tensor]) -> None:
+    def new(
+        input: Tensor, *size: Any, dtype: object = None, device: Device | str | None = None, requires_grad: bool = False
+    ) -> Tensor:
+        kind, there = like(input, dtype, device, None)
+        return factory(*size, dtype=kind, device=there, requires_grad=requires_grad)
+
+    doc = f"Call `{factory.__name__}` with the dtype and device of this tensor, unless given."
+    entered(METHOD)(renamed(new, name, doc))
+
+
+for _factory in (zeros, ones, empty):
+    _new(f"new_{_factory.__name__}", _factory)
+_new("new_full", full)
+_new("new_tensor", tensor)

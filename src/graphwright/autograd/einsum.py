@@ -23,12 +23,13 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     1 broadcast.
 
     Args:
-        operands: floating tensors, one per comma-separated term.
+        operands: floating tensors, one per comma-separated term, or a list of them.
     Raises: UsageError for an invalid equation, ShapeError if sizes differ.
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
-    tensors = [as_tensor(o) for o in operands]
+    given = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
+    tensors = [as_tensor(o) for o in given]
     if len(terms) != len(tensors):
         expected = f"{len(terms)} operands"
         raise UsageError("terms and operands differ in number", where=equation, expected=expected, got=len(tensors))

@@ -24,36 +24,40 @@ _ADD = get("add")
 
 
 def backward(
-    root: Tensor, grad: Tensor | None = None, *, retain_graph: bool = False, inputs: Sequence[Tensor] | None = None
-) -> None:
+    root: Tensor, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False,
+    inputs: Tensor | Sequence[Tensor] | None = None,
+) -> None:  # fmt: skip
     """Add d root / d leaf to `grad` of every leaf that requires it.
 
     Args:
-        grad: gradient with respect to the root, of the root's spec; required unless the root has one element.
-        retain_graph: keep saved values for a further backward.
+        gradient: gradient with respect to the root, of the root's spec; required unless the root has one element.
+        retain_graph: keep saved values for a further backward; equals `create_graph` by default.
+        create_graph: tape the backward itself, for second derivatives.
         inputs: fill `grad` of these tensors only; they may be leaves or inner tensors.
     Raises: GradShapeRequired, GraphFreed, NoTape, ModifiedSinceForward; UsageError if `inputs` is empty.
     """
-    if inputs is not None and not inputs:
+    wanted = [inputs] if isinstance(inputs, TensorBase) else inputs
+    if wanted is not None and not wanted:
         raise UsageError("backward(inputs=[]) has no tensor to fill", fix="leave `inputs` out for all leaves")
-    _run([root], [grad], inputs, retain_graph, create_graph=False, accumulate=True)
+    keep = create_graph if retain_graph is None else retain_graph
+    _run([root], [gradient], wanted, keep, create_graph, accumulate=True)
 
 
 @overload
 def grad(
     outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
-    grad_outputs: Sequence[Tensor | None] | None = None, *, retain_graph: bool | None = None,
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None, retain_graph: bool | None = None,
     create_graph: bool = False, allow_unused: Literal[False] = False,
 ) -> tuple[Tensor, ...]: ...  # fmt: skip
 @overload
 def grad(
     outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
-    grad_outputs: Sequence[Tensor | None] | None = None, *, retain_graph: bool | None = None,
-    create_graph: bool = False, allow_unused: bool,
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None, retain_graph: bool | None = None,
+    create_graph: bool = False, allow_unused: bool = ...,
 ) -> tuple[Tensor | None, ...]: ...  # fmt: skip
 def grad(
     outputs: Tensor | Sequence[Tensor], inputs: Tensor | Sequence[Tensor],
-    grad_outputs: Sequence[Tensor | None] | None = None, *, retain_graph: bool | None = None,
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None, retain_graph: bool | None = None,
     create_graph: bool = False, allow_unused: bool = False,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return gradients of outputs with respect to inputs; no `.grad` changes.
@@ -67,7 +71,8 @@ def grad(
     """
     roots = [outputs] if isinstance(outputs, TensorBase) else list(outputs)
     wanted = [inputs] if isinstance(inputs, TensorBase) else list(inputs)
-    seeds = list(grad_outputs) if grad_outputs is not None else [None] * len(roots)
+    given = [grad_outputs] if isinstance(grad_outputs, TensorBase) else grad_outputs
+    seeds = [None] * len(roots) if given is None else list(given)
     keep = create_graph if retain_graph is None else retain_graph
     if len(seeds) != len(roots):
         raise UsageError("grad_outputs does not have one entry per output", expected=len(roots), got=len(seeds))

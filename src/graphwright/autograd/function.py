@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.errors import NotDifferentiable
-from graphwright.autograd.modes import grad_enabled, no_grad
+from graphwright.autograd.modes import is_grad_enabled, no_grad
 from graphwright.autograd.recorder import active_recorder, scoped
 from graphwright.autograd.tape import TapeNode
 from graphwright.errors import ComputeError, UsageError
@@ -82,7 +82,7 @@ class Function:
             raise UsageError(what, where=cls.__name__, expected=expected, got=type(made).__name__)
         outputs = [as_tensor(_data(r)) for r in results]  # new tensors, as forward may return its arguments
         saved, ctx._pending = ctx._pending, ()  # a result held by the context would be a cycle
-        if grad_enabled() and any(isinstance(a, TensorBase) and a.requires_grad for a in args):
+        if is_grad_enabled() and any(isinstance(a, TensorBase) and a.requires_grad for a in args):
             _put_on_tape(cls, ctx, args, saved, results, outputs)
         return tuple(outputs) if isinstance(made, tuple) else outputs[0]
 
@@ -124,7 +124,7 @@ class FunctionRule:
         self, g: Any, ins: Sequence[Any], outs: Sequence[Any], attrs: object, needs: tuple[bool, ...]
     ) -> tuple[Any, ...]:
         """Call the user's vjp; return one gradient per operand."""
-        if grad_enabled() and any(is_operand and at >= len(self.operands) for is_operand, at in self.saved):
+        if is_grad_enabled() and any(is_operand and at >= len(self.operands) for is_operand, at in self.saved):
             what = "no second derivative, because forward saved an intermediate value for the vjp, which has no tape"
             fix = "save operands and results only, and recompute the value in the vjp"
             raise NotDifferentiable(what, where=self.name, fix=fix)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.names import TOP, named
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call
@@ -62,13 +62,15 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
 
 @named(TOP, also="concat concatenate")
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Concatenate tensors along an axis; dtypes promote.
+    """Concatenate tensors along an axis; dtypes promote. A tensor [0] joins tensors of any number of axes, as in torch.
 
     Raises: ShapeError if the sizes of other axes differ, UsageError for an empty sequence.
     """
     if not tensors:
         raise UsageError("cat got no tensors", expected="at least one tensor")
-    return call("concat", *tensors, axis=dim)
+    tensors = [t if isinstance(t, TensorBase) else as_tensor(t) for t in tensors]
+    parts = [t for t in tensors if t.shape != (0,)] if any(t.ndim != 1 for t in tensors) else tensors
+    return call("concat", *parts, axis=dim)
 
 
 @named(TOP)
@@ -91,8 +93,14 @@ def cast_like(value: Any, x: Tensor) -> Tensor:
 
 @named(in_place=True)
 def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
-    """Replace entries by `value` where the bool mask, which broadcasts, is true; these get gradient 0."""
-    return call("where", mask, cast_like(value, input), input)
+    """Replace entries by `value` where the bool mask, which broadcasts, is true; these get gradient 0.
+
+    Raises: ShapeError for a value that is not a number or a 0-d tensor.
+    """
+    number = cast_like(value, input)
+    if number.ndim:
+        raise ShapeError("the value is not 0-d", where="masked_fill", expected="a number", got=number.spec)
+    return call("where", mask, number, input)
 
 
 # -- triangles and padding ---------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.array import NDArray
 from graphwright.autograd.errors import LeafModified, TraceMutation, ViewModified
-from graphwright.autograd.modes import grad_enabled
+from graphwright.autograd.modes import is_grad_enabled
 from graphwright.autograd.recorder import Symbol
 from graphwright.errors import ShapeError
 from graphwright.ops import Op, compute
@@ -33,7 +33,7 @@ def write_over(
     for out in outs:
         _refuse_leaf(out)
         array = out.own()
-        if grad_enabled() and (taped or out.node is not None) and getrefcount(array.storage) > _ALONE:
+        if is_grad_enabled() and (taped or out.node is not None) and getrefcount(array.storage) > _ALONE:
             what = "cannot write in place: another tensor or backward uses the same memory and may need the old value"
             raise ViewModified(what, where=row.name, got=out.spec, fix="write to a clone(), or under no_grad()")
         arrays.append(array)
@@ -70,7 +70,7 @@ def rebind(outs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def _refuse_leaf(out: Tensor) -> None:
-    if grad_enabled() and out.requires_grad and out.node is None:
+    if is_grad_enabled() and out.requires_grad and out.node is None:
         what, fix = "in-place write to a leaf that requires a gradient", "write inside `with gw.no_grad():`"
         raise LeafModified(what, where=out.name or None, got=out.spec, fix=fix)
 

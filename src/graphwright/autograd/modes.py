@@ -81,6 +81,11 @@ def enable_grad(func: Callable[..., Any] | None = None) -> Any:
     return _GradMode(True) if func is None else _GradMode(True)(func)
 
 
+def inference_mode(mode: bool = True) -> _GradMode:
+    """Return `no_grad()` if `mode`, else `enable_grad()`; results are ordinary tensors."""
+    return _GradMode(not mode)
+
+
 def set_grad_enabled(enabled: bool) -> _GradMode:
     """Return `enable_grad()` or `no_grad()`; a context manager and a decorator."""
     return _GradMode(bool(enabled))
@@ -116,7 +121,7 @@ def modes() -> tuple[bool, DType | None, bool | None]:
     return grad_mode.get(), autocast.get(), _training.get()
 
 
-def grad_enabled() -> bool:
+def is_grad_enabled() -> bool:
     """Return True while operations are taped."""
     return grad_mode.get()
 

@@ -2,351 +2,167 @@
 import builtins
 from typing import Any
 
+from graphwright.autograd import top
 from graphwright.autograd.names import Extremes
 from graphwright.autograd.tensor import Tensor
 
 class OpMethods:
     __slots__ = ()
-    def sigmoid(self) -> Any:
-        """1 / (1 + e⁻ˣ), elementwise; gradient g·y(1 - y)."""
-    def tanh(self) -> Any:
-        """tanh x, elementwise; gradient g(1 - y²)."""
-    def relu(self) -> Any:
-        """max(x, 0), elementwise, also of integers; gradient 0 at 0."""
-    def abs(self) -> Tensor:
-        """|x|, elementwise; gradient sign(x), 0 at 0."""
-    def sign(self) -> Any:
-        """-1, 0 or 1, the sign of x, elementwise; gradient 0."""
-    def floor(self) -> Any:
-        """⌊x⌋, the largest integer ≤ x, elementwise; gradient 0."""
-    def ceil(self) -> Any:
-        """⌈x⌉, the smallest integer ≥ x, elementwise; gradient 0."""
-    def round(self, *, decimals: Any = ...) -> Tensor:
-        """The nearest number with `decimals` decimals, ties to even; gradient 0."""
-    def exp(self) -> Any:
-        """eˣ, elementwise."""
-    def expm1(self) -> Any:
-        """eˣ - 1, elementwise, accurate near 0; gradient g(y + 1)."""
-    def log(self) -> Any:
-        """ln x, elementwise."""
-    def log1p(self) -> Any:
-        """ln(1 + x), elementwise, accurate near 0; gradient g / (1 + x)."""
-    def sqrt(self) -> Any:
-        """√x, elementwise; gradient g / 2y."""
-    def rsqrt(self) -> Any:
-        """1/√x, elementwise; gradient -g·y³/2."""
-    def reciprocal(self) -> Any:
-        """1/x, elementwise; gradient -g·y²."""
-    def sin(self) -> Any:
-        """sin x, elementwise."""
-    def cos(self) -> Any:
-        """cos x, elementwise."""
-    def erf(self) -> Any:
-        """erf x, elementwise; gradient g·2/√π·exp(-x²)."""
-    def minimum(self, other: Any) -> Tensor:
-        """Return the smaller of two operands, elementwise; on a tie each operand gets half of the gradient."""
-    def maximum(self, other: Any) -> Tensor:
-        """Return the larger of two operands, elementwise; on a tie each operand gets half of the gradient."""
-    def isnan(self) -> Any:
-        """True where x is NaN, elementwise."""
-    def isinf(self) -> Any:
-        """True where x is +∞ or -∞, elementwise."""
-    def isfinite(self) -> Any:
-        """True where x is neither infinite nor NaN, elementwise."""
-    def tan(self) -> Any:
-        """tan x, elementwise; gradient g(1 + y²)."""
-    def asin(self) -> Any:
-        """arcsin x, elementwise; gradient g/√(1 - x²)."""
-    def acos(self) -> Any:
-        """arccos x, elementwise; gradient -g/√(1 - x²)."""
-    def atan(self) -> Any:
-        """arctan x, elementwise; gradient g/(1 + x²)."""
-    def sinh(self) -> Any:
-        """sinh x, elementwise; gradient g·cosh x."""
-    def cosh(self) -> Any:
-        """cosh x, elementwise; gradient g·sinh x."""
-    def asinh(self) -> Any:
-        """arsinh x, elementwise; gradient g/√(1 + x²)."""
-    def acosh(self) -> Any:
-        """arcosh x, elementwise; gradient g/√(x² - 1)."""
-    def atanh(self) -> Any:
-        """artanh x, elementwise; gradient g/(1 - x²)."""
-    def atan2(self, other: Any) -> Any:
-        """The angle of the point (b, a), -π to π, elementwise; gradients g·b/(a² + b²) and -g·a/(a² + b²)."""
-    def log2(self) -> Any:
-        """log₂ x, elementwise; gradient g/(x·ln 2)."""
-    def log10(self) -> Any:
-        """log₁₀ x, elementwise; gradient g/(x·ln 10)."""
-    def exp2(self) -> Any:
-        """2ˣ, elementwise; gradient g·y·ln 2."""
-    def erfc(self) -> Any:
-        """1 - erf x, elementwise, accurate for large x; gradient -g·2/√π·exp(-x²)."""
-    def erfinv(self) -> Any:
-        """The y with erf y = x, elementwise; gradient g·√π/2·exp(y²)."""
-    def lgamma(self) -> Any:
-        """ln |Γ(x)|, elementwise; gradient g·digamma x."""
-    def digamma(self) -> Any:
-        """d ln Γ(x)/dx, elementwise; gradient g·trigamma x."""
-    def trunc(self) -> Tensor:
-        """X rounded towards 0, elementwise; gradient 0."""
-    def fmod(self, other: Any) -> Any:
-        """a - b·trunc(a / b), elementwise, with the sign of a; gradients g and -g·trunc(a / b)."""
-    def bitwise_and(self, other: Any) -> Any:
-        """Bitwise and of integers or bools, elementwise."""
-    def bitwise_or(self, other: Any) -> Any:
-        """Bitwise or of integers or bools, elementwise."""
-    def bitwise_xor(self, other: Any) -> Any:
-        """Bitwise exclusive or of integers or bools, elementwise."""
-    def bitwise_left_shift(self, other: Any) -> Any:
-        """a·2ᵇ of integers, elementwise."""
-    def bitwise_right_shift(self, other: Any) -> Any:
-        """⌊a / 2ᵇ⌋ of integers, elementwise."""
-    def matmul(self, other: Any) -> Tensor:
-        """Multiply matrices of floating tensors; vectors and leading axes are treated as in numpy.
-
-        Raises: ShapeError if the contracted sizes differ or leading axes do not broadcast.
-        """
-    def outer(self, vec2: Any) -> Tensor:
-        """a[i]·b[j]: [m] and [n] to [m, n]. Raises: ShapeError unless both are vectors."""
-    def ger(self, vec2: Any) -> Tensor:
-        """a[i]·b[j]: [m] and [n] to [m, n]. Raises: ShapeError unless both are vectors."""
-    def masked_fill(self, mask: Any, value: Any) -> Tensor:
-        """Replace entries by `value` where the bool mask, which broadcasts, is true; these get gradient 0."""
-    def tril(self, diagonal: Any = ..., *, out: Any = ...) -> Tensor:
-        """Keep entries (i, j) of the last two axes with j ≤ i + diagonal; others are 0. Raises: ShapeError."""
-    def triu(self, diagonal: Any = ..., *, out: Any = ...) -> Tensor:
-        """Keep entries (i, j) of the last two axes with j ≥ i + diagonal; others are 0. Raises: ShapeError."""
-    def gather(self, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
-        """y[i, j] = x[index[i, j], j] for axis 0.
-
-        Args:
-            index: ints with as many axes as x; only `axis` may be longer than in x.
-        Raises: ShapeError, DTypeError; IndexOutOfRange for an index outside 0..n-1.
-        """
-    def take_along_dim(self, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
-        """y[i, j] = x[index[i, j], j] for axis 0.
-
-        Args:
-            index: ints with as many axes as x; only `axis` may be longer than in x.
-        Raises: ShapeError, DTypeError; IndexOutOfRange for an index outside 0..n-1.
-        """
-    def scatter(self, dim: Any = ..., index: Any = ..., src: Any = ..., *, value: Any = ..., axis: Any = ...) -> Tensor:
-        """Return a copy y of x with y[index[i, j], j] = src[i, j] for axis 0; for a repeated index the last value wins.
-
-        Args:
-            src, value: a tensor of at least the shape of the index, or a number.
-        Raises: ShapeError, DTypeError, IndexOutOfRange.
-        """
-    def scatter_add(self, dim: Any = ..., index: Any = ..., src: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Return a copy y of x with y[index[i, j], j] += src[i, j] for axis 0, in order.
-
-        Raises: ShapeError, DTypeError, IndexOutOfRange.
-        """
-    def index_select(self, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Select entries of an axis by indices; the axes of the index replace it. Negative indices count from the end.
-
-        Raises: IndexOutOfRange.
-        """
-    def take(self, index: Any) -> Tensor:
-        """Select entries of the flattened tensor by indices. Raises: IndexOutOfRange."""
-    def index_add(
-        self, dim: Any = ..., index: Any = ..., source: Any = ..., *, alpha: Any = ..., axis: Any = ...
-    ) -> Tensor:
-        """Return a copy y of x with y[index[i]] += alpha·source[i] for axis 0, in the order of i.
-
-        Raises: IndexOutOfRange, ShapeError.
-        """
-    def index_copy(self, dim: Any = ..., index: Any = ..., source: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Return a copy y of x with y[index[i]] = source[i] for axis 0. Raises: IndexOutOfRange, ShapeError."""
-    def index_fill(self, dim: Any = ..., index: Any = ..., value: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Return a copy y of x with y[index[i]] = value for axis 0. Raises: IndexOutOfRange."""
-    def index_put(self, indices: Any, values: Any, accumulate: Any = ...) -> Tensor:
-        """Return a copy y of x with y[indices] = values, or += with `accumulate`; `indices` are int arrays or masks.
-
-        Raises: IndexOutOfRange, ShapeError, DTypeError for indices that are not ints or bools; TraceError for a traced
-        mask.
-        """
-    def bincount(self, weights: Any = ..., minlength: Any = ..., *, length: Any = ...) -> Tensor:
-        """Count how often each of 0 .. length - 1 occurs among the ids, int64; or sum their `weights`.
-
-        Args:
-            length: by default the largest id + 1, at least `minlength`; required in a trace.
-        Raises: IndexOutOfRange.
-        """
-    def nonzero(self, *, as_tuple: Any = ..., size: Any = ..., fill: Any = ...) -> Any:
-        """Return the indices [count, ndim] int64 of the nonzero entries, in row-major order.
-
-        Args:
-            as_tuple: return one vector of indices for each axis instead.
-            size: number of rows of the result, which is truncated or filled up with rows of `fill`. Required in a trace,
-                because the count is known only in a run.
-        Raises: TraceError in a trace without `size`.
-        """
-    def argwhere(self, *, as_tuple: Any = ..., size: Any = ..., fill: Any = ...) -> Any:
-        """Return the indices [count, ndim] int64 of the nonzero entries, in row-major order.
-
-        Args:
-            as_tuple: return one vector of indices for each axis instead.
-            size: number of rows of the result, which is truncated or filled up with rows of `fill`. Required in a trace,
-                because the count is known only in a run.
-        Raises: TraceError in a trace without `size`.
-        """
-    def repeat_interleave(self, repeats: Any, dim: Any = ..., *, total: Any = ..., axis: Any = ...) -> Tensor:
-        """Repeat each entry along an axis: a b -> a a b b. Without an axis, x is flattened first.
-
-        Args:
-            repeats: an int, or int64 counts, [n] for the n entries or [1] for all; a count of 0 omits the entry.
-            total: sum of the counts, the size of the axis of the result; required in a trace.
-        Raises: ShapeError for a wrong number of counts or a negative one; UsageError if `total` is not their sum;
-            TraceError in a trace without `total`. A run whose counts do not sum to the `total` of its trace raises
-            IndexOutOfRange.
-        """
-    def masked_select(self, mask: Any) -> Tensor:
-        """Return the entries where the bool mask, which broadcasts, is true, as a vector. Outside traces."""
-    def masked_scatter(self, mask: Any, source: Any) -> Tensor:
-        """Return a copy in which the entries where the mask is true are the first entries of `source`. Outside traces."""
-    def unique(
-        self, sorted: Any = ..., return_inverse: Any = ..., return_counts: Any = ..., dim: Any = ..., *, axis: Any = ...
-    ) -> Any:
-        """Return the different values in ascending order, the index of each entry's value, and counts. Outside traces."""
-    def unique_consecutive(self, return_inverse: Any = ..., return_counts: Any = ...) -> Any:
-        """Return the entries that differ from the entry before, with run indices and run lengths. Outside traces."""
-    def histc(self, bins: Any = ..., min: Any = ..., max: Any = ...) -> Tensor:
-        """Count entries in equal bins from min to max, by default the range of the entries. Outside traces."""
-    def floor_divide(self, other: Any) -> Tensor:
-        """⌊a / b⌋, elementwise; integers stay integers, and an integer divisor of 0 raises."""
-    def remainder(self, other: Any) -> Tensor:
-        """a - b·⌊a / b⌋, elementwise, with the sign of b; gradients g and -g·⌊a / b⌋."""
-    def eq(self, other: Any) -> Tensor:
-        """a = b, elementwise."""
-    def ne(self, other: Any) -> Tensor:
-        """a ≠ b, elementwise."""
-    def not_equal(self, other: Any) -> Tensor:
-        """a ≠ b, elementwise."""
-    def lt(self, other: Any) -> Tensor:
-        """a < b, elementwise."""
-    def less(self, other: Any) -> Tensor:
-        """a < b, elementwise."""
-    def le(self, other: Any) -> Tensor:
-        """a ≤ b, elementwise."""
-    def less_equal(self, other: Any) -> Tensor:
-        """a ≤ b, elementwise."""
-    def gt(self, other: Any) -> Tensor:
-        """a > b, elementwise."""
-    def greater(self, other: Any) -> Tensor:
-        """a > b, elementwise."""
-    def ge(self, other: Any) -> Tensor:
-        """a ≥ b, elementwise."""
-    def greater_equal(self, other: Any) -> Tensor:
-        """a ≥ b, elementwise."""
-    def logical_and(self, other: Any) -> Tensor:
-        """a ∧ b, elementwise; a number is true unless it is 0."""
-    def logical_or(self, other: Any) -> Tensor:
-        """a ∨ b, elementwise; a number is true unless it is 0."""
-    def logical_xor(self, other: Any) -> Tensor:
-        """Exclusive or, elementwise; a number is true unless it is 0."""
-    def logical_not(self) -> Tensor:
-        """¬x, elementwise: true where x is 0 or false."""
-    def add(self, other: Any, *, alpha: Any = ...) -> Tensor:
-        """a + alpha·b, elementwise."""
-    def sub(self, other: Any, *, alpha: Any = ...) -> Tensor:
-        """a - alpha·b, elementwise."""
-    def subtract(self, other: Any, *, alpha: Any = ...) -> Tensor:
-        """a - alpha·b, elementwise."""
-    def mul(self, other: Any) -> Tensor:
-        """a · b, elementwise."""
-    def multiply(self, other: Any) -> Tensor:
-        """a · b, elementwise."""
-    def div(self, other: Any, *, rounding_mode: Any = ...) -> Tensor:
-        """a / b, elementwise; `rounding_mode` `floor` rounds down, `trunc` towards 0. Raises: UsageError for another."""
-    def divide(self, other: Any, *, rounding_mode: Any = ...) -> Tensor:
-        """a / b, elementwise; `rounding_mode` `floor` rounds down, `trunc` towards 0. Raises: UsageError for another."""
-    def true_divide(self, other: Any, *, rounding_mode: Any = ...) -> Tensor:
-        """a / b, elementwise; `rounding_mode` `floor` rounds down, `trunc` towards 0. Raises: UsageError for another."""
-    def neg(self) -> Tensor:
-        """-x, elementwise."""
-    def negative(self) -> Tensor:
-        """-x, elementwise."""
-    def positive(self) -> Tensor:
-        """X itself."""
-    def square(self) -> Tensor:
-        """x², elementwise."""
-    def pow(self, exponent: Any) -> Tensor:
-        """xᵖ, elementwise, for a tensor or number p. Raises: UsageError for an integer tensor and a negative integer."""
-    def float_power(self, exponent: Any) -> Tensor:
-        """xᵖ in float64, elementwise."""
-    def fix(self) -> Tensor:
-        """X rounded towards 0, elementwise; gradient 0."""
-    def frac(self) -> Tensor:
-        """x - trunc x, elementwise."""
-    def absolute(self) -> Tensor:
-        """|x|, elementwise; gradient sign(x), 0 at 0."""
-    def clamp(self, min: Any = ..., max: Any = ...) -> Tensor:
-        """min(max(x, min), max), elementwise; bounds are numbers or tensors, and one may be None."""
-    def clip(self, min: Any = ..., max: Any = ...) -> Tensor:
-        """min(max(x, min), max), elementwise; bounds are numbers or tensors, and one may be None."""
-    def clamp_min(self, min: Any) -> Tensor:
-        """max(x, min), elementwise."""
-    def clamp_max(self, max: Any) -> Tensor:
-        """min(x, max), elementwise."""
-    def fmax(self, other: Any) -> Tensor:
-        """max(a, b), elementwise; of a NaN and a number the number."""
-    def fmin(self, other: Any) -> Tensor:
-        """min(a, b), elementwise; of a NaN and a number the number."""
-    def nan_to_num(self, nan: Any = ..., posinf: Any = ..., neginf: Any = ...) -> Tensor:
-        """NaN, ∞ and -∞ replaced by numbers; by default 0 and the largest finite numbers."""
-    def lerp(self, end: Any, weight: Any) -> Tensor:
-        """a + weight·(b - a): linear interpolation, exact at weight 0, up to rounding at weight 1."""
-    def addcmul(self, tensor1: Any, tensor2: Any, *, value: Any = ...) -> Tensor:
-        """x + value·a·b, elementwise."""
-    def addcdiv(self, tensor1: Any, tensor2: Any, *, value: Any = ...) -> Tensor:
-        """x + value·a/b, elementwise."""
-    def logit(self, eps: Any = ...) -> Tensor:
-        """ln(p / (1 - p)), elementwise; with `eps`, p is first clamped to [eps, 1 - eps]."""
-    def sinc(self) -> Tensor:
-        """sin(πx) / (πx), elementwise, 1 at 0."""
-    def deg2rad(self) -> Tensor:
-        """x·π/180, elementwise."""
-    def rad2deg(self) -> Tensor:
-        """x·180/π, elementwise."""
-    def hypot(self, other: Any) -> Tensor:
-        """√(a² + b²), elementwise, without overflow; gradient 0 at 0."""
-    def copysign(self, other: Any) -> Tensor:
-        """|a| with the sign of b, elementwise; the sign of -0 counts."""
-    def xlogy(self, other: Any) -> Tensor:
-        """a·ln b, elementwise; 0 where a is 0 and b is not NaN."""
-    def logaddexp(self, other: Any) -> Tensor:
-        """ln(eᵃ + eᵇ), elementwise, without overflow."""
-    def logaddexp2(self, other: Any) -> Tensor:
-        """log₂(2ᵃ + 2ᵇ), elementwise, without overflow."""
-    def heaviside(self, values: Any) -> Tensor:
-        """0 where x < 0, `values` where x = 0, 1 where x > 0."""
-    def sgn(self) -> Tensor:
-        """-1, 0 or 1, the sign of x, elementwise; gradient 0."""
-    def signbit(self) -> Tensor:
-        """True where x is below 0 or -0, elementwise."""
-    def isposinf(self) -> Tensor:
-        """True where x is +∞, elementwise."""
-    def isneginf(self) -> Tensor:
-        """True where x is -∞, elementwise."""
-    def dist(self, other: Any, p: Any = ...) -> Tensor:
-        """The p-norm of a - b."""
-    def bitwise_not(self) -> Tensor:
-        """Bitwise complement of integers, or ¬x of bools, elementwise. Raises: DTypeError for floats."""
-    def gcd(self, other: Any) -> Tensor:
-        """Greatest common divisor of integers, elementwise. On the host: outside traces, without a gradient."""
-    def lcm(self, other: Any) -> Tensor:
-        """Least common multiple of integers, elementwise. On the host: outside traces, without a gradient."""
-    def nextafter(self, other: Any) -> Tensor:
-        """The float after a in the direction of b, elementwise. On the host: outside traces, without a gradient."""
-    def i0(self) -> Tensor:
-        """The modified Bessel function of order 0, elementwise. On the host: outside traces, without a gradient."""
-    def isclose(self, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan: Any = ...) -> Tensor:
-        """True where |a - b| ≤ atol + rtol·|b|, or both are equal infinities; with `equal_nan`, also where both are NaN."""
-    def allclose(self, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan: Any = ...) -> builtins.bool:
-        """Whether `isclose` holds for all entries. Raises: TraceError in a trace."""
-    def equal(self, other: Any) -> builtins.bool:
-        """Whether shapes and all entries are equal. Raises: TraceError in a trace."""
+    sigmoid = top.sigmoid
+    tanh = top.tanh
+    relu = top.relu
+    abs = top.abs
+    sign = top.sign
+    floor = top.floor
+    ceil = top.ceil
+    round = top.round
+    exp = top.exp
+    expm1 = top.expm1
+    log = top.log
+    log1p = top.log1p
+    sqrt = top.sqrt
+    rsqrt = top.rsqrt
+    reciprocal = top.reciprocal
+    sin = top.sin
+    cos = top.cos
+    erf = top.erf
+    minimum = top.minimum
+    maximum = top.maximum
+    isnan = top.isnan
+    isinf = top.isinf
+    isfinite = top.isfinite
+    tan = top.tan
+    asin = top.asin
+    acos = top.acos
+    atan = top.atan
+    sinh = top.sinh
+    cosh = top.cosh
+    asinh = top.asinh
+    acosh = top.acosh
+    atanh = top.atanh
+    atan2 = top.atan2
+    log2 = top.log2
+    log10 = top.log10
+    exp2 = top.exp2
+    erfc = top.erfc
+    erfinv = top.erfinv
+    lgamma = top.lgamma
+    digamma = top.digamma
+    trunc = top.trunc
+    fmod = top.fmod
+    bitwise_and = top.bitwise_and
+    bitwise_or = top.bitwise_or
+    bitwise_xor = top.bitwise_xor
+    bitwise_left_shift = top.bitwise_left_shift
+    bitwise_right_shift = top.bitwise_right_shift
+    matmul = top.matmul
+    outer = top.outer
+    ger = top.ger
+    masked_fill = top.masked_fill
+    tril = top.tril
+    triu = top.triu
+    take_along_dim = top.take_along_dim
+    gather = top.gather
+    scatter = top.scatter
+    scatter_add = top.scatter_add
+    scatter_reduce = top.scatter_reduce
+    index_reduce = top.index_reduce
+    put = top.put
+    select_scatter = top.select_scatter
+    slice_scatter = top.slice_scatter
+    diagonal_scatter = top.diagonal_scatter
+    index_select = top.index_select
+    take = top.take
+    index_add = top.index_add
+    index_copy = top.index_copy
+    index_fill = top.index_fill
+    index_put = top.index_put
+    bincount = top.bincount
+    nonzero = top.nonzero
+    argwhere = top.argwhere
+    repeat_interleave = top.repeat_interleave
+    masked_select = top.masked_select
+    masked_scatter = top.masked_scatter
+    unique = top.unique
+    unique_consecutive = top.unique_consecutive
+    histc = top.histc
+    floor_divide = top.floor_divide
+    remainder = top.remainder
+    eq = top.eq
+    ne = top.ne
+    not_equal = top.not_equal
+    lt = top.lt
+    less = top.less
+    le = top.le
+    less_equal = top.less_equal
+    gt = top.gt
+    greater = top.greater
+    ge = top.ge
+    greater_equal = top.greater_equal
+    logical_and = top.logical_and
+    logical_or = top.logical_or
+    logical_xor = top.logical_xor
+    logical_not = top.logical_not
+    add = top.add
+    sub = top.sub
+    subtract = top.subtract
+    mul = top.mul
+    multiply = top.multiply
+    div = top.div
+    divide = top.divide
+    true_divide = top.true_divide
+    neg = top.neg
+    negative = top.negative
+    positive = top.positive
+    square = top.square
+    pow = top.pow
+    float_power = top.float_power
+    fix = top.fix
+    frac = top.frac
+    absolute = top.absolute
+    arccos = top.arccos
+    arccosh = top.arccosh
+    arcsin = top.arcsin
+    arcsinh = top.arcsinh
+    arctan = top.arctan
+    arctan2 = top.arctan2
+    arctanh = top.arctanh
+    clamp = top.clamp
+    clip = top.clip
+    clamp_min = top.clamp_min
+    clamp_max = top.clamp_max
+    fmax = top.fmax
+    fmin = top.fmin
+    nan_to_num = top.nan_to_num
+    lerp = top.lerp
+    addcmul = top.addcmul
+    addcdiv = top.addcdiv
+    logit = top.logit
+    sinc = top.sinc
+    deg2rad = top.deg2rad
+    rad2deg = top.rad2deg
+    hypot = top.hypot
+    copysign = top.copysign
+    xlogy = top.xlogy
+    logaddexp = top.logaddexp
+    logaddexp2 = top.logaddexp2
+    heaviside = top.heaviside
+    sgn = top.sgn
+    angle = top.angle
+    ldexp = top.ldexp
+    mvlgamma = top.mvlgamma
+    signbit = top.signbit
+    isposinf = top.isposinf
+    isneginf = top.isneginf
+    dist = top.dist
+    bitwise_not = top.bitwise_not
+    gcd = top.gcd
+    lcm = top.lcm
+    nextafter = top.nextafter
+    i0 = top.i0
+    isclose = top.isclose
+    allclose = top.allclose
+    equal = top.equal
     def double(self) -> Tensor:
         """Cast to float64."""
     def float(self) -> Tensor:
@@ -367,281 +183,157 @@ class OpMethods:
         """Cast to uint8."""
     def bool(self) -> Tensor:
         """Cast to bool."""
-    def sum(
-        self, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
-    ) -> Tensor:
-        """Σ over axes, all by default; with `dtype`, the operand is cast first."""
-    def mean(
-        self, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
-    ) -> Tensor:
-        """Mean over axes, all by default; with `dtype`, the operand is cast first."""
-    def prod(
-        self, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
-    ) -> Tensor:
-        """Π over axes, all by default; with `dtype`, the operand is cast first."""
-    def amax(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-        """Largest entry over axes; ties share the gradient."""
-    def amin(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-        """Smallest entry over axes; ties share the gradient."""
-    def any(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-        """True if some entry is not 0."""
-    def all(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-        """True if no entry is 0."""
-    def logsumexp(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-        """ln Σ eˣ over axes."""
-    def var(
-        self,
-        dim: Any = ...,
-        unbiased: Any = ...,
-        keepdim: Any = ...,
-        *,
-        correction: Any = ...,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Tensor:
-        """Σ (x - mean)² / (n - correction) over axes (all by default); NaN for n ≤ correction, as in torch.
-
-        For 16-bit floats the statistics are float32, rounded once. Raises: DTypeError for integers.
-
-        Args:
-            unbiased: correction 1 if true, else 0; `correction` has precedence.
-        """
-    def std(
-        self,
-        dim: Any = ...,
-        unbiased: Any = ...,
-        keepdim: Any = ...,
-        *,
-        correction: Any = ...,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Tensor:
-        """√ of `var`, with gradient 0 where the result is 0."""
-    def norm(
-        self,
-        p: Any = ...,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        dtype: Any = ...,
-        *,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Tensor:
-        """(Σ |x|ᵖ)^(1/p) over axes (all by default), with gradient 0 where the norm is 0.
-
-        Args:
-            p: a number > 0, or `inf` for the largest |x|, `-inf` for the smallest, 0 for the number of nonzero entries;
-                `"fro"` is 2.
-        Raises: UsageError for a finite p below 0 or another name.
-        """
-    def renorm(self, p: Any, dim: Any = ..., maxnorm: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it."""
-    def nansum(
-        self, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
-    ) -> Tensor:
-        """Σ over axes of the entries that are not NaN."""
-    def nanmean(
-        self, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
-    ) -> Tensor:
-        """Mean over axes of the entries that are not NaN."""
-    def count_nonzero(self, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Return the number of entries over axes that are not 0, int64."""
-    def max(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
-        """Return the largest entry; with an axis (values, indices) of the first maxima, which get the gradient.
-
-        With a tensor instead of an axis: `maximum`.
-        """
-    def min(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
-        """Return the smallest entry; with an axis (values, indices) of the first minima, which get the gradient.
-
-        With a tensor instead of an axis: `minimum`.
-        """
-    def aminmax(
-        self, *, dim: Any = ..., keepdim: Any = ..., axis: Any = ..., keepdims: Any = ...
-    ) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest entry, of all or along an axis."""
-    def argmax(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-        """Index of the largest entry along an axis, or in the flattened array, int64; the first on ties."""
-    def argmin(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-        """Index of the smallest entry along an axis, or in the flattened array, int64; the first on ties."""
-    def sort(self, dim: Any = ..., descending: Any = ..., *, stable: Any = ..., axis: Any = ...) -> Extremes:
-        """Return the sorted values and their indices; stable, NaN is the largest."""
-    def argsort(self, dim: Any = ..., descending: Any = ..., *, stable: Any = ..., axis: Any = ...) -> Tensor:
-        """Return the indices that sort an axis, int64; stable, NaN is the largest."""
-    def msort(self) -> Tensor:
-        """Return the values sorted along the first axis."""
-    def topk(self, k: Any, dim: Any = ..., largest: Any = ..., sorted: Any = ..., *, axis: Any = ...) -> Extremes:
-        """Return the k largest (or smallest) values in order, and their indices; equal values by ascending index.
-
-        Raises: ShapeError if k exceeds the size of the axis.
-        """
-    def kthvalue(self, k: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Extremes:
-        """Return the k-th smallest value along an axis, counted from 1, and its index. Raises: ShapeError."""
-    def median(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
-        """Return the median, of two middle entries the lower; with an axis (values, indices). NaN if an entry is NaN."""
-    def nanmedian(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
-        """Return the median of the entries that are not NaN; with an axis (values, indices)."""
+    mm = top.mm
+    mv = top.mv
+    bmm = top.bmm
+    dot = top.dot
+    vdot = top.vdot
+    inner = top.inner
+    addmm = top.addmm
+    addmv = top.addmv
+    baddbmm = top.baddbmm
+    addbmm = top.addbmm
+    addr = top.addr
+    kron = top.kron
+    cross = top.cross
+    inverse = top.inverse
+    sum = top.sum
+    mean = top.mean
+    prod = top.prod
+    amax = top.amax
+    amin = top.amin
+    any = top.any
+    all = top.all
+    logsumexp = top.logsumexp
+    var = top.var
+    std = top.std
+    norm = top.norm
+    renorm = top.renorm
+    nansum = top.nansum
+    nanmean = top.nanmean
+    count_nonzero = top.count_nonzero
+    max = top.max
+    min = top.min
+    aminmax = top.aminmax
+    argmax = top.argmax
+    argmin = top.argmin
+    sort = top.sort
+    argsort = top.argsort
+    msort = top.msort
+    topk = top.topk
+    kthvalue = top.kthvalue
+    median = top.median
+    nanmedian = top.nanmedian
     def mode(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Extremes:
         """Return the most frequent value along an axis, of several the smallest, and an index of it."""
-    def quantile(
-        self,
-        q: Any,
-        dim: Any = ...,
-        keepdim: Any = ...,
-        *,
-        interpolation: Any = ...,
-        axis: Any = ...,
-        keepdims: Any = ...,
-    ) -> Tensor:
-        """The q-quantile, 0 ≤ q ≤ 1, interpolated linearly between entries; several q give a new first axis.
-
-        Args:
-            interpolation: `linear`, `lower`, `higher`, `nearest` or `midpoint`.
-        Raises: UsageError for a q outside [0, 1] or another interpolation.
-        """
-    def cumsum(self, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
-        """Sum cumulatively along an axis; each sum includes its own entry."""
-    def cumprod(self, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
-        """Multiply cumulatively along an axis; each product includes its own entry. Entries of 0 get the exact gradient."""
-    def logcumsumexp(self, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-        """ln Σ eˣ over the entries up to each entry along an axis, without overflow."""
-    def cummax(self, dim: Any = ..., *, axis: Any = ...) -> Extremes:
-        """Return the largest entry up to each entry along an axis, and its index; of equal entries the last."""
-    def cummin(self, dim: Any = ..., *, axis: Any = ...) -> Extremes:
-        """Return the smallest entry up to each entry along an axis, and its index; of equal entries the last."""
-    def diff(self, n: Any = ..., dim: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Differences of neighbours along an axis, n times."""
-    def cov(self, *, correction: Any = ...) -> Tensor:
-        """Covariance of the rows of [variables, observations]."""
-    def corrcoef(self) -> Tensor:
-        """Correlation coefficients of the rows of [variables, observations]."""
-    def softmax(self, dim: Any = ..., mask: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
-        """e^(x - max x) / Σ e^(x - max x) along an axis.
-
-        Args:
-            mask: bool, broadcast to x; entries where it is false are 0 and get no gradient, even if a whole row is false.
-                Without a mask, a row of only -inf gives NaN.
-            dtype: a dtype to cast to first.
-        """
-    def log_softmax(self, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
-        """ln softmax along an axis; with `dtype`, the operand is cast first."""
+    quantile = top.quantile
+    cumsum = top.cumsum
+    cumprod = top.cumprod
+    logcumsumexp = top.logcumsumexp
+    cummax = top.cummax
+    cummin = top.cummin
+    diff = top.diff
+    cov = top.cov
+    corrcoef = top.corrcoef
+    softmax = top.softmax
+    log_softmax = top.log_softmax
     def size(self, dim: Any = ..., *, axis: Any = ...) -> Any:
         """Return the shape, or the size of one axis."""
     def dim(self) -> builtins.int:
         """Return the number of axes."""
     def ndimension(self) -> builtins.int:
         """Return the number of axes."""
-    def numel(self) -> builtins.int:
-        """Return the number of entries."""
+    numel = top.numel
     def nelement(self) -> builtins.int:
         """Return the number of entries."""
     def element_size(self) -> builtins.int:
         """Return the number of bytes of an entry."""
-    def is_floating_point(self) -> builtins.bool:
-        """Whether the dtype is floating."""
+    is_floating_point = top.is_floating_point
     def is_contiguous(self) -> builtins.bool:
         """Whether the entries are row-major in memory."""
     def stride(self, dim: Any = ..., *, axis: Any = ...) -> Any:
         """Return the strides in entries, or that of one axis."""
-    def reshape(self, *shape: Any) -> Tensor:
-        """Return the same entries in a new shape; one size may be -1, and is then inferred. Raises: ShapeError."""
+    reshape = top.reshape
     def view(self, *shape: Any) -> Tensor:
         """Reshape without a copy; an eager result shares memory. Raises: ShapeError if that is impossible."""
     def view_as(self, other: Any) -> Tensor:
         """Return a view in the shape of `other`."""
     def reshape_as(self, other: Any) -> Tensor:
         """Reshape to the shape of `other`."""
-    def ravel(self) -> Tensor:
-        """Return the entries as a vector, row-major."""
-    def flatten(self, start_dim: Any = ..., end_dim: Any = ...) -> Tensor:
-        """Merge axes `start_dim` to `end_dim`, inclusive, into one; a 0-d tensor becomes a vector of one entry."""
-    def unflatten(self, dim: Any = ..., sizes: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Split an axis into several; one size may be -1. Raises: ShapeError."""
-    def permute(self, *axes: Any, dims: Any = ...) -> Tensor:
-        """Reorder the axes."""
-    def transpose(self, dim0: Any, dim1: Any) -> Tensor:
-        """Exchange two axes."""
-    def swapaxes(self, dim0: Any, dim1: Any) -> Tensor:
-        """Exchange two axes."""
-    def swapdims(self, dim0: Any, dim1: Any) -> Tensor:
-        """Exchange two axes."""
-    def t(self) -> Tensor:
-        """Transpose a matrix; tensors of fewer axes are unchanged. Raises: ShapeError for more."""
-    def movedim(self, source: Any, destination: Any) -> Tensor:
-        """Move axes to other indices; the other axes keep their order."""
-    def moveaxis(self, source: Any, destination: Any) -> Tensor:
-        """Move axes to other indices; the other axes keep their order."""
-    def squeeze(self, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Remove axes of size 1: all of them, or the given ones; longer axes are kept."""
-    def unsqueeze(self, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Insert an axis of size 1 at this index of the result's shape."""
+    ravel = top.ravel
+    flatten = top.flatten
+    unflatten = top.unflatten
+    permute = top.permute
+    transpose = top.transpose
+    swapaxes = top.swapaxes
+    swapdims = top.swapdims
+    t = top.t
+    movedim = top.movedim
+    moveaxis = top.moveaxis
+    squeeze = top.squeeze
+    unsqueeze = top.unsqueeze
     def expand(self, *sizes: Any) -> Tensor:
         """Broadcast to a shape, sharing memory; -1 keeps the size of an axis that the tensor has."""
     def expand_as(self, other: Any) -> Tensor:
         """Broadcast to the shape of `other`, sharing memory."""
-    def broadcast_to(self, *size: Any) -> Tensor:
-        """Broadcast to a shape, sharing memory."""
-    def flip(self, *axes: Any, dims: Any = ...) -> Tensor:
-        """Reverse the order of entries along axes."""
-    def fliplr(self) -> Tensor:
-        """Reverse the columns."""
-    def flipud(self) -> Tensor:
-        """Reverse the rows."""
-    def rot90(self, k: Any = ..., dims: Any = ...) -> Tensor:
-        """Rotate by k·90 degrees in the plane of two axes, from the first towards the second."""
-    def roll(self, shifts: Any, dims: Any = ...) -> Tensor:
-        """Shift entries cyclically along axes, or in the flattened array without axes."""
-    def tile(self, *dims: Any) -> Tensor:
-        """Repeat the tensor along each axis: a b -> a b a b; missing leading counts are 1."""
+    broadcast_to = top.broadcast_to
+    def sum_to_size(self, *size: Any) -> Tensor:
+        """Sum over the axes along which the shape `size` was broadcast to this one. Raises: ShapeError."""
+    flip = top.flip
+    fliplr = top.fliplr
+    flipud = top.flipud
+    rot90 = top.rot90
+    roll = top.roll
+    tile = top.tile
     def repeat(self, *repeats: Any) -> Tensor:
         """Like `tile`, but with at least one count per axis. Raises: ShapeError for fewer."""
-    def narrow(self, dim: Any = ..., start: Any = ..., length: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Return a view of `length` entries of an axis from `start`. Raises: ShapeError past the end."""
-    def select(self, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Return a view of one entry of an axis, without the axis. Raises: IndexOutOfRange."""
-    def unbind(self, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
-        """Return views of all entries of an axis, without the axis."""
-    def split(self, split_size: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
-        """Return views along an axis with `split_size` entries each (the last may have fewer), or with the given sizes.
-
-        Raises: ShapeError unless the given sizes sum to the size of the axis.
-        """
-    def chunk(self, chunks: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
-        """Return at most `chunks` views of equal size along an axis; the last may be smaller."""
-    def tensor_split(self, indices_or_sections: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
-        """Return views along an axis: this many of nearly equal size, or parts that begin at the given indices."""
-    def diagonal(self, offset: Any = ..., dim1: Any = ..., dim2: Any = ...) -> Tensor:
-        """Return a view in which the entries (i, i + offset) of two axes, as a new last axis, replace both."""
+    narrow = top.narrow
+    select = top.select
+    unbind = top.unbind
+    split = top.split
+    chunk = top.chunk
+    tensor_split = top.tensor_split
+    def split_with_sizes(self, split_sizes: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
+        """Return views along an axis with the given sizes."""
+    vsplit = top.vsplit
+    hsplit = top.hsplit
+    dsplit = top.dsplit
+    diagonal = top.diagonal
     def trace(self) -> Tensor:
-        """Return the sum of the diagonal of a matrix."""
-    def diag_embed(self, offset: Any = ...) -> Tensor:
-        """Write the last axis to a diagonal of new square matrices of zeros."""
-    def diag(self, diagonal: Any = ...) -> Tensor:
-        """Return a diagonal of a matrix, or the matrix with a vector on a diagonal."""
+        """Return the sum of the diagonal of a matrix. Raises: ShapeError."""
+    diag_embed = top.diag_embed
+    diag = top.diag
+    diagflat = top.diagflat
     def unfold(self, dimension: Any, size: Any, step: Any) -> Tensor:
         """Return windows of `size` entries along an axis, `step` apart, as a new last axis."""
-    def mm(self, mat2: Any) -> Tensor:
-        """Multiply matrices [n, k] and [k, m]. Raises: ShapeError."""
-    def mv(self, mat2: Any) -> Tensor:
-        """Multiply a matrix [n, k] and a vector [k]. Raises: ShapeError."""
-    def bmm(self, mat2: Any) -> Tensor:
-        """Multiply batches of matrices [B, n, k] and [B, k, m]. Raises: ShapeError."""
-    def dot(self, mat2: Any) -> Tensor:
-        """Σ a·b of vectors [n]. Raises: ShapeError."""
-    def inner(self, other: Any) -> Tensor:
-        """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
-    def addmm(self, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-        """beta·x + alpha·(A @ B) of matrices."""
-    def addmv(self, mat: Any, vec: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-        """beta·x + alpha·(A @ v)."""
-    def baddbmm(self, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-        """beta·x + alpha·(A @ B) of batches of matrices."""
-    def kron(self, other: Any) -> Tensor:
-        """Kronecker product: each entry of a times b, as blocks."""
-    def cross(self, other: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-        """Cross product along an axis of size 3. Raises: ShapeError."""
-    def inverse(self) -> Tensor:
-        """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
+    def new_zeros(self, *size: Any, dtype: Any = ..., device: Any = ..., requires_grad: Any = ...) -> Tensor:
+        """Call `zeros` with the dtype and device of this tensor, unless given."""
+    def new_ones(self, *size: Any, dtype: Any = ..., device: Any = ..., requires_grad: Any = ...) -> Tensor:
+        """Call `ones` with the dtype and device of this tensor, unless given."""
+    def new_empty(self, *size: Any, dtype: Any = ..., device: Any = ..., requires_grad: Any = ...) -> Tensor:
+        """Call `empty` with the dtype and device of this tensor, unless given."""
+    def new_full(self, *size: Any, dtype: Any = ..., device: Any = ..., requires_grad: Any = ...) -> Tensor:
+        """Call `full` with the dtype and device of this tensor, unless given."""
+    def new_tensor(self, *size: Any, dtype: Any = ..., device: Any = ..., requires_grad: Any = ...) -> Tensor:
+        """Call `tensor` with the dtype and device of this tensor, unless given."""
+    bernoulli = top.bernoulli
+    multinomial = top.multinomial
+    def uniform_(self, from_: Any = ..., to: Any = ..., *, generator: Any = ...) -> Tensor:
+        """Fill with samples of the uniform distribution over [from, to). Raises: UsageError."""
+    def normal_(self, mean: Any = ..., std: Any = ..., *, generator: Any = ...) -> Tensor:
+        """Fill with samples of a normal distribution. Raises: UsageError."""
+    def log_normal_(self, mean: Any = ..., std: Any = ..., *, generator: Any = ...) -> Tensor:
+        """Fill with samples whose logarithms are normal. Raises: UsageError."""
+    def exponential_(self, lambd: Any = ..., *, generator: Any = ...) -> Tensor:
+        """Fill with samples of the exponential distribution of rate `lambd`. Raises: UsageError."""
+    def cauchy_(self, median: Any = ..., sigma: Any = ..., *, generator: Any = ...) -> Tensor:
+        """Fill with samples of the Cauchy distribution. Raises: UsageError."""
+    def geometric_(self, p: Any, *, generator: Any = ...) -> Tensor:
+        """Fill with the number of trials until the first success of probability p, at least 1. Raises: UsageError."""
+    def bernoulli_(self, p: Any = ..., *, generator: Any = ...) -> Tensor:
+        """Fill with 1 with probability p, a number or a tensor, else 0."""
+    def random_(self, from_: Any = ..., to: Any = ..., *, generator: Any = ...) -> Tensor:
+        """Fill with integers from .. to - 1, by default from 0; one number is the end."""
     def sigmoid_(self, *args: Any, **options: Any) -> Any:
         """Run `sigmoid`, write the result to this tensor, and return it."""
     def tanh_(self, *args: Any, **options: Any) -> Any:
@@ -736,6 +428,12 @@ class OpMethods:
         """Run `scatter`, write the result to this tensor, and return it."""
     def scatter_add_(self, *args: Any, **options: Any) -> Any:
         """Run `scatter_add`, write the result to this tensor, and return it."""
+    def scatter_reduce_(self, *args: Any, **options: Any) -> Any:
+        """Run `scatter_reduce`, write the result to this tensor, and return it."""
+    def index_reduce_(self, *args: Any, **options: Any) -> Any:
+        """Run `index_reduce`, write the result to this tensor, and return it."""
+    def put_(self, *args: Any, **options: Any) -> Any:
+        """Run `put`, write the result to this tensor, and return it."""
     def index_add_(self, *args: Any, **options: Any) -> Any:
         """Run `index_add`, write the result to this tensor, and return it."""
     def index_copy_(self, *args: Any, **options: Any) -> Any:
@@ -764,6 +462,20 @@ class OpMethods:
         """Run `frac`, write the result to this tensor, and return it."""
     def absolute_(self, *args: Any, **options: Any) -> Any:
         """Run `absolute`, write the result to this tensor, and return it."""
+    def arccos_(self, *args: Any, **options: Any) -> Any:
+        """Run `arccos`, write the result to this tensor, and return it."""
+    def arccosh_(self, *args: Any, **options: Any) -> Any:
+        """Run `arccosh`, write the result to this tensor, and return it."""
+    def arcsin_(self, *args: Any, **options: Any) -> Any:
+        """Run `arcsin`, write the result to this tensor, and return it."""
+    def arcsinh_(self, *args: Any, **options: Any) -> Any:
+        """Run `arcsinh`, write the result to this tensor, and return it."""
+    def arctan_(self, *args: Any, **options: Any) -> Any:
+        """Run `arctan`, write the result to this tensor, and return it."""
+    def arctan2_(self, *args: Any, **options: Any) -> Any:
+        """Run `arctan2`, write the result to this tensor, and return it."""
+    def arctanh_(self, *args: Any, **options: Any) -> Any:
+        """Run `arctanh`, write the result to this tensor, and return it."""
     def clamp_(self, *args: Any, **options: Any) -> Any:
         """Run `clamp`, write the result to this tensor, and return it."""
     def clip_(self, *args: Any, **options: Any) -> Any:
@@ -790,7 +502,21 @@ class OpMethods:
         """Run `rad2deg`, write the result to this tensor, and return it."""
     def sgn_(self, *args: Any, **options: Any) -> Any:
         """Run `sgn`, write the result to this tensor, and return it."""
+    def mvlgamma_(self, *args: Any, **options: Any) -> Any:
+        """Run `mvlgamma`, write the result to this tensor, and return it."""
     def cumsum_(self, *args: Any, **options: Any) -> Any:
         """Run `cumsum`, write the result to this tensor, and return it."""
     def cumprod_(self, *args: Any, **options: Any) -> Any:
         """Run `cumprod`, write the result to this tensor, and return it."""
+    def transpose_(self, *args: Any, **options: Any) -> Any:
+        """Make this tensor the view that `transpose` returns, and return it."""
+    def swapaxes_(self, *args: Any, **options: Any) -> Any:
+        """Make this tensor the view that `swapaxes` returns, and return it."""
+    def swapdims_(self, *args: Any, **options: Any) -> Any:
+        """Make this tensor the view that `swapdims` returns, and return it."""
+    def t_(self, *args: Any, **options: Any) -> Any:
+        """Make this tensor the view that `t` returns, and return it."""
+    def squeeze_(self, *args: Any, **options: Any) -> Any:
+        """Make this tensor the view that `squeeze` returns, and return it."""
+    def unsqueeze_(self, *args: Any, **options: Any) -> Any:
+        """Make this tensor the view that `unsqueeze` returns, and return it."""

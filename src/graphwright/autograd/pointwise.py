@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from graphwright.array import (
     DType,
     bfloat16,
     bool_,
+    finfo,
     float16,
     float32,
     float64,
@@ -117,6 +119,7 @@ def positive(input: Tensor) -> Tensor:
 def square(input: Any) -> Tensor:
     """x², elementwise."""
     x = as_tensor(input)
+    x = x.to(int64) if x.dtype.kind == "bool" else x
     return x * x
 
 
@@ -160,6 +163,13 @@ def frac(input: Any) -> Tensor:
 def abs_(input: Any) -> Tensor:
     """|x|, elementwise; gradient sign(x), 0 at 0."""
     return call("abs", as_tensor(input))
+
+
+for _alias, _name in (
+    ("arccos", "acos"), ("arccosh", "acosh"), ("arcsin", "asin"), ("arcsinh", "asinh"), ("arctan", "atan"),
+    ("arctan2", "atan2"), ("arctanh", "atanh"),
+):  # fmt: skip
+    NAMES[_alias] = replace(NAMES[_name], name=_alias)
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
@@ -209,7 +219,7 @@ def nan_to_num(input: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = Non
     x = as_tensor(input)
     if not x.dtype.is_float:
         return x
-    most = largest(x.dtype)
+    most = finfo(x.dtype).max
     x = call("where", x.isnan(), cast_like(0.0 if nan is None else nan, x), x)
     x = call("where", isposinf(x), cast_like(most if posinf is None else posinf, x), x)
     return call("where", isneginf(x), cast_like(-most if neginf is None else neginf, x), x)
@@ -239,6 +249,7 @@ def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Tensor
 def logit(input: Any, eps: float | None = None) -> Tensor:
     """ln(p / (1 - p)), elementwise; with `eps`, p is first clamped to [eps, 1 - eps]."""
     x = as_tensor(input)
+    x = x if x.dtype.is_float else x.to(float32)
     x = x if eps is None else clamp(x, eps, 1.0 - eps)
     return x.log() - (-x).log1p()
 
@@ -279,7 +290,7 @@ def hypot(input: Any, other: Any) -> Tensor:
 def copysign(input: Any, other: Any) -> Tensor:
     """|a| with the sign of b, elementwise; the sign of -0 counts."""
     a, b = as_tensor(input), as_tensor(other)
-    size = a.abs() if a.dtype.is_float else a.abs().to(float32)
+    size = (a if a.dtype.is_float else a.to(float32)).abs()
     return call("where", signbit(b), -size, size)
 
 
@@ -318,6 +329,33 @@ def heaviside(input: Any, values: Any) -> Tensor:
 def sgn(input: Any) -> Tensor:
     """-1, 0 or 1, the sign of x, elementwise; gradient 0."""
     return call("sign", as_tensor(input))
+
+
+@named()
+def angle(input: Any) -> Tensor:
+    """The angle of a real number in the complex plane: π below 0, else 0; NaN of NaN."""
+    x = as_tensor(input)
+    x = x if x.dtype.is_float else x.to(float32)
+    none = call("full_like", x, value=0.0)
+    return call("where", x.isnan(), x, call("where", x < 0.0, none + math.pi, none))
+
+
+@named()
+def ldexp(input: Any, other: Any) -> Tensor:
+    """x·2ⁿ, elementwise."""
+    n = as_tensor(other)
+    return as_tensor(input) * (n if n.dtype.is_float else n.to(float32)).exp2()
+
+
+@named(in_place=True)
+def mvlgamma(input: Any, p: int) -> Tensor:
+    """ln of the multivariate gamma function of dimension p: p(p - 1)/4·ln π + Σ lnΓ(x - j/2) over j < p."""
+    x = as_tensor(input)
+    x = x if x.dtype.is_float else x.to(float32)
+    total = x.lgamma() + p * (p - 1) / 4 * math.log(math.pi)
+    for j in range(1, p):
+        total = total + (x - 0.5 * j).lgamma()
+    return total
 
 
 @named()
@@ -383,13 +421,19 @@ for _op, _doc in (
 def i0(input: Any) -> Tensor:
     """The modified Bessel function of order 0, elementwise. On the host: outside traces, without a gradient."""
     x = as_tensor(input)
+    x = x if x.dtype.is_float else x.to(float32)
     return as_tensor(np.asarray(np.i0(x.numpy()))).to(x.dtype)
 
 
 # -- comparison of tensors ---------------------------------------------------------------------------------------------
 @named()
 def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """True where |a - b| ≤ atol + rtol·|b|, or both are equal infinities; with `equal_nan`, also where both are NaN."""
+    """True where |a - b| ≤ atol + rtol·|b|, or both are equal infinities; with `equal_nan`, also where both are NaN.
+
+    Raises: UsageError for a negative tolerance.
+    """
+    if rtol < 0 or atol < 0:
+        raise UsageError("a tolerance is negative", where="isclose", expected=">= 0", got=f"{rtol}, {atol}")
     a, b = as_tensor(input), as_tensor(other)
     if not a.dtype.is_float:
         a, b = a.to(float64), b.to(float64)
@@ -427,18 +471,3 @@ CASTS = {
 """Method -> the dtype to which it casts."""
 for _name, _kind in CASTS.items():
     _cast(_name, _kind)
-
-
-_BITS = {"float64": (11, 52), "float32": (8, 23), "bfloat16": (8, 7), "float16": (5, 10)}
-"""Bits of exponent and fraction by dtype."""
-
-
-def largest(kind: DType) -> float:
-    """Return the largest finite number of a floating dtype."""
-    exponent, fraction = _BITS[kind.name]
-    return (2.0 - 2.0**-fraction) * 2.0 ** (2 ** (exponent - 1) - 1)
-
-
-def epsilon(kind: DType) -> float:
-    """Return the distance from 1 to the next number of a floating dtype."""
-    return 2.0 ** -_BITS[kind.name][1]

@@ -9,22 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from graphwright.array import CPU, Device, from_numpy, int64
-from graphwright.autograd.apply import as_tensor
-from graphwright.autograd.create import device_of, like, renamed, sizes, target
+from graphwright.array import CPU, Device, finfo, from_numpy, int64
+from graphwright.autograd.apply import TensorBase, as_tensor
+from graphwright.autograd.create import device_of, full_like, like, renamed, sizes, target
+from graphwright.autograd.names import METHOD, named
 from graphwright.autograd.recorder import Recorder, active_recorder, scoped
 from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import HostVariable
 from graphwright.errors import UsageError
 from graphwright.ops import call
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(slots=True)
@@ -200,18 +198,47 @@ randn_like = _sampler_like("randn_like", randn)
 
 
 def randint_like(
-    x: Tensor, low: int, high: int, dtype: object = None, *, generator: Generator | None = None,
+    input: Tensor, low: int, high: int | None = None, dtype: object = None, *, generator: Generator | None = None,
     device: Device | str | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Call `randint` with the shape of `x` and, unless given, its dtype and device."""
-    kind, there = like(x, dtype, device, out)
-    return randint(low, high, x.shape, dtype=kind, generator=generator, device=there, out=out)
+    """Call `randint` with the shape of `input` and, unless given, its dtype and device; one number is `high`."""
+    kind, there = like(input, dtype, device, out)
+    low, high = (0, low) if high is None else (low, high)
+    return randint(low, high, input.shape, dtype=kind, generator=generator, device=there, out=out)
 
 
-def bernoulli(p: Tensor, *, generator: Generator | None = None, out: Tensor | None = None) -> Tensor:
-    """Sample 1 with probability p, else 0, elementwise; p gets no gradient."""
-    key, stream = _drawn(generator, device_of(p))
-    return call("bernoulli", p, key, stream=stream, out=out)
+@named()
+def bernoulli(
+    input: Tensor, p: float | None = None, *, generator: Generator | None = None, out: Tensor | None = None
+) -> Tensor:
+    """Sample 1 with the probabilities in `input`, else 0; with the number p, sample by it in the shape of `input`."""
+    chances = input if p is None else full_like(input, p)
+    key, stream = _drawn(generator, device_of(input))
+    return call("bernoulli", chances, key, stream=stream, out=out)
+
+
+def normal(
+    mean: Any = 0.0, std: Any = 1.0, size: Sequence[int] | None = None, *, dtype: object = None,
+    generator: Generator | None = None, device: Device | str | None = None,
+) -> Tensor:  # fmt: skip
+    """Sample normal distributions: mean and standard deviation are numbers, with `size`, or tensors, which broadcast.
+
+    Raises: UsageError for numbers without a size.
+    """
+    if size is None:
+        given = [t.shape for t in (mean, std) if isinstance(t, TensorBase)]
+        if not given:
+            raise UsageError("normal got numbers but no size", fix="pass size=(...), or tensors")
+        size = np.broadcast_shapes(*given)
+    return randn(*size, dtype=dtype, generator=generator, device=device) * std + mean
+
+
+def randperm(
+    n: int, *, dtype: object = None, generator: Generator | None = None, device: Device | str | None = None
+) -> Tensor:
+    """Sample a permutation of 0 .. n - 1, int64 by default."""
+    made = rand(n, dtype="float64", generator=generator, device=device).argsort()
+    return made if dtype is None else made.to(dtype)
 
 
 def stochastic_round(x: Tensor, *, generator: Generator | None = None) -> Tensor:
@@ -220,13 +247,19 @@ def stochastic_round(x: Tensor, *, generator: Generator | None = None) -> Tensor
     return call("stochastic_round", x, key, stream=stream)
 
 
+@named()
 def multinomial(
     input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
 ) -> Tensor:
     """Sample indices of the last axis in proportion to the input: [..., K] -> [..., num_samples], int64.
 
-    Raises: ShapeError for more samples than K without replacement.
+    Raises: ShapeError for more samples than K without replacement; outside traces UsageError for invalid weights.
     """
+    if not input.symbolic:
+        weights = input.detach().numpy("float64")
+        if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.sum(-1).all():
+            expected = "finite numbers >= 0, not all 0 in a row"
+            raise UsageError("the input has no weights of a distribution", where="multinomial", expected=expected)
     key, stream = _drawn(generator, device_of(input))
     return call("multinomial", input, key, stream=stream, samples=num_samples, replacement=replacement)
 
@@ -238,3 +271,78 @@ def dropout(x: Tensor, p: float = 0.5, *, generator: Generator | None = None) ->
     """
     key, stream = _drawn(generator, device_of(x))
     return call("dropout", x, key, p=float(p), stream=stream)[0]
+
+
+# -- methods that fill a tensor ----------------------------------------------------------------------------------------
+@named(METHOD, "uniform_")
+def uniform_(input: Tensor, from_: float = 0.0, to: float = 1.0, *, generator: Generator | None = None) -> Tensor:
+    """Fill with samples of the uniform distribution over [from, to). Raises: UsageError."""
+    _positive("uniform_", "to - from", to - from_, least=0.0)
+    return input.copy_(_samples(input, rand, generator) * (to - from_) + from_)
+
+
+@named(METHOD, "normal_")
+def normal_(input: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
+    """Fill with samples of a normal distribution. Raises: UsageError."""
+    _positive("normal_", "std", std, least=0.0)
+    return input.copy_(_samples(input, randn, generator) * std + mean)
+
+
+@named(METHOD, "log_normal_")
+def log_normal_(input: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None) -> Tensor:
+    """Fill with samples whose logarithms are normal. Raises: UsageError."""
+    _positive("log_normal_", "std", std)
+    return input.copy_((_samples(input, randn, generator) * std + mean).exp())
+
+
+@named(METHOD, "exponential_")
+def exponential_(input: Tensor, lambd: float = 1.0, *, generator: Generator | None = None) -> Tensor:
+    """Fill with samples of the exponential distribution of rate `lambd`. Raises: UsageError."""
+    _positive("exponential_", "lambd", lambd)
+    return input.copy_((-_samples(input, rand, generator)).log1p() / -lambd)
+
+
+@named(METHOD, "cauchy_")
+def cauchy_(input: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None) -> Tensor:
+    """Fill with samples of the Cauchy distribution. Raises: UsageError."""
+    _positive("cauchy_", "sigma", sigma)
+    return input.copy_(((_samples(input, rand, generator) - 0.5) * np.pi).tan() * sigma + median)
+
+
+@named(METHOD, "geometric_")
+def geometric_(input: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
+    """Fill with the number of trials until the first success of probability p, at least 1. Raises: UsageError."""
+    if not 0 < p < 1:
+        raise UsageError("p is not a probability", where="geometric_", expected="0 < p < 1", got=p)
+    least = finfo("float64").tiny
+    draws = rand(*input.shape, dtype="float64", generator=generator, device=device_of(input))
+    return input.copy_(((1.0 - draws).clamp(min=least).log() / np.log1p(-p)).ceil().clamp(min=1.0))
+
+
+@named(METHOD, "bernoulli_")
+def bernoulli_(input: Tensor, p: Any = 0.5, *, generator: Generator | None = None) -> Tensor:
+    """Fill with 1 with probability p, a number or a tensor, else 0."""
+    if isinstance(p, TensorBase):
+        return input.copy_(bernoulli(as_tensor(p), generator=generator).expand(*input.shape))
+    return input.copy_(_samples(input, rand, generator) < p)
+
+
+@named(METHOD, "random_")
+def random_(input: Tensor, from_: int = 0, to: int | None = None, *, generator: Generator | None = None) -> Tensor:
+    """Fill with integers from .. to - 1, by default from 0; one number is the end."""
+    if to is None:
+        digits = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+        whole = 2 ** digits[input.dtype.name] if input.dtype.is_float else int(np.iinfo(input.dtype.numpy).max)
+        from_, to = 0, from_ or min(whole, 2**31)
+    return input.copy_(randint(from_, to, input.shape, generator=generator, device=device_of(input)))
+
+
+def _samples(x: Tensor, sampler: Callable[..., Tensor], generator: Generator | None) -> Tensor:
+    kind = x.dtype if x.dtype.is_float and not x.dtype.is_low else "float32"
+    return sampler(*x.shape, dtype=kind, generator=generator, device=device_of(x))
+
+
+def _positive(where: str, name: str, value: float, least: float | None = None) -> None:
+    if not (value > 0 if least is None else value >= least):
+        expected = "> 0" if least is None else f">= {least:g}"
+        raise UsageError(f"{name} is out of range", where=where, expected=expected, got=value)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import float32, int64
+from graphwright.array import bool_, float32, int64, uint8
 from graphwright.autograd.apply import TensorBase, apply, as_tensor
 from graphwright.autograd.functions import cast_like, where
 from graphwright.autograd.names import METHOD, TOP, Extremes, named
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import call, get
 from graphwright.ops.axes import axes_of, axis_of
 
@@ -30,7 +30,8 @@ def _reduction(op: str, doc: str, typed: bool = True) -> None:
 
     def reduce(input: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         x = input if dtype is None else input.to(dtype)
-        return apply(row, (x,), {"axes": axes_of(dim, x.ndim), "keepdims": keepdim})
+        made = apply(row, (x,), {"axes": axes_of(dim, x.ndim), "keepdims": keepdim})
+        return made.to(dtype) if dtype is not None and x.dtype is bool_ else made
 
     def reduce_untyped(input: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
         return apply(row, (input,), {"axes": axes_of(dim, input.ndim), "keepdims": keepdim})
@@ -47,7 +48,13 @@ _reduction("amax", "Largest entry over axes; ties share the gradient.", typed=Fa
 _reduction("amin", "Smallest entry over axes; ties share the gradient.", typed=False)
 _reduction("any", "True if some entry is not 0.", typed=False)
 _reduction("all", "True if no entry is 0.", typed=False)
-_reduction("logsumexp", "ln Σ eˣ over axes.", typed=False)
+
+
+@named()
+def logsumexp(input: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
+    """ln Σ eˣ over axes."""
+    x = input if input.dtype.is_float else input.to(float32)
+    return call("logsumexp", x, axes=axes_of(dim, x.ndim), keepdims=keepdim)
 
 
 # -- moments and norms -------------------------------------------------------------------------------------------------
@@ -112,20 +119,22 @@ def norm(input: Tensor, p: Any = 2, dim: Axes = None, keepdim: bool = False, dty
     """(Σ |x|ᵖ)^(1/p) over axes (all by default), with gradient 0 where the norm is 0.
 
     Args:
-        p: a number > 0, or `inf` for the largest |x|, `-inf` for the smallest, 0 for the number of nonzero entries;
+        p: a number, `inf` for the largest |x|, `-inf` for the smallest, 0 for the number of nonzero entries;
             `"fro"` is 2.
-    Raises: UsageError for a finite p below 0 or another name.
+    Raises: UsageError for another name.
     """
     x = input if dtype is None else input.to(dtype)
     if x.dtype.is_low:
         return norm(x.to(float32), p, dim, keepdim).to(x.dtype)
     p = 2 if p in ("fro", None) else p
-    if isinstance(p, str) or (p < 0 and p != -inf):
-        raise UsageError("unknown order of a norm", expected="p >= 0, inf, -inf or 'fro'", got=p)
+    if isinstance(p, str):
+        raise UsageError("unknown order of a norm", expected="a number, inf, -inf or 'fro'", got=p)
     if p == 0:
         return (x != 0.0).to(x.dtype).sum(dim, keepdim)
     if p in (inf, -inf):
         return x.abs().amax(dim, keepdim) if p > 0 else x.abs().amin(dim, keepdim)
+    if p < 0:
+        return (x.abs() ** p).sum(dim, keepdim) ** (1.0 / p)
     if p == 1:
         return x.abs().sum(dim, keepdim)
     if p == 2:
@@ -142,7 +151,9 @@ def _zero_safe(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 @named()
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it."""
+    """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it. Raises: ShapeError below two axes."""
+    if input.ndim < 2:
+        raise ShapeError("the tensor has too few axes", where="renorm", expected="at least 2", got=input.spec)
     rest = tuple(a for a in range(input.ndim) if a != axis_of(dim, input.ndim))
     size = norm(input, p, rest, True)
     return input * where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
@@ -169,15 +180,15 @@ def count_nonzero(input: Tensor, dim: Axes = None) -> Tensor:
 
 
 # -- extrema -----------------------------------------------------------------------------------------------------------
-def _extremum(input: Tensor, dim: Any, keepdim: bool, op: str, whole: str, pairwise: str) -> Any:
+def _extremum(input: Any, dim: Any, keepdim: bool, op: str, whole: str, pairwise: str) -> Any:
+    input = as_tensor(input)
     if dim is None:
         return call(whole, input, axes=axes_of(None, input.ndim))
     if isinstance(dim, TensorBase):  # torch's max(input, other)
         return call(pairwise, input, dim)
-    at = axis_of(dim, input.ndim) if input.ndim else 0
-    x = input if input.ndim else input.unsqueeze(0)
-    index = call(op, x, axis=at)
-    return _taken(x, index, at, keepdim)
+    at = axis_of(dim, input.ndim)
+    x = input.to(uint8) if input.dtype.kind == "bool" else input
+    return _taken(input, call(op, x, axis=at), at, keepdim)
 
 
 def _taken(x: Tensor, index: Tensor, at: int, keepdim: bool) -> Extremes:
@@ -188,7 +199,7 @@ def _taken(x: Tensor, index: Tensor, at: int, keepdim: bool) -> Extremes:
     return Extremes(value, column) if keepdim else Extremes(call("reshape", value, shape=shape), index)
 
 
-@named()
+@named(scalars=True)
 def max_(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     """Return the largest entry; with an axis (values, indices) of the first maxima, which get the gradient.
 
@@ -197,7 +208,7 @@ def max_(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     return _extremum(input, dim, keepdim, "argmax", "amax", "maximum")
 
 
-@named()
+@named(scalars=True)
 def min_(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     """Return the smallest entry; with an axis (values, indices) of the first minima, which get the gradient.
 
@@ -221,7 +232,7 @@ def _position(op: str, doc: str) -> None:
         return found.unsqueeze(axis_of(dim, input.ndim)) if keepdim else found
 
     position.__name__, position.__doc__ = op, doc
-    named()(position)
+    named(scalars=True)(position)
 
 
 _position("argmax", "Index of the largest entry along an axis, or in the flattened array, int64; the first on ties.")
@@ -229,13 +240,13 @@ _position("argmin", "Index of the smallest entry along an axis, or in the flatte
 
 
 # -- order -------------------------------------------------------------------------------------------------------------
-@named()
+@named(scalars=True)
 def sort(input: Any, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Extremes:
     """Return the sorted values and their indices; stable, NaN is the largest."""
     return Extremes(*call("sort", as_tensor(input), axis=dim, descending=descending))
 
 
-@named()
+@named(scalars=True)
 def argsort(input: Any, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Tensor:
     """Return the indices that sort an axis, int64; stable, NaN is the largest."""
     return sort(input, dim, descending)[1]
@@ -247,7 +258,7 @@ def msort(input: Any) -> Tensor:
     return sort(input, 0)[0]
 
 
-@named()
+@named(scalars=True)
 def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Extremes:
     """Return the k largest (or smallest) values in order, and their indices; equal values by ascending index.
 
@@ -256,7 +267,7 @@ def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool =
     return Extremes(*call("topk", as_tensor(input), k=k, axis=dim, largest=largest))
 
 
-@named()
+@named(scalars=True)
 def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Extremes:
     """Return the k-th smallest value along an axis, counted from 1, and its index. Raises: ShapeError."""
     at = axis_of(dim, input.ndim)
@@ -283,19 +294,19 @@ def _middle(input: Tensor, dim: int | None, keepdim: bool, skip: bool) -> Any:
     return Extremes(value, index) if keepdim else Extremes(value.squeeze(at), index.squeeze(at))
 
 
-@named()
+@named(scalars=True)
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return the median, of two middle entries the lower; with an axis (values, indices). NaN if an entry is NaN."""
     return _middle(input, dim, keepdim, skip=False)
 
 
-@named()
+@named(scalars=True)
 def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return the median of the entries that are not NaN; with an axis (values, indices)."""
     return _middle(input, dim, keepdim, skip=True)
 
 
-@named(METHOD, differs="`gw.mode` is the context manager of training and inference")
+@named(METHOD, differs="`gw.mode` is the context manager of training and inference", scalars=True)
 def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Extremes:
     """Return the most frequent value along an axis, of several the smallest, and an index of it."""
     at = axis_of(dim, input.ndim)
@@ -319,37 +330,42 @@ def quantile(
         interpolation: `linear`, `lower`, `higher`, `nearest` or `midpoint`.
     Raises: UsageError for a q outside [0, 1] or another interpolation.
     """
-    wanted = np.asarray(q.numpy() if isinstance(q, TensorBase) else q, np.float64)  # pyright: ignore[reportAttributeAccessIssue]  # a Tensor
+    if not input.ndim:
+        dim, keepdim = None, False
+    share = q if isinstance(q, TensorBase) else None
+    wanted = np.asarray(share.detach().numpy() if share is not None else q, np.float64)  # pyright: ignore[reportAttributeAccessIssue]  # a Tensor
     if wanted.size and not (wanted.min() >= 0 and wanted.max() <= 1):
         raise UsageError("a quantile is out of range", expected="0 <= q <= 1", got=q)
     x, at = (input.reshape(-1), 0) if dim is None else (input, axis_of(dim, input.ndim))
-    values = sort(x, at)[0]
-    n = x.shape[at]
+    values, n = sort(x, at)[0], x.shape[at]
     rounding = {"linear": None, "lower": np.floor, "higher": np.ceil, "nearest": np.round, "midpoint": None}
     if interpolation not in rounding:
         raise UsageError("unknown interpolation", expected=", ".join(rounding), got=interpolation)
+    nan = x.isnan().any(at, True)
 
-    def one(share: float) -> Tensor:
-        position = share * (n - 1)
+    def one(where_: float, given: Any) -> Tensor:
+        position = where_ * (n - 1)
         position = position if rounding[interpolation] is None else float(rounding[interpolation](position))
         low = int(position)
-        part = position - low if interpolation != "midpoint" or position == low else 0.5
+        part: Any = position - low if interpolation != "midpoint" or position == low else 0.5
+        if given is not None and interpolation == "linear":
+            part = given * float(n - 1) - float(low)
         made = values.narrow(at, low, 1)
-        if part:
+        if given is not None or part:
             made = made + (values.narrow(at, builtins.min(low + 1, n - 1), 1) - made) * part
-        made = where(x.isnan().any(at, True), cast_like(float("nan"), made), made)
+        made = where(nan, cast_like(float("nan"), made), made)
         if dim is None:
             return made.reshape(*(1,) * input.ndim) if keepdim else made.squeeze(0)
         return made if keepdim else made.squeeze(at)
 
     if wanted.ndim == 0:
-        return one(float(wanted))
-    parts = [one(float(share)).unsqueeze(0) for share in wanted]
+        return one(float(wanted), share)
+    parts = [one(float(w), None if share is None else share[i]).unsqueeze(0) for i, w in enumerate(wanted)]  # pyright: ignore[reportIndexIssue]  # a Tensor
     return call("concat", *parts, axis=0)
 
 
 # -- scans -------------------------------------------------------------------------------------------------------------
-@named(in_place=True)
+@named(in_place=True, scalars=True)
 def cumsum(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     """Sum cumulatively along an axis; each sum includes its own entry."""
     return call("cumsum", input if dtype is None else input.to(dtype), axis=dim)
@@ -367,7 +383,7 @@ def _scan(combine: Callable[..., Any], parts: tuple[Tensor, ...], at: int) -> tu
     return parts
 
 
-@named(in_place=True)
+@named(in_place=True, scalars=True)
 def cumprod(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     """Multiply cumulatively along an axis; each product includes its own entry. Entries of 0 get the exact gradient."""
     x = input if dtype is None else input.to(dtype)
@@ -375,7 +391,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     return _scan(lambda a, b: (a[0] * b[0],), (x,), axis_of(dim, x.ndim))[0]
 
 
-@named()
+@named(scalars=True)
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
     """ln Σ eˣ over the entries up to each entry along an axis, without overflow."""
     from graphwright.autograd.pointwise import logaddexp
@@ -397,22 +413,31 @@ def _running(input: Tensor, dim: int, op: str) -> Extremes:
     return Extremes(call("gather", input, index, axis=at), index)
 
 
-@named()
+@named(scalars=True)
 def cummax(input: Tensor, dim: int) -> Extremes:
     """Return the largest entry up to each entry along an axis, and its index; of equal entries the last."""
     return _running(input, dim, "ge")
 
 
-@named()
+@named(scalars=True)
 def cummin(input: Tensor, dim: int) -> Extremes:
     """Return the smallest entry up to each entry along an axis, and its index; of equal entries the last."""
     return _running(input, dim, "le")
 
 
 @named()
-def diff(input: Tensor, n: int = 1, dim: int = -1) -> Tensor:
-    """Differences of neighbours along an axis, n times."""
-    x, at = input, axis_of(dim, input.ndim)
+def diff(input: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
+    """Differences of neighbours along an axis, n times; values may be joined before and after the entries first.
+
+    Raises: ShapeError for a 0-d tensor, UsageError for n below 0.
+    """
+    if n < 0:
+        raise UsageError("the order of differences is negative", where="diff", expected=">= 0", got=n)
+    at = axis_of(dim, input.ndim)
+    if n == 0:
+        return input
+    whole = [t for t in (prepend, input, append) if t is not None]
+    x = input if len(whole) == 1 else call("concat", *whole, axis=at)
     for _ in range(n):
         size = builtins.max(x.shape[at] - 1, 0)
         after, before = x.narrow(at, x.shape[at] - size, size), x.narrow(at, 0, size)
@@ -422,23 +447,59 @@ def diff(input: Tensor, n: int = 1, dim: int = -1) -> Tensor:
 
 @named(TOP, also="trapz")
 def trapezoid(y: Tensor, x: Any = None, *, dx: Any = 1, dim: int = -1) -> Tensor:
-    """Integrate y along an axis by the trapezoidal rule, at the positions x (1-d) or dx apart."""
+    """Integrate y along an axis by the trapezoidal rule, at the positions x or dx apart."""
+    return _trapezoids(y, x, dx, dim).sum(dim)
+
+
+def _trapezoids(y: Tensor, x: Any, dx: Any, dim: int) -> Tensor:
     at, n = axis_of(dim, y.ndim), y.shape[dim]
     means = (y.narrow(at, 0, n - 1) + y.narrow(at, 1, n - 1)) * 0.5
     if x is None:
-        return means.sum(at) * dx
-    steps = diff(as_tensor(x), 1, -1)
-    steps = steps if steps.ndim > 1 else steps.reshape(*(-1 if a == at else 1 for a in range(y.ndim)))
-    return (means * steps).sum(at)
+        return means * dx
+    positions = as_tensor(x)
+    if positions.ndim == 1:
+        positions = positions.reshape(*(-1 if a == at else 1 for a in range(y.ndim)))
+    return means * diff(positions, 1, at - y.ndim)
+
+
+@named(TOP)
+def cumulative_trapezoid(y: Tensor, x: Any = None, *, dx: Any = 1, dim: int = -1) -> Tensor:
+    """Integrate y cumulatively along an axis by the trapezoidal rule, at the positions x or dx apart."""
+    return _trapezoids(y, x, dx, dim).cumsum(dim)
 
 
 @named()
-def cov(input: Tensor, *, correction: int = 1) -> Tensor:
-    """Covariance of the rows of [variables, observations]."""
-    x = input if input.ndim > 1 else input.reshape(1, -1)
-    centred = x - x.mean(1, True)
-    made = centred @ centred.T / float(builtins.max(x.shape[1] - correction, 0))
-    return made if input.ndim > 1 else made.reshape()
+def cov(input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Tensor:
+    """Covariance of the rows of [variables, observations].
+
+    Args:
+        fweights: int [observations], how often each observation counts.
+        aweights: [observations], its weight.
+    Raises: ShapeError, DTypeError.
+    """
+    if input.ndim > 2:
+        raise ShapeError("the tensor has too many axes", where="cov", expected="at most 2", got=input.spec)
+    x = input.reshape(1, -1) if input.ndim < 2 else input
+    x = x if x.dtype.is_float else x.to(float32)
+    weights, total, loss = None, float(x.shape[1]), float(correction)
+    for name, given, integral in (("fweights", fweights, True), ("aweights", aweights, False)):
+        if given is None:
+            continue
+        if given.ndim > 1 or given.numel() != x.shape[1] or bool((given < 0).any().item()):
+            expected = f"{x.shape[1]} numbers >= 0"
+            raise ShapeError("invalid weights of observations", where=name, expected=expected, got=given.spec)
+        if given.dtype.is_float is integral:
+            raise DTypeError("weights of observations have the wrong dtype", where=name, got=given.spec)
+        weights = given.to(x.dtype) if weights is None else weights * given.to(x.dtype)
+    if weights is None:
+        centred = x - x.mean(1, True)
+        made = centred @ centred.T / builtins.max(total - loss, 0.0)
+    else:
+        whole = weights.sum()
+        centred = x - (x * weights).sum(1, True) / whole
+        less = loss if aweights is None else (weights * aweights.to(x.dtype)).sum() / whole * loss
+        made = (centred * weights) @ centred.T / (whole - less).clamp(min=0.0)
+    return made if x.shape[0] > 1 else made.reshape()
 
 
 @named()
@@ -452,7 +513,7 @@ def corrcoef(input: Tensor) -> Tensor:
 
 
 # -- softmax -----------------------------------------------------------------------------------------------------------
-@named()
+@named(scalars=True)
 def softmax(input: Tensor, dim: int = -1, mask: Any = None, *, dtype: Any = None) -> Tensor:
     """e^(x - max x) / Σ e^(x - max x) along an axis.
 
@@ -465,7 +526,7 @@ def softmax(input: Tensor, dim: int = -1, mask: Any = None, *, dtype: Any = None
     return call("softmax", x, *(() if mask is None else (mask,)), axis=dim)
 
 
-@named()
+@named(scalars=True)
 def log_softmax(input: Tensor, dim: int = -1, *, dtype: Any = None) -> Tensor:
     """ln softmax along an axis; with `dtype`, the operand is cast first."""
     return call("log_softmax", input if dtype is None else input.to(dtype), axis=dim)

@@ -1,4 +1,4 @@
-"""Shapes, axes, joining and splitting of tensors, and products of matrices, under torch's names."""
+"""Shapes, axes, joining and splitting of tensors, under torch's names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import NDArray
-from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.functions import cat, stack
 from graphwright.autograd.names import METHOD, TOP, named
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import call
 from graphwright.ops.axes import axes_of, axis_of
 
@@ -57,6 +57,12 @@ def nelement(input: Tensor) -> int:
     return numel(input)
 
 
+@named(TOP)
+def is_tensor(obj: Any) -> bool:
+    """Whether an object is a tensor."""
+    return isinstance(obj, TensorBase)
+
+
 @named(METHOD)
 def element_size(input: Tensor) -> int:
     """Return the number of bytes of an entry."""
@@ -93,9 +99,9 @@ def broadcast_shapes(*shapes: Any) -> Shape:
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
 @named()
-def reshape(input: Tensor, *shape: Any) -> Tensor:
+def reshape(input: Tensor, *sizes_: Any, shape: Any = None) -> Tensor:
     """Return the same entries in a new shape; one size may be -1, and is then inferred. Raises: ShapeError."""
-    sizes = list(ints(shape))
+    sizes = list(ints(sizes_) if shape is None else shape)
     if -1 in sizes:
         known = prod(s for s in sizes if s != -1)
         if sizes.count(-1) > 1 or known == 0 or input.numel() % known:
@@ -155,16 +161,18 @@ def permute(input: Tensor, *axes: Any, dims: Any = None) -> Tensor:
     return call("permute", input, axes=tuple(axis_of(a, input.ndim) for a in order))
 
 
-@named(also="swapaxes swapdims")
+@named(in_place="view", also="swapaxes swapdims")
 def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Exchange two axes."""
     order = list(range(input.ndim))
+    if not order and {dim0, dim1} <= {0, -1}:
+        return input
     a, b = axis_of(dim0, input.ndim), axis_of(dim1, input.ndim)
     order[a], order[b] = order[b], order[a]
     return call("permute", input, axes=tuple(order))
 
 
-@named()
+@named(in_place="view")
 def t(input: Tensor) -> Tensor:
     """Transpose a matrix; tensors of fewer axes are unchanged. Raises: ShapeError for more."""
     if input.ndim > 2:
@@ -174,24 +182,27 @@ def t(input: Tensor) -> Tensor:
 
 @named(also="moveaxis")
 def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
-    """Move axes to other indices; the other axes keep their order."""
+    """Move axes to other indices; the other axes keep their order. Raises: ShapeError for repeated axes."""
     moved, to = (
         tuple(axis_of(a, input.ndim) for a in ([v] if isinstance(v, int) else v)) for v in (source, destination)
     )
+    if len(moved) != len(to) or len(set(moved)) < len(moved) or len(set(to)) < len(to):
+        what = "source and destination are not equally many different axes"
+        raise ShapeError(what, where="movedim", got=f"{source}, {destination}")
     order = [a for a in range(input.ndim) if a not in moved]
     for at, axis in sorted(zip(to, moved, strict=True)):
         order.insert(at, axis)
     return call("permute", input, axes=tuple(order))
 
 
-@named()
+@named(in_place="view")
 def squeeze(input: Tensor, dim: Axes = None) -> Tensor:
     """Remove axes of size 1: all of them, or the given ones; longer axes are kept."""
     axes = tuple(a for a in axes_of(dim, input.ndim) if input.shape[a] == 1)
     return call("squeeze", input, axes=axes) if axes else input
 
 
-@named()
+@named(in_place="view")
 def unsqueeze(input: Tensor, dim: int) -> Tensor:
     """Insert an axis of size 1 at this index of the result's shape."""
     return call("unsqueeze", input, axes=(dim,))
@@ -227,12 +238,12 @@ def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _at_least(count: int) -> None:
     def atleast(*tensors: Any) -> Any:
-        made = []
-        for x in map(as_tensor, tensors):
+        made, several = [], len(tensors) == 1 and isinstance(tensors[0], list | tuple)
+        for x in map(as_tensor, tensors[0] if several else tensors):
             while x.ndim < count:
                 x = x.unsqueeze(-1 if x.ndim == 2 else 0)
             made.append(x)
-        return made[0] if len(made) == 1 else tuple(made)
+        return made[0] if len(made) == 1 and not several else tuple(made)
 
     atleast.__name__, atleast.__doc__ = f"atleast_{count}d", f"Return tensors with at least {count} axes."
     named(TOP)(atleast)
@@ -243,6 +254,20 @@ for _count in (1, 2, 3):
 
 
 # -- order and repetition ----------------------------------------------------------------------------------------------
+@named(METHOD)
+def sum_to_size(input: Tensor, *size: Any) -> Tensor:
+    """Sum over the axes along which the shape `size` was broadcast to this one. Raises: ShapeError."""
+    wanted = ints(size)
+    lead = input.ndim - len(wanted)
+    axes = [*range(lead), *(lead + i for i, n in enumerate(wanted) if n == 1 != input.shape[lead + i])]
+    kept = tuple(n if n == 1 else m for n, m in zip(wanted, input.shape[builtins.max(lead, 0) :], strict=False))
+    if lead < 0 or kept != wanted:
+        raise ShapeError("the shape does not broadcast to that of the tensor", expected=input.shape, got=wanted)
+    if not wanted:
+        return input.sum()
+    return input.sum(tuple(axes), True).reshape(wanted) if axes else input
+
+
 @named()
 def flip(input: Tensor, *axes: Any, dims: Any = None) -> Tensor:
     """Reverse the order of entries along axes."""
@@ -257,13 +282,15 @@ def fliplr(input: Tensor) -> Tensor:
 
 @named()
 def flipud(input: Tensor) -> Tensor:
-    """Reverse the rows."""
-    return input.flip(0)
+    """Reverse the rows. Raises: ShapeError for a 0-d tensor."""
+    return input.flip(axis_of(0, input.ndim))
 
 
 @named()
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-    """Rotate by k·90 degrees in the plane of two axes, from the first towards the second."""
+    """Rotate by k·90 degrees in the plane of two axes, from the first towards the second. Raises: ShapeError."""
+    if len(dims) != 2 or axis_of(dims[0], input.ndim) == axis_of(dims[1], input.ndim):
+        raise ShapeError("the plane of a rotation needs two axes", where="rot90", got=tuple(dims))
     a, b = dims
     if k % 2 == 0:
         return input.flip(a, b) if k % 4 else input
@@ -296,7 +323,13 @@ def repeat(input: Tensor, *repeats: Any) -> Tensor:
 @named()
 def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
     """Return a view of `length` entries of an axis from `start`. Raises: ShapeError past the end."""
-    return call("slice", input, axis=dim, start=start, size=length)
+    at = axis_of(dim, input.ndim)
+    if isinstance(start, TensorBase) and start.dtype.kind not in ("int", "uint"):
+        raise DTypeError("the start is not an integer", where="narrow", expected="an integer", got=start.spec)
+    n, first = input.shape[at], int(start)
+    if not -n <= first <= n:
+        raise ShapeError("the start is out of range", where="narrow", expected=f"-{n}..{n}", got=first)
+    return call("slice", input, axis=at, start=first + n if first < 0 else first, size=length)
 
 
 @named()
@@ -341,13 +374,42 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """Return views along an axis: this many of nearly equal size, or parts that begin at the given indices."""
     n = input.shape[axis_of(dim, input.ndim)]
+    if isinstance(indices_or_sections, TensorBase):
+        indices_or_sections = indices_or_sections.tolist()  # pyright: ignore[reportAttributeAccessIssue]  # a Tensor
     if isinstance(indices_or_sections, int):
         k = indices_or_sections
+        if k < 1:
+            raise ShapeError("the number of parts is not positive", where="tensor_split", expected=">= 1", got=k)
         sizes = [n // k + (i < n % k) for i in range(k)]
     else:
         ends = [builtins.min(builtins.max(i + n if i < 0 else i, 0), n) for i in (*indices_or_sections, n)]
         sizes = [builtins.max(b - a, 0) for a, b in zip([0, *ends], ends, strict=False)]
     return split(input, sizes, dim)
+
+
+@named(METHOD)
+def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Return views along an axis with the given sizes."""
+    return split(input, list(split_sizes), dim)
+
+
+def _split_along(name: str, axis: int, least: int) -> None:
+    def along(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+        if input.ndim < least:
+            raise ShapeError("the tensor has too few axes", where=name, expected=f"{least} or more", got=input.spec)
+        at = 0 if input.ndim == 1 else axis
+        whole = isinstance(indices_or_sections, int)
+        if whole and (indices_or_sections < 1 or input.shape[at] % indices_or_sections):
+            got, expected = indices_or_sections, f"a divisor of {input.shape[at]}"
+            raise ShapeError("the parts would have different sizes", where=name, expected=expected, got=got)
+        return tensor_split(input, indices_or_sections, at)
+
+    along.__name__, along.__doc__ = name, f"Return views along axis {axis}, like `tensor_split`, of equal sizes."
+    named()(along)
+
+
+for _name, _axis, _least in (("vsplit", 0, 2), ("hsplit", 1, 1), ("dsplit", 2, 3)):
+    _split_along(_name, _axis, _least)
 
 
 @named()
@@ -358,13 +420,18 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
 
 @named(METHOD, differs="`gw.trace` records a program")
 def trace(input: Tensor) -> Tensor:
-    """Return the sum of the diagonal of a matrix."""
+    """Return the sum of the diagonal of a matrix. Raises: ShapeError."""
+    if input.ndim != 2:
+        raise ShapeError("not a matrix", where="trace", expected="[n, m]", got=input.spec)
     return input.diagonal().sum()
 
 
 @named()
-def diag_embed(input: Tensor, offset: int = 0) -> Tensor:
-    """Write the last axis to a diagonal of new square matrices of zeros."""
+def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """Write the last axis to a diagonal of square matrices of zeros, on two new axes. Raises: ShapeError."""
+    new = axis_of(dim1, input.ndim + 1), axis_of(dim2, input.ndim + 1)
+    if new[0] == new[1]:
+        raise ShapeError("the axes of the matrices are one", where="diag_embed", got=f"{dim1}, {dim2}")
     n = input.shape[-1] + builtins.abs(offset)
     rows = builtins.max(-offset, 0)
     wide = call("pad", input.unsqueeze(-1), widths=((0, 0), (0, n)), mode="constant", value=0.0).flatten(-2)
@@ -373,18 +440,29 @@ def diag_embed(input: Tensor, offset: int = 0) -> Tensor:
     rest = n * n - whole.shape[-1] - lead
     whole = whole.narrow(-1, 0, whole.shape[-1] + builtins.min(rest, 0))
     whole = call("pad", whole, widths=((lead, builtins.max(rest, 0)),), mode="constant", value=0.0)
-    return call("unflatten", whole, axis=whole.ndim - 1, sizes=(n, n))
+    made = call("unflatten", whole, axis=whole.ndim - 1, sizes=(n, n))
+    return movedim(made, (-2, -1), new) if new != (made.ndim - 2, made.ndim - 1) else made
 
 
 @named()
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
-    """Return a diagonal of a matrix, or the matrix with a vector on a diagonal."""
+    """Return a diagonal of a matrix, or the matrix with a vector on a diagonal. Raises: ShapeError."""
+    if input.ndim not in (1, 2):
+        raise ShapeError("neither a vector nor a matrix", where="diag", expected="[n] or [n, m]", got=input.spec)
     return diag_embed(input, diagonal) if input.ndim == 1 else call("diagonal", input, offset=diagonal, axes=(0, 1))
+
+
+@named()
+def diagflat(input: Tensor, offset: int = 0) -> Tensor:
+    """Return a matrix with the entries, row-major, on a diagonal."""
+    return diag_embed(input.reshape(-1), offset)
 
 
 @named(METHOD)
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """Return windows of `size` entries along an axis, `step` apart, as a new last axis."""
+    if not input.ndim:
+        return unfold(input.unsqueeze(0), dimension, size, step).squeeze(0)
     at = axis_of(dimension, input.ndim)
     count = (input.shape[at] - size) // step + 1
     if count < 1:
@@ -397,6 +475,8 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
 def _joined(name: str, axis: int, axes: int, doc: str) -> None:
     def join(tensors: Sequence[Any]) -> Tensor:
         parts = [as_tensor(x) for x in tensors]
+        if not parts:
+            raise UsageError("there are no tensors to join", where=name, expected="at least one tensor")
         if axes == 1:  # hstack
             parts = [x if x.ndim else x.reshape(1) for x in parts]
             return cat(parts, 0 if parts[0].ndim == 1 else 1)
@@ -458,8 +538,9 @@ def block_diag(*tensors: Any) -> Tensor:
 
 
 def _indices(name: str, numpy_name: str) -> None:
-    def indices(row: int, col: int, offset: int = 0) -> Tensor:
-        return as_tensor(np.stack(getattr(np, numpy_name)(row, offset, col)).astype(np.int64))
+    def indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
+        made = as_tensor(np.stack(getattr(np, numpy_name)(row, offset, col)).astype(np.int64))
+        return made.to(dtype=dtype, device=device) if dtype is not None or device is not None else made
 
     indices.__name__ = name
     indices.__doc__ = f"Return row and column indices, int64 [2, count], of the {name[:4]} of a matrix [row, col]."
@@ -468,124 +549,3 @@ def _indices(name: str, numpy_name: str) -> None:
 
 _indices("tril_indices", "tril_indices")
 _indices("triu_indices", "triu_indices")
-
-
-# -- products of vectors and matrices ----------------------------------------------------------------------------------
-def _ranked(name: str, left: int, right: int, doc: str) -> None:
-    def product(input: Tensor, mat2: Tensor) -> Tensor:
-        if (input.ndim, mat2.ndim) != (left, right):
-            expected = f"{left} and {right} axes"
-            raise ShapeError("an operand has a wrong number of axes", where=name, expected=expected,
-                             got=f"{input.spec}, {mat2.spec}")  # fmt: skip
-        return call("matmul", input, mat2)
-
-    product.__name__, product.__doc__ = name, doc
-    named()(product)
-
-
-_ranked("mm", 2, 2, "Multiply matrices [n, k] and [k, m]. Raises: ShapeError.")
-_ranked("mv", 2, 1, "Multiply a matrix [n, k] and a vector [k]. Raises: ShapeError.")
-_ranked("bmm", 3, 3, "Multiply batches of matrices [B, n, k] and [B, k, m]. Raises: ShapeError.")
-_ranked("dot", 1, 1, "Σ a·b of vectors [n]. Raises: ShapeError.")
-
-
-@named()
-def inner(input: Tensor, other: Tensor) -> Tensor:
-    """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
-    if not input.ndim or not other.ndim:
-        return input * other
-    flat = call("matmul", input.reshape(-1, input.shape[-1]), other.reshape(-1, other.shape[-1]).T)
-    return flat.reshape(*input.shape[:-1], *other.shape[:-1])
-
-
-def _added(input: Any, product: Tensor, beta: Any, alpha: Any) -> Tensor:
-    scaled = product if alpha == 1 else product * alpha
-    return (
-        scaled if beta == 0 else as_tensor(input) * (1 if beta == 1 else beta) + scaled if beta != 1 else input + scaled
-    )
-
-
-@named()
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """beta·x + alpha·(A @ B) of matrices."""
-    return _added(input, mat1.mm(mat2), beta, alpha)
-
-
-@named()
-def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """beta·x + alpha·(A @ v)."""
-    return _added(input, mat.mv(vec), beta, alpha)
-
-
-@named()
-def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """beta·x + alpha·(A @ B) of batches of matrices."""
-    return _added(input, batch1.bmm(batch2), beta, alpha)
-
-
-@named(TOP)
-def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
-    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes."""
-    if isinstance(dims, int):
-        left, right = tuple(range(a.ndim - dims, a.ndim)), tuple(range(dims))
-    else:
-        left, right = (
-            tuple(axis_of(i, x.ndim) for i in ([d] if isinstance(d, int) else d))
-            for d, x in zip(dims, (a, b), strict=True)
-        )
-    free_a, free_b = ([i for i in range(x.ndim) if i not in used] for x, used in ((a, left), (b, right)))
-    inner_size = prod(a.shape[i] for i in left)
-    made = call("matmul", a.permute(*free_a, *left).reshape(-1, inner_size),
-                b.permute(*right, *free_b).reshape(inner_size, -1))  # fmt: skip
-    return made.reshape(*(a.shape[i] for i in free_a), *(b.shape[i] for i in free_b))
-
-
-@named()
-def kron(input: Tensor, other: Tensor) -> Tensor:
-    """Kronecker product: each entry of a times b, as blocks."""
-    n = builtins.max(input.ndim, other.ndim)
-    a, b = (x.reshape(*(1,) * (n - x.ndim), *x.shape) for x in (input, other))
-    wide = a.reshape(*(s for d in a.shape for s in (d, 1))) * b.reshape(*(s for d in b.shape for s in (1, d)))
-    return wide.reshape(*(p * q for p, q in zip(a.shape, b.shape, strict=True)))
-
-
-@named()
-def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
-    """Cross product along an axis of size 3. Raises: ShapeError."""
-    if input.shape[axis_of(dim, input.ndim)] != 3:
-        raise ShapeError("the axis of a cross product has another size", expected="3", got=input.spec)
-    following, previous = (lambda x: x.roll(-1, dim)), (lambda x: x.roll(1, dim))
-    return following(input) * previous(other) - previous(input) * following(other)
-
-
-@named()
-def inverse(input: Tensor) -> Tensor:
-    """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
-    eye = as_tensor(np.eye(input.shape[-1], dtype=np.float64)).to(input.dtype)
-    return call("solve", input, eye)
-
-
-@named(TOP)
-def matrix_power(input: Tensor, n: int) -> Tensor:
-    """Return the n-th power of square matrices, by repeated squaring; a negative n inverts first."""
-    if n < 0:
-        return matrix_power(inverse(input), -n)
-    made = as_tensor(np.eye(input.shape[-1])).to(input.dtype).expand(*input.shape)
-    base = input
-    while n:
-        made = made @ base if n & 1 else made
-        base, n = base @ base if n > 1 else base, n >> 1
-    return made
-
-
-@named(TOP)
-def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:
-    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m]."""
-    return (x1.unsqueeze(-2) - x2.unsqueeze(-3)).norm(p, dim=-1)
-
-
-@named(TOP)
-def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
-    """Return the powers x^(N-1), ..., x, 1 of a vector as columns."""
-    powers = range(x.shape[0] if N is None else N)
-    return stack([x**k for k in (powers if increasing else reversed(powers))], -1)

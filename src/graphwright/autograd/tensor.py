@@ -80,9 +80,19 @@ class Tensor(TensorBase, OpMethods):
     # -- gradients ---------------------------------------------------------------------------------------------------
     backward = engine.backward
 
+    @property
+    def grad_fn(self) -> Any:
+        """The tape node that computed the tensor; None for a leaf."""
+        return self.node
+
     def detach(self) -> Tensor:
         """Return a tensor over the same memory that is not on the tape."""
         return Tensor(self.data.alias() if isinstance(self.data, Symbol) else self.data)
+
+    def detach_(self) -> Tensor:
+        """Take this tensor off the tape, and return it."""
+        self.node, self.requires_grad = None, False
+        return self
 
     def register_hook(self, call: Callable[[Tensor], Tensor | None]) -> Hook:
         """Call a function with the full gradient of this tensor, once in each backward; it may return a replacement.
@@ -267,6 +277,16 @@ class Tensor(TensorBase, OpMethods):
     def T(self) -> Tensor:
         """A view with the axes in reverse order."""
         return call("permute", self, axes=tuple(reversed(range(self.ndim))))
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of all entries."""
+        return self.numel() * self.dtype.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Number of bytes of an entry."""
+        return self.dtype.itemsize
 
     @property
     def mT(self) -> Tensor:

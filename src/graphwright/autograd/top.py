@@ -1,7 +1,13 @@
-"""Functions of the package by torch's names: `gw.exp`, `gw.softmax`, ...; typed in `top.pyi`."""
+"""Functions and dtypes of the package by torch's names: `gw.exp`, `gw.double`, ...; typed in `top.pyi`."""
 
-from graphwright.autograd import names
+from graphwright.array import Device
+from graphwright.autograd import names, pointwise
 from graphwright.autograd.tensor import Tensor  # noqa: F401  # its methods fill the table
 
-globals().update(names.functions())
-__all__ = sorted(names.functions())  # pyright: ignore[reportUnsupportedDunderAll]
+device = Device
+"""The class of devices by torch's name."""
+ALIASES = {name: kind for name, kind in pointwise.CASTS.items() if name not in (kind.name, "char", "byte")}
+"""Short name of a dtype -> the dtype."""
+ALIASES["bool"] = pointwise.CASTS["bool"]
+globals().update(names.functions() | ALIASES)
+__all__ = sorted([*names.functions(), *ALIASES, "device"])  # pyright: ignore[reportUnsupportedDunderAll]

@@ -2,6 +2,7 @@
 import builtins
 from typing import Any
 
+from graphwright.array import Device, DType
 from graphwright.autograd.names import Extremes
 from graphwright.autograd.tensor import Tensor
 
@@ -166,19 +167,19 @@ def ger(input: Any, vec2: Any) -> Tensor:
     """a[i]·b[j]: [m] and [n] to [m, n]. Raises: ShapeError unless both are vectors."""
 
 def cat(tensors: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Concatenate tensors along an axis; dtypes promote.
+    """Concatenate tensors along an axis; dtypes promote. A tensor [0] joins tensors of any number of axes, as in torch.
 
     Raises: ShapeError if the sizes of other axes differ, UsageError for an empty sequence.
     """
 
 def concat(tensors: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Concatenate tensors along an axis; dtypes promote.
+    """Concatenate tensors along an axis; dtypes promote. A tensor [0] joins tensors of any number of axes, as in torch.
 
     Raises: ShapeError if the sizes of other axes differ, UsageError for an empty sequence.
     """
 
 def concatenate(tensors: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Concatenate tensors along an axis; dtypes promote.
+    """Concatenate tensors along an axis; dtypes promote. A tensor [0] joins tensors of any number of axes, as in torch.
 
     Raises: ShapeError if the sizes of other axes differ, UsageError for an empty sequence.
     """
@@ -187,13 +188,19 @@ def stack(tensors: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
     """Stack tensors of one shape along a new axis. Raises: ShapeError if shapes differ, UsageError for no tensors."""
 
 def masked_fill(input: Any, mask: Any, value: Any) -> Tensor:
-    """Replace entries by `value` where the bool mask, which broadcasts, is true; these get gradient 0."""
+    """Replace entries by `value` where the bool mask, which broadcasts, is true; these get gradient 0.
+
+    Raises: ShapeError for a value that is not a number or a 0-d tensor.
+    """
 
 def tril(input: Any, diagonal: Any = ..., *, out: Any = ...) -> Tensor:
     """Keep entries (i, j) of the last two axes with j ≤ i + diagonal; others are 0. Raises: ShapeError."""
 
 def triu(input: Any, diagonal: Any = ..., *, out: Any = ...) -> Tensor:
     """Keep entries (i, j) of the last two axes with j ≥ i + diagonal; others are 0. Raises: ShapeError."""
+
+def take_along_dim(input: Any, indices: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Like `gather` along an axis, or of the flattened tensor; the other axes of both broadcast."""
 
 def gather(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """y[i, j] = x[index[i, j], j] for axis 0.
@@ -203,22 +210,22 @@ def gather(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> 
     Raises: ShapeError, DTypeError; IndexOutOfRange for an index outside 0..n-1.
     """
 
-def take_along_dim(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
-    """y[i, j] = x[index[i, j], j] for axis 0.
-
-    Args:
-        index: ints with as many axes as x; only `axis` may be longer than in x.
-    Raises: ShapeError, DTypeError; IndexOutOfRange for an index outside 0..n-1.
-    """
-
 def scatter(
-    input: Any, dim: Any = ..., index: Any = ..., src: Any = ..., *, value: Any = ..., axis: Any = ...
+    input: Any,
+    dim: Any = ...,
+    index: Any = ...,
+    src: Any = ...,
+    *,
+    value: Any = ...,
+    reduce: Any = ...,
+    axis: Any = ...,
 ) -> Tensor:
     """Return a copy y of x with y[index[i, j], j] = src[i, j] for axis 0; for a repeated index the last value wins.
 
     Args:
-        src, value: a tensor of at least the shape of the index, or a number.
-    Raises: ShapeError, DTypeError, IndexOutOfRange.
+        src, value: a tensor of at least the shape of the index, of the dtype of x, or a number.
+        reduce: `add` or `multiply` to combine the values with the entries of x instead.
+    Raises: ShapeError, DTypeError, IndexOutOfRange; UsageError for another `reduce`.
     """
 
 def scatter_add(input: Any, dim: Any = ..., index: Any = ..., src: Any = ..., *, axis: Any = ...) -> Tensor:
@@ -226,6 +233,53 @@ def scatter_add(input: Any, dim: Any = ..., index: Any = ..., src: Any = ..., *,
 
     Raises: ShapeError, DTypeError, IndexOutOfRange.
     """
+
+def scatter_reduce(
+    input: Any,
+    dim: Any = ...,
+    index: Any = ...,
+    src: Any = ...,
+    reduce: Any = ...,
+    *,
+    include_self: Any = ...,
+    axis: Any = ...,
+) -> Tensor:
+    """Combine the entries src[i, j] into a copy of x at [index[i, j], j] for axis 0; equal extrema share the gradient.
+
+    Args:
+        reduce: `sum`, `prod`, `mean`, `amax` or `amin`.
+        include_self: whether the entry of x takes part where others are combined.
+    Raises: UsageError for another `reduce`; ShapeError, DTypeError, IndexOutOfRange.
+    """
+
+def index_reduce(
+    input: Any,
+    dim: Any = ...,
+    index: Any = ...,
+    source: Any = ...,
+    reduce: Any = ...,
+    *,
+    include_self: Any = ...,
+    axis: Any = ...,
+) -> Tensor:
+    """Combine source[i] into a copy of x at index[i] for axis 0, as `scatter_reduce`."""
+
+def put(input: Any, index: Any, source: Any, accumulate: Any = ...) -> Tensor:
+    """Return a copy y with y.flatten()[index] = source, or += with `accumulate`. Raises: IndexOutOfRange."""
+
+def select_scatter(input: Any, src: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Return a copy of x in which `src` replaces one entry of an axis. Raises: ShapeError, IndexOutOfRange."""
+
+def slice_scatter(
+    input: Any, src: Any, dim: Any = ..., start: Any = ..., end: Any = ..., step: Any = ..., *, axis: Any = ...
+) -> Tensor:
+    """Return a copy of x in which `src` replaces a slice of an axis. Raises: ShapeError."""
+
+def diagonal_scatter(input: Any, src: Any, offset: Any = ..., dim1: Any = ..., dim2: Any = ...) -> Tensor:
+    """Return a copy of x in which `src` replaces a diagonal. Raises: ShapeError."""
+
+def unravel_index(indices: Any, shape: Any) -> tuple[Tensor, ...]:
+    """Return the index along each axis of entries of the flattened tensor."""
 
 def index_select(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """Select entries of an axis by indices; the axes of the index replace it. Negative indices count from the end.
@@ -293,14 +347,14 @@ def argwhere(input: Any, *, as_tuple: Any = ..., size: Any = ..., fill: Any = ..
     Raises: TraceError in a trace without `size`.
     """
 
-def repeat_interleave(input: Any, repeats: Any, dim: Any = ..., *, total: Any = ..., axis: Any = ...) -> Tensor:
+def repeat_interleave(input: Any, repeats: Any, dim: Any = ..., *, output_size: Any = ..., axis: Any = ...) -> Tensor:
     """Repeat each entry along an axis: a b -> a a b b. Without an axis, x is flattened first.
 
     Args:
         repeats: an int, or int64 counts, [n] for the n entries or [1] for all; a count of 0 omits the entry.
-        total: sum of the counts, the size of the axis of the result; required in a trace.
-    Raises: ShapeError for a wrong number of counts or a negative one; UsageError if `total` is not their sum;
-        TraceError in a trace without `total`. A run whose counts do not sum to the `total` of its trace raises
+        output_size: sum of the counts, the size of the axis of the result; required in a trace.
+    Raises: ShapeError for a wrong number of counts or a negative one; UsageError if `output_size` is not their sum;
+        TraceError in a trace without `output_size`. A run whose counts do not sum to that of its trace raises
         IndexOutOfRange.
     """
 
@@ -308,7 +362,10 @@ def masked_select(input: Any, mask: Any) -> Tensor:
     """Return the entries where the bool mask, which broadcasts, is true, as a vector. Outside traces."""
 
 def masked_scatter(input: Any, mask: Any, source: Any) -> Tensor:
-    """Return a copy in which the entries where the mask is true are the first entries of `source`. Outside traces."""
+    """Return a copy in which the entries where the mask is true are the first entries of `source`. Outside traces.
+
+    Raises: DTypeError for a mask that is not bool, ShapeError for too few entries.
+    """
 
 def unique(
     input: Any,
@@ -321,8 +378,14 @@ def unique(
 ) -> Any:
     """Return the different values in ascending order, the index of each entry's value, and counts. Outside traces."""
 
-def unique_consecutive(input: Any, return_inverse: Any = ..., return_counts: Any = ...) -> Any:
-    """Return the entries that differ from the entry before, with run indices and run lengths. Outside traces."""
+def unique_consecutive(
+    input: Any, return_inverse: Any = ..., return_counts: Any = ..., dim: Any = ..., *, axis: Any = ...
+) -> Any:
+    """Return the entries that differ from the entry before, with run indices and run lengths. Outside traces.
+
+    Args:
+        dim: axis along which to compare slices, instead of all entries.
+    """
 
 def histc(input: Any, bins: Any = ..., min: Any = ..., max: Any = ...) -> Tensor:
     """Count entries in equal bins from min to max, by default the range of the entries. Outside traces."""
@@ -330,15 +393,20 @@ def histc(input: Any, bins: Any = ..., min: Any = ..., max: Any = ...) -> Tensor
 def isin(elements: Any, test_elements: Any, *, invert: Any = ...) -> Tensor:
     """True where an entry equals one of the test elements."""
 
-def searchsorted(sorted_sequence: Any, input: Any, *, right: Any = ...) -> Tensor:
+def searchsorted(
+    sorted_sequence: Any, input: Any, *, out_int32: Any = ..., right: Any = ..., side: Any = ..., sorter: Any = ...
+) -> Tensor:
     """Return the index before which each value keeps the last axis of a sorted sequence in order, int64.
 
     Args:
-        right: after equal entries instead of before them.
+        out_int32: give int32.
+        right: after equal entries instead of before them; `side` says it as `left` or `right`.
+        sorter: indices that sort the sequence.
+    Raises: UsageError for another `side`, or one that contradicts `right`; ShapeError.
     """
 
-def bucketize(input: Any, boundaries: Any, *, right: Any = ...) -> Tensor:
-    """Return the index of the bucket of each value, between ascending boundaries, int64."""
+def bucketize(input: Any, boundaries: Any, *, out_int32: Any = ..., right: Any = ...) -> Tensor:
+    """Return the index of the bucket of each value, between ascending boundaries. Raises: ShapeError."""
 
 def floor_divide(input: Any, other: Any) -> Tensor:
     """⌊a / b⌋, elementwise; integers stay integers, and an integer divisor of 0 raises."""
@@ -445,6 +513,27 @@ def frac(input: Any) -> Tensor:
 def absolute(input: Any) -> Tensor:
     """|x|, elementwise; gradient sign(x), 0 at 0."""
 
+def arccos(input: Any) -> Any:
+    """arccos x, elementwise; gradient -g/√(1 - x²)."""
+
+def arccosh(input: Any) -> Any:
+    """arcosh x, elementwise; gradient g/√(x² - 1)."""
+
+def arcsin(input: Any) -> Any:
+    """arcsin x, elementwise; gradient g/√(1 - x²)."""
+
+def arcsinh(input: Any) -> Any:
+    """arsinh x, elementwise; gradient g/√(1 + x²)."""
+
+def arctan(input: Any) -> Any:
+    """arctan x, elementwise; gradient g/(1 + x²)."""
+
+def arctan2(input: Any, other: Any) -> Any:
+    """The angle of the point (b, a), -π to π, elementwise; gradients g·b/(a² + b²) and -g·a/(a² + b²)."""
+
+def arctanh(input: Any) -> Any:
+    """artanh x, elementwise; gradient g/(1 - x²)."""
+
 def clamp(input: Any, min: Any = ..., max: Any = ...) -> Tensor:
     """min(max(x, min), max), elementwise; bounds are numbers or tensors, and one may be None."""
 
@@ -508,6 +597,15 @@ def heaviside(input: Any, values: Any) -> Tensor:
 def sgn(input: Any) -> Tensor:
     """-1, 0 or 1, the sign of x, elementwise; gradient 0."""
 
+def angle(input: Any) -> Tensor:
+    """The angle of a real number in the complex plane: π below 0, else 0; NaN of NaN."""
+
+def ldexp(input: Any, other: Any) -> Tensor:
+    """x·2ⁿ, elementwise."""
+
+def mvlgamma(input: Any, p: Any) -> Tensor:
+    """ln of the multivariate gamma function of dimension p: p(p - 1)/4·ln π + Σ lnΓ(x - j/2) over j < p."""
+
 def signbit(input: Any) -> Tensor:
     """True where x is below 0 or -0, elementwise."""
 
@@ -536,13 +634,85 @@ def i0(input: Any) -> Tensor:
     """The modified Bessel function of order 0, elementwise. On the host: outside traces, without a gradient."""
 
 def isclose(input: Any, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan: Any = ...) -> Tensor:
-    """True where |a - b| ≤ atol + rtol·|b|, or both are equal infinities; with `equal_nan`, also where both are NaN."""
+    """True where |a - b| ≤ atol + rtol·|b|, or both are equal infinities; with `equal_nan`, also where both are NaN.
+
+    Raises: UsageError for a negative tolerance.
+    """
 
 def allclose(input: Any, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan: Any = ...) -> builtins.bool:
     """Whether `isclose` holds for all entries. Raises: TraceError in a trace."""
 
 def equal(input: Any, other: Any) -> builtins.bool:
     """Whether shapes and all entries are equal. Raises: TraceError in a trace."""
+
+def mm(input: Any, mat2: Any) -> Tensor:
+    """Multiply matrices [n, k] and [k, m]. Raises: ShapeError."""
+
+def mv(input: Any, mat2: Any) -> Tensor:
+    """Multiply a matrix [n, k] and a vector [k]. Raises: ShapeError."""
+
+def bmm(input: Any, mat2: Any) -> Tensor:
+    """Multiply batches of matrices [B, n, k] and [B, k, m]. Raises: ShapeError."""
+
+def dot(input: Any, mat2: Any) -> Tensor:
+    """Σ a·b of vectors [n]. Raises: ShapeError."""
+
+def vdot(input: Any, mat2: Any) -> Tensor:
+    """Σ a·b of vectors [n]. Raises: ShapeError."""
+
+def inner(input: Any, other: Any) -> Tensor:
+    """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
+
+def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·(A @ B) of matrices."""
+
+def addmv(input: Any, mat: Any, vec: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·(A @ v)."""
+
+def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·(A @ B) of batches of matrices."""
+
+def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·Σ (A @ B) over batches of matrices."""
+
+def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·a[i]·b[j]."""
+
+def tensordot(a: Any, b: Any, dims: Any = ...) -> Tensor:
+    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes."""
+
+def kron(input: Any, other: Any) -> Tensor:
+    """Kronecker product: each entry of a times b, as blocks."""
+
+def cross(input: Any, other: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Cross product along an axis of size 3. Raises: ShapeError."""
+
+def inverse(input: Any) -> Tensor:
+    """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
+
+def matrix_power(input: Any, n: Any) -> Tensor:
+    """Return the n-th power of square matrices, by repeated squaring; a negative n inverts first."""
+
+def cosine_similarity(x1: Any, x2: Any, dim: Any = ..., eps: Any = ..., *, axis: Any = ...) -> Tensor:
+    """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis, after broadcasting."""
+
+def pairwise_distance(
+    x1: Any, x2: Any, p: Any = ..., eps: Any = ..., keepdim: Any = ..., *, keepdims: Any = ...
+) -> Tensor:
+    """‖a - b + eps‖ₚ over the last axis."""
+
+def pdist(input: Any, p: Any = ...) -> Tensor:
+    """The p-norms of the differences of all pairs of rows, in row-major order of the upper triangle."""
+
+def cdist(x1: Any, x2: Any, p: Any = ..., compute_mode: Any = ...) -> Tensor:
+    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m].
+
+    Args:
+        compute_mode: ignored, differences are always computed.
+    """
+
+def vander(x: Any, N: Any = ..., increasing: Any = ...) -> Tensor:
+    """Return the powers x^(N-1), ..., x, 1 of a vector as columns."""
 
 def sum(
     input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
@@ -641,13 +811,13 @@ def norm(
     """(Σ |x|ᵖ)^(1/p) over axes (all by default), with gradient 0 where the norm is 0.
 
     Args:
-        p: a number > 0, or `inf` for the largest |x|, `-inf` for the smallest, 0 for the number of nonzero entries;
+        p: a number, `inf` for the largest |x|, `-inf` for the smallest, 0 for the number of nonzero entries;
             `"fro"` is 2.
-    Raises: UsageError for a finite p below 0 or another name.
+    Raises: UsageError for another name.
     """
 
 def renorm(input: Any, p: Any, dim: Any = ..., maxnorm: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it."""
+    """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it. Raises: ShapeError below two axes."""
 
 def nansum(
     input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
@@ -743,17 +913,29 @@ def cummax(input: Any, dim: Any = ..., *, axis: Any = ...) -> Extremes:
 def cummin(input: Any, dim: Any = ..., *, axis: Any = ...) -> Extremes:
     """Return the smallest entry up to each entry along an axis, and its index; of equal entries the last."""
 
-def diff(input: Any, n: Any = ..., dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Differences of neighbours along an axis, n times."""
+def diff(input: Any, n: Any = ..., dim: Any = ..., prepend: Any = ..., append: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Differences of neighbours along an axis, n times; values may be joined before and after the entries first.
+
+    Raises: ShapeError for a 0-d tensor, UsageError for n below 0.
+    """
 
 def trapezoid(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
-    """Integrate y along an axis by the trapezoidal rule, at the positions x (1-d) or dx apart."""
+    """Integrate y along an axis by the trapezoidal rule, at the positions x or dx apart."""
 
 def trapz(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
-    """Integrate y along an axis by the trapezoidal rule, at the positions x (1-d) or dx apart."""
+    """Integrate y along an axis by the trapezoidal rule, at the positions x or dx apart."""
 
-def cov(input: Any, *, correction: Any = ...) -> Tensor:
-    """Covariance of the rows of [variables, observations]."""
+def cumulative_trapezoid(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
+    """Integrate y cumulatively along an axis by the trapezoidal rule, at the positions x or dx apart."""
+
+def cov(input: Any, *, correction: Any = ..., fweights: Any = ..., aweights: Any = ...) -> Tensor:
+    """Covariance of the rows of [variables, observations].
+
+    Args:
+        fweights: int [observations], how often each observation counts.
+        aweights: [observations], its weight.
+    Raises: ShapeError, DTypeError.
+    """
 
 def corrcoef(input: Any) -> Tensor:
     """Correlation coefficients of the rows of [variables, observations]."""
@@ -773,13 +955,16 @@ def log_softmax(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...
 def numel(input: Any) -> builtins.int:
     """Return the number of entries."""
 
+def is_tensor(obj: Any) -> builtins.bool:
+    """Whether an object is a tensor."""
+
 def is_floating_point(input: Any) -> builtins.bool:
     """Whether the dtype is floating."""
 
 def broadcast_shapes(*shapes: Any) -> Any:
     """Return the shape of tensors of these shapes broadcast together. Raises: ShapeError."""
 
-def reshape(input: Any, *shape: Any) -> Tensor:
+def reshape(input: Any, *sizes_: Any, shape: Any = ...) -> Tensor:
     """Return the same entries in a new shape; one size may be -1, and is then inferred. Raises: ShapeError."""
 
 def ravel(input: Any) -> Tensor:
@@ -807,10 +992,10 @@ def t(input: Any) -> Tensor:
     """Transpose a matrix; tensors of fewer axes are unchanged. Raises: ShapeError for more."""
 
 def movedim(input: Any, source: Any, destination: Any) -> Tensor:
-    """Move axes to other indices; the other axes keep their order."""
+    """Move axes to other indices; the other axes keep their order. Raises: ShapeError for repeated axes."""
 
 def moveaxis(input: Any, source: Any, destination: Any) -> Tensor:
-    """Move axes to other indices; the other axes keep their order."""
+    """Move axes to other indices; the other axes keep their order. Raises: ShapeError for repeated axes."""
 
 def squeeze(input: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
     """Remove axes of size 1: all of them, or the given ones; longer axes are kept."""
@@ -840,10 +1025,10 @@ def fliplr(input: Any) -> Tensor:
     """Reverse the columns."""
 
 def flipud(input: Any) -> Tensor:
-    """Reverse the rows."""
+    """Reverse the rows. Raises: ShapeError for a 0-d tensor."""
 
 def rot90(input: Any, k: Any = ..., dims: Any = ...) -> Tensor:
-    """Rotate by k·90 degrees in the plane of two axes, from the first towards the second."""
+    """Rotate by k·90 degrees in the plane of two axes, from the first towards the second. Raises: ShapeError."""
 
 def roll(input: Any, shifts: Any, dims: Any = ...) -> Tensor:
     """Shift entries cyclically along axes, or in the flattened array without axes."""
@@ -872,14 +1057,26 @@ def chunk(input: Any, chunks: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[
 def tensor_split(input: Any, indices_or_sections: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
     """Return views along an axis: this many of nearly equal size, or parts that begin at the given indices."""
 
+def vsplit(input: Any, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Return views along axis 0, like `tensor_split`, of equal sizes."""
+
+def hsplit(input: Any, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Return views along axis 1, like `tensor_split`, of equal sizes."""
+
+def dsplit(input: Any, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Return views along axis 2, like `tensor_split`, of equal sizes."""
+
 def diagonal(input: Any, offset: Any = ..., dim1: Any = ..., dim2: Any = ...) -> Tensor:
     """Return a view in which the entries (i, i + offset) of two axes, as a new last axis, replace both."""
 
-def diag_embed(input: Any, offset: Any = ...) -> Tensor:
-    """Write the last axis to a diagonal of new square matrices of zeros."""
+def diag_embed(input: Any, offset: Any = ..., dim1: Any = ..., dim2: Any = ...) -> Tensor:
+    """Write the last axis to a diagonal of square matrices of zeros, on two new axes. Raises: ShapeError."""
 
 def diag(input: Any, diagonal: Any = ...) -> Tensor:
-    """Return a diagonal of a matrix, or the matrix with a vector on a diagonal."""
+    """Return a diagonal of a matrix, or the matrix with a vector on a diagonal. Raises: ShapeError."""
+
+def diagflat(input: Any, offset: Any = ...) -> Tensor:
+    """Return a matrix with the entries, row-major, on a diagonal."""
 
 def hstack(tensors: Any) -> Tensor:
     """Concatenate along axis 1, vectors along axis 0."""
@@ -905,53 +1102,26 @@ def combinations(input: Any, r: Any = ..., with_replacement: Any = ...) -> Tenso
 def block_diag(*tensors: Any) -> Tensor:
     """Return the matrix with these matrices along its diagonal, and zeros elsewhere."""
 
-def tril_indices(row: Any, col: Any, offset: Any = ...) -> Tensor:
+def tril_indices(row: Any, col: Any, offset: Any = ..., *, dtype: Any = ..., device: Any = ...) -> Tensor:
     """Return row and column indices, int64 [2, count], of the tril of a matrix [row, col]."""
 
-def triu_indices(row: Any, col: Any, offset: Any = ...) -> Tensor:
+def triu_indices(row: Any, col: Any, offset: Any = ..., *, dtype: Any = ..., device: Any = ...) -> Tensor:
     """Return row and column indices, int64 [2, count], of the triu of a matrix [row, col]."""
 
-def mm(input: Any, mat2: Any) -> Tensor:
-    """Multiply matrices [n, k] and [k, m]. Raises: ShapeError."""
+def bernoulli(input: Any, p: Any = ..., *, generator: Any = ..., out: Any = ...) -> Tensor:
+    """Sample 1 with the probabilities in `input`, else 0; with the number p, sample by it in the shape of `input`."""
 
-def mv(input: Any, mat2: Any) -> Tensor:
-    """Multiply a matrix [n, k] and a vector [k]. Raises: ShapeError."""
+def multinomial(input: Any, num_samples: Any, replacement: Any = ..., *, generator: Any = ...) -> Tensor:
+    """Sample indices of the last axis in proportion to the input: [..., K] -> [..., num_samples], int64.
 
-def bmm(input: Any, mat2: Any) -> Tensor:
-    """Multiply batches of matrices [B, n, k] and [B, k, m]. Raises: ShapeError."""
+    Raises: ShapeError for more samples than K without replacement; outside traces UsageError for invalid weights.
+    """
 
-def dot(input: Any, mat2: Any) -> Tensor:
-    """Σ a·b of vectors [n]. Raises: ShapeError."""
-
-def inner(input: Any, other: Any) -> Tensor:
-    """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
-
-def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·(A @ B) of matrices."""
-
-def addmv(input: Any, mat: Any, vec: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·(A @ v)."""
-
-def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·(A @ B) of batches of matrices."""
-
-def tensordot(a: Any, b: Any, dims: Any = ...) -> Tensor:
-    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes."""
-
-def kron(input: Any, other: Any) -> Tensor:
-    """Kronecker product: each entry of a times b, as blocks."""
-
-def cross(input: Any, other: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Cross product along an axis of size 3. Raises: ShapeError."""
-
-def inverse(input: Any) -> Tensor:
-    """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
-
-def matrix_power(input: Any, n: Any) -> Tensor:
-    """Return the n-th power of square matrices, by repeated squaring; a negative n inverts first."""
-
-def cdist(x1: Any, x2: Any, p: Any = ...) -> Tensor:
-    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m]."""
-
-def vander(x: Any, N: Any = ..., increasing: Any = ...) -> Tensor:
-    """Return the powers x^(N-1), ..., x, 1 of a vector as columns."""
+device = Device
+double: DType
+float: DType
+half: DType
+long: DType
+int: DType
+short: DType
+bool: DType

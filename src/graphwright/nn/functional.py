@@ -1,8 +1,4 @@
-"""Functions without parameters: activations, normalisations, attention, convolutions, pools, losses.
-
-Losses are float32 or wider and reduced by `reduction`: `mean`, `sum` or `none`. Convolutions and pools have the names,
-argument orders and defaults of torch.
-"""
+"""Functions without parameters, under torch's names: activations, normalisations, attention, convolutions, losses."""
 
 from __future__ import annotations
 
@@ -10,131 +6,45 @@ from collections.abc import Sequence
 from functools import reduce
 from math import inf
 from operator import and_
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 
 from graphwright.array import float32, from_numpy
-from graphwright.autograd import Tensor, as_tensor, cat, training
+from graphwright.autograd import Tensor, as_tensor, cat, einsum
 from graphwright.autograd import dropout as drop
 from graphwright.autograd import one_hot as encoded
 from graphwright.errors import ShapeError, UsageError
 from graphwright.nn.activations import *  # noqa: F403
+from graphwright.nn.dropouts import *  # noqa: F403
+from graphwright.nn.embeddings import *  # noqa: F403
 from graphwright.nn.losses import *  # noqa: F403
+from graphwright.nn.normalisations import *  # noqa: F403
 from graphwright.nn.op_functions import *  # noqa: F403
+from graphwright.nn.resampling import *  # noqa: F403
+from graphwright.nn.spatial import *  # noqa: F403
 from graphwright.ops import call
 from graphwright.ops.rules import equal_dim
-
-Moments = tuple[Tensor, Tensor, Tensor]
-Sizes = int | Sequence[int]
-
-
-# -- normalisations ----------------------------------------------------------------------------------------------------
-def rms_norm(
-    x: Tensor, weight: Tensor, eps: float = 1e-6, *, unit_offset: bool = False, cast_before_scale: bool = True
-) -> Tensor:
-    """x / √(mean(x², -1) + eps) · weight; statistics in float32 or wider (Zhang and Sennrich 2019, eq. 4).
-
-    Args:
-        x: [..., D], floating. weight: [D].
-        unit_offset: scale by 1 + weight, as Gemma does.
-        cast_before_scale: cast the quotient to the dtype of x before scaling by the weight, as Llama does; else after.
-    """
-    return call("rms_norm", x, weight, eps=eps, unit_offset=unit_offset, cast_before_scale=cast_before_scale)
-
-
-def layer_norm(
-    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
-    """(x - mean) / √(var + eps) · weight + bias over the last axes, of sizes `normalized_shape` (Ba et al. 2016).
-
-    Raises: ShapeError if the last axes of x have different sizes; UsageError for a bias without a weight.
-    """
-    normalised = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if input.shape[-len(normalised) :] != normalised:
-        raise ShapeError("the last axes of the input have the wrong sizes", expected=normalised, got=input.spec)
-    return call("layer_norm", input, *_scale(weight, bias), rank=len(normalised), eps=eps)
-
-
-def group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
-    """Normalise an input [N, C, ...] over each of `num_groups` groups of channels and all positions; weight, bias [C].
-
-    Source: Wu and He 2018, "Group Normalization".
-    """
-    return call("group_norm", input, *_scale(weight, bias), groups=num_groups, eps=eps)
-
-
-def instance_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """Normalise x [N, C, ...] over the positions of each channel of each sample; weight, bias [C]."""
-    return group_norm(x, x.shape[1], weight, bias, eps)
-
-
-@overload
-def batch_norm(
-    x: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *,
-    training: Literal[False] = False, momentum: float = 0.1, eps: float = 1e-5,
-) -> Tensor: ...  # fmt: skip
-@overload
-def batch_norm(
-    x: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *,
-    training: Literal[True], momentum: float = 0.1, eps: float = 1e-5,
-) -> Moments: ...  # fmt: skip
-def batch_norm(
-    x: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *,
-    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-) -> Tensor | Moments:  # fmt: skip
-    """Normalise x [N, C, ...] per channel (Ioffe and Szegedy 2015).
-
-    Training uses the statistics of the batch and returns (y, new running mean, new running variance), for the caller to
-    store: the old statistics, moved by the fraction `momentum` to those of the batch (its variance divides by n - 1).
-    Evaluation uses the running statistics and returns y. Raises: ShapeError when training on one value per channel.
-    """
-    operands = (x, running_mean, running_var, *_scale(weight, bias))
-    if not training:
-        return call("batch_norm", *operands, eps=eps)
-    return call("batch_norm_train", *operands, momentum=momentum, eps=eps)
-
-
-def _scale(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
-    if weight is None and bias is not None:
-        raise UsageError("a norm got a bias but no weight", fix="pass a weight of ones")
-    return tuple(t for t in (weight, bias) if t is not None)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x · wᵀ + b: [..., in] with weight [out, in] to [..., out]. Raises: ShapeError."""
+    if isinstance(input, Tensor) and not input.dtype.is_float:
+        made = input @ weight.T
+        return made if bias is None else made + bias
     return call("linear", input, weight) if bias is None else call("linear", input, weight, bias)
 
 
-def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Look up rows of a table [num, dim]: ids, the input [...], to rows [..., dim]; row `padding_idx` gets no gradient.
-
-    Raises: IndexOutOfRange.
-    """
-    rows = call("embedding", weight, input)
-    if padding_idx is None:
-        return rows
-    padding = (input == padding_idx % weight.shape[0]).reshape(*input.shape, 1)
-    return call("where", padding, call("stop_gradient", rows), rows)
-
-
-def dropout(x: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
-    """If `train`, x / (1 - p) with probability 1 - p, else 0; if not, x. `gw.mode` overrides `train`."""
-    return drop(x, p) if p and training(train) else x
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Σ_ij a[..., i]·w[o, i, j]·b[..., j] + bias[o]: [..., in1] and [..., in2] to [..., out]."""
+    made = einsum("...i,oij,...j->...o", input1, weight, input2)
+    return made if bias is None else made + bias
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """Encode ids as one-hot vectors along a new last axis, int64; by default of the largest id + 1 entries."""
     return encoded(tensor, None if num_classes == -1 else num_classes)
-
-
-def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
-    """x / max(‖x‖ₚ, eps) along an axis."""
-    return input / input.norm(p, dim, True).clamp(min=eps)
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
@@ -149,16 +59,23 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
         raise ShapeError("pad has a wrong number of widths", expected="two for each padded axis", got=tuple(pad))
     pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
     first = input.ndim - len(pairs)
-    for axis, (before, after) in enumerate(pairs, first):
-        start, end = max(-before, 0), max(-after, 0)
-        input = input.narrow(axis, start, input.shape[axis] - start - end) if start or end else input
     grown = tuple((max(a, 0), max(b, 0)) for a, b in pairs)
     if mode != "circular":
-        return call("pad", input, widths=grown, mode=mode, value=0.0 if value is None else float(value))
+        input = call("pad", input, widths=grown, mode=mode, value=0.0 if value is None else float(value))
+        return _cropped(input, pairs)
+    input = _cropped(input, pairs)
     for axis, (before, after) in enumerate(grown, first):
         n = input.shape[axis]
         input = cat([input.narrow(axis, n - before, before), input, input.narrow(axis, 0, after)], axis)
     return input
+
+
+def _cropped(x: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
+    """Remove entries at the ends of the last axes, as many as the widths below 0 say."""
+    for axis, (before, after) in enumerate(pairs, x.ndim - len(pairs)):
+        start, end = max(-before, 0), max(-after, 0)
+        x = x.narrow(axis, start, x.shape[axis] - start - end) if start or end else x
+    return x
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -229,7 +146,13 @@ def scaled_dot_product_attention(
     if not enable_gqa and query.ndim == 4 and query.shape[1] != key.shape[1]:
         raise ShapeError("queries and keys have different numbers of heads", expected=query.spec, got=key.spec,
                          fix="pass enable_gqa=True")  # fmt: skip
+    if not query.ndim == key.ndim == value.ndim or query.ndim > 4:
+        shared = np.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))
+        query, key, value = (x.expand(*shared, *x.shape[-2:]) for x in (query, key, value))
     lead = 4 - query.ndim
+    if lead < 0:
+        expected = "at most 4 axes"
+        raise ShapeError("too many axes", where="scaled_dot_product_attention", expected=expected, got=query.spec)
     q, k, v = (x.reshape(*(1,) * lead, *x.shape) for x in (query, key, value))
     masks: dict[str, Any] = {}
     if attn_mask is not None:
@@ -269,91 +192,3 @@ def _scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _mixed(weights: Tensor, v: Tensor) -> Tensor:
     split = call("unflatten", weights, axis=1, sizes=(v.shape[1], weights.shape[1] // v.shape[1]))
     return call("flatten", split @ v.unsqueeze(2), start=1, end=2)
-
-
-# -- convolutions and pools --------------------------------------------------------------------------------------------
-class _Spatial:
-    """Convolutions and pools of [N, C, ...] over `rank` spatial axes. All raise ShapeError for a wrong shape."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    def conv(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
-        dilation: Sizes = 1, groups: int = 1,
-    ) -> Tensor:  # fmt: skip
-        """Cross-correlate x with weight [out, C / groups, kernel...]."""
-        slide = {"stride": stride, "padding": padding, "dilation": dilation}
-        return self._conv("conv", x, weight, bias, groups, slide)
-
-    def conv_transpose(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
-        output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
-    ) -> Tensor:  # fmt: skip
-        """Apply the transpose of `conv`; weight [C, out / groups, kernel...]."""
-        slide = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
-        return self._conv("conv_transpose", x, weight, bias, groups, slide)
-
-    def _conv(
-        self, op: str, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, slide: dict[str, Sizes]
-    ) -> Tensor:
-        rank = self.rank + 2
-        if weight.ndim != rank:
-            where = f"{op}{self.rank}d"
-            raise ShapeError("the weight has the wrong rank", where=where, expected=f"rank {rank}", got=weight.spec)
-        sizes = {k: v if isinstance(v, int) else tuple(v) for k, v in slide.items()}
-        return call(op, x, weight, *(() if bias is None else (bias,)), groups=groups, **sizes)
-
-    def max_pool(
-        self, x: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1
-    ) -> Tensor:
-        """Return the maximum of each window; `stride` is the kernel size by default."""
-        attrs = window(self.rank, kernel_size, stride, padding)
-        return call("max_pool", x, **attrs, dilation=per_axis(self.rank, dilation))[0]
-
-    def avg_pool(
-        self, x: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
-        count_include_pad: bool = True,
-    ) -> Tensor:  # fmt: skip
-        """Return the mean of each window; `stride` is the kernel size by default."""
-        attrs = window(self.rank, kernel_size, stride, padding)
-        return call("avg_pool", x, **attrs, count_include_pad=count_include_pad)
-
-    def adaptive_avg_pool(self, x: Tensor, output_size: Sizes) -> Tensor:
-        """Return the means of `output_size` windows that cover the spatial axes."""
-        return call("adaptive_avg_pool", x, sizes=per_axis(self.rank, output_size))
-
-
-def window(rank: int, kernel: Sizes, stride: Sizes | None, padding: Sizes) -> dict[str, Any]:
-    """Return the attributes of a pooling op that describe its windows."""
-    slide = None if stride is None else per_axis(rank, stride)
-    return {"kernel": per_axis(rank, kernel), "stride": slide, "padding": per_axis(rank, padding)}
-
-
-def per_axis(rank: int, given: Sizes) -> tuple[int, ...]:
-    """Return one size per spatial axis; an int is repeated `rank` times."""
-    return (given,) * rank if isinstance(given, int) else tuple(given)
-
-
-_LINE, _PLANE = _Spatial(1), _Spatial(2)
-conv1d, conv2d = _LINE.conv, _PLANE.conv
-conv_transpose1d, conv_transpose2d = _LINE.conv_transpose, _PLANE.conv_transpose
-max_pool1d, max_pool2d = _LINE.max_pool, _PLANE.max_pool
-avg_pool1d, avg_pool2d = _LINE.avg_pool, _PLANE.avg_pool
-adaptive_avg_pool1d, adaptive_avg_pool2d = _LINE.adaptive_avg_pool, _PLANE.adaptive_avg_pool
-
-
-def interpolate(x: Tensor, size: Sizes, mode: str = "nearest", align_corners: bool = False) -> Tensor:
-    """Resample [N, C, L] or [N, C, H, W] to `size`.
-
-    Args:
-        mode: `nearest`, `linear` for one spatial axis or `bilinear` for two.
-        align_corners: map the first and last entries of an axis to the first and last of the result.
-    Raises: ShapeError, UsageError for any other mode.
-    """
-    rank = x.ndim - 2
-    named = {"nearest": "nearest", ("linear", "bilinear")[min(max(rank, 1), 2) - 1]: "linear"}
-    if mode not in named:
-        expected, got = ", ".join(named), f"{mode}, {x.spec}"
-        raise UsageError("no such interpolation mode for this rank", where="interpolate", expected=expected, got=got)
-    return call("interpolate", x, sizes=per_axis(rank, size), mode=named[mode], align_corners=align_corners)

@@ -17,10 +17,10 @@ from graphwright.array import from_numpy
 from graphwright.autograd import Parameter, Tensor, dropout, no_grad
 from graphwright.errors import ShapeError, UsageError
 from graphwright.nn import functional, init
-from graphwright.nn.functional import Sizes, per_axis
 from graphwright.nn.module import Buffer, Module
 from graphwright.nn.op_modules import *  # noqa: F403
 from graphwright.nn.op_modules import Activation
+from graphwright.nn.spatial import Sizes, per_axis, window
 from graphwright.ops import call
 
 
@@ -294,7 +294,7 @@ class _MaxPool(_SpatialOp):
     def __init__(
         self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1
     ) -> None:
-        windows = functional.window(self.rank, kernel_size, stride, padding)
+        windows = window(self.rank, kernel_size, stride, padding)
         super().__init__(**windows, dilation=per_axis(self.rank, dilation))
 
 
@@ -312,7 +312,7 @@ class _AvgPool(_SpatialOp):
     def __init__(
         self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, count_include_pad: bool = True
     ) -> None:
-        windows = functional.window(self.rank, kernel_size, stride, padding)
+        windows = window(self.rank, kernel_size, stride, padding)
         super().__init__(**windows, count_include_pad=count_include_pad)
 
 

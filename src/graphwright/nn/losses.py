@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from math import log, pi
 from typing import Any
 
 import numpy as np
 
 from graphwright.array import float32
-from graphwright.autograd import Tensor, as_tensor, minimum, one_hot, where
+from graphwright.autograd import Tensor, as_tensor, cat, minimum, one_hot, stack, where
+from graphwright.autograd.products import cosine_similarity, pairwise_distance, pdist
 from graphwright.autograd.shapes import movedim
 from graphwright.errors import ShapeError, UsageError
 from graphwright.nn.op_functions import logsigmoid
@@ -18,9 +20,10 @@ from graphwright.ops.axes import axis_of
 
 __all__ = [
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss", "cosine_similarity",
-    "cross_entropy", "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss",
-    "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_soft_margin_loss", "nll_loss",
-    "pairwise_distance", "pdist", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss",
+    "cross_entropy", "ctc_loss", "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss",
+    "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss",
+    "nll_loss", "pairwise_distance", "pdist", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss",
+    "triplet_margin_loss", "triplet_margin_with_distance_loss",
 ]  # fmt: skip
 
 
@@ -119,7 +122,9 @@ def l1_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
 
 
 def huber_loss(input: Tensor, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """½d² up to |d| = delta, delta·(|d| - ½delta) beyond, d = x - target (Huber 1964)."""
+    """½d² up to |d| = delta, delta·(|d| - ½delta) beyond, d = x - target (Huber 1964). Raises: UsageError."""
+    if delta <= 0:
+        raise UsageError("delta is not positive", where="huber_loss", expected="> 0", got=delta)
     difference = _difference(input, target)
     size = difference.abs()
     return _reduced(where(size <= delta, difference * difference * 0.5, (size - 0.5 * delta) * delta), reduction)
@@ -186,6 +191,11 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """½(ln v + (x - y)²/v), v = max(var, eps), without gradient through the bound; `full` adds ½ ln 2π."""
     x, y, v = _wide(input), _wide(target), _wide(var)
+    if v.shape != x.shape and v.shape == x.shape[:-1]:
+        v = v.unsqueeze(-1)
+    elif v.shape != x.shape and v.shape[:-1] != x.shape[:-1] and v.ndim:
+        expected = f"{x.shape} or {x.shape[:-1]}"
+        raise ShapeError("the variance has a wrong shape", where="gaussian_nll_loss", expected=expected, got=v.spec)
     v = where(v < eps, eps, v)
     loss = (v.log() + (x - y) ** 2 / v) * 0.5
     return _reduced(loss + 0.5 * log(2.0 * pi) if full else loss, reduction)
@@ -196,8 +206,8 @@ def cosine_embedding_loss(
     input1: Tensor, input2: Tensor, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
     """1 - cos for target 1, max(0, cos - margin) for target -1."""
-    cosine = cosine_similarity(input1, input2, dim=-1)
-    return _reduced(where(as_tensor(target) > 0, 1.0 - cosine, (cosine - margin).relu()), reduction)
+    cosine, y = cosine_similarity(input1, input2, dim=-1), as_tensor(target)
+    return _reduced(where(y == 1, 1.0 - cosine, 0.0) + where(y == -1, (cosine - margin).relu(), 0.0), reduction)
 
 
 def margin_ranking_loss(
@@ -209,8 +219,8 @@ def margin_ranking_loss(
 
 def hinge_embedding_loss(input: Tensor, target: Any, margin: float = 1.0, reduction: str = "mean") -> Tensor:
     """x for target 1, max(0, margin - x) for target -1."""
-    x = _wide(input)
-    return _reduced(where(as_tensor(target) > 0, x, (margin - x).relu()), reduction)
+    x, y = _wide(input), as_tensor(target)
+    return _reduced(where(y != -1, x, 0.0) + where(y != 1, (margin - x).relu(), 0.0), reduction)
 
 
 def soft_margin_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
@@ -223,6 +233,8 @@ def multi_margin_loss(
 ) -> Tensor:
     """Σ_k max(0, margin - x[y] + x[k])ᵖ / K over the other classes k."""
     x, y = _wide(input), as_tensor(target)
+    x = x if x.ndim else x.unsqueeze(0)
+    y = y.squeeze(0) if x.ndim == 1 and y.ndim == 1 else y
     own = x.gather(-1, y.unsqueeze(-1))
     terms = (margin - own + x).relu() ** p
     terms = terms if weight is None else terms * weight.gather(0, y).unsqueeze(-1)
@@ -235,34 +247,111 @@ def multilabel_soft_margin_loss(input: Tensor, target: Any, weight: Any = None, 
     return _reduced(binary_cross_entropy_with_logits(input, target, weight, "none").mean(-1), reduction)
 
 
+def multilabel_margin_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
+    """Σ max(0, 1 - (x[y] - x[k])) / K over targets y and all other classes k; targets end at the first -1."""
+    x, y = _wide(input), as_tensor(target)
+    x, y = (t if t.ndim else t.unsqueeze(0) for t in (x, y))
+    if y.shape != x.shape or x.ndim > 2:
+        expected = f"int64 {x.shape}, of at most two axes"
+        raise ShapeError("invalid target", where="multilabel_margin_loss", expected=expected, got=y.spec)
+    valid = (y < 0).to("int64").cumsum(-1) == 0
+    ids = where(valid, y, 0)
+    hits = valid.unsqueeze(-1) & (one_hot(ids, x.shape[-1]) == 1)
+    others = ~hits.any(-2)
+    terms = (1.0 - x.gather(-1, ids).unsqueeze(-1) + x.unsqueeze(-2)).relu()
+    kept = valid.unsqueeze(-1) & others.unsqueeze(-2)
+    return _reduced(where(kept, terms, 0.0).sum((-2, -1)) / float(x.shape[-1]), reduction)
+
+
+def triplet_margin_with_distance_loss(
+    anchor: Tensor, positive: Tensor, negative: Tensor, *, distance_function: Callable[..., Tensor] | None = None,
+    margin: float = 1.0, swap: bool = False, reduction: str = "mean",
+) -> Tensor:  # fmt: skip
+    """`triplet_margin_loss` with another distance, by default `pairwise_distance`."""
+    if margin <= 0:
+        where_ = "triplet_margin_with_distance_loss"
+        raise UsageError("the margin is not positive", where=where_, expected="> 0", got=margin)
+    distance = pairwise_distance if distance_function is None else distance_function
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    if swap:
+        far = minimum(far, distance(positive, negative))
+    return _reduced((near - far + margin).relu(), reduction)
+
+
+def ctc_loss(
+    log_probs: Tensor, targets: Any, input_lengths: Any, target_lengths: Any, blank: int = 0, reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
+    """-ln p(target) summed over all alignments with blanks (Graves et al. 2006, eq. 6 to 8).
+
+    Args:
+        log_probs: [T, N, C], or [T, C] for a single sequence.
+        targets: class ids [N, S], or those of all sequences joined; known outside traces, as the lengths are.
+        reduction: `mean` divides each loss by the length of its target first.
+        zero_infinity: replace infinite losses, of targets that do not fit, and their gradients by 0.
+    Raises: ShapeError for lengths that do not fit; UsageError.
+    """
+    x = _wide(log_probs if log_probs.ndim == 3 else log_probs.unsqueeze(1))
+    steps, count = x.shape[:2]
+    times, sizes = (_host_ids(n).reshape(-1) for n in (input_lengths, target_lengths))
+    ids = _host_ids(targets)
+    if len(times) != count or len(sizes) != count or (count and max(times) > steps):
+        expected = f"{count} lengths, of inputs at most {steps}"
+        raise ShapeError("invalid lengths", where="ctc_loss", expected=expected, got=f"{times}, {sizes}")
+    longest = int(max(sizes, default=0))
+    if ids.ndim == 1 and log_probs.ndim == 3:
+        parts = np.split(ids, np.cumsum(sizes)[:-1])
+        ids = np.stack([np.pad(p[:n], (0, longest - n)) for p, n in zip(parts, sizes, strict=True)])
+    ids = ids.reshape(count, -1)[:, :longest]
+    labels = np.full((count, 2 * longest + 1), blank)
+    labels[:, 1::2] = ids
+    skips = np.zeros(labels.shape, bool)
+    skips[:, 2:] = (labels[:, 2:] != blank) & (labels[:, 2:] != labels[:, :-2])
+    never = as_tensor(np.full(labels.shape, -np.inf)).to(x.dtype)
+    index, jump = as_tensor(labels), as_tensor(skips)
+    alpha = where(as_tensor(np.arange(labels.shape[1]) < 2), x[0].gather(1, index), never)
+    seen = [alpha]
+    for t in range(1, steps):
+        back = [alpha, *(cat([never[:, :n], alpha[:, : labels.shape[1] - n]], 1) for n in (1, 2))]
+        back[2] = where(jump, back[2], never)
+        alpha = _log_sum(stack(back)) + x[t].gather(1, index)
+        seen.append(alpha)
+    last = [seen[t - 1][i] if t else never[i] for i, t in enumerate(times)]
+    losses = []
+    for i, (row, n) in enumerate(zip(last, sizes, strict=True)):
+        ends = row[max(2 * n - 1, 0) : 2 * n + 1]
+        losses.append(-_log_sum(ends) if times[i] or n else x[0, i, 0] * 0.0)
+    loss = stack(losses)
+    if zero_infinity:
+        loss = where(loss == float("inf"), 0.0, loss)
+    if log_probs.ndim == 2:
+        loss = loss.squeeze(0)
+    if reduction == "mean":
+        return (loss / as_tensor(np.maximum(sizes, 1)).to(loss.dtype).reshape(*loss.shape)).mean()
+    return _reduced(loss, reduction)
+
+
+def _host_ids(values: Any) -> np.ndarray:
+    return as_tensor(values).numpy().astype(np.int64)
+
+
+def _log_sum(x: Tensor) -> Tensor:
+    """ln Σ eˣ over the first axis, with gradient 0 where all entries are -∞."""
+    none = x.amax(0).detach() == float("-inf")
+    return where(none, float("-inf"), where(none, 0.0, x).logsumexp(0))
+
+
 def triplet_margin_loss(
     anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2, eps: float = 1e-6,
     swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
     """max(0, d(anchor, positive) - d(anchor, negative) + margin), with `pairwise_distance`."""
+    if margin <= 0:
+        raise UsageError("the margin is not positive", where="triplet_margin_loss", expected="> 0", got=margin)
     near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
     if swap:
         far = minimum(far, pairwise_distance(positive, negative, p, eps))
     return _reduced((near - far + margin).relu(), reduction)
-
-
-def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """⟨a, b⟩ / max(‖a‖‖b‖, eps) along an axis."""
-    a, b = _wide(x1), _wide(x2)
-    norms = (a * a).sum(dim) * (b * b).sum(dim)
-    return (a * b).sum(dim) / norms.clamp(min=eps * eps).sqrt()
-
-
-def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
-    """‖a - b + eps‖ₚ over the last axis."""
-    return (_wide(x1) - _wide(x2) + eps).norm(p, dim=-1, keepdim=keepdim)
-
-
-def pdist(input: Tensor, p: float = 2.0) -> Tensor:
-    """The p-norms of the differences of all pairs of rows, in row-major order of the upper triangle."""
-    first, second = np.triu_indices(input.shape[0], 1)
-    rows = [input.index_select(0, as_tensor(ids.astype(np.int64))) for ids in (first, second)]
-    return (rows[0] - rows[1]).norm(p, dim=-1)
 
 
 def _difference(input: Tensor, target: Any) -> Tensor:

@@ -7,20 +7,10 @@ def sigmoid(input: Tensor) -> Tensor:
     """1 / (1 + e⁻ˣ), elementwise; gradient g·y(1 - y)."""
 def tanh(input: Tensor) -> Tensor:
     """tanh x, elementwise; gradient g(1 - y²)."""
-def silu(input: Tensor) -> Tensor:
-    """x·σ(x), elementwise; gradient g·σ(1 + x(1 - σ))."""
 def swiglu(input: Tensor, other: Tensor) -> Tensor:
     """silu(a)·b, elementwise, the gated unit of Shazeer 2020, eq. 6; gradients g·b·σ(1 + a(1 - σ)) and g·silu(a)."""
-def relu(input: Tensor) -> Tensor:
-    """max(x, 0), elementwise, also of integers; gradient 0 at 0."""
-def leaky_relu(input: Tensor, slope: float = 0.01) -> Tensor:
-    """x if x > 0 else slope·x, elementwise; gradient `slope` at 0."""
-def elu(input: Tensor, alpha: float = 1.0) -> Tensor:
-    """x if x > 0 else alpha·(eˣ - 1), elementwise; gradient g·alpha·eˣ if x ≤ 0 (Clevert et al. 2016)."""
 def gelu(input: Tensor, approximate: Literal['none', 'tanh'] = 'none') -> Tensor:
     """x·Φ(x) (`approximate="none"`), or ½x(1 + tanh(√(2/π)(x + 0.044715x³))) (`"tanh"`), elementwise."""
-def softplus(input: Tensor) -> Tensor:
-    """ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|), elementwise; gradient g·σ(x)."""
 def logsigmoid(input: Tensor) -> Tensor:
     """ln σ(x) = -softplus(-x), elementwise; gradient g·σ(-x)."""
 def sech(input: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Silu(Activation):
     """x·σ(x), elementwise; gradient g·σ(1 + x(1 - σ))."""
 
     traits, emit, vm = Traits(keeps_zero=True), "F.silu({0})", forms.pointwise(Code.SILU)
-    functional, module = "silu", "SiLU"
+    module = "SiLU"
     vjp = lambda g, ins, outs, attrs, needs: (g * FORMULAS.silu_slope(ins[0], None),)
     expand = lambda ins, attrs: FORMULAS.silu(ins[0])
     onnx = lambda u: u("Mul", u.names[0], u("Sigmoid", u.names[0]))
@@ -80,7 +80,7 @@ class Relu(Activation):
 
     saves, sample, traits = Saves(outputs=(0,)), away_from_zero, Traits(keeps_zero=True, rectifies=True)
     emit, onnx, vm = "F.relu({0})", "Relu", forms.pointwise(Code.RELU)
-    method, functional, module = "relu", "relu", "ReLU"
+    method, module = "relu", "ReLU"
     expand = lambda ins, attrs: call("clamp", ins[0], low=0.0 if ins[0].dtype.is_float else 0)
 
     def infer(x):
@@ -101,7 +101,7 @@ class LeakyRelu(Activation):
 
     attrs, traits = {"slope": Attr(float, 0.01)}, Traits(keeps_zero=True)
     emit = "F.leaky_relu({0}, {slope})"
-    functional, module = "leaky_relu", "LeakyReLU"
+    module = "LeakyReLU"
     sample = lambda rng: (away_from_zero(rng)[0], {"slope": 0.2})
     vjp = lambda g, ins, outs, attrs, needs: (_if_positive(ins[0], g, g * attrs["slope"]),)
     expand = lambda ins, attrs: _if_positive(ins[0], ins[0], ins[0] * attrs["slope"])
@@ -113,7 +113,7 @@ class Elu(Activation):
     """x if x > 0 else alpha·(eˣ - 1), elementwise; gradient g·alpha·eˣ if x ≤ 0 (Clevert et al. 2016)."""
 
     attrs, traits, emit = {"alpha": Attr(float, 1.0)}, Traits(keeps_zero=True), "F.elu({0}, {alpha})"
-    functional, module = "elu", "ELU"
+    module = "ELU"
     sample = lambda rng: (away_from_zero(rng)[0], {"alpha": 0.7})
     onnx = lambda u: u("Elu", u.names[0], alpha=u.attrs["alpha"])
 
@@ -147,7 +147,7 @@ class Softplus(Activation):
     """ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|), elementwise; gradient g·σ(x)."""
 
     emit, onnx = "F.softplus({0}, threshold=80)", "Softplus"
-    functional, module = "softplus", "Softplus"
+    module = "Softplus"
     vjp = lambda g, ins, outs, attrs, needs: (g * call("sigmoid", ins[0]),)
     expand = lambda ins, attrs: FORMULAS.softplus(ins[0])
 

@@ -449,7 +449,10 @@ def axes_of(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
         return tuple(range(rank))
     if rank == 0 and all(a in (0, -1) for a in ((axes,) if isinstance(axes, int) else axes)):
         return ()
-    return tuple(sorted({axis_of(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)}))
+    found = [axis_of(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)]
+    if len(set(found)) < len(found):
+        raise ShapeError("an axis is given twice", expected="different axes", got=axes)
+    return tuple(sorted(found))
 
 
 def others(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:

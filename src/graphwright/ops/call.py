@@ -24,6 +24,7 @@ from graphwright.errors import (
     NonFinite,
     OutOfMemory,
     ShapeError,
+    UsageError,
 )
 from graphwright.ops import expansion
 from graphwright.ops.registry import OPS, Attrs, Op, get
@@ -97,6 +98,9 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
         handler = getattr(type(operand), "__gw_op__", None)
         if handler is not None:
             return handler(row, operands, row.complete(attrs), outs)
+    if not all(isinstance(operand, NDArray) for operand in operands):
+        expected, got = "an array or a tensor", ", ".join(type(o).__name__ for o in operands)
+        raise UsageError("no operand is a tensor", where=name, expected=expected, got=got)
     results = compute(row, operands, row.complete(attrs), outs)
     return results[0] if len(results) == 1 else results
 

@@ -23,7 +23,8 @@ def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DT
     free = [kind for i, kind in enumerate(kinds) if i not in row.traits.fixed]
     first = next((dtype for dtype, how in free if how != "python"), float32)
     if row.traits.promotes and not first.is_float:
-        return float32
+        common = result_type(free)
+        return common if common.is_float else float32
     rule = row.traits.amp
     if rule == "low":
         return low if first.is_float else None

@@ -47,7 +47,8 @@ class Matmul(_Product):
     onnx, emit, vm = "MatMul", "{0} @ {1}", forms.MATMUL
 
     def infer(a, b):
-        floating(one_dtype(a, b))
+        if one_dtype(a, b).dtype.kind not in ("int", "uint"):
+            floating(a)
         if not a.shape or not b.shape:
             raise ShapeError("matmul got a scalar operand", expected="ranks of at least 1")
         equal_dim(a.shape[-1], b.shape[-2 if len(b.shape) > 1 else 0], "contraction")

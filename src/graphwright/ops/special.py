@@ -10,7 +10,7 @@ from graphwright.ops.call import call
 from graphwright.ops.registry import Saves, Traits, op
 
 
-class _OfOperand(rules.UnaryFloat):
+class _OfOperand(rules.FloatFunction):
     """A function whose gradient reads its operand."""
 
     saves, sample = Saves(inputs=(0,)), rules.unary_sample(-0.9, 0.9)
@@ -22,7 +22,7 @@ def _one(x: Any) -> Any:
 
 # -- trigonometric and hyperbolic --------------------------------------------------------------------------------------
 @op("tan")
-class Tan(rules.UnaryFloat):
+class Tan(rules.FloatFunction):
     """tan x, elementwise; gradient g(1 + y²)."""
 
     saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(-1.2, 1.2), Traits(keeps_zero=True)
@@ -108,7 +108,7 @@ class Atan2(rules.Binary):
     """
 
     saves, emit, aten, method = Saves(inputs=(0, 1)), "torch.atan2({0}, {1})", "atan2", "atan2"
-    infer = lambda a, b: rules.floating(rules.broadcast(a, b))
+    infer, traits = lambda a, b: rules.floating(rules.broadcast(a, b)), Traits(promotes=True)
     onnx, why = None, {"onnx": "ONNX has no arctangent of two operands"}
     sample = lambda rng: ([rng.uniform(0.3, 2, (3, 1, 4)), rng.uniform(-2, 2, (5, 4))], {})
 
@@ -121,7 +121,7 @@ class Atan2(rules.Binary):
 
 
 # -- exponentials and logarithms ---------------------------------------------------------------------------------------
-class _Logarithm(rules.UnaryFloat):
+class _Logarithm(rules.FloatFunction):
     saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(0.2, 3), Traits(amp="f32")
 
 
@@ -144,7 +144,7 @@ class Log10(_Logarithm):
 
 
 @op("exp2")
-class Exp2(rules.UnaryFloat):
+class Exp2(rules.FloatFunction):
     """2ˣ, elementwise; gradient g·y·ln 2."""
 
     saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(-2, 2), Traits(amp="f32")
@@ -164,7 +164,7 @@ class Erfc(_OfOperand):
 
 
 @op("erfinv")
-class Erfinv(rules.UnaryFloat):
+class Erfinv(rules.FloatFunction):
     """The y with erf y = x, elementwise; gradient g·√π/2·exp(y²)."""
 
     saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(-0.9, 0.9), Traits(keeps_zero=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from graphwright.array.formulas.gates import COLUMNS, GATE_KINDS, KINDS, MODES, STATES, GateKind
-from graphwright.autograd import grad_enabled
+from graphwright.autograd import is_grad_enabled
 from graphwright.graph import NodeId
 from graphwright.ops import call, get, traits
 from graphwright.ops.axes import atoms
@@ -301,7 +301,7 @@ def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
     `kept`, the values that the caller needs.
     """
     found = {}
-    units = [gate for gate in gates(p).values() if gate.over == "units"] if grad_enabled() else []
+    units = [gate for gate in gates(p).values() if gate.over == "units"] if is_grad_enabled() else []
     for site in (s for gate in units for s in gate.sites if traits(p.op(s)).multiplies):
         value = Value(site)
         while value not in kept and len(edges := p.out_edges(value.node)) == 1:
