@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from graphwright.array import finfo
 from graphwright.autograd import Generator, Tensor, as_tensor, bernoulli, gather, gumbel, where
 from graphwright.autograd.create import device_of
-from graphwright.autograd.pointwise import epsilon, largest
 from graphwright.distributions.distribution import Distribution, parameters, require
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call
@@ -66,11 +66,11 @@ class Categorical(Distribution):
 
     def entropy(self) -> Tensor:
         """-Σ p ln p, to which classes of probability 0 contribute 0."""
-        return -(self.probs * self.logits.clamp(min=-largest(self.logits.dtype))).sum(-1)
+        return -(self.probs * self.logits.clamp(min=finfo(self.logits.dtype).min)).sum(-1)
 
     def kl(self, other: Categorical) -> Tensor:
         """Σ p (ln p - ln q); ∞ if q excludes a class that p does not."""
-        lowest = -largest(self.logits.dtype)
+        lowest = finfo(self.logits.dtype).min
         terms = self.probs * (self.logits.clamp(min=lowest) - other.logits.clamp(min=lowest))
         lost = (other.logits == -float("inf")) & (self.logits > -float("inf"))
         return where(lost, float("inf"), terms).sum(-1)
@@ -89,7 +89,7 @@ class Bernoulli(Distribution):
         given = _given("Bernoulli", logits, probs)
         if logits is None:
             require(given, lambda p: (p >= 0) & (p <= 1), "probs", "0..1")
-            eps = epsilon(given.dtype)
+            eps = finfo(given.dtype).eps
             inner = given.clamp(eps, 1 - eps)
             self.logits, self.probs = inner.log() - (-inner).log1p(), given
         else:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import log, pi
 from typing import Any
 
+from graphwright.array import finfo
 from graphwright.autograd import Generator, Tensor, as_tensor, randn
 from graphwright.autograd.create import device_of
-from graphwright.autograd.pointwise import epsilon
 from graphwright.distributions.distribution import Distribution, parameters, require
 from graphwright.errors import UsageError
 from graphwright.ops import call
@@ -93,7 +93,7 @@ class TanhNormal(Distribution):
 
     def log_prob(self, value: Any) -> Tensor:
         """ln N(u) - ln |dx/du|; a value at the ends of the interval counts as the next one inside."""
-        eps = epsilon(self.base.loc.dtype)
+        eps = finfo(self.base.loc.dtype).eps
         inner = ((as_tensor(value) - self.low) / self._half - 1).clamp(-1 + eps, 1 - eps)
         return self._log_prob_of(inner.atanh())
 
