@@ -9,6 +9,7 @@ from graphwright.autograd import Parameter, Variable
 from graphwright.program import Builder, Program, Value
 from graphwright.program.kinds import ASSIGN, SOURCES, STORED
 from graphwright.program.primitives import add_assign, add_op, add_source, insert_node, set_outputs
+from graphwright.program.weights import add_weight
 
 ROWS, COLS = 2, 4
 UNARY = ("tanh", "relu", "neg", "sigmoid", "exp")
@@ -74,7 +75,9 @@ def rebuilt(p: Program) -> Program:
             if op in STORED and p.key(node) not in fresh.weights:
                 old = p.weights[p.key(node)]
                 maker = Parameter if isinstance(old, Parameter) else Variable
-                fresh.weights.add(p.key(node), maker(p.weights.array(p.key(node)).copy(), old.requires_grad, old.name))
+                add_weight(
+                    fresh.weights, p.key(node), maker(p.weights.array(p.key(node)).copy(), old.requires_grad, old.name)
+                )
             made = add_source(fresh, op, path, p.spec(node), p.attrs(node))
         elif op == ASSIGN:
             made = add_assign(fresh, operands[0], operands[1], path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -215,7 +215,7 @@ class Graph:
             restored: list[EdgeId] = []
             try:
                 for edge in reversed(record.edges):
-                    restored.append(self.restore_edge(edge))
+                    restored.append(Graph.restore_edge(self, edge))
             except UsageError:
                 for edge_id in reversed(restored):
                     self._drop_edge(edge_id & INDEX)
@@ -444,6 +444,10 @@ class Graph:
             yield
         finally:
             self._lock.__exit__()
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Return a context that locks the graph for writing columns."""
+        return self.locked()
 
     @property
     def timeout(self) -> float:

@@ -83,12 +83,17 @@ def structure_hash(self: Graph, positions: bool = False) -> str:
         return digest.hexdigest()
 
 
-def copy(self: Graph) -> Graph:
-    """Return an independent copy that will issue the same future handles; object values in columns are shared."""
+def copy(self: Graph, kind: type[Graph] | None = None) -> Graph:
+    """Return an independent copy that will issue the same future handles; object values in columns are shared.
+
+    `kind` is the class of the copy, by default that of this graph.
+    """
     with self._lock:
         nodes, edges = self._node_table, self._edge_table
         of_nodes, of_edges = ({name: c.spec for name, c in table.columns.items()} for table in (nodes, edges))
-        twin = type(self)(of_nodes, of_edges, self.block, self.max_generation, self._counter is not None, self.timeout)
+        twin = (kind or type(self))(
+            of_nodes, of_edges, self.block, self.max_generation, self._counter is not None, self.timeout
+        )
         twin._out.copy_from(self._out)
         twin._in.copy_from(self._in)
         twin._node_table.copy_from(nodes)

@@ -122,7 +122,7 @@ class ColumnView(NDArrayOperatorsMixin):
         return column.take(self._slots(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        with self._graph.locked():
+        with self._graph.writing():
             column = self._table.column(self.name)
             if isinstance(key, Handle):
                 self._table.update(self._table.slot(key), {self.name: value})
@@ -197,7 +197,7 @@ class TableView(Generic[A]):
 
         Raises: UsageError if the name is taken or invalid; DTypeError for an unsupported dtype.
         """
-        with self._graph.locked():
+        with self._graph.writing():
             self._table.add_column(name, dtype if default is None else (dtype, default))
             self._graph.version += 1
 

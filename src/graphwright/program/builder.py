@@ -21,7 +21,7 @@ from graphwright.program.primitives import add_assign, add_op, add_source, set_o
 from graphwright.program.program import Program
 from graphwright.program.recorder import TraceRecorder, parts, rebuilt, record_into
 from graphwright.program.residual_sums import join_residuals
-from graphwright.program.weights import as_array
+from graphwright.program.weights import add_weight, as_array
 
 
 def new_program(name: str) -> Program:
@@ -140,7 +140,7 @@ class Builder:
 
     def _stored(self, kind: str, name: str, variable: Variable, attrs: dict[str, Any]) -> Value:
         self._program.check_name(name)
-        self._program.weights.add(attrs["key"], variable)
+        add_weight(self._program.weights, attrs["key"], variable)
         return self._value(add_source(self._program, kind, name, variable.spec, attrs))
 
     def _value(self, node: NodeId, port: int = 0) -> Value:

@@ -20,7 +20,7 @@ from graphwright.ops import traits
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs
-from graphwright.program.weights import as_array
+from graphwright.program.weights import add_weight, as_array
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -139,7 +139,7 @@ def _stored(
     key, path, spec = p.key(node), p.path(node), p.spec(node)
     variable = p.weights[key]
     if p.op(node) != CONST:
-        made.weights.add(key, variable)
+        add_weight(made.weights, key, variable)
         return add_source(made, p.op(node), path, spec, p.attrs(node))
     others = {n: (traces[n][0][n], traces[n][1].spec(twin).shape) for n, twin in same.items()}
     shape: Sequence[Dim] = _name(p, node, dims, spec.shape, others)
@@ -148,11 +148,11 @@ def _stored(
     arrays += [q.weights.array(q.key(same[n])).to_numpy() for n, (_, q) in traces.items()]
     number = arrays[0].reshape(-1)[:1]
     if not named and all(np.array_equal(array, arrays[0]) for array in arrays):
-        made.weights.add(key, variable)
+        add_weight(made.weights, key, variable)
         return add_source(made, CONST, path, spec, p.attrs(node))
     if named and number.size and all((array == number).all() for array in arrays):
         scalar = Variable(as_array(number.reshape(()), spec.dtype), name=key)
-        made.weights.add(key, scalar)
+        add_weight(made.weights, key, scalar)
         source = add_source(made, CONST, made.free_name(f"{path}.scalar"), scalar.spec, p.attrs(node))
         return add_op(made, "expand", [Value(source)], {"shape": tuple(shape)}, path)
     if len(named) == 1 and all(np.array_equal(array.reshape(-1), np.arange(array.size)) for array in arrays):
@@ -181,7 +181,7 @@ def _indexed(p: Program, node: NodeId, made: Program, x: Value, others: Mapping[
         raise _baked(p, node, ", ".join(others), f"starts at {p.attrs(node)['start']}, unlike for other sizes")
     ids = as_array(np.arange(p.attrs(node)["size"]) * p.attrs(node)["step"] + first)
     key = made.free_name(f"{p.path(node)}.ids")
-    made.weights.add(key, Variable(ids, name=key))
+    add_weight(made.weights, key, Variable(ids, name=key))
     source = add_source(made, CONST, key, ids.spec, {"key": key})
     return add_op(made, "index", [x, Value(source)], {"axis": p.attrs(node)["axis"]}, p.path(node))
 

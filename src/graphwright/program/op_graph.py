@@ -19,6 +19,7 @@ from graphwright.ops import traits
 from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownEdge, UnknownNode
 from graphwright.program.hashing import StructureHash, decode_attrs, encode_attrs
 from graphwright.program.kinds import ASSIGN, INPUT, PARAM, STATE, STORED
+from graphwright.program.program_graph import ProgramGraph
 from graphwright.program.tombstones import ForwardNeighbours, Tombstones
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class OpGraph:
     """
 
     def __init__(self) -> None:
-        self.graph = Graph(node_columns=NODE_COLUMNS, edge_columns=EDGE_COLUMNS, block=8)
+        self.graph: Graph = ProgramGraph(node_columns=NODE_COLUMNS, edge_columns=EDGE_COLUMNS, block=8)
         self.back_edges: set[EdgeId] = set()
         self.order_labels: OnlineOrder[NodeId] = OnlineOrder(ForwardNeighbours(self.graph, self.back_edges))
         self.order_log: list[Relabelled[NodeId]] | None = None

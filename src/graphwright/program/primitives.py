@@ -32,7 +32,7 @@ def insert_node(
     restored = p.tombstones.restore(p.graph, handle)
     node = restored
     if restored is None:
-        node = p.graph.add_node(op=op, attrs=MappingProxyType(dict(attrs)), name=name, specs=specs, seq=number)
+        node = Graph.add_node(p.graph, op=op, attrs=MappingProxyType(dict(attrs)), name=name, specs=specs, seq=number)
         p._seq = max(p._seq, number + 1)
     _reorder(p, lambda: p.order_labels.insert(node, after=after, before=before, created=number))
     p._names[name] = node
@@ -48,7 +48,7 @@ def delete_node(p: OpGraph, node: NodeId) -> None:
     """Remove an unconnected node; its handle can be restored."""
     _unlist(p, node)
     _reorder(p, lambda: p.order_labels.remove(node))
-    p.tombstones.add(node, p.graph.remove_node(node))
+    p.tombstones.add(node, Graph.remove_node(p.graph, node))
 
 
 def discard(p: OpGraph, nodes: Sequence[NodeId]) -> None:
@@ -56,7 +56,7 @@ def discard(p: OpGraph, nodes: Sequence[NodeId]) -> None:
     _reorder(p, lambda: p.order_labels.remove(*nodes))
     for node in nodes:
         _unlist(p, node)
-        p.back_edges.difference_update(edge.edge for edge in p.graph.remove_node(node).edges)
+        p.back_edges.difference_update(edge.edge for edge in Graph.remove_node(p.graph, node).edges)
 
 
 def insert_edge(p: OpGraph, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:
@@ -66,11 +66,11 @@ def insert_edge(p: OpGraph, src: Value, dst: NodeId, port: int | None = None, ha
     fits = _admit_edge(p, src.node, dst)
     edge = p.tombstones.restore(p.graph, handle)
     if edge is None:
-        edge = p.graph.add_edge(src.node, dst, src_port=src.port, dst_port=port)
+        edge = Graph.add_edge(p.graph, src.node, dst, src_port=src.port, dst_port=port)
     if not fits:
         p.back_edges.add(edge)
     if port >= p.graph.node(dst, "next_port"):
-        p.graph.set_node(dst, next_port=port + 1)
+        Graph.set_node(p.graph, dst, next_port=port + 1)
     touch(p, dst)
     return edge
 
@@ -78,7 +78,7 @@ def insert_edge(p: OpGraph, src: Value, dst: NodeId, port: int | None = None, ha
 def delete_edge(p: OpGraph, edge: EdgeId) -> None:
     """Remove an edge; its handle can be restored."""
     dst = p.graph.target(edge)
-    p.tombstones.add(edge, p.graph.remove_edge(edge))
+    p.tombstones.add(edge, Graph.remove_edge(p.graph, edge))
     p.back_edges.discard(edge)
     touch(p, dst)
 
@@ -89,7 +89,7 @@ def move_edge(p: OpGraph, edge: EdgeId, src: Value) -> None:
     fits = _admit_edge(p, src.node, dst)
     p.tombstones.rewire(p.graph, edge, src.node)
     (p.back_edges.discard if fits else p.back_edges.add)(edge)
-    p.graph.set_edge(edge, src_port=src.port)
+    Graph.set_edge(p.graph, edge, src_port=src.port)
     touch(p, dst)
 
 
@@ -103,7 +103,7 @@ def update_node(p: OpGraph, node: NodeId, **columns: Any) -> None:
     if "attrs" in columns:
         columns["attrs"] = MappingProxyType(dict(columns["attrs"]))
         _unlist_key(p, node)
-    p.graph.set_node(node, **columns)
+    Graph.set_node(p.graph, node, **columns)
     if "attrs" in columns:
         list_key(p, node)
     touch(p, node)
@@ -190,7 +190,7 @@ def order_back_edges(p: OpGraph) -> None:
 
 def copy_into(p: OpGraph, twin: OpGraph) -> None:
     """Copy nodes, edges, order and names into an empty graph; handles stay valid."""
-    set_order(twin, p.graph.copy(), {n: p.order_labels.key(n) for n in p.nodes()})
+    set_order(twin, Graph.copy(p.graph), {n: p.order_labels.key(n) for n in p.nodes()})
     twin._seq = p._seq
     twin._names, twin._outputs = dict(p._names), dict(p._outputs)
     twin._kinds = {kind: dict(nodes) for kind, nodes in p._kinds.items()}

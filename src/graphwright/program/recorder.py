@@ -16,6 +16,7 @@ from graphwright.program.derived.recompute import Recomputed
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs
+from graphwright.program.weights import add_weight
 
 if TYPE_CHECKING:
     from graphwright.ops import Op
@@ -105,7 +106,7 @@ class TraceRecorder:
             name = self.program.free_name(tensor.name or "const")
             node = self.constant(name, data.spec)
             stored = data if data.contiguous else data.copy()  # plans read weights row by row
-            self.program.weights.add(name, Variable(stored, name=name))
+            add_weight(self.program.weights, name, Variable(stored, name=name))
             self._consts[id(data)] = (data, Value(node))
         return self._consts[id(data)][1]
 
@@ -125,7 +126,7 @@ class TraceRecorder:
             name = self.program.free_name(variable.name or kind)
             trained = {"trainable": variable.requires_grad} if kind == PARAM else {}
             node = add_source(self.program, kind, name, variable.spec, {"key": name, **trained})
-            self.program.weights.add(name, variable)
+            add_weight(self.program.weights, name, variable)
             self.variables[id(variable)] = (variable, Value(node))
         return self.variables[id(variable)][1]
 

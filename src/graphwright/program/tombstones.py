@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from graphwright.graph import RemovedNode
+from graphwright.graph import Graph, RemovedNode
 
 if TYPE_CHECKING:
-    from graphwright.graph import EdgeId, Graph, NodeId, RemovedEdge, RewiredEdge
+    from graphwright.graph import EdgeId, NodeId, RemovedEdge, RewiredEdge
 
 Mode = Literal["edit", "undo", "redo", "roll back"]
 
@@ -42,7 +42,9 @@ class Tombstones:
         if handle is None or handle not in self.removed:
             return None
         record = self.removed[handle]
-        alive = graph.restore_node(record) if isinstance(record, RemovedNode) else graph.restore_edge(record)
+        alive = (
+            Graph.restore_node(graph, record) if isinstance(record, RemovedNode) else Graph.restore_edge(graph, record)
+        )
         del self.removed[handle]
         return alive
 
@@ -51,11 +53,11 @@ class Tombstones:
         if graph.source(edge) == source:
             return
         if self.mode == "edit":
-            self.back.setdefault(edge, []).append(graph.rewire_edge(edge, src=source))
+            self.back.setdefault(edge, []).append(Graph.rewire_edge(graph, edge, src=source))
         elif self.mode == "redo":
-            self.back.setdefault(edge, []).append(graph.restore_rewire(self.forth[edge].pop()))
+            self.back.setdefault(edge, []).append(Graph.restore_rewire(graph, self.forth[edge].pop()))
         else:
-            again = graph.restore_rewire(self.back[edge].pop())
+            again = Graph.restore_rewire(graph, self.back[edge].pop())
             if self.mode == "undo":
                 self.forth.setdefault(edge, []).append(again)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from difflib import get_close_matches
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
 from graphwright.array import CPU, NDArray, Storage, empty, from_numpy
 from graphwright.autograd import Tensor, Variable
+from graphwright.errors import UsageError
 from graphwright.files import flat_bytes
 from graphwright.program.errors import UnknownNode
 from graphwright.program.hashing import LARGE, side_by_side
@@ -145,6 +146,14 @@ class Weights(Mapping[str, Variable]):
     def __repr__(self) -> str:
         return f"Weights({len(self)}: {', '.join(list(self)[:2])}{', ...' if len(self) > 2 else ''})"
 
+    def __setitem__(self, key: str, value: Any) -> NoReturn:
+        raise UsageError("weights are set by edits, so that they can be undone", where=f"program.weights[{key!r}]",
+                         fix=f"with program.edit('why') as e: e.set_weight({key!r}, value)")  # fmt: skip
+
+    def __delitem__(self, key: str) -> NoReturn:
+        raise UsageError("a weight goes with the node that reads it", where=f"program.weights[{key!r}]",
+                         fix="with program.edit('why') as e: e.remove(node)")  # fmt: skip
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._variables)
 
@@ -159,31 +168,9 @@ class Weights(Mapping[str, Variable]):
         """Return a view of the (key, variable) pairs, which iterates faster than the view of `Mapping`."""
         return self._variables.items()
 
-    def add(self, key: str, variable: Variable) -> None:
-        """Add a variable without reading its array from a memory-mapped file."""
-        self._variables[key] = variable
-
-    def drop(self, key: str) -> None:
-        """Remove a variable that no node reads."""
-        for known in (self._variables, self._digests, self._references):
-            known.pop(key, None)
-
     def array(self, key: str) -> NDArray:
         """Return the array of a key."""
         return self[key].data
-
-    def rekey(self, old: str, new: str) -> None:
-        """Rename a key."""
-        self._variables = {new if key == old else key: variable for key, variable in self._variables.items()}
-        for known in (self._digests, self._references):
-            known.pop(old, None)
-
-    def sort(self, p: Program) -> None:
-        """Sort the keys by the creation number of the first node that reads each key."""
-        ranks: dict[str, int] = {}
-        for node in (n for kind in STORED for n in p.of_kind(kind)):
-            ranks[p.key(node)] = min(ranks.get(p.key(node), p.seq(node)), p.seq(node))
-        self._variables = dict(sorted(self._variables.items(), key=lambda item: ranks.get(item[0], -1)))
 
     def reference(self, key: str) -> str:
         """Return text that identifies a weight's value: its `Promise.reference` if it has one, else its digest."""
@@ -281,7 +268,7 @@ class Weights(Mapping[str, Variable]):
         """Return weights of `graph`: new variables over the same arrays; the first write to one copies its array."""
         twin = Weights(graph)
         for key, variable in self._variables.items():
-            twin.add(key, twins(variable))
+            add_weight(twin, key, twins(variable))
         twin._digests, twin._references = dict(self._digests), dict(self._references)
         twin.promises, twin._promised = self.promises, self._promised
         return twin
@@ -325,3 +312,30 @@ def is_abstract(array: NDArray) -> bool:
 
 def _no_bytes() -> memoryview:
     raise AssertionError("cannot read an abstract array: it has a spec, but no bytes")
+
+
+# Changes of the table, for edits, builders and derived programs; user code calls the verbs of `program.edit`.
+def add_weight(weights: Weights, key: str, variable: Variable) -> None:
+    """Add a variable without reading its array from a memory-mapped file."""
+    weights._variables[key] = variable
+
+
+def drop_weight(weights: Weights, key: str) -> None:
+    """Remove a variable that no node reads."""
+    for known in (weights._variables, weights._digests, weights._references):
+        known.pop(key, None)
+
+
+def rekey_weight(weights: Weights, old: str, new: str) -> None:
+    """Rename a key."""
+    weights._variables = {new if key == old else key: variable for key, variable in weights._variables.items()}
+    for known in (weights._digests, weights._references):
+        known.pop(old, None)
+
+
+def sort_by_creation(p: Program) -> None:
+    """Sort the keys by the creation number of the first node that reads each key."""
+    ranks: dict[str, int] = {}
+    for node in (n for kind in STORED for n in p.of_kind(kind)):
+        ranks[p.key(node)] = min(ranks.get(p.key(node), p.seq(node)), p.seq(node))
+    p.weights._variables = dict(sorted(p.weights._variables.items(), key=lambda item: ranks.get(item[0], -1)))

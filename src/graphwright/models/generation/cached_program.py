@@ -26,6 +26,7 @@ from graphwright.program.kinds import INPUT, STATE, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs
 from graphwright.program.validate import refuse_broken
+from graphwright.program.weights import add_weight
 
 if TYPE_CHECKING:
     from graphwright.plan.running.executable import Executable
@@ -123,7 +124,9 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
 
 
 def _add_state(new: Program, key: str, spec: Spec) -> Value:
-    new.weights.add(key, Variable(empty((0,) if spec.shape else (), spec.dtype), name=key))  # caches bind their own
+    add_weight(
+        new.weights, key, Variable(empty((0,) if spec.shape else (), spec.dtype), name=key)
+    )  # caches bind their own
     return Value(add_source(new, STATE, key, spec, {"key": key}))
 
 

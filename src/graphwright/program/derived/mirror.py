@@ -29,6 +29,7 @@ from graphwright.program.primitives import (
 )
 from graphwright.program.recorder import TraceRecorder
 from graphwright.program.tombstones import Tombstones
+from graphwright.program.weights import add_weight, drop_weight
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -101,7 +102,7 @@ class MirroredProgram:
             yield changed
         self.sweep()
         for node in self.recorder.take_constants(self.unread):
-            self.program.weights.drop(self.program.key(node))
+            drop_weight(self.program.weights, self.program.key(node))
             delete_node(self.program, node)
         self.program.version += 1
         self.version = self.program.version
@@ -171,7 +172,7 @@ class MirroredProgram:
         discard(p, gone)
         for key in keys:
             if not p.readers(key):
-                p.weights.drop(key)
+                drop_weight(p.weights, key)
         self._discarded.clear()
         p.tombstones = Tombstones()  # edits of the derived program are never undone
 
@@ -248,7 +249,7 @@ class MirroredProgram:
             if same and p.specs(old) == source.specs(node):
                 return old, False
         path = self._fresh_name(node, old)
-        p.weights.add(key, variable)
+        add_weight(p.weights, key, variable)
         return self.recorder.source(op, path, source.spec(node), dict(source.attrs(node))), True
 
     def _mirror_empty_junction(self, node: NodeId, old: NodeId | None) -> tuple[NodeId, bool]:
@@ -260,7 +261,7 @@ class MirroredProgram:
         path = self._fresh_name(node, old)
         key = path if not p.weights.has_key(path) else f"{path}.zero"
         zero = call("cast", Tensor(from_numpy(np.zeros(spec.sizes, np.float32))), dtype=spec.dtype).data
-        p.weights.add(key, Variable(zero, name=key))
+        add_weight(p.weights, key, Variable(zero, name=key))
         return self.recorder.source(CONST, path, spec, {"key": key}), True
 
     def _mirror_op(self, node: NodeId, op: str, old: NodeId | None) -> tuple[NodeId, bool]:

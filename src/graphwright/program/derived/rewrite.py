@@ -14,6 +14,7 @@ from graphwright.program.kinds import ASSIGN, INPUT, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_source, insert_edge, insert_node, set_outputs
 from graphwright.program.validate import refuse_broken
+from graphwright.program.weights import add_weight
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -61,7 +62,7 @@ def rewrite(
             add_assign(new, Value(new.node(p.path(p.operands(node)[0]))), operands[1], path)
             continue
         if op in STORED:
-            new.weights.add(p.key(node), p.weights[p.key(node)])
+            add_weight(new.weights, p.key(node), p.weights[p.key(node)])
         copy = copy_node(p, node, new, path, operands)
         for port in range(len(p.specs(node))):
             values[Value(node, port)] = swaps.get(Value(node, port), Value(copy, port))

@@ -21,7 +21,7 @@ from graphwright.ops.expansion import Arithmetic
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs, update_node
-from graphwright.program.weights import as_array
+from graphwright.program.weights import add_weight, as_array
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -123,7 +123,7 @@ class _Stack:
             data = arrays[0] if equal else stacked_array(arrays)
             wants = op == PARAM and p.weights[key].requires_grad
             made = Parameter(data, wants, key) if op == PARAM else type(p.weights[key])(data, name=key)
-            self.made.weights.add(key, made)
+            add_weight(self.made.weights, key, made)
         source = add_source(self.made, op, path, self.made.weights[key].spec, p.attrs(node))
         return _Term(self, Value(source), p.spec(node), not equal)
 
@@ -131,7 +131,7 @@ class _Stack:
         """Add a const of a number that an expansion uses."""
         name = self.made.free_name(f"{self.path}.const")
         array = as_array(np.asarray(value), dtype)
-        self.made.weights.add(name, Variable(array, name=name))
+        add_weight(self.made.weights, name, Variable(array, name=name))
         source = add_source(self.made, CONST, name, array.spec, {"key": name})
         return _Term(self, Value(source), array.spec, stacked=False)
 

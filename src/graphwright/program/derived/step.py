@@ -23,6 +23,7 @@ from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, set_outputs
 from graphwright.program.run import evaluate
 from graphwright.program.validate import refuse_broken
+from graphwright.program.weights import add_weight
 
 if TYPE_CHECKING:
     from graphwright.program.derived.mirror import MirroredProgram
@@ -112,7 +113,7 @@ class ReusingRecorder(MirrorRecorder):
         """Add a param or state node for a variable that the source program does not have; return the node."""
         p, kind = self.program, PARAM if isinstance(variable, Parameter) else STATE
         name = p.free_name(variable.name or kind)
-        p.weights.add(name, variable)
+        add_weight(p.weights, name, variable)
         return self.source(kind, name, variable.spec, {"key": name})
 
     def _take(self, key: tuple[Any, ...], make: Callable[[], NodeId]) -> NodeId:

@@ -14,6 +14,7 @@ from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_source, insert_edge, insert_node, set_outputs
 from graphwright.program.residual_sums import join_residuals
+from graphwright.program.weights import add_weight
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -125,6 +126,6 @@ class _TapeProgram:
 
     def _stored(self, kind: str, name: str, variable: Variable) -> Value:
         name = self.program.free_name(name)
-        self.program.weights.add(name, variable)
+        add_weight(self.program.weights, name, variable)
         attrs: dict[str, Any] = {"key": name, "trainable": True} if kind == PARAM else {"key": name}
         return self._source(kind, name, variable.spec, attrs)

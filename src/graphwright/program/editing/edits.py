@@ -29,6 +29,7 @@ from graphwright.program.primitives import (
     set_outputs,
     update_node,
 )
+from graphwright.program.weights import add_weight, drop_weight, rekey_weight, sort_by_creation
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec
@@ -227,7 +228,7 @@ class AddNode(Edit):
 
     def apply(self, p: Program) -> None:
         if self.variable is not None:
-            p.weights.add(self.attrs["key"], self.variable)
+            add_weight(p.weights, self.attrs["key"], self.variable)
         node = insert_node(p, self.op, self.attrs, self.name, self.specs, self.seq, self.node, self.after)
         assert node == self.node, "handles are issued in a fixed order"
 
@@ -279,7 +280,7 @@ class RemoveNode(Edit):
 
     def apply(self, p: Program) -> None:
         if p.op(self.node) in STORED and not self._shared(p):
-            p.weights.drop(p.key(self.node))
+            drop_weight(p.weights, p.key(self.node))
         delete_node(p, self.node)
 
     def replaced(self, p: Program) -> tuple[str, ...]:
@@ -385,7 +386,7 @@ class SetAttr(Edit):
 
     def apply(self, p: Program) -> None:
         if p.op(self.node) in STORED and (old := p.key(self.node)) != (new := self.attrs["key"]):
-            p.weights.rekey(old, new)
+            rekey_weight(p.weights, old, new)
             for reader in p.readers(old):
                 update_node(p, reader, attrs={**p.attrs(reader), "key": new})
         op = p.op(self.node)
@@ -508,4 +509,4 @@ class Annotation(Edit):
 def sort_weights(p: Program, edits: Iterable[Edit]) -> None:
     """Sort the weights of a program by creation order if one of the edits adds a param, const or state."""
     if any(getattr(edit, "op", None) in STORED for edit in edits):
-        p.weights.sort(p)
+        sort_by_creation(p)

@@ -16,7 +16,7 @@ from graphwright.program.kinds import ASSIGN, INPUT, PARAM, SOURCES, STORED
 from graphwright.program.op_graph import OpGraph, Ref, Value
 from graphwright.program.primitives import add_assign, add_source, insert_edge, insert_node, set_outputs
 from graphwright.program.validate import refuse_broken
-from graphwright.program.weights import as_array, shared_variable
+from graphwright.program.weights import add_weight, as_array, shared_variable
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec
@@ -206,7 +206,7 @@ def extract(p: Program, selection: Selection | Sequence[NodeId]) -> Program:
         op, name = p.op(node), sub.free_name(p.path(node))
         if op in SOURCES:
             if op in STORED:
-                sub.weights.add(p.key(node), _second_variable(p.weights[p.key(node)], op, p.key(node)))
+                add_weight(sub.weights, p.key(node), _second_variable(p.weights[p.key(node)], op, p.key(node)))
             values[Value(node)] = Value(add_source(sub, op, name, p.spec(node), p.attrs(node)))
         elif op == ASSIGN:
             target, value = (values[v] for v in p.operands(node))

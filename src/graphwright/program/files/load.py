@@ -17,7 +17,7 @@ from graphwright.array.dtype import BY_TAG
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import CycleError, GraphwrightError
 from graphwright.files import StrPath, open_regular, parse_json, read_whole
-from graphwright.graph import ColumnSpec, Graph, chain
+from graphwright.graph import ColumnSpec, chain
 from graphwright.program.builder import new_program
 from graphwright.program.constraints import constraint_from_json
 from graphwright.program.editing.journal import Entry, Journal
@@ -29,8 +29,9 @@ from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import KINDS, STORED
 from graphwright.program.op_graph import EDGE_COLUMNS, NODE_COLUMNS, is_key, is_name
 from graphwright.program.primitives import list_key, order_back_edges, set_order, set_outputs, touch
+from graphwright.program.program_graph import ProgramGraph
 from graphwright.program.validate import validate
-from graphwright.program.weights import Promise, digest_of
+from graphwright.program.weights import Promise, add_weight, digest_of
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
         "op": ColumnSpec(object, decode=lambda name: forms.text(name, "op")),
         "name": ColumnSpec(object, decode=lambda name: forms.text(name, "name")),
     }
-    graph = Graph.from_dict(data, {**NODE_COLUMNS, **strict}, EDGE_COLUMNS)
+    graph = ProgramGraph.from_dict(data, {**NODE_COLUMNS, **strict}, EDGE_COLUMNS)
     graph.describe = p.history.describe
     nodes = tuple(graph.nodes())
     keys = [
@@ -248,7 +249,7 @@ def _load_weights(p: Program, data: Mapping[str, Any], files: TensorFiles) -> No
         kind = Parameter if forms.flag(row["trained"], at) else Variable
         made[key] = kind(array, forms.flag(row["trainable"], at), forms.text(row["name"], at))
     for key, row in data.items():
-        p.weights.add(key, made[key] if key in made else made[forms.text(row["tied"], f"weights.{key}")])
+        add_weight(p.weights, key, made[key] if key in made else made[forms.text(row["tied"], f"weights.{key}")])
 
 
 # -- journal and history ----------------------------------------------------------------------------
