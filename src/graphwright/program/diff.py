@@ -186,7 +186,7 @@ def _paths(p: Program, names: Names) -> dict[str, NodeId]:
 
 
 def _operands(p: Program, node: NodeId, names: Names) -> list[str]:
-    return [_path(p, v, names) + (f".{v.port}" if v.port else "") for v in p.operands(node)]
+    return [_path(p, v.node, names) + (f".{v.port}" if v.port else "") for v in p.operands(node)]
 
 
 def _facts(p: Program, n: NodeId, other: Program, m: NodeId, renamed: Names) -> dict[str, tuple[Any, Any]]:
@@ -213,7 +213,7 @@ def _edges(p: Program, names: Names) -> Counter[str]:
 
 
 def _outputs(p: Program, names: Names) -> dict[str, str]:
-    return {n: f"{_path(p, v, names)}.{v.port}" for n, v in zip(p.output_names(), p.outputs(), strict=True)}
+    return {n: f"{_path(p, v.node, names)}.{v.port}" for n, v in zip(p.output_names(), p.outputs(), strict=True)}
 
 
 def _compare(key: str, p: Program, other: Program) -> WeightChange | None:
