@@ -206,7 +206,7 @@ def _facts(p: Program, n: NodeId, other: Program, m: NodeId, renamed: Names) -> 
 def _edges(p: Program, names: Names) -> Counter[str]:
     """Count edges by their text `source.port -> target.port`; for a junction the target port is written `*`."""
     return Counter(
-        f"{_path(p, v, names)}.{v.port} -> {path}.{'*' if p.is_junction(node) else i}"
+        f"{_path(p, v.node, names)}.{v.port} -> {path}.{'*' if p.is_junction(node) else i}"
         for path, node in _paths(p, names).items()
         for i, v in enumerate(p.operands(node))
     )
