@@ -38,6 +38,7 @@ CALLS = {
     "insert": lambda e, p: e.insert(EDGE, "tanh"),
     "link": lambda e, p: e.link("x", "j", np.ones((2, 3), "f4")),
     "replace": lambda e, p: e.replace([p.node("r")], p.extract([p.node("r")])),
+    "duplicate": lambda e, p: e.duplicate("h"),
     "unfold": lambda e, p: e.unfold("h", "in"),
     "fold": lambda e, p: e.fold("h"),
     "cut_units": lambda e, p: e.cut_units(p.axes()["w:1"].units([0]), allow_io=True),

@@ -105,7 +105,7 @@ def _new_rows(key: str, array: NDArray, maps: Maps, init: NewRows, seed: int) ->
     made, new = np.zeros((len(old), *values.shape[1:])), old < 0
     if init != "zero":
         made[new] = values.mean(axis=0, dtype=np.float64)
-    if init == "normal":
+    if init == "normal":  # by name: a way to draw rows, which is not the op
         shape = made[new].shape
         drawn = normal(prod(shape), seed=seed, stream=stream_of(key)).reshape(shape)
         made[new] += drawn * values.std(axis=0, dtype=np.float64)

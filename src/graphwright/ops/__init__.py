@@ -24,8 +24,9 @@ from graphwright.ops import (
 )
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.explain import explain
-from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op, traits
+from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op, result_names, traits
 
 __all__ = ["OPS", "Attrs", "Cost", "Op", "Saves", "Traits", "UnknownOp", "activation", "arrange", "attention", "call"]
 __all__ += ["compute", "conv", "elementwise", "explain", "gate", "get", "identity", "index", "linear", "loss", "norm"]
-__all__ += ["op", "optimize", "pool", "random", "reduce", "sampling", "shape", "special", "traits", "writable_over"]
+__all__ += ["op", "optimize", "pool", "random", "reduce", "result_names", "sampling", "shape", "special", "traits"]
+__all__ += ["writable_over"]

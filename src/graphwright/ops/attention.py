@@ -356,7 +356,7 @@ class SdpaBackward(Backward):
 
     arity, attrs, traits = (5, 7), _ATTRS, Traits(backward_of="sdpa", contiguous=(0, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second derivatives are those of its expansion, which replaces it where they are needed"}
-    vm = attention_forms.SDPA
+    vm, results = attention_forms.SDPA, ("dq", "dk", "dv")
 
     def infer(q, k, v, *rest, scale, causal, window, optional):
         *extra, out, grad = rest

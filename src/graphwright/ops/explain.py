@@ -30,7 +30,7 @@ def explain(op: str, *shapes: tuple[int, ...] | Spec, **attrs: Any) -> str:
     row = get(op)
     kernel = "none: a view" if row.view is not None else kernel_location(row.name) or "none: the expansion runs"
     parts = [
-        f"{row.name}({_operands(row)})\n{indent(dedent('    ' + row.doc).strip(), '  ')}",
+        f"{row.name}({_operands(row)}){_results(row)}\n{indent(dedent('    ' + row.doc).strip(), '  ')}",
         f"gradient\n{_source(row.vjp) or '  none: ' + row.why.get('vjp', '')}",
         f"expansion\n{_source(row.expand) or '  a primitive'}",
         f"kernel\n  {kernel}",
@@ -51,6 +51,10 @@ def _operands(row: Op) -> str:
     )
     names = [name if value is ... else f"{name}={value!r}" for name, value in row.attrs.items()]
     return ", ".join([count, *names])
+
+
+def _results(row: Op) -> str:
+    return f" -> {', '.join(row.results)}" if row.results else ""
 
 
 def _source(function: Callable[..., Any] | None) -> str:

@@ -91,7 +91,7 @@ class GateOp(Row):
 class GateGrad(Backward):
     """Gradients of `gate` w.r.t. logits and temperatures, from its operands and g of each result true in `given`."""
 
-    arity, vjp, cost = (4, None), None, _cost
+    arity, vjp, cost, results = (4, None), None, _cost, ("logits", "temperature")
     attrs, traits = (
         {"sizes": Attr(tuple[StaticSize, ...]), "given": Attr(tuple[bool, ...])},
         replace(_TRAITS, backward_of="gate"),

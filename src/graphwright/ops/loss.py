@@ -28,7 +28,7 @@ class CrossEntropy(Loss):
     The gradient is g·(softmax(scores)·Σq - q); only ln Σ exp is saved, not the probabilities.
     """
 
-    arity, vm = (2, 3), forms.CROSS_ENTROPY
+    arity, vm, results = (2, 3), forms.CROSS_ENTROPY, ("loss", "log_sum_exp")
     attrs = {"ignore_index": Attr(int, -100), "smoothing": Attr(Number, 0.0)}
     saves = Saves(inputs=(0, 1, 2), outputs=(1,))
     traits = Traits(applies="softmax", contiguous=(0, 1), amp="f32", fixed=(1, 2))

@@ -355,6 +355,7 @@ class BatchNormTrain(_ChannelNorm):
         Traits(batch_statistics=True, inference="batch_norm", fixed=(1, 2)),
     )
     saves = Saves(inputs=(0, 3, 4))  # 1 and 2 are written before backward
+    results = ("normalized", "mean", "variance")
     why = {
         "onnx": "batch statistics belong to training; program.eval() uses the running statistics instead",
         "emit": "statistics of a batch are not part of an exported model",

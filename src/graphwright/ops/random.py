@@ -127,6 +127,7 @@ class Dropout(_Masked):
     """x / (1 - p) if u ≥ p else 0, u uniform, elementwise; and the key, from which the gradient recomputes the mask."""
 
     attrs, saves, vm = {"p": Attr(Share), "stream": _STREAM}, Saves(outputs=(1,)), forms.DROPOUT
+    results = ("kept", "key")
     traits = Traits(inplace=((0, 0),), training_only=True)
     vjp = lambda g, ins, outs, attrs, needs: (call("dropout", g[0], outs[1], **attrs)[0],)
     cost = lambda ins, outs, attrs: Cost(2 * outs[0].size, ins[0].nbytes, outs[0].nbytes)

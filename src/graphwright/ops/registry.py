@@ -158,7 +158,7 @@ class Op:
     # generated code has the expansion
     emit: Emit | None = None
     torch_module: TorchModule | None = None  # the op as a call of a module in generated code
-    results: tuple[str, ...] = ()  # names of the results in generated code, for ops with several
+    results: tuple[str, ...] = ()  # names of the results, for ops with several: `program.value("sort.indices")`
     # one use of the op -> ONNX nodes of opset 20; see `ops.onnx`. Without the field, exports have the expansion
     onnx: OnnxRow | None = None
     onnx_23: WholeNode | None = None  # a single ONNX node from opset 23 on, and when it computes the same
@@ -330,6 +330,12 @@ def traits(name: str) -> Traits:
     """Return the traits of an op; default traits for nodes that are not ops (inputs, params, states, ...)."""
     row = OPS.get(name)
     return NO_TRAITS if row is None else row.traits
+
+
+def result_names(name: str, count: int) -> tuple[str, ...]:
+    """Return the names of the `count` results of an op or other node: those of its definition, else their numbers."""
+    row = OPS.get(name)
+    return row.results if row is not None and len(row.results) == count else tuple(map(str, range(count)))
 
 
 NO_TRAITS = Traits()

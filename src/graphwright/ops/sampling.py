@@ -41,7 +41,7 @@ class SampleToken(Row):
     penalties and temperature hold NaN or have no finite maximum.
     """
 
-    arity, vjp = 4, None
+    arity, vjp, results = 4, None, ("token", "logits")
     why = {
         "vjp": "a sampled token has no gradient",
         "onnx": "the caller samples from the logits that the graph returns",

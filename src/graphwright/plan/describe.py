@@ -30,14 +30,17 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
     if path in plan.pruned:
         return f"{path}: pruned, no output and no write needs it"
     lines = [path]
+    names = plan.program.result_names(node)
     for slot in plan.slots:
         if slot.value is not None and slot.value.node == node:
+            port = slot.value.port
+            name = names[port] if port < len(names) else port
             b = plan.buffers[slot.buffer]
             in_arena = b.kind in ARENA
             location = f"arena + {b.offset}" if in_arena else f"{b.kind} {b.key!r}"
             location += " on the host" if b.on_host else ""
             life = f", live {b.first}..{b.last}" if in_arena else ""
-            lines.append(f"  result {slot.value.port}: {slot.spec} in buffer {b.index} ({location}{life})")
+            lines.append(f"  result {name}: {slot.spec} in buffer {b.index} ({location}{life})")
     found = plan.of(node)
     for i in found:
         at = plan.instrs.index(i)

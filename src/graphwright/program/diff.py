@@ -186,7 +186,7 @@ def _paths(p: Program, names: Names) -> dict[str, NodeId]:
 
 
 def _operands(p: Program, node: NodeId, names: Names) -> list[str]:
-    return [_path(p, v, names) + (f".{v.port}" if v.port else "") for v in p.operands(node)]
+    return [_path(p, v.node, names) + (f".{v.port}" if v.port else "") for v in p.operands(node)]
 
 
 def _facts(p: Program, n: NodeId, other: Program, m: NodeId, renamed: Names) -> dict[str, tuple[Any, Any]]:
@@ -206,14 +206,14 @@ def _facts(p: Program, n: NodeId, other: Program, m: NodeId, renamed: Names) -> 
 def _edges(p: Program, names: Names) -> Counter[str]:
     """Count edges by their text `source.port -> target.port`; for a junction the target port is written `*`."""
     return Counter(
-        f"{_path(p, v, names)}.{v.port} -> {path}.{'*' if p.is_junction(node) else i}"
+        f"{_path(p, v.node, names)}.{v.port} -> {path}.{'*' if p.is_junction(node) else i}"
         for path, node in _paths(p, names).items()
         for i, v in enumerate(p.operands(node))
     )
 
 
 def _outputs(p: Program, names: Names) -> dict[str, str]:
-    return {n: f"{_path(p, v, names)}.{v.port}" for n, v in zip(p.output_names(), p.outputs(), strict=True)}
+    return {n: f"{_path(p, v.node, names)}.{v.port}" for n, v in zip(p.output_names(), p.outputs(), strict=True)}
 
 
 def _compare(key: str, p: Program, other: Program) -> WeightChange | None:

@@ -15,7 +15,7 @@ from weakref import ref as weak
 
 from graphwright.array import Spec
 from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder
-from graphwright.ops import traits
+from graphwright.ops import result_names, traits
 from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownEdge, UnknownNode
 from graphwright.program.hashing import StructureHash, decode_attrs, encode_attrs
 from graphwright.program.kinds import ASSIGN, INPUT, PARAM, STATE, STORED
@@ -34,7 +34,8 @@ class Value(NamedTuple):
 
 
 Ref = NodeId | Value | str
-"""A node by handle, by one of its results, or by name: its path, or the checkpoint key of a weight."""
+"""A node by handle, by one of its results, or by name: its path, or the checkpoint key of a weight; a value also by the
+name of a result, as `sort.indices` or `sort.1`."""
 NODE_COLUMNS = {
     "op": object,
     "attrs": ColumnSpec(object, encode=encode_attrs, decode=decode_attrs),
@@ -114,15 +115,38 @@ class OpGraph:
         return [self.node(ref) for ref in refs]
 
     def value(self, ref: Ref) -> Value:
-        """Return a result of a node: the Value itself, or the first result of a handle or name."""
+        """Return a result of a node: the Value itself, the first one for a handle or a node's name, or one by name.
+
+        A result is named by its op, as `sort.indices`, or by its number, as `sort.1`. Raises: UnknownNode.
+        """
+        if isinstance(ref, str) and ref not in self._names:
+            head, _, last = ref.rpartition(".")
+            if (node := self._names.get(head)) is not None:
+                names, count = self.result_names(node), len(self.specs(node))
+                if last in names or last in map(str, range(count)):
+                    return Value(node, names.index(last) if last in names else int(last))
+                if count > 1:
+                    fix = " or ".join(f"{head}.{name}" for name in names)
+                    raise UnknownNode("the node has no result of this name", where=ref, fix=f"name {fix}")
         return Value(self.node(ref), ref.port if isinstance(ref, Value) else 0)
 
+    def result_names(self, node: NodeId) -> tuple[str, ...]:
+        """Return the names of all results of a node: those that its op gives them, else their numbers."""
+        return result_names(self.op(node), len(self.specs(node)))
+
     def path(self, ref: NodeId | EdgeId | Value) -> str:
-        """Return the dotted name of a node, or `source -> target` for an edge."""
+        """Return the dotted name of a node, of a value, or `source -> target` for an edge.
+
+        The first result of a node has the node's name; the others have it followed by the name of the result.
+        """
         if isinstance(ref, EdgeId):
-            src, dst = self.graph.endpoints(ref)
-            return f"{self.path(src)} -> {self.path(dst)}"
-        return self.graph.node(ref.node if isinstance(ref, Value) else ref, "name")
+            return f"{self.path(self.edge_value(ref))} -> {self.path(self.graph.target(ref))}"
+        name = self.graph.node(ref.node if isinstance(ref, Value) else ref, "name")
+        if not isinstance(ref, Value) or not ref.port:
+            return name
+        names = self.result_names(ref.node)
+        made = f"{name}.{names[ref.port]}" if ref.port < len(names) else ""
+        return made if made and made not in self._names else f"{name}.{ref.port}"
 
     def op(self, node: NodeId) -> str:
         """Return the op of a node, or its kind (`input`, `param`, `const`, `state`, `assign`) if it is no op."""
@@ -252,11 +276,14 @@ class OpGraph:
         if not isinstance(ref, str) or "->" not in ref:
             expected = 'an EdgeId, or "source -> target" by name'
             raise UnknownEdge("not an edge of this program", got=repr(ref), expected=expected)
-        source, target = (self.node(name.strip()) for name in ref.split("->", 1))
+        first, second = (name.strip() for name in ref.split("->", 1))
+        value, target = self.value(first), self.node(second)
         edges = self.in_edges(target)
-        found = [e for e in edges if self.graph.source(e) == source]
+        found = [e for e in edges if self.graph.source(e) == value.node]
+        if len(found) > 1 or first not in self._names:  # a node's name stands for its first result if several enter
+            found = [e for e in found if self.edge_value(e) == value]
         if len(found) != 1:
-            sources = ", ".join(dict.fromkeys(self.path(self.graph.source(e)) for e in edges))
+            sources = ", ".join(dict.fromkeys(self.path(self.edge_value(e)) for e in edges))
             fix = f"pick one of program.in_edges({self.path(target)!r})" if found else None
             expected = None if found else f"a source among {sources}" if sources else "a target that has edges"
             what = f"{len(found)} edges connect these nodes" if found else "no edge connects these nodes"
@@ -278,6 +305,8 @@ class OpGraph:
 
     def consumers(self, ref: Ref) -> tuple[NodeId, ...]:
         """Return the nodes that read a value, or any result of a node, each once."""
+        if isinstance(ref, str) and ref not in self._names:
+            ref = self.value(ref)
         node = self.node(ref)
         edges = self.out_edges(node)
         if isinstance(ref, Value):

@@ -73,7 +73,7 @@ def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]
 
 
 def _no_result(p: Program, where: str, value: Value, fix: str) -> ShapeError:
-    expected = f"result 0 to {len(p.specs(value.node)) - 1} of {p.path(value)}"
+    expected = f"result 0 to {len(p.specs(value.node)) - 1} of {p.path(value.node)}"
     what = "a node reads a result that no longer exists"
     return ShapeError(what, where=where, expected=expected, got=f"result {value.port}", fix=fix)
 

@@ -148,7 +148,7 @@ class Statements:
 
     def wanted(self, value: Value, inside: bool = False) -> str:
         """Return the preferred name of a value, made from its path; with `inside`, the path without `layers.<i>.`."""
-        op, path = self.p.op(value.node), self.p.path(value)
+        op, path = self.p.op(value.node), self.p.path(value.node)
         if op in OPS and OPS[op].results:
             return OPS[op].results[value.port]
         base = LAYER.sub("", path) if inside else path.replace("layers.", "layer_", 1)

@@ -48,7 +48,7 @@ class AxisMember(NamedTuple):
 
     value: Value
     dim: int  # index of the dimension
-    path: str  # of the node, followed by the index of the result if that is not 0
+    path: str  # of the value
     key: str | None  # checkpoint key, if the value is a weight
 
     def __str__(self) -> str:
@@ -282,7 +282,7 @@ def _grouped(p: Program, solution: AxisSolution) -> Axes:
         key = p.key(value.node) if p.op(value.node) in STORED else None
         if key is not None:
             made.weights[key] = dims
-        path = p.path(value) + (f".{value.port}" if value.port else "")
+        path = p.path(value)
         for dim, term in enumerate(dims):
             for atom in dict.fromkeys(atoms(term)):
                 made._members.setdefault(atom, []).append(AxisMember(value, dim, path, key))

@@ -95,9 +95,8 @@ def patch_point(p: Program, ref: PatchPoint) -> Value | EdgeId:
 
 
 def feed_name(p: Program, at: Value | EdgeId) -> str:
-    """Return the name of the input for a patch: `patch.<path>`, `patch.<path>.<port>` or `patch.<source -> target>`."""
-    port = f".{at.port}" if isinstance(at, Value) and at.port else ""
-    return f"patch.{p.path(at)}{port}"
+    """Return the name of the input for a patch: `patch.<path>` or `patch.<source -> target>`."""
+    return f"patch.{p.path(at)}"
 
 
 def patched(p: Program, refs: Iterable[PatchPoint]) -> Program:

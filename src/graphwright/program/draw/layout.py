@@ -12,9 +12,20 @@ from math import prod
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from graphwright.graph import NodeId
+from graphwright.ops import result_names
 from graphwright.program.draw.arrange import IN, LANE, TRACK, arrange
 from graphwright.program.draw.groups import OUTSIDE, ROOT, view
-from graphwright.program.draw.scene import CHANGED, MIXED, family, feedback, inside_readers, kinds, read, union
+from graphwright.program.draw.scene import (
+    CHANGED,
+    MIXED,
+    SceneEdge,
+    family,
+    feedback,
+    inside_readers,
+    kinds,
+    read,
+    union,
+)
 from graphwright.program.draw.shapes import clean
 from graphwright.program.draw.style import box_size, group_lines, text_width
 from graphwright.program.kinds import KINDS
@@ -62,7 +73,7 @@ class DrawnEdge:
     dst: str
     kind: str  # `data`, `attention`, `residual` or `state`; `data` if the edges differ
     count: int  # number of edges
-    ports: tuple[tuple[int, int], ...]  # (result of the source, port of the target) of each edge
+    ports: tuple[tuple[str, int], ...]  # (name of the source's result, port of the target) of each edge
     points: tuple[tuple[int, int], ...]  # corners of the line, from the bottom of the source to the top of the target
     back: bool = False  # whether the line points up, because two closed groups read each other
     mark: str = ""  # `added`, `removed`, `changed` (some of the edges) or empty
@@ -362,9 +373,14 @@ class Composition:
             back = tree.modules[meeting].arrangement.wires[wire].back
             kind = common([self.kinds[n] for n in numbers], MIXED)
             mark = common([e.mark for e in some], CHANGED)
-            ports, corners = tuple((e.src_port, e.dst_port) for e in some), tuple(straighten(points))
+            ports, corners = tuple((self._result(e), e.dst_port) for e in some), tuple(straighten(points))
             found.append(DrawnEdge(self._path(a), self._path(b), kind, len(some), ports, corners, back, mark))
         return sorted(found, key=lambda e: (e.src, e.dst))
+
+    def _result(self, edge: SceneEdge) -> str:
+        source = self.view.scene.nodes[edge.src]
+        names = result_names(source.op, len(source.specs))
+        return names[edge.src_port] if edge.src_port < len(names) else str(edge.src_port)
 
     def _path(self, shown: int) -> str:
         return self.view.scene.nodes[shown].path if shown >= 0 else self.view.tree.modules[~shown].path
@@ -378,7 +394,9 @@ def common(values: Sequence[str], otherwise: str) -> str:
 def tip(node: SceneNode) -> str:
     """Describe a node for its tooltip: path, op, results, attributes and weights, a line each."""
     lines = [clean(node.path), clean(node.op)]
-    lines += [f"result {spec!r}" for spec in node.specs]
+    names = result_names(node.op, len(node.specs))
+    lines += [f"result {name} {spec!r}" if names[1:] else f"result {spec!r}"
+              for name, spec in zip(names, node.specs, strict=True)]  # fmt: skip
     lines += [clean(f"{name} = {value}") for name, value in node.attrs.items()]
     lines += [clean(f"{name}: {spec}, key {key}") for name, spec, key in node.weights]
     if len(node.members) > 1:

@@ -65,7 +65,7 @@ def each(kind: Kind) -> Kind:
 
 def value_record(p: Program, value: Value) -> dict[str, Any]:
     """Return the journal form of a value: a dict with the path and handle of its node, and its port."""
-    return {"path": p.path(value), "port": value.port, "handle": handle_form(value.node)}
+    return {"path": p.path(value.node), "port": value.port, "handle": handle_form(value.node)}
 
 
 def _edge_record(p: Program, edge: EdgeId) -> Record:

@@ -217,7 +217,7 @@ def extract(p: Program, selection: Selection | Sequence[NodeId]) -> Program:
                 insert_edge(sub, values[operand], fresh, p.edge_port(edge))
             for port in range(len(p.specs(node))):
                 values[Value(node, port)] = Value(fresh, port)
-    set_outputs(sub, {sub.path(values[v]) + (f".{v.port}" if v.port else ""): values[v] for v in leaves})
+    set_outputs(sub, {sub.path(values[v]): values[v] for v in leaves})
     return sub
 
 

@@ -248,7 +248,7 @@ class Transaction:
         """
         p, row = self.program, get(op)
         operands = [p.value(i) for i in inputs]
-        module = p.path(operands[0]).rpartition(".")[0] if operands else ""
+        module = p.path(operands[0].node).rpartition(".")[0] if operands else ""
         label = name if name is not None else p.free_name(f"{module}.{row.name}" if module else row.name)
         for operand in operands:
             if operand.node in self.touched:

@@ -187,6 +187,6 @@ def _as_siblings(p: Program, node: NodeId, port: int) -> tuple[set[tuple[str, in
     found: tuple[set[tuple[str, int]], set[tuple[str, int]]] = set(), set()
     for other in siblings(p, node):
         for value in (p.edge_value(e) for e in p.in_edges(other) if p.edge_port(e) == port):
-            read = p.path(value)
+            read = p.path(value.node)
             found[not template(read)[1]].add((shifted(read, p.path(other), p.path(node)), value.port))
     return found
