@@ -7,6 +7,7 @@ import pytest
 
 import graphwright as gw
 from graphwright import nn
+from graphwright.models.onnx import run_onnx
 from values import grad_of
 
 pytestmark = pytest.mark.usefixtures("young_heap")
@@ -251,3 +252,14 @@ def test_a_long_recurrence_is_searched_step_by_step():
 
     p = gw.trace(walk, RNG.normal(size=(200, 2)).astype("f4"))
     assert len(p.junctions()) == 199
+
+
+def test_junctions_of_code_are_saved_exported_and_coupled(tmp_path):
+    net = Net()
+    p = gw.trace(net, X, sizes={"x": ("B", None)})
+    p.save(tmp_path / "saved")
+    assert gw.load(tmp_path / "saved").hash() == p.hash()
+    (found,) = run_onnx(p.to_onnx(tmp_path / "net.onnx"), [{"x": X}])
+    np.testing.assert_allclose(found["out"], numbers(net(gw.tensor(X))), rtol=1e-5, atol=1e-6)
+    groups = [g for g in p.axes().values() if any("blocks.0.second.weight" in str(m) for m in g.members)]
+    assert any("blocks.1.first.weight" in str(m) for g in groups for m in g.members)

@@ -71,7 +71,7 @@ def _flat(p: OpGraph, node: NodeId, sums: Collection[NodeId]) -> tuple[list[Valu
     terms, partial, total = list[Value](), list[NodeId](), node
     while True:
         operands = p.operands(total)
-        inner = next((v for v in operands if v.node in sums and len(p.out_edges(v.node)) == 1
+        inner = next((v for v in operands if v.node in sums and p.graph.out_degree(v.node) == 1
                       and _module(p, v.node) == _module(p, node)), None)  # fmt: skip
         terms += [v for v in reversed(operands) if v != inner]
         if inner is None:
@@ -82,7 +82,7 @@ def _flat(p: OpGraph, node: NodeId, sums: Collection[NodeId]) -> tuple[list[Valu
 def _is_residual(p: OpGraph, total: NodeId, terms: list[Value]) -> bool:
     """Return whether the value of one of the terms of a sum is computed from another term that is not stored."""
     key = p.order_labels.key
-    sources = {v for v in terms if p.op(v.node) not in STORED and len(p.consumers(v)) > 1}
+    sources = {v for v in terms if p.op(v.node) not in STORED and p.graph.out_degree(v.node) > 1}
     first = min((key(v.node) for v in sources), default=key(total))
     stack = [v.node for v in terms]
     seen = set(stack)

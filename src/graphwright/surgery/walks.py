@@ -26,6 +26,19 @@ def flood(start: Iterable[T], after: Callable[[T], Iterable[T]]) -> list[T]:
     return order
 
 
+def depends(p: Program, node: NodeId, source: NodeId, passes: Callable[[NodeId], bool] | None = None) -> bool:
+    """Return whether `node` is computed from `source`, with `passes` through nodes for which it returns True only.
+
+    Nodes before `source` in the topological order are not visited.
+    """
+    key, found = p.order_labels.key, p.graph.predecessors
+    first = key(source)
+    after = flood(
+        [node], lambda n: (m for m in found(n) if m == source or (key(m) > first and (not passes or passes(m))))
+    )
+    return node != source and source in after
+
+
 def shortest_path(p: Program, source: NodeId, target: NodeId, usable: Callable[[EdgeId], bool]) -> list[EdgeId] | None:
     """Return a shortest path of usable edges, from its last edge to its first; None if there is no path."""
     came: dict[NodeId, EdgeId | None] = {source: None}

@@ -13,7 +13,7 @@ from graphwright.ops import OPS, traits
 from graphwright.program.kinds import CONST, PARAM
 from graphwright.program.op_graph import Value
 from graphwright.surgery.findings.wiring import BLOCK_NUMBER, template
-from graphwright.surgery.walks import flood
+from graphwright.surgery.walks import depends, flood
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -51,16 +51,18 @@ def unscaled(p: Program, node: NodeId) -> NodeId:
 
 def around(p: Program, total: NodeId) -> tuple[NodeId, NodeId] | None:
     """Return (source, first node of a branch) if a sum reads `source` directly and through the branch, or None."""
-    operands = [v.node for v in p.operands(total)]
-    for source in operands:
-        order = [n for n in dict.fromkeys(operands) if n != source]
-        for node in order:  # grows during iteration: a walk back from the ends of the branch to its source
-            if len(order) > _FAR:
+    operands, key = p.producers(total), p.order_labels.key
+    for source in (n for n in operands if p.graph.out_degree(n) > 1):
+        order = dict.fromkeys(n for n in operands if n != source)
+        waiting = [*order]
+        for node in waiting:  # grows during iteration: a walk back from the ends of the branch to its source
+            if len(waiting) > _FAR:
                 break
-            before = [v.node for v in p.operands(node)]
+            before = [n for n in p.producers(node) if n not in order and key(n) >= key(source)]
             if source in before:
                 return source, node
-            order += [n for n in dict.fromkeys(before) if n not in order]
+            order.update(dict.fromkeys(before))
+            waiting += before
     return None
 
 
@@ -159,5 +161,4 @@ def _sums_after(p: Program, node: NodeId) -> list[NodeId]:
 def _bypasses(p: Program, entry: NodeId, total: NodeId, end: NodeId, branches: set[NodeId | None]) -> bool:
     """Return whether a sum with the end of a branch reads its input, or a value before or beside the branch."""
     beside = [n for n in p.producers(total) if n not in branches]
-    before = p.reachable([end])
-    return any(n in before for n in beside) or entry in p.reachable(beside, beyond={end})
+    return any(depends(p, end, n) for n in beside) or entry in p.reachable(beside, beyond={end})

@@ -18,7 +18,7 @@ from graphwright.surgery.findings.blocks import around, passes_sum, unbypassed
 from graphwright.surgery.findings.diagnosis import Diagnosis, Probe, stepped
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, cut
 from graphwright.surgery.findings.wiring import BLOCK_NUMBER, shifted, template
-from graphwright.surgery.walks import flood
+from graphwright.surgery.walks import depends
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 def has_identity_path(p: Program, source: NodeId, target: NodeId) -> bool:
     """Return whether `source` reaches the junction `target` through sums, casts and scalar factors only."""
-    sums = flood([target], lambda n: (v.node for v in p.operands(n) if passes_sum(p, v.node)))
-    return any(v.node == source for n in sums for v in p.operands(n))
+    return depends(p, target, source, lambda n: passes_sum(p, n))
 
 
 def gated(e: Transaction, source: Value, junction: NodeId) -> None:
@@ -103,7 +102,7 @@ def _entry(
     with different ops, the input does not have the junction's spec, or the junction does not end its branch.
     """
     first = paths.get(shifted(p.path(branch), p.path(sibling), p.path(junction), BLOCK_NUMBER))
-    if first is None or p.op(first) != p.op(branch) or first not in p.reachable([junction]):
+    if first is None or p.op(first) != p.op(branch) or not depends(p, junction, first):
         return None
     port = next(p.edge_port(e) for e in p.in_edges(branch) if p.graph.source(e) == source)
     entry = next((p.edge_value(e) for e in p.in_edges(first) if p.edge_port(e) == port), None)
