@@ -8,6 +8,7 @@ home directory could not cache it.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import sys
@@ -20,82 +21,117 @@ from typing import Any
 
 import numba
 from llvmlite import binding
-from numba import _dynfunc  # pyright: ignore[reportAttributeAccessIssue]  # a C extension
 from numba.core.caching import CacheImpl, FunctionCache, UserWideCacheLocator
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
 
 PACKAGE = Path(__file__).parent
+TESTED = "0.68."  # numba's versions whose internals are known; others are tried at import
 
 
-class _Code(JITCodeLibrary):
-    """LLVM code of one function, optimised once: when all functions that it calls have been linked to it.
+def _decorators() -> tuple[Any, Any, Any]:
+    """Return cfunc, njit and inner, by pipelines that override numba's internals; builds take half of numba's time."""
+    from numba import _dynfunc  # pyright: ignore[reportAttributeAccessIssue]  # a C extension
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import Compiler
 
-    numba links and optimises each function with all that it calls, and so a function at depth n of the calls n times.
-    """
+    class Code(JITCodeLibrary):
+        """LLVM code of one function, optimised once: when all functions that it calls have been linked to it.
 
-    def _optimize_functions(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout
+        numba links and optimises each function with all that it calls, so a function at depth n of the calls n times.
+        """
 
-    def _optimize_final_module(self) -> None:
-        passes, builder = self._codegen._module_pass_manager()
-        passes.run(self._final_module, builder)
+        def _optimize_functions(self, ll_module: Any) -> None:
+            ll_module.data_layout = self._codegen._data_layout
 
-    def finalize(self) -> None:
-        called: dict[Any, None] = {}
+        def _optimize_final_module(self) -> None:
+            passes, builder = self._codegen._module_pass_manager()
+            passes.run(self._final_module, builder)
 
-        def visit(library: Any) -> None:
-            if library not in called:
-                for other in library._linking_libraries:
-                    visit(other)
-                called[library] = None
+        def finalize(self) -> None:
+            called: dict[Any, None] = {}
 
-        visit(self)
-        self._linking_libraries = [*called][-2::-1]  # callers first: LLVM links what is referenced already
-        super().finalize()
+            def visit(library: Any) -> None:
+                if library not in called:
+                    for other in library._linking_libraries:
+                        visit(other)
+                    called[library] = None
+
+            visit(self)
+            self._linking_libraries = [*called][-2::-1]  # callers first: LLVM links what is referenced already
+            super().finalize()
+
+    class InnerCode(Code):
+        """LLVM code that is only linked to that of its callers."""
+
+        def finalize(self) -> None:
+            self._finalized = True
+
+    class Entry(Compiler):
+        """The compiler of a function that Python calls."""
+
+        code = Code
+
+        def define_pipelines(self) -> Any:
+            state = self.state
+            state.library = self.code(state.targetctx.codegen(), state.func_id.func_qualname)
+            state.library.enable_object_caching()
+            return super().define_pipelines()
+
+    class Inner(Entry):
+        """The compiler of a function that only compiled code calls: it makes no machine code."""
+
+        code = InnerCode
+
+        def define_pipelines(self) -> Any:
+            self.state.flags.no_compile = True
+            return super().define_pipelines()
+
+        def _compile_core(self) -> Any:
+            found = super()._compile_core()
+            name = found.fndesc.qualname.split(".")[-1]
+            key = _dynfunc.make_function(
+                found.fndesc.lookup_module(), name, name, 0, found.environment, (found.library,)
+            )
+            self.state.targetctx.insert_user_function(key, found.fndesc, [found.library])
+            return found._replace(entry_point=key)
+
+    return (
+        partial(_numba.cfunc, pipeline_class=Entry),
+        partial(_numba.njit, pipeline_class=Entry),
+        partial(_numba.njit, pipeline_class=Inner, no_cpython_wrapper=True, no_cfunc_wrapper=True),
+    )
 
 
-class _InnerCode(_Code):
-    """LLVM code that is only linked to that of its callers."""
+def _compiles(njit: Any, inner: Any) -> bool:
+    """Return whether a function that calls another compiles and runs."""
 
-    def finalize(self) -> None:
-        self._finalized = True
+    @inner
+    def double(x: Any) -> Any:
+        return 2 * x
 
+    @njit
+    def more(x: Any) -> Any:
+        return double(x) + 1
 
-class _Entry(Compiler):
-    """The compiler of a function that Python calls."""
-
-    code = _Code
-
-    def define_pipelines(self) -> Any:
-        state = self.state
-        state.library = self.code(state.targetctx.codegen(), state.func_id.func_qualname)
-        state.library.enable_object_caching()
-        return super().define_pipelines()
+    return more(1) == 3
 
 
-class _Inner(_Entry):
-    """The compiler of a function that only compiled code calls: it makes no machine code."""
-
-    code = _InnerCode
-
-    def define_pipelines(self) -> Any:
-        self.state.flags.no_compile = True
-        return super().define_pipelines()
-
-    def _compile_core(self) -> Any:
-        found = super()._compile_core()
-        name = found.fndesc.qualname.split(".")[-1]
-        key = _dynfunc.make_function(found.fndesc.lookup_module(), name, name, 0, found.environment, (found.library,))
-        self.state.targetctx.insert_user_function(key, found.fndesc, [found.library])
-        return found._replace(entry_point=key)
+def _supported() -> tuple[Any, Any, Any]:
+    """Return the decorators; numba's own, with a log message, if its internals are others than those overridden."""
+    try:
+        made = _decorators()
+        if numba.__version__.startswith(TESTED) or _compiles(*made[1:]):
+            return made
+        error = "a wrong result"
+    except Exception as failed:  # whatever unknown internals raise
+        error = f"{type(failed).__name__}: {failed}"
+    text = "numba %s has other internals than %s*, so native code takes longer to build (%s)"
+    logging.getLogger("graphwright").warning(text, numba.__version__, TESTED, error)
+    return _numba.cfunc, _numba.njit, _numba.njit
 
 
 _numba: Any = numba  # its annotations cover few of its options
-cfunc: Any = partial(_numba.cfunc, pipeline_class=_Entry)
-njit: Any = partial(_numba.njit, pipeline_class=_Entry)
-inner: Any = partial(_numba.njit, pipeline_class=_Inner, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""`njit` for a function that only other compiled functions call."""
+cfunc, njit, inner = _supported()
+"""numba's decorators. `inner` is for a function that only other compiled functions call."""
 
 
 def source_hash(*paths: Path) -> int:

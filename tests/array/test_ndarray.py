@@ -190,6 +190,29 @@ def test_numpy_cannot_read_a_closed_array() -> None:
         np.asarray(array)
 
 
+@pytest.mark.parametrize("kind", ["?", "i1", "i8", "f2", "f4", "f8"])
+def test_a_number_is_copied_with_its_bits(kind: str) -> None:
+    for value in (2**53 + 1, -1, 0.1, float("nan"), float("inf"), -0.0):
+        if kind[0] == "f" or np.isfinite(value):
+            with np.errstate(over="ignore"):
+                source = np.asarray(value).astype(kind)
+            target = empty((), from_numpy(source).dtype)
+            assert target.copy_from(from_numpy(source)).tobytes() == source.tobytes()
+    raw = from_numpy(np.frombuffer(bytes([3]), "u1")).copy()
+    assert empty((1,), raw.dtype).copy_from(raw).tobytes() == bytes([3])
+    with pytest.raises(ReadOnlyArray):
+        from_numpy(np.broadcast_to(np.float64(1), ())).copy_from(from_numpy(np.float64(2)))
+
+
+@pytest.mark.parametrize("host", [np.arange(6.0), np.zeros((0, 2)), np.arange(6).reshape(2, 3).T, np.arange(6)[::-2]])
+def test_an_address_is_that_of_the_first_element(host: np.ndarray) -> None:
+    frozen = host.copy("K")
+    frozen.flags.writeable = False
+    for a in (host, frozen):
+        found = from_numpy(a, copy=False)
+        assert not a.size or backend(CPU).address(found) == a.ctypes.data
+
+
 def test_item_and_repr_of_scalars_and_large_arrays() -> None:
     assert from_numpy(np.array([[7]])).item() == 7
     low = call("cast", from_numpy(np.array(1.5)), dtype=bfloat16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from graphwright.array.device import Device, DeviceUnavailable
+from graphwright.array.waiting import wait_briefly
 from graphwright.errors import ComputeError
 
 if TYPE_CHECKING:
@@ -134,10 +134,6 @@ class Backend(Protocol):
         ...
 
 
-SPINS = "1000"
-"""Spin count of a kernel's thread before it sleeps, some 15 us. The OpenMP default of 300 000 keeps a core busy that
-another process, or a VM thread after an ATen kernel, is waiting for."""
-
 _HOME = {"cpu": "cpu", "meta": "meta"}
 """Device kind -> module of `array/` with its `make(device)`; imported at first use."""
 _MAKERS: dict[str, Callable[[Device], Backend]] = {}
@@ -162,7 +158,7 @@ def use(device: Device, made: Backend | None = None) -> Backend:
         if make is None and (home is None or device.index):
             reason = _UNAVAILABLE.get(device.kind, f"the only {device.kind} device has index 0")
             raise DeviceUnavailable(f"the device is not available: {reason}", got=str(device), fix='use device="cpu"')
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read once, when torch loads
+        wait_briefly()
         made = make(device) if make is not None else import_module(f"graphwright.array.{home}").make(device)
         assert made is not None
     _backends[device] = made

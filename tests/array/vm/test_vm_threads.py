@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Timer
+from time import thread_time
+from typing import Any
 
 import numpy as np
 import pytest
 from vm_forms import encode, form_of, low, unset
 
 from graphwright.array import CPU, NDArray, backend, bfloat16, float32, from_numpy
+from graphwright.array.vm import sharing as at
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
 from graphwright.array.vm.encode.operands import Row, View
 from graphwright.array.vm.encode.share import Cut, cut
 from graphwright.array.vm.running import call, segment
 from graphwright.array.vm.running.segment import BadIndex, VmSegment
+from graphwright.native import njit
 from graphwright.ops import OPS
 
 rng = np.random.default_rng(0)
@@ -122,11 +128,11 @@ def test_index_out_of_range_is_reported_by_any_thread(monkeypatch: pytest.Monkey
     run()
     for threads in (1, 3):
         monkeypatch.setattr(segment, "get_num_threads", lambda n=threads: n)
-        for at in (0, 3000, 5999):
-            KEEP[-1].to_numpy()[at] = 200
+        for bad in (0, 3000, 5999):
+            KEEP[-1].to_numpy()[bad] = 200
             with pytest.raises(BadIndex):
                 run()
-            KEEP[-1].to_numpy()[at] = 0
+            KEEP[-1].to_numpy()[bad] = 0
         run()
 
 
@@ -145,6 +151,48 @@ def test_concurrent_callers_do_not_interfere(monkeypatch: pytest.MonkeyPatch) ->
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(many, range(4)))
     assert [outs[0].to_numpy().tobytes() for outs, _ in made] == truth
+
+
+def test_wait_for_an_interrupted_helper_leaves_the_core_and_stops_sharing_for_a_while() -> None:
+    @njit(error_model="numpy")
+    def offered(team, row) -> Any:
+        return at.share(team, row, 2)
+
+    @njit(error_model="numpy", nogil=True)
+    def finished(team, row) -> Any:
+        return at.finish(team, row)
+
+    def offers() -> int:
+        """Return the number of instructions until one is offered again."""
+        count = 0
+        while not offered(address, row):
+            count += 1
+        finished_by(0)
+        return count
+
+    def finished_by(seconds: float) -> float:
+        """Return the CPU time of this thread while a ticket is done after some seconds."""
+        helper = Timer(seconds, team.__setitem__, (at.DONE, 2))
+        helper.start()
+        start = thread_time()
+        assert not finished(address, row)
+        helper.join()
+        return thread_time() - start
+
+    team = np.zeros(at.TEAM_CELLS, np.int64)
+    code = np.array([Code.SHARED, 2, 1, 25_000], np.int64)
+    address, row = team.ctypes.data, code.ctypes.data
+    usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p)
+    team[at.USLEEP] = usleep.value or 0
+    assert offers() == 0
+    assert offered(address, row)
+    assert finished_by(0.3) < 0.1
+    assert 100 < offers() <= 256
+    assert offers() == 0
+    code[3] = 60_000_000  # as long as such a ticket takes, every helper is slow
+    assert offered(address, row)
+    finished_by(0.1)
+    assert offers() == 0
 
 
 def test_call_leaks_no_reference_and_keeps_its_memory() -> None:

@@ -83,7 +83,7 @@ def _dispatcher(source: int) -> Any:
                     elif helper:
                         at.wait(team, helper)
                     else:
-                        wrong = at.finish(team, cell(after, 1))
+                        wrong = at.finish(team, after)
                         row, stop, sharing = after + BYTES * (1 + cell(after, 1) * cell(after, 2)), final, False
                         if wrong:
                             vec.store_i64(context + 8 * at.WHERE, wrong)

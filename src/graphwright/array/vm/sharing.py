@@ -2,8 +2,9 @@
 
 A long instruction is split into tickets. A ticket is a share of the instruction's elements that one thread claims and
 computes. The thread that offers tickets can do all of them itself, so a helper thread that gets no core costs nothing:
-the offering thread waits only for tickets that a helper has begun. Helpers look for work for a while, then sleep on a
-semaphore.
+the offering thread waits only for tickets that a helper has begun. All threads look for a while, then sleep, so that a
+helper whose core another process has taken can go to the core of the thread that waits for it. After such a wait the
+next instructions are not shared, so that waits take a bounded part of the time.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ WRONG = 4  # address of an instruction that failed, or 0
 ASLEEP = 5  # helpers that wait on the semaphore
 OWNER = 6  # 1 while a thread offers tickets
 ALLOWED = 7  # number of helpers that may take tickets
-SEM_WAIT, SEM_POST, YIELD = 8, 9, 10  # addresses of functions
+SEM_WAIT, SEM_POST, USLEEP = 8, 9, 10  # addresses of functions
+ALONE = 11  # number of coming instructions that are not offered
 SEMAPHORE = 12  # 4 words
 TEAM_CELLS = 16
 
@@ -77,6 +79,9 @@ asked = define("asked", i64, (i64, i64), _asked)
 
 
 _LOOKS = 20_000  # some 20 us
+_NAP = 20  # us; Linux adds 50
+_PATIENCE = 10  # naps; a time slice of another process takes twice as long or more
+_MOST_ALONE = 256
 _LOW = 0xFFFFFFFF
 
 
@@ -101,6 +106,11 @@ def share(team: Any, row: Any, threads: Any) -> Any:
     """Offer the tickets after the SHARED instruction at `row` to helper threads; return False if none can help."""
     if team == 0 or threads < 2 or exchange(team + 8 * OWNER, 1):
         return False
+    alone = vec.load_i64(team + 8 * ALONE)
+    if alone > 0:
+        vec.store_i64(team + 8 * ALONE, alone - 1)
+        write(team + 8 * OWNER, 0)
+        return False
     vec.store_i64(team + 8 * ROWS, row + BYTES)
     vec.store_i64(team + 8 * SIZE, BYTES * cell(row, 2))
     vec.store_i64(team + 8 * WRONG, 0)
@@ -113,14 +123,21 @@ def share(team: Any, row: Any, threads: Any) -> Any:
 
 
 @native
-def finish(team: Any, tickets: Any) -> Any:
-    """Wait for the tickets that helper threads have begun; return the address of an instruction that failed, or 0."""
-    looks = 0
-    while read(team + 8 * DONE) < tickets:
-        looks += 1
-        if looks > _LOOKS:
-            called(vec.load_i64(team + 8 * YIELD), 0)
+def finish(team: Any, row: Any) -> Any:
+    """Wait for the tickets that helper threads have begun; return the address of an instruction that failed, or 0.
+
+    After a wait much longer than a ticket takes, the next instructions are not offered, four for each nap.
+    """
+    looks, naps = 0, 0
+    while read(team + 8 * DONE) < cell(row, 1):
+        if looks < _LOOKS:
+            looks += 1
+        else:
+            called(vec.load_i64(team + 8 * USLEEP), _NAP)
+            naps += 1
     write(team + 8 * WORD, 0)
+    if naps > _PATIENCE + cell(row, 3) // 20_000:
+        vec.store_i64(team + 8 * ALONE, min(4 * naps, _MOST_ALONE))
     wrong = vec.load_i64(team + 8 * WRONG)
     write(team + 8 * OWNER, 0)
     return wrong

@@ -1,8 +1,8 @@
 """Split long instructions into tickets for several threads, pack runs of scalar instructions, and estimate run times.
 
 A ticket is a share of an instruction's elements that one thread computes. A SHARED instruction (word 1: number of
-tickets, word 2: rows of code of each) precedes its tickets. With one thread it does nothing, and the tickets run one
-after the other.
+tickets, word 2: rows of code of each, word 3: estimated nanoseconds of each) precedes its tickets. With one thread it
+does nothing, and the tickets run one after the other.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ def shared(unit: list[vm.Row], taken: float) -> list[vm.Row]:
     parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > SPLIT_FROM else [unit]
     if len(parts) < 2:
         return unit
-    return [vm.row_of(Code.SHARED, len(parts), len(unit)), *(row for part in parts for row in part)]
+    head = vm.row_of(Code.SHARED, len(parts), len(unit), int(taken / len(parts)))
+    return [head, *(row for part in parts for row in part)]
 
 
 def _parts(unit: list[vm.Row], count: int) -> list[list[vm.Row]]:

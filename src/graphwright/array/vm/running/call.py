@@ -121,7 +121,7 @@ def _grow(threads: int) -> None:
         libc = ctypes.CDLL(None)
         if libc.sem_init(ctypes.c_void_p(cells.ctypes.data + 8 * at.SEMAPHORE), 0, 0):
             return
-        for cell, name in ((at.SEM_WAIT, "sem_wait"), (at.SEM_POST, "sem_post"), (at.YIELD, "sched_yield")):
+        for cell, name in ((at.SEM_WAIT, "sem_wait"), (at.SEM_POST, "sem_post"), (at.USLEEP, "usleep")):
             cells[cell] = ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0
         _state["team"] = cells
     while len(_helpers) + 1 < threads:
