@@ -47,7 +47,7 @@ class IterableDataset:
 
 
 class TensorDataset(Dataset):
-    """A dataset of arrays of equal length: item i is the tuple of their i-th rows.
+    """A dataset of arrays of equal length: item i is the tuple of their i-th rows; bfloat16 becomes float32.
 
     Raises: ShapeError if the lengths differ or an array is 0-d; UsageError if no array is given.
     """
