@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from graphwright.autograd import Tensor
-from graphwright.data import DataLoader, Dataset, IterableDataset, TensorDataset, TokenWindows, stack
+from graphwright.data import DataLoader, Dataset, IterableDataset, TensorDataset, TokenWindows, pad, stack
 from graphwright.errors import GraphwrightError, IndexOutOfRange, ShapeError, UsageError
 from graphwright.files import UnreadableFile
 
@@ -227,3 +227,55 @@ def test_a_shuffled_list_has_the_order_of_a_dataset_and_resumes():
 def test_a_dataset_without_indexed_items_is_refused(data):
     with pytest.raises(UsageError, match="no items by index"):
         DataLoader(data)
+
+
+# -- lengths -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_items_of_similar_length_share_a_batch(ranks, shuffle):
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 500, 1003)
+    loaders = [
+        DataLoader(list(range(1003)), 8, shuffle=shuffle, lengths=lengths, rank=r, ranks=ranks) for r in range(ranks)
+    ]
+    for _ in range(2):
+        batches = [[batch.tolist() for batch in loader] for loader in loaders]
+        assert sorted(i for rank in batches for b in rank for i in b) == list(range(1003))
+        assert {len(b) for rank in batches for b in rank[:-1]} == {8}
+        spent = sum(len(b) * lengths[b].max() for rank in batches for b in rank)
+        assert spent < 1.06 * lengths.sum()
+    unsorted = DataLoader(list(range(1003)), 8, shuffle=True)
+    assert sum(len(b) * lengths[b.numpy()].max() for b in unsorted) > 1.6 * lengths.sum()
+
+
+def test_batches_of_lengths_change_with_the_epoch_and_are_not_in_order_of_length():
+    lengths = np.random.default_rng(0).integers(1, 500, 1000)
+    loader = DataLoader(list(range(1000)), 8, shuffle=True, lengths=lengths)
+    first, second = ([frozenset(b.tolist()) for b in loader] for _ in range(2))
+    assert set(first) != set(second)
+    means = [lengths[list(b)].mean() for b in first]
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.4
+    again = DataLoader(list(range(1000)), 8, shuffle=True, lengths=lengths)
+    again.load_state_dict({"epoch": 1, "done": 3, "seed": 0, "batch_size": 8})
+    assert [frozenset(b.tolist()) for b in again] == second[3:]
+    with pytest.raises(ShapeError, match="one length per item"):
+        DataLoader(list(range(3)), lengths=[1, 2])
+    with pytest.raises(UsageError, match="lengths"):
+        DataLoader(Stream(3), lengths=[1, 2, 3])
+
+
+def test_padded_rows_match_torch():
+    import torch
+
+    rows = [np.arange(n) for n in (3, 0, 5)]
+    made, mask = pad(rows, -1)
+    truth = torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in rows], batch_first=True, padding_value=-1)
+    np.testing.assert_array_equal(made.numpy(), truth.numpy())
+    np.testing.assert_array_equal(mask.numpy(), np.arange(5) < [[3], [0], [5]])
+    wide, _ = pad([np.ones((2, 3), "f4"), np.ones((1, 3), "f4")])
+    assert (wide.shape, wide.dtype.name, wide.numpy().sum()) == ((2, 2, 3), "float32", 9)
+    loader = DataLoader([list(range(1, 1 + n)) for n in (1, 3, 2)], 3, collate=pad)
+    assert next(iter(loader))[0].tolist() == [[1, 0, 0], [1, 2, 3], [1, 2, 0]]
+    for wrong in ([np.ones(()), np.ones(1)], [np.ones((2, 3)), np.ones((2, 4))]):
+        with pytest.raises(ShapeError, match="first axis"):
+            pad(wrong)

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydoc_data import topics
 from typing import Any
 
+import checkpoints
 import pytest
 import tokenizers
 import transformers
@@ -20,7 +21,16 @@ from hypothesis import strategies as st
 import graphwright as gw
 from graphwright.errors import MissingExtra, UsageError
 from graphwright.models import ConfigError, PromptError, TokenizerMismatch
-from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, LibraryTokenizer, byte_tokenizer_json
+from graphwright.models.export.write import write_model
+from graphwright.models.open import config_from, create
+from graphwright.models.tokenizer import (
+    AutoTokenizer,
+    ByteTokenizer,
+    LibraryTokenizer,
+    TrainedTokenizer,
+    byte_tokenizer_json,
+    train_bpe,
+)
 
 
 def strings() -> list[str]:
@@ -310,3 +320,70 @@ def test_damaged_generation_configs_are_refused(copy: Callable[[str], Path]) -> 
     (path / "generation_config.json").write_text("[1]")
     with pytest.raises(ConfigError, match="generation_config"):
         gw.open(path)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+TEXTS = [text for name, text in sorted(topics.topics.items())][:20]
+
+
+def small_bpe(size: int = 600) -> TrainedTokenizer:
+    return train_bpe(TEXTS, size)
+
+
+def test_a_trained_tokenizer_equals_that_of_the_library() -> None:
+    ours, theirs = small_bpe(), tokenizers.ByteLevelBPETokenizer()
+    theirs.train_from_iterator(TEXTS, 600, min_frequency=2, show_progress=False, special_tokens=["<|endoftext|>"])
+    assert ours.size == 600
+    for text in [*TEXTS[:3], *strings()[:40]]:
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text).ids == small_bpe().encode(text)
+        assert ours.decode(ids, skip_special_tokens=False) == text
+    assert len(ours.encode(TEXTS[0])) < 0.7 * len(TEXTS[0].encode())
+    assert (ours.bos_id, ours.eos_ids, ours.encode("a<|endoftext|>b")[1]) == (0, (0,), 0)
+
+
+def test_a_trained_tokenizer_is_saved_with_its_model_and_loaded_by_transformers(tmp_path: Path) -> None:
+    sizes = {**checkpoints.SIZES, "vocab_size": 640, "bos_token_id": 0, "eos_token_id": 0}
+    fields = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **sizes}
+    m = create(config_from(fields), tokenizer=small_bpe())
+    assert m("The text").shape == (len(small_bpe().encode("The text")), 640)
+    (tmp_path / "written").mkdir()
+    write_model(m, tmp_path / "written")
+    m.save(tmp_path / "saved")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "written")
+    again = [gw.open(tmp_path / name) for name in ("written", "saved")]
+    for text in [TEXTS[1][:500], "naïve\n\t😀"]:
+        ids = small_bpe().encode(text)
+        assert theirs(text)["input_ids"] == ids
+        assert theirs.decode(ids) == text
+        assert all(model.tokenizer is not None and model.tokenizer.encode(text) == ids for model in again)
+    assert theirs.eos_token_id == 0
+    again[0].tokenizer = small_bpe(500)  # replaced: its files are written in place of those of the directory
+    again[0].save(tmp_path / "replaced")
+    third = gw.open(tmp_path / "replaced").tokenizer
+    assert third is not None
+    assert third.size == 500
+    assert third.encode(TEXTS[1]) == small_bpe(500).encode(TEXTS[1])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: train_bpe(TEXTS, 256),
+        lambda: train_bpe(TEXTS, 300, min_frequency=0),
+        lambda: train_bpe(TEXTS, 300, special_tokens=[]),
+        lambda: train_bpe([b"bytes"], 300),  # pyright: ignore[reportArgumentType]
+        lambda: train_bpe(["\ud800"], 300),
+        lambda: create(config_from({"architectures": ["LlamaForCausalLM"], "model_type": "llama", **checkpoints.SIZES}),
+                       tokenizer=small_bpe()),
+    ],
+)  # fmt: skip
+def test_invalid_trainings_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises((UsageError, PromptError, TokenizerMismatch)):
+        make()
+
+
+def test_a_single_text_and_unseen_bytes() -> None:
+    short = train_bpe("abab abab", 1000)
+    assert 257 < short.size < 300
+    assert short.decode(short.encode("日本語 \x00")) == "日本語 \x00"

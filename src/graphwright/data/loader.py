@@ -14,6 +14,7 @@ import numpy as np
 
 from graphwright.array import from_numpy, random
 from graphwright.autograd import Tensor, as_tensor
+from graphwright.data.workers import batches_of_workers
 from graphwright.errors import ShapeError, UsageError
 
 
@@ -46,7 +47,7 @@ class IterableDataset:
 
 
 class TensorDataset(Dataset):
-    """A dataset of arrays of equal length: item i is the tuple of their i-th rows.
+    """A dataset of arrays of equal length: item i is the tuple of their i-th rows; bfloat16 becomes float32.
 
     Raises: ShapeError if the lengths differ or an array is 0-d; UsageError if no array is given.
     """
@@ -84,12 +85,40 @@ def stack(items: Sequence[Any]) -> Any:
         return {key: stack([item[key] for item in items]) for key in first}
     if isinstance(first, tuple | list):
         return tuple(stack(column) for column in zip(*items, strict=True))
-    arrays = [as_tensor(item).numpy() for item in items]
+    tensors = [as_tensor(item) for item in items]
+    kind = tensors[0].dtype if len({t.dtype for t in tensors}) == 1 else None
+    arrays = [t.concrete("stack").to_numpy(bits=kind is not None) for t in tensors]
     shapes = sorted({a.shape for a in arrays})
     if len(shapes) > 1:
-        fix = "pass DataLoader(collate=...) a function that pads them"
+        fix = "pass DataLoader(collate=data.pad), or another function that pads them"
         raise ShapeError("the items of a batch differ in shape", got=f"shapes {', '.join(map(str, shapes))}", fix=fix)
-    return Tensor(from_numpy(np.stack(arrays)))
+    return Tensor(from_numpy(np.stack(arrays), bits=kind))
+
+
+def pad(items: Sequence[Any], value: float = 0) -> tuple[Tensor, Tensor]:
+    """Stack arrays that differ in their first axis, such as rows of token ids, to the length of the longest.
+
+    Args:
+        items: B arrays [T_i, ...] with equal further axes.
+        value: entry after the end of an item.
+    Returns: [B, T, ...] in the dtype of the items, and a bool mask [B, T], true inside the items.
+    Raises: ShapeError for other shapes.
+    """
+    arrays = [as_tensor(item).numpy() for item in items]
+    if any(a.ndim == 0 or a.shape[1:] != arrays[0].shape[1:] for a in arrays):
+        shapes = ", ".join(map(str, sorted({a.shape for a in arrays})))
+        raise ShapeError(
+            "only the first axis can be padded", got=f"shapes {shapes}", expected="[T, ...], equal after T"
+        )
+    lengths = np.array([len(a) for a in arrays])
+    mask = np.arange(lengths.max()) < lengths[:, None]
+    made = np.full((*mask.shape, *arrays[0].shape[1:]), value, np.result_type(*arrays))
+    made[mask] = np.concatenate(arrays)
+    return Tensor(from_numpy(made)), Tensor(from_numpy(mask))
+
+
+_GROUP = 50
+"""Number of batches within which items are sorted by length."""
 
 
 class DataLoader:
@@ -106,6 +135,11 @@ class DataLoader:
         drop_last: drop an incomplete last batch; all ranks of a Dataset then have the same number of batches.
         collate: function from a list of items to a batch; by default it stacks the items to tensors.
         rank, ranks: this loader reads every `ranks`-th item of the order, starting at item `rank`.
+        num_workers: number of processes that make batches, each one batch ahead; 0 makes them in the loop. Batches and
+            their order are the same. Processes start as `multiprocessing` is set to start them. At most 1 for an
+            IterableDataset.
+        lengths: length of each item; items of similar length then come into one batch, so that padding is short. With
+            `shuffle` the order of batches is random, and who shares a batch changes with the epoch.
 
     Attributes:
         epoch: number of the running or next epoch.
@@ -115,11 +149,12 @@ class DataLoader:
     def __init__(
         self, dataset: Indexed | IterableDataset, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0,
         drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None, rank: int = 0, ranks: int = 1,
+        num_workers: int = 0, lengths: Any = None,
     ) -> None:  # fmt: skip
-        if batch_size < 1 or not 0 <= rank < ranks:
-            expected, got = "batch_size >= 1, 0 <= rank < ranks", f"batch_size {batch_size}, rank {rank} of {ranks}"
-            what = f"{'batch_size' if batch_size < 1 else 'rank'} is out of range"
-            raise UsageError(what, where="DataLoader", expected=expected, got=got)
+        if batch_size < 1 or not 0 <= rank < ranks or num_workers < 0:
+            expected = "batch_size >= 1, 0 <= rank < ranks, num_workers >= 0"
+            got = f"batch_size {batch_size}, rank {rank} of {ranks}, num_workers {num_workers}"
+            raise UsageError("an argument is out of range", where="DataLoader", expected=expected, got=got)
         indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)
         if not indexed and not isinstance(dataset, IterableDataset):
             raise UsageError("the dataset has no items by index", where="DataLoader",
@@ -129,8 +164,16 @@ class DataLoader:
             raise ShapeError("the array is 0-d, so it has no rows", where="DataLoader", got="shape ()")
         if shuffle and isinstance(dataset, IterableDataset):
             raise UsageError("an iterable dataset cannot be shuffled", fix="pass shuffle=False, or a Dataset")
+        if isinstance(dataset, IterableDataset) and (num_workers > 1 or lengths is not None):
+            what = "an iterable dataset has no items by index, which several workers and lengths need"
+            raise UsageError(what, where="DataLoader", fix="pass num_workers=1 without lengths, or a Dataset")
+        self.lengths = None if lengths is None else np.asarray(lengths)
+        if self.lengths is not None and self.lengths.shape != (len(dataset),):  # pyright: ignore[reportArgumentType]  # not a stream
+            raise ShapeError("there is not one length per item", where="DataLoader", got=list(self.lengths.shape),
+                             expected=[len(dataset)])  # pyright: ignore[reportArgumentType]  # fmt: skip
         self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
         self.drop_last, self.collate, self.rank, self.ranks = drop_last, collate, rank, ranks
+        self.num_workers = num_workers
         self.epoch = self.done = 0
         self._continues = True
 
@@ -149,7 +192,7 @@ class DataLoader:
         if self.done and not self._continues:
             self.epoch, self.done = self.epoch + 1, 0
         self._continues = False
-        batches = self._stream() if isinstance(self.dataset, IterableDataset) else self._indexed(self.dataset)
+        batches = batches_of_workers(self._batches, self.num_workers) if self.num_workers else self._batches(0, 1)
         for batch in batches:
             self.done += 1
             yield batch
@@ -158,16 +201,35 @@ class DataLoader:
     def order(self, epoch: int) -> np.ndarray:
         """Return all indices of the dataset, int64, in the order of an epoch; none for an IterableDataset."""
         total = 0 if isinstance(self.dataset, IterableDataset) else len(self.dataset)
+        order = self._permutation(total, "data.loader", epoch)
+        return order if self.lengths is None else self._grouped(order, self.lengths, epoch)
+
+    def _permutation(self, count: int, stream: str, epoch: int) -> np.ndarray:
         if not self.shuffle:
-            return np.arange(total)
-        words = random.bits(total, seed=self.seed, stream=random.stream_of("data.loader"), step=epoch)
+            return np.arange(count)
+        words = random.bits(count, seed=self.seed, stream=random.stream_of(stream), step=epoch)
         return np.argsort(words, kind="stable")
 
-    def _indexed(self, dataset: Indexed) -> Iterator[Any]:
+    def _grouped(self, order: np.ndarray, lengths: np.ndarray, epoch: int) -> np.ndarray:
+        """Sort spans of the order by length, and shuffle the batches of all ranks together."""
+        size = self.batch_size * self.ranks
+        spans = [order[at : at + _GROUP * size] for at in range(0, len(order), _GROUP * size)]
+        order = np.concatenate([span[np.argsort(lengths[span], kind="stable")] for span in spans] or [order])
+        full = len(order) // size
+        batches = order[: full * size].reshape(full, size)[self._permutation(full, "data.loader.batches", epoch)]
+        return np.concatenate([batches.reshape(-1), order[full * size :]])
+
+    def _batches(self, first: int, step: int) -> Iterator[Any]:
+        """Yield every `step`-th batch of the rest of the epoch, from batch number `first` on."""
+        if isinstance(self.dataset, IterableDataset):
+            return self._stream()
+        return self._indexed(self.dataset, range(self.done + first, len(self), step))
+
+    def _indexed(self, dataset: Indexed, numbers: range) -> Iterator[Any]:
         whole = dataset.batch if isinstance(dataset, Dataset) and self.collate is None else None
         collate = self.collate or stack
         own = self.order(self.epoch)[self.rank :: self.ranks]
-        for k in range(self.done, len(self)):
+        for k in numbers:
             ids = own[k * self.batch_size : (k + 1) * self.batch_size]
             yield collate([dataset[int(i)] for i in ids]) if whole is None else whole(ids)
 

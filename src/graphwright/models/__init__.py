@@ -29,6 +29,7 @@ from graphwright.models.generation.sequence import CachedSequence
 from graphwright.models.inspect import Inspection
 from graphwright.models.model import Model
 from graphwright.models.open import inspect_path, open, resolve
+from graphwright.models.tokenizer import train_bpe
 
 __all__ = [
     "Architecture", "BlockError", "CacheFull", "CachedSequence", "ConfigError", "ExportError", "ExportLevelImpossible",
@@ -36,4 +37,5 @@ __all__ = [
     "PagedCache", "PromptError", "Sampling", "SamplingRequest", "SequenceReleased", "StaleCache", "StaticCache",
     "TensorMismatch", "TokenizerMismatch", "UnsupportedArchitecture", "UnsupportedDType", "VerificationFailed",
     "WeightKey", "architectures", "inspect_path", "open", "register", "resolve",
+    "train_bpe",
 ]  # fmt: skip

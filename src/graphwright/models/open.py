@@ -23,7 +23,15 @@ from graphwright.models.inspect import Inspection, inspect_files
 from graphwright.models.loading import build, match_keys
 from graphwright.models.metrics import drift
 from graphwright.models.model import Model
-from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, find_tokenizer, need_tokenizer, special_ids
+from graphwright.models.tokenizer import (
+    AutoTokenizer,
+    ByteTokenizer,
+    Tokenizer,
+    check_size,
+    find_tokenizer,
+    need_tokenizer,
+    special_ids,
+)
 from graphwright.program.builder import Builder
 from graphwright.program.diff import ProgramDiff
 from graphwright.program.files.load import load
@@ -151,14 +159,17 @@ def resolve(path: str | os.PathLike[str]) -> Path:
     return source
 
 
-def create(config: Config, *, seed: int = 0, compute: str = "float32") -> Model:
+def create(config: Config, *, seed: int = 0, compute: str = "float32", tokenizer: Tokenizer | None = None) -> Model:
     """Create a model of a config's family with random float32 weights.
 
     Matrices are N(0, `initializer_range`²), norms 1 and biases 0. Each weight draws from the Philox stream of its name.
-    A model of 256 tokens gets the byte tokenizer. Raises: ConfigError, UnsupportedArchitecture.
+    Without `tokenizer`, a model of 256 tokens gets the byte tokenizer.
+    Raises: ConfigError, UnsupportedArchitecture; TokenizerMismatch for a tokenizer with more tokens than `vocab_size`.
     """
     family = find(config)
     dims = family.read(config)
+    if tokenizer is not None:
+        check_size(tokenizer.size, dims.vocab, config.path)
     std = config.number("initializer_range", 0.02)
     b = Builder(config.path.parent.name)
     params, keys = {}, {}
@@ -166,7 +177,8 @@ def create(config: Config, *, seed: int = 0, compute: str = "float32") -> Model:
         params[path] = b.param(path, Parameter(_initial(path, shape, std, seed), True, key), key=key)
         keys[path] = key
     family.build(b, dims, params, array_dtype(compute))
-    tokenizer = ByteTokenizer() if dims.vocab == 256 else None
+    if tokenizer is None and dims.vocab == 256:
+        tokenizer = ByteTokenizer()
     return Model(b.build(), family, dims, config, None, config.path.parent, keys, tokenizer, compute)
 
 

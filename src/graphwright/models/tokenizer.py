@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _LIMIT = 256 << 20
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Fields of a config that hold token ids."""
+END = "<|endoftext|>"
+"""The start and end token of trained tokenizers."""
 OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
 """Tokenizer files that transformers reads if tokenizer.json is missing."""
 
@@ -97,6 +99,70 @@ class LibraryTokenizer(_LazyTokenizer):
         return self._loaded.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
 
+class TrainedTokenizer(LibraryTokenizer):
+    """A tokenizer trained by `train_bpe`; models that have it write its files."""
+
+    def __init__(self, loaded: Any, end: str) -> None:
+        at = loaded.token_to_id(end)
+        super().__init__(Path("tokenizer.json"), loaded.get_vocab_size(), at, (at,))
+        self._trained, self._end = loaded, end
+
+    @property
+    def _loaded(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]  # no file to read it from
+        return self._trained
+
+    def files(self) -> dict[str, bytes]:
+        """Return the contents of `tokenizer.json` and of `tokenizer_config.json`, which transformers reads."""
+        names = dict.fromkeys(("bos_token", "eos_token"), self._end)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "clean_up_tokenization_spaces": False}
+        return {
+            "tokenizer.json": self._trained.to_str().encode(),
+            "tokenizer_config.json": (json.dumps(config, ensure_ascii=False, indent=1) + "\n").encode(),
+        }
+
+
+def train_bpe(
+    texts: str | Iterable[str], vocab_size: int, *, min_frequency: int = 2, special_tokens: Sequence[str] = (END,)
+) -> TrainedTokenizer:
+    """Train a byte-level BPE tokenizer on texts by the tokenizers library; it encodes every text without loss.
+
+    Args:
+        texts: a text, or an iterable of texts, which is read once.
+        vocab_size: largest number of tokens, of which 256 are bytes; short texts give fewer.
+        min_frequency: smallest number of occurrences of a pair that is merged; >= 1.
+        special_tokens: texts that are never divided, with ids 0, 1, ...; the first is start and end token.
+    Returns: a tokenizer for `create(config, tokenizer=)` and for token files; `model.save` and `model.export` write it.
+    Raises: UsageError for options out of range and items that are not strings; PromptError for lone surrogates;
+        MissingExtra.
+    Source: Sennrich, Haddow and Birch 2016, "Neural Machine Translation of Rare Words with Subword Units".
+    """
+    least = 256 + len(special_tokens)
+    if vocab_size < least or min_frequency < 1 or not special_tokens or isinstance(special_tokens, str):
+        raise UsageError("invalid options of a BPE tokenizer", where="train_bpe",
+                         expected=f"vocab_size >= {least}, min_frequency >= 1, a list of special tokens",
+                         got=f"vocab_size {vocab_size}, min_frequency {min_frequency}, {special_tokens!r}")  # fmt: skip
+    try:
+        library = import_module("tokenizers")
+    except ImportError:
+        raise MissingExtra("hf", "training a tokenizer") from None
+    made = library.Tokenizer(library.models.BPE())
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=list(special_tokens), show_progress=False,
+        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+    )  # fmt: skip
+    made.train_from_iterator(_texts(texts), trainer)
+    return TrainedTokenizer(made, special_tokens[0])
+
+
+def _texts(texts: str | Iterable[str]) -> Iterator[str]:
+    for i, text in enumerate([texts] if isinstance(texts, str) else texts):
+        if not isinstance(text, str):
+            raise UsageError("not a text", where=f"text {i}", expected="str", got=type(text).__name__)
+        yield _valid(text)
+
+
 class AutoTokenizer(_LazyTokenizer):
     """A tokenizer in files other than `tokenizer.json`, read by transformers, for an embedding of `tokens` rows.
 
@@ -107,7 +173,7 @@ class AutoTokenizer(_LazyTokenizer):
 
     def _load(self, library: Any) -> Any:
         loaded = library.from_pretrained(str(self.path), trust_remote_code=False, local_files_only=True)
-        _check_size(len(loaded), self.tokens, self.path)
+        check_size(len(loaded), self.tokens, self.path)
         return loaded
 
     @property
@@ -179,11 +245,12 @@ def find_tokenizer(directory: Path, config: Config, vocab: int) -> Tokenizer | N
     else:
         ids = [t["id"] for t in added if isinstance(t, dict) and isinstance(t.get("id"), int)]
         found = LibraryTokenizer(path, max([len(model["vocab"]) - 1, *ids]) + 1, bos, eos)
-    _check_size(found.size, vocab, path)
+    check_size(found.size, vocab, path)
     return found
 
 
-def _check_size(tokens: int, vocab: int, where: Path) -> None:
+def check_size(tokens: int, vocab: int, where: Path) -> None:
+    """Raise TokenizerMismatch if a tokenizer has more tokens than the embedding has rows."""
     if tokens > vocab:
         what = "the tokenizer has more tokens than the embedding has rows"
         fix = f"use this model's tokenizer, or gw.open(..., tokenizer=False) and model.resize_vocab({tokens})"

@@ -17,7 +17,7 @@ from graphwright.autograd import Variable
 from graphwright.files import StrPath, atomic_write
 from graphwright.models.errors import ExportError
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
-from graphwright.models.tokenizer import AutoTokenizer, byte_tokenizer_json
+from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, TrainedTokenizer, byte_tokenizer_json
 from graphwright.program.weights import SOURCE
 from graphwright.safetensors import TensorData, write_checkpoint
 
@@ -124,8 +124,8 @@ def write_model(
     copied = exported_companions(model)
     for file in copied:
         shutil.copyfile(file, directory / file.name)
-    if not copied and model.tokenizer is not None and model.tokenizer.size == 256 <= model.vocab:
-        atomic_write(directory / "tokenizer.json", byte_tokenizer_json().encode())
+    for name, content in _tokenizer_files(model, bool(copied)).items():
+        atomic_write(directory / name, content)
 
 
 def save_model(
@@ -141,10 +141,22 @@ def save_model(
     files["model.json"] = (json.dumps(facts, indent=1) + "\n").encode()
     for file in companion_files(model.directory):
         files.setdefault(file.name, file.read_bytes())
-    if model.checkpoint is None and model.tokenizer is not None and model.tokenizer.size == 256:
-        files.setdefault("tokenizer.json", byte_tokenizer_json().encode())
+    files |= _tokenizer_files(model, "tokenizer.json" in files)
     return model.program.save(directory, history=history, overwrite=overwrite, max_shard_size=max_shard_size,
                               companions=files)  # fmt: skip
+
+
+def _tokenizer_files(model: Model, copied: bool) -> dict[str, bytes]:
+    """Return the files of a trained tokenizer, and of the byte table unless the model's files were `copied`.
+
+    There are none if ids of the tokenizer have no row.
+    """
+    if lacks_rows(model):
+        return {}
+    if isinstance(model.tokenizer, TrainedTokenizer):
+        return model.tokenizer.files()
+    own = not copied and isinstance(model.tokenizer, ByteTokenizer)
+    return {"tokenizer.json": byte_tokenizer_json().encode()} if own else {}
 
 
 def exported_companions(model: Model) -> list[Path]:

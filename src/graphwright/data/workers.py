@@ -1,0 +1,129 @@
+"""Batches made by worker processes, in the order in which one process would make them.
+
+Invariant: batch k comes from worker k mod n, each of which is at most one finished batch ahead of the reader. No worker
+outlives the loop that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+
+from graphwright.array import DType, NDArray, from_numpy
+from graphwright.autograd import Tensor
+from graphwright.errors import ComputeError, UsageError
+
+Batches = Callable[[int, int], Iterable[Any]]
+"""`batches(w, n)`: every n-th batch from number w on."""
+
+
+class WorkerError(ComputeError):
+    """A worker process of a DataLoader ended early, or raised an error that cannot be sent to the parent."""
+
+
+def batches_of_workers(batches: Batches, count: int) -> Iterator[Any]:
+    """Yield the batches of `batches(0, 1)`, made by `count` processes.
+
+    An error of a worker is raised here, with the worker's traceback as a note, in place of the batch that it concerns.
+    Raises: UsageError if the function cannot be sent to a process; WorkerError.
+    """
+    context, processes, ends = get_context(), [], []
+    try:
+        for w in range(count):
+            receiving, sending = context.Pipe(duplex=False)
+            ends.append(receiving)
+            inherited = list(ends) if context.get_start_method() == "fork" else []
+            process = context.Process(target=_work, args=(sending, inherited, batches, w, count), daemon=True)
+            try:
+                process.start()
+            except Exception as error:  # pickling raises errors of many types
+                raise UsageError("the dataset cannot be sent to a worker process", where="DataLoader", got=str(error),
+                                 fix="define dataset and collate at the top level of a module, or pass num_workers=0",
+                                 ) from error  # fmt: skip
+            finally:
+                sending.close()  # so that the death of the worker closes the pipe
+            processes.append(process)
+        w = 0
+        while True:
+            try:
+                kind, found = ends[w].recv()
+            except EOFError:
+                processes[w].join()
+                raise WorkerError("a worker process ended early", where=f"worker {w}",
+                                  got=f"exit code {processes[w].exitcode}") from None  # fmt: skip
+            if kind == "end":
+                return
+            if kind == "error":
+                raise found
+            yield found
+            w = (w + 1) % count
+    finally:
+        for process in processes:
+            process.terminate()
+        for end in ends:
+            end.close()
+        for process in processes:
+            process.join()
+            process.close()
+
+
+def _work(end: Connection, inherited: list[Connection], batches: Batches, w: int, count: int) -> None:
+    """Send the batches of one worker; runs in its process."""
+    for reading in inherited:
+        reading.close()  # so that the death of the parent closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends its workers
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if (backend := sys.modules.get("graphwright.array.cpu")) is not None:
+        backend.set_num_threads(1)  # a forked process has none of the threads of its parent
+    with suppress(BrokenPipeError):  # the parent no longer reads
+        try:
+            for batch in batches(w, count):
+                end.send(("batch", batch))
+            end.send(("end", None))
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            end.send(("error", _portable(error, w)))
+
+
+def _portable(error: Exception, w: int) -> Exception:
+    """Return an error that survives the way to another process: itself, or a WorkerError with its text."""
+    note = f"in worker {w}:\n{''.join(traceback.format_exception(error))}"
+    try:
+        sent = ForkingPickler.dumps(error)
+        twin = ForkingPickler.loads(sent)  # pyright: ignore[reportAttributeAccessIssue]  # a function
+        if type(twin) is not type(error) or str(twin) != str(error):
+            raise ValueError(twin)
+        error.__cause__ = error.__context__ = None
+        error.with_traceback(None).add_note(note)
+        ForkingPickler.dumps(error)
+    except Exception:
+        error = WorkerError("a worker failed", where=f"worker {w}", got=f"{type(error).__name__}: {error}")
+        error.add_note(note)
+    return error
+
+
+def _array(bits: np.ndarray, kind: DType) -> NDArray:
+    return from_numpy(bits, bits=kind)
+
+
+def _tensor(bits: np.ndarray, kind: DType) -> Tensor:
+    return Tensor(_array(bits, kind))
+
+
+def _parts(array: NDArray) -> tuple[np.ndarray, DType]:
+    return np.ascontiguousarray(array.to_numpy(bits=True)), array.dtype
+
+
+ForkingPickler.register(NDArray, lambda array: (_array, _parts(array)))
+ForkingPickler.register(Tensor, lambda tensor: (_tensor, _parts(tensor.concrete("sending to a process"))))
