@@ -57,6 +57,17 @@ TORCHS: list[tuple[str, dict[str, Any]]] = [
     ("LinearLR", {}),
     ("LinearLR", {"start_factor": 0.1, "end_factor": 0.5, "total_iters": 7}),
     ("CosineAnnealingLR", {"T_max": 5, "eta_min": 0.01}),
+    ("MultiStepLR", {"milestones": [2, 5, 5], "gamma": 0.5}),
+    ("ExponentialLR", {"gamma": 0.9}),
+    ("PolynomialLR", {"total_iters": 7, "power": 2.0}),
+    ("CosineAnnealingWarmRestarts", {"T_0": 2, "T_mult": 2, "eta_min": 0.01}),
+    ("CosineAnnealingWarmRestarts", {"T_0": 3}),
+    ("CyclicLR", {"base_lr": 0.01, "max_lr": [0.1, 0.2], "step_size_up": 2, "step_size_down": 3}),
+    ("CyclicLR", {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 2, "mode": "triangular2"}),
+    ("CyclicLR", {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 2, "mode": "exp_range", "gamma": 0.9}),
+    ("OneCycleLR", {"max_lr": [0.1, 0.5], "total_steps": 14}),
+    ("OneCycleLR", {"max_lr": 0.1, "epochs": 2, "steps_per_epoch": 9, "anneal_strategy": "linear"}),
+    ("OneCycleLR", {"max_lr": 0.1, "total_steps": 15, "three_phase": True, "pct_start": 0.4}),
 ]
 
 
@@ -65,9 +76,10 @@ def test_schedulers_match_torch(name, options):
     opt = optimizer(0.1, 0.4)
     params = [torch.zeros(1, requires_grad=True) for _ in range(2)]
     other = torch.optim.SGD([{"params": [params[0]], "lr": 0.1}, {"params": [params[1]], "lr": 0.4}])
+    unused = {"cycle_momentum": False} if name in ("CyclicLR", "OneCycleLR") else {}
     mine, theirs = (
         getattr(lr_scheduler, name)(opt, **options),
-        getattr(torch.optim.lr_scheduler, name)(other, **options),
+        getattr(torch.optim.lr_scheduler, name)(other, **options, **unused),
     )
     for _ in range(13):
         assert mine.get_last_lr() == pytest.approx(theirs.get_last_lr(), rel=1e-12)
@@ -75,6 +87,45 @@ def test_schedulers_match_torch(name, options):
         other.step()
         mine.step()
         theirs.step()
+
+
+def test_sequential_schedules_match_torch():
+    opt, other = optimizer(0.1, 0.1), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+    def made(module: Any, over: Any) -> Any:
+        parts = [module.LinearLR(over, 0.5, total_iters=3), module.ExponentialLR(over, 0.9), module.StepLR(over, 2)]
+        return module.SequentialLR(over, parts, milestones=[3, 7])
+
+    mine, theirs = made(lr_scheduler, opt), made(torch.optim.lr_scheduler, other)
+    for _ in range(12):
+        assert mine.get_last_lr()[0] == pytest.approx(theirs.get_last_lr()[0], rel=1e-12)
+        other.step()
+        mine.step()
+        theirs.step()
+    with pytest.raises(UsageError, match="milestone"):
+        lr_scheduler.SequentialLR(opt, [lr_scheduler.StepLR(opt, 2)], milestones=[3])
+
+
+@pytest.mark.parametrize("options", [
+    {"patience": 1}, {"patience": 0, "cooldown": 2, "min_lr": [0.03, 0.001]},
+    {"mode": "max", "factor": 0.5, "patience": 2, "threshold": 0.3, "threshold_mode": "abs"},
+    {"threshold": 0.2, "patience": 0}, {"mode": "max", "threshold": 0.2, "patience": 0},
+])  # fmt: skip
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_reduction_on_a_plateau_matches_torch_also_after_resuming(options: dict[str, Any], sign: float):
+    values = sign * np.array([3.0, 2.0, 2.1, 1.9, 1.95, 1.8, 1.9, 1.9, 1.9, 1.2, 1.1, 1.15, 1.3, 1.4, 1.5])
+    opt = optimizer(0.1, 0.4)
+    other = torch.optim.SGD([{"params": [torch.zeros(1, requires_grad=True)], "lr": r} for r in (0.1, 0.4)])
+    mine = lr_scheduler.ReduceLROnPlateau(opt, **options)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(other, **options)
+    for step, value in enumerate(values):
+        if step in (0, 6):
+            state, opt = mine.state_dict(), optimizer(1.0, 1.0)
+            mine = lr_scheduler.ReduceLROnPlateau(opt, **options)
+            mine.load_state_dict(state)
+        mine.step(value)
+        theirs.step(value)
+        assert mine.get_last_lr() == pytest.approx([g["lr"] for g in other.param_groups], rel=1e-12)
 
 
 GOLDEN = {

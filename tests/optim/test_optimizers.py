@@ -15,6 +15,7 @@ from graphwright.array import from_numpy
 from graphwright.autograd import Parameter, Tensor
 from graphwright.errors import UsageError
 from graphwright.optim import SGD, Adam, AdamW, RMSprop, accumulate, ema_update
+from graphwright.testing.oracle import assert_close
 from values import grad_of
 
 ADAM: list[dict[str, Any]] = [
@@ -219,6 +220,38 @@ def test_an_iterable_of_parameters_can_be_read_more_than_once(kind):
     before = params[0].data.to_numpy().copy()
     opt.step()
     assert not np.array_equal(params[0].data.to_numpy(), before)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_group_entries_read_and_write_as_in_torch(compiled: bool):
+    w, t = Parameter(from_numpy(np.ones(3, "f4"))), torch.ones(3, requires_grad=True)
+    mine, theirs = SGD([w], lr=0.1, momentum=0.9), torch.optim.SGD([t], lr=0.1, momentum=0.9)
+    x = np.arange(3, dtype="f4")
+
+    def step(x: Tensor) -> Tensor:
+        mine.zero_grad()
+        loss = (w * w * x).sum()
+        loss.backward()
+        mine.step()
+        return loss
+
+    run = gw.compile(step) if compiled else lambda x: step(gw.tensor(x))
+    for rate in (0.1, 0.1, 0.02, 0.0):
+        mine.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = rate
+        run(x)
+        theirs.zero_grad()
+        (t * t * torch.from_numpy(x)).sum().backward()
+        theirs.step()
+        assert_close(w, t.detach(), rtol=1e-6, atol=1e-6)
+    group = mine.param_groups[0]
+    assert (group["lr"], group["momentum"], group["params"]) == (0.0, 0.9, [w])
+    assert dict(group).keys() - {"initial_lr"} <= theirs.param_groups[0].keys()
+    with pytest.raises(KeyError):
+        group["beta"]
+    with pytest.raises(UsageError, match="does not change"):
+        group["momentum"] = 0.5
+    with pytest.raises(UsageError, match="out of range"):
+        group["lr"] = -1.0
 
 
 def test_zero_grad_sets_gradients_to_none():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, Self, TypeVar
 
 from graphwright.array import Device, NDArray, empty, names_device
@@ -18,6 +19,7 @@ from graphwright.autograd import (
     scope,
     scoped,
     training,
+    zeros_like,
 )
 from graphwright.errors import DTypeError, UsageError
 from graphwright.files import blake2b_128
@@ -34,7 +36,11 @@ _PLAIN = frozenset({bool, int, float, str, type(None), _Paths})
 """Types of attributes that contain no module or variable."""
 
 
-_Held = TypeVar("_Held", bound=Variable)
+_SHORT = (bool, int, float, str, tuple)
+"""Types of attributes that `repr` shows."""
+
+_Held = TypeVar("_Held")
+_Value = TypeVar("_Value")
 
 
 class Buffer(Variable):
@@ -45,6 +51,44 @@ class Buffer(Variable):
     def __init__(self, data: NDArray, persistent: bool = True, name: str = "") -> None:
         super().__init__(data, False, name)
         self.persistent = persistent
+
+
+_Hook = tuple[Callable[..., Any], bool]
+"""A hook, and whether it takes keyword arguments."""
+
+
+class HookHandle:
+    """A registered hook, which `remove()` removes."""
+
+    def __init__(self, hooks: dict[HookHandle, _Hook]) -> None:
+        self.hooks = hooks
+
+    def remove(self) -> None:
+        """Remove the hook; again has no effect."""
+        self.hooks.pop(self, None)
+        changes.rise()
+
+
+class _Hooks:
+    """The hooks of a module, in the order of registration."""
+
+    def __init__(self) -> None:
+        self.before: dict[HookHandle, _Hook] = {}
+        self.after: dict[HookHandle, _Hook] = {}
+
+    def run(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the hooks and `forward`."""
+        for hook, with_kwargs in list(self.before.values()):
+            found = hook(module, args, kwargs) if with_kwargs else hook(module, args)
+            if found is not None and with_kwargs:
+                args, kwargs = found
+            elif found is not None:
+                args = found if isinstance(found, tuple) else (found,)
+        output = module.forward(*args, **kwargs)
+        for hook, with_kwargs in list(self.after.values()):
+            found = hook(module, args, kwargs, output) if with_kwargs else hook(module, args, output)
+            output = output if found is None else found
+        return output
 
 
 class Module:
@@ -72,29 +116,108 @@ class Module:
         paths = self.__dict__.get("_paths")
         if paths:
             with scoped(*_remainder(paths, scope.get())):
-                return self.forward(*args, **kwargs)
+                return self._run(args, kwargs)
         self.name_children()
-        return self.forward(*args, **kwargs)
+        return self._run(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hooks: _Hooks | None = self.__dict__.get("_hooks")
+        return self.forward(*args, **kwargs) if hooks is None else hooks.run(self, args, kwargs)
+
+    def register_forward_pre_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> HookHandle:
+        """Call `hook(module, args)` before `forward`; what it returns, unless None, replaces the arguments.
+
+        With `with_kwargs` it is `hook(module, args, kwargs)`, which returns None or (args, kwargs). A compiled step
+        does what the hooks did in its trace.
+        Returns: a handle, whose `remove()` removes the hook.
+        """
+        return self._hook("before", hook, with_kwargs)
+
+    def register_forward_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> HookHandle:
+        """Call `hook(module, args, output)` after `forward`; what it returns, unless None, replaces the output.
+
+        With `with_kwargs` it is `hook(module, args, kwargs, output)`.
+        Returns: a handle, whose `remove()` removes the hook.
+        """
+        return self._hook("after", hook, with_kwargs)
+
+    def _hook(self, when: str, hook: Callable[..., Any], with_kwargs: bool) -> HookHandle:
+        hooks = self.__dict__.setdefault("_hooks", _Hooks())
+        handle = HookHandle(getattr(hooks, when))
+        handle.hooks[handle] = (hook, with_kwargs)
+        changes.rise()
+        return handle
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the result; defined by subclasses."""
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     # -- contents ----------------------------------------------------------------------------------------------------
-    def children(self) -> Iterator[tuple[str, Module]]:
+    def named_children(self) -> Iterator[tuple[str, Module]]:
         """Iterate over (name, module) of direct children; names in lists are `list.0`, ..., in dicts `dict.key`."""
-        return ((name, value) for name, value in self._members() if isinstance(value, Module))
+        return _once((name, value) for name, value in self._members() if isinstance(value, Module))
+
+    def children(self) -> Iterator[Module]:
+        """Iterate over the direct children, each once."""
+        return (child for _, child in self.named_children())
 
     def modules(self) -> Iterator[Module]:
         """Iterate over this module and all its descendants, each once."""
+        return (module for _, module in self.named_modules())
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Iterate over (dotted path, module) of this module, whose path is `prefix`, and all its descendants."""
         seen: set[int] = set()
-        stack: list[Module] = [self]
+        stack: list[tuple[str, Module]] = [(prefix, self)]
         while stack:
-            module = stack.pop()
+            path, module = stack.pop()
             if id(module) not in seen:
                 seen.add(id(module))
-                yield module
-                stack += [child for _, child in module.children()][::-1]
+                yield path, module
+                stack += [(_joined(path, name), child) for name, child in module.named_children()][::-1]
+
+    def apply(self, fn: Callable[[Module], object]) -> Self:
+        """Call `fn` on all descendants and then on this module, children before their parents."""
+        for child in self.children():
+            child.apply(fn)
+        fn(self)
+        return self
+
+    def get_submodule(self, target: str) -> Module:
+        """Return the descendant at a dotted path; "" is this module. Raises: UsageError if there is no such name."""
+        return _found(dict(self.named_modules()), target, "submodule")
+
+    def get_parameter(self, target: str) -> Parameter:
+        """Return the parameter of a dotted name. Raises: UsageError if there is no such name."""
+        return _found({n: v for n, v in self._variables("") if isinstance(v, Parameter)}, target, "parameter")
+
+    def get_buffer(self, target: str) -> Buffer:
+        """Return the buffer of a dotted name. Raises: UsageError if there is no such name."""
+        return _found({n: v for n, v in self._variables("") if isinstance(v, Buffer)}, target, "buffer")
+
+    def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
+        """Set the attribute `name` to a buffer with the value of `tensor`, or to None."""
+        self._register(name, None if tensor is None else Buffer(_array(tensor), persistent))
+
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
+        """Set the attribute `name` to a parameter or None. Raises: UsageError for any other value."""
+        if param is not None and not isinstance(param, Parameter):
+            raise UsageError("this is no parameter", where=name, expected="a Parameter or None", got=type(param))
+        self._register(name, param)
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """Set the attribute `name` to a module or None. Raises: UsageError for any other value."""
+        if module is not None and not isinstance(module, Module):
+            raise UsageError("this is no module", where=name, expected="a Module or None", got=type(module))
+        self._register(name, module)
+
+    register_module = add_module
+
+    def _register(self, name: str, value: object) -> None:
+        if not name or "." in name or hasattr(type(self), name):
+            raise UsageError("an attribute cannot have this name", where=type(self).__name__, got=repr(name),
+                             expected="a name without dots that the class does not use")  # fmt: skip
+        setattr(self, name, value)
 
     def _members(self) -> Iterator[tuple[str, Any]]:
         """Yield (dotted name, module or variable) of the attributes and the lists, tuples and dicts in them."""
@@ -208,6 +331,50 @@ class Module:
                     variable.grad = variable.grad.to(variable.grad_dtype)
         return self
 
+    def float(self) -> Self:
+        """Call `to("float32")`."""
+        return self.to("float32")
+
+    def double(self) -> Self:
+        """Call `to("float64")`."""
+        return self.to("float64")
+
+    def half(self) -> Self:
+        """Call `to("float16")`."""
+        return self.to("float16")
+
+    def bfloat16(self) -> Self:
+        """Call `to("bfloat16")`."""
+        return self.to("bfloat16")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set the gradients of all parameters to None, or with `set_to_none=False` to zeros."""
+        for p in self.parameters():
+            p.grad = None if set_to_none or p.grad is None else zeros_like(p.grad)
+
+    # -- text --------------------------------------------------------------------------------------------------------
+    def extra_repr(self) -> str:
+        """Return the text in the parentheses of `repr`: own attributes, and shapes of own parameters and buffers."""
+        texts: list[str] = []
+        for name, value in vars(self).items():
+            if name == "attrs" and isinstance(value, Mapping):
+                texts += [f"{k}={v!r}" for k, v in value.items()]
+            elif isinstance(value, (Parameter, Buffer)):
+                texts.append(f"{name}={list(value.shape)}")
+            elif not name.startswith("_") and isinstance(value, _SHORT):
+                texts.append(f"{name}={value!r}")
+        return ", ".join(texts)
+
+    def __repr__(self) -> str:
+        head, children = type(self).__name__, list(self.named_children())
+        if not children:
+            return f"{head}({self.extra_repr()})"
+        lines = [f"({name}): {child!r}".replace("\n", "\n  ") for name, child in children]
+        own = self.extra_repr()
+        total = sum(p.numel() for p in self.parameters())
+        body = "\n  ".join([own, *lines] if own else lines)
+        return f"{head}(  # {total:,} parameters\n  {body}\n)"
+
     # -- state -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Tensor]:
         """Return a dict from names to copies of parameters and persistent buffers, each under its first name."""
@@ -236,6 +403,21 @@ class Module:
         for variable, _, value in values:
             variable.assign(value)
         return missing, unexpected
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _found(known: Mapping[str, _Value], target: str, what: str) -> _Value:
+    if target not in known:
+        near = get_close_matches(target, known, 3)
+        raise UsageError(f"there is no {what} of this name", got=repr(target), expected=", ".join(near) or None)
+    return known[target]
+
+
+def _array(value: Any) -> NDArray:
+    return as_tensor(value).concrete("a buffer").copy()
 
 
 def _remainder(paths: _Paths, outer: _Path) -> _Path:

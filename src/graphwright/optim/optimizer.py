@@ -44,6 +44,8 @@ class ParamGroup:
         lr: learning rate of the next step; changing it does not require a compiled step to be planned again.
         initial_lr: learning rate at construction, which schedules scale.
         options: all other options; they do not change.
+
+    `group["lr"]`, `group["params"]`, `group["initial_lr"]` and options by name read as in torch; only `lr` is written.
     """
 
     def __init__(self, params: Params, lr: float, options: Mapping[str, Any], name: str) -> None:
@@ -64,6 +66,31 @@ class ParamGroup:
     @lr.setter
     def lr(self, value: float) -> None:
         self.rate.assign(Tensor(_scalar(value, "float64")))
+
+    def keys(self) -> list[str]:
+        """Return the names that `group[name]` accepts."""
+        return ["params", "lr", "initial_lr", *(n for n in self.options if n not in ("lr", "spares_vectors"))]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise KeyError(name)
+        if name == "params":
+            return self.parameters()
+        return getattr(self, name) if name in ("lr", "initial_lr") else self.options[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name != "lr":
+            raise UsageError("this entry of a parameter group does not change", where=name, expected="lr",
+                             fix="make another optimizer: options are constants of compiled steps")  # fmt: skip
+        if not float(value) >= 0:
+            raise UsageError("the option 'lr' is out of range", expected=">= 0", got=value)
+        self.lr = float(value)
 
 
 @dataclass(slots=True)
