@@ -39,8 +39,9 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | `x.type()` is `float32` | `torch.FloatTensor` | torch's name is that of a legacy class |
 | `x.shape` is a tuple | a `torch.Size` | which is a tuple too |
 | no complex, sparse, quantised or named tensors, no `as_strided` | they exist | the operations of networks need none of them |
-| `F.interpolate(antialias=True)`, `F.fractional_max_pool2d`, `torch.fft`, `torch.special` | they exist | missing |
+| `F.interpolate(antialias=True)`, `F.fractional_max_pool2d`, `torch.fft`, `torch.special`, `linalg.eig`, `lu` and `ldl` | they exist | missing |
 | `gw.pad(x, widths)` pads in axis order | `F.pad` counts from the last axis | `F.pad` is torch's |
+| `gw.linalg` runs in numpy on the host, outside traces (`inv` of one matrix apart) | on the device | factorisations are no ops |
 | errors are `GraphwrightError`s that are also `ValueError`, `TypeError` or `IndexError` | `RuntimeError` mostly | they say where, expected, got and a fix |
 """
 
@@ -71,7 +72,7 @@ def database() -> str:
 ## Samples of torch's OpInfo
 
 torch has a database of samples for its own tests. {counts.pop("entries with a counterpart")} of its {counts.pop("entries")} entries have a counterpart here
-(the others: complex numbers, sparse layouts, `fft`, `special`, factorisations, internal functions). All samples in float32,
+(the others: complex numbers, sparse layouts, `fft`, `special`, some factorisations, internal functions). All samples in float32,
 float64, int64 and bool were run in both libraries, with gradients in float64, and all error inputs
 ([`tests/ops/test_opinfo.py`](../tests/ops/test_opinfo.py); `python scripts/opinfo_counts.py` counts). No value is wrong.
 
@@ -100,6 +101,8 @@ def page() -> str:
     text += section("Methods of Tensor", methods, public(torch.Tensor), ":")
     text += section("Functions of the package", set(names.functions()) | {n for n in dir(gw) if n in public(torch)},
                     public(torch), ", as `gw.exp(x)`:")  # fmt: skip
+    linalg = set(gw.linalg.__all__)
+    text += section("linalg", linalg, public(torch.linalg), ", as `gw.linalg.inv(x)`:")
     functional = {n for n in dir(gw.nn.functional) if not n.startswith("_")}
     text += section("nn.functional", functional, public(torch.nn.functional), ":")
     return text + database()

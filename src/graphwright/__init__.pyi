@@ -62,6 +62,7 @@ from graphwright.autograd import index_put as index_put
 from graphwright.autograd import index_select as index_select
 from graphwright.autograd import inference_mode as inference_mode
 from graphwright.autograd import is_grad_enabled as is_grad_enabled
+from graphwright.autograd import linalg as linalg
 from graphwright.autograd import linspace as linspace
 from graphwright.autograd import logspace as logspace
 from graphwright.autograd import manual_seed as manual_seed
@@ -150,6 +151,8 @@ from graphwright.autograd.top import bucketize as bucketize
 from graphwright.autograd.top import cartesian_prod as cartesian_prod
 from graphwright.autograd.top import cdist as cdist
 from graphwright.autograd.top import ceil as ceil
+from graphwright.autograd.top import chain_matmul as chain_matmul
+from graphwright.autograd.top import cholesky as cholesky
 from graphwright.autograd.top import chunk as chunk
 from graphwright.autograd.top import clamp as clamp
 from graphwright.autograd.top import clamp_max as clamp_max
@@ -173,6 +176,7 @@ from graphwright.autograd.top import cumprod as cumprod
 from graphwright.autograd.top import cumsum as cumsum
 from graphwright.autograd.top import cumulative_trapezoid as cumulative_trapezoid
 from graphwright.autograd.top import deg2rad as deg2rad
+from graphwright.autograd.top import det as det
 from graphwright.autograd.top import device as device
 from graphwright.autograd.top import diag as diag
 from graphwright.autograd.top import diag_embed as diag_embed
@@ -254,6 +258,7 @@ from graphwright.autograd.top import log_softmax as log_softmax
 from graphwright.autograd.top import logaddexp as logaddexp
 from graphwright.autograd.top import logaddexp2 as logaddexp2
 from graphwright.autograd.top import logcumsumexp as logcumsumexp
+from graphwright.autograd.top import logdet as logdet
 from graphwright.autograd.top import logical_and as logical_and
 from graphwright.autograd.top import logical_not as logical_not
 from graphwright.autograd.top import logical_or as logical_or
@@ -265,6 +270,7 @@ from graphwright.autograd.top import lt as lt
 from graphwright.autograd.top import masked_fill as masked_fill
 from graphwright.autograd.top import masked_scatter as masked_scatter
 from graphwright.autograd.top import masked_select as masked_select
+from graphwright.autograd.top import matrix_exp as matrix_exp
 from graphwright.autograd.top import matrix_power as matrix_power
 from graphwright.autograd.top import max as max
 from graphwright.autograd.top import maximum as maximum
@@ -297,10 +303,12 @@ from graphwright.autograd.top import outer as outer
 from graphwright.autograd.top import pairwise_distance as pairwise_distance
 from graphwright.autograd.top import pdist as pdist
 from graphwright.autograd.top import permute as permute
+from graphwright.autograd.top import pinverse as pinverse
 from graphwright.autograd.top import positive as positive
 from graphwright.autograd.top import pow as pow
 from graphwright.autograd.top import prod as prod
 from graphwright.autograd.top import put as put
+from graphwright.autograd.top import qr as qr
 from graphwright.autograd.top import quantile as quantile
 from graphwright.autograd.top import rad2deg as rad2deg
 from graphwright.autograd.top import ravel as ravel
@@ -327,6 +335,7 @@ from graphwright.autograd.top import sin as sin
 from graphwright.autograd.top import sinc as sinc
 from graphwright.autograd.top import sinh as sinh
 from graphwright.autograd.top import slice_scatter as slice_scatter
+from graphwright.autograd.top import slogdet as slogdet
 from graphwright.autograd.top import softmax as softmax
 from graphwright.autograd.top import sort as sort
 from graphwright.autograd.top import split as split
@@ -338,6 +347,7 @@ from graphwright.autograd.top import std_mean as std_mean
 from graphwright.autograd.top import sub as sub
 from graphwright.autograd.top import subtract as subtract
 from graphwright.autograd.top import sum as sum
+from graphwright.autograd.top import svd as svd
 from graphwright.autograd.top import swapaxes as swapaxes
 from graphwright.autograd.top import swapdims as swapdims
 from graphwright.autograd.top import t as t

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphwright.array import changes
-from graphwright.autograd import names
+from graphwright.autograd import linalg, names
 from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.create import (
     arange,
@@ -98,7 +98,8 @@ __all__ += ["active_recorder", "arange", "argsort", "as_tensor", "asarray", "aut
 __all__ += ["backward", "bernoulli", "bincount", "cat", "changes", "dropout", "einsum", "empty", "empty_like"]
 __all__ += ["enable_grad", "eye", "fork_rng", "from_numpy", "full", "full_like", "gather", "get_default_dtype"]
 __all__ += ["grad", "gumbel", "index_add", "index_put", "index_select", "inference_mode", "is_grad_enabled", "lerp"]
-__all__ += ["linspace", "logspace", "manual_seed", "matmul", "maximum", "memory", "minimum", "mode", "multinomial"]
+__all__ += ["linalg", "linspace", "logspace", "manual_seed", "matmul", "maximum", "memory", "minimum", "mode"]
+__all__ += ["multinomial"]
 __all__ += ["no_grad", "nonzero", "norm", "normal", "one_hot", "ones", "ones_like", "outer", "pad", "pull_back"]
 __all__ += ["rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "repeat_interleave"]
 __all__ += ["rng", "scalar_tensor", "scatter", "scatter_add", "scope", "scoped", "set_grad_enabled", "sort"]

@@ -61,6 +61,69 @@ class OpMethods:
     masked_fill = top.masked_fill
     tril = top.tril
     triu = top.triu
+    mm = top.mm
+    mv = top.mv
+    bmm = top.bmm
+    dot = top.dot
+    vdot = top.vdot
+    inner = top.inner
+    addmm = top.addmm
+    addmv = top.addmv
+    baddbmm = top.baddbmm
+    addbmm = top.addbmm
+    addr = top.addr
+    kron = top.kron
+    cross = top.cross
+    sum = top.sum
+    mean = top.mean
+    prod = top.prod
+    amax = top.amax
+    amin = top.amin
+    any = top.any
+    all = top.all
+    logsumexp = top.logsumexp
+    var = top.var
+    std = top.std
+    norm = top.norm
+    renorm = top.renorm
+    nansum = top.nansum
+    nanmean = top.nanmean
+    count_nonzero = top.count_nonzero
+    max = top.max
+    min = top.min
+    aminmax = top.aminmax
+    argmax = top.argmax
+    argmin = top.argmin
+    sort = top.sort
+    argsort = top.argsort
+    msort = top.msort
+    topk = top.topk
+    kthvalue = top.kthvalue
+    median = top.median
+    nanmedian = top.nanmedian
+    def mode(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Extremes:
+        """Return the most frequent value along an axis, of several the smallest, and an index of it."""
+    quantile = top.quantile
+    cumsum = top.cumsum
+    cumprod = top.cumprod
+    logcumsumexp = top.logcumsumexp
+    cummax = top.cummax
+    cummin = top.cummin
+    diff = top.diff
+    cov = top.cov
+    corrcoef = top.corrcoef
+    softmax = top.softmax
+    log_softmax = top.log_softmax
+    slogdet = top.slogdet
+    det = top.det
+    logdet = top.logdet
+    inverse = top.inverse
+    cholesky = top.cholesky
+    svd = top.svd
+    qr = top.qr
+    pinverse = top.pinverse
+    matrix_power = top.matrix_power
+    matrix_exp = top.matrix_exp
     take_along_dim = top.take_along_dim
     gather = top.gather
     scatter = top.scatter
@@ -183,60 +246,6 @@ class OpMethods:
         """Cast to uint8."""
     def bool(self) -> Tensor:
         """Cast to bool."""
-    mm = top.mm
-    mv = top.mv
-    bmm = top.bmm
-    dot = top.dot
-    vdot = top.vdot
-    inner = top.inner
-    addmm = top.addmm
-    addmv = top.addmv
-    baddbmm = top.baddbmm
-    addbmm = top.addbmm
-    addr = top.addr
-    kron = top.kron
-    cross = top.cross
-    inverse = top.inverse
-    sum = top.sum
-    mean = top.mean
-    prod = top.prod
-    amax = top.amax
-    amin = top.amin
-    any = top.any
-    all = top.all
-    logsumexp = top.logsumexp
-    var = top.var
-    std = top.std
-    norm = top.norm
-    renorm = top.renorm
-    nansum = top.nansum
-    nanmean = top.nanmean
-    count_nonzero = top.count_nonzero
-    max = top.max
-    min = top.min
-    aminmax = top.aminmax
-    argmax = top.argmax
-    argmin = top.argmin
-    sort = top.sort
-    argsort = top.argsort
-    msort = top.msort
-    topk = top.topk
-    kthvalue = top.kthvalue
-    median = top.median
-    nanmedian = top.nanmedian
-    def mode(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Extremes:
-        """Return the most frequent value along an axis, of several the smallest, and an index of it."""
-    quantile = top.quantile
-    cumsum = top.cumsum
-    cumprod = top.cumprod
-    logcumsumexp = top.logcumsumexp
-    cummax = top.cummax
-    cummin = top.cummin
-    diff = top.diff
-    cov = top.cov
-    corrcoef = top.corrcoef
-    softmax = top.softmax
-    log_softmax = top.log_softmax
     def size(self, dim: Any = ..., *, axis: Any = ...) -> Any:
         """Return the shape, or the size of one axis."""
     def dim(self) -> builtins.int:
@@ -424,6 +433,10 @@ class OpMethods:
         """Run `tril`, write the result to this tensor, and return it."""
     def triu_(self, *args: Any, **options: Any) -> Any:
         """Run `triu`, write the result to this tensor, and return it."""
+    def cumsum_(self, *args: Any, **options: Any) -> Any:
+        """Run `cumsum`, write the result to this tensor, and return it."""
+    def cumprod_(self, *args: Any, **options: Any) -> Any:
+        """Run `cumprod`, write the result to this tensor, and return it."""
     def scatter_(self, *args: Any, **options: Any) -> Any:
         """Run `scatter`, write the result to this tensor, and return it."""
     def scatter_add_(self, *args: Any, **options: Any) -> Any:
@@ -504,10 +517,6 @@ class OpMethods:
         """Run `sgn`, write the result to this tensor, and return it."""
     def mvlgamma_(self, *args: Any, **options: Any) -> Any:
         """Run `mvlgamma`, write the result to this tensor, and return it."""
-    def cumsum_(self, *args: Any, **options: Any) -> Any:
-        """Run `cumsum`, write the result to this tensor, and return it."""
-    def cumprod_(self, *args: Any, **options: Any) -> Any:
-        """Run `cumprod`, write the result to this tensor, and return it."""
     def transpose_(self, *args: Any, **options: Any) -> Any:
         """Make this tensor the view that `transpose` returns, and return it."""
     def swapaxes_(self, *args: Any, **options: Any) -> Any:

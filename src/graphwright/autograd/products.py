@@ -128,26 +128,6 @@ def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
     return following(input) * previous(other) - previous(input) * following(other)
 
 
-@named()
-def inverse(input: Tensor) -> Tensor:
-    """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
-    eye = as_tensor(np.eye(input.shape[-1], dtype=np.float64)).to(input.dtype)
-    return call("solve", input, eye)
-
-
-@named(TOP)
-def matrix_power(input: Tensor, n: int) -> Tensor:
-    """Return the n-th power of square matrices, by repeated squaring; a negative n inverts first."""
-    if n < 0:
-        return matrix_power(inverse(input), -n)
-    made = as_tensor(np.eye(input.shape[-1])).to(input.dtype).expand(*input.shape)
-    base = input
-    while n:
-        made = made @ base if n & 1 else made
-        base, n = base @ base if n > 1 else base, n >> 1
-    return made
-
-
 @named(TOP)
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis, after broadcasting."""

@@ -134,7 +134,9 @@ def norm(input: Tensor, p: Any = 2, dim: Axes = None, keepdim: bool = False, dty
     if p in (inf, -inf):
         return x.abs().amax(dim, keepdim) if p > 0 else x.abs().amin(dim, keepdim)
     if p < 0:
-        return (x.abs() ** p).sum(dim, keepdim) ** (1.0 / p)
+        zero = x == 0.0
+        total = where(zero, inf, where(zero, 1.0, x.abs()) ** p).sum(dim, keepdim)
+        return where(total == inf, 0.0, where(total == inf, 1.0, total) ** (1.0 / p))
     if p == 1:
         return x.abs().sum(dim, keepdim)
     if p == 2:

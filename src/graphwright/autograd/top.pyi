@@ -199,6 +199,343 @@ def tril(input: Any, diagonal: Any = ..., *, out: Any = ...) -> Tensor:
 def triu(input: Any, diagonal: Any = ..., *, out: Any = ...) -> Tensor:
     """Keep entries (i, j) of the last two axes with j ≥ i + diagonal; others are 0. Raises: ShapeError."""
 
+def mm(input: Any, mat2: Any) -> Tensor:
+    """Multiply matrices [n, k] and [k, m]. Raises: ShapeError."""
+
+def mv(input: Any, mat2: Any) -> Tensor:
+    """Multiply a matrix [n, k] and a vector [k]. Raises: ShapeError."""
+
+def bmm(input: Any, mat2: Any) -> Tensor:
+    """Multiply batches of matrices [B, n, k] and [B, k, m]. Raises: ShapeError."""
+
+def dot(input: Any, mat2: Any) -> Tensor:
+    """Σ a·b of vectors [n]. Raises: ShapeError."""
+
+def vdot(input: Any, mat2: Any) -> Tensor:
+    """Σ a·b of vectors [n]. Raises: ShapeError."""
+
+def inner(input: Any, other: Any) -> Tensor:
+    """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
+
+def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·(A @ B) of matrices."""
+
+def addmv(input: Any, mat: Any, vec: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·(A @ v)."""
+
+def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·(A @ B) of batches of matrices."""
+
+def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·Σ (A @ B) over batches of matrices."""
+
+def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·a[i]·b[j]."""
+
+def tensordot(a: Any, b: Any, dims: Any = ...) -> Tensor:
+    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes."""
+
+def kron(input: Any, other: Any) -> Tensor:
+    """Kronecker product: each entry of a times b, as blocks."""
+
+def cross(input: Any, other: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Cross product along an axis of size 3. Raises: ShapeError."""
+
+def cosine_similarity(x1: Any, x2: Any, dim: Any = ..., eps: Any = ..., *, axis: Any = ...) -> Tensor:
+    """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis, after broadcasting."""
+
+def pairwise_distance(
+    x1: Any, x2: Any, p: Any = ..., eps: Any = ..., keepdim: Any = ..., *, keepdims: Any = ...
+) -> Tensor:
+    """‖a - b + eps‖ₚ over the last axis."""
+
+def pdist(input: Any, p: Any = ...) -> Tensor:
+    """The p-norms of the differences of all pairs of rows, in row-major order of the upper triangle."""
+
+def cdist(x1: Any, x2: Any, p: Any = ..., compute_mode: Any = ...) -> Tensor:
+    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m].
+
+    Args:
+        compute_mode: ignored, differences are always computed.
+    """
+
+def vander(x: Any, N: Any = ..., increasing: Any = ...) -> Tensor:
+    """Return the powers x^(N-1), ..., x, 1 of a vector as columns."""
+
+def sum(
+    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
+) -> Tensor:
+    """Σ over axes, all by default; with `dtype`, the operand is cast first."""
+
+def mean(
+    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
+) -> Tensor:
+    """Mean over axes, all by default; with `dtype`, the operand is cast first."""
+
+def prod(
+    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
+) -> Tensor:
+    """Π over axes, all by default; with `dtype`, the operand is cast first."""
+
+def amax(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
+    """Largest entry over axes; ties share the gradient."""
+
+def amin(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
+    """Smallest entry over axes; ties share the gradient."""
+
+def any(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
+    """True if some entry is not 0."""
+
+def all(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
+    """True if no entry is 0."""
+
+def logsumexp(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
+    """ln Σ eˣ over axes."""
+
+def var(
+    input: Any,
+    dim: Any = ...,
+    unbiased: Any = ...,
+    keepdim: Any = ...,
+    *,
+    correction: Any = ...,
+    axis: Any = ...,
+    keepdims: Any = ...,
+) -> Tensor:
+    """Σ (x - mean)² / (n - correction) over axes (all by default); NaN for n ≤ correction, as in torch.
+
+    For 16-bit floats the statistics are float32, rounded once. Raises: DTypeError for integers.
+
+    Args:
+        unbiased: correction 1 if true, else 0; `correction` has precedence.
+    """
+
+def std(
+    input: Any,
+    dim: Any = ...,
+    unbiased: Any = ...,
+    keepdim: Any = ...,
+    *,
+    correction: Any = ...,
+    axis: Any = ...,
+    keepdims: Any = ...,
+) -> Tensor:
+    """√ of `var`, with gradient 0 where the result is 0."""
+
+def var_mean(
+    input: Any,
+    dim: Any = ...,
+    unbiased: Any = ...,
+    keepdim: Any = ...,
+    *,
+    correction: Any = ...,
+    axis: Any = ...,
+    keepdims: Any = ...,
+) -> tuple[Tensor, Tensor]:
+    """Return `var` and the mean over the same axes."""
+
+def std_mean(
+    input: Any,
+    dim: Any = ...,
+    unbiased: Any = ...,
+    keepdim: Any = ...,
+    *,
+    correction: Any = ...,
+    axis: Any = ...,
+    keepdims: Any = ...,
+) -> tuple[Tensor, Tensor]:
+    """Return `std` and the mean over the same axes."""
+
+def norm(
+    input: Any,
+    p: Any = ...,
+    dim: Any = ...,
+    keepdim: Any = ...,
+    dtype: Any = ...,
+    *,
+    axis: Any = ...,
+    keepdims: Any = ...,
+) -> Tensor:
+    """(Σ |x|ᵖ)^(1/p) over axes (all by default), with gradient 0 where the norm is 0.
+
+    Args:
+        p: a number, `inf` for the largest |x|, `-inf` for the smallest, 0 for the number of nonzero entries;
+            `"fro"` is 2.
+    Raises: UsageError for another name.
+    """
+
+def renorm(input: Any, p: Any, dim: Any = ..., maxnorm: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it. Raises: ShapeError below two axes."""
+
+def nansum(
+    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
+) -> Tensor:
+    """Σ over axes of the entries that are not NaN."""
+
+def nanmean(
+    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
+) -> Tensor:
+    """Mean over axes of the entries that are not NaN."""
+
+def count_nonzero(input: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Return the number of entries over axes that are not 0, int64."""
+
+def max(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
+    """Return the largest entry; with an axis (values, indices) of the first maxima, which get the gradient.
+
+    With a tensor instead of an axis: `maximum`.
+    """
+
+def min(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
+    """Return the smallest entry; with an axis (values, indices) of the first minima, which get the gradient.
+
+    With a tensor instead of an axis: `minimum`.
+    """
+
+def aminmax(
+    input: Any, *, dim: Any = ..., keepdim: Any = ..., axis: Any = ..., keepdims: Any = ...
+) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest entry, of all or along an axis."""
+
+def argmax(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
+    """Index of the largest entry along an axis, or in the flattened array, int64; the first on ties."""
+
+def argmin(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
+    """Index of the smallest entry along an axis, or in the flattened array, int64; the first on ties."""
+
+def sort(input: Any, dim: Any = ..., descending: Any = ..., *, stable: Any = ..., axis: Any = ...) -> Extremes:
+    """Return the sorted values and their indices; stable, NaN is the largest."""
+
+def argsort(input: Any, dim: Any = ..., descending: Any = ..., *, stable: Any = ..., axis: Any = ...) -> Tensor:
+    """Return the indices that sort an axis, int64; stable, NaN is the largest."""
+
+def msort(input: Any) -> Tensor:
+    """Return the values sorted along the first axis."""
+
+def topk(input: Any, k: Any, dim: Any = ..., largest: Any = ..., sorted: Any = ..., *, axis: Any = ...) -> Extremes:
+    """Return the k largest (or smallest) values in order, and their indices; equal values by ascending index.
+
+    Raises: ShapeError if k exceeds the size of the axis.
+    """
+
+def kthvalue(
+    input: Any, k: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...
+) -> Extremes:
+    """Return the k-th smallest value along an axis, counted from 1, and its index. Raises: ShapeError."""
+
+def median(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
+    """Return the median, of two middle entries the lower; with an axis (values, indices). NaN if an entry is NaN."""
+
+def nanmedian(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
+    """Return the median of the entries that are not NaN; with an axis (values, indices)."""
+
+def quantile(
+    input: Any,
+    q: Any,
+    dim: Any = ...,
+    keepdim: Any = ...,
+    *,
+    interpolation: Any = ...,
+    axis: Any = ...,
+    keepdims: Any = ...,
+) -> Tensor:
+    """The q-quantile, 0 ≤ q ≤ 1, interpolated linearly between entries; several q give a new first axis.
+
+    Args:
+        interpolation: `linear`, `lower`, `higher`, `nearest` or `midpoint`.
+    Raises: UsageError for a q outside [0, 1] or another interpolation.
+    """
+
+def cumsum(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
+    """Sum cumulatively along an axis; each sum includes its own entry."""
+
+def cumprod(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
+    """Multiply cumulatively along an axis; each product includes its own entry. Entries of 0 get the exact gradient."""
+
+def logcumsumexp(input: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
+    """ln Σ eˣ over the entries up to each entry along an axis, without overflow."""
+
+def cummax(input: Any, dim: Any = ..., *, axis: Any = ...) -> Extremes:
+    """Return the largest entry up to each entry along an axis, and its index; of equal entries the last."""
+
+def cummin(input: Any, dim: Any = ..., *, axis: Any = ...) -> Extremes:
+    """Return the smallest entry up to each entry along an axis, and its index; of equal entries the last."""
+
+def diff(input: Any, n: Any = ..., dim: Any = ..., prepend: Any = ..., append: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Differences of neighbours along an axis, n times; values may be joined before and after the entries first.
+
+    Raises: ShapeError for a 0-d tensor, UsageError for n below 0.
+    """
+
+def trapezoid(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
+    """Integrate y along an axis by the trapezoidal rule, at the positions x or dx apart."""
+
+def trapz(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
+    """Integrate y along an axis by the trapezoidal rule, at the positions x or dx apart."""
+
+def cumulative_trapezoid(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
+    """Integrate y cumulatively along an axis by the trapezoidal rule, at the positions x or dx apart."""
+
+def cov(input: Any, *, correction: Any = ..., fweights: Any = ..., aweights: Any = ...) -> Tensor:
+    """Covariance of the rows of [variables, observations].
+
+    Args:
+        fweights: int [observations], how often each observation counts.
+        aweights: [observations], its weight.
+    Raises: ShapeError, DTypeError.
+    """
+
+def corrcoef(input: Any) -> Tensor:
+    """Correlation coefficients of the rows of [variables, observations]."""
+
+def softmax(input: Any, dim: Any = ..., mask: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
+    """e^(x - max x) / Σ e^(x - max x) along an axis.
+
+    Args:
+        mask: bool, broadcast to x; entries where it is false are 0 and get no gradient, even if a whole row is false.
+            Without a mask, a row of only -inf gives NaN.
+        dtype: a dtype to cast to first.
+    """
+
+def log_softmax(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
+    """ln softmax along an axis; with `dtype`, the operand is cast first."""
+
+def slogdet(A: Any) -> Any:
+    """Return sign and ln |det A| of [..., n, n]. Raises: ShapeError, DTypeError."""
+
+def det(A: Any) -> Tensor:
+    """Return the determinants of [..., n, n]; gradient g·det A·A⁻ᵀ. Raises: ShapeError, DTypeError."""
+
+def logdet(A: Any) -> Tensor:
+    """Return ln det A of [..., n, n]; NaN for a negative determinant. Raises: ShapeError, DTypeError."""
+
+def inverse(A: Any) -> Tensor:
+    """Return the inverses of [..., n, n]. Raises: ShapeError, DTypeError; ComputeError for a singular matrix.
+
+    In a trace, a singular matrix gives infinity or NaN, and there is one matrix.
+    """
+
+def cholesky(input: Any, upper: Any = ...) -> Tensor:
+    """`linalg.cholesky`."""
+
+def svd(input: Any, some: Any = ...) -> tuple[Tensor, ...]:
+    """`linalg.svd`, but return V instead of its transpose; square U and V unless `some`."""
+
+def qr(input: Any, some: Any = ...) -> tuple[Tensor, ...]:
+    """`linalg.qr`; `complete` unless `some`."""
+
+def pinverse(input: Any, rcond: Any = ...) -> Tensor:
+    """`linalg.pinv` with a relative bound."""
+
+def chain_matmul(*matrices: Any) -> Tensor:
+    """`linalg.multi_dot`."""
+
+def matrix_power(A: Any, n: Any) -> Tensor:
+    """Return the n-th power of [..., n, n], by repeated squaring; a negative n inverts first. Raises: ShapeError."""
+
+def matrix_exp(A: Any) -> Tensor:
+    """Σ Aᵏ/k! of [..., n, n], by scaling and squaring a Taylor series. Raises: ShapeError, DTypeError."""
+
 def take_along_dim(input: Any, indices: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
     """Like `gather` along an axis, or of the flattened tensor; the other axes of both broadcast."""
 
@@ -644,313 +981,6 @@ def allclose(input: Any, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan
 
 def equal(input: Any, other: Any) -> builtins.bool:
     """Whether shapes and all entries are equal. Raises: TraceError in a trace."""
-
-def mm(input: Any, mat2: Any) -> Tensor:
-    """Multiply matrices [n, k] and [k, m]. Raises: ShapeError."""
-
-def mv(input: Any, mat2: Any) -> Tensor:
-    """Multiply a matrix [n, k] and a vector [k]. Raises: ShapeError."""
-
-def bmm(input: Any, mat2: Any) -> Tensor:
-    """Multiply batches of matrices [B, n, k] and [B, k, m]. Raises: ShapeError."""
-
-def dot(input: Any, mat2: Any) -> Tensor:
-    """Σ a·b of vectors [n]. Raises: ShapeError."""
-
-def vdot(input: Any, mat2: Any) -> Tensor:
-    """Σ a·b of vectors [n]. Raises: ShapeError."""
-
-def inner(input: Any, other: Any) -> Tensor:
-    """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
-
-def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·(A @ B) of matrices."""
-
-def addmv(input: Any, mat: Any, vec: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·(A @ v)."""
-
-def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·(A @ B) of batches of matrices."""
-
-def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·Σ (A @ B) over batches of matrices."""
-
-def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·a[i]·b[j]."""
-
-def tensordot(a: Any, b: Any, dims: Any = ...) -> Tensor:
-    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes."""
-
-def kron(input: Any, other: Any) -> Tensor:
-    """Kronecker product: each entry of a times b, as blocks."""
-
-def cross(input: Any, other: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Cross product along an axis of size 3. Raises: ShapeError."""
-
-def inverse(input: Any) -> Tensor:
-    """Return the inverse of a matrix [n, n]. Raises: ShapeError; a singular matrix gives infinity or NaN."""
-
-def matrix_power(input: Any, n: Any) -> Tensor:
-    """Return the n-th power of square matrices, by repeated squaring; a negative n inverts first."""
-
-def cosine_similarity(x1: Any, x2: Any, dim: Any = ..., eps: Any = ..., *, axis: Any = ...) -> Tensor:
-    """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis, after broadcasting."""
-
-def pairwise_distance(
-    x1: Any, x2: Any, p: Any = ..., eps: Any = ..., keepdim: Any = ..., *, keepdims: Any = ...
-) -> Tensor:
-    """‖a - b + eps‖ₚ over the last axis."""
-
-def pdist(input: Any, p: Any = ...) -> Tensor:
-    """The p-norms of the differences of all pairs of rows, in row-major order of the upper triangle."""
-
-def cdist(x1: Any, x2: Any, p: Any = ..., compute_mode: Any = ...) -> Tensor:
-    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m].
-
-    Args:
-        compute_mode: ignored, differences are always computed.
-    """
-
-def vander(x: Any, N: Any = ..., increasing: Any = ...) -> Tensor:
-    """Return the powers x^(N-1), ..., x, 1 of a vector as columns."""
-
-def sum(
-    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
-) -> Tensor:
-    """Σ over axes, all by default; with `dtype`, the operand is cast first."""
-
-def mean(
-    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
-) -> Tensor:
-    """Mean over axes, all by default; with `dtype`, the operand is cast first."""
-
-def prod(
-    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
-) -> Tensor:
-    """Π over axes, all by default; with `dtype`, the operand is cast first."""
-
-def amax(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-    """Largest entry over axes; ties share the gradient."""
-
-def amin(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-    """Smallest entry over axes; ties share the gradient."""
-
-def any(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-    """True if some entry is not 0."""
-
-def all(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-    """True if no entry is 0."""
-
-def logsumexp(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-    """ln Σ eˣ over axes."""
-
-def var(
-    input: Any,
-    dim: Any = ...,
-    unbiased: Any = ...,
-    keepdim: Any = ...,
-    *,
-    correction: Any = ...,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Tensor:
-    """Σ (x - mean)² / (n - correction) over axes (all by default); NaN for n ≤ correction, as in torch.
-
-    For 16-bit floats the statistics are float32, rounded once. Raises: DTypeError for integers.
-
-    Args:
-        unbiased: correction 1 if true, else 0; `correction` has precedence.
-    """
-
-def std(
-    input: Any,
-    dim: Any = ...,
-    unbiased: Any = ...,
-    keepdim: Any = ...,
-    *,
-    correction: Any = ...,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Tensor:
-    """√ of `var`, with gradient 0 where the result is 0."""
-
-def var_mean(
-    input: Any,
-    dim: Any = ...,
-    unbiased: Any = ...,
-    keepdim: Any = ...,
-    *,
-    correction: Any = ...,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> tuple[Tensor, Tensor]:
-    """Return `var` and the mean over the same axes."""
-
-def std_mean(
-    input: Any,
-    dim: Any = ...,
-    unbiased: Any = ...,
-    keepdim: Any = ...,
-    *,
-    correction: Any = ...,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> tuple[Tensor, Tensor]:
-    """Return `std` and the mean over the same axes."""
-
-def norm(
-    input: Any,
-    p: Any = ...,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    dtype: Any = ...,
-    *,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Tensor:
-    """(Σ |x|ᵖ)^(1/p) over axes (all by default), with gradient 0 where the norm is 0.
-
-    Args:
-        p: a number, `inf` for the largest |x|, `-inf` for the smallest, 0 for the number of nonzero entries;
-            `"fro"` is 2.
-    Raises: UsageError for another name.
-    """
-
-def renorm(input: Any, p: Any, dim: Any = ..., maxnorm: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it. Raises: ShapeError below two axes."""
-
-def nansum(
-    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
-) -> Tensor:
-    """Σ over axes of the entries that are not NaN."""
-
-def nanmean(
-    input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
-) -> Tensor:
-    """Mean over axes of the entries that are not NaN."""
-
-def count_nonzero(input: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Return the number of entries over axes that are not 0, int64."""
-
-def max(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
-    """Return the largest entry; with an axis (values, indices) of the first maxima, which get the gradient.
-
-    With a tensor instead of an axis: `maximum`.
-    """
-
-def min(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
-    """Return the smallest entry; with an axis (values, indices) of the first minima, which get the gradient.
-
-    With a tensor instead of an axis: `minimum`.
-    """
-
-def aminmax(
-    input: Any, *, dim: Any = ..., keepdim: Any = ..., axis: Any = ..., keepdims: Any = ...
-) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest entry, of all or along an axis."""
-
-def argmax(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-    """Index of the largest entry along an axis, or in the flattened array, int64; the first on ties."""
-
-def argmin(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Tensor:
-    """Index of the smallest entry along an axis, or in the flattened array, int64; the first on ties."""
-
-def sort(input: Any, dim: Any = ..., descending: Any = ..., *, stable: Any = ..., axis: Any = ...) -> Extremes:
-    """Return the sorted values and their indices; stable, NaN is the largest."""
-
-def argsort(input: Any, dim: Any = ..., descending: Any = ..., *, stable: Any = ..., axis: Any = ...) -> Tensor:
-    """Return the indices that sort an axis, int64; stable, NaN is the largest."""
-
-def msort(input: Any) -> Tensor:
-    """Return the values sorted along the first axis."""
-
-def topk(input: Any, k: Any, dim: Any = ..., largest: Any = ..., sorted: Any = ..., *, axis: Any = ...) -> Extremes:
-    """Return the k largest (or smallest) values in order, and their indices; equal values by ascending index.
-
-    Raises: ShapeError if k exceeds the size of the axis.
-    """
-
-def kthvalue(
-    input: Any, k: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...
-) -> Extremes:
-    """Return the k-th smallest value along an axis, counted from 1, and its index. Raises: ShapeError."""
-
-def median(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
-    """Return the median, of two middle entries the lower; with an axis (values, indices). NaN if an entry is NaN."""
-
-def nanmedian(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
-    """Return the median of the entries that are not NaN; with an axis (values, indices)."""
-
-def quantile(
-    input: Any,
-    q: Any,
-    dim: Any = ...,
-    keepdim: Any = ...,
-    *,
-    interpolation: Any = ...,
-    axis: Any = ...,
-    keepdims: Any = ...,
-) -> Tensor:
-    """The q-quantile, 0 ≤ q ≤ 1, interpolated linearly between entries; several q give a new first axis.
-
-    Args:
-        interpolation: `linear`, `lower`, `higher`, `nearest` or `midpoint`.
-    Raises: UsageError for a q outside [0, 1] or another interpolation.
-    """
-
-def cumsum(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
-    """Sum cumulatively along an axis; each sum includes its own entry."""
-
-def cumprod(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
-    """Multiply cumulatively along an axis; each product includes its own entry. Entries of 0 get the exact gradient."""
-
-def logcumsumexp(input: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """ln Σ eˣ over the entries up to each entry along an axis, without overflow."""
-
-def cummax(input: Any, dim: Any = ..., *, axis: Any = ...) -> Extremes:
-    """Return the largest entry up to each entry along an axis, and its index; of equal entries the last."""
-
-def cummin(input: Any, dim: Any = ..., *, axis: Any = ...) -> Extremes:
-    """Return the smallest entry up to each entry along an axis, and its index; of equal entries the last."""
-
-def diff(input: Any, n: Any = ..., dim: Any = ..., prepend: Any = ..., append: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Differences of neighbours along an axis, n times; values may be joined before and after the entries first.
-
-    Raises: ShapeError for a 0-d tensor, UsageError for n below 0.
-    """
-
-def trapezoid(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
-    """Integrate y along an axis by the trapezoidal rule, at the positions x or dx apart."""
-
-def trapz(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
-    """Integrate y along an axis by the trapezoidal rule, at the positions x or dx apart."""
-
-def cumulative_trapezoid(y: Any, x: Any = ..., *, dx: Any = ..., dim: Any = ..., axis: Any = ...) -> Tensor:
-    """Integrate y cumulatively along an axis by the trapezoidal rule, at the positions x or dx apart."""
-
-def cov(input: Any, *, correction: Any = ..., fweights: Any = ..., aweights: Any = ...) -> Tensor:
-    """Covariance of the rows of [variables, observations].
-
-    Args:
-        fweights: int [observations], how often each observation counts.
-        aweights: [observations], its weight.
-    Raises: ShapeError, DTypeError.
-    """
-
-def corrcoef(input: Any) -> Tensor:
-    """Correlation coefficients of the rows of [variables, observations]."""
-
-def softmax(input: Any, dim: Any = ..., mask: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
-    """e^(x - max x) / Σ e^(x - max x) along an axis.
-
-    Args:
-        mask: bool, broadcast to x; entries where it is false are 0 and get no gradient, even if a whole row is false.
-            Without a mask, a row of only -inf gives NaN.
-        dtype: a dtype to cast to first.
-    """
-
-def log_softmax(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
-    """ln softmax along an axis; with `dtype`, the operand is cast first."""
 
 def numel(input: Any) -> builtins.int:
     """Return the number of entries."""

@@ -1,0 +1,114 @@
+"""Linear algebra against torch: values, gradients, second gradients, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import graphwright as gw
+from graphwright.errors import ComputeError, DTypeError, ShapeError, UsageError
+
+RNG = np.random.default_rng(3)
+SQUARE, TALL = RNG.normal(size=(2, 3, 3)), RNG.normal(size=(2, 4, 3))
+SYMMETRIC = SQUARE @ SQUARE.swapaxes(-1, -2) + 3 * np.eye(3)
+
+CASES: dict[str, tuple[Callable[[Any, Any], Any], list[np.ndarray]]] = {
+    "det": (lambda L, a: L.det(a), [SQUARE]),
+    "slogdet": (lambda L, a: L.slogdet(a).logabsdet, [SQUARE]),
+    "inv": (lambda L, a: L.inv(a), [SQUARE]),
+    "solve": (lambda L, a, b: L.solve(a, b), [SQUARE, TALL.swapaxes(-1, -2)]),
+    "solve of a vector": (lambda L, a, b: L.solve(a, b), [SQUARE[0], SQUARE[1, 0]]),
+    "right solve": (lambda L, a, b: L.solve(a, b, left=False), [SQUARE, TALL]),
+    "triangular": (lambda L, a, b: L.solve_triangular(a, b, upper=True), [SYMMETRIC, SQUARE]),
+    "cholesky": (lambda L, a: L.cholesky((a + a.mT) * 0.5), [SYMMETRIC]),
+    "eigenvalues": (lambda L, a: L.eigvalsh((a + a.mT) * 0.5), [SYMMETRIC]),
+    "projector": (lambda L, a: (lambda v: v[..., :1] @ v[..., :1].mT)(L.eigh((a + a.mT) * 0.5)[1]), [SYMMETRIC]),
+    "singular values": (lambda L, a: L.svdvals(a), [TALL]),
+    "left projector": (lambda L, a: (lambda u: u[..., :2] @ u[..., :2].mT)(L.svd(a, full_matrices=False)[0]), [TALL]),
+    "right projector": (
+        lambda L, a: (lambda v: v[..., :2, :].mT @ v[..., :2, :])(L.svd(a, full_matrices=False)[2]),
+        [TALL.swapaxes(-1, -2)],
+    ),
+    "qr": (lambda L, a: (lambda q, r: q @ r * 2.0 + q @ q.mT @ a)(*L.qr(a)), [TALL]),
+    "triangle of qr": (lambda L, a: L.qr(a)[1].abs(), [TALL]),
+    "pinv": (lambda L, a: L.pinv(a), [TALL]),
+    "lstsq": (lambda L, a, b: L.lstsq(a, b).solution, [TALL, TALL]),
+    "cond": (lambda L, a: L.cond(a), [SQUARE]),
+    "matrix_exp": (lambda L, a: L.matrix_exp(a), [SQUARE * 3]),
+    "matrix_power": (lambda L, a: L.matrix_power(a, -3), [SQUARE]),
+    "nuclear norm": (lambda L, a: L.matrix_norm(a, "nuc"), [TALL]),
+    "norm 2": (lambda L, a: L.norm(a, 2, (-2, -1), True), [TALL]),
+    "norm 1": (lambda L, a: L.matrix_norm(a, 1), [TALL]),
+    "vector_norm": (lambda L, a: L.vector_norm(a, 3, 1), [TALL]),
+    "multi_dot": (lambda L, a, b: L.multi_dot([a, b, a]), [SQUARE[0], SQUARE[1]]),
+    "cross": (lambda L, a, b: L.cross(a, b), [TALL, TALL[:1] * 2 + 1]),
+    "vecdot": (lambda L, a, b: L.vecdot(a, b, dim=1), [TALL, TALL + 1]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_torch(name: str) -> None:
+    function, hosts = CASES[name]
+    mine = [gw.tensor(h, requires_grad=True) for h in hosts]
+    theirs = [torch.tensor(h, requires_grad=True) for h in hosts]
+    found, truth = function(gw.linalg, *mine), function(torch.linalg, *theirs)
+    np.testing.assert_allclose(found.detach().numpy(), truth.detach().numpy(), rtol=1e-8, atol=1e-9)
+    factor = RNG.normal(size=tuple(truth.shape))
+    (found * gw.tensor(factor)).sum().backward()
+    (truth * torch.tensor(factor)).sum().backward()
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["det", "inv", "solve", "cholesky", "eigenvalues", "singular values", "pinv"])
+def test_second_gradients_are_those_of_torch(name: str) -> None:
+    function, hosts = CASES[name]
+    mine = [gw.tensor(h, requires_grad=True) for h in hosts]
+    theirs = [torch.tensor(h, requires_grad=True) for h in hosts]
+    factor = RNG.normal(size=hosts[0].shape)
+    found, truth = function(gw.linalg, *mine), function(torch.linalg, *theirs)
+    (first,) = gw.grad((found * found).sum(), mine[0], create_graph=True)
+    (other,) = torch.autograd.grad((truth * truth).sum(), theirs[0], create_graph=True)
+    (first * gw.tensor(factor)).sum().backward()
+    (other * torch.tensor(factor)).sum().backward()
+    for a, b in zip(mine, theirs, strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), rtol=1e-6, atol=1e-7)
+
+
+def test_older_names_and_methods() -> None:
+    a, t = gw.tensor(SQUARE), torch.tensor(SQUARE)
+    for name in ("det", "inverse", "logdet", "pinverse", "matrix_exp"):
+        np.testing.assert_allclose(getattr(a, name)().numpy(), getattr(t, name)().numpy(), rtol=1e-9)
+    for mine, theirs in (
+        (gw.svd(a)[1], torch.svd(t)[1]),
+        (gw.cholesky(gw.tensor(SYMMETRIC)), torch.linalg.cholesky(torch.tensor(SYMMETRIC))),
+    ):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-9)
+
+
+def test_an_inverse_is_traced() -> None:
+    p = gw.trace(lambda x: x.inverse(), gw.tensor(SQUARE[0]))
+    np.testing.assert_allclose(p.run(x=SQUARE[1])["out"].to_numpy(), np.linalg.inv(SQUARE[1]), rtol=1e-9)
+
+
+def test_invalid_operands_are_refused() -> None:
+    for error, call in (
+        (ShapeError, lambda: gw.linalg.inv(gw.ones(2, 3))),
+        (ShapeError, lambda: gw.linalg.det(gw.ones(3))),
+        (ShapeError, lambda: gw.linalg.solve(gw.eye(3), gw.ones(2, 2))),
+        (DTypeError, lambda: gw.linalg.det(gw.tensor([[1, 2], [3, 4]]))),
+        (ComputeError, lambda: gw.linalg.inv(gw.zeros(2, 2))),
+        (ComputeError, lambda: gw.linalg.cholesky(-gw.eye(2))),
+        (UsageError, lambda: gw.linalg.qr(gw.eye(2), "r")),
+        (UsageError, lambda: gw.linalg.matrix_norm(gw.eye(2), 3)),
+    ):
+        with pytest.raises(error):
+            call()
