@@ -281,11 +281,11 @@ def test_interrupted_generation_reports_its_text(monkeypatch):
 
     add, added = TextStream.add, []
 
-    def interrupted(self, token):
-        if len(added) == 6:
+    def interrupted(self, *tokens):
+        if len(added) >= 6:
             raise KeyboardInterrupt
-        added.append(token)
-        return add(self, token)
+        added.extend(tokens)
+        return add(self, *tokens)
 
     monkeypatch.setattr(TextStream, "add", interrupted)
     output = CliRunner().invoke(app, ["generate", "bundled", "The following", "--json"])

@@ -101,7 +101,7 @@ def test_after_an_edit_a_patched_plan_runs_as_planned_and_the_next_one_contains_
     assert_bits(both(p, {"h": H}), -H + H)
 
 
-@pytest.mark.parametrize("bad", [np.zeros((2, 4), np.float32), np.zeros(3, np.float32), np.zeros((2, 3))])
+@pytest.mark.parametrize("bad", [np.zeros((2, 4), np.float32), np.zeros(3, np.float32), np.zeros((2, 3), np.int32)])
 def test_mismatched_patch_values_are_refused(bad: np.ndarray) -> None:
     p = net()
     with pytest.raises(FeedError, match=r"patch\.h"):

@@ -141,7 +141,7 @@ def test_invalid_paths_are_refused(path: Any, monkeypatch, tmp_path):
 
 
 def test_handles_of_another_kind_raise():
-    g: Any = tiny().graph
+    g: Any = tiny().graph.copy()
     kinds: list[Any] = ["h", 2.5, None, [], float32]
     for wrong in kinds:
         for read in (g.in_edges, g.out_degree, g.endpoints, g.remove_edge, g.remove_node):

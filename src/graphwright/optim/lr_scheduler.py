@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from math import cos, inf, isinf, pi
-from typing import Any
+from typing import Any, Literal, get_args
 
 from graphwright.errors import UsageError
 from graphwright.optim.optimizer import Optimizer
@@ -196,6 +196,12 @@ class CyclicLR(LRScheduler):
         super().__init__(optimizer, rate)
 
 
+Annealing = Literal["cos", "linear"]
+_COSINE, _LINEAR = get_args(Annealing)
+_ANNEALED: dict[str, Callable[[float], float]] = {_COSINE: lambda x: (1 - cos(pi * x)) / 2, _LINEAR: lambda x: x}
+"""Strategy -> the part of the way at a part of the time."""
+
+
 class OneCycleLR(LRScheduler):
     """A rise from max_lr / div_factor to `max_lr`, then a fall to the initial rate / final_div_factor (Smith 2018).
 
@@ -214,11 +220,11 @@ class OneCycleLR(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, max_lr: float | Sequence[float], total_steps: int | None = None,
         epochs: int | None = None, steps_per_epoch: int | None = None, pct_start: float = 0.3,
-        anneal_strategy: str = "cos", div_factor: float = 25.0, final_div_factor: float = 1e4,
+        anneal_strategy: Annealing = "cos", div_factor: float = 25.0, final_div_factor: float = 1e4,
         three_phase: bool = False,
     ) -> None:  # fmt: skip
         total = (epochs or 0) * (steps_per_epoch or 0) if total_steps is None else total_steps
-        fine = total >= 1 and 0 <= pct_start <= 1 and anneal_strategy in ("cos", "linear")
+        fine = total >= 1 and 0 <= pct_start <= 1 and anneal_strategy in _ANNEALED
         _check(fine, "total_steps >= 1, pct_start in [0, 1], cos or linear", total, pct_start, anneal_strategy)
         highest = _per_group(optimizer, max_lr)
         top = pct_start * total - 1
@@ -234,9 +240,7 @@ class OneCycleLR(LRScheduler):
             while phase < len(ends) - 1 and step > ends[phase]:
                 begin, phase = ends[phase], phase + 1
             part = (step - begin) / (ends[phase] - begin)
-            if anneal_strategy == "linear":
-                return rates[phase] + (rates[phase + 1] - rates[phase]) * part
-            return rates[phase + 1] + (rates[phase] - rates[phase + 1]) * (1 + cos(pi * part)) / 2
+            return rates[phase] + (rates[phase + 1] - rates[phase]) * _ANNEALED[anneal_strategy](part)
 
         super().__init__(optimizer, rate)
 
@@ -257,6 +261,10 @@ class SequentialLR(LRScheduler):
             return schedulers[at].rate(base, step - (milestones[at - 1] if at else 0), group)
 
         super().__init__(optimizer, rate)
+
+
+Threshold = Literal["rel", "abs"]
+_RELATIVE = dict(zip(get_args(Threshold), (True, False), strict=True))
 
 
 class ReduceLROnPlateau:
@@ -282,13 +290,13 @@ class ReduceLROnPlateau:
 
     def __init__(
         self, optimizer: Optimizer, mode: str = "min", factor: float = 0.1, patience: int = 10,
-        threshold: float = 1e-4, threshold_mode: str = "rel", cooldown: int = 0,
+        threshold: float = 1e-4, threshold_mode: Threshold = "rel", cooldown: int = 0,
         min_lr: float | Sequence[float] = 0.0, eps: float = 1e-8,
     ) -> None:  # fmt: skip
-        fine = factor < 1 and mode in ("min", "max") and threshold_mode in ("rel", "abs")
+        fine = factor < 1 and mode in ("min", "max") and threshold_mode in _RELATIVE
         _check(fine, "factor < 1, mode min or max, threshold_mode rel or abs", factor, mode, threshold_mode)
         self.optimizer, self.factor, self.patience, self.cooldown, self.eps = optimizer, factor, patience, cooldown, eps
-        self.sign, self.threshold, self.relative = 1.0 if mode == "min" else -1.0, threshold, threshold_mode == "rel"
+        self.sign, self.threshold, self.relative = 1.0 if mode == "min" else -1.0, threshold, _RELATIVE[threshold_mode]
         self.min_lrs = _per_group(optimizer, min_lr)
         self.best, self.num_bad_epochs, self.cooldown_counter, self.last_step = self.sign * inf, 0, 0, 0
 

@@ -87,11 +87,11 @@ class CpuBackend:
 
     def copy(self, target: NDArray, source: NDArray) -> None:
         """Copy `source` into `target`, with conversion to its dtype (round to nearest even)."""
-        memory = source.storage.memory
+        memory, backwards = source.storage.memory, _backwards(target) or _backwards(source)
         single = isinstance(memory, np.ndarray) and memory.size == 1 and memory.dtype == target.dtype.numpy
-        if single and source.size == 1 and source.dtype is target.dtype and not target.dtype.as_bits:
+        if single and not backwards and source.size == 1 and source.dtype is target.dtype and not target.dtype.as_bits:
             target.impl.fill_(memory.item())  # a number on the host: no tensor is made for it
-        elif _backwards(target) or _backwards(source):
+        elif backwards:
             if source.dtype is not target.dtype:
                 source = self.empty(source.shape, target.dtype).copy_from(source.copy())
             np.copyto(self.to_host(target), self.to_host(source))
