@@ -61,6 +61,10 @@ class Recorder(Protocol):
         """Record an operation; return a symbol for each result."""
         ...
 
+    def detached(self, symbol: Symbol) -> Symbol:
+        """Return a symbol of the same value and memory through which no gradient flows."""
+        ...
+
     def assign(self, variable: Variable, value: Tensor) -> None:
         """Record that a variable holds `value` from this point of the trace on, and after the step."""
 

@@ -17,7 +17,7 @@ from graphwright.autograd.apply import NO_HOOKS, TensorBase, apply, result_class
 from graphwright.autograd.function import ToDevice
 from graphwright.autograd.modes import autocast_dtype
 from graphwright.autograd.op_methods import OpMethods
-from graphwright.autograd.recorder import Symbol
+from graphwright.autograd.recorder import Symbol, active_recorder
 from graphwright.autograd.tape import Hook
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import Op, call, get
@@ -87,6 +87,9 @@ class Tensor(TensorBase, OpMethods):
 
     def detach(self) -> Tensor:
         """Return a tensor over the same memory that is not on the tape."""
+        recorder = active_recorder.get()
+        if recorder is not None and (self.symbolic or self.is_variable):
+            return Tensor(recorder.detached(recorder.resolve(self)))
         return Tensor(self.data.alias() if isinstance(self.data, Symbol) else self.data)
 
     def detach_(self) -> Tensor:

@@ -167,7 +167,7 @@ def trace(
     Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does, or is valid for one value
         of a named size only; UsageError for `sizes` that do not match the examples.
     """
-    program, recorder, _ = record(fn, tuple(map(_spec_of, examples)), names, sizes)
+    program, recorder, _ = record(fn, tuple(map(_spec_of, examples)), names, sizes, stops=True)
     backward = (recorder.program.path(n) for n in recorder.recomputed.backward)
     join_residuals(program, set(map(program.node, backward)))
     return program
@@ -190,16 +190,17 @@ def _is_nested(example: Any) -> bool:
 
 def record(
     fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None,
-    sizes: Mapping[str, Sequence[int | str | None]] | None = None,
+    sizes: Mapping[str, Sequence[int | str | None]] | None = None, stops: bool = False,
 ) -> tuple[Program, TraceRecorder, Any]:  # fmt: skip
     """Trace `fn` on symbols with these specs; return the program, the recorder and the result of `fn`.
 
-    For `sizes` see `trace`; with them the recorder and the result are those of a trace without named sizes.
+    For `sizes` see `trace`; with them the recorder and the result are those of a trace without named sizes. For `stops`
+    see `TraceRecorder`.
     """
 
     def traced(given: Sequence[Any]) -> tuple[Program, TraceRecorder, Any]:
         program = new_program(getattr(fn, "__name__", type(fn).__name__))
-        return program, *record_into(program, fn, given, names)
+        return program, *record_into(program, fn, given, names, stops)
 
     program, recorder, result = traced(specs)
     if not sizes:

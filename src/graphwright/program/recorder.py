@@ -11,7 +11,9 @@ import numpy as np
 
 from graphwright.array import NDArray, Spec
 from graphwright.autograd import Parameter, Symbol, Tensor, TraceError, Variable, active_recorder, as_tensor, scope
-from graphwright.autograd.recorder import differentiating
+from graphwright.autograd.modes import grad_mode
+from graphwright.autograd.recorder import differentiating, mark_alias
+from graphwright.ops import get
 from graphwright.program.derived.recompute import Recomputed
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
@@ -19,6 +21,7 @@ from graphwright.program.primitives import add_assign, add_op, add_source, set_o
 from graphwright.program.weights import add_weight
 
 if TYPE_CHECKING:
+    from graphwright.graph import NodeId
     from graphwright.ops import Op
     from graphwright.program.program import Program
 
@@ -28,10 +31,18 @@ class TraceRecorder:
 
     Each variable becomes one param or state node, every other array a const, which the recorder keeps alive. After an
     assignment to a variable, later reads get the new value, and the step ends with one assign node.
+
+    Args:
+        program: an empty program.
+        stops: record `stop_gradient` where gradients end, at `detach()` and after `no_grad` blocks, for a program that
+            is differentiated later.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, stops: bool = False) -> None:
         self.program = program
+        self.stops = stops and grad_mode.get()
+        self._untaped: set[NodeId] = set()  # recorded while the tape was off
+        self._stopped: dict[Value, Value] = {}
         self.dependencies: dict[int, tuple[Program, int]] = {}
         self.facts: list[tuple[Callable[[], object], object]] = []
         self.variables: dict[int, tuple[Variable, Value]] = {}
@@ -51,10 +62,31 @@ class TraceRecorder:
         operands, backward = [self._own(s) for s in inputs], differentiating.get()
         if backward:
             operands = [self.recomputed.read(v) for v in operands]
+        if self.stops and grad_mode.get():
+            operands = [self._without_gradient(v) for v in operands]
         node = add_op(self.program, op.name, operands, attrs, self._name(op.name))
+        if self.stops and not grad_mode.get():
+            self._untaped.add(node)
         self.recomputed.took(node, backward=backward)
         specs = self.program.specs(node)
         return tuple(Symbol(spec, Value(node, port), self) for port, spec in enumerate(specs))
+
+    def detached(self, symbol: Symbol) -> Symbol:
+        """Return a symbol of the same value and memory; in a trace that is differentiated later, a `stop_gradient`."""
+        if not self.stops or not symbol.dtype.is_float:
+            return symbol.alias()
+        (found,) = self.record(get("stop_gradient"), [symbol], {})
+        mark_alias(found, symbol)
+        return found
+
+    def _without_gradient(self, value: Value) -> Value:
+        """Return the value; if it was recorded while the tape was off, a `stop_gradient` of it."""
+        if value.node not in self._untaped or not self.program.spec(value).dtype.is_float:
+            return value
+        if value not in self._stopped:
+            name = self.program.free_name(f"{self.program.path(value.node)}.stop_gradient")
+            self._stopped[value] = Value(add_op(self.program, "stop_gradient", [value], {}, name))
+        return self._stopped[value]
 
     def assign(self, variable: Variable, value: Tensor) -> None:
         """Record that a variable has `value` from here on."""
@@ -143,7 +175,7 @@ class TraceRecorder:
     def finish(self, outputs: Mapping[str, Tensor]) -> None:
         """Declare the outputs, and assign the new values of variables."""
         p = self.program
-        set_outputs(p, {name: self.value_of(t) for name, t in outputs.items()})
+        set_outputs(p, {name: self._without_gradient(self.value_of(t)) for name, t in outputs.items()})
         for key, value in self._current.items():
             source = self.variables[key][1]
             add_assign(p, source, self.value_of(value), p.free_name(f"{p.path(source)}.next"))
@@ -155,16 +187,18 @@ class TraceRecorder:
 
 
 def record_into(
-    program: Program, fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None
-) -> tuple[TraceRecorder, Any]:
+    program: Program, fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None,
+    stops: bool = False,
+) -> tuple[TraceRecorder, Any]:  # fmt: skip
     """Run `fn` on symbols and record it into an empty program; returns the recorder and the result of `fn`.
 
     Args:
         specs: specs of the arguments of `fn`, which become the inputs; or None; or tuples, lists and dicts of these,
             with inputs named `<argument>.<index or key>`.
         names: names of the inputs; by default the parameter names of the function, or of a module's `forward`.
+        stops: see `TraceRecorder`.
     """
-    recorder = TraceRecorder(program)
+    recorder = TraceRecorder(program, stops)
     labels = names if names is not None else _parameter_names(fn, len(specs))
 
     def feed(label: str, spec: Any) -> Any:
