@@ -174,3 +174,12 @@ def some_ids(shape: tuple[int, ...], seed: int = 1, vocab: int = SIZES["vocab_si
 def relative(ours: np.ndarray, theirs: np.ndarray) -> float:
     """max |a - b| / max |b|."""
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 10, "attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 5, "tie_word_embeddings": True},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 3},
+    "qwen3": {"head_dim": 14},
+}
+"""Family -> config fields that most checkpoints of the family do not have."""

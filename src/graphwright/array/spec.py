@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from keyword import iskeyword
 from math import prod
@@ -105,6 +105,12 @@ def bind_sizes(attrs: Mapping[str, Any], dims: Mapping[str, int]) -> Mapping[str
         if type(value) is tuple and str in map(type, value):
             attrs = {**attrs, key: tuple(dims.get(d, d) if type(d) is str else d for d in value)}
     return attrs
+
+
+def sample_sizes(specs: Iterable[Spec]) -> dict[str, int]:
+    """Return a size for each named dimension of specs, to run samples: 3 for the first, one more for each further."""
+    names = dict.fromkeys(d for s in specs for d in s.shape if isinstance(d, str))
+    return {name: 3 + i for i, name in enumerate(names)}
 
 
 def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:

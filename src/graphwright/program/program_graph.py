@@ -45,5 +45,6 @@ class ProgramGraph(Graph):
         """Return an independent copy as a plain `Graph`."""
         return Graph.copy(self, Graph)
 
-    for _name in _CHANGES:
-        locals()[_name] = _refusal(_name)
+
+for _name in _CHANGES:
+    setattr(ProgramGraph, _name, _refusal(_name))

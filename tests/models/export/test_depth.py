@@ -12,19 +12,13 @@ import checkpoints
 import numpy as np
 import pytest
 import torch
-from checkpoints import Made, some_ids
+from checkpoints import UNUSUAL, Made, some_ids
 from transformers import AutoModelForCausalLM
 
 import graphwright as gw
 from graphwright.safetensors import Checkpoint
 
 LAYERS = 5
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"head_dim": 10, "attention_bias": True, "mlp_bias": True},
-    "mistral": {"sliding_window": 5, "tie_word_embeddings": True},
-    "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 3},
-    "qwen3": {"head_dim": 14},
-}
 IDS = some_ids((2, 23), seed=5)
 
 
@@ -36,7 +30,7 @@ def made(tmp_path_factory) -> Callable[[str], Made]:
     def get(family: str) -> Made:
         if family not in found:
             path = tmp_path_factory.mktemp(family)
-            found[family] = checkpoints.make(path, family, num_hidden_layers=LAYERS, **FAMILIES[family])
+            found[family] = checkpoints.make(path, family, num_hidden_layers=LAYERS, **UNUSUAL[family])
         return found[family]
 
     return get
@@ -63,7 +57,7 @@ def reloaded(path: Path) -> np.ndarray:
         return model.eval()(torch.tensor(IDS)).logits.numpy()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", UNUSUAL)
 def test_repeated_blocks_export_as_the_class_with_more_layers(
     family: str, made: Callable[[str], Made], tmp_path: Path
 ) -> None:

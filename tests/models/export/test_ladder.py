@@ -10,7 +10,7 @@ import checkpoints
 import numpy as np
 import pytest
 import torch
-from checkpoints import some_ids
+from checkpoints import UNUSUAL, some_ids
 from edits import cut_attention, cut_mlp, edge, factored, gate, insert, matrix, scale_weight, skip
 from transformers import AutoModelForCausalLM
 
@@ -22,12 +22,6 @@ from graphwright.models.export.template_match import KINDS
 from seeds import deep
 
 LAYERS = 6
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"head_dim": 10, "attention_bias": True, "mlp_bias": True},
-    "mistral": {"sliding_window": 5, "tie_word_embeddings": True},
-    "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 3},
-    "qwen3": {"head_dim": 14},
-}
 IDS = some_ids((2, 23), seed=5)
 
 
@@ -39,7 +33,7 @@ def opened(tmp_path_factory) -> Callable[..., gw.Model]:
     def get(family: str = "llama", dtype: str = "float32") -> gw.Model:
         if (family, dtype) not in made:
             path = tmp_path_factory.mktemp(family)
-            checkpoints.make(path, family, dtype=dtype, num_hidden_layers=LAYERS, **FAMILIES[family])
+            checkpoints.make(path, family, dtype=dtype, num_hidden_layers=LAYERS, **UNUSUAL[family])
             made[family, dtype] = path
         return gw.open(made[family, dtype])
 
@@ -193,7 +187,7 @@ def test_gates_and_factors_are_kinds_of_deviation(opened):
 
 
 # -- level 2 -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", UNUSUAL)
 @pytest.mark.parametrize("name", [*UNIFORM[deep(0, 4) :], "all"])
 def test_uniform_sizes_export_as_a_resized_config(opened, tmp_path, family, name):
     m = opened(family)
@@ -230,7 +224,7 @@ def test_a_size_of_one_layer_alone_is_not_uniform(opened):
 
 
 # -- level 3 -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", UNUSUAL)
 def test_uneven_pruning_exports_zero_filled(opened, tmp_path, family):
     m = opened(family)
     for change in (uneven_neurons, uneven_heads, attention_cut, mlp_cut):

@@ -91,7 +91,8 @@ class GenerationResult(Report):
         top: per token the requested number of (id, log-probability), largest first.
         setup_s: seconds to make the cache and to compile the steps, where this call had to.
         prefill_s, decode_s: seconds for the prompt, and for the tokens, without `setup_s`.
-        token_s: seconds for each token: to sample it, and to run it if another one follows.
+        token_s: seconds for each token: to sample it, and to run it if another one follows; of tokens that ran in one
+            burst, their mean.
         sampling, stream: the rules as applied, and number of the random stream.
         reused_tokens: prompt tokens that a given cache already held.
         cache_tokens, cache_capacity: entries filled at the end, and available.
@@ -151,7 +152,8 @@ def generate(
         prompt: text, or ids.
         max_new_tokens: limit; 0 generates none.
         cache: a cache to continue; tokens of the prompt that it holds are not run again, the others are appended.
-        stream: called with each piece of text once it is complete UTF-8 and cannot start a stop string.
+        stream: called with each piece of text once it is complete UTF-8 and cannot start a stop string; short tokens
+            run in bursts of some 2 ms, so their pieces come together.
         cancel: called before each token, e.g. `threading.Event().is_set`; true ends with the reason `cancelled`.
         options: see `GenerationOptions`.
     Raises: PromptError; UsageError for a wrong option; NonFinite naming a weight or node; StaleCache; CacheFull

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray, Spec, bind_sizes
+from graphwright.array import NDArray, Spec, bind_sizes, sample_sizes
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import Op, compute, get
@@ -25,9 +25,6 @@ from graphwright.program.weights import add_weight, as_array
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
-
-_SMALLEST = 3
-"""Size of the first named dimension in a proof; further ones are larger by one each."""
 
 
 class NotStackable(UsageError):
@@ -225,8 +222,7 @@ class _Stack:
         rank: int | None, moved: Mapping[str, Any],
     ) -> bool:  # fmt: skip
         n = self.count
-        names = dict.fromkeys(d for s, _ in forms for d in s.shape if isinstance(d, str))
-        dims = {name: _SMALLEST + i for i, name in enumerate(names)}
+        dims = sample_sizes(s for s, _ in forms)
         wanted = [self.lead(s) for s in specs]
         given = []
         for spec, stacked in forms:

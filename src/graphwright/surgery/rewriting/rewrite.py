@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import Spec, float32
+from graphwright.array import Spec, float32, sample_sizes
 from graphwright.autograd import Tensor, as_tensor, grad, scoped
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import NodeId
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 Function = Callable[..., Any]
-_SMALLEST = 3
-"""The first size that a proof gives to a named dimension; each further name gets a size one larger."""
 _SEED = 0x5EED
 
 
@@ -281,7 +279,7 @@ class _Sweep:
         if specs in self._proven:
             return
         self._proven.add(specs)
-        dims = _sizes(specs)
+        dims = sample_sizes(specs)
         wide = tuple(Spec(s.bind(dims).shape, float32) if s.dtype.is_low else s.bind(dims) for s in specs)
         if wide != specs:
             before, after = record(self.rule.pattern, wide)[0], record(self.rule.replacement, wide)[0]
@@ -309,15 +307,9 @@ class _Sweep:
         self.error = max(self.error, error)
 
 
-def _sizes(specs: Sequence[Spec]) -> dict[str, int]:
-    """Return a small size for each named dimension."""
-    names = dict.fromkeys(d for s in specs for d in s.shape if isinstance(d, str))
-    return {name: _SMALLEST + i for i, name in enumerate(names)}
-
-
 def _traced(fn: Function, specs: tuple[Spec, ...]) -> Program:
     """Trace a function with specs that may have named sizes, which stay variable."""
-    dims = _sizes(specs)
+    dims = sample_sizes(specs)
     made = record(fn, [s.bind(dims) for s in specs])[0]
     if not dims:
         return made
