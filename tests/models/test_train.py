@@ -13,8 +13,9 @@ import transformers
 from edits import link, skip
 
 import graphwright as gw
+from graphwright.array import Storage
 from graphwright.errors import UsageError
-from graphwright.models import NonFinite
+from graphwright.models import NonFinite, StaleCache
 from graphwright.models.train import Trainer, TrainOptions
 from graphwright.optim import warmup_cosine
 from graphwright.safetensors import CheckpointError
@@ -152,6 +153,33 @@ def test_training_an_edited_model_trains_its_new_weight(source):
     m.program.undo(2)
     trainer.run(1)
     assert trainer.done == 4
+
+
+def test_decoding_is_as_quick_after_training_and_notices_each_later_step(source, monkeypatch):
+    """A step of decoding compares the run counts of the plans that write weights, not the versions of all weights."""
+    m = opened(source)
+    trainer = Trainer(m, TEXT, RECIPE)
+    reads, version = [], Storage.version
+
+    def counting(storage: Storage) -> int:
+        reads.append(storage)
+        return version.fget(storage)
+
+    with m.program.edit("train"):
+        trainer.run(1)
+        before = m.logits(np.arange(8))
+        trainer.run(1)
+        assert not np.array_equal(m.logits(np.arange(8)), before)
+        cache = m.new_cache(32, kind="static")
+        m.prefill(cache, np.arange(8))
+        next(decoded := m.decode(cache, 20))
+        monkeypatch.setattr(Storage, "version", property(counting, version.fset))
+        for _ in range(10):
+            next(decoded)
+        assert len(reads) < len(m.program.weights)
+        trainer.run(1)
+        with pytest.raises(StaleCache):
+            cache.step(np.zeros((1, 1), np.int64))
 
 
 def test_a_non_finite_loss_raises_and_training_can_be_undone(source):

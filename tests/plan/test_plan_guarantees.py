@@ -12,12 +12,13 @@ import graphwright as gw
 from graphwright.array import Device, from_numpy
 from graphwright.array import storage as poison
 from graphwright.array.cpu import CpuBackend
-from graphwright.autograd import Variable
+from graphwright.autograd import Parameter, Variable
 from graphwright.ops import compute
 from graphwright.plan import CaptureExecutable, Executable
 from graphwright.plan.planning.plan_builder import PlanBuilder
 from graphwright.plan.planning.plan_tables import PlanTables
 from graphwright.plan.running import derived_weights as folding
+from graphwright.plan.running.executable import BoundCall
 from graphwright.plan.table import Instr
 from graphwright.program import Builder, Program, load, save
 
@@ -166,6 +167,33 @@ def test_folded_values_are_computed_once_per_weight_version(monkeypatch: pytest.
         assert made.count("cast") == k + 1  # for all executables of both plans, none in a run
         assert len({id(storage) for space in spaces for storage in space.kernels._memory.values()}) == 1
         p.weights["w"].own().copy_from(from_numpy(np.arange(12, dtype=np.float16).reshape(3, 4) + np.float16(k + 1)))
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_weights_that_another_plan_writes_are_folded_again_after_each_of_its_runs(bound: bool) -> None:
+    weight = Parameter(from_numpy(np.ones((3, 4), np.float16)), True, "w")
+    b = Builder("reader")
+    transposed = b.permute(b.permute(b.permute(b.param("w", weight), axes=(1, 0)), axes=(1, 0)), axes=(1, 0))
+    b.output(b.linear(b.input("x", (5, 3)), b.cast(transposed, dtype="float32")), "y")
+    plan, x = b.build().compile(x=(5, 3), freeze=True), np.ones((5, 3), np.float32)
+    assert [i.op for i in plan.instrs] == ["linear"]
+    b = Builder("writer")
+    w = b.param("w", weight)
+    b.assign(w, b.add(w, b.input("step", (), dtype="float16")))
+    b.output(w, "old")
+    add = b.build().compile(step=()).executable()
+    space = plan.executable()
+    call = BoundCall(space) if bound else None
+    for k in range(6):
+        for _ in range(1 + k % 3):  # runs after the first compare the counts of the writer's runs
+            if call is None:
+                y = space.run({"x": x})["y"].to_numpy()
+            else:
+                call.inputs["x"][...] = x
+                call()
+                y = call.outputs["y"]
+            assert y.tolist() == np.full((5, 4), 3.0 * (1 + k)).tolist()
+        add.run({"step": np.float16(1)})
 
 
 # -- what is memory, not plan ------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from graphwright.array.layout import Layout
 from graphwright.array.memory_pool import upload
 from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_dlpack, from_numpy
 from graphwright.array.spec import Dim, Spec, UnboundDim, bind_sizes, broadcast_shapes, sample_sizes
-from graphwright.array.storage import Storage, StorageClosed, WriteCount, changes
+from graphwright.array.storage import Storage, StorageClosed, WriteCount, Writers, changes
 
 __all__ = [
     "BY_TAG",
@@ -52,6 +52,7 @@ __all__ = [
     "StorageClosed",
     "UnboundDim",
     "WriteCount",
+    "Writers",
     "backend",
     "bfloat16",
     "bind_sizes",

@@ -6,7 +6,7 @@ Invariant: every array refers to a Storage, never to another array; a Storage ou
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -130,11 +130,6 @@ class Storage:
             if self.watched:
                 changes.rise()
 
-    @property
-    def counted(self) -> bool:
-        """True if a plan that writes the block was registered by `counted_by`."""
-        return bool(self._counts)
-
     @classmethod
     def mapped(
         cls, touch: Callable[[], memoryview], nbytes: int, device: Device, check: Callable[[], None] | None = None
@@ -171,6 +166,26 @@ class Storage:
         """Free the memory now, even if arrays still use it; idempotent. Borrowed memory stays with its owner."""
         self._memory = self._open = None
         self.views, self.closed = {}, True
+
+
+class Writers:
+    """The plans that write any of some watched blocks; `runs` says if one of them ran.
+
+    While neither `runs` nor `changes.count` moves, no block was written, which is far quicker to see than by versions.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, blocks: Iterable[Storage] = ()) -> None:
+        self._counts = tuple({c for block in blocks for c in block._counts if not c.retired})
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    @property
+    def runs(self) -> int:
+        """Number of runs of all these plans so far."""
+        return sum([c.count for c in self._counts])
 
 
 _POISON = 0x7FF8  # repeated, NaN in float16, bfloat16, float32 and float64

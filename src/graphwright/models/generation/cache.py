@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import CPU, Device, NDArray, Spec, changes, empty, from_numpy
+from graphwright.array import CPU, Device, NDArray, Spec, Writers, changes, empty, from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
@@ -50,19 +50,20 @@ class FingerprintWatch:
         self.program = program
         self.mark: tuple[int, list[tuple[str, NDArray, int]]] = (-1, [])
         self._now: dict[str, str] = {}
-        self._seen = -1  # `changes.count` at the last comparison of all weights; -1 if plans write weights
+        self._writers, self._seen = Writers(), (-1, 0)  # `changes.count` and runs at the last comparison of all weights
 
     def unchanged(self) -> bool:
         """Return True if neither the structure nor a weight changed since the fingerprints were computed."""
-        return self._seen == changes.count or self._compared()
+        return self._seen == (changes.count, self._writers.runs) or self._compared()
 
     def _compared(self) -> bool:
-        seen = changes.count
         version, weights = self.mark
-        array = self.program.weights.array
+        array, seen = self.program.weights.array, changes.count
+        writers = Writers(a.storage for _, a, _ in weights)
+        runs = writers.runs
         if version != self.program.version or any(array(k) is not a or a.storage.version != v for k, a, v in weights):
             return False
-        self._seen = -1 if any(a.storage.counted for _, a, _ in weights) else seen
+        self._writers, self._seen = writers, (seen, runs)
         return True
 
     def current(self) -> dict[str, str]:

@@ -141,7 +141,7 @@ class Executable:
         try:
             bound = self.kernels
             fed = bound.fed
-            if not (fed is None or self.safe or bound.watching or bound.borrowed or changes.count != bound.seen):
+            if not (fed is None or self.safe or bound.borrowed or changes.count != bound.seen or bound.stale):
                 pointed = bound.pointed
                 if pointed is None or not all(map(is_, arrays, pointed)):  # else their addresses are unchanged
                     self._point(arrays)
@@ -463,7 +463,7 @@ class _CheckedRun:
             arrays.update(found)
         segment = bound.single
         # no shortcut with several calls, or where assumptions must be checked in each run
-        self._single = segment is not None and segment.short and not bound.watching
+        self._single = segment is not None and segment.short and not bound.writers
         if self._single and self.native is None:
             from graphwright.array.vm.running.segment import Guarded  # loads numba
 

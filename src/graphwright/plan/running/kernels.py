@@ -10,7 +10,7 @@ from weakref import finalize, ref
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray, Storage, WriteCount, backend
+from graphwright.array import CPU, NDArray, Storage, WriteCount, Writers, backend
 from graphwright.array.backend import queued_failure
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
 from graphwright.array.vm.encode.operands import View, copy_row
@@ -154,7 +154,7 @@ class BoundKernels:
         calls: the calls of a run.
         runs: number of runs, used as the version of the arrays that they write.
         binds: number of times that calls were bound.
-        watching: True if plans write arrays that this one assumes unchanged, so that each run must compare versions.
+        writers: the plans that write arrays that this one assumes unchanged; each run checks whether they ran.
         feeds: per input the function that copies an array into the plan's memory; None for an input that is not read.
         takes: output name -> function that returns a copy of the output.
         fed: a native call that copies the inputs and runs all instructions, or None. `points` are (index of an input,
@@ -179,7 +179,8 @@ class BoundKernels:
         self.borrowed: dict[int, BorrowedStorage] = {}
         self.runs, self.binds = WriteCount(), 0
         finalize(self, self.runs.retire)
-        self.watching, self.overridden = False, True
+        self.overridden = True
+        self.writers, self._writer_runs = Writers(), 0
         self.override: Override | None = None
         self.seen = -1
         self._rebind = False  # the call list must be made again
@@ -236,7 +237,16 @@ class BoundKernels:
         """True if calls may have to be rebound: after an edit, or when the array of a variable was replaced."""
         if changes.count != self.seen:
             return True
-        return self.watching and any(array.storage.version != version for array, version in self._assumed)
+        return bool(self.writers) and self._written()
+
+    def _written(self) -> bool:
+        """Return True if a plan wrote an array that this one assumes unchanged."""
+        runs = self.writers.runs
+        if runs != self._writer_runs:
+            if any(array.storage.version != version for array, version in self._assumed):
+                return True
+            self._writer_runs = runs
+        return False
 
     def refresh(self) -> None:
         """Rebind memory and calls where needed. Raises: StalePlan."""
@@ -246,8 +256,9 @@ class BoundKernels:
         if wanted is not self.override:
             self.override, self._rebind = wanted, True
         self.bind()
-        self.watching = any(array.storage.counted for array, _ in self._assumed)
-        self.seen = changes.count
+        seen = changes.count  # before `writers`, so that a plan which begins to write meanwhile is noticed
+        self.writers, self._writer_runs = Writers(array.storage for array, _ in self._assumed), -1
+        self.seen = seen
 
     @property
     def call_ends(self) -> list[int]:
