@@ -122,6 +122,35 @@ def test_processes_build_a_part_once(part: Part) -> None:
     assert log(part) == "x"
 
 
+PIECES = """
+import os, sys, time
+from pathlib import Path
+from graphwright.builds import in_processes
+
+def piece(k):
+    with open(Path(sys.argv[1]) / str(k), "a") as log:
+        print(os.getpid(), file=log)
+    time.sleep(0.2)
+    if k == 3:
+        raise ValueError("a piece that cannot be compiled")
+    if k == 4 and os.getpid() != main:
+        os._exit(1)
+
+main, os.cpu_count = os.getpid(), lambda: 3
+in_processes([lambda k=k: piece(k) for k in range(9)])
+print("went on")
+"""
+
+
+def test_each_piece_is_compiled_once_by_one_process_per_core(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PIECES, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("went on\n", "")
+    pids = [(tmp_path / str(k)).read_text().split() for k in range(9)]
+    assert [len(by) for by in pids] == [1] * 9
+    assert len({by for (by,) in pids}) == 3
+
+
 def test_a_killed_build_is_begun_again_by_the_next_process(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-c", builds._CHILD, str(Path(builds.__file__).parents[1]), "some_part:part"]
     child = subprocess.Popen(command, env=os.environ | {"SECONDS": "60"})

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
@@ -49,10 +49,15 @@ class Part:
         home: "module:name" of this object, which the process that builds it imports.
         compile: function that compiles the part, or loads it from numba's cache.
         marker: function that returns the path of the marker file; called once.
+        pieces: functions that each compile a piece of the part into numba's cache, in several processes at once.
     """
 
-    def __init__(self, name: str, home: str, compile: Callable[[], object], marker: Callable[[], Path]) -> None:
+    def __init__(
+        self, name: str, home: str, compile: Callable[[], object], marker: Callable[[], Path],
+        pieces: Sequence[Callable[[], object]] = (),
+    ) -> None:  # fmt: skip
         self.name, self._home, self._compile, self._find = name, home, compile, marker
+        self._pieces = pieces
         self._ready = False
         self._looked = -_INTERVAL
         self._failure = ""
@@ -149,9 +154,34 @@ class Part:
                 with suppress(OSError):  # a file system without locks
                     fcntl.flock(lock, fcntl.LOCK_EX)
             if not self.marker.exists():
-                self._compile()
+                in_processes(self._pieces)
+                self._compile()  # also a piece that failed, whose error is raised here
                 self.marker.touch()
         self._ready = True
+
+
+def in_processes(calls: Sequence[Callable[[], object]]) -> None:
+    """Call functions for what they leave in files, in as many forked processes as there are cores; errors are ignored.
+
+    This process takes its share. Without `fork`, or with one core, nothing is called.
+    """
+    processes = min(len(calls), os.cpu_count() or 1)
+    if processes < 2 or not hasattr(os, "fork"):
+        return
+    take, offer = os.pipe()
+    os.write(offer, bytes(range(len(calls))))
+    os.close(offer)
+    children: list[int] = []
+    while len(children) < processes - 1 and 0 not in children:
+        children.append(os.fork())
+    while number := os.read(take, 1):  # one byte is read by one process
+        with suppress(Exception):
+            calls[number[0]]()
+    if 0 in children:  # a child process, which leaves out what ends an interpreter
+        os._exit(0)
+    os.close(take)
+    for child in children:
+        os.waitpid(child, 0)
 
 
 def enabled() -> bool:

@@ -24,7 +24,7 @@ def warmup() -> Output:
     from graphwright.plan.planning.native import part as planner
 
     if not (vm.ready or silent()):
-        say("building native code, once per installation: about half a minute")
+        say("building native code, once per installation: 15 to 40 seconds")
     builder = Thread(target=lambda: (vm.wait(), populations.wait()))  # child processes, besides the rest here
     builder.start()
     for compiled in (planner.build, bulk_edits, sampling, gates):

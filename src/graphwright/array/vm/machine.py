@@ -1,15 +1,18 @@
 """The VM's machine: one compiled function that interprets instructions. New plans, edits and shapes compile nothing.
 
-It is compiled once per install. numba caches it on disk, and compiles it again when a file of this folder or of
-`array.formulas` changes.
+Loops of elementwise instructions are compiled into the machine; those of each other module are one function, which the
+machine calls by its address, so that several processes compile at the same time. numba caches all of them on disk, and
+compiles them again when a file of this folder or of `array.formulas` changes.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -22,16 +25,25 @@ from graphwright.array.vm.elementwise import LOOPS, cell
 from graphwright.builds import Part
 from graphwright.native import cfunc, marker, source_hash
 
+GROUPS = ("attention", "elementwise", "optimizers", "products", "rows", "sampling")
+"""The modules of the loops, those that take longest to compile first."""
+INSIDE = GROUPS.index("elementwise")  # its loops are part of the machine
+_FAR = ir.FunctionType(vec.I64, [vec.I64] * 4)
 
-@intrinsic
-def _run(typingctx: Any, op: Any, row: Any, turn: Any, scratch: Any) -> Any:
-    """Run the loop of opcode `op` for the instruction at `row`; return how many further rows it read, or -1: failed."""
-    names = {code: f.py_func.__code__.co_varnames[: f.py_func.__code__.co_argcount] for code, f in LOOPS.items()}
-    kinds = {code: types.Dispatcher(f) for code, f in LOOPS.items()}
+
+@intrinsic(prefer_literal=True)
+def _run(typingctx: Any, group: Any, table: Any, op: Any, row: Any, turn: Any, scratch: Any) -> Any:
+    """Run the loop of opcode `op` for the instruction at `row`; return how many further rows it read, or -1: failed.
+
+    Loops of `group` are called directly, others by the addresses of their groups at address `table`, if it is not 0.
+    """
+    near = {code: f for code, f in LOOPS.items() if _group(f) == group.literal_value}
+    names = {code: f.py_func.__code__.co_varnames[: f.py_func.__code__.co_argcount] for code, f in near.items()}
+    kinds = {code: types.Dispatcher(f) for code, f in near.items()}
     typed = {code: kind.get_call_type(typingctx, (vec.i64,) * len(names[code]), {}) for code, kind in kinds.items()}
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        op, given = args[0], dict(zip(("row", "turn", "scratch"), args[1:], strict=True))
+        table, op, given = args[1], args[2], dict(zip(("row", "turn", "scratch"), args[3:], strict=True))
         done, unknown = builder.append_basic_block("done"), builder.append_basic_block("unknown")
         jump, ways = builder.switch(op, unknown), [(vec.I64(-1), unknown)]
         builder.position_at_end(unknown)
@@ -44,10 +56,33 @@ def _run(typingctx: Any, op: Any, row: Any, turn: Any, scratch: Any) -> Any:
             more = vec.I64(0) if typed[code].return_type == types.none else more
             ways.append((more, builder.block))
             builder.branch(done)
+        for other in range(len(GROUPS)) if group.literal_value == INSIDE else ():
+            block = builder.append_basic_block(GROUPS[other])
+            for code in [code for code, f in LOOPS.items() if _group(f) == other != INSIDE]:
+                jump.add_case(vec.I64(int(code)), block)
+            builder.position_at_end(block)
+            slot = builder.inttoptr(builder.add(table, vec.I64(8 * other)), vec.I64.as_pointer())
+            far = builder.inttoptr(builder.load(slot), _FAR.as_pointer())
+            ways.append((builder.call(far, [op, *given.values()]), builder.block))
+            builder.branch(done)
         builder.position_at_end(done)
         return vec.joined(builder, *ways)
 
-    return vec.i64(*(vec.i64,) * 4), codegen
+    return vec.i64(group, *(vec.i64,) * 5), codegen
+
+
+def _group(loop: Any) -> int:
+    return GROUPS.index(loop.py_func.__module__.rpartition(".")[2])
+
+
+def _loops(group: int, source: int) -> Any:
+    """Return the function that runs the loops of a group."""
+
+    def loops(op: Any, row: Any, turn: Any, scratch: Any) -> Any:
+        return _run(group, 0, op, row, turn, scratch)  # pyright: ignore[reportCallIssue]
+
+    loops.__qualname__ = GROUPS[group]  # numba has an index file per name, which only one process may write at a time
+    return cfunc("int64(int64, int64, int64, int64)", cache=True, error_model="numpy")(loops)
 
 
 def _dispatcher(source: int) -> Any:
@@ -103,7 +138,8 @@ def _dispatcher(source: int) -> Any:
                 else:
                     row += BYTES
             else:
-                more = _run(op, row, turn, scratch)  # pyright: ignore[reportCallIssue]
+                table = cell(context, at.TABLE)
+                more = _run(INSIDE, table, op, row, turn, scratch)  # pyright: ignore[reportCallIssue]
                 if more >= 0:
                     row += BYTES * (1 + more)
                 elif sharing:  # the thread that offered the tickets reports it
@@ -134,10 +170,34 @@ def _sources() -> tuple[Path, Path]:
     return Path(__file__).parent, Path(formulas.__file__).parent
 
 
+class Machine(NamedTuple):
+    """The compiled machine.
+
+    Attributes:
+        address: of the interpreter, a C function int64(int64).
+        table: int64 addresses of the functions of `GROUPS`; 0 for the group inside the interpreter.
+        code: what numba compiled, which keeps the functions alive.
+    """
+
+    address: int
+    table: np.ndarray
+    code: tuple[Any, ...]
+
+
 @cache
-def build() -> Any:
-    """Return the VM's interpreter, a C function int64(int64) with an attribute `address`; if not cached, compile it."""
-    return _dispatcher(source())
+def build() -> Machine:
+    """Return the VM's machine; compile what numba has not cached."""
+    code = tuple(map(_compiled, range(len(GROUPS))))
+    table = np.array([0 if k == INSIDE else made.address for k, made in enumerate(code)], np.int64)
+    return Machine(code[INSIDE].address, table, code)
 
 
-part = Part("the VM", f"{__name__}:part", build, lambda: marker("machine", _dispatcher, *_sources()))
+@cache
+def _compiled(group: int) -> Any:
+    return _dispatcher(source()) if group == INSIDE else _loops(group, source())
+
+
+part = Part(
+    "the VM", f"{__name__}:part", build, lambda: marker("machine", _dispatcher, *_sources()),
+    pieces=[partial(_compiled, group) for group in range(len(GROUPS))],
+)  # fmt: skip

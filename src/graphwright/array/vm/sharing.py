@@ -35,6 +35,7 @@ SEEN = 11
 RUNS = 12  # address of a counter to increment, or 0
 ASK = 13  # address of a C function called if GUARD or an instruction fails, or 0
 OTHERWISE = 14  # its argument
+TABLE = 15  # address of the machine's table
 CELLS = 16
 
 # a team: the helper threads and the tickets that are offered now

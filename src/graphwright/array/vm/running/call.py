@@ -75,7 +75,7 @@ def quick(context: np.ndarray, memory: Any) -> Call | None:
     make = _make_method()
     if make is None:
         return None
-    context[at.FINE], context[at.FAILED] = id(None), id(NotImplemented)
+    context[at.FINE], context[at.FAILED], context[at.TABLE] = id(None), id(NotImplemented), build().table.ctypes.data
     context[at.COUNTED] = sys.version_info < _LASTING
     me = int(context.ctypes.data).to_bytes(8, sys.byteorder)
     return make(ctypes.addressof(_method()), me, (context, memory))
@@ -86,9 +86,9 @@ _Plain = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 def patient(context: np.ndarray, memory: Any) -> Call:
     """Return a call of the VM that releases the GIL; it keeps `memory`, used by `context`, alive."""
-    context[at.FINE], context[at.FAILED], context[at.COUNTED] = 0, 1, 0
-    block = np.array([context.ctypes.data], np.int64)
-    run, me = _Plain(build().address), int(block.ctypes.data) - at.PAYLOAD
+    machine, block = build(), np.array([context.ctypes.data], np.int64)
+    context[at.FINE], context[at.FAILED], context[at.COUNTED], context[at.TABLE] = 0, 1, 0, machine.table.ctypes.data
+    run, me = _Plain(machine.address), int(block.ctypes.data) - at.PAYLOAD
 
     def call(keep: Any = (block, context, memory)) -> Any:
         return NotImplemented if run(me) else None
