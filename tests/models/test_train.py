@@ -58,6 +58,15 @@ def test_two_runs_are_equal_bit_for_bit(source, autocast):
     assert runs[0][0][-1] < runs[0][0][0]
 
 
+def test_a_deterministic_training_has_the_same_bits_with_and_without_native_code(source, monkeypatch):
+    runs = []
+    for native in ("1", "0"):
+        monkeypatch.setenv("GRAPHWRIGHT_NATIVE", native)
+        trainer = Trainer(opened(source), TEXT, replace(RECIPE, deterministic=True))
+        runs.append((trainer.run(3).losses, bits(trainer)))
+    assert runs[0] == runs[1]
+
+
 @pytest.mark.parametrize("autocast", ["", "bfloat16"])
 def test_a_resumed_training_equals_an_uninterrupted_one(source, tmp_path, autocast):
     recipe = replace(RECIPE, autocast=autocast)

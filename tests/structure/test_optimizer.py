@@ -46,6 +46,16 @@ def test_the_first_steps_match_torch() -> None:
         np.testing.assert_allclose(problem.program.gates().logits(), z.detach().numpy(), rtol=1e-6)
 
 
+def test_deterministic_steps_have_the_same_bits_with_and_without_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for native in ("1", "0"):
+        monkeypatch.setenv("GRAPHWRIGHT_NATIVE", native)
+        problem, opt = joint(deterministic=True, penalties=[st.sparsity(0.1, weighted=False)])
+        losses = [opt.step(problem.batch(seed=k)).loss for k in range(4)]
+        found.append((losses, state(problem.program), problem.program.gates().logits().tobytes()))
+    assert found[0] == found[1]
+
+
 def test_a_report_is_serialisable_as_json() -> None:
     import json
 

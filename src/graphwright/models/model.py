@@ -192,17 +192,18 @@ class Model:
 
     @overload
     def new_cache(
-        self, tokens: int | None, batch: int = 1, *, kind: Literal["static"], device: str = "cpu"
-    ) -> StaticCache: ...
+        self, tokens: int | None, batch: int = 1, *, kind: Literal["static"], device: str = "cpu",
+        deterministic: bool = False,
+    ) -> StaticCache: ...  # fmt: skip
     @overload
     def new_cache(
         self, tokens: int | None = None, batch: int = 1, *, kind: Literal["paged"] = "paged", device: str = "cpu",
-        **options: Unpack[PagedKeywords],
+        deterministic: bool = False, **options: Unpack[PagedKeywords],
     ) -> PagedCache: ...  # fmt: skip
     @keywords(PagedCache)
     def new_cache(
         self, tokens: int | None = None, batch: int = 1, *, kind: str = "paged", device: str = "cpu",
-        **options: Unpack[PagedKeywords],
+        deterministic: bool = False, **options: Unpack[PagedKeywords],
     ) -> StaticCache | PagedCache:  # fmt: skip
         """Make an empty KV cache.
 
@@ -212,18 +213,21 @@ class Model:
             kind: `paged` for sequences of any lengths, which can be forked: `cache.sequence()` makes one; `static` for
                 `batch` sequences of equal length in contiguous memory.
             device: the device that holds the entries and runs the steps.
+            deterministic: as in `CompileOptions`, for the steps.
             options: options of a paged cache, see `PagedCache`.
         Raises: UsageError for an unknown kind, options with kind `static`, or a size below 1.
         """
         target = Device.parse(device)
         if kind == "paged":
-            return PagedCache(self.program, tokens=tokens, batch=batch, device=target, **options)
+            return PagedCache(
+                self.program, tokens=tokens, batch=batch, device=target, deterministic=deterministic, **options
+            )
         if kind != "static":
             raise UsageError("unknown kind of cache", where="kind", expected="paged or static", got=kind)
         if options:
             raise UsageError("a static cache does not have these options", where="kind", got=", ".join(options),
                              fix="remove them, or use kind='paged'")  # fmt: skip
-        return StaticCache(self.program, batch, 0 if tokens is None else tokens, target)
+        return StaticCache(self.program, batch, 0 if tokens is None else tokens, target, deterministic)
 
     def prefill(self, cache: KVCache, ids: Any, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
         """Append a text or ids [B, T] or [T]; return the logits after the last id, float32 [B, V].

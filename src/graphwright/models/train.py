@@ -44,6 +44,7 @@ class TrainOptions(Settings):
         clip: limit on the gradient norm; 0 sets no limit.
         autocast: `bfloat16` to run matrix products in 16 bits, or "" to keep their dtype.
         seed: seed of the random choice of windows.
+        deterministic: as in `CompileOptions`, for the step.
     """
 
     steps: AtLeastOne = 100
@@ -58,6 +59,7 @@ class TrainOptions(Settings):
     clip: NotNegative = 1.0
     autocast: str = ""
     seed: Count = 0
+    deterministic: bool = False
 
 
 @dataclass(slots=True, repr=False)
@@ -97,7 +99,9 @@ class Trainer:
         self._positions = np.tile(np.arange(r.window), (r.batch, 1))
         inputs: dict[str, Any] = dict.fromkeys(("ids", "positions", "targets"), self._positions)
         amp, clip = r.autocast or None, r.clip or None
-        self.step = compile_step(model.program, _loss, self.optimizer, inputs, amp=amp, clip=clip)
+        self.step = compile_step(
+            model.program, _loss, self.optimizer, inputs, amp=amp, clip=clip, deterministic=r.deterministic
+        )
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and targets int64 [batch, window] of a step; they depend only on text, options and step."""

@@ -160,7 +160,7 @@ class JointOptimizer:
         clip: maximum norm of the gradient of all weights together.
         steps: number of steps of the run, if known; used for the warm-up, and to warn if gates cannot close.
         logit_limit: largest absolute value of logits.
-        executor, device: executor and device of the plan; see `gw.compile`.
+        executor, deterministic, device: see `CompileOptions`.
         noise: if False, gates are not sampled; their values are functions of the logits.
     """
 
@@ -169,7 +169,8 @@ class JointOptimizer:
         params: float | Callable[[Any], Optimizer] = 1e-3, gates: float | Mapping[str, float] = 0.02,
         mode: str = "joint", turns: tuple[int, int] = (1, 1), warmup: int | None = None,
         policy: Proposes | None = None, prune_every: int = 0, clip: float | None = None, steps: int = 0,
-        logit_limit: float = 10.0, executor: str = "auto", device: Device | str = "cpu", noise: bool = True,
+        logit_limit: float = 10.0, executor: str = "auto", deterministic: bool = False, device: Device | str = "cpu",
+        noise: bool = True,
     ) -> None:  # fmt: skip
         if not hasattr(view, "elements"):
             raise UsageError("`view` is not a DifferentiableGraph", expected="DifferentiableGraph(program)",
@@ -193,7 +194,7 @@ class JointOptimizer:
         self.mode, self.turns, self.clip = mode, turns, clip
         self.policy: Proposes = Policy() if policy is None else policy
         self.prune_every, self.logit_limit, self.noise = prune_every, logit_limit, noise
-        self.options = {"executor": executor, "device": device}
+        self.options = {"executor": executor, "deterministic": deterministic, "device": device}
         weights = _Weights(view)
         self.weights: Optimizer | None = None
         if weights.parameters() and mode != "gates":

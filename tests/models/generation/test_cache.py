@@ -14,7 +14,7 @@ from checkpoints import Made, relative, some_ids
 
 import graphwright as gw
 from graphwright.errors import UsageError
-from graphwright.models import CacheFull, NonFinite, PromptError, StaleCache
+from graphwright.models import CacheFull, NonFinite, PagedCache, PromptError, StaleCache
 from graphwright.models.generation.cached_program import LENGTH
 from graphwright.models.inspect import flops
 
@@ -294,6 +294,31 @@ def test_casts_of_weights_are_shared_by_all_executables(
         weight.assign((weight.to("float32") * 2).to("bfloat16"))
         cache.reset()
         assert relative(cache.step(IDS[:1, :3]).to_numpy("float32")[:, -1], 2 * before) < 1e-5, times
+
+
+def test_deterministic_steps_have_the_same_bits_with_and_without_native_code(tmp_path: Path) -> None:
+    from checkpoints import make
+
+    make(tmp_path, "llama", dtype="bfloat16")
+    found: dict[str, list[Any]] = {}
+    for native in ("1", "0"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GRAPHWRIGHT_NATIVE", native)
+            m = gw.open(tmp_path)
+            caches = [m.new_cache(30, kind=kind, deterministic=True) for kind in ("static", "paged")]
+            bits = [m.prefill(c.sequence() if isinstance(c, PagedCache) else c, IDS[:1, :9]).tobytes() for c in caches]
+            result = m.generate(IDS[0, :9], 8, deterministic=True, logprobs=1)
+            found[native] = [bits, result.ids, result.logprobs]
+            kinds = {s.kind for c in caches for fed in c.steps.spaces.values() for s in fed.space.plan.segments}
+            assert kinds == {"aten"}
+    assert found["0"] == found["1"]
+
+
+def test_a_given_cache_must_be_deterministic_if_the_text_is_to_be(model: gw.Model) -> None:
+    with pytest.raises(UsageError, match=r"new_cache\(tokens, deterministic=True\)"):
+        model.generate(IDS[0, :4], 2, cache=model.new_cache(20, kind="static"), deterministic=True)
+    cache = model.new_cache(20, kind="static", deterministic=True)
+    assert model.generate(IDS[0, :4], 2, cache=cache, deterministic=True).ids == model.generate(IDS[0, :4], 2).ids
 
 
 def test_caches_of_one_size_share_their_plans(model: gw.Model) -> None:

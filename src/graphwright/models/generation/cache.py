@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,9 +88,11 @@ class KVCache:
         fingerprints: dict from attention path to the fingerprint of the model state that computed its entries.
         stale_runs: paths of attention ops that ran although their entries were stale.
         stream: number of the random stream that `Model.decode` draws from.
+        steps: compiled steps; all sequences of a paged cache share them.
     """
 
     stream: int = 0
+    steps: StepPlans
 
     def __init__(self, program: Program, batch: int, watch: FingerprintWatch) -> None:
         self.program, self.batch, self._watch = program, batch, watch
@@ -116,11 +119,6 @@ class KVCache:
 
     def _run(self, ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
         """Append entries for ids; return logits and sampled ids. After a failure the caller must call `rollback`."""
-        raise NotImplementedError
-
-    @property
-    def setup_s(self) -> float:
-        """Seconds that deriving and compiling the steps took so far, for all sequences of the cache."""
         raise NotImplementedError
 
     def rollback(self, length: int) -> None:
@@ -436,17 +434,18 @@ class StaticCache(KVCache):
     Attributes:
         variables: the cache states by key: the length, and the keys and values of each attention.
         device: the device that holds the entries and runs the steps.
-        steps: compiled steps.
     """
 
-    def __init__(self, program: Program, batch: int, capacity: int, device: Device = CPU) -> None:
+    def __init__(
+        self, program: Program, batch: int, capacity: int, device: Device = CPU, deterministic: bool = False
+    ) -> None:
         Range(1, whole=True).check("batch", batch)
         Range(1, whole=True).check("tokens", capacity)
         super().__init__(program, batch, FingerprintWatch(program))
         self._capacity, self.device = capacity, device
         self._length = 0  # also the value of the state LENGTH, except within a step
         self.variables: dict[str, Variable] = {}
-        self.steps = StepPlans(program, lambda last_only: derived_for(program, capacity, last_only), device)
+        self.steps = StepPlans(program, partial(derived_for, program, capacity), device, deterministic)
         try:
             self._start()
         except MemoryError as error:
@@ -507,11 +506,6 @@ class StaticCache(KVCache):
             self.rollback(length)
             raise
         return ids
-
-    @property
-    def setup_s(self) -> float:
-        """Seconds that deriving and compiling the steps took so far."""
-        return self.steps.setup_s
 
     def _fits(self) -> bool:
         return all(k in self.variables and self.variables[k].spec == spec for k, spec in self._specs().items())

@@ -284,12 +284,14 @@ class BoundStep:
 class StepPlans:
     """Compiled steps of a cache, keyed by (last logits only, sequences, tokens); dropped when the model changes.
 
-    `derive` maps the flag "last logits only" to the program with a cache. `setup_s` counts the seconds of deriving and
-    compiling.
+    `derive` maps the flag "last logits only" to the program with a cache. `deterministic` is that of `CompileOptions`.
+    `setup_s` counts the seconds of deriving and compiling.
     """
 
-    def __init__(self, program: Program, derive: Callable[[bool], Derived], device: Device) -> None:
-        self.program, self.device, self._make = program, device, derive
+    def __init__(
+        self, program: Program, derive: Callable[[bool], Derived], device: Device, deterministic: bool = False
+    ) -> None:
+        self.program, self.device, self.deterministic, self._make = program, device, deterministic, derive
         self.spaces: dict[tuple[bool, int, int], BoundStep] = {}
         self._derived: dict[bool, Derived] = {}
         self._version = program.version
@@ -314,7 +316,10 @@ class StepPlans:
         if known is None or (known.waiting and not known.space.plan.fresh):
             started = perf_counter()
             specs = {p.path(n): p.spec(n).bind({"B": batch, "T": tokens}) for n in p.inputs()}
-            plan = plan_for(p, specs, None, CompileOptions(freeze=True, executor=EXECUTOR, device=self.device))
+            options = CompileOptions(
+                freeze=True, executor=EXECUTOR, deterministic=self.deterministic, device=self.device
+            )
+            plan = plan_for(p, specs, None, options)
             self.spaces[key] = BoundStep(plan.new_executable(variables))
             self.setup_s += perf_counter() - started
         return self.spaces[key]

@@ -44,6 +44,7 @@ class GenerationOptions(Sampling):
         first_stream: number of the first sample's random stream; sample i draws from stream `first_stream` + i.
         allow_stale: run on a cache that an edit made stale; the journal and the result record it.
         use_model_defaults: use generation_config.json for the sampling fields that have their default value.
+        deterministic: as in `CompileOptions`; a given cache must have been made with it.
     """
 
     stop: str | Sequence[str] = ()
@@ -51,6 +52,7 @@ class GenerationOptions(Sampling):
     first_stream: Whole = 0
     allow_stale: bool = False
     use_model_defaults: bool = False
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         Sampling.__post_init__(self)
@@ -73,6 +75,7 @@ class GenerationKeywords(SamplingKeywords, total=False):
     first_stream: Whole
     allow_stale: bool
     use_model_defaults: bool
+    deterministic: bool
 
 
 _SHOWN = 60
@@ -186,8 +189,13 @@ def generate_many(
         clock = _Clock(None)
         if cache is None:
             entries = len(ids) + max(max_new_tokens - 1, 0)
-            cache = model.new_cache(-(-entries // _ROUND) * _ROUND, kind="static")
+            tokens = -(-entries // _ROUND) * _ROUND
+            cache = model.new_cache(tokens, kind="static", deterministic=given.deterministic)
         check_cache_of(model.program, cache)
+        if given.deterministic and not cache.steps.deterministic:
+            raise UsageError("the steps of this cache are not deterministic", where="cache",
+                             expected="a cache made with deterministic=True", got="deterministic=False",
+                             fix="model.new_cache(tokens, deterministic=True)")  # fmt: skip
         made_s, clock = clock.seconds, _Clock(cache)
         reused, logits = _fill(cache, ids, given.allow_stale)
         prefill, setup = clock.seconds, made_s + clock.setup
@@ -273,11 +281,11 @@ class _Clock:
     """Measures the seconds since it was made, apart from those in which the cache set up steps."""
 
     def __init__(self, cache: KVCache | None) -> None:
-        self.cache, self.began, self.before = cache, perf_counter(), 0.0 if cache is None else cache.setup_s
+        self.cache, self.began, self.before = cache, perf_counter(), 0.0 if cache is None else cache.steps.setup_s
 
     @property
     def setup(self) -> float:
-        return 0.0 if self.cache is None else self.cache.setup_s - self.before
+        return 0.0 if self.cache is None else self.cache.steps.setup_s - self.before
 
     @property
     def seconds(self) -> float:

@@ -264,6 +264,7 @@ class PagedCache:
             cached blocks are evicted when a sequence needs them.
         dtype: dtype of the entries, "float32", "bfloat16" or "float16"; by default that of the activations.
         device: the device that holds the entries and runs the steps.
+        deterministic: as in `CompileOptions`, for the steps.
         poison: fill free blocks with NaN, so that a read of a free block shows up as NaN.
 
     Attributes:
@@ -278,7 +279,7 @@ class PagedCache:
     def __init__(
         self, program: Program, *, tokens: int | None = None, blocks: int | None = None, nbytes: int | None = None,
         block: int = 16, batch: int = 1, prefix_bytes: int | None = None, dtype: str | None = None,
-        device: Device = CPU, poison: bool = False,
+        device: Device = CPU, deterministic: bool = False, poison: bool = False,
     ) -> None:  # fmt: skip
         given = {"tokens": tokens, "blocks": blocks, "nbytes": nbytes}
         if sum(v is not None for v in given.values()) != 1:
@@ -299,7 +300,7 @@ class PagedCache:
                 what, expected = "nbytes is smaller than one block", f">= {per_block} bytes"
                 raise UsageError(what, where="nbytes", expected=expected, got=nbytes)
         self.variables: dict[str, Variable] = {}
-        self.steps = StepPlans(program, self._derive, device)
+        self.steps = StepPlans(program, self._derive, device, deterministic)
         self._alive: WeakSet[CachedSequence] = WeakSet()
         self._marks: WeakSet[PagedSnapshot] = WeakSet()
         try:

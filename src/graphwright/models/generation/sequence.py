@@ -67,7 +67,7 @@ class CachedSequence(KVCache):
 
     def __init__(self, cache: PagedCache) -> None:
         super().__init__(cache.program, 1, cache.watch)
-        self.cache = cache
+        self.cache, self.steps = cache, cache.steps
         self.table: list[int] = []
         self.reused = self.stream = 0
         self._forks = count(1)  # stream numbers, shared by all forks of one prompt
@@ -76,11 +76,6 @@ class CachedSequence(KVCache):
         self._released = False
         self._busy = RLock()
         finalize(self, _free, cache.pool, self.table)
-
-    @property
-    def setup_s(self) -> float:
-        """Seconds that deriving and compiling the steps of the paged cache took so far."""
-        return self.cache.steps.setup_s
 
     @property
     def capacity(self) -> int:
