@@ -42,11 +42,14 @@ def tensor(
     >>> tensor([[1.0, 2.0]]).shape
     (1, 2)
     """
-    # with a dtype, a list is read at full precision
-    plain = dtype is not None and not isinstance(data, Tensor | NDArray) and not speaks_dlpack(data)
-    made = as_tensor(np.array(host_array(data)) if plain or isinstance(data, np.ndarray) else data).data
-    assert isinstance(made, NDArray)
-    made = _converted(made.copy() if isinstance(data, Tensor) or speaks_dlpack(data) else made, dtype)
+    if isinstance(data, np.ndarray) or (
+        dtype is not None and not isinstance(data, Tensor | NDArray) and not speaks_dlpack(data)
+    ):
+        made = _from_numpy(np.array(host_array(data)))  # with a dtype, a list is read at full precision
+    else:
+        made = as_tensor(data).concrete("a tensor")
+        made = made.copy() if isinstance(data, Tensor) or speaks_dlpack(data) else made
+    made = _converted(made, dtype)
     return Tensor(made if device is None else made.to(Device.parse(device)), requires_grad)
 
 

@@ -14,8 +14,17 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from graphwright.array import DType, NDArray, Spec, float32, from_numpy
-from graphwright.autograd import Parameter, Tensor, Variable, no_grad, scoped, stochastic_round, update
+from graphwright.array import CPU, DType, NDArray, Spec, float32, from_numpy
+from graphwright.autograd import (
+    Parameter,
+    Tensor,
+    Variable,
+    active_recorder,
+    no_grad,
+    scoped,
+    stochastic_round,
+    update,
+)
 from graphwright.autograd.variable import ShapeChange, remap_path, remapped
 from graphwright.errors import UsageError
 from graphwright.ops import call
@@ -65,7 +74,12 @@ class ParamGroup:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self.rate.assign(Tensor(_scalar(value, "float64")))
+        if active_recorder.get() is not None or self.rate.data.device != CPU:
+            self.rate.assign(Tensor(_scalar(value, "float64")))
+            return
+        rate = self.rate.own()  # a schedule sets it in every step
+        rate.writable()
+        rate.to_numpy()[...] = value
 
     def keys(self) -> list[str]:
         """Return the names that `group[name]` accepts."""
