@@ -1,6 +1,7 @@
 """Two-thread plans beside a process that keeps a core busy, with either of torch and graphwright imported first.
 
-`python benchmarks/busy_core.py torch` prints the times of one case, relative to one thread, as JSON.
+`python benchmarks/busy_core.py torch` prints the times of one case as JSON: relative to one thread beside the same
+process, and to one thread on the machine before that process starts.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ def run() -> list[Figure]:
     from benchmarks.harness import Figure
 
     figure = Figure(
-        "Two threads beside a process that keeps one core busy, relative to one thread",
+        "Two threads beside a process that keeps one core busy, relative to one thread beside it, and to one alone",
         f"{DEPTH} times matrix product, tanh and softmax, {SIDE} x {SIDE}, f32; medians of {ROUNDS} alternating rounds",
     )
     for first in FIRST:
-        for executor, ratio in measured(first).items():
-            figure.add(f"{executor}, {first} imported first", ratio, "x")
+        for executor, (beside, alone) in measured(first).items():
+            figure.add(f"{executor}, {first} imported first", beside, "x", f"{alone:.2f} times one thread alone")
     return [figure]
 
 
-def measured(first: str) -> dict[str, float]:
-    """Return executor -> time on two threads by time on one, in a new process without OpenMP's settings."""
+def measured(first: str) -> dict[str, tuple[float, float]]:
+    """Return executor -> times on two threads by that on one beside the process, and by that on one before it started.
+
+    Measured in a new process without OpenMP's settings.
+    """
     env = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
     command = [sys.executable, str(Path(__file__)), first]
     return json.loads(subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True).stdout)
@@ -61,30 +65,32 @@ def bound(executor: str) -> Callable[[], object]:
     return plan.execute
 
 
-def relative(call: Callable[[], object]) -> float:
-    """Return the median time of a call on two threads by that on one, which has a core for itself."""
+def seconds(call: Callable[[], object], *threads: int) -> list[float]:
+    """Return the median time of a call on each number of threads, in alternating rounds."""
     from graphwright.array.cpu import set_num_threads
 
-    times: dict[int, list[float]] = {1: [], 2: []}
+    times: dict[int, list[float]] = {n: [] for n in threads}
     for _ in range(ROUNDS):
-        for threads, taken in times.items():
-            set_num_threads(threads)
+        for n, taken in times.items():
+            set_num_threads(n)
             call()
             start = perf_counter()
             call()
             taken.append(perf_counter() - start)
-    return median(times[2]) / median(times[1])
+    return [median(taken) for taken in times.values()]
 
 
 def main(first: str) -> None:
     if first == "torch":
         import torch  # noqa: F401  # loads OpenMP
     calls = {executor: bound(executor) for executor in ("vm", "aten")}
+    alone = {executor: seconds(call, 1)[0] for executor, call in calls.items()}
     busy = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE)
     try:
         assert busy.stdout is not None
         busy.stdout.readline()
-        print(json.dumps({executor: relative(call) for executor, call in calls.items()}))
+        found = {executor: seconds(call, 1, 2) for executor, call in calls.items()}
+        print(json.dumps({executor: (two / one, two / alone[executor]) for executor, (one, two) in found.items()}))
     finally:
         busy.kill()
         busy.wait()
