@@ -326,3 +326,30 @@ def test_every_run_raises_the_version_of_written_variables_only() -> None:
     Executable(plan).run(FEEDS)  # the counts of memory that is gone are folded
     assert storage.version > last
     assert len(storage._counts) == 1
+
+
+# -- repeated runs -----------------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("sim")
+@pytest.mark.parametrize("how", ["vm", "aten", "poison", "safe", "sim"])
+def test_repeated_runs_equal_single_runs(how: str) -> None:
+    def count() -> Program:
+        b = Builder("count")
+        total, x = b.state("total", np.zeros(3, np.float32)), b.input("x", (3,))
+        new = b.add(total, x)
+        b.assign(total, new)
+        b.output(b.mul(new, b.tanh(x)), "y")
+        return b.build()
+
+    def again(y: np.ndarray) -> bool:
+        seen.append(y.tolist())
+        x[...] += 1
+        return len(seen) < 5
+
+    options = {"executor": how} if how in ("vm", "aten") else {"device": how} if how == "sim" else {}
+    space = Executable(count().compile(x=(3,), **options), poison=how == "poison", safe=how == "safe")
+    x, seen = np.array([0.5, -1, 2], np.float32), []
+    space.run_while([x], "y", again)
+    single, x = count(), np.array([0.5, -1, 2], np.float32)
+    for k in range(5):
+        np.testing.assert_allclose(seen[k], single.run({"x": x + k})["y"].to_numpy(), rtol=1e-6)
+    assert len(seen) == 5

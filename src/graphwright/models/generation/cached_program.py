@@ -266,19 +266,25 @@ class BoundStep:
 
         Returns: the result of the last run, and the ids that ran, int64 [batch, n]; n < `count` if a run sampled no id.
         """
-        hosts, step, arrays = self.hosts, self.space.step, self._arrays
+        hosts = self.hosts
         given, counters = hosts["ids"][:, 0], [hosts[KEYS][:, _POSITION]]
         if "positions" in hosts:
             counters.append(hosts["positions"])
-        ran, wanted = [given.tolist()], ("ids",)
-        made = step(arrays, wanted)["ids"].to_numpy()
-        while len(ran) < count and min(found := made.tolist()) >= 0:
+        ran = [given.tolist()]
+
+        def again(sampled: np.ndarray) -> bool:
+            found = sampled.tolist()
+            if len(ran) == count or min(found) < 0:
+                return False
             given[:] = found
             for counter in counters:
                 counter += 1
             ran.append(found)
-            made = step(arrays, wanted)["ids"].to_numpy()
-        return (self.space.kernels.takes["logits"](), made), np.array(ran, np.int64).T
+            return True
+
+        self.space.run_while(self._arrays, "ids", again)
+        takes = self.space.kernels.takes
+        return (takes["logits"](), takes["ids"]().to_numpy()), np.array(ran, np.int64).T
 
 
 class StepPlans:

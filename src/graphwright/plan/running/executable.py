@@ -154,6 +154,22 @@ class Executable:
         with self._running():
             return self._run_held(lambda: arrays, False)
 
+    def run_while(self, arrays: Sequence[Given], name: str, again: Callable[[np.ndarray], bool]) -> None:
+        """Run on `arrays`, one per input, until `again` returns False; it may write new values into them.
+
+        It receives the output `name`, in memory that the next run overwrites.
+        """
+        if self.safe or self.kernels.device != CPU:  # whose outputs numpy cannot share
+            while again(self.step(arrays, (name,))[name].to_numpy()):
+                pass
+            return
+        with self._running():
+            self.kernels.end_borrow()
+            value = self.kernels.view(self.plan.outputs[name]).to_numpy()
+            self._run_once(arrays)
+            while again(value):
+                self._run_once(arrays)
+
     def _point(self, arrays: Sequence[Given]) -> None:
         """Set the addresses from which the native call copies the inputs."""
         bound = self.kernels
@@ -179,19 +195,24 @@ class Executable:
     def _run_bound(self, arrays: Sequence[Given], borrow: bool) -> dict[str, NDArray]:
         bound = self.kernels
         bound.end_borrow()  # borrowed feeds were copied
-        if self.poison and bound.arena is not None:
-            for chunk in bound.arena.chunks:
-                fill(chunk, 0, chunk.nbytes)
-        if bound.fed is not None:
-            self._point(arrays)
-            if bound.fed.run() is not None:
-                raise self._failed_native(bound.fed)
-        else:
-            self._feed(arrays)
-            self.execute()
+        self._run_once(arrays)
         if borrow:
             return {name: self._borrowed(bound.view(slot)) for name, slot in self.plan.outputs.items()}
         return {name: take() for name, take in bound.takes.items()}
+
+    def _run_once(self, arrays: Sequence[Given]) -> None:
+        bound = self.kernels
+        if self.poison and bound.arena is not None:
+            for chunk in bound.arena.chunks:
+                fill(chunk, 0, chunk.nbytes)
+        if bound.fed is None:
+            self._feed(arrays)
+            self.execute()
+            return
+        if bound.pointed is not arrays:  # else their addresses are unchanged
+            self._point(arrays)
+        if bound.fed.run() is not None:
+            raise self._failed_native(bound.fed)
 
     def execute(self) -> None:
         """Run on the inputs that were written last. Raises: ComputeError with the path of the node that failed."""
