@@ -168,7 +168,7 @@ def head_order(d: Diagnosis) -> Iterator[Finding]:
         parts, orders = attention_parts(p, node), {}
         for name, part in parts.items():
             key = p.key(part.weight)
-            if key in source and source[key].spec == p.weights[key].spec:
+            if source.has_key(key) and source[key].spec == p.weights[key].spec:
                 before, now = source.array(key).to_numpy(bits=True), p.weights.array(key).to_numpy(bits=True)
                 if (order := _order(part, now, before)) is not None:
                     orders[name] = order
