@@ -355,7 +355,7 @@ _IN_CODE = (
     *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
     *("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"),
 )
-"""Fields that generated code replaces: transformers would build a windowed cache, and check rotations of equal heads."""
+"""Fields that generated code replaces: transformers would build windowed caches, and check rotations of equal heads."""
 
 
 class GeneratedCode(ExportLevel):
