@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import exp, log
 from pathlib import Path
 from pydoc_data import topics
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +78,12 @@ def test_too_short_texts_are_refused(text: str, bytewise: Made) -> None:
 def test_invalid_windows_and_strides_are_refused(window: int, stride: int, bytewise: Made) -> None:
     with pytest.raises(UsageError):
         gw.open(bytewise.path).perplexity(TEXT, window=window, stride=stride)
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 2.5}, {"window": "a"}, {"window": 32, "stride": 1.5}])
+def test_options_of_wrong_types_are_refused(options: dict[str, Any], bytewise: Made) -> None:
+    with pytest.raises(UsageError, match=next(reversed(options))):
+        gw.open(bytewise.path).perplexity(TEXT, **options)
 
 
 def test_texts_and_ids_are_scored_as_windows_of_their_own(bytewise: Made, tmp_path: Path) -> None:

@@ -176,6 +176,8 @@ def test_a_vocabulary_that_cannot_be_resized_is_refused(made: Callable[[str], Ma
             m.resize_vocab(n)
     with pytest.raises(UsageError, match="start of new rows"):
         m.resize_vocab(100, init="random")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match="seed"):
+        m.resize_vocab(100, init="normal", seed="a")  # pyright: ignore[reportArgumentType]
     m.quantize()
     with pytest.raises(UsageError, match="quantised"):
         m.resize_vocab(100)

@@ -193,3 +193,19 @@ def test_models_in_inference_mode_with_dropout_are_stacked():
     x = gw.rand(6, 4)
     out = nn.Ensemble(models, x)(x)
     np.testing.assert_allclose(out[1].detach().numpy(), models[1](x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_key_that_is_the_path_of_another_weight():
+    """Keys of weights are independent of the paths of their nodes: here the key of `b` is the path of `a`."""
+
+    def member(seed: int) -> gw.Program:
+        rng, b = np.random.default_rng(seed), gw.Builder("member")
+        x = b.input("x", ("N", 3))
+        first = b.param("a", rng.normal(size=(3, 3)).astype("f4"), key="k")
+        second = b.param("b", rng.normal(size=(3, 3)).astype("f4"), key="a")
+        b.output(b.linear(b.tanh(b.linear(x, first)), second), "y")
+        return b.build()
+
+    members, x = [member(1), member(2)], np.random.default_rng(0).normal(size=(4, 3)).astype("f4")
+    stacked = np.asarray(gw.nn.Ensemble(members)(x))
+    np.testing.assert_allclose(stacked, [np.asarray(p(x=x)["y"]) for p in members], rtol=1e-5)

@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from graphwright.array import Spec, dtype, from_numpy
 from graphwright.autograd import as_tensor
-from graphwright.models.codegen.text import CLASSES, HELPERS
+from graphwright.models.codegen.templates import CLASSES, HELPERS
 from graphwright.ops import OPS, call
 from graphwright.ops.emit import appends, is_primary
 

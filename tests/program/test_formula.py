@@ -107,13 +107,24 @@ def delayed():
     [
         (delayed, {}, NoFormula, "states"),
         (lambda: gw.trace(lambda x: x - x.mean(0), gw.rand(4, 2)), {}, NoFormula, "on a batch"),
+        (lambda: gw.trace(lambda x: x.log() + x.sum(0), gw.rand(4, 2)), {}, NoFormula, "on a batch"),
         (lambda: gw.trace(lambda x: x.cumsum(-1), gw.rand(4, 2)), {}, NoFormula, "cumsum.*has no formula"),
         (lambda: gw.trace(lambda x: x.reshape(8), gw.rand(4, 2)), {}, NoFormula, "named batch size"),
         (lambda: gw.trace(gw.nn.Linear(2, 1), gw.rand(4, 2)), {"digits": 0}, UsageError, "digits"),
         (lambda: gw.trace(gw.nn.Linear(2, 1), gw.rand(4, 2)), {"names": ("a",)}, UsageError, "2 different identifiers"),
         (lambda: gw.trace(gw.nn.Linear(2, 1), gw.rand(4, 2)), {"names": ("a", "b c")}, UsageError, "identifiers"),
+        (lambda: gw.trace(gw.nn.Linear(2, 1), gw.rand(4, 2)), {"names": ("a", "np")}, UsageError, "other than np"),
+        (lambda: gw.trace(gw.nn.Linear(2, 1), gw.rand(4, 2)), {"names": 5}, UsageError, "identifiers"),
+        (lambda: gw.trace(gw.nn.Linear(2, 1), gw.rand(4, 2)), {"limit": "a"}, UsageError, "limit"),
+        (lambda: gw.trace(gw.nn.Linear(2, 1), gw.rand(4, 2)), {"drop": float("nan")}, UsageError, "drop"),
     ],
 )
 def test_programs_without_a_formula_are_refused(make, options, error, message):
     with pytest.raises(error, match=message):
         make().formula(**options)
+
+
+def test_cases_outside_of_the_domain_are_compared_too():
+    p = gw.trace(lambda x: x.log(), gw.rand(4), sizes={"x": ("B",)})
+    assert p.formula().error < 1e-6  # NaN in the program and in the formula for the negative ones
+    assert np.isnan(gw.trace(lambda x: (-x * x - 1).log(), gw.rand(4), sizes={"x": ("B",)}).formula().error)

@@ -119,7 +119,7 @@ def test_the_report_leaves_arrays_out():
     assert "integrated_gradients" in str(a)
 
 
-WRONG: Any = 1.5, np.tanh
+WRONG: Any = 1.5, np.tanh, ["a"]
 
 
 def norm_in_training():
@@ -129,7 +129,11 @@ def norm_in_training():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: gw.attribute(network(), X, 0, method="saliency"), UsageError, "unknown method"),
+        (lambda: gw.attribute(network(), X, 0, method="saliency"), UsageError, "method"),
+        (lambda: gw.attribute(network(), X, 0, method=WRONG[2]), UsageError, "method"),
+        (lambda: gw.attribute(network(), X, 0, of=[]), UsageError, "no values"),
+        (lambda: gw.attribute(network(), X, 0, baseline=float("nan")), UsageError, "baseline"),
+        (lambda: gw.attribute(network(), X, 0, baseline=WRONG[2]), UsageError, "baseline"),
         (lambda: gw.attribute(network(), X, 0, steps=0), UsageError, "steps"),
         (lambda: gw.attribute(network(), X, "z"), UsageError, "no output"),
         (lambda: gw.attribute(network(), X, WRONG[0]), UsageError, "invalid target"),
@@ -157,3 +161,37 @@ def test_the_program_is_unchanged():
     assert (p.hash(), p.version) == before
     assert all(v.grad is None for v in p.weights.values())
     assert surgery.attribute is gw.attribute
+
+
+def test_occlusion_of_a_weight_with_as_many_rows_as_examples():
+    x = X[:2]
+    a = gw.attribute(network(), x, 1, of="v", method="occlusion")
+    b = gw.attribute(network(), x, 1, of="v", method="gradient_x_input")  # the target is linear in v
+    np.testing.assert_allclose(a["v"], b["v"], atol=1e-12)
+    assert not a["v"][0].any()
+    assert a.gap < 1e-12
+
+
+def test_occlusion_of_an_input_that_all_examples_share():
+    b = gw.Builder("net")
+    x, shared = b.input("x", ("B", 3), gw.float64), b.input("shared", (4, 3), gw.float64)
+    b.output(b.linear(x, shared), "y")
+    feeds = {"x": X, "shared": BASE}
+    a = gw.attribute(b.build(), feeds, 0, method="occlusion", of="shared")
+    np.testing.assert_allclose(a["shared"][0], X.sum(0) * BASE[0], atol=1e-12)
+    assert not a["shared"][1:].any()
+
+
+def test_a_second_result_has_its_path():
+    b = gw.Builder("net")
+    _, order = b.sort(b.input("x", ("B", 3), gw.float64), axis=1, descending=False, name="sort")
+    b.output(b.mul(b.cast(order, dtype=gw.float64), b.param("w", np.ones(3))), "y")
+    p = b.build()
+    with pytest.raises(DTypeError, match=r"sort\.indices"):
+        gw.attribute(p, X, 0, of="sort.indices")
+    b = gw.Builder("net")
+    cos, sin = b.rope_table(b.input("at", ("B", "T"), gw.int64), b.param("f", np.ones(2, "f")), name="table", scale=1.0)
+    b.output(b.add(cos, sin), "y")
+    a = gw.attribute(b.build(), np.arange(6).reshape(2, 3), lambda out: out["y"].sum(), of=["table.sin", "table"],
+                     baseline={"table.sin": 0.5})  # fmt: skip
+    np.testing.assert_allclose(a["table.sin"], np.repeat(np.sin(np.arange(6)), 2).reshape(2, 3, 2) - 0.5, atol=1e-6)

@@ -42,6 +42,11 @@ def test_valid_networks_have_no_findings(name):
     assert len(p.journal) == (1 if name == "recurrent neat" else 0)
 
 
+@pytest.mark.parametrize("text", ["ab", "abc"])
+def test_a_text_of_few_tokens_is_too_little_to_judge_blocks_by(text):
+    assert not gw.open("bundled").diagnose(text=text, kinds=["harmful_block"])
+
+
 def test_models_have_no_findings_with_a_text():
     model = gw.open("bundled")
     assert not diagnose(model)

@@ -15,6 +15,7 @@ from fixtures import tiny_llama
 from graphwright import surgery as sg
 from graphwright.errors import ShapeError, UsageError
 from graphwright.surgery.compare import Moments
+from graphwright.surgery.measure import quality
 
 LEARNED, HELD = tiny_llama.batch(21, 48)[0], tiny_llama.batch(22, 8)[0]
 numbers = st.lists(st.floats(-1e3, 1e3), max_size=12)
@@ -91,6 +92,22 @@ def test_compare_matches_a_reference_comparison():
     assert not found.equal
     assert sg.compare(a, a, HELD).equal
     json.dumps(found.to_json())
+
+
+def test_a_comparison_without_scored_tokens_has_no_perplexity():
+    a = gw.open(tiny_llama.directory("f32"))
+    assert np.isnan(sg.compare(a, a, [[1], [2]]).outputs["perplexity"]).all()
+    with pytest.raises(UsageError, match="prompts"):
+        sg.compare(a, a, HELD, prompts=0)
+
+
+def test_bits_per_byte_count_invalid_utf8_as_bytes():
+    """Windows begin and end within characters; a part of a character counts as the bytes that it has."""
+    m = gw.open("bundled")
+    data = sg.Calibration("où est le café ? " * 40, max_tokens=128, context=13, tokenizer=m.tokenizer)
+    found = quality(m.program, data, tokenizer=m.tokenizer)
+    score = m.perplexity(data.held["ids"], window=13, stride=12)
+    assert found["bits_per_byte"] == pytest.approx(score.bits_per_byte, rel=1e-6)
 
 
 def test_activation_memory_is_the_size_of_live_values_and_falls_after_a_cut():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from graphwright.surgery.rewriting import rewrite as rewriting
 F = gw.nn.functional
 X = (gw.rand(2, 3),)
 SILU = surgery.Rewrite("fuse silu", lambda x: x * x.sigmoid(), lambda x: F.silu(x), X)
+WRONG: Any = None, 2.5, "a", gw.rand(2, 3)
 
 
 class Net(gw.nn.Module):
@@ -245,7 +248,11 @@ def test_registered_rewrites_are_passes(registry, monkeypatch, caplog):
     [
         (lambda: surgery.Rewrite("", SILU.pattern, SILU.replacement, X), "needs a name"),
         (lambda: surgery.Rewrite("a", SILU.pattern, SILU.replacement, ()), "no examples"),
-        (lambda: surgery.Rewrite("a", SILU.pattern, SILU.replacement, X, samples=0), "samples >= 1"),
+        (lambda: surgery.Rewrite("a", SILU.pattern, SILU.replacement, X, samples=0), "samples"),
+        (lambda: surgery.Rewrite("a", SILU.pattern, SILU.replacement, X, samples=WRONG[1]), "samples"),
+        (lambda: surgery.Rewrite("a", SILU.pattern, SILU.replacement, X, tolerance=WRONG[2]), "tolerance"),
+        (lambda: surgery.Rewrite("a", SILU.pattern, WRONG[0], X), "a, replacement"),
+        (lambda: surgery.Rewrite("a", SILU.pattern, SILU.replacement, WRONG[3]), "no examples"),
         (lambda: surgery.Rewrite("a", gw.nn.Linear(3, 3), SILU.replacement, X), "variables of its own"),
         (lambda: surgery.Rewrite("a", lambda x: x, SILU.replacement, X), "not computed"),
         (
@@ -263,3 +270,12 @@ def test_invalid_rewrites_are_refused_before_an_edit(rule, message):
     with pytest.raises(gw.GraphwrightError, match=message):
         gw.rewrite(p, rule())
     assert p.version == 0
+
+
+def test_equal_infinities_agree():
+    def pattern(x):
+        return gw.where(x > 0, x / 0.0, x)
+
+    rule = surgery.Rewrite("inf", pattern, lambda x: gw.where(x > 0, x / 0.0, 1.0 * x), X)
+    (report,) = gw.rewrite(gw.trace(pattern, gw.rand(2, 3)), rule)
+    assert (report.replaced, report.error) == (("where",), 0.0)

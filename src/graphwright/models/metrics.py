@@ -22,6 +22,7 @@ from graphwright.program.kinds import STORED
 from graphwright.program.validate import Mismatch
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
+from graphwright.settings import Range
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -64,9 +65,13 @@ def perplexity(
     Args:
         text: a text, a list of texts, ids [T] or [B, T], or a list of rows of ids; each text or row is scored alone.
             Without a tokenizer the bytes of ids are unknown: `bytes` is 0 and `bits_per_byte` NaN.
+        batch: number of windows that run together.
     Raises: PromptError for a text of fewer than two tokens, and for other data; UsageError for windows that do not
-        overlap, and for a text without a tokenizer.
+        overlap, a batch below 1, and a text without a tokenizer.
     """
+    for name, value in (("window", window), ("stride", stride)):
+        Range(whole=True).check(name, value)
+    Range(1, whole=True).check("batch", batch)
     if not 0 < stride < window:  # the last token of a window predicts the first one that the next window scores
         got = f"window {window}, stride {stride}"
         raise UsageError("the windows do not overlap or do not advance", expected="0 < stride < window", got=got)
@@ -87,7 +92,7 @@ def perplexity(
         done += len(chunk)
         if progress is not None:
             progress(Progress("scoring", done, len(windows), {"bits per byte": nats / log(2) / max(scored, 1)}))
-    size = _bytes(rows, model.tokenizer)
+    size = scored_bytes(rows, model.tokenizer)
     return BitsPerByte(nats / (log(2) * size) if size else nan, exp(min(nats / scored, 700)), nats, scored, size)
 
 
@@ -105,7 +110,7 @@ def _overlapping(rows: Sequence[np.ndarray], window: int, stride: int) -> list[t
     return found
 
 
-def _bytes(rows: Sequence[np.ndarray], tokenizer: Tokenizer | None) -> int:
+def scored_bytes(rows: Sequence[np.ndarray], tokenizer: Tokenizer | None) -> int:
     """Return the UTF-8 length of the scored tokens, which are all but the first of each row; 0 without a tokenizer."""
     if tokenizer is None or isinstance(tokenizer, ByteTokenizer):
         return 0 if tokenizer is None else sum(len(ids) - 1 for ids in rows)

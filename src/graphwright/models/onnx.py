@@ -20,8 +20,10 @@ from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.generation.cached_program import LENGTH, derive
 from graphwright.ops import OPS, traits
 from graphwright.ops.onnx import ONNX_DTYPES, OPSET, OPSETS, OnnxRow, OnnxUse
+from graphwright.program.agreement import largest_difference
 from graphwright.program.kinds import INPUT, STORED
 from graphwright.program.op_graph import Value
+from graphwright.program.state import State
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -37,6 +39,8 @@ EXTERNAL = 1_500_000_000
 """Bytes of weights above which they are stored in a second file; a protobuf message is limited to 2 GiB."""
 TOLERANCE = 1e-4
 """Tolerated difference of float32 results between kernels, relative to the largest entry."""
+_SMALL = 1e-2
+"""Size of an output below which differences are not compared with it: it may be a difference of larger values."""
 _STEPS = 8
 """Tokens after each prompt on which a file with cache is checked."""
 
@@ -115,27 +119,31 @@ def _run(session: Any, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def check_onnx(p: Program, path: StrPath, seed: int = 0) -> dict[str, float]:
-    """Run a file and its program on random inputs, and compare all outputs.
+    """Run a file and its program once on random inputs, and compare all outputs and the next values of states.
 
-    Named sizes are 2; floating inputs are N(0, 1), integers and booleans 0. Returns: the largest difference `max_abs`,
-    and `max_rel`, relative to the largest entry of that output. Raises: VerificationFailed if `max_rel` exceeds 1e-4.
+    Named sizes are 2; floating inputs are N(0, 1), integers and booleans 0; states have their present values, and the
+    program's do not change. Returns: the largest difference `max_abs`, and `max_rel`, relative to the largest entry of
+    that output. Raises: VerificationFailed if a difference exceeds 1e-4 of the largest entry, or 1e-6 if that is more.
     """
-    rng = np.random.default_rng(seed)
+    rng, state = np.random.default_rng(seed), State(p, own=True)
     feeds: dict[str, np.ndarray] = {}
     for node in p.inputs():
         spec = p.spec(node)
         shape = tuple(2 if isinstance(d, str) else d for d in spec.shape)
         values = rng.normal(size=shape) if spec.dtype.is_float else np.zeros(shape)
         feeds[p.path(node)] = values.astype(spec.dtype.name)
-    (theirs,), ours = run_onnx(path, [feeds]), p.run(feeds, keep="outputs")
+    assigned = {p.path(n): state[p.key(n)] for n in _assigned(p, {})}
+    (theirs,) = run_onnx(path, [feeds | {name: v.data.to_numpy() for name, v in assigned.items()}])
+    with p.run(feeds, keep="outputs", state=state) as run:
+        ours = {name: run[name] for name in p.output_names()}
+        ours |= {f"{name}.next": v.data for name, v in assigned.items()}
     worst = {"max_abs": 0.0, "max_rel": 0.0}
-    for name in p.output_names():
-        a = ours[name].to_numpy().astype(np.float64)
-        error, scale = float(np.abs(a - theirs[name]).max(initial=0.0)), float(np.abs(a).max(initial=0.0))
-        if not error <= TOLERANCE * max(scale, 1.0):
+    for name, array in ours.items():
+        error, scale = largest_difference(array.to_numpy(), theirs[name])
+        if not error <= (most := TOLERANCE * max(scale, _SMALL)):
             raise VerificationFailed("the outputs of onnxruntime differ from the program's", where=name, got=error,
-                                     expected=f"difference <= {TOLERANCE * max(scale, 1.0):.3g}")  # fmt: skip
-        worst = {"max_abs": max(worst["max_abs"], error), "max_rel": max(worst["max_rel"], error / max(scale, 1.0))}
+                                     expected=f"difference <= {most:.3g}")  # fmt: skip
+        worst = {"max_abs": max(worst["max_abs"], error), "max_rel": max(worst["max_rel"], error / (scale or 1.0))}
     return worst
 
 

@@ -6,10 +6,10 @@ expansions, and `_functions` has the functions of the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial, reduce
-from math import prod
+from math import nan, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +20,16 @@ from graphwright.array.spec import is_dim_name
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import get
 from graphwright.ops.expansion import Arithmetic
+from graphwright.program.agreement import largest_difference
 from graphwright.program.kinds import INPUT, STORED
+from graphwright.settings import Range
 
 if TYPE_CHECKING:
     from graphwright.ops import Op
     from graphwright.program.program import Program
 
+_USED = ("np", "math", "sigmoid")
+"""Names that the source text of a formula reads."""
 _CASES = 32
 _AGREES = 1e-3
 """Cases on which a formula with all digits is compared with the program; largest accepted relative difference."""
@@ -53,7 +57,8 @@ class Formula:
         inputs: name of the symbol of each entry of the inputs, in order.
         definitions: (name, sympy expression) of terms that occur several times; each may use those before it.
         outputs: output name -> sympy expression, or list of expressions for an output of several entries.
-        error: largest |formula - program| over random cases, relative to the largest |value| of the program.
+        error: largest |formula - program| over random cases, relative to the largest |value| of the program; NaN if the
+            program gives no finite value in these cases.
     """
 
     inputs: tuple[str, ...]
@@ -118,20 +123,20 @@ def formula(
     """Write a small program as formulas of the entries of its inputs, and compare them with the program.
 
     The first axis of an input is a batch if the input has two or more axes, or if its size has a name: the formulas are
-    those of one case. Terms of
-    several readers get names. Products with 1 and sums with 0 are left out.
+    those of one case. Terms of several readers get names. Products with 1 and sums with 0 are left out.
 
     Args:
         digits: significant decimal digits of constants, >= 1.
         limit: largest number of operations.
         drop: constants of at most this absolute value become 0.
-        names: a Python identifier for each entry of the inputs; by default the input's name and the entry's number.
+        names: a Python identifier for each entry of the inputs, but not `np`, `math` or `sigmoid`, which the source
+            text uses; by default the input's name and the entry's number.
     Raises: FormulaTooLarge; NoFormula for states, for ops that have no formula, and where cases of a batch depend on
         each other; UsageError for invalid options.
     """
-    if type(digits) is not int or digits < 1 or limit < 1 or not drop >= 0:
-        raise UsageError("invalid options of a formula", where=p.name, expected="digits >= 1, limit >= 1, drop >= 0",
-                         got=f"digits={digits!r}, limit={limit!r}, drop={drop!r}")  # fmt: skip
+    Range(1, whole=True).check("digits", digits)
+    Range(1, whole=True).check("limit", limit)
+    Range(0).check("drop", drop)
     if p.states() or p.assigns():
         raise NoFormula("the program has states, so its outputs depend on earlier calls", where=p.name,
                         got=", ".join(p.path(n) for n in p.states()[:5]))  # fmt: skip
@@ -157,13 +162,14 @@ def _evaluate(p: Program, names: Sequence[str] | None) -> tuple[tuple[str, ...],
 
     shapes = {n: _one_case(p.spec(n)).sizes for n in p.inputs()}
     count = sum(map(prod, shapes.values()))
-    labels = list(names) if names is not None else [
+    labels = [*(names if isinstance(names, Iterable) else [names])] if names is not None else [
         p.path(n).replace(".", "_") + ("" if prod(shape) == 1 else str(i)) for n, shape in shapes.items()
         for i in range(prod(shape))
     ]  # fmt: skip
-    if len(set(labels)) != count or not all(map(is_dim_name, labels)):
-        expected = f"{count} different identifiers"
-        raise UsageError("invalid names of the inputs' entries", where=p.name, expected=expected, got=labels)
+    if len(set(labels)) != count or not all(is_dim_name(label) and label not in _USED for label in labels):
+        expected = f"{count} different identifiers other than {', '.join(_USED)}"
+        raise UsageError("invalid names of the inputs' entries", where=p.name, expected=expected, got=labels,
+                         fix="pass names=")  # fmt: skip
     dims = dict.fromkeys((d for n in p.inputs() for d in p.spec(n).shape if isinstance(d, str)), 1)
     symbols = iter(sympy.symbols(labels, real=True))
     values: dict[Any, _Expressions] = {}
@@ -340,24 +346,31 @@ def _entries(entries: Any) -> list[Any]:
 
 
 def _difference(p: Program, found: Formula) -> float:
-    """Return the largest |formula - program| on random cases, relative to the largest |value| of the program."""
+    """Return the largest |formula - program| on random cases, relative to the largest finite |value| of the program.
+
+    NaN if there is no finite value.
+    """
     rng = np.random.default_rng(0)
     named = {d for n in p.inputs() for d in p.spec(n).shape if isinstance(d, str)}
     dims = dict.fromkeys(named, _CASES)
     feeds = {p.path(n): rng.standard_normal(s.sizes).astype(s.dtype.name) for n in p.inputs()
              for s in (p.spec(n).bind(dims),)}  # fmt: skip
     columns = [c for n, a in feeds.items() for c in (a.reshape(len(a), -1).T if _batched(p.spec(n)) else a.reshape(-1))]
-    given = found(*(c.astype(np.float64) for c in columns))
+    with np.errstate(all="ignore"):  # cases may be outside of the domain of a logarithm or a root
+        given = found(*(c.astype(np.float64) for c in columns))
     ours = iter(given if isinstance(given, tuple) else (given,))
-    run, gap, scale = p.run(feeds, keep="outputs"), 0.0, 0.0
+    run, gap, scale, finite = p.run(feeds, keep="outputs"), 0.0, 0.0, False
     for name, entries in found.outputs.items():
         array, count = run[name].to_numpy("float64"), len(_entries(entries))
         if array.size % count:
             raise NoFormula("the output has no axis for the cases of a batch", where=name, got=p.spec(p.output(name)))
+        kind = np.float32 if run[name].dtype.is_float and run[name].dtype.itemsize < 8 else np.float64
         for column in array.reshape(-1, count).T:
-            gap = max(gap, float(np.abs(column - next(ours)).max()))
-            scale = max(scale, float(np.abs(column).max()))
-    return gap / (scale or 1.0)
+            with np.errstate(over="ignore"):
+                rounded = np.broadcast_to(next(ours), column.shape).astype(kind)
+            difference, largest = largest_difference(column, rounded)
+            gap, scale, finite = max(gap, difference), max(scale, largest), finite or bool(np.isfinite(column).any())
+    return gap / (scale or 1.0) if finite or gap else nan
 
 
 @cache

@@ -17,6 +17,8 @@ from graphwright.program.derived.rewrite import feed_name, patched
 from graphwright.program.op_graph import Ref, Value
 from graphwright.program.weights import as_array
 from graphwright.report import Report
+from graphwright.settings import Range
+from graphwright.surgery.errors import check_choices
 
 Arrays = Mapping[str, np.ndarray]
 """Values by path."""
@@ -56,7 +58,7 @@ class _Function:
     """The target as a function of the attributed values, while the other inputs have their given values."""
 
     def __init__(self, p: Program, feeds: Mapping[str, Any], refs: Sequence[Ref], target: Target) -> None:
-        self.paths = [p.path(v) + (f".{v.port}" if v.port else "") for v in map(p.value, refs)]
+        self.paths = [p.path(p.value(r)) for r in refs]
         self.program, self.feeds, self.target = patched(p, [p.value(r) for r in refs]), feeds, target
         self.names = [feed_name(p, p.value(r)) for r in refs]
 
@@ -122,10 +124,10 @@ def _gradient_x_input(f: _Function, x: Arrays, base: Arrays, steps: int) -> Arra
 
 
 def _occlusion(f: _Function, x: Arrays, base: Arrays, steps: int) -> Arrays:
-    """f(x) - f(x with one entry at its baseline): one run per entry, of all examples at once."""
+    """f(x) - f(x with one entry at its baseline): one run per entry, or per entry of a row if rows are of examples."""
     here, found = f(x), {}
     for path, a in x.items():
-        batched = bool(here.shape) and a.shape[:1] == here.shape
+        batched = _has_rows_of_examples(f, x, base, path, here)
         found[path] = np.zeros(a.shape)
         for index in np.ndindex(a.shape[1:] if batched else a.shape):
             at = (slice(None), *index) if batched else index
@@ -134,6 +136,23 @@ def _occlusion(f: _Function, x: Arrays, base: Arrays, steps: int) -> Arrays:
             effect = here - f({**x, path: other})
             found[path][at] = effect if batched else effect.sum()
     return found
+
+
+def _has_rows_of_examples(f: _Function, x: Arrays, base: Arrays, path: str, here: np.ndarray) -> bool:
+    """Return whether each row of a value changes the target `here` of one example only, as rows of a weight do not.
+
+    Two different rows differ in a bit of their number, so one run per bit and side covers all pairs.
+    """
+    a, rows = x[path], np.arange(here.size)
+    if not here.shape or a.shape[:1] != here.shape:
+        return False
+    for bit in range((here.size - 1).bit_length()):
+        for side in (False, True):
+            at, other = (rows >> bit & 1) == side, a.copy()
+            other[at] = base[path][at]
+            if not np.array_equal(f({**x, path: other})[~at], here[~at], equal_nan=True):
+                return False
+    return True
 
 
 METHODS = {
@@ -167,8 +186,7 @@ def attribute(
     Raises: UsageError for an unknown method, target or path; DTypeError for integers, such as token ids; ShapeError for
         a baseline or target of a wrong shape; FeedError for invalid inputs.
     """
-    if method not in METHODS:
-        raise UsageError("unknown method of attribution", expected=", ".join(METHODS), got=method)
+    check_choices({"method": method}, {"method": METHODS})
     if type(steps) is not int or steps < 1:
         raise UsageError("invalid number of steps", expected="an integer >= 1", got=repr(steps))
     p, feeds = _program(network, inputs)
@@ -181,6 +199,8 @@ def attribute(
     else:
         refs = [of] if isinstance(of, str | Value | NodeId) else list(of)
     integers = [p.path(p.value(r)) for r in refs if not p.spec(r).dtype.is_float]
+    if of is not None and not refs:
+        raise UsageError("no values to attribute to were given", where="of", expected="at least one path", got=repr(of))
     if integers or not refs:
         what = "integers have no gradient" if integers else "the network has no floating inputs"
         raise DTypeError(what, where=", ".join(integers) or p.name, expected="floating values",
@@ -226,6 +246,7 @@ def _baseline(
     p: Program, feeds: Mapping[str, Any], x: Arrays, refs: Sequence[Ref], given: float | Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
     if not isinstance(given, Mapping):
+        Range().check("baseline", given)
         return {path: np.full_like(a, given) for path, a in x.items()}
     others = {name: value for name, value in given.items() if name not in x}
     if unknown := [name for name in others if name not in p.input_names()]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, sqrt
+from math import exp, inf, nan, sqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from graphwright.errors import ShapeError
 from graphwright.metrics import nll
 from graphwright.report import Report, table
+from graphwright.settings import Range
 from graphwright.surgery.calibration import Calibration, Stream, chunked, windows_of
 from graphwright.surgery.matrices import program_of
 from graphwright.surgery.measure import Drift, scores_tokens
@@ -32,7 +33,8 @@ class ComparisonReport(Report):
     Attributes:
         outputs: differences of the first output over all inputs: `max_abs`, `relative` (‖b - a‖ / ‖a‖). Programs that
             score tokens also have `kl_mean`, `kl_max` (KL(a ‖ b), nats), `top1` (share of equal most likely tokens),
-            `greedy` (share of equal tokens in greedy continuations of `prompts` prompts), `perplexity` [a, b].
+            `greedy` (share of equal tokens in greedy continuations of `prompts` prompts), `perplexity` [a, b] (NaN if
+            windows have one token).
         weights: dict from key to {equal, max_abs, relative, cosine}, for keys that have equal shapes in a and b.
         missing, extra, reshaped: keys of weights that b lacks, that a lacks, and whose shapes differ.
     """
@@ -74,11 +76,12 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
 
     Args:
         a, b: programs or models with the same inputs and outputs.
-        inputs: token ids [N] or windows [n, T], a text or texts, arrays by input name, or a `Calibration`, whose
-            held-out windows are used.
-        prompts: number of windows whose first 8 tokens both programs continue greedily.
-    Raises: ShapeError if the outputs have different shapes; UsageError if there are no inputs.
+        inputs: windows of token ids [n, T]; ids [N], a text or texts, which are cut into windows of up to 512 tokens,
+            without the rest; arrays by input name; or a `Calibration`, whose held-out windows are used.
+        prompts: number of windows whose first 8 tokens both programs continue greedily, >= 1.
+    Raises: ShapeError if the outputs have different shapes; UsageError if there are no inputs, or for `prompts`.
     """
+    Range(1, whole=True).check("prompts", prompts)
     p, q = program_of(a), program_of(b)
     feeds = _feeds(p, inputs, getattr(a, "tokenizer", None) or getattr(b, "tokenizer", None))
     ours, theirs = dict(p.constants()), dict(q.constants())
@@ -111,7 +114,7 @@ def _outputs(p: Program, q: Program, feeds: Sequence[Mapping[str, np.ndarray]], 
         shares = np.mean([np.equal(_greedy(p, row), _greedy(q, row)) for row in starts])
         found |= {"kl_mean": drift.kl, "kl_max": drift.kl_max, "top1": drift.same_top, "greedy": float(shares),
                   "prompts": len(starts),
-                  "perplexity": [exp(min(s / max(tokens, 1), 700.0)) for s in losses]}  # fmt: skip
+                  "perplexity": [exp(min(s / tokens, 700.0)) if tokens else nan for s in losses]}  # fmt: skip
     return found
 
 

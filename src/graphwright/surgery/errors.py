@@ -51,5 +51,5 @@ class CompressionWouldGrow(UsageError):
 def check_choices(given: Mapping[str, Any], known: Mapping[str, Collection[str]]) -> None:
     """Raise UsageError for the first option whose value in `given` is not one of its `known` values."""
     for name, values in known.items():
-        if given[name] not in values:
+        if given[name] not in tuple(values):  # a tuple, because the given value may have no hash
             raise UsageError(f"unknown value of {name}", where=name, expected=", ".join(values), got=given[name])

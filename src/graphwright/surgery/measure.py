@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import exp, inf, log
+from math import exp, inf, log, nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from graphwright.errors import NonFinite
 from graphwright.metrics import nll
 from graphwright.models.generation.timed import decode_call
-from graphwright.models.metrics import kl, log_softmax
+from graphwright.models.metrics import kl, log_softmax, scored_bytes
 from graphwright.program.cost import size
 from graphwright.report import Report
 from graphwright.surgery.calibration import Calibration, Stream, as_float, chunked
@@ -67,9 +67,9 @@ def quality(
     found = nats(stream)
     facts = {"nats": found, "perplexity": exp(min(found, 700.0))}
     if tokenizer is not None:
-        windows = [row[1:].tolist() for feeds in stream.feeds for row in feeds["ids"]]
-        nbytes = sum(len(tokenizer.decode(ids, skip_special_tokens=False).encode()) for ids in windows)
-        facts["bits_per_byte"] = found * sum(map(len, windows)) / (log(2) * max(nbytes, 1))
+        windows = [row for feeds in stream.feeds for row in feeds["ids"]]
+        tokens, nbytes = sum(len(w) - 1 for w in windows), scored_bytes(windows, tokenizer)
+        facts["bits_per_byte"] = found * tokens / (log(2) * nbytes) if nbytes else nan
     return facts
 
 

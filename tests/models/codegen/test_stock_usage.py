@@ -158,6 +158,18 @@ def test_a_wider_vocabulary_survives_saving(exported, tmp_path):
         torch.testing.assert_close(again(ids).logits[..., :size], load(directory)(ids).logits)
 
 
+def test_longrope_with_unequal_heads_survives_saving(tmp_path):
+    _, fields = checkpoints.FEATURES["rope-longrope-short"]
+    m = gw.open(checkpoints.make(tmp_path / "source", "llama", **fields).path)
+    m.select("layers.0.attn").heads[[0]].prune(ragged=True)
+    m.export(tmp_path / "code", level=5, check="none", timed=False)
+    model, ids = load(tmp_path / "code"), ids_of()
+    model.save_pretrained(tmp_path / "again")
+    with torch.no_grad():
+        found = load(tmp_path / "again")(torch.tensor(ids)).logits.numpy()
+    assert checkpoints.relative(found, m.logits(ids)) <= 1e-5
+
+
 def test_the_forward_pass_is_one_graph(exported):
     _, directory = exported
     model, ids = load(directory), torch.tensor(ids_of())

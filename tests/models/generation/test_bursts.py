@@ -9,6 +9,7 @@ import pytest
 from checkpoints import some_ids
 
 import graphwright as gw
+from graphwright.errors import UsageError
 from graphwright.models import Sampling, SamplingRequest
 
 PROMPT = some_ids((3, 7))
@@ -106,3 +107,12 @@ def test_a_result_that_is_not_finite_leaves_the_cache_as_it_was(model: gw.Model)
         cache.advance(6, requests)
     assert cache.tokens.tolist() == PROMPT[:1].tolist()
     assert cache.length == cache.variables["cache.length"].item() == 7
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_burst_needs_one_request_per_sequence(count: int, model: gw.Model) -> None:
+    cache, requests = filled(model, Sampling(), 3)
+    for wrong in ((), requests[:2], [*requests, requests[0]]):
+        with pytest.raises(UsageError, match="sampling requests"):
+            cache.advance(count, wrong)
+    assert cache.length == 7

@@ -16,7 +16,7 @@ from graphwright.files import DestinationExists, UnwritableTarget
 from graphwright.models import ExportError, VerificationFailed
 from graphwright.models import onnx as onnx_file
 from graphwright.models.export.verify import LoaderOutput
-from graphwright.models.onnx import run_cached, run_onnx, save_onnx
+from graphwright.models.onnx import check_onnx, run_cached, run_onnx, save_onnx
 
 SHAPES = [(1, 1), (2, 7), (3, 40)]
 FAMILIES = [
@@ -317,3 +317,28 @@ def test_a_target_that_cannot_be_written_is_a_typed_error(tmp_path, monkeypatch)
         save_onnx(b.build(), tmp_path / "model.onnx")
     assert caught.value.where == tmp_path / "model.onnx"
     assert "choose a directory" in str(caught.value.fix)
+
+
+def test_the_check_compares_a_file_with_its_program(tmp_path):
+    """Small outputs too, and the next values of states; the program's states stay as they are."""
+    p = accumulator()
+    with p.edit("a start that is not zero") as e:
+        e.set_weight("sums.total", np.float32([0.5, -1]))
+    path, before = p.to_onnx(tmp_path / "a.onnx"), p.hash()
+    found = check_onnx(p, path)
+    assert found["max_rel"] < 1e-5
+    assert p.hash() == before
+    with p.edit("other states than the file's") as e:
+        e.set_weight("n", np.float32(3))
+    with pytest.raises(VerificationFailed, match=r"sums\.total\.next"):
+        check_onnx(p, path)
+    b = gw.Builder("small")
+    x, w = b.input("x", ("N", 4)), b.param("w", RNG.normal(size=(4, 4)).astype("f4"))
+    b.output(b.mul(b.linear(x, w), b.param("scale", np.float32(1e-5))), "y")
+    q = b.build()
+    path = q.to_onnx(tmp_path / "small.onnx")
+    assert check_onnx(q, path)["max_rel"] < 1e-5
+    with q.edit("other weights than the file's") as e:
+        e.set_weight("w", lambda values: 1.5 * values)
+    with pytest.raises(VerificationFailed, match="differ"):
+        check_onnx(q, path)

@@ -351,8 +351,11 @@ class ZeroFilled(_TemplateLevel):
         return other | {i: found for i, found in maps.items() if isinstance(found, str)}
 
 
-_CACHE_FIELDS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
-"""Fields from which transformers would build a windowed cache; generated code applies windows in each attention."""
+_IN_CODE = (
+    *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
+    *("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"),
+)
+"""Fields that generated code replaces: transformers would build windowed caches, and check rotations of equal heads."""
 
 
 class GeneratedCode(ExportLevel):
@@ -385,7 +388,7 @@ class GeneratedCode(ExportLevel):
         edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(model)]
         needed = p.reachable(p.outputs())
         attentions = sum(traits(p.op(n)).attention for n in needed)
-        fields = {k: v for k, v in model.config.fields.items() if k not in _CACHE_FIELDS}
+        fields = {k: v for k, v in model.config.fields.items() if k not in _IN_CODE}
         code = {"AutoConfig": f"configuration_{ident}.EditedConfig"}
         code["AutoModelForCausalLM"] = f"modeling_{ident}.EditedForCausalLM"
         fields |= {"architectures": ["EditedForCausalLM"], "model_type": f"graphwright-{ident}"}

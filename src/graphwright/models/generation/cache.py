@@ -5,7 +5,7 @@ An edit upstream of cached entries makes them stale, other edits do not, and an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -170,18 +170,25 @@ class KVCache:
         Raises: StaleCache if an edit changed what the entries depend on; CacheFull, PromptError, NonFinite; UsageError
             if another thread is using a paged sequence. After any error the cache is unchanged.
         """
+        check_one_each(requests, self.batch)
+        return self._append(ids, requests, allow_stale, lambda ids: (self._run(ids, all_logits, requests), ids))[0]
+
+    def _append(
+        self, ids: np.ndarray, requests: Requests, allow_stale: bool,
+        run: Callable[[np.ndarray], tuple[StepResult, np.ndarray]],
+    ) -> tuple[NDArray, np.ndarray]:  # fmt: skip
+        """Append by `run`, a function from checked ids to (result, ids that ran); return the logits and these ids."""
         with self.exclusive():
             length = self.length
             ids = self._checked(ids)
-            check_one_each(requests, self.batch)
             self.admit(allow_stale)
             try:
-                logits, sampled = self._run(ids, all_logits, requests)
+                (logits, sampled), ids = run(ids)
                 self.record(ids, logits.to_numpy("float32")[:, -1], requests, sampled)
             except BaseException:  # also an interrupt: half a step must leave no trace
                 self.rollback(length)
                 raise
-            return logits
+            return logits, ids
 
     def record(
         self, ids: np.ndarray, last: np.ndarray, requests: Requests = (),
@@ -199,8 +206,10 @@ class KVCache:
     def sampled(self, requests: Requests) -> np.ndarray:
         """Return the next ids, int64 [batch], sampled within the last step or now on the host from its logits.
 
-        The host samples if the step ran with different requests, and for requests with processors. Raises: NonFinite.
+        The host samples if the step ran with different requests, and for requests with processors. Raises: NonFinite;
+        UsageError unless there is one request per sequence.
         """
+        check_one_each(requests, self.batch, none=False)
         if self._sampled is not None and self._sampled[0] == tuple(requests):
             ids = self._sampled[1].copy()
         else:
@@ -489,22 +498,18 @@ class StaticCache(KVCache):
     def advance(self, count: int, requests: Requests, *, allow_stale: bool = False) -> np.ndarray:
         """Append ids as `KVCache.advance` does. The compiled step samples them, and is called again and again.
 
-        A batch, or requests with penalties or processors, advance by one id.
+        Requests with penalties or processors advance by one id.
         """
         if count < 2 or any(r.rule.penalises or r.rule.processors for r in requests):
             return super().advance(count, requests, allow_stale=allow_stale)
-        length = self._length
-        ids = self._checked(self.sampled(requests)[:, None])
-        check_one_each(requests, self.batch)
-        self.admit(allow_stale)
-        count = min(count, self._capacity - length)
-        try:
-            (logits, sampled), ids = self._fed(ids, False, requests).repeat(count)
+        count = min(count, self._capacity - self._length)
+
+        def burst(first: np.ndarray) -> tuple[StepResult, np.ndarray]:
+            result, ids = self._fed(first, False, requests).repeat(count)
             self._length += ids.shape[1]
-            self.record(ids, logits.to_numpy("float32")[:, -1], requests, sampled)
-        except BaseException:
-            self.rollback(length)
-            raise
+            return result, ids
+
+        _, ids = self._append(self.sampled(requests)[:, None], requests, allow_stale, burst)
         return ids
 
     def _fits(self) -> bool:

@@ -200,8 +200,8 @@ Requests = Sequence[SamplingRequest]
 """One request per sequence, or none at all."""
 
 
-def check_one_each(requests: Requests, sequences: int) -> None:
-    """Raise UsageError unless there is one request per sequence, or none at all."""
-    if len(requests) not in (0, sequences):
-        what = "the number of sampling requests is not the number of sequences"
-        raise UsageError(what, where="requests", expected=f"{sequences}, or none", got=len(requests))
+def check_one_each(requests: Requests, sequences: int, *, none: bool = True) -> None:
+    """Raise UsageError unless there is one request per sequence, or `none` at all."""
+    if len(requests) != sequences and (requests or not none):
+        what, expected = "the number of sampling requests is not the number of sequences", str(sequences)
+        raise UsageError(what, where="requests", expected=expected + (", or none" if none else ""), got=len(requests))

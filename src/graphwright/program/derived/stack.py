@@ -116,7 +116,7 @@ class _Stack:
         key, path = p.key(node), p.path(node)
         arrays = [q.weights.array(q.key(q.node(path))) for q in self.programs]
         equal = op == CONST and all(a is arrays[0] or a.tobytes() == arrays[0].tobytes() for a in arrays[1:])
-        if key not in self.made.weights:
+        if not self.made.weights.has_key(key):
             data = arrays[0] if equal else stacked_array(arrays)
             wants = op == PARAM and p.weights[key].requires_grad
             made = Parameter(data, wants, key) if op == PARAM else type(p.weights[key])(data, name=key)

@@ -108,7 +108,7 @@ def _move(e: Transaction, old: str, new: str) -> None:
     nodes = sorted(p.with_prefix(f"{old}."), key=p.seq)
     for node in nodes:
         key = renumbered(p.key(node), old, new) if p.op(node) in STORED else None
-        own = key is not None and key not in p.weights and set(p.readers(p.key(node))) <= set(nodes)
+        own = key is not None and not p.weights.has_key(key) and set(p.readers(p.key(node))) <= set(nodes)
         e.rename(node, f"{new}{p.path(node)[len(old) :]}", key=key if own else None)
 
 
@@ -126,4 +126,4 @@ def renumbered(key: str, old: str, new: str) -> str | None:
 
 
 def _free_key(p: Program, wanted: str) -> str:
-    return next(name for name in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if name not in p.weights)
+    return next(name for name in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if not p.weights.has_key(name))

@@ -33,7 +33,7 @@ from graphwright.program.weights import array_digest
 
 if TYPE_CHECKING:
     from graphwright.array import DType, NDArray
-    from graphwright.files import StrPath, open_regular
+    from graphwright.files import StrPath
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 KIND = "harmful_block"
 TARGETS = "diagnose.targets"
 """Name of the input of target tokens, on the fork that runs a text."""
+_FEWEST = 30
+"""Fewest tokens whose standard error is taken for that of any text."""
 
 
 def harmful_block(d: Diagnosis) -> Iterator[Finding]:
@@ -33,13 +35,14 @@ def harmful_block(d: Diagnosis) -> Iterator[Finding]:
     A block is an edge into a junction from a node other than a junction. Its effect on a token is the loss of the token
     with the edge's value 0, minus the loss without that; its score is the mean effect in standard errors. A block is
     harmful if its score is below -`limits.errors`; useless, if its score is below 2 and the median score of all blocks
-    is above twice `limits.errors`. Models whose loss is near that of a uniform guess are not examined.
+    is above twice `limits.errors`. Models whose loss is near that of a uniform guess are not examined, nor are texts of
+    fewer than 30 tokens.
     """
     p, probe = d.program, d.probe
     if probe is None or TARGETS not in probe.inputs or not p.valid:
         return
     before, vocabulary = _token_losses(d, {}), p.spec(p.output("logits")).shape[-1]
-    if not isinstance(vocabulary, int) or not before.mean() < 0.9 * log(vocabulary):
+    if before.size < _FEWEST or not isinstance(vocabulary, int) or not before.mean() < 0.9 * log(vocabulary):
         return
     edges = [e for n in p.junctions() if p.graph.in_degree(n) > 1 for e in p.in_edges(n) if _block(p, e)]
     found: list[tuple[float, float, EdgeId]] = []
@@ -168,7 +171,7 @@ def head_order(d: Diagnosis) -> Iterator[Finding]:
         parts, orders = attention_parts(p, node), {}
         for name, part in parts.items():
             key = p.key(part.weight)
-            if key in source and source[key].spec == p.weights[key].spec:
+            if source.has_key(key) and source[key].spec == p.weights[key].spec:
                 before, now = source.array(key).to_numpy(bits=True), p.weights.array(key).to_numpy(bits=True)
                 if (order := _order(part, now, before)) is not None:
                     orders[name] = order

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 _NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
-BLOCK_NUMBER = re.compile(r"(?:(?<![^.])|(?<=[A-Za-z]))[0-9]+(?![^.])")  # also at the end of a segment: `block3`
 """A segment of a path that is a number."""
+BLOCK_NUMBER = re.compile(r"(?:(?<![^.])|(?<=[A-Za-z]))[0-9]+(?![^.])")
+"""A number that is a segment of a path or ends one, as in `block3`."""
 
 
 class Wiring:

@@ -17,6 +17,7 @@ from graphwright.autograd import Tensor, as_tensor, grad, scoped
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import NodeId
 from graphwright.plugins import load_plugins
+from graphwright.program.agreement import largest_difference
 from graphwright.program.builder import record
 from graphwright.program.editing.replace import boundary, replace
 from graphwright.program.errors import NotConvex
@@ -25,6 +26,7 @@ from graphwright.program.named_sizes import with_names
 from graphwright.program.op_graph import Value
 from graphwright.program.validate import refuse_broken
 from graphwright.report import Report
+from graphwright.settings import AtLeastOne, NotNegative, Settings
 from graphwright.surgery.rewriting.pattern import Occurrence, occurrences, removable
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class NotEquivalent(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class Rewrite(Settings):
     """A pattern and its replacement, both functions of the same tensors.
 
     Attributes:
@@ -59,18 +61,19 @@ class Rewrite:
     pattern: Function
     replacement: Function
     examples: tuple[Any, ...]
-    tolerance: float = 1e-5
-    samples: int = 3
+    tolerance: NotNegative = 1e-5
+    samples: AtLeastOne = 3
 
     def __post_init__(self) -> None:
+        Settings.__post_init__(self)
         if not isinstance(self.name, str) or not self.name:
             raise UsageError("a rewrite needs a name", expected="a text", got=repr(self.name)[:80])
-        if not self.examples:
+        if not isinstance(self.examples, tuple | list) or not len(self.examples):
             raise UsageError("a rewrite has no examples", where=self.name, expected="one per argument of the pattern",
-                             fix="examples=(gw.rand(2, 3),)")  # fmt: skip
-        if not (self.tolerance >= 0 and self.samples >= 1):
-            raise UsageError("invalid options of a rewrite", where=self.name, expected="tolerance >= 0, samples >= 1",
-                             got=f"tolerance={self.tolerance}, samples={self.samples}")  # fmt: skip
+                             got=type(self.examples).__name__, fix="examples=(gw.rand(2, 3),)")  # fmt: skip
+        if wrong := [name for name in ("pattern", "replacement") if not callable(getattr(self, name))]:
+            raise UsageError("not a function", where=f"{self.name}, {wrong[0]}", expected="a function of tensors",
+                             got=repr(getattr(self, wrong[0]))[:80])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -295,10 +298,10 @@ class _Sweep:
         """Compare two arrays; None is a gradient of zero. Raises: NotEquivalent."""
         if one is None and two is None:
             return
-        one, two = (np.zeros(1) if x is None else np.asarray(x, np.float64) for x in (one, two))
-        scale = max(float(np.abs(one).max(initial=0.0)), float(np.finfo(np.float32).tiny))
-        gap = np.abs(one - two)
-        error = float(np.where(np.isnan(one) & np.isnan(two), 0.0, gap).max(initial=0.0)) / scale
+        other = one if two is None else two
+        one, two = (np.zeros_like(other) if x is None else x for x in (one, two))
+        gap, scale = largest_difference(one, two)
+        error = gap / max(scale, float(np.finfo(np.float32).tiny))
         if not error <= self.rule.tolerance:
             raise NotEquivalent(f"the replacement computes another {what} than the pattern",
                                 where=f"rewrite {self.rule.name!r} at {path}",

@@ -1,0 +1,301 @@
+"""Fixed text of generated files, and the parts of it that depend on windows and embeddings.
+
+`@name@` marks the place of a part that is filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+CONFIGURATION = '''"""Configuration of a model whose structure was edited with Graphwright."""
+
+from transformers import PretrainedConfig
+
+
+class EditedConfig(PretrainedConfig):
+    """Fields of the edited class. The modeling file defines the structure and all sizes.
+
+    `num_hidden_layers` counts attention nodes, because transformers sizes caches by it.
+    """
+
+    model_type = "graphwright-@id@"
+'''
+
+_HELPERS = (
+    '''def rms_norm(x, weight, eps):
+    """Scale to unit root mean square in float32, cast back, times the weight."""
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)''',
+    '''def rope_table(positions, frequencies, scale, run):
+    """cos and sin [B, T, d/2] of position times frequency."""
+    angle = positions[..., None].to(frequencies.dtype) * frequencies
+    return (angle.cos() * scale).to(run.dtype), (angle.sin() * scale).to(run.dtype)''',
+    '''def rope_dynamic(positions, frequencies, theta, factor, original):
+    """Frequencies for the longest position."""
+    length, dim = int(positions.max()) + 1, 2 * len(frequencies)
+    if length <= original:
+        return frequencies
+    scaled = theta * (factor * length / original - (factor - 1)) ** (dim / (dim - 2))
+    return 1.0 / scaled ** (torch.arange(0, dim, 2, device=frequencies.device) / dim)''',
+    '''def rope(x, cos, sin):
+    """Rotate pairs half an axis apart; entries after the rotated part stay."""
+    half = cos.shape[-1]
+    cos, sin = cos[:, None], sin[:, None]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)''',
+    '''def rope_pairs(x, cos, sin):
+    """Rotate neighbouring pairs; entries after the rotated part stay."""
+    width = 2 * cos.shape[-1]
+    cos, sin = cos[:, None], sin[:, None]
+    a, b, rest = x[..., :width:2], x[..., 1:width:2], x[..., width:]
+    return torch.cat((torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2), rest), -1)''',
+)
+HELPERS = {text[len("def ") : text.index("(")]: text for text in _HELPERS}
+"""Functions that emitted texts call, by name; a file contains the ones it needs."""
+
+_CLASSES = (
+    '''class RMSNorm(nn.Module):
+    """`rms_norm` with its weight."""
+
+    def __init__(self, size, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x):
+        return rms_norm(x, self.weight, self.eps)
+
+    def extra_repr(self):
+        return f"{tuple(self.weight.shape)}, eps={self.eps}"''',
+    '''def eager_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """Attention in separate steps, which also returns its weights [B, H, T, keys]."""
+    key = key.repeat_interleave(module.num_key_value_groups, 1)
+    value = value.repeat_interleave(module.num_key_value_groups, 1)
+    weights = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        weights = weights + attention_mask
+    weights = weights.softmax(-1, dtype=torch.float32).to(query.dtype)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+class Attention(nn.Module):
+    """Causal attention of the implementation in the config, with grouped heads; `window`: keys that a query sees."""
+
+    def __init__(self, groups, scaling, window=None):
+        super().__init__()
+        self.num_key_value_groups, self.scaling, self.sliding_window = groups, scaling, window
+        self.is_causal = True
+
+    def forward(self, q, k, v, run):
+        if run.cache is not None:
+            k, v = run.cache.update(k, v, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        mask = run.masks[self.sliding_window]
+        mask = mask if mask is None else mask.to(q.device)
+        out, weights = attend(self, q, k, v, mask, scaling=self.scaling, sliding_window=self.sliding_window)
+        if run.attentions is not None:
+            run.attentions.append(weights)
+        return out.transpose(1, 2)''',
+)
+CLASSES = {text[text.index("class ") + len("class ") : text.index("(nn.Module)")]: text for text in _CLASSES}
+"""Classes of modules that are not torch's own, by name; a file contains the ones it needs."""
+
+WINDOW = '''class Window:
+    """What the functions of masks read of a config, for one window."""
+
+    def __init__(self, config, size):
+        self._attn_implementation, self.sliding_window = config._attn_implementation, size
+
+
+'''
+
+NO_EMBEDS = """        if input_ids is None:
+            raise ValueError("this model needs input_ids; more than one op reads them")
+"""
+
+MODELING = '''"""A language model whose structure was edited with Graphwright; this file defines its structure.
+
+Edits:
+@edits@
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.masking_utils import @masks@
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
+@interface@from transformers.utils import can_return_tuple
+
+from .configuration_@id@ import EditedConfig
+
+CONSTS = {
+@consts@}
+
+
+@helpers@
+
+
+class Run:
+    """One forward pass: its sizes, dtype, masks by window and cache, and lists of hidden states and attentions."""
+
+    def __init__(self, model, x, masks, cache, hidden, attentions):
+        self.model, self.masks, self.cache, self.hidden, self.attentions = model, masks, cache, hidden, attentions
+        self.B, self.T = x.shape[:2]
+        self.device, self.dtype = x.device, x.dtype if x.is_floating_point() else model.dtype
+
+    def const(self, name, dtype=None):
+        """A constant, in the dtype it was written with or in another."""
+        return CONSTS[name].to(self.device, dtype)
+
+    def zeros(self, shape, dtype):
+        """The sum of no terms."""
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+
+@window@class Layer(GradientCheckpointingLayer):
+    """A layer; its first operand is a hidden state of the model."""
+
+    def __call__(self, *operands):
+        run = operands[-1]
+        if run.hidden is not None:
+            run.hidden.append(operands[0])
+        return super().__call__(*operands)
+
+
+@blocks@
+
+
+# module -> its class and arguments, by layer where they differ; {} stands for the layer
+MODULES = {
+@modules@}
+
+# weight of no such module -> shape
+PARAMETERS = {
+@parameters@}
+
+
+class EditedForCausalLM(PreTrainedModel, GenerationMixin):
+    """Modules and weights under their checkpoint keys, and the forward pass below."""
+
+    config_class = EditedConfig
+    base_model_prefix = ""
+    supports_gradient_checkpointing = True
+    gradient_checkpointing = False
+    _no_split_modules = @no_split@  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = @static@
+@tied@
+    def __init__(self, config):
+        super().__init__(config)
+        for name, entry in rows(MODULES):
+            cls, *given = entry if isinstance(entry, tuple) else (entry,)
+            parent, _, child = name.rpartition(".")
+            made = cls(*(getattr(config, a) if isinstance(a, str) else a for a in given))
+            self.get_submodule(parent).add_module(child, made)
+            if isinstance(made, Layer):
+                made.number = int(child)
+        for name, shape in rows(PARAMETERS):
+            parent, _, child = name.rpartition(".")
+            self.get_submodule(parent).register_parameter(child, nn.Parameter(torch.empty(shape)))
+        attentions = [m for m in self.modules() if hasattr(m, "num_key_value_groups")]
+        for index, module in enumerate(attentions):
+            module.config, module.layer_idx = config, index
+        self.post_init()
+
+    def _init_weights(self, module):
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.ndim > 1:
+                nn.init.normal_(weight, std=getattr(self.config, "initializer_range", 0.02))
+            else:
+                nn.init.constant_(weight, 0.0 if name == "bias" else 1.0)
+@accessors@
+    @staticmethod
+    def create_masks_for_generate(config, inputs_embeds, attention_mask, past_key_values, position_ids=None, **kwargs):
+        """The mask of each window; generate calls this."""
+        given = (inputs_embeds, attention_mask, past_key_values, position_ids)
+        return {
+            w: @mask@
+            for w in @windows@
+        }
+
+    def features(self, @given@, positions, run):
+        """What the head reads [B, T, D], or without a head the logits."""
+@features@
+
+    @can_return_tuple
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
+                labels=None, use_cache=None, logits_to_keep=0, output_attentions=None, output_hidden_states=None,
+                **kwargs):
+        """As every causal language model of transformers; attention_mask marks left padding with 0."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+@refused@        x = @embed@ if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = getattr(self.config, "use_cache", True)
+        if self.training and self.gradient_checkpointing:
+            use_cache, past_key_values = False, None
+@cached@        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if position_ids is None:
+            position_ids = torch.arange(x.shape[1], device=x.device)[None] + past
+            if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
+                counted = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+                position_ids = counted.gather(1, position_ids.expand(x.shape[:2]))
+        position_ids = position_ids.expand(x.shape[:2])
+        masks = attention_mask
+        if not isinstance(masks, dict):
+            sizes = x if x.ndim == 3 else x[..., None].to(self.dtype)
+            masks = self.create_masks_for_generate(self.config, sizes, masks, past_key_values, position_ids)
+        given = ((output_hidden_states, "output_hidden_states"), (output_attentions, "output_attentions"))
+        wanted = [getattr(self.config, name, False) if flag is None else flag for flag, name in given]
+        hidden, attentions = ([] if flag else None for flag in wanted)
+        run = Run(self, x, masks, past_key_values, hidden, attentions)
+        x = self.features(x, position_ids, run)
+@last@        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = @head@
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=past_key_values,
+            hidden_states=None if hidden is None else tuple(hidden),
+            attentions=None if attentions is None else tuple(attentions),
+        )
+
+
+def rows(table):
+    """Yield (name, entry) of a table whose entries may differ by layer."""
+    for name, entry in table.items():
+        for layer, own in entry.items() if isinstance(entry, dict) else [(None, entry)]:
+            yield name.format(layer), own
+'''
+
+
+def masks(windows: Set[int | None]) -> dict[str, str]:
+    """Return the parts of the template that make the mask of each window, None for full attention."""
+    full, sliding = "create_causal_mask(config, *given)", "create_sliding_window_causal_mask(Window(config, w), *given)"
+    several = {full: None in windows or not windows, sliding: bool(windows - {None})}
+    used = [text for text, wanted in several.items() if wanted]
+    return {
+        "windows": repr(tuple(sorted(windows, key=lambda w: w or 0))),
+        "mask": "\n            if w is None else ".join(used),
+        "masks": ", ".join(text.partition("(")[0] for text in used),
+        "window": WINDOW if sliding in used else "",
+    }
+
+
+def accessors(kind: str, attribute: str, path: str) -> str:
+    """Return the methods by which transformers reads and replaces the `input` or `output` embeddings."""
+    return f'''
+    def get_{kind}_embeddings(self):
+        return {attribute}
+
+    def set_{kind}_embeddings(self, value):
+        self.set_submodule("{path}", value)
+'''
