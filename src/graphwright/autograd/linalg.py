@@ -22,7 +22,6 @@ from graphwright.autograd.products import cross as _cross
 from graphwright.autograd.reductions import norm as vector
 from graphwright.errors import ComputeError, DTypeError, ShapeError, UsageError
 from graphwright.ops import call
-from graphwright.ops.axes import axis_of
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor
@@ -527,12 +526,7 @@ def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
 
 def cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """Return the cross product along an axis of size 3, after broadcasting. Raises: ShapeError."""
-    at = axis_of(dim, input.ndim)
-    if input.ndim != other.ndim or not input.shape[at] == other.shape[at] == 3:
-        got = f"{input.spec}, {other.spec}"
-        raise ShapeError("invalid operands of a cross product", expected=f"size 3 along axis {dim}", got=got)
-    shape = np.broadcast_shapes(input.shape, other.shape)
-    return _cross(input.expand(*shape), other.expand(*shape), dim)
+    return _cross(input, other, dim)
 
 
 def diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:

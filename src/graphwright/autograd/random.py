@@ -16,9 +16,10 @@ import numpy as np
 
 from graphwright.array import CPU, Device, finfo, from_numpy, int64
 from graphwright.autograd.apply import TensorBase, as_tensor
-from graphwright.autograd.create import device_of, full_like, like, renamed, sizes, target
+from graphwright.autograd.create import device_of, full_like, like, renamed, target
 from graphwright.autograd.names import METHOD, named
 from graphwright.autograd.recorder import Recorder, active_recorder, scoped
+from graphwright.autograd.shapes import ints
 from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import HostVariable
 from graphwright.errors import UsageError
@@ -147,7 +148,7 @@ def _sampler(name: str, op: str, doc: str):  # the type is inferred: Callable wo
         requires_grad: bool = False, generator: Generator | None = None, device: Device | str | None = None,
         out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        given = sizes(shape if size is None else size)
+        given = ints(shape if size is None else size)
         kind, there = target(given, dtype, device, out)
         key, stream = _drawn(generator, there)
         made = call(op, key, stream=stream, shape=given, dtype=kind, out=out)
@@ -172,7 +173,7 @@ def randint(
     """Sample integers from low .. high - 1, int64 by default. Raises: UsageError unless low < high ≤ low + 2³¹."""
     if size is None:  # randint(high, size)
         low, high, size = 0, low, high
-    shape = sizes((size,))
+    shape = ints((size,))
     kind, there = target(shape, int64 if dtype is None and out is None else dtype, device, out)
     key, stream = _drawn(generator, there)
     if out is not None and kind is int64:
