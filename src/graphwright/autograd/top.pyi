@@ -678,7 +678,7 @@ def slogdet(A: Any) -> Any:
     """Return sign and ln |det A| of [..., n, n]. Raises: ShapeError, DTypeError."""
 
 def det(A: Any) -> Tensor:
-    """Return the determinants of [..., n, n]; gradient g·det A·A⁻ᵀ. Raises: ShapeError, DTypeError."""
+    """Return the determinants of [..., n, n]; the gradient is g times the cofactors. Raises: ShapeError, DTypeError."""
 
 def logdet(A: Any) -> Tensor:
     """Return ln det A of [..., n, n]; NaN for a negative determinant. Raises: ShapeError, DTypeError."""
@@ -705,7 +705,10 @@ def chain_matmul(*matrices: Any) -> Tensor:
     """`linalg.multi_dot`."""
 
 def matrix_power(A: Any, n: Any) -> Tensor:
-    """Return the n-th power of [..., n, n], by repeated squaring; a negative n inverts first. Raises: ShapeError."""
+    """Return the n-th power of [..., n, n], by repeated squaring; a negative n inverts first.
+
+    Raises: ShapeError, DTypeError; UsageError unless n is an int.
+    """
 
 def matrix_exp(A: Any) -> Tensor:
     """Σ Aᵏ/k! of [..., n, n], by scaling and squaring a Taylor series. Raises: ShapeError, DTypeError."""
