@@ -175,8 +175,9 @@ class _Svd(Function):
     @staticmethod
     def vjp(ctx: Any, g: tuple[Any, Any, Any], needs: Any) -> tuple[Tensor, None]:
         u, s, vh = ctx.saved
-        pairs = ((u, -1), (vh, -2), (g[0], -1), (g[2], -2))
-        u, vh, gu, gv = (x if x is None else x.narrow(axis, 0, s.shape[-1]) for x, axis in pairs)
+        k = s.shape[-1]
+        u, vh = u.narrow(-1, 0, k), vh.narrow(-2, 0, k)
+        gu, gv = (x if x is None else x.narrow(axis, 0, k) for x, axis in ((g[0], -1), (g[2], -2)))
         row, column, squares = s.unsqueeze(-2), s.unsqueeze(-1), s * s
         inner = g[1].diag_embed() if g[1] is not None else u.mT @ u * 0.0
         total, gaps = None, _gaps(squares, squares)

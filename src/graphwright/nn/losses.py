@@ -12,6 +12,7 @@ import numpy as np
 
 from graphwright.autograd import Tensor, as_tensor, cat, minimum, one_hot, stack, where
 from graphwright.autograd.functions import wide
+from graphwright.autograd.pointwise import xlogy
 from graphwright.autograd.products import cosine_similarity, pairwise_distance, pdist
 from graphwright.autograd.shapes import movedim
 from graphwright.errors import ShapeError, UsageError
@@ -47,6 +48,10 @@ def cross_entropy(
     Returns: float32 or wider; a scalar unless reduction is `none`.
     Raises: ShapeError, DTypeError, IndexOutOfRange for a class id outside 0..K-1, UsageError.
     """
+    if not 0 <= label_smoothing <= 1:
+        raise UsageError(
+            "label_smoothing is out of range", where="cross_entropy", expected="0 to 1", got=label_smoothing
+        )
     target = as_tensor(target)
     if target.dtype.is_float:
         return _soft_cross_entropy(input, target, weight, reduction, label_smoothing, _classes(input, dim))
@@ -139,8 +144,20 @@ def smooth_l1_loss(input: Tensor, target: Any, reduction: str = "mean", beta: fl
 
 
 def binary_cross_entropy(input: Tensor, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
-    """-w(y·ln p + (1 - y)·ln(1 - p)) for probabilities p; logarithms are clamped at -100, so p = 0 and 1 are finite."""
-    return _reduced(_weighted(call("bce", wide(input), wide(target)), weight), reduction)
+    """-w(y·ln p + (1 - y)·ln(1 - p)) for probabilities p; logarithms are clamped at -100, so p = 0 and 1 are finite.
+
+    Raises: ShapeError unless input and target have one shape; UsageError.
+    """
+    x, y = _of_one_shape("binary_cross_entropy", input, target)
+    return _reduced(_weighted(call("bce", x, y), weight), reduction)
+
+
+def _of_one_shape(where: str, input: Tensor, target: Any) -> tuple[Tensor, Tensor]:
+    x, y = wide(input), wide(target)
+    if x.shape != y.shape:
+        fix = f"target.reshape{x.shape}" if x.numel() == y.numel() else None
+        raise ShapeError("input and target differ in shape", where=where, expected=x.shape, got=y.spec, fix=fix)
+    return x, y
 
 
 def _weighted(loss: Tensor, weight: Any) -> Tensor:
@@ -155,8 +172,9 @@ def binary_cross_entropy_with_logits(
     Args:
         weight: factor of all terms; broadcasts to x.
         pos_weight: factor of the terms with y = 1; broadcasts to x.
+    Raises: ShapeError unless input and target have one shape; UsageError.
     """
-    x, y = wide(input), wide(target)
+    x, y = _of_one_shape("binary_cross_entropy_with_logits", input, target)
     if pos_weight is None:
         return _reduced(_weighted(call("bce_with_logits", x, y), weight), reduction)
     return _reduced(_weighted(-(pos_weight * y * logsigmoid(x) + (1.0 - y) * logsigmoid(-x)), weight), reduction)
@@ -169,10 +187,11 @@ def kl_div(input: Tensor, target: Any, reduction: str = "mean", log_target: bool
         log_target: whether the target is given as its logarithm.
         reduction: `mean`, `sum`, `none`, or `batchmean`: the sum divided by the size of the first axis.
     """
-    x, target = wide(input), wide(target)
-    share, known = (target.exp(), target) if log_target else (target, where(target > 0.0, target, 1.0).log())
-    loss = share * known - share * x
-    return loss.sum() / float(x.shape[0]) if reduction == "batchmean" else _reduced(loss, reduction)
+    x, y = wide(input), wide(target)
+    loss = y.exp() * (y - x) if log_target else xlogy(y, y) - y * x
+    if reduction == "batchmean":
+        return loss.sum() / float(x.shape[0] if x.ndim else 1)
+    return _reduced(loss, reduction)
 
 
 def poisson_nll_loss(
@@ -190,13 +209,18 @@ def poisson_nll_loss(
 def gaussian_nll_loss(
     input: Tensor, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
-    """½(ln v + (x - y)²/v), v = max(var, eps), without gradient through the bound; `full` adds ½ ln 2π."""
+    """½(ln v + (x - y)²/v), v = max(var, eps), without gradient through the bound; `full` adds ½ ln 2π.
+
+    Raises: ShapeError; outside traces UsageError for a negative variance.
+    """
     x, y, v = wide(input), wide(target), wide(var)
     if v.shape != x.shape and v.shape == x.shape[:-1]:
         v = v.unsqueeze(-1)
     elif v.shape != x.shape and v.shape[:-1] != x.shape[:-1] and v.ndim:
         expected = f"{x.shape} or {x.shape[:-1]}"
         raise ShapeError("the variance has a wrong shape", where="gaussian_nll_loss", expected=expected, got=v.spec)
+    if not v.symbolic and bool((v < 0.0).any().item()):
+        raise UsageError("a variance is negative", where="gaussian_nll_loss", expected=">= 0")
     v = where(v < eps, eps, v)
     loss = (v.log() + (x - y) ** 2 / v) * 0.5
     return _reduced(loss + 0.5 * log(2.0 * pi) if full else loss, reduction)
@@ -214,7 +238,10 @@ def cosine_embedding_loss(
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
-    """max(0, -y(a - b) + margin)."""
+    """max(0, -y(a - b) + margin). Raises: ShapeError for operands of different numbers of axes; UsageError."""
+    ranks = {x.ndim for x in map(as_tensor, (input1, input2, target))}
+    if len(ranks) > 1:
+        raise ShapeError("the operands have different numbers of axes", where="margin_ranking_loss", got=ranks)
     return _reduced((margin - wide(target) * (wide(input1) - input2)).relu(), reduction)
 
 
@@ -232,7 +259,9 @@ def soft_margin_loss(input: Tensor, target: Any, reduction: str = "mean") -> Ten
 def multi_margin_loss(
     input: Tensor, target: Any, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """Σ_k max(0, margin - x[y] + x[k])ᵖ / K over the other classes k."""
+    """Σ_k max(0, margin - x[y] + x[k])ᵖ / K over the other classes k. Raises: UsageError unless p is 1 or 2."""
+    if p not in (1, 2):
+        raise UsageError("unsupported power", where="multi_margin_loss", expected="1 or 2", got=p)
     x, y = wide(input), as_tensor(target)
     x = x if x.ndim else x.unsqueeze(0)
     y = y.squeeze(0) if x.ndim == 1 and y.ndim == 1 else y
@@ -312,18 +341,24 @@ def ctc_loss(
     steps, count = x.shape[:2]
     times, sizes = (_host_ids(n).reshape(-1) for n in (input_lengths, target_lengths))
     ids = _host_ids(targets)
-    if len(times) != count or len(sizes) != count or (count and max(times) > steps):
-        expected = f"{count} lengths, of inputs at most {steps}"
+    longest, joined = int(max(sizes, default=0)), ids.ndim == 1 and log_probs.ndim == 3
+    fits = ids.shape == (sum(sizes),) if joined else ids.ndim == log_probs.ndim - 1 and ids.shape[-1] >= longest
+    if len(times) != count or len(sizes) != count or max(times, default=0) > steps or min((*sizes, *times, 0)) < 0:
+        expected = f"{count} lengths >= 0, of inputs at most {steps}"
         raise ShapeError("invalid lengths", where="ctc_loss", expected=expected, got=f"{times}, {sizes}")
-    longest = int(max(sizes, default=0))
-    if ids.ndim == 1 and log_probs.ndim == 3:
+    if not fits or (not joined and ids.ndim == 2 and len(ids) != count):
+        expected = f"[{sum(sizes)}], or [{count}, {longest}] or longer"
+        raise ShapeError(
+            "the targets do not have the given lengths", where="ctc_loss", expected=expected, got=ids.shape
+        )
+    if joined:
         parts = np.split(ids, np.cumsum(sizes)[:-1])
-        ids = np.stack([np.pad(p[:n], (0, longest - n)) for p, n in zip(parts, sizes, strict=True)])
-    ids = ids.reshape(count, -1)[:, :longest]
+        ids = np.stack([np.pad(p, (0, longest - len(p))) for p in parts]) if count else ids.reshape(0, 0)
+    ids = (ids if ids.ndim == 2 else ids[None])[:, :longest]
     labels = np.full((count, 2 * longest + 1), blank)
     labels[:, 1::2] = ids
     skips = np.zeros(labels.shape, bool)
-    skips[:, 2:] = (labels[:, 2:] != blank) & (labels[:, 2:] != labels[:, :-2])
+    skips[:, 2:] = labels[:, 2:] != labels[:, :-2]
     never = as_tensor(np.full(labels.shape, -np.inf)).to(x.dtype)
     index, jump = as_tensor(labels), as_tensor(skips)
     alpha = where(as_tensor(np.arange(labels.shape[1]) < 2), x[0].gather(1, index), never)
