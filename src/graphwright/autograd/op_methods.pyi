@@ -340,9 +340,12 @@ class OpMethods:
     def geometric_(self, p: Any, *, generator: Any = ...) -> Tensor:
         """Fill with the number of trials until the first success of probability p, at least 1. Raises: UsageError."""
     def bernoulli_(self, p: Any = ..., *, generator: Any = ...) -> Tensor:
-        """Fill with 1 with probability p, a number or a tensor, else 0."""
+        """Fill with 1 with probability p, a number or a tensor, else 0. Raises: UsageError for a p outside [0, 1]."""
     def random_(self, from_: Any = ..., to: Any = ..., *, generator: Any = ...) -> Tensor:
-        """Fill with integers from .. to - 1, by default from 0; one number is the end."""
+        """Fill with integers from .. to - 1; one number is the end, of numbers from 0.
+
+        Without numbers, all integers from 0 that the dtype stores exactly, below 2³¹. Raises: UsageError for no integers.
+        """
     def sigmoid_(self, *args: Any, **options: Any) -> Any:
         """Run `sigmoid`, write the result to this tensor, and return it."""
     def tanh_(self, *args: Any, **options: Any) -> Any:

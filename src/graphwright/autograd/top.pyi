@@ -1179,7 +1179,10 @@ def equal(input: Any, other: Any) -> builtins.bool:
     """Whether shapes and all entries are equal. Raises: TraceError in a trace."""
 
 def bernoulli(input: Any, p: Any = ..., *, generator: Any = ..., out: Any = ...) -> Tensor:
-    """Sample 1 with the probabilities in `input`, else 0; with the number p, sample by it in the shape of `input`."""
+    """Sample 1 with the probabilities in `input`, else 0; with the number p, sample by it in the shape of `input`.
+
+    Raises: UsageError for a p, or outside traces an input on the CPU, that is not a probability.
+    """
 
 def multinomial(input: Any, num_samples: Any, replacement: Any = ..., *, generator: Any = ...) -> Tensor:
     """Sample indices of the last axis in proportion to the input: [..., K] -> [..., num_samples], int64.
