@@ -220,3 +220,32 @@ def test_distributions_have_the_right_moments() -> None:
     assert stats.chisquare(np.bincount(rows[:, 0]), len(rows) * np.array([1, 2, 3]) / 6).pvalue > 1e-3
     with pytest.raises(ShapeError):
         multinomial(weights, 5)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: gw.bernoulli(gw.tensor([0.5, 1.5])),
+        lambda: gw.bernoulli(gw.tensor([float("nan")])),
+        lambda: gw.bernoulli(gw.zeros(2), p=2.0),
+        lambda: gw.zeros(2).bernoulli_(-0.5),
+        lambda: gw.normal(gw.zeros(2), gw.tensor([1.0, -1.0])),
+        lambda: gw.normal(0.0, -1.0, (2,)),
+        lambda: gw.zeros(2).random_(0),
+    ],
+)
+def test_parameters_that_no_distribution_has_are_refused(call) -> None:
+    with pytest.raises(UsageError):
+        call()
+
+
+def test_means_and_deviations_that_do_not_broadcast_are_refused() -> None:
+    with pytest.raises(ShapeError):
+        gw.normal(gw.zeros(3), gw.ones(2))
+
+
+def test_random_integers_fill_the_range_of_the_dtype() -> None:
+    whole = gw.zeros(4000, dtype="int8").random_()
+    assert (whole.min().item(), whole.max().item()) == (0, 127)
+    bits = gw.zeros(100, dtype="bool").random_()
+    assert 20 < bits.sum().item() < 80

@@ -34,6 +34,13 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], list[np.ndarray]]] = {
         [TALL.swapaxes(-1, -2)],
     ),
     "qr": (lambda L, a: (lambda q, r: q @ r * 2.0 + q @ q.mT @ a)(*L.qr(a)), [TALL]),
+    "wide qr": (lambda L, a: (lambda q, r: q @ r * 2.0 + q @ q.mT @ a + r)(*L.qr(a)), [TALL.swapaxes(-1, -2)]),
+    "complete qr of wide": (lambda L, a: L.qr(a, "complete")[1].abs(), [TALL.swapaxes(-1, -2)]),
+    "full svd of tall": (lambda L, a: L.svd(a)[1], [TALL]),
+    "full svd of wide": (
+        lambda L, a: (lambda v: v[..., :2, :].mT @ v[..., :2, :])(L.svd(a)[2]),
+        [TALL.swapaxes(-1, -2)],
+    ),
     "triangle of qr": (lambda L, a: L.qr(a)[1].abs(), [TALL]),
     "pinv": (lambda L, a: L.pinv(a), [TALL]),
     "lstsq": (lambda L, a, b: L.lstsq(a, b).solution, [TALL, TALL]),
@@ -44,6 +51,7 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], list[np.ndarray]]] = {
     "norm 2": (lambda L, a: L.norm(a, 2, (-2, -1), True), [TALL]),
     "norm 1": (lambda L, a: L.matrix_norm(a, 1), [TALL]),
     "vector_norm": (lambda L, a: L.vector_norm(a, 3, 1), [TALL]),
+    "unit triangle": (lambda L, a, b: L.solve_triangular(a, b, upper=False, unitriangular=True), [SQUARE, SQUARE]),
     "multi_dot": (lambda L, a, b: L.multi_dot([a, b, a]), [SQUARE[0], SQUARE[1]]),
     "cross": (lambda L, a, b: L.cross(a, b), [TALL, TALL[:1] * 2 + 1]),
     "vecdot": (lambda L, a, b: L.vecdot(a, b, dim=1), [TALL, TALL + 1]),
@@ -105,6 +113,10 @@ def test_invalid_operands_are_refused() -> None:
         (ShapeError, lambda: gw.linalg.det(gw.ones(3))),
         (ShapeError, lambda: gw.linalg.solve(gw.eye(3), gw.ones(2, 2))),
         (DTypeError, lambda: gw.linalg.det(gw.tensor([[1, 2], [3, 4]]))),
+        (ShapeError, lambda: gw.linalg.solve(gw.eye(3), gw.tensor(1.0))),
+        (ShapeError, lambda: gw.linalg.solve(gw.ones(2, 3, 3), gw.ones(4, 3, 2))),
+        (DTypeError, lambda: gw.linalg.solve(gw.eye(3), gw.ones(3, dtype="float64"))),
+        (UsageError, lambda: gw.linalg.matrix_power(gw.eye(2), 1.5)),  # pyright: ignore[reportArgumentType]
         (ComputeError, lambda: gw.linalg.inv(gw.zeros(2, 2))),
         (ComputeError, lambda: gw.linalg.cholesky(-gw.eye(2))),
         (UsageError, lambda: gw.linalg.qr(gw.eye(2), "r")),
@@ -112,3 +124,34 @@ def test_invalid_operands_are_refused() -> None:
     ):
         with pytest.raises(error):
             call()
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_gradient_of_a_determinant_is_the_cofactors_also_of_singular_matrices(rank: int) -> None:
+    host = np.diag([2.0, 3.0, 0.0]) if rank == 2 else np.outer(*SQUARE[0][:2]) * rank
+    host = host[[1, 0, 2]]
+    cofactors = np.zeros((3, 3))
+    for i, j in np.ndindex(3, 3):
+        minor = np.delete(np.delete(host, i, 0), j, 1)
+        cofactors[i, j] = (-1) ** (i + j) * (minor[0, 0] * minor[1, 1] - minor[0, 1] * minor[1, 0])
+    a = gw.tensor(np.stack([host, SQUARE[0]]), requires_grad=True)
+    gw.linalg.det(a).sum().backward()
+    assert a.grad is not None
+    np.testing.assert_allclose(a.grad.numpy()[0], cofactors, atol=1e-12)
+    np.testing.assert_allclose(a.grad.numpy()[1], np.linalg.det(SQUARE[0]) * np.linalg.inv(SQUARE[0]).T, rtol=1e-9)
+
+
+def test_singular_and_infinite_matrices() -> None:
+    singular = gw.tensor([[[1.0, 2.0], [2.0, 4.0]], [[1.0, 0.0], [0.0, 2.0]]])
+    assert gw.linalg.cond(singular, 1).tolist() == [float("inf"), 2.0]
+    assert gw.linalg.cond(gw.ones(0, 0)).item() == 0.0
+    assert gw.linalg.matrix_exp(gw.tensor([[float("inf"), 0.0], [0.0, 1.0]])).isnan().any().item()
+    unread = gw.tensor([[float("nan"), 2.0], [float("nan"), 0.0]])
+    found = gw.linalg.solve_triangular(unread, gw.eye(2), upper=True, unitriangular=True)
+    assert found.tolist() == [[1.0, -2.0], [0.0, 1.0]]
+
+
+def test_full_factors_without_a_gradient_say_so() -> None:
+    q, _ = gw.linalg.qr(gw.tensor(TALL, requires_grad=True), "complete")
+    with pytest.raises(UsageError, match="no gradient"):
+        q.sum().backward()

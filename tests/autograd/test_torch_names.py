@@ -14,7 +14,7 @@ import torch
 
 import graphwright as gw
 from graphwright.autograd import names
-from graphwright.errors import GraphwrightError, UsageError
+from graphwright.errors import DTypeError, GraphwrightError, ShapeError, UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, of coming changes
 LINES = (Path(__file__).parent / "torch_spellings.txt").read_text(encoding="utf-8").splitlines()
@@ -28,6 +28,9 @@ INPUTS: dict[str, np.ndarray] = {
     "I": np.array([[0, 2], [3, 1], [2, 0]]), "J": np.array([2, 0]), "m": RNG.random((3, 4)) < 0.5,
     "z": RNG.integers(-3, 4, (3, 4)), "u": RNG.integers(1, 6, (3, 4)), "t": np.array([1, 0, 3]),
     "img": RNG.normal(size=(2, 4, 6, 6)).astype("f4"), "seq": RNG.normal(size=(2, 4, 7)).astype("f4"),
+    "s": np.array([0, -0.0, 1, -1, np.inf, np.nan, 0.6, -2.5, 1e30], "f4"),
+    "r": np.array([0, 0, 1, 2, 1, 1, 0.2, np.nan, 1e-30], "f4"),
+    "n": np.array([[1, np.nan, 3, 2], [2, 2, np.nan, 0], [-1, 1, 5, np.inf]], "f4"),
     "vol": RNG.normal(size=(1, 2, 4, 4, 4)).astype("f4"), "q": RNG.normal(size=(2, 2, 5, 4)).astype("f4"),
 }  # fmt: skip
 
@@ -116,6 +119,91 @@ def test_expressions_in_torch_spelling_have_the_gradients_of_torch(section: str)
                 )
                 compared += 1
     assert compared or section not in ("unary method", "reduce", "shape", "linalg", "index", "F losses")
+
+
+BAD: dict[str, type[GraphwrightError]] = {
+    "T.gcd(v, w)": DTypeError,
+    "T.nextafter(J, J)": DTypeError,
+    "T.mvlgamma(y, 0)": UsageError,
+    "T.slice_scatter(x, y[:1], 0, 1, 3)": ShapeError,
+    "T.scatter_add(x, 0, I, v)": ShapeError,
+    "T.scatter_reduce(x, 0, I, v, 'amax')": ShapeError,
+    "x.put_(J, v[:1])": ShapeError,
+    "T.index_add(x, 0, J, y[:2].double())": DTypeError,
+    "T.index_add(x, 0, J, v)": ShapeError,
+    "T.index_copy(x, 0, J, y[:1])": ShapeError,
+    "T.index_copy(x, 0, J, y[:2, :1])": ShapeError,
+    "T.index_fill(x, 0, J, v)": ShapeError,
+    "T.masked_select(x, z)": DTypeError,
+    "T.masked_select(x, m[:2])": ShapeError,
+    "T.masked_scatter(x, m[:2], y)": ShapeError,
+    "T.bincount(J, minlength=-1)": UsageError,
+    "T.histc(T.tensor([1.0, float('nan')]), 4)": UsageError,
+    "T.histc(v, 0)": UsageError,
+    "T.histc(v, 4, 1, -1)": UsageError,
+    "T.unique(T.tensor(1.0), dim=0)": ShapeError,
+    "T.quantile(x, T.tensor([[0.1]]))": ShapeError,
+    "T.quantile(v[:0], 0.5)": ShapeError,
+    "T.median(x[:0], 0)": ShapeError,
+    "T.renorm(x, 2, 0, -1.0)": UsageError,
+    "x.narrow(0, 1.5, 1)": DTypeError,
+    "v.unfold(0, 3, 0)": ShapeError,
+    "v.unfold(0, -1, 1)": ShapeError,
+    "T.meshgrid()": UsageError,
+    "T.meshgrid(x)": ShapeError,
+    "T.cartesian_prod()": UsageError,
+    "T.combinations(x)": ShapeError,
+    "T.combinations(v, -1)": ShapeError,
+    "T.block_diag(B)": ShapeError,
+    "T.tril_indices(-1, 2)": ShapeError,
+    "T.tensordot(x, y, 3)": ShapeError,
+    "T.tensordot(x, y, -1)": ShapeError,
+    "T.tensordot(x, y, ([0], [0, 1]))": ShapeError,
+    "T.tensordot(x, y, ([0, 0], [0, 1]))": ShapeError,
+    "T.cosine_similarity(x, y[:2])": ShapeError,
+    "F.binary_cross_entropy(p, p[:, :1])": ShapeError,
+    "F.binary_cross_entropy_with_logits(x[:, :1], p[:, 0])": ShapeError,
+    "F.cross_entropy(x, J[[0, 1, 1]], label_smoothing=1.5)": UsageError,
+    "F.gaussian_nll_loss(x, y, -y)": UsageError,
+    "F.margin_ranking_loss(x, x[0], y[0])": ShapeError,
+    "F.multi_margin_loss(x, t, p=3)": UsageError,
+    "F.ctc_loss(seq, T.ones(4, 3).long(), T.tensor([2] * 4), T.tensor([4] * 4))": ShapeError,
+    "F.ctc_loss(seq, T.ones(4, 3).long(), T.tensor([2] * 4), T.tensor([-1] * 4))": ShapeError,
+    "F.ctc_loss(seq, T.ones(7).long(), T.tensor([2] * 4), T.tensor([2] * 4))": ShapeError,
+    "F.ctc_loss(seq, T.ones(9).long(), T.tensor([2] * 4), T.tensor([2] * 4))": ShapeError,
+    "F.ctc_loss(seq, T.ones(1, 3).long(), T.tensor([2] * 4), T.tensor([2] * 4))": ShapeError,
+    "F.celu(x, 0.0)": UsageError,
+    "F.interpolate(z[None, None], size=(2, 2), mode='bicubic')": DTypeError,
+    "F.affine_grid(B[:, :2, :3], (3, 1, 4, 5))": ShapeError,
+    "F.affine_grid(B[:, :2, :3], (2, 1, 4))": ShapeError,
+    "F.affine_grid(B[:, :2, :3], (2, 1, 0, 4))": ShapeError,
+    "F.embedding_bag(J, A, T.tensor([0, 9]), include_last_offset=True)": ShapeError,
+}
+"""Calls that torch refuses too -> the error here."""
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_input_raises_a_typed_error(text: str) -> None:
+    theirs, mine = spaces()
+    with pytest.raises((RuntimeError, TypeError, ValueError, IndexError)):
+        eval(text, theirs)
+    with pytest.raises(BAD[text]):
+        eval(text, mine)
+
+
+def test_a_hard_gumbel_softmax_is_one_hot_where_the_soft_one_has_ties() -> None:
+    x = gw.tensor(np.tile([3e4, -3e4], (1, 8)).astype("f4")).bfloat16()  # the noise is lost in rounding
+    found = gw.nn.functional.gumbel_softmax(x, hard=True)
+    assert found.float().sum().item() == 1.0
+
+
+@pytest.mark.parametrize("function", [gw.cosine_similarity, gw.pairwise_distance])
+def test_similarities_of_bfloat16_are_computed_in_float32_and_rounded_once(function: Any) -> None:
+    x, y = (gw.tensor(INPUTS[name]).bfloat16() for name in "xy")
+    wide = function(x.float(), y.float())
+    found = function(x, y)
+    assert found.dtype.name == "bfloat16"
+    np.testing.assert_array_equal(found.float().numpy(), wide.bfloat16().float().numpy())
 
 
 @pytest.mark.parametrize("name", sorted(n for n, row in names.NAMES.items()))

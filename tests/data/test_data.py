@@ -279,3 +279,14 @@ def test_padded_rows_match_torch():
     for wrong in ([np.ones(()), np.ones(1)], [np.ones((2, 3)), np.ones((2, 4))]):
         with pytest.raises(ShapeError, match="first axis"):
             pad(wrong)
+
+
+def test_items_that_do_not_fit_together_raise_typed_errors() -> None:
+    for error, call in (
+        (UsageError, lambda: list(DataLoader([{"a": 1}, {"b": 2}], batch_size=2))),
+        (ShapeError, lambda: list(DataLoader([(1, 2), (1,)], batch_size=2))),
+        (UsageError, lambda: DataLoader([1, 2], batch_size=1.5)),  # pyright: ignore[reportArgumentType]
+        (UsageError, lambda: pad([])),
+    ):
+        with pytest.raises(error):
+            call()

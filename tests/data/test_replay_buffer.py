@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphwright.data import ReplayBuffer
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import DTypeError, ShapeError, UsageError
 
 
 def rows(first: int, count: int) -> dict[str, np.ndarray]:
@@ -73,3 +73,22 @@ def test_invalid_rows_are_refused_and_not_added() -> None:
     assert buffer.state_dict()["columns"]["id"].tolist() == [0, 1]
     with pytest.raises(UsageError, match="capacity"):
         ReplayBuffer(0)
+
+
+def test_invalid_rows_states_and_counts_are_refused_and_change_nothing() -> None:
+    buffer = ReplayBuffer(4)
+    buffer.add(reward=[1, 0])
+    for error, call in (
+        (DTypeError, lambda: buffer.add(reward=[0.5])),  # would become 0
+        (DTypeError, lambda: ReplayBuffer(4).add(name=["a"])),
+        (UsageError, lambda: buffer.sample(-1)),
+        (UsageError, lambda: buffer.load_state_dict({})),
+        (UsageError, lambda: ReplayBuffer(2.5)),  # pyright: ignore[reportArgumentType]
+    ):
+        with pytest.raises(error):
+            call()
+    assert (len(buffer), buffer.added, buffer.sampled) == (2, 2, 0)
+    wide = ReplayBuffer(4)
+    wide.add(reward=[0.5])
+    wide.add(reward=[2])
+    assert sorted(wide.state_dict()["columns"]["reward"]) == [0.5, 2.0]

@@ -223,3 +223,11 @@ def test_parameters_broadcast_and_promote() -> None:
 def test_invalid_parameters_are_refused(error: type[Exception], make: Callable[[], object]) -> None:
     with pytest.raises(error):
         make()
+
+
+def test_class_ids_broadcast_with_the_parameters() -> None:
+    logits = np.random.default_rng(0).normal(size=(3, 4))
+    for ids in (np.array([[0], [3]]), np.array([1, 2, 0]), np.array(2), np.zeros((5, 1, 3), int)):
+        found = d.Categorical(gw.tensor(logits)).log_prob(gw.tensor(ids))
+        truth = td.Categorical(logits=torch.tensor(logits)).log_prob(torch.tensor(ids))
+        np.testing.assert_allclose(found.numpy(), truth.numpy(), rtol=1e-12)

@@ -190,3 +190,13 @@ def test_a_failed_batch_is_not_added_and_a_reset_forgets() -> None:
     assert metric.update([1], [1]).compute() == 1
     assert "top_k" in inspect.signature(m.accuracy).parameters
     assert repr(m.Accuracy(top_k=3)) == "Accuracy(top_k=3, ignore_index=None)"
+
+
+@pytest.mark.parametrize(
+    ("targets", "error"),
+    [([0.5, 1.0], DTypeError), ([-100, 1], IndexOutOfRange), ([3, 1], IndexOutOfRange), (1, ShapeError)],
+)
+def test_perplexity_takes_only_ids_of_the_vocabulary_as_targets(targets: Any, error: type[Exception]) -> None:
+    logits = np.zeros((2, 3) if isinstance(targets, list) else ())
+    with pytest.raises(error):
+        m.perplexity(logits, np.asarray(targets), ignore_index=0)

@@ -224,3 +224,11 @@ def test_stop_gradient_and_scale_gradient_scale_gradients_only() -> None:
         y = call("scale_gradient", x, scale=scale)
         assert y.tolist() == [1, 2]
         assert grad((y * y).sum(), x)[0].tolist() == [2 * scale, 4 * scale]
+
+
+def test_second_derivatives_of_lgamma_and_gradients_of_acosh_at_the_ends() -> None:
+    x = tensor([0.5, 1.0, 2.0, -0.5], dtype="float64", requires_grad=True)
+    exact = np.pi**2 / np.array([2, 6, 6, 2]) + np.array([0, 0, -1, 4])
+    np.testing.assert_allclose(grad(call("digamma", x).sum(), x)[0].numpy(), exact, rtol=1e-14)
+    y = tensor([-2.0, 1e30], requires_grad=True)
+    np.testing.assert_allclose(grad(call("acosh", y).sum(), y)[0].numpy(), [np.nan, 1e-30], rtol=1e-6)

@@ -207,3 +207,14 @@ def test_a_compiled_step_reads_new_rates_without_retracing():
         seen.append(p.item())
     assert seen == [-1.0, -1.5, -1.75, -1.875]
     assert step.traces == 1
+
+
+def test_one_cycle_without_time_to_rise_starts_at_the_top() -> None:
+    scheduler = lr_scheduler.OneCycleLR(optimizer(0.1), 1.0, 10, pct_start=0.1)  # torch divides by 0 here
+    rates = scheduler.get_last_lr()
+    for _ in range(9):
+        scheduler.step()
+        rates += scheduler.get_last_lr()
+    assert rates[0] == 1.0
+    assert rates[-1] == pytest.approx(1.0 / 25 / 1e4)
+    assert rates == sorted(rates, reverse=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from keyword import iskeyword
 from math import prod
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 
@@ -113,6 +113,10 @@ def sample_sizes(specs: Iterable[Spec]) -> dict[str, int]:
     return {name: 3 + i for i, name in enumerate(names)}
 
 
+@overload
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]: ...
+@overload
+def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]: ...
 def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
     """Return the broadcast shape; a named dimension broadcasts only with itself and 1. Raises: ShapeError."""
     rank = max((len(s) for s in shapes), default=0)

@@ -22,6 +22,7 @@ from graphwright.array.spec import Spec
 from graphwright.autograd.apply import as_tensor, host_array, speaks_dlpack
 from graphwright.autograd.names import METHOD
 from graphwright.autograd.names import named as entered
+from graphwright.autograd.shapes import ints
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import DTypeError, OutOfMemory, ShapeError, UsageError
 
@@ -89,12 +90,6 @@ def target(shape: Shape, dtype: object, device: Device | str | None, out: Tensor
     return kind, there
 
 
-def sizes(given: Sequence[Any]) -> Shape:
-    """Return sizes as a tuple; `given` is either the sizes or a single tuple or list of them."""
-    one = len(given) == 1 and isinstance(given[0], tuple | list)
-    return tuple(given[0]) if one else tuple(given)
-
-
 def device_of(x: Tensor) -> Device:
     """Return the device of a tensor; in a trace the CPU, where programs are built."""
     return x.data.device if isinstance(x.data, NDArray) else CPU
@@ -146,7 +141,7 @@ def empty(
     device: Device | str | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Make an uninitialised tensor, float32 by default; for debugging, `array.storage.poison()` fills it with NaN."""
-    shape = sizes(shape if size is None else size)
+    shape = ints(shape if size is None else size)
     kind, there = target(shape, dtype, device, out)
     return Tensor(_empty(shape, kind, there), requires_grad) if out is None else out
 
@@ -156,7 +151,7 @@ def _constant(name: str, value: int):  # the types of these factories are inferr
         *shape: int | Sequence[int], size: Sequence[int] | None = None, dtype: object = None,
         requires_grad: bool = False, device: Device | str | None = None, out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        given = sizes(shape if size is None else size)
+        given = ints(shape if size is None else size)
         kind, _ = target(given, dtype, device, out)
         return full(given, value, kind, requires_grad, device=device, out=out)
 
@@ -228,7 +223,7 @@ def arange(
             "arange cannot reach its end with this step", expected=expected, got=f"{low} to {high} by {step}"
         )
     if dtype is None and out is None:
-        dtype = int64 if all(isinstance(v, int) for v in (low, high, step)) else float32
+        dtype = int64 if all(isinstance(v, int | np.integer) for v in (low, high, step)) else float32
     with _allocating(f"{low} to {high} by {step}"):
         host = np.arange(low, high, step)
     return _made(host, dtype, device, requires_grad, out)
@@ -242,7 +237,7 @@ def linspace(
 
     Raises: UsageError for a negative count.
     """
-    if not isinstance(steps, int) or steps < 0:
+    if not isinstance(steps, int | np.integer) or steps < 0:
         raise UsageError("linspace got an invalid number of points", expected="an integer >= 0", got=steps)
     kind = float32 if dtype is None and out is None else dtype
     low, high = _ends("linspace", start, end, kind)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphwright.autograd.apply import as_tensor
-from graphwright.autograd.tensor import Tensor
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call
+
+if TYPE_CHECKING:
+    from graphwright.autograd.tensor import Tensor
 
 Labels = list[str | int]
 """One label per axis: a letter, or for an axis of `...` its negative index counted from the right end."""
@@ -49,7 +51,7 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     x, have = parts[0]
     for count, (y, other) in enumerate(parts[1:], 2):
         later = {label for _, each in parts[count:] for label in each}
-        x, have = _contract(x, have, y, other, later | set(result))
+        x, have = contract(x, have, y, other, later | set(result))
     x, have = _without(x, have, set(result))
     return call("permute", x, axes=tuple(have.index(label) for label in result))
 
@@ -104,7 +106,7 @@ def _without(x: Tensor, labels: Labels, keep: set[str | int]) -> tuple[Tensor, L
     return (x.sum(axes) if axes else x), [label for label in labels if label in keep]
 
 
-def _contract(a: Tensor, la: Labels, b: Tensor, lb: Labels, keep: set[str | int]) -> tuple[Tensor, Labels]:
+def contract(a: Tensor, la: Labels, b: Tensor, lb: Labels, keep: set[str | int]) -> tuple[Tensor, Labels]:
     """Multiply operands with labels `la` and `lb`, sum over labels not in `keep`; return the result and its labels."""
     a, la = _without(a, la, keep | set(lb))
     b, lb = _without(b, lb, keep | set(la))

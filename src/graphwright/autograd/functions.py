@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array import float32
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.names import TOP, named
 from graphwright.errors import ShapeError, UsageError
@@ -84,6 +85,12 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         got = ", ".join(str(t.spec) for t in tensors)
         raise ShapeError("stacked tensors have different shapes", expected="one shape", got=got)
     return call("concat", *(t.reshape(*shape[:at], 1, *shape[at:]) for t in tensors), axis=at)
+
+
+def wide(x: Any) -> Tensor:
+    """Return x in float32 if its dtype is a narrower float."""
+    x = as_tensor(x)
+    return x.to(float32) if x.dtype.is_low else x
 
 
 def cast_like(value: Any, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ The rules of `[...]` are those of numpy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from graphwright.autograd.functions import cast_like
 from graphwright.autograd.modes import is_grad_enabled
 from graphwright.autograd.names import TOP, named
 from graphwright.autograd.recorder import active_recorder
+from graphwright.autograd.reductions import changes, scan
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import call
 from graphwright.ops.axes import axis_of
@@ -151,9 +152,11 @@ def scatter(
 
 
 def _of_index(source: Tensor, index: Tensor) -> Tensor:
-    """Return the leading entries of `source` in the shape of the index, broadcast if it is a number."""
-    if source.ndim != index.ndim:
+    """Return the leading entries of `source` in the shape of the index, broadcast if it is 0-d. Raises: ShapeError."""
+    if not source.ndim:
         return source.expand(*index.shape)
+    if source.ndim != index.ndim:
+        raise ShapeError("the values have another number of axes than the index", expected=index.spec, got=source.spec)
     for axis, n in enumerate(index.shape):
         source = source.narrow(axis, 0, n) if source.shape[axis] > n else source
     return source
@@ -198,24 +201,16 @@ def scatter_reduce(
     none, one = call("full_like", input, value=0.0), call("full_like", values, value=1.0)
     hits = call("scatter_add", none, ids, one, axis=dim)
     own = (hits == 0) | include_self
-    start = call("where", own, input, cast_like(1.0 if reduce == "prod" else 0.0, input))
     if reduce == "prod":
-        n = ids.shape[axis_of(dim, ids.ndim)] if ids.ndim else 1
-        for turn, taken in enumerate(_turns(ids, dim, n)):
-            mine = taken == turn
-            factor = call("scatter_add", none, ids, call("where", mine, values, none_like(values)), axis=dim)
-            start = start * call("where", call("scatter_add", none, ids, mine.to(input.dtype), axis=dim) > 0, factor, 1)
-        return start
+        return _combined("mul", input, values, ids, dim, hits > 0, include_self)
+    start = call("where", own, input, cast_like(0.0, input))
     if reduce in ("amax", "amin"):
-        order = values.detach().sort(dim, reduce == "amin")
-        seen = call("where", own, input.detach(), call("scatter", input.detach(), ids, values.detach(), axis=dim))
-        latest = call("scatter", seen, call("gather", ids, order[1], axis=dim), order[0], axis=dim)
-        best = call("maximum" if reduce == "amax" else "minimum", seen, latest)
-        theirs = values == call("gather", best, ids, axis=dim)
-        mine = own & (input == best)
-        start = call("where", mine, input, cast_like(0.0, input))
-        values, one = call("where", theirs, values, none_like(values)), theirs.to(values.dtype)
-        own, hits = mine, call("scatter_add", none, ids, one, axis=dim)
+        op = "maximum" if reduce == "amax" else "minimum"
+        best = _combined(op, input.detach(), values.detach(), ids, dim, hits > 0, include_self)
+        theirs, own = values == call("gather", best, ids, axis=dim), own & (input == best)
+        start = call("where", own, input, call("where", best.isnan(), best, cast_like(0.0, input)))
+        values, one = call("where", theirs, values, cast_like(0.0, values)), theirs.to(values.dtype)
+        hits = call("scatter_add", none, ids, one, axis=dim)
     total = call("scatter_add", start, ids, values, axis=dim)
     if reduce == "sum":
         return total
@@ -223,18 +218,19 @@ def scatter_reduce(
     return total / count if input.dtype.is_float else call("floor_divide", total, count)
 
 
-def none_like(x: Tensor) -> Tensor:
-    """Return zeros like x."""
-    return call("full_like", x, value=0.0)
+def _combined(op: str, x: Tensor, values: Tensor, ids: Tensor, dim: int, hit: Tensor, with_own: bool) -> Tensor:
+    """Combine the values of each index along an axis, and the entry of x if `with_own`, by an associative op."""
+    ordered, order = ids.sort(dim)
+    at = axis_of(dim, ids.ndim)
 
+    def combine(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        return call("where", a[1] == b[1], call(op, a[0], b[0]), b[0]), b[1]
 
-def _turns(ids: Tensor, dim: int, n: int) -> list[Tensor]:
-    """Return n times how many earlier entries along an axis have the same index."""
-    at = axis_of(dim, ids.ndim) if ids.ndim else 0
-    lined = (ids if ids.ndim else ids.unsqueeze(0)).transpose(at, -1)
-    same = (lined.unsqueeze(-1) == lined.unsqueeze(-2)) & as_tensor(np.tril(np.ones((n, n), bool), -1))
-    counts = same.sum(-1).transpose(at, -1)
-    return [counts if ids.ndim else counts.squeeze(0)] * n
+    values, _ = scan(combine, (call("gather", values, order, axis=at), ordered), at)
+    last = changes(ordered, at).roll(-1, at)  # where the values of an index are complete
+    values = call("where", last, values, cast_like(0.0, values))
+    whole = call("scatter_add", call("full_like", x, value=0.0), ordered, values, axis=at)
+    return call("where", hit, call(op, x, whole) if with_own else whole, x)
 
 
 @named(in_place=True, scalars=True)
@@ -242,15 +238,20 @@ def index_reduce(
     input: Tensor, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Tensor:  # fmt: skip
     """Combine source[i] into a copy of x at index[i] for axis 0, as `scatter_reduce`."""
-    at, values = axis_of(dim, input.ndim), as_tensor(source)
-    ids = _int64(index).reshape(*(-1 if a == at else 1 for a in range(input.ndim))).expand(*values.shape)
+    at, ids, values = _slices("index_reduce", input, dim, index, source)
+    ids = ids.reshape(*(-1 if a == at else 1 for a in range(input.ndim))).expand(*values.shape)
     return scatter_reduce(input, at, ids, values, reduce, include_self=include_self)
 
 
 @named(in_place=True)
 def put(input: Tensor, index: Any, source: Any, accumulate: bool = False) -> Tensor:
-    """Return a copy y with y.flatten()[index] = source, or += with `accumulate`. Raises: IndexOutOfRange."""
+    """Return a copy y with y.flatten()[index] = source, or += with `accumulate`.
+
+    Raises: IndexOutOfRange, ShapeError.
+    """
     ids, values = _int64(index).reshape(-1), as_tensor(source).reshape(-1)
+    if ids.shape != values.shape:
+        raise ShapeError("there is not one value per index", where="put", expected=ids.spec, got=values.spec)
     op = "index_add" if accumulate else "index_put"
     return call(op, input.reshape(-1), values, ids, axis=0).reshape(*input.shape)
 
@@ -281,7 +282,8 @@ def slice_scatter(
     input: Tensor, src: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
     """Return a copy of x in which `src` replaces a slice of an axis. Raises: ShapeError."""
-    return _written(input, (*(slice(None),) * axis_of(dim, input.ndim), slice(start, end, step)), src)
+    index = (*(slice(None),) * axis_of(dim, input.ndim), slice(start, end, step))
+    return _written(input, index, _of_shape(src, input[index].shape))
 
 
 @named()
@@ -308,9 +310,14 @@ def unravel_index(indices: Any, shape: Any) -> tuple[Tensor, ...]:
 def index_select(input: Tensor, dim: int, index: Any) -> Tensor:
     """Select entries of an axis by indices; the axes of the index replace it. Negative indices count from the end.
 
-    Raises: IndexOutOfRange.
+    A 0-d index counts as a vector. Raises: IndexOutOfRange.
     """
-    return call("index", input, _int64(index), axis=dim)
+    return call("index", input, _vector(index), axis=dim)
+
+
+def _vector(index: Any) -> Tensor:
+    ids = _int64(index)
+    return ids if ids.ndim else ids.reshape(1)
 
 
 @named()
@@ -323,28 +330,36 @@ def take(input: Tensor, index: Any) -> Tensor:
 def index_add(input: Tensor, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Tensor:
     """Return a copy y of x with y[index[i]] += alpha·source[i] for axis 0, in the order of i.
 
-    Raises: IndexOutOfRange, ShapeError.
+    Raises: IndexOutOfRange, ShapeError, DTypeError.
     """
-    ids, values, at = _int64(index), as_tensor(source), axis_of(dim, input.ndim)
-    if values.shape != (*input.shape[:at], *ids.shape, *input.shape[at + 1 :]) and values.ndim:
-        expected = f"that of the tensor, with {ids.numel()} along axis {at}"
-        raise ShapeError("the source has a wrong shape", where="index_add", expected=expected, got=values.spec)
+    at, ids, values = _slices("index_add", input, dim, index, source)
     return call("index_add", input, values if alpha == 1 else values * alpha, ids, axis=at)
+
+
+def _slices(where: str, x: Tensor, dim: int, index: Any, source: Any) -> tuple[int, Tensor, Tensor]:
+    """Return an axis, the indices as a vector, and the source. Raises: ShapeError unless it has a slice per index."""
+    at, ids, values = axis_of(dim, x.ndim), _vector(index), as_tensor(source)
+    shape = (*x.shape[:at], *ids.shape, *x.shape[at + 1 :])
+    if values.shape != shape:
+        raise ShapeError("the source has a wrong shape", where=where, expected=shape, got=values.spec)
+    _one_dtype(where, x, values)
+    return at, ids, values
 
 
 @named(in_place=True, scalars=True)
 def index_copy(input: Tensor, dim: int, index: Any, source: Any) -> Tensor:
-    """Return a copy y of x with y[index[i]] = source[i] for axis 0. Raises: IndexOutOfRange, ShapeError."""
-    return call("index_put", input, cast_like(source, input), _int64(index), axis=dim)
+    """Return a copy y of x with y[index[i]] = source[i] for axis 0. Raises: IndexOutOfRange, ShapeError, DTypeError."""
+    at, ids, values = _slices("index_copy", input, dim, index, source)
+    return call("index_put", input, values, ids, axis=at)
 
 
 @named(in_place=True, scalars=True)
 def index_fill(input: Tensor, dim: int, index: Any, value: Any) -> Tensor:
-    """Return a copy y of x with y[index[i]] = value for axis 0. Raises: IndexOutOfRange."""
-    index = _int64(index)
-    at = axis_of(dim, input.ndim)
-    shape = (*input.shape[:at], index.shape[0], *input.shape[at + 1 :])
-    return index_copy(input, at, index, cast_like(value, input).expand(*shape))
+    """Return a copy y of x with y[index[i]] = value, a number, for axis 0. Raises: IndexOutOfRange, ShapeError."""
+    number = cast_like(value, input)
+    if number.numel() != 1:
+        raise ShapeError("the value is not a number", where="index_fill", expected="one entry", got=number.spec)
+    return call("index_put", input, number.reshape(), _vector(index), axis=dim)
 
 
 @named(in_place=True)
@@ -377,15 +392,17 @@ def bincount(input: Any, weights: Any = None, minlength: int = 0, *, length: int
 
     Args:
         length: by default the largest id + 1, at least `minlength`; required in a trace.
-    Raises: IndexOutOfRange.
+    Raises: IndexOutOfRange, ShapeError for other weights than one per id; UsageError for a negative `minlength`.
     """
+    if minlength < 0:
+        raise UsageError("minlength is negative", where="bincount", expected=">= 0", got=minlength)
     ids = as_tensor(input)
     length = max(_count(ids), minlength) if length is None else length
     if weights is None:
         return call("bincount", ids, length=length)
     values = as_tensor(weights)
     values = values if values.dtype.is_float else values.to(float64)
-    return index_add(call("full_like", values, value=0.0).narrow(0, 0, 1).expand(length), 0, ids, values)
+    return index_add(values.new_zeros(length), 0, ids, values)
 
 
 def _count(ids: Tensor) -> int:
@@ -428,7 +445,7 @@ def repeat_interleave(input: Any, repeats: Any, dim: int | None = None, *, outpu
     x, axis = (x.flatten(), 0) if dim is None else (x, axis_of(dim, x.ndim))
     if isinstance(repeats, int):
         return call("repeat_interleave", x, repeats=repeats, axis=axis)
-    counts, n = _int64(repeats), x.shape[axis]
+    counts, n = _vector(repeats), x.shape[axis]
     if counts.shape not in ((n,), (1,)):
         raise ShapeError("repeats has a wrong length", where=f"axis {axis}", expected=f"[{n}] or [1]", got=counts.spec)
     counts = counts.expand(n)
@@ -454,10 +471,22 @@ def _host(x: Any) -> np.ndarray:
 
 @named(differs=HOST)
 def masked_select(input: Tensor, mask: Any) -> Tensor:
-    """Return the entries where the bool mask, which broadcasts, is true, as a vector. Outside traces."""
-    shape = np.broadcast_shapes(input.shape, as_tensor(mask).shape)
-    chosen = np.flatnonzero(np.broadcast_to(_host(mask), shape))
-    return take(input.expand(*shape), as_tensor(chosen.astype(np.int64)))
+    """Return the entries where the bool mask, which broadcasts, is true, as a vector. Outside traces.
+
+    Raises: DTypeError for a mask that is not bool, ShapeError.
+    """
+    wide, chosen = _chosen("masked_select", input, mask)
+    return take(wide, chosen)
+
+
+def _chosen(where: str, x: Tensor, mask: Any) -> tuple[Tensor, Tensor]:
+    """Return x broadcast with a mask, and the flat indices of the true entries. Raises: DTypeError, ShapeError."""
+    known = as_tensor(mask)
+    if known.dtype is not bool_:
+        raise DTypeError("the mask is not bool", where=where, expected="bool", got=known.spec)
+    shape = broadcast_shapes(x.shape, known.shape)
+    chosen = np.flatnonzero(np.broadcast_to(_host(known), shape))
+    return x.expand(*shape), as_tensor(chosen.astype(np.int64))
 
 
 @named(in_place=True, differs=HOST)
@@ -466,25 +495,30 @@ def masked_scatter(input: Tensor, mask: Any, source: Any) -> Tensor:
 
     Raises: DTypeError for a mask that is not bool, ShapeError for too few entries.
     """
-    known, given = as_tensor(mask), as_tensor(source)
-    if known.dtype.kind != "bool":
-        raise DTypeError("the mask is not bool", where="masked_scatter", expected="bool", got=known.spec)
+    given = as_tensor(source)
     _one_dtype("masked_scatter", input, given)
-    shape = np.broadcast_shapes(input.shape, known.shape)
-    chosen = np.flatnonzero(np.broadcast_to(_host(known), shape)).astype(np.int64)
-    if len(chosen) > given.numel():
-        raise ShapeError("the source has too few entries", where="masked_scatter", expected=len(chosen), got=given.spec)
-    values = given.reshape(-1).narrow(0, 0, len(chosen))
-    return index_copy(input.expand(*shape).reshape(-1), 0, as_tensor(chosen), values).reshape(*shape)
+    wide, chosen = _chosen("masked_scatter", input, mask)
+    count = chosen.numel()
+    if count > given.numel():
+        raise ShapeError("the source has too few entries", where="masked_scatter", expected=count, got=given.spec)
+    return put(wide, chosen, given.reshape(-1).narrow(0, 0, count))
 
 
 @named(differs=HOST)
 def unique(
     input: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
-    """Return the different values in ascending order, the index of each entry's value, and counts. Outside traces."""
+    """Return the different values in ascending order, the index of each entry's value, and counts. Outside traces.
+
+    Each NaN differs from the others.
+
+    Args:
+        sorted: ignored, values are always sorted.
+        dim: axis along which to compare slices, instead of all entries.
+    """
     x = as_tensor(input)
-    values, inverse, counts = np.unique(_host(x), return_inverse=True, return_counts=True, axis=dim)
+    axis = None if dim is None else axis_of(dim, x.ndim)
+    values, inverse, counts = np.unique(_host(x), return_inverse=True, return_counts=True, axis=axis, equal_nan=False)
     inverse = inverse.reshape(x.shape) if dim is None else inverse.reshape(-1)
     return _parts(as_tensor(values).to(x.dtype), inverse, counts, return_inverse, return_counts)
 
@@ -518,18 +552,42 @@ def _parts(values: Tensor, inverse: np.ndarray, counts: np.ndarray, with_inverse
 
 @named(differs=HOST)
 def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """Count entries in equal bins from min to max, by default the range of the entries. Outside traces."""
+    """Count entries in equal bins from min to max, or, if these are equal, over the range of the entries.
+
+    Outside traces. Raises: UsageError for bins < 1, exchanged bounds, or bounds that are not finite.
+    """
     host = _host(input).ravel()
-    low, high = (host.min(), host.max()) if min == max == 0 and host.size else (min, max)
+    low, high = (host.min(), host.max()) if min == max and host.size else (min, max)
+    if bins < 1 or not -np.inf < low <= high < np.inf:
+        expected = "bins >= 1, and finite min <= max"
+        raise UsageError("an argument is out of range", where="histc", expected=expected, got=f"{bins}, {low}, {high}")
     return as_tensor(np.histogram(host, bins, (low, high))[0].astype(np.float32)).to(as_tensor(input).dtype)
 
 
 # -- membership and bins -----------------------------------------------------------------------------------------------
 @named(TOP)
 def isin(elements: Any, test_elements: Any, *, invert: bool = False) -> Tensor:
-    """True where an entry equals one of the test elements."""
-    found = (as_tensor(elements).unsqueeze(-1) == as_tensor(test_elements).reshape(-1)).any(-1)
+    """True where an entry equals one of the test elements; or, with `invert`, none."""
+    x, known = as_tensor(elements), as_tensor(test_elements).reshape(-1).sort()[0]
+    last = known.shape[0] - 1
+    if last < 0:
+        found = call("full_like", x, value=0.0).to(bool_)
+    else:
+        at = _leading(known, x, lambda entry: entry < x).clamp(max=last)
+        found = call("index", known, at, axis=0) == x
     return ~found if invert else found
+
+
+def _leading(ordered: Tensor, x: Tensor, before: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return how many leading entries of the last axis of a sequence come before each of x, by binary search."""
+    n = ordered.shape[-1]
+    count, step = call("full_like", x, value=0.0).to(int64), 1 << n.bit_length() >> 1
+    while step:
+        at = (count + (step - 1)).clamp(max=n - 1)
+        entry = call("index", ordered, at, axis=0) if ordered.ndim == 1 else ordered.gather(-1, at)
+        count = call("where", (count <= n - step) & before(entry), count + step, count)
+        step //= 2
+    return count
 
 
 @named(TOP)
@@ -557,8 +615,8 @@ def searchsorted(
             expected = f"int64 {ordered.shape}"
             raise ShapeError("invalid sorter", where="searchsorted", expected=expected, got=ids.spec)
         ordered = ordered.gather(-1, ids)
-    edges, values = ordered.unsqueeze(-2) if ordered.ndim > 1 else ordered, x.unsqueeze(-1)
-    found = (edges <= values if right or side == "right" else edges < values).sum(-1)
+    after = "gt" if right or side == "right" else "ge"
+    found = _leading(ordered, x, lambda entry: ~call(after, entry, x))  # NaN comes after all numbers
     return found.to(int32) if out_int32 else found
 
 

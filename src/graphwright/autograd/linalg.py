@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import finfo, int64
+from graphwright.array import broadcast_shapes, finfo, int64
 from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.function import Function
-from graphwright.autograd.functions import maximum, stack, where
+from graphwright.autograd.functions import cat, maximum, stack, where
 from graphwright.autograd.names import TOP, named
 from graphwright.autograd.products import cross as _cross
 from graphwright.autograd.reductions import norm as vector
 from graphwright.errors import ComputeError, DTypeError, ShapeError, UsageError
 from graphwright.ops import call
-from graphwright.ops.axes import axis_of
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor
@@ -72,7 +71,7 @@ class Solution(NamedTuple):
 
 # -- factorisations of numpy -------------------------------------------------------------------------------------------
 def _on_host(function: Callable[..., Any], *operands: Tensor, **options: Any) -> Any:
-    """Run a function of numpy in at least float32. Raises: ComputeError if it finds no result."""
+    """Run a function of `np.linalg`. Raises: ComputeError if it finds no result."""
     try:
         made = function(*(x.detach().numpy() for x in operands), **options)
     except np.linalg.LinAlgError as error:
@@ -126,7 +125,7 @@ class _LogDet(Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save(a)
-        return _on_host(lambda x: tuple(np.linalg.slogdet(x)), a)
+        return _on_host(np.linalg.slogdet, a)
 
     @staticmethod
     def vjp(ctx: Any, g: tuple[Any, Any], needs: Any) -> Tensor:
@@ -153,7 +152,7 @@ class _Cholesky(Function):
 class _Eigh(Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, lower: bool) -> tuple[Tensor, Tensor]:
-        made = _on_host(lambda x: tuple(np.linalg.eigh(x, "L" if lower else "U")), a)
+        made = _on_host(np.linalg.eigh, a, UPLO="L" if lower else "U")
         ctx.save(*made)
         return made
 
@@ -168,34 +167,37 @@ class _Eigh(Function):
 
 class _Svd(Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        made = _on_host(lambda x: tuple(np.linalg.svd(x, full_matrices=False)), a)
+    def forward(ctx: Any, a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
+        made = _on_host(np.linalg.svd, a, full_matrices=full)
         ctx.save(*made)
         return made
 
     @staticmethod
-    def vjp(ctx: Any, g: tuple[Any, Any, Any], needs: Any) -> Tensor:
+    def vjp(ctx: Any, g: tuple[Any, Any, Any], needs: Any) -> tuple[Tensor, None]:
         u, s, vh = ctx.saved
+        k = s.shape[-1]
+        u, vh = u.narrow(-1, 0, k), vh.narrow(-2, 0, k)
+        gu, gv = (x if x is None else x.narrow(axis, 0, k) for x, axis in ((g[0], -1), (g[2], -2)))
         row, column, squares = s.unsqueeze(-2), s.unsqueeze(-1), s * s
         inner = g[1].diag_embed() if g[1] is not None else u.mT @ u * 0.0
         total, gaps = None, _gaps(squares, squares)
-        if g[0] is not None:
-            rotated = u.mT @ g[0]
+        if gu is not None:
+            rotated = u.mT @ gu
             inner = inner + (rotated - rotated.mT) * gaps * row
-            total = (g[0] - u @ rotated) / row @ vh
-        if g[2] is not None:
-            rotated = vh @ g[2].mT
+            total = (gu - u @ rotated) / row @ vh
+        if gv is not None:
+            rotated = vh @ gv.mT
             inner = inner + column * ((rotated - rotated.mT) * gaps)
-            rest = u @ ((g[2] - rotated.mT @ vh) / column)
+            rest = u @ ((gv - rotated.mT @ vh) / column)
             total = rest if total is None else total + rest
         made = u @ inner @ vh
-        return made if total is None else made + total
+        return made if total is None else made + total, None
 
 
 class _Pinv(Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, atol: Any, rtol: Any) -> Tensor:
-        u, s, vh = _on_host(lambda x: tuple(np.linalg.svd(x, full_matrices=False)), a)
+        u, s, vh = _on_host(np.linalg.svd, a, full_matrices=False)
         kept = _above(s, a, atol, rtol)
         made = (vh.mT * where(kept, 1.0 / where(kept, s, 1.0), 0.0).unsqueeze(-2)) @ u.mT
         ctx.save(a, made)
@@ -211,20 +213,44 @@ class _Pinv(Function):
 
 class _Qr(Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor) -> tuple[Tensor, Tensor]:
-        made = _on_host(lambda x: tuple(np.linalg.qr(x)), a)
+    def forward(ctx: Any, a: Tensor, complete: bool) -> tuple[Tensor, Tensor]:
+        made = _on_host(np.linalg.qr, a, mode="complete" if complete else "reduced")
         ctx.save(*made)
         return made
 
     @staticmethod
-    def vjp(ctx: Any, g: tuple[Any, Any], needs: Any) -> Tensor:
+    def vjp(ctx: Any, g: tuple[Any, Any], needs: Any) -> tuple[Tensor, None]:
         q, r = ctx.saved
-        if r.shape[-1] != r.shape[-2]:
-            raise UsageError("no gradient of the QR factors of a wide matrix", where="qr", got=r.spec)
+        n, m = r.shape[-2:]
+        if n > m:
+            raise UsageError("complete QR factors of a tall matrix have no gradient", where="qr", got=r.spec)
         gq, gr = (x * 0.0 if part is None else part for part, x in zip(g, (q, r), strict=True))
+        rest = gr.narrow(-1, n, m - n)  # A = [B, C] with B = QR', C = QR": C depends on Q and R" only
+        gq, gr = gq + q @ r.narrow(-1, n, m - n) @ rest.mT, gr.narrow(-1, 0, n)
+        r = r.narrow(-1, 0, n)
         inner = r @ gr.mT - gq.mT @ q
         symmetric = inner.tril() + inner.tril(-1).mT
-        return _Solve.apply(r, (gq + q @ symmetric).mT).mT
+        made = _Solve.apply(r, (gq + q @ symmetric).mT).mT
+        return (cat([made, q @ rest], -1) if m > n else made), None
+
+
+class _Det(Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> Tensor:
+        made = _on_host(np.linalg.det, a)
+        ctx.save(a, made)
+        return made
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor, needs: Any) -> Tensor:
+        a, made = ctx.saved
+        if bool((made != 0.0).all().item()):
+            return (g * det(a)).unsqueeze(-1).unsqueeze(-1) * _Inverse.apply(a).mT
+        u, s, vh = _Svd.apply(a, False)  # the cofactors of U diag(S) Vh: det U · det Vh · U diag(Π of other S) Vh
+        ones = as_tensor(np.eye(s.shape[-1], dtype=bool))
+        others = where(ones, 1.0, s.unsqueeze(-2)).prod(-1)
+        signs = (g * det(u) * det(vh)).unsqueeze(-1).unsqueeze(-1)
+        return signs * ((u * others.unsqueeze(-2)) @ vh)
 
 
 def _gaps(a: Tensor, b: Tensor) -> Tensor:
@@ -232,6 +258,11 @@ def _gaps(a: Tensor, b: Tensor) -> Tensor:
     gap = b.unsqueeze(-2) - a.unsqueeze(-1)
     none = as_tensor(np.eye(a.shape[-1], dtype=bool))
     return where(none, 0.0, 1.0 / where(none, 1.0, gap))
+
+
+def _eye(like: Tensor) -> Tensor:
+    """Return the identity [n, n] for matrices [..., n, n]."""
+    return as_tensor(np.eye(like.shape[-1])).to(like.dtype)
 
 
 def _diagonal_matrix(x: Tensor) -> Tensor:
@@ -247,9 +278,8 @@ def slogdet(A: Tensor) -> LogDet:
 
 @named()
 def det(A: Tensor) -> Tensor:
-    """Return the determinants of [..., n, n]; gradient g·det A·A⁻ᵀ. Raises: ShapeError, DTypeError."""
-    sign, size = slogdet(A)
-    return sign * size.exp()
+    """Return the determinants of [..., n, n]; the gradient is g times the cofactors. Raises: ShapeError, DTypeError."""
+    return _Det.apply(_matrix(A, "det", True))
 
 
 @named()
@@ -267,7 +297,7 @@ def inv(A: Tensor) -> Tensor:
     """
     x = _matrix(A, "inv", True)
     if x.symbolic and x.ndim == 2:
-        return call("solve", x, as_tensor(np.eye(x.shape[-1])).to(x.dtype))
+        return call("solve", x, _eye(x))
     return _Inverse.apply(x)
 
 
@@ -277,6 +307,10 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     Raises: ShapeError, DTypeError; ComputeError for a singular matrix.
     """
     _matrix(A, "solve", True)
+    if B.dtype is not A.dtype:
+        raise DTypeError("the operands have different dtypes", where="solve", expected=A.dtype, got=B.spec)
+    if not B.ndim:
+        raise ShapeError("the right side is 0-d", where="solve", expected="a vector or matrices", got=B.spec)
     vectors = B.ndim == 1 or (A.ndim - 1 == B.ndim and B.shape == A.shape[:-1])
     if not left:
         if vectors:
@@ -285,7 +319,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     right = B.unsqueeze(-1) if vectors else B
     if right.shape[-2] != A.shape[-1]:
         raise ShapeError("the operands have different sizes", where="solve", expected=A.shape[-1], got=B.spec)
-    lead = np.broadcast_shapes(A.shape[:-2], right.shape[:-2])
+    lead = broadcast_shapes(A.shape[:-2], right.shape[:-2])
     made = _Solve.apply(A.expand(*lead, *A.shape[-2:]), right.expand(*lead, *right.shape[-2:]))
     return made.squeeze(-1) if vectors else made
 
@@ -294,10 +328,10 @@ def solve_triangular(
     A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Tensor:  # fmt: skip
     """`solve` with the upper or lower triangle of A, whose diagonal counts as ones if `unitriangular`."""
-    triangle = _matrix(A, "solve_triangular", True).triu() if upper else A.tril()
-    if unitriangular:
-        triangle = triangle - _diagonal_matrix(triangle) + as_tensor(np.eye(A.shape[-1])).to(A.dtype)
-    return solve(triangle, B, left=left)
+    _matrix(A, "solve_triangular", True)
+    skipped = int(unitriangular)
+    triangle = A.triu(skipped) if upper else A.tril(-skipped)
+    return solve(triangle + _eye(A) if unitriangular else triangle, B, left=left)
 
 
 def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
@@ -325,11 +359,9 @@ def svd(A: Tensor, full_matrices: bool = True) -> Singular:
     """Return U, S, Vh with A = U diag(S) Vh of [..., n, m]; S descends. Raises: ShapeError, DTypeError.
 
     Args:
-        full_matrices: square U and Vh, which have no gradient if A is not square.
+        full_matrices: square U and Vh; the columns and rows beyond those of S have no gradient.
     """
-    if full_matrices and _matrix(A, "svd").shape[-1] != A.shape[-2]:
-        return Singular(*_on_host(lambda x: tuple(np.linalg.svd(x)), A))
-    return Singular(*_Svd.apply(_matrix(A, "svd")))
+    return Singular(*_Svd.apply(_matrix(A, "svd"), full_matrices))
 
 
 def svdvals(A: Tensor) -> Tensor:
@@ -341,13 +373,11 @@ def qr(A: Tensor, mode: str = "reduced") -> QR:
     """Return Q, R with A = QR of [..., n, m]. Raises: ShapeError, DTypeError; UsageError for another mode.
 
     Args:
-        mode: `reduced`, or without a gradient `complete`. The gradient is for n ≥ m.
+        mode: `reduced`, or `complete` for a square Q, which has no gradient for n > m.
     """
     if mode not in ("reduced", "complete"):
         raise UsageError("unknown mode", where="qr", expected="reduced or complete", got=mode)
-    if mode == "complete" and _matrix(A, "qr").shape[-2] > A.shape[-1]:
-        return QR(*_on_host(lambda x: tuple(np.linalg.qr(x, "complete")), A))
-    return QR(*_Qr.apply(_matrix(A, "qr")))
+    return QR(*_Qr.apply(_matrix(A, "qr"), mode == "complete"))
 
 
 def pinv(A: Tensor, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Tensor:
@@ -399,12 +429,16 @@ def matrix_rank(A: Tensor, tol: Any = None, *, atol: Any = None, rtol: Any = Non
 
 
 def cond(A: Tensor, p: Any = None) -> Tensor:
-    """Return the condition number ‖A‖ₚ‖A⁻¹‖ₚ; by default the ratio of the singular values."""
+    """Return the condition number ‖A‖ₚ‖A⁻¹‖ₚ, ∞ for a singular matrix; by default the ratio of the singular values."""
     if p in (None, 2, -2):
         s = svdvals(A)
+        if not s.shape[-1]:
+            return s.sum(-1)
         first, last = s.select(-1, 0), s.select(-1, s.shape[-1] - 1)
         return last / first if p == -2 else first / last
-    return matrix_norm(A, p) * matrix_norm(inv(A), p)
+    singular = det(A.detach()) == 0.0
+    regular = where(singular.unsqueeze(-1).unsqueeze(-1), _eye(A), A)
+    return where(singular, inf, matrix_norm(regular, p) * matrix_norm(inv(regular), p))
 
 
 # -- the older names of torch ------------------------------------------------------------------------------------------
@@ -488,9 +522,14 @@ def norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *, 
 
 @named()
 def matrix_power(A: Tensor, n: int) -> Tensor:
-    """Return the n-th power of [..., n, n], by repeated squaring; a negative n inverts first. Raises: ShapeError."""
+    """Return the n-th power of [..., n, n], by repeated squaring; a negative n inverts first.
+
+    Raises: ShapeError, DTypeError; UsageError unless n is an int.
+    """
+    if not isinstance(n, int | np.integer):
+        raise UsageError("the power is not an int", where="matrix_power", expected="an int", got=n)
     base = _matrix(A, "matrix_power", True) if n >= 0 else inv(A)
-    made, n = as_tensor(np.eye(A.shape[-1])).to(A.dtype).expand(*A.shape), abs(n)
+    made, n = _eye(A).expand(*A.shape), abs(n)
     while n:
         made = made @ base if n & 1 else made
         base, n = base @ base if n > 1 else base, n >> 1
@@ -502,9 +541,8 @@ def matrix_exp(A: Tensor) -> Tensor:
     """Σ Aᵏ/k! of [..., n, n], by scaling and squaring a Taylor series. Raises: ShapeError, DTypeError."""
     x = _matrix(A, "matrix_exp", True)
     size = float(matrix_norm(x.detach(), 1).amax().item()) if x.numel() else 0.0
-    halvings = max(int(np.ceil(np.log2(size))) + 2, 0) if size > 0 else 0
-    x = x * 0.5**halvings
-    eye = as_tensor(np.eye(A.shape[-1])).to(x.dtype)
+    halvings = max(int(np.ceil(np.log2(size))) + 2, 0) if 0 < size < inf else 0
+    x, eye = x * 0.5**halvings, _eye(A)
     made = eye + x * 0.0
     for k in range(18, 0, -1):
         made = eye + x @ made / float(k)
@@ -527,12 +565,7 @@ def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
 
 def cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """Return the cross product along an axis of size 3, after broadcasting. Raises: ShapeError."""
-    at = axis_of(dim, input.ndim)
-    if input.ndim != other.ndim or not input.shape[at] == other.shape[at] == 3:
-        got = f"{input.spec}, {other.spec}"
-        raise ShapeError("invalid operands of a cross product", expected=f"size 3 along axis {dim}", got=got)
-    shape = np.broadcast_shapes(input.shape, other.shape)
-    return _cross(input.expand(*shape), other.expand(*shape), dim)
+    return _cross(input, other, dim)
 
 
 def diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:

@@ -61,6 +61,75 @@ class OpMethods:
     masked_fill = top.masked_fill
     tril = top.tril
     triu = top.triu
+    def size(self, dim: Any = ..., *, axis: Any = ...) -> Any:
+        """Return the shape, or the size of one axis."""
+    def dim(self) -> builtins.int:
+        """Return the number of axes."""
+    def ndimension(self) -> builtins.int:
+        """Return the number of axes."""
+    numel = top.numel
+    def nelement(self) -> builtins.int:
+        """Return the number of entries."""
+    def element_size(self) -> builtins.int:
+        """Return the number of bytes of an entry."""
+    is_floating_point = top.is_floating_point
+    def is_contiguous(self) -> builtins.bool:
+        """Whether the entries are row-major in memory."""
+    def stride(self, dim: Any = ..., *, axis: Any = ...) -> Any:
+        """Return the strides in entries, or that of one axis."""
+    reshape = top.reshape
+    def view(self, *shape: Any) -> Tensor:
+        """Reshape without a copy; an eager result shares memory. Raises: ShapeError if that is impossible."""
+    def view_as(self, other: Any) -> Tensor:
+        """Return a view in the shape of `other`."""
+    def reshape_as(self, other: Any) -> Tensor:
+        """Reshape to the shape of `other`."""
+    ravel = top.ravel
+    flatten = top.flatten
+    unflatten = top.unflatten
+    permute = top.permute
+    transpose = top.transpose
+    swapaxes = top.swapaxes
+    swapdims = top.swapdims
+    t = top.t
+    movedim = top.movedim
+    moveaxis = top.moveaxis
+    squeeze = top.squeeze
+    unsqueeze = top.unsqueeze
+    def expand(self, *sizes: Any) -> Tensor:
+        """Broadcast to a shape, sharing memory; -1 keeps the size of an axis that the tensor has."""
+    def expand_as(self, other: Any) -> Tensor:
+        """Broadcast to the shape of `other`, sharing memory."""
+    broadcast_to = top.broadcast_to
+    def sum_to_size(self, *size: Any) -> Tensor:
+        """Sum over the axes along which the shape `size` was broadcast to this one. Raises: ShapeError."""
+    flip = top.flip
+    fliplr = top.fliplr
+    flipud = top.flipud
+    rot90 = top.rot90
+    roll = top.roll
+    tile = top.tile
+    def repeat(self, *repeats: Any) -> Tensor:
+        """Like `tile`, but with at least one count per axis. Raises: ShapeError for fewer."""
+    narrow = top.narrow
+    select = top.select
+    unbind = top.unbind
+    split = top.split
+    chunk = top.chunk
+    tensor_split = top.tensor_split
+    def split_with_sizes(self, split_sizes: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
+        """Return views along an axis with the given sizes."""
+    vsplit = top.vsplit
+    hsplit = top.hsplit
+    dsplit = top.dsplit
+    diagonal = top.diagonal
+    def trace(self) -> Tensor:
+        """Return the sum of the diagonal of a matrix. Raises: ShapeError."""
+    diag_embed = top.diag_embed
+    diag = top.diag
+    diagflat = top.diagflat
+    def unfold(self, dimension: Any, size: Any, step: Any) -> Tensor:
+        """Return windows of `size` entries along an axis, `step` apart, as a new last axis. Raises: ShapeError."""
     mm = top.mm
     mv = top.mv
     bmm = top.bmm
@@ -246,75 +315,6 @@ class OpMethods:
         """Cast to uint8."""
     def bool(self) -> Tensor:
         """Cast to bool."""
-    def size(self, dim: Any = ..., *, axis: Any = ...) -> Any:
-        """Return the shape, or the size of one axis."""
-    def dim(self) -> builtins.int:
-        """Return the number of axes."""
-    def ndimension(self) -> builtins.int:
-        """Return the number of axes."""
-    numel = top.numel
-    def nelement(self) -> builtins.int:
-        """Return the number of entries."""
-    def element_size(self) -> builtins.int:
-        """Return the number of bytes of an entry."""
-    is_floating_point = top.is_floating_point
-    def is_contiguous(self) -> builtins.bool:
-        """Whether the entries are row-major in memory."""
-    def stride(self, dim: Any = ..., *, axis: Any = ...) -> Any:
-        """Return the strides in entries, or that of one axis."""
-    reshape = top.reshape
-    def view(self, *shape: Any) -> Tensor:
-        """Reshape without a copy; an eager result shares memory. Raises: ShapeError if that is impossible."""
-    def view_as(self, other: Any) -> Tensor:
-        """Return a view in the shape of `other`."""
-    def reshape_as(self, other: Any) -> Tensor:
-        """Reshape to the shape of `other`."""
-    ravel = top.ravel
-    flatten = top.flatten
-    unflatten = top.unflatten
-    permute = top.permute
-    transpose = top.transpose
-    swapaxes = top.swapaxes
-    swapdims = top.swapdims
-    t = top.t
-    movedim = top.movedim
-    moveaxis = top.moveaxis
-    squeeze = top.squeeze
-    unsqueeze = top.unsqueeze
-    def expand(self, *sizes: Any) -> Tensor:
-        """Broadcast to a shape, sharing memory; -1 keeps the size of an axis that the tensor has."""
-    def expand_as(self, other: Any) -> Tensor:
-        """Broadcast to the shape of `other`, sharing memory."""
-    broadcast_to = top.broadcast_to
-    def sum_to_size(self, *size: Any) -> Tensor:
-        """Sum over the axes along which the shape `size` was broadcast to this one. Raises: ShapeError."""
-    flip = top.flip
-    fliplr = top.fliplr
-    flipud = top.flipud
-    rot90 = top.rot90
-    roll = top.roll
-    tile = top.tile
-    def repeat(self, *repeats: Any) -> Tensor:
-        """Like `tile`, but with at least one count per axis. Raises: ShapeError for fewer."""
-    narrow = top.narrow
-    select = top.select
-    unbind = top.unbind
-    split = top.split
-    chunk = top.chunk
-    tensor_split = top.tensor_split
-    def split_with_sizes(self, split_sizes: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
-        """Return views along an axis with the given sizes."""
-    vsplit = top.vsplit
-    hsplit = top.hsplit
-    dsplit = top.dsplit
-    diagonal = top.diagonal
-    def trace(self) -> Tensor:
-        """Return the sum of the diagonal of a matrix. Raises: ShapeError."""
-    diag_embed = top.diag_embed
-    diag = top.diag
-    diagflat = top.diagflat
-    def unfold(self, dimension: Any, size: Any, step: Any) -> Tensor:
-        """Return windows of `size` entries along an axis, `step` apart, as a new last axis."""
     def new_zeros(self, *size: Any, dtype: Any = ..., device: Any = ..., requires_grad: Any = ...) -> Tensor:
         """Call `zeros` with the dtype and device of this tensor, unless given."""
     def new_ones(self, *size: Any, dtype: Any = ..., device: Any = ..., requires_grad: Any = ...) -> Tensor:
@@ -340,9 +340,12 @@ class OpMethods:
     def geometric_(self, p: Any, *, generator: Any = ...) -> Tensor:
         """Fill with the number of trials until the first success of probability p, at least 1. Raises: UsageError."""
     def bernoulli_(self, p: Any = ..., *, generator: Any = ...) -> Tensor:
-        """Fill with 1 with probability p, a number or a tensor, else 0."""
+        """Fill with 1 with probability p, a number or a tensor, else 0. Raises: UsageError for a p outside [0, 1]."""
     def random_(self, from_: Any = ..., to: Any = ..., *, generator: Any = ...) -> Tensor:
-        """Fill with integers from .. to - 1, by default from 0; one number is the end."""
+        """Fill with integers from .. to - 1; one number is the end, of numbers from 0.
+
+        Without numbers, all integers from 0 that the dtype stores exactly, below 2³¹. Raises: UsageError for no integers.
+        """
     def sigmoid_(self, *args: Any, **options: Any) -> Any:
         """Run `sigmoid`, write the result to this tensor, and return it."""
     def tanh_(self, *args: Any, **options: Any) -> Any:
@@ -433,6 +436,18 @@ class OpMethods:
         """Run `tril`, write the result to this tensor, and return it."""
     def triu_(self, *args: Any, **options: Any) -> Any:
         """Run `triu`, write the result to this tensor, and return it."""
+    def transpose_(self, *args: Any, **options: Any) -> Any:
+        """Make this tensor the view that `transpose` returns, and return it."""
+    def swapaxes_(self, *args: Any, **options: Any) -> Any:
+        """Make this tensor the view that `swapaxes` returns, and return it."""
+    def swapdims_(self, *args: Any, **options: Any) -> Any:
+        """Make this tensor the view that `swapdims` returns, and return it."""
+    def t_(self, *args: Any, **options: Any) -> Any:
+        """Make this tensor the view that `t` returns, and return it."""
+    def squeeze_(self, *args: Any, **options: Any) -> Any:
+        """Make this tensor the view that `squeeze` returns, and return it."""
+    def unsqueeze_(self, *args: Any, **options: Any) -> Any:
+        """Make this tensor the view that `unsqueeze` returns, and return it."""
     def cumsum_(self, *args: Any, **options: Any) -> Any:
         """Run `cumsum`, write the result to this tensor, and return it."""
     def cumprod_(self, *args: Any, **options: Any) -> Any:
@@ -517,15 +532,3 @@ class OpMethods:
         """Run `sgn`, write the result to this tensor, and return it."""
     def mvlgamma_(self, *args: Any, **options: Any) -> Any:
         """Run `mvlgamma`, write the result to this tensor, and return it."""
-    def transpose_(self, *args: Any, **options: Any) -> Any:
-        """Make this tensor the view that `transpose` returns, and return it."""
-    def swapaxes_(self, *args: Any, **options: Any) -> Any:
-        """Make this tensor the view that `swapaxes` returns, and return it."""
-    def swapdims_(self, *args: Any, **options: Any) -> Any:
-        """Make this tensor the view that `swapdims` returns, and return it."""
-    def t_(self, *args: Any, **options: Any) -> Any:
-        """Make this tensor the view that `t` returns, and return it."""
-    def squeeze_(self, *args: Any, **options: Any) -> Any:
-        """Make this tensor the view that `squeeze` returns, and return it."""
-    def unsqueeze_(self, *args: Any, **options: Any) -> Any:
-        """Make this tensor the view that `unsqueeze` returns, and return it."""

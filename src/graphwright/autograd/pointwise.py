@@ -20,12 +20,13 @@ from graphwright.array import (
     int16,
     int32,
     int64,
+    result_type,
     uint8,
 )
 from graphwright.autograd.apply import TensorBase, apply, as_tensor
 from graphwright.autograd.functions import cast_like
-from graphwright.autograd.names import METHOD, NAMES, TOP, Name, named
-from graphwright.errors import UsageError
+from graphwright.autograd.names import METHOD, NAMES, TOP, named
+from graphwright.errors import DTypeError, UsageError
 from graphwright.ops import call, get
 
 if TYPE_CHECKING:
@@ -99,8 +100,9 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
         return call("floor_divide", x, other)
     if rounding_mode != "trunc":
         raise UsageError("unknown rounding mode", where="div", expected="None, floor or trunc", got=rounding_mode)
-    made = call("sub", x, call("fmod", x, other))
-    return call("floor_divide", made, other) if not made.dtype.is_float else (made / other).round()
+    if x.dtype.is_float or as_tensor(other).dtype.is_float:
+        return call("trunc", call("div", x, other))
+    return call("floor_divide", call("sub", x, call("fmod", x, other)), other)
 
 
 @named(also="negative", in_place=True)
@@ -111,7 +113,7 @@ def neg(input: Any) -> Tensor:
 
 @named()
 def positive(input: Tensor) -> Tensor:
-    """X itself."""
+    """x itself."""
     return input
 
 
@@ -148,7 +150,7 @@ def round_(input: Any, *, decimals: int = 0) -> Tensor:
 
 @named(in_place=True, also="fix")
 def trunc(input: Any) -> Tensor:
-    """X rounded towards 0, elementwise; gradient 0."""
+    """x rounded towards 0, elementwise; gradient 0."""
     return call("trunc", as_tensor(input))
 
 
@@ -178,10 +180,11 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Tensor:
     """min(max(x, min), max), elementwise; bounds are numbers or tensors, and one may be None."""
     x = as_tensor(input)
     if not isinstance(min, TensorBase) and not isinstance(max, TensorBase):
+        x = x.to(float32) if not x.dtype.is_float and (isinstance(min, float) or isinstance(max, float)) else x
         return call("clamp", x, low=min, high=max)
-    for op, bound in (("maximum", min), ("minimum", max)):
-        x = x if bound is None else call(op, x, bound)
-    return x
+    if min is not None:  # an entry at its bound gets the whole gradient
+        x = call("where", x >= min, x, call("maximum", x, min))
+    return x if max is None else call("where", x <= max, x, call("minimum", x, max))
 
 
 @named(in_place=True)
@@ -196,21 +199,18 @@ def clamp_max(input: Any, max: Any) -> Tensor:
     return clamp(input, max=max)
 
 
-def _ignoring_nan(op: str, input: Any, other: Any) -> Tensor:
-    a, b = as_tensor(input), as_tensor(other)
-    return call("where", b.isnan(), a, call("where", a.isnan(), b, call(op, a, b)))
-
-
 @named()
 def fmax(input: Any, other: Any) -> Tensor:
-    """max(a, b), elementwise; of a NaN and a number the number."""
-    return _ignoring_nan("maximum", input, other)
+    """max(a, b), elementwise; of a NaN and a number the number. On a tie a gets the gradient."""
+    a, b = as_tensor(input), as_tensor(other)
+    return call("where", (a >= b) | b.isnan(), a, b)
 
 
 @named()
 def fmin(input: Any, other: Any) -> Tensor:
-    """min(a, b), elementwise; of a NaN and a number the number."""
-    return _ignoring_nan("minimum", input, other)
+    """min(a, b), elementwise; of a NaN and a number the number. On a tie a gets the gradient."""
+    a, b = as_tensor(input), as_tensor(other)
+    return call("where", (a <= b) | b.isnan(), a, b)
 
 
 @named(in_place=True)
@@ -228,9 +228,13 @@ def nan_to_num(input: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = Non
 # -- functions ---------------------------------------------------------------------------------------------------------
 @named(in_place=True)
 def lerp(input: Any, end: Any, weight: Any) -> Tensor:
-    """a + weight·(b - a): linear interpolation, exact at weight 0, up to rounding at weight 1."""
+    """a + weight·(b - a), elementwise: linear interpolation, exact at the weights 0 and 1."""
     a = as_tensor(input)
-    return a + (end - a) * weight
+    gap = end - a
+    if not isinstance(weight, TensorBase):
+        return a + gap * weight if abs(weight) < 0.5 else end - gap * (1 - weight)
+    w = as_tensor(weight)
+    return call("where", w.abs() < 0.5, a + gap * w, end - gap * (1 - w))
 
 
 @named(in_place=True)
@@ -296,11 +300,10 @@ def copysign(input: Any, other: Any) -> Tensor:
 
 @named()
 def xlogy(input: Any, other: Any) -> Tensor:
-    """a·ln b, elementwise; 0 where a is 0 and b is not NaN."""
+    """a·ln b, elementwise; 0 where a is 0 and b is not NaN. Gradients ln b and a/b; both are 0 at a = 0 ≥ b."""
     a, b = as_tensor(input), as_tensor(other)
-    none = (a == 0.0) & (b == b)
-    product = a * call("where", none, cast_like(1.0, b), b).log()
-    return call("where", none, cast_like(0.0, product), product)
+    none = (a == 0) & ((b <= 0) | (b == math.inf))
+    return a * call("where", none, cast_like(1, b), b).log()
 
 
 @named()
@@ -349,7 +352,12 @@ def ldexp(input: Any, other: Any) -> Tensor:
 
 @named(in_place=True)
 def mvlgamma(input: Any, p: int) -> Tensor:
-    """ln of the multivariate gamma function of dimension p: p(p - 1)/4·ln π + Σ lnΓ(x - j/2) over j < p."""
+    """ln of the multivariate gamma function of dimension p ≥ 1: p(p - 1)/4·ln π + Σ lnΓ(x - j/2) over j < p.
+
+    Raises: UsageError for another p.
+    """
+    if p < 1:
+        raise UsageError("the dimension is not positive", where="mvlgamma", expected=">= 1", got=p)
     x = as_tensor(input)
     x = x if x.dtype.is_float else x.to(float32)
     total = x.lgamma() + p * (p - 1) / 4 * math.log(math.pi)
@@ -377,44 +385,41 @@ def isneginf(input: Any) -> Tensor:
     return call("eq", as_tensor(input), -math.inf)
 
 
-@named(TOP)
+@named()
 def dist(input: Any, other: Any, p: float = 2) -> Tensor:
     """The p-norm of a - b."""
     return (as_tensor(input) - other).norm(p)
-
-
-NAMES["dist"] = Name("dist", dist)
 
 
 @named()
 def bitwise_not(input: Any) -> Tensor:
     """Bitwise complement of integers, or ¬x of bools, elementwise. Raises: DTypeError for floats."""
     x = as_tensor(input)
-    return (
-        call("logical_not", x)
-        if x.dtype.kind == "bool"
-        else call("bitwise_xor", x, -1 if x.dtype.kind == "int" else 255)
-    )
+    if x.dtype.kind == "bool":
+        return call("logical_not", x)
+    return call("bitwise_xor", x, -1 if x.dtype.kind == "int" else 255)
 
 
 # -- functions of numpy, on the host: outside traces, without gradients ------------------------------------------------
-def _on_host(name: str, doc: str) -> None:
-    """Enter a function of tensors that numpy computes; a trace raises TraceError."""
+def _on_host(name: str, doc: str, floats: bool) -> None:
+    """Enter a function of two tensors of integers, or of floats, that numpy computes; a trace raises TraceError."""
 
     def run(input: Any, other: Any) -> Tensor:
         a, b = as_tensor(input), as_tensor(other)
-        return as_tensor(np.asarray(getattr(np, name)(a.numpy(), b.to(a.dtype).numpy())))
+        kind = result_type([(x.dtype, "array" if x.ndim else "scalar0d") for x in (a, b)])
+        if kind.is_float is not floats or kind is bool_ or kind.is_low:
+            expected = "float32 or float64" if floats else "integers"
+            raise DTypeError("unsupported dtypes", where=name, expected=expected, got=f"{a.spec}, {b.spec}")
+        return as_tensor(np.asarray(getattr(np, name)(*(x.detach().to(kind).numpy() for x in (a, b)))))
 
-    run.__name__, run.__doc__ = name, f"{doc} On the host: outside traces, without a gradient."
+    run.__name__ = name
+    run.__doc__ = f"{doc} On the host: outside traces, without a gradient. Raises: DTypeError."
     named(differs="outside traces only, without a gradient")(run)
 
 
-for _op, _doc in (
-    ("gcd", "Greatest common divisor of integers, elementwise."),
-    ("lcm", "Least common multiple of integers, elementwise."),
-    ("nextafter", "The float after a in the direction of b, elementwise."),
-):
-    _on_host(_op, _doc)
+_on_host("gcd", "Greatest common divisor of integers, elementwise.", floats=False)
+_on_host("lcm", "Least common multiple of integers, elementwise.", floats=False)
+_on_host("nextafter", "The float after a in the direction of b, elementwise.", floats=True)
 
 
 @named(differs="outside traces only, without a gradient")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import builtins
-from math import prod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import float32
 from graphwright.autograd.apply import as_tensor
-from graphwright.autograd.functions import stack
+from graphwright.autograd.einsum import Labels, contract
+from graphwright.autograd.functions import stack, wide
 from graphwright.autograd.names import TOP, named
+from graphwright.autograd.shapes import broadcast_tensors, ints
 from graphwright.errors import ShapeError
 from graphwright.ops import call
 from graphwright.ops.axes import axis_of
@@ -44,8 +45,7 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
     """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
     if not input.ndim or not other.ndim:
         return input * other
-    flat = call("matmul", input.reshape(-1, input.shape[-1]), other.reshape(-1, other.shape[-1]).T)
-    return flat.reshape(*input.shape[:-1], *other.shape[:-1])
+    return tensordot(input, other, ((-1,), (-1,)))
 
 
 def _added(input: Any, product: Tensor, beta: Any, alpha: Any) -> Tensor:
@@ -91,23 +91,21 @@ def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any
 
 @named(TOP)
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
-    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes."""
-    if isinstance(dims, int):
-        left, right = tuple(range(a.ndim - dims, a.ndim)), tuple(range(dims))
-    else:
-        left, right = (
-            tuple(axis_of(i, x.ndim) for i in ([d] if isinstance(d, int) else d))
-            for d, x in zip(dims, (a, b), strict=True)
-        )
-    for i, j in zip(left, right, strict=True):  # a size of 1 is contracted with all entries of the other axis
-        if a.shape[i] != b.shape[j] and 1 in (a.shape[i], b.shape[j]):
-            a = a if a.shape[i] == 1 else a.sum(i, True)
-            b = b if b.shape[j] == 1 else b.sum(j, True)
-    free_a, free_b = ([i for i in range(x.ndim) if i not in used] for x, used in ((a, left), (b, right)))
-    inner_size = prod(a.shape[i] for i in left)
-    made = call("matmul", a.permute(*free_a, *left).reshape(-1, inner_size),
-                b.permute(*right, *free_b).reshape(inner_size, -1))  # fmt: skip
-    return made.reshape(*(a.shape[i] for i in free_a), *(b.shape[i] for i in free_b))
+    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes; sizes of 1 broadcast.
+
+    Raises: ShapeError.
+    """
+    if not isinstance(dims, Sequence):
+        dims = range(a.ndim - dims, a.ndim), range(dims) if dims >= 0 else (0, 0)
+    left, right = ([axis_of(i, x.ndim) for i in ints((d,))] for d, x in zip(dims, (a, b), strict=True))
+    if len(left) != len(right) or len(set(left)) < len(left) or len(set(right)) < len(right):
+        expected, got = "equally many different axes of both", f"{tuple(left)}, {tuple(right)}"
+        raise ShapeError("the axes do not pair up", where="tensordot", expected=expected, got=got)
+    names: list[Labels] = [[f"{side}{i}" for i in range(x.ndim)] for side, x in (("a", a), ("b", b))]
+    free = {name for row, used in zip(names, (left, right), strict=True) for i, name in enumerate(row) if i not in used}
+    for i, j in zip(left, right, strict=True):
+        names[1][j] = names[0][i]
+    return contract(a, names[0], b, names[1], free)[0]
 
 
 @named()
@@ -120,28 +118,34 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
 
 
 @named()
-def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
-    """Cross product along an axis of size 3. Raises: ShapeError."""
-    if input.shape[axis_of(dim, input.ndim)] != 3:
-        raise ShapeError("the axis of a cross product has another size", expected="3", got=input.spec)
-    following, previous = (lambda x: x.roll(-1, dim)), (lambda x: x.roll(1, dim))
-    return following(input) * previous(other) - previous(input) * following(other)
+def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
+    """Cross product along an axis of size 3, by default the first one; other axes broadcast. Raises: ShapeError."""
+    dim = next((a for a, n in enumerate(input.shape) if n == 3), 0) if dim is None else dim
+    at = axis_of(dim, input.ndim)
+    if input.ndim != other.ndim or not input.shape[at] == other.shape[at] == 3:
+        got = f"{input.spec}, {other.spec}"
+        raise ShapeError("invalid operands of a cross product", expected=f"size 3 along axis {dim}", got=got)
+    a, b = broadcast_tensors(input, other)
+    following, previous = (lambda x: x.roll(-1, at)), (lambda x: x.roll(1, at))
+    return following(a) * previous(b) - previous(a) * following(b)
 
 
 @named(TOP)
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis, after broadcasting."""
-    a, b = _wide(x1), _wide(x2)
-    shape = np.broadcast_shapes(a.shape, b.shape)
-    made = [x.expand(*shape) for x in (a, b)]
-    made = [x / x.norm(2, dim, True).clamp(min=eps) for x in made]
-    return (made[0] * made[1]).sum(dim)
+    """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis, after broadcasting; computed in float32 or wider."""
+    units = [x / x.norm(2, dim, True).clamp(min=eps) for x in broadcast_tensors(wide(x1), wide(x2))]
+    return _narrow((units[0] * units[1]).sum(dim), x1, x2)
 
 
 @named(TOP)
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
-    """‖a - b + eps‖ₚ over the last axis."""
-    return (_wide(x1) - _wide(x2) + eps).norm(p, dim=-1, keepdim=keepdim)
+    """‖a - b + eps‖ₚ over the last axis, computed in float32 or wider."""
+    return _narrow((wide(x1) - wide(x2) + eps).norm(p, dim=-1, keepdim=keepdim), x1, x2)
+
+
+def _narrow(made: Tensor, x1: Tensor, x2: Tensor) -> Tensor:
+    """Return a result in the dtype of the operands."""
+    return made.to(x1.dtype) if x1.dtype is x2.dtype and x1.dtype.is_low else made
 
 
 @named(TOP)
@@ -150,11 +154,6 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     first, second = np.triu_indices(input.shape[0], 1)
     rows = [input.index_select(0, as_tensor(ids.astype(np.int64))) for ids in (first, second)]
     return (rows[0] - rows[1]).norm(p, dim=-1)
-
-
-def _wide(x: Any) -> Tensor:
-    x = as_tensor(x)
-    return x.to(float32) if x.dtype.is_low else x
 
 
 @named(TOP)

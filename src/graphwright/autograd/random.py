@@ -14,11 +14,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from graphwright.array import CPU, Device, finfo, from_numpy, int64
+from graphwright.array import CPU, Device, broadcast_shapes, finfo, from_numpy, int64
 from graphwright.autograd.apply import TensorBase, as_tensor
-from graphwright.autograd.create import device_of, full_like, like, renamed, sizes, target
+from graphwright.autograd.create import device_of, full_like, like, renamed, target
 from graphwright.autograd.names import METHOD, named
 from graphwright.autograd.recorder import Recorder, active_recorder, scoped
+from graphwright.autograd.shapes import ints
 from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import HostVariable
 from graphwright.errors import UsageError
@@ -147,7 +148,7 @@ def _sampler(name: str, op: str, doc: str):  # the type is inferred: Callable wo
         requires_grad: bool = False, generator: Generator | None = None, device: Device | str | None = None,
         out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        given = sizes(shape if size is None else size)
+        given = ints(shape if size is None else size)
         kind, there = target(given, dtype, device, out)
         key, stream = _drawn(generator, there)
         made = call(op, key, stream=stream, shape=given, dtype=kind, out=out)
@@ -172,7 +173,7 @@ def randint(
     """Sample integers from low .. high - 1, int64 by default. Raises: UsageError unless low < high ≤ low + 2³¹."""
     if size is None:  # randint(high, size)
         low, high, size = 0, low, high
-    shape = sizes((size,))
+    shape = ints((size,))
     kind, there = target(shape, int64 if dtype is None and out is None else dtype, device, out)
     key, stream = _drawn(generator, there)
     if out is not None and kind is int64:
@@ -211,7 +212,13 @@ def randint_like(
 def bernoulli(
     input: Tensor, p: float | None = None, *, generator: Generator | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """Sample 1 with the probabilities in `input`, else 0; with the number p, sample by it in the shape of `input`."""
+    """Sample 1 with the probabilities in `input`, else 0; with the number p, sample by it in the shape of `input`.
+
+    Raises: UsageError for a p, or outside traces an input on the CPU, that is not a probability.
+    """
+    known = input if not input.symbolic and device_of(input) == CPU else as_tensor(0.0)
+    if not (((known >= 0) & (known <= 1)).all().item() if p is None else 0 <= p <= 1):
+        raise UsageError("p is not a probability", where="bernoulli", expected="0 to 1", got=p)
     chances = input if p is None else full_like(input, p)
     key, stream = _drawn(generator, device_of(input))
     return call("bernoulli", chances, key, stream=stream, out=out)
@@ -223,13 +230,17 @@ def normal(
 ) -> Tensor:  # fmt: skip
     """Sample normal distributions: mean and standard deviation are numbers, with `size`, or tensors, which broadcast.
 
-    Raises: UsageError for numbers without a size.
+    Raises: UsageError for numbers without a size, or a negative deviation, ShapeError.
     """
+    if not isinstance(std, TensorBase):
+        _positive("normal", "std", std, least=0.0)
+    elif not std.symbolic and std.device == CPU and bool((std < 0).any().item()):
+        raise UsageError("a standard deviation is negative", where="normal", expected=">= 0")
     if size is None:
         given = [t.shape for t in (mean, std) if isinstance(t, TensorBase)]
         if not given:
             raise UsageError("normal got numbers but no size", fix="pass size=(...), or tensors")
-        size = np.broadcast_shapes(*given)
+        size = broadcast_shapes(*given)
     return randn(*size, dtype=dtype, generator=generator, device=device) * std + mean
 
 
@@ -321,19 +332,29 @@ def geometric_(input: Tensor, p: float, *, generator: Generator | None = None) -
 
 @named(METHOD, "bernoulli_")
 def bernoulli_(input: Tensor, p: Any = 0.5, *, generator: Generator | None = None) -> Tensor:
-    """Fill with 1 with probability p, a number or a tensor, else 0."""
+    """Fill with 1 with probability p, a number or a tensor, else 0. Raises: UsageError for a p outside [0, 1]."""
     if isinstance(p, TensorBase):
         return input.copy_(bernoulli(as_tensor(p), generator=generator).expand(*input.shape))
+    if not 0 <= p <= 1:
+        raise UsageError("p is not a probability", where="bernoulli_", expected="0 to 1", got=p)
     return input.copy_(_samples(input, rand, generator) < p)
 
 
 @named(METHOD, "random_")
-def random_(input: Tensor, from_: int = 0, to: int | None = None, *, generator: Generator | None = None) -> Tensor:
-    """Fill with integers from .. to - 1, by default from 0; one number is the end."""
-    if to is None:
-        digits = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-        whole = 2 ** digits[input.dtype.name] if input.dtype.is_float else int(np.iinfo(input.dtype.numpy).max)
-        from_, to = 0, from_ or min(whole, 2**31)
+def random_(
+    input: Tensor, from_: int | None = None, to: int | None = None, *, generator: Generator | None = None
+) -> Tensor:
+    """Fill with integers from .. to - 1; one number is the end, of numbers from 0.
+
+    Without numbers, all integers from 0 that the dtype stores exactly, below 2³¹. Raises: UsageError for no integers.
+    """
+    if to is None and from_ is None:
+        digits = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8, "bool": 1}
+        name = input.dtype.name
+        to = min(2 ** digits[name] if name in digits else int(np.iinfo(input.dtype.numpy).max) + 1, 2**31)
+    elif to is None:
+        from_, to = 0, from_
+    from_ = from_ or 0
     return input.copy_(randint(from_, to, input.shape, generator=generator, device=device_of(input)))
 
 

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from graphwright.array import bool_, float32, int64, uint8
+from graphwright.array import bool_, float32, float64, int64, uint8
 from graphwright.autograd.apply import TensorBase, apply, as_tensor
 from graphwright.autograd.functions import cast_like, where
 from graphwright.autograd.names import METHOD, TOP, Extremes, named
@@ -153,7 +151,12 @@ def _zero_safe(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 @named()
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it. Raises: ShapeError below two axes."""
+    """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it.
+
+    Raises: ShapeError below two axes, UsageError for a negative `maxnorm`.
+    """
+    if maxnorm < 0:
+        raise UsageError("maxnorm is negative", where="renorm", expected=">= 0", got=maxnorm)
     if input.ndim < 2:
         raise ShapeError("the tensor has too few axes", where="renorm", expected="at least 2", got=input.spec)
     rest = tuple(a for a in range(input.ndim) if a != axis_of(dim, input.ndim))
@@ -283,6 +286,10 @@ def _middle(input: Tensor, dim: int | None, keepdim: bool, skip: bool) -> Any:
     """Return the median, the lower of two: NaN if an entry is, or with `skip` of the others."""
     x, at = (input.reshape(-1), 0) if dim is None else (input, axis_of(dim, input.ndim))
     n = x.shape[at]
+    if not n and dim is None and x.dtype.is_float:
+        return input.mean(keepdim=keepdim)  # NaN
+    if not n:
+        raise ShapeError("there is no median of no entries", where="median", expected="1 or more", got=input.spec)
     values, order = sort(x, at)
     if x.dtype.is_float:
         numbers = (~x.isnan()).sum(at, True)
@@ -313,13 +320,20 @@ def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Extremes:
     """Return the most frequent value along an axis, of several the smallest, and an index of it."""
     at = axis_of(dim, input.ndim)
     values, order = sort(input, at)
-    last, indices = values.transpose(at, -1), order.transpose(at, -1)
-    counts = (last.unsqueeze(-1) == last.unsqueeze(-2)).sum(-1)
-    best = counts.argmax(-1)
-    ends = counts.gather(-1, best.unsqueeze(-1)).squeeze(-1) + best - 1  # torch gives the last of equal entries
-    value = last.gather(-1, ends.unsqueeze(-1)).transpose(at, -1)
-    index = indices.gather(-1, ends.unsqueeze(-1)).transpose(at, -1)
+    position = call("iota", values, axis=at).reshape(*(-1 if a == at else 1 for a in range(values.ndim)))
+    starts = where(changes(values, at), position, 0)
+    (start,) = scan(lambda a, b: (call("maximum", a[0], b[0]),), (starts,), at)
+    end = (position - start).argmax(at, True)  # of the first of the longest runs of equal values
+    value, index = call("gather", values, end, axis=at), call("gather", order, end, axis=at)
     return Extremes(value, index) if keepdim else Extremes(value.squeeze(at), index.squeeze(at))
+
+
+def changes(x: Tensor, at: int) -> Tensor:
+    """True where an entry differs from the one before it along an axis, and at the first entry."""
+    n = x.shape[at]
+    first = builtins.min(n, 1)
+    begin = call("full_like", x.narrow(at, 0, first), value=1.0).to(bool_)
+    return call("concat", begin, x.narrow(at, first, n - first) != x.narrow(at, 0, n - first), axis=at)
 
 
 @named()
@@ -328,42 +342,43 @@ def quantile(
 ) -> Tensor:
     """The q-quantile, 0 ≤ q ≤ 1, interpolated linearly between entries; several q give a new first axis.
 
+    Computed in float32 or float64. NaN where an entry is NaN.
+
     Args:
+        q: a number or a tensor [] or [n]; outside traces it is checked.
         interpolation: `linear`, `lower`, `higher`, `nearest` or `midpoint`.
-    Raises: UsageError for a q outside [0, 1] or another interpolation.
+    Raises: UsageError for a q outside [0, 1] or another interpolation; ShapeError for q of more axes, or no entries.
     """
     if not input.ndim:
         dim, keepdim = None, False
-    share = q if isinstance(q, TensorBase) else None
-    wanted = np.asarray(share.detach().numpy() if share is not None else q, np.float64)  # pyright: ignore[reportAttributeAccessIssue]  # a Tensor
-    if wanted.size and not (wanted.min() >= 0 and wanted.max() <= 1):
+    if input.dtype is not float64 and input.dtype is not float32:
+        made = quantile(input.to(float32), q, dim, keepdim, interpolation=interpolation)
+        return made.to(input.dtype) if input.dtype.is_float else made
+    rounding = {"linear": "floor", "lower": "floor", "higher": "ceil", "nearest": "round", "midpoint": "floor"}
+    if interpolation not in rounding:
+        raise UsageError("unknown interpolation", expected=", ".join(rounding), got=interpolation)
+    share = cast_like(q, input)
+    if share.ndim > 1:
+        raise ShapeError("the quantiles are not a vector", where="quantile", expected="[] or [n]", got=share.spec)
+    if not share.symbolic and not bool(((share >= 0.0) & (share <= 1.0)).all().item()):
         raise UsageError("a quantile is out of range", expected="0 <= q <= 1", got=q)
     x, at = (input.reshape(-1), 0) if dim is None else (input, axis_of(dim, input.ndim))
     values, n = sort(x, at)[0], x.shape[at]
-    rounding = {"linear": None, "lower": np.floor, "higher": np.ceil, "nearest": np.round, "midpoint": None}
-    if interpolation not in rounding:
-        raise UsageError("unknown interpolation", expected=", ".join(rounding), got=interpolation)
-    nan = x.isnan().any(at, True)
-
-    def one(where_: float, given: Any) -> Tensor:
-        position = where_ * (n - 1)
-        position = position if rounding[interpolation] is None else float(rounding[interpolation](position))
-        low = int(position)
-        part: Any = position - low if interpolation != "midpoint" or position == low else 0.5
-        if given is not None and interpolation == "linear":
-            part = given * float(n - 1) - float(low)
-        made = values.narrow(at, low, 1)
-        if given is not None or part:
-            made = made + (values.narrow(at, builtins.min(low + 1, n - 1), 1) - made) * part
-        made = where(nan, cast_like(float("nan"), made), made)
-        if dim is None:
-            return made.reshape(*(1,) * input.ndim) if keepdim else made.squeeze(0)
-        return made if keepdim else made.squeeze(at)
-
-    if wanted.ndim == 0:
-        return one(float(wanted), share)
-    parts = [one(float(w), None if share is None else share[i]).unsqueeze(0) for i, w in enumerate(wanted)]  # pyright: ignore[reportIndexIssue]  # a Tensor
-    return call("concat", *parts, axis=0)
+    if not n:
+        raise ShapeError("there is no quantile of no entries", where="quantile", expected="1 or more", got=input.spec)
+    position = share.reshape(-1) * float(n - 1)
+    low = call(rounding[interpolation], position.detach())
+    made = call("index", values, low.to(int64), axis=at)
+    if interpolation in ("linear", "midpoint"):
+        part = position - low if interpolation == "linear" else (position > low) * 0.5
+        part = part.reshape(-1, *(1,) * (x.ndim - 1 - at))
+        above = call("index", values, call("ceil", position.detach()).to(int64), axis=at)
+        made = where(part == 0.0, made, made + (above - made) * part)
+    made = where(x.isnan().any(at, True), float("nan"), made).movedim(at, 0)
+    if keepdim:
+        kept = (1,) * input.ndim if dim is None else tuple(1 if a == at else s for a, s in enumerate(x.shape))
+        made = made.reshape(made.shape[0], *kept)
+    return made if share.ndim else made.squeeze(0)
 
 
 # -- scans -------------------------------------------------------------------------------------------------------------
@@ -373,7 +388,7 @@ def cumsum(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     return call("cumsum", input if dtype is None else input.to(dtype), axis=dim)
 
 
-def _scan(combine: Callable[..., Any], parts: tuple[Tensor, ...], at: int) -> tuple[Tensor, ...]:
+def scan(combine: Callable[..., Any], parts: tuple[Tensor, ...], at: int) -> tuple[Tensor, ...]:
     """Combine all entries up to each entry along an axis, by ⌈log₂ n⌉ steps over ever longer distances."""
     n, step = parts[0].shape[at], 1
     while step < n:
@@ -390,7 +405,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     """Multiply cumulatively along an axis; each product includes its own entry. Entries of 0 get the exact gradient."""
     x = input if dtype is None else input.to(dtype)
     x = x if x.dtype.is_float else x.to(int64)
-    return _scan(lambda a, b: (a[0] * b[0],), (x,), axis_of(dim, x.ndim))[0]
+    return scan(lambda a, b: (a[0] * b[0],), (x,), axis_of(dim, x.ndim))[0]
 
 
 @named(scalars=True)
@@ -398,7 +413,7 @@ def logcumsumexp(input: Tensor, dim: int) -> Tensor:
     """ln Σ eˣ over the entries up to each entry along an axis, without overflow."""
     from graphwright.autograd.pointwise import logaddexp
 
-    return _scan(lambda a, b: (logaddexp(a[0], b[0]),), (input,), axis_of(dim, input.ndim))[0]
+    return scan(lambda a, b: (logaddexp(a[0], b[0]),), (input,), axis_of(dim, input.ndim))[0]
 
 
 def _running(input: Tensor, dim: int, op: str) -> Extremes:
@@ -411,7 +426,7 @@ def _running(input: Tensor, dim: int, op: str) -> Extremes:
         takes = call(op, later[0], earlier[0]) & ~nan | later[0].isnan()
         return where(takes, later[0], earlier[0]), where(takes, later[1], earlier[1])
 
-    index = _scan(combine, (values, ids), at)[1]
+    index = scan(combine, (values, ids), at)[1]
     return Extremes(call("gather", input, index, axis=at), index)
 
 
@@ -454,8 +469,9 @@ def trapezoid(y: Tensor, x: Any = None, *, dx: Any = 1, dim: int = -1) -> Tensor
 
 
 def _trapezoids(y: Tensor, x: Any, dx: Any, dim: int) -> Tensor:
-    at, n = axis_of(dim, y.ndim), y.shape[dim]
-    means = (y.narrow(at, 0, n - 1) + y.narrow(at, 1, n - 1)) * 0.5
+    at = axis_of(dim, y.ndim)
+    size = builtins.max(y.shape[at] - 1, 0)
+    means = (y.narrow(at, 0, size) + y.narrow(at, y.shape[at] - size, size)) * 0.5
     if x is None:
         return means * dx
     positions = as_tensor(x)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from itertools import combinations as subsets
 from itertools import combinations_with_replacement as multisets
 from math import prod
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import NDArray
+from graphwright.array import broadcast_shapes as broadcast
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.functions import cat, stack
 from graphwright.autograd.names import METHOD, TOP, named
@@ -27,9 +29,9 @@ Axes = Any
 """An axis, several, or None for all."""
 
 
-def ints(values: tuple[Any, ...]) -> Shape:
+def ints(values: Sequence[Any]) -> Shape:
     """Return ints as a tuple; `values` is either the ints or a single sequence of them."""
-    return tuple(values[0]) if len(values) == 1 and not isinstance(values[0], int) else values
+    return tuple(values[0] if len(values) == 1 and isinstance(values[0], Iterable) else values)
 
 
 # -- facts that need no kernel -----------------------------------------------------------------------------------------
@@ -91,10 +93,7 @@ def stride(input: Tensor, dim: int | None = None) -> Any:
 @named(TOP)
 def broadcast_shapes(*shapes: Any) -> Shape:
     """Return the shape of tensors of these shapes broadcast together. Raises: ShapeError."""
-    try:
-        return np.broadcast_shapes(*(s if isinstance(s, int) else tuple(s) for s in shapes))
-    except ValueError as error:
-        raise ShapeError("the shapes do not broadcast", got=", ".join(map(str, shapes))) from error
+    return broadcast(*(ints((s,)) for s in shapes))
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
@@ -183,9 +182,7 @@ def t(input: Tensor) -> Tensor:
 @named(also="moveaxis")
 def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
     """Move axes to other indices; the other axes keep their order. Raises: ShapeError for repeated axes."""
-    moved, to = (
-        tuple(axis_of(a, input.ndim) for a in ([v] if isinstance(v, int) else v)) for v in (source, destination)
-    )
+    moved, to = (tuple(axis_of(a, input.ndim) for a in ints((v,))) for v in (source, destination))
     if len(moved) != len(to) or len(set(moved)) < len(moved) or len(set(to)) < len(to):
         what = "source and destination are not equally many different axes"
         raise ShapeError(what, where="movedim", got=f"{source}, {destination}")
@@ -302,8 +299,7 @@ def roll(input: Tensor, shifts: Any, dims: Axes = None) -> Tensor:
     """Shift entries cyclically along axes, or in the flattened array without axes."""
     if dims is None:
         return roll(input.reshape(-1), shifts, 0).reshape(input.shape)
-    shift, axes = (tuple([v] if isinstance(v, int) else v) for v in (shifts, dims))
-    return call("roll", input, shifts=shift, axes=axes)
+    return call("roll", input, shifts=ints((shifts,)), axes=ints((dims,)))
 
 
 @named()
@@ -324,8 +320,9 @@ def repeat(input: Tensor, *repeats: Any) -> Tensor:
 def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
     """Return a view of `length` entries of an axis from `start`. Raises: ShapeError past the end."""
     at = axis_of(dim, input.ndim)
-    if isinstance(start, TensorBase) and start.dtype.kind not in ("int", "uint"):
-        raise DTypeError("the start is not an integer", where="narrow", expected="an integer", got=start.spec)
+    kind = start.dtype.kind if isinstance(start, TensorBase) else np.asarray(start).dtype.kind[:1]
+    if kind not in ("i", "u", "int", "uint"):
+        raise DTypeError("the start is not an integer", where="narrow", expected="an integer", got=start)
     n, first = input.shape[at], int(start)
     if not -n <= first <= n:
         raise ShapeError("the start is out of range", where="narrow", expected=f"-{n}..{n}", got=first)
@@ -351,15 +348,15 @@ def split(input: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
     Raises: ShapeError unless the given sizes sum to the size of the axis.
     """
     total = input.shape[axis_of(dim, input.ndim)]
-    if isinstance(split_size, int):
-        if split_size < 1:
-            raise ShapeError("the split size is not positive", expected=">= 1", got=split_size)
-        sizes = [builtins.min(split_size, total - at) for at in range(0, total, split_size)] or [0]
-    else:
+    if isinstance(split_size, Sequence):
         sizes = list(split_size)
+    else:
+        if split_size < 1 and (total or split_size < 0):
+            raise ShapeError("the split size is not positive", expected=">= 1", got=split_size)
+        sizes = [builtins.min(split_size, total - at) for at in range(0, total, split_size)] if total else [0]
     if sum(sizes) != total or builtins.min(sizes, default=0) < 0:
         raise ShapeError("the split sizes do not sum to the size of the axis", expected=total, got=tuple(sizes))
-    return tuple(input.narrow(dim, sum(sizes[:i]), n) for i, n in enumerate(sizes))
+    return tuple(input.narrow(dim, end - n, n) for end, n in zip(accumulate(sizes), sizes, strict=True))
 
 
 @named()
@@ -367,24 +364,24 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Return at most `chunks` views of equal size along an axis; the last may be smaller."""
     if chunks < 1:
         raise ShapeError("the number of chunks is not positive", expected=">= 1", got=chunks)
-    return split(input, builtins.max(-(-input.shape[axis_of(dim, input.ndim)] // chunks), 1), dim)
+    n = input.shape[axis_of(dim, input.ndim)]
+    return split(input, -(-n // chunks) if n else [0] * chunks, dim)
 
 
 @named()
 def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Return views along an axis: this many of nearly equal size, or parts that begin at the given indices."""
-    n = input.shape[axis_of(dim, input.ndim)]
-    if isinstance(indices_or_sections, TensorBase):
-        indices_or_sections = indices_or_sections.tolist()  # pyright: ignore[reportAttributeAccessIssue]  # a Tensor
-    if isinstance(indices_or_sections, int):
-        k = indices_or_sections
+    """Return views along an axis: this many of nearly equal size, or those between the given indices, as slices.
+
+    Raises: ShapeError for a number of parts below 1.
+    """
+    at, k = axis_of(dim, input.ndim), indices_or_sections
+    k = k.tolist() if isinstance(k, TensorBase) else k  # pyright: ignore[reportAttributeAccessIssue]  # a Tensor
+    if not isinstance(k, Iterable):
         if k < 1:
             raise ShapeError("the number of parts is not positive", where="tensor_split", expected=">= 1", got=k)
-        sizes = [n // k + (i < n % k) for i in range(k)]
-    else:
-        ends = [builtins.min(builtins.max(i + n if i < 0 else i, 0), n) for i in (*indices_or_sections, n)]
-        sizes = [builtins.max(b - a, 0) for a, b in zip([0, *ends], ends, strict=False)]
-    return split(input, sizes, dim)
+        n = input.shape[at]
+        return split(input, [n // k + (i < n % k) for i in range(k)], dim)
+    return tuple(input[(slice(None),) * at + (slice(a, b),)] for a, b in pairwise((0, *k, None)))
 
 
 @named(METHOD)
@@ -398,7 +395,7 @@ def _split_along(name: str, axis: int, least: int) -> None:
         if input.ndim < least:
             raise ShapeError("the tensor has too few axes", where=name, expected=f"{least} or more", got=input.spec)
         at = 0 if input.ndim == 1 else axis
-        whole = isinstance(indices_or_sections, int)
+        whole = not isinstance(indices_or_sections, Iterable)
         if whole and (indices_or_sections < 1 or input.shape[at] % indices_or_sections):
             got, expected = indices_or_sections, f"a divisor of {input.shape[at]}"
             raise ShapeError("the parts would have different sizes", where=name, expected=expected, got=got)
@@ -433,10 +430,8 @@ def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -
     if new[0] == new[1]:
         raise ShapeError("the axes of the matrices are one", where="diag_embed", got=f"{dim1}, {dim2}")
     n = input.shape[-1] + builtins.abs(offset)
-    rows = builtins.max(-offset, 0)
-    wide = call("pad", input.unsqueeze(-1), widths=((0, 0), (0, n)), mode="constant", value=0.0).flatten(-2)
-    whole = wide.narrow(-1, 0, input.shape[-1] * (n + 1)).narrow(-1, 0, input.shape[-1] * (n + 1))
-    lead = rows * n + builtins.max(offset, 0)
+    whole = call("pad", input.unsqueeze(-1), widths=((0, 0), (0, n)), mode="constant", value=0.0).flatten(-2)
+    lead = builtins.max(-offset, 0) * n + builtins.max(offset, 0)  # entry i of the diagonal is at lead + i(n + 1)
     rest = n * n - whole.shape[-1] - lead
     whole = whole.narrow(-1, 0, whole.shape[-1] + builtins.min(rest, 0))
     whole = call("pad", whole, widths=((lead, builtins.max(rest, 0)),), mode="constant", value=0.0)
@@ -460,7 +455,9 @@ def diagflat(input: Tensor, offset: int = 0) -> Tensor:
 
 @named(METHOD)
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """Return windows of `size` entries along an axis, `step` apart, as a new last axis."""
+    """Return windows of `size` entries along an axis, `step` apart, as a new last axis. Raises: ShapeError."""
+    if size < 0 or step < 1:
+        raise ShapeError("invalid windows", where="unfold", expected="size >= 0, step >= 1", got=f"{size}, {step}")
     if not input.ndim:
         return unfold(input.unsqueeze(0), dimension, size, step).squeeze(0)
     at = axis_of(dimension, input.ndim)
@@ -502,8 +499,12 @@ def column_stack(tensors: Sequence[Any]) -> Tensor:
 
 @named(TOP)
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """Return the coordinates of the grid of vectors; `indexing` `xy` exchanges the first two axes."""
-    parts = [as_tensor(x).reshape(-1) for x in (tensors[0] if isinstance(tensors[0], list | tuple) else tensors)]
+    """Return the coordinates of the grid of vectors; `indexing` `xy` exchanges the first two axes.
+
+    Raises: UsageError for another `indexing`, ShapeError for tensors of more axes than one.
+    """
+    one = len(tensors) == 1 and isinstance(tensors[0], list | tuple)
+    parts = _vectors("meshgrid", tensors[0] if one else tensors)
     shape = tuple(x.shape[0] for x in parts)
     made = [x.reshape(*(-1 if a == i else 1 for a in range(len(parts)))).expand(*shape) for i, x in enumerate(parts)]
     if indexing not in ("ij", "xy"):
@@ -513,13 +514,28 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 
 @named(TOP)
 def cartesian_prod(*tensors: Tensor) -> Tensor:
-    """Return all combinations of entries of vectors, one per row."""
-    return stack([x.reshape(-1) for x in meshgrid(*tensors)], -1) if len(tensors) > 1 else tensors[0]
+    """Return all combinations of entries of vectors, one per row. Raises: UsageError for none, ShapeError."""
+    parts = _vectors("cartesian_prod", tensors)
+    return stack([x.reshape(-1) for x in meshgrid(*parts)], -1) if len(parts) > 1 else parts[0]
+
+
+def _vectors(where: str, tensors: Sequence[Any]) -> list[Tensor]:
+    """Return tensors as vectors; 0-d ones have one entry. Raises: UsageError for none, ShapeError for more axes."""
+    parts = [as_tensor(x) for x in tensors]
+    if not parts:
+        raise UsageError("there are no vectors", where=where, expected="at least one")
+    if wrong := next((x for x in parts if x.ndim > 1), None):
+        raise ShapeError("a tensor is not a vector", where=where, expected="[n]", got=wrong.spec)
+    return [x.reshape(-1) for x in parts]
 
 
 @named(TOP)
 def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
-    """Return all subsets of r entries of a vector, one per row, in order."""
+    """Return all subsets of r entries of a vector, one per row, in order. Raises: ShapeError."""
+    if input.ndim != 1 or r < 0:
+        raise ShapeError("no such subsets", where="combinations", expected="[n], r >= 0", got=f"{input.spec}, r = {r}")
+    if not r:
+        return input.new_empty(0)
     pick = multisets if with_replacement else subsets
     ids = np.array([*pick(range(input.shape[0]), r)], np.int64).reshape(-1, r)
     return call("index", input, as_tensor(ids), axis=0)
@@ -527,8 +543,13 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
 
 @named(TOP)
 def block_diag(*tensors: Any) -> Tensor:
-    """Return the matrix with these matrices along its diagonal, and zeros elsewhere."""
+    """Return the matrix with these matrices along its diagonal, and zeros elsewhere; vectors are rows.
+
+    Raises: ShapeError for more than two axes, UsageError for no tensors.
+    """
     parts = [x.reshape(1, -1) if x.ndim < 2 else x for x in map(as_tensor, tensors)]
+    if wrong := next((x for x in parts if x.ndim > 2), None):
+        raise ShapeError("a tensor has too many axes", where="block_diag", expected="at most 2", got=wrong.spec)
     widths, at, rows = [x.shape[1] for x in parts], 0, []
     for x in parts:
         rest = sum(widths) - at - x.shape[1]
@@ -539,6 +560,8 @@ def block_diag(*tensors: Any) -> Tensor:
 
 def _indices(name: str, numpy_name: str) -> None:
     def indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
+        if row < 0 or col < 0:
+            raise ShapeError("a size is negative", where=name, expected=">= 0", got=f"{row}, {col}")
         made = as_tensor(np.stack(getattr(np, numpy_name)(row, offset, col)).astype(np.int64))
         return made.to(dtype=dtype, device=device) if dtype is not None or device is not None else made
 

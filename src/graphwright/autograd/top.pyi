@@ -127,7 +127,7 @@ def digamma(input: Any) -> Any:
     """d ln Γ(x)/dx, elementwise; gradient g·trigamma x."""
 
 def trunc(input: Any) -> Tensor:
-    """X rounded towards 0, elementwise; gradient 0."""
+    """x rounded towards 0, elementwise; gradient 0."""
 
 def fmod(input: Any, other: Any) -> Any:
     """a - b·trunc(a / b), elementwise, with the sign of a; gradients g and -g·trunc(a / b)."""
@@ -199,6 +199,171 @@ def tril(input: Any, diagonal: Any = ..., *, out: Any = ...) -> Tensor:
 def triu(input: Any, diagonal: Any = ..., *, out: Any = ...) -> Tensor:
     """Keep entries (i, j) of the last two axes with j ≥ i + diagonal; others are 0. Raises: ShapeError."""
 
+def numel(input: Any) -> builtins.int:
+    """Return the number of entries."""
+
+def is_tensor(obj: Any) -> builtins.bool:
+    """Whether an object is a tensor."""
+
+def is_floating_point(input: Any) -> builtins.bool:
+    """Whether the dtype is floating."""
+
+def broadcast_shapes(*shapes: Any) -> Any:
+    """Return the shape of tensors of these shapes broadcast together. Raises: ShapeError."""
+
+def reshape(input: Any, *sizes_: Any, shape: Any = ...) -> Tensor:
+    """Return the same entries in a new shape; one size may be -1, and is then inferred. Raises: ShapeError."""
+
+def ravel(input: Any) -> Tensor:
+    """Return the entries as a vector, row-major."""
+
+def flatten(input: Any, start_dim: Any = ..., end_dim: Any = ...) -> Tensor:
+    """Merge axes `start_dim` to `end_dim`, inclusive, into one; a 0-d tensor becomes a vector of one entry."""
+
+def unflatten(input: Any, dim: Any = ..., sizes: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Split an axis into several; one size may be -1. Raises: ShapeError."""
+
+def permute(input: Any, *axes: Any, dims: Any = ...) -> Tensor:
+    """Reorder the axes."""
+
+def transpose(input: Any, dim0: Any, dim1: Any) -> Tensor:
+    """Exchange two axes."""
+
+def swapaxes(input: Any, dim0: Any, dim1: Any) -> Tensor:
+    """Exchange two axes."""
+
+def swapdims(input: Any, dim0: Any, dim1: Any) -> Tensor:
+    """Exchange two axes."""
+
+def t(input: Any) -> Tensor:
+    """Transpose a matrix; tensors of fewer axes are unchanged. Raises: ShapeError for more."""
+
+def movedim(input: Any, source: Any, destination: Any) -> Tensor:
+    """Move axes to other indices; the other axes keep their order. Raises: ShapeError for repeated axes."""
+
+def moveaxis(input: Any, source: Any, destination: Any) -> Tensor:
+    """Move axes to other indices; the other axes keep their order. Raises: ShapeError for repeated axes."""
+
+def squeeze(input: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Remove axes of size 1: all of them, or the given ones; longer axes are kept."""
+
+def unsqueeze(input: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Insert an axis of size 1 at this index of the result's shape."""
+
+def broadcast_to(input: Any, *size: Any) -> Tensor:
+    """Broadcast to a shape, sharing memory."""
+
+def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
+    """Broadcast tensors together, sharing memory."""
+
+def atleast_1d(*tensors: Any) -> Any:
+    """Return tensors with at least 1 axes."""
+
+def atleast_2d(*tensors: Any) -> Any:
+    """Return tensors with at least 2 axes."""
+
+def atleast_3d(*tensors: Any) -> Any:
+    """Return tensors with at least 3 axes."""
+
+def flip(input: Any, *axes: Any, dims: Any = ...) -> Tensor:
+    """Reverse the order of entries along axes."""
+
+def fliplr(input: Any) -> Tensor:
+    """Reverse the columns."""
+
+def flipud(input: Any) -> Tensor:
+    """Reverse the rows. Raises: ShapeError for a 0-d tensor."""
+
+def rot90(input: Any, k: Any = ..., dims: Any = ...) -> Tensor:
+    """Rotate by k·90 degrees in the plane of two axes, from the first towards the second. Raises: ShapeError."""
+
+def roll(input: Any, shifts: Any, dims: Any = ...) -> Tensor:
+    """Shift entries cyclically along axes, or in the flattened array without axes."""
+
+def tile(input: Any, *dims: Any) -> Tensor:
+    """Repeat the tensor along each axis: a b -> a b a b; missing leading counts are 1."""
+
+def narrow(input: Any, dim: Any = ..., start: Any = ..., length: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Return a view of `length` entries of an axis from `start`. Raises: ShapeError past the end."""
+
+def select(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Return a view of one entry of an axis, without the axis. Raises: IndexOutOfRange."""
+
+def unbind(input: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
+    """Return views of all entries of an axis, without the axis."""
+
+def split(input: Any, split_size: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
+    """Return views along an axis with `split_size` entries each (the last may have fewer), or with the given sizes.
+
+    Raises: ShapeError unless the given sizes sum to the size of the axis.
+    """
+
+def chunk(input: Any, chunks: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
+    """Return at most `chunks` views of equal size along an axis; the last may be smaller."""
+
+def tensor_split(input: Any, indices_or_sections: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
+    """Return views along an axis: this many of nearly equal size, or those between the given indices, as slices.
+
+    Raises: ShapeError for a number of parts below 1.
+    """
+
+def vsplit(input: Any, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Return views along axis 0, like `tensor_split`, of equal sizes."""
+
+def hsplit(input: Any, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Return views along axis 1, like `tensor_split`, of equal sizes."""
+
+def dsplit(input: Any, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Return views along axis 2, like `tensor_split`, of equal sizes."""
+
+def diagonal(input: Any, offset: Any = ..., dim1: Any = ..., dim2: Any = ...) -> Tensor:
+    """Return a view in which the entries (i, i + offset) of two axes, as a new last axis, replace both."""
+
+def diag_embed(input: Any, offset: Any = ..., dim1: Any = ..., dim2: Any = ...) -> Tensor:
+    """Write the last axis to a diagonal of square matrices of zeros, on two new axes. Raises: ShapeError."""
+
+def diag(input: Any, diagonal: Any = ...) -> Tensor:
+    """Return a diagonal of a matrix, or the matrix with a vector on a diagonal. Raises: ShapeError."""
+
+def diagflat(input: Any, offset: Any = ...) -> Tensor:
+    """Return a matrix with the entries, row-major, on a diagonal."""
+
+def hstack(tensors: Any) -> Tensor:
+    """Concatenate along axis 1, vectors along axis 0."""
+
+def vstack(tensors: Any) -> Tensor:
+    """Concatenate along axis 0; vectors are rows."""
+
+def dstack(tensors: Any) -> Tensor:
+    """Concatenate along axis 2."""
+
+def column_stack(tensors: Any) -> Tensor:
+    """Concatenate along axis 1; vectors are columns."""
+
+def meshgrid(*tensors: Any, indexing: Any = ...) -> tuple[Tensor, ...]:
+    """Return the coordinates of the grid of vectors; `indexing` `xy` exchanges the first two axes.
+
+    Raises: UsageError for another `indexing`, ShapeError for tensors of more axes than one.
+    """
+
+def cartesian_prod(*tensors: Any) -> Tensor:
+    """Return all combinations of entries of vectors, one per row. Raises: UsageError for none, ShapeError."""
+
+def combinations(input: Any, r: Any = ..., with_replacement: Any = ...) -> Tensor:
+    """Return all subsets of r entries of a vector, one per row, in order. Raises: ShapeError."""
+
+def block_diag(*tensors: Any) -> Tensor:
+    """Return the matrix with these matrices along its diagonal, and zeros elsewhere; vectors are rows.
+
+    Raises: ShapeError for more than two axes, UsageError for no tensors.
+    """
+
+def tril_indices(row: Any, col: Any, offset: Any = ..., *, dtype: Any = ..., device: Any = ...) -> Tensor:
+    """Return row and column indices, int64 [2, count], of the tril of a matrix [row, col]."""
+
+def triu_indices(row: Any, col: Any, offset: Any = ..., *, dtype: Any = ..., device: Any = ...) -> Tensor:
+    """Return row and column indices, int64 [2, count], of the triu of a matrix [row, col]."""
+
 def mm(input: Any, mat2: Any) -> Tensor:
     """Multiply matrices [n, k] and [k, m]. Raises: ShapeError."""
 
@@ -233,21 +398,24 @@ def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = ..., alpha: Any = ...)
     """beta·x + alpha·a[i]·b[j]."""
 
 def tensordot(a: Any, b: Any, dims: Any = ...) -> Tensor:
-    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes."""
+    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes; sizes of 1 broadcast.
+
+    Raises: ShapeError.
+    """
 
 def kron(input: Any, other: Any) -> Tensor:
     """Kronecker product: each entry of a times b, as blocks."""
 
 def cross(input: Any, other: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Cross product along an axis of size 3. Raises: ShapeError."""
+    """Cross product along an axis of size 3, by default the first one; other axes broadcast. Raises: ShapeError."""
 
 def cosine_similarity(x1: Any, x2: Any, dim: Any = ..., eps: Any = ..., *, axis: Any = ...) -> Tensor:
-    """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis, after broadcasting."""
+    """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis, after broadcasting; computed in float32 or wider."""
 
 def pairwise_distance(
     x1: Any, x2: Any, p: Any = ..., eps: Any = ..., keepdim: Any = ..., *, keepdims: Any = ...
 ) -> Tensor:
-    """‖a - b + eps‖ₚ over the last axis."""
+    """‖a - b + eps‖ₚ over the last axis, computed in float32 or wider."""
 
 def pdist(input: Any, p: Any = ...) -> Tensor:
     """The p-norms of the differences of all pairs of rows, in row-major order of the upper triangle."""
@@ -365,7 +533,10 @@ def norm(
     """
 
 def renorm(input: Any, p: Any, dim: Any = ..., maxnorm: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it. Raises: ShapeError below two axes."""
+    """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it.
+
+    Raises: ShapeError below two axes, UsageError for a negative `maxnorm`.
+    """
 
 def nansum(
     input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
@@ -441,9 +612,12 @@ def quantile(
 ) -> Tensor:
     """The q-quantile, 0 ≤ q ≤ 1, interpolated linearly between entries; several q give a new first axis.
 
+    Computed in float32 or float64. NaN where an entry is NaN.
+
     Args:
+        q: a number or a tensor [] or [n]; outside traces it is checked.
         interpolation: `linear`, `lower`, `higher`, `nearest` or `midpoint`.
-    Raises: UsageError for a q outside [0, 1] or another interpolation.
+    Raises: UsageError for a q outside [0, 1] or another interpolation; ShapeError for q of more axes, or no entries.
     """
 
 def cumsum(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
@@ -504,7 +678,7 @@ def slogdet(A: Any) -> Any:
     """Return sign and ln |det A| of [..., n, n]. Raises: ShapeError, DTypeError."""
 
 def det(A: Any) -> Tensor:
-    """Return the determinants of [..., n, n]; gradient g·det A·A⁻ᵀ. Raises: ShapeError, DTypeError."""
+    """Return the determinants of [..., n, n]; the gradient is g times the cofactors. Raises: ShapeError, DTypeError."""
 
 def logdet(A: Any) -> Tensor:
     """Return ln det A of [..., n, n]; NaN for a negative determinant. Raises: ShapeError, DTypeError."""
@@ -531,7 +705,10 @@ def chain_matmul(*matrices: Any) -> Tensor:
     """`linalg.multi_dot`."""
 
 def matrix_power(A: Any, n: Any) -> Tensor:
-    """Return the n-th power of [..., n, n], by repeated squaring; a negative n inverts first. Raises: ShapeError."""
+    """Return the n-th power of [..., n, n], by repeated squaring; a negative n inverts first.
+
+    Raises: ShapeError, DTypeError; UsageError unless n is an int.
+    """
 
 def matrix_exp(A: Any) -> Tensor:
     """Σ Aᵏ/k! of [..., n, n], by scaling and squaring a Taylor series. Raises: ShapeError, DTypeError."""
@@ -602,7 +779,10 @@ def index_reduce(
     """Combine source[i] into a copy of x at index[i] for axis 0, as `scatter_reduce`."""
 
 def put(input: Any, index: Any, source: Any, accumulate: Any = ...) -> Tensor:
-    """Return a copy y with y.flatten()[index] = source, or += with `accumulate`. Raises: IndexOutOfRange."""
+    """Return a copy y with y.flatten()[index] = source, or += with `accumulate`.
+
+    Raises: IndexOutOfRange, ShapeError.
+    """
 
 def select_scatter(input: Any, src: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """Return a copy of x in which `src` replaces one entry of an axis. Raises: ShapeError, IndexOutOfRange."""
@@ -621,7 +801,7 @@ def unravel_index(indices: Any, shape: Any) -> tuple[Tensor, ...]:
 def index_select(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
     """Select entries of an axis by indices; the axes of the index replace it. Negative indices count from the end.
 
-    Raises: IndexOutOfRange.
+    A 0-d index counts as a vector. Raises: IndexOutOfRange.
     """
 
 def take(input: Any, index: Any) -> Tensor:
@@ -632,14 +812,14 @@ def index_add(
 ) -> Tensor:
     """Return a copy y of x with y[index[i]] += alpha·source[i] for axis 0, in the order of i.
 
-    Raises: IndexOutOfRange, ShapeError.
+    Raises: IndexOutOfRange, ShapeError, DTypeError.
     """
 
 def index_copy(input: Any, dim: Any = ..., index: Any = ..., source: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Return a copy y of x with y[index[i]] = source[i] for axis 0. Raises: IndexOutOfRange, ShapeError."""
+    """Return a copy y of x with y[index[i]] = source[i] for axis 0. Raises: IndexOutOfRange, ShapeError, DTypeError."""
 
 def index_fill(input: Any, dim: Any = ..., index: Any = ..., value: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Return a copy y of x with y[index[i]] = value for axis 0. Raises: IndexOutOfRange."""
+    """Return a copy y of x with y[index[i]] = value, a number, for axis 0. Raises: IndexOutOfRange, ShapeError."""
 
 def index_put(input: Any, indices: Any, values: Any, accumulate: Any = ...) -> Tensor:
     """Return a copy y of x with y[indices] = values, or += with `accumulate`; `indices` are int arrays or masks.
@@ -661,7 +841,7 @@ def bincount(input: Any, weights: Any = ..., minlength: Any = ..., *, length: An
 
     Args:
         length: by default the largest id + 1, at least `minlength`; required in a trace.
-    Raises: IndexOutOfRange.
+    Raises: IndexOutOfRange, ShapeError for other weights than one per id; UsageError for a negative `minlength`.
     """
 
 def nonzero(input: Any, *, as_tuple: Any = ..., size: Any = ..., fill: Any = ...) -> Any:
@@ -696,7 +876,10 @@ def repeat_interleave(input: Any, repeats: Any, dim: Any = ..., *, output_size: 
     """
 
 def masked_select(input: Any, mask: Any) -> Tensor:
-    """Return the entries where the bool mask, which broadcasts, is true, as a vector. Outside traces."""
+    """Return the entries where the bool mask, which broadcasts, is true, as a vector. Outside traces.
+
+    Raises: DTypeError for a mask that is not bool, ShapeError.
+    """
 
 def masked_scatter(input: Any, mask: Any, source: Any) -> Tensor:
     """Return a copy in which the entries where the mask is true are the first entries of `source`. Outside traces.
@@ -713,7 +896,14 @@ def unique(
     *,
     axis: Any = ...,
 ) -> Any:
-    """Return the different values in ascending order, the index of each entry's value, and counts. Outside traces."""
+    """Return the different values in ascending order, the index of each entry's value, and counts. Outside traces.
+
+    Each NaN differs from the others.
+
+    Args:
+        sorted: ignored, values are always sorted.
+        dim: axis along which to compare slices, instead of all entries.
+    """
 
 def unique_consecutive(
     input: Any, return_inverse: Any = ..., return_counts: Any = ..., dim: Any = ..., *, axis: Any = ...
@@ -725,10 +915,13 @@ def unique_consecutive(
     """
 
 def histc(input: Any, bins: Any = ..., min: Any = ..., max: Any = ...) -> Tensor:
-    """Count entries in equal bins from min to max, by default the range of the entries. Outside traces."""
+    """Count entries in equal bins from min to max, or, if these are equal, over the range of the entries.
+
+    Outside traces. Raises: UsageError for bins < 1, exchanged bounds, or bounds that are not finite.
+    """
 
 def isin(elements: Any, test_elements: Any, *, invert: Any = ...) -> Tensor:
-    """True where an entry equals one of the test elements."""
+    """True where an entry equals one of the test elements; or, with `invert`, none."""
 
 def searchsorted(
     sorted_sequence: Any, input: Any, *, out_int32: Any = ..., right: Any = ..., side: Any = ..., sorter: Any = ...
@@ -830,7 +1023,7 @@ def negative(input: Any) -> Tensor:
     """-x, elementwise."""
 
 def positive(input: Any) -> Tensor:
-    """X itself."""
+    """x itself."""
 
 def square(input: Any) -> Tensor:
     """x², elementwise."""
@@ -842,7 +1035,7 @@ def float_power(input: Any, exponent: Any) -> Tensor:
     """xᵖ in float64, elementwise."""
 
 def fix(input: Any) -> Tensor:
-    """X rounded towards 0, elementwise; gradient 0."""
+    """x rounded towards 0, elementwise; gradient 0."""
 
 def frac(input: Any) -> Tensor:
     """x - trunc x, elementwise."""
@@ -884,16 +1077,16 @@ def clamp_max(input: Any, max: Any) -> Tensor:
     """min(x, max), elementwise."""
 
 def fmax(input: Any, other: Any) -> Tensor:
-    """max(a, b), elementwise; of a NaN and a number the number."""
+    """max(a, b), elementwise; of a NaN and a number the number. On a tie a gets the gradient."""
 
 def fmin(input: Any, other: Any) -> Tensor:
-    """min(a, b), elementwise; of a NaN and a number the number."""
+    """min(a, b), elementwise; of a NaN and a number the number. On a tie a gets the gradient."""
 
 def nan_to_num(input: Any, nan: Any = ..., posinf: Any = ..., neginf: Any = ...) -> Tensor:
     """NaN, ∞ and -∞ replaced by numbers; by default 0 and the largest finite numbers."""
 
 def lerp(input: Any, end: Any, weight: Any) -> Tensor:
-    """a + weight·(b - a): linear interpolation, exact at weight 0, up to rounding at weight 1."""
+    """a + weight·(b - a), elementwise: linear interpolation, exact at the weights 0 and 1."""
 
 def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = ...) -> Tensor:
     """x + value·a·b, elementwise."""
@@ -920,7 +1113,7 @@ def copysign(input: Any, other: Any) -> Tensor:
     """|a| with the sign of b, elementwise; the sign of -0 counts."""
 
 def xlogy(input: Any, other: Any) -> Tensor:
-    """a·ln b, elementwise; 0 where a is 0 and b is not NaN."""
+    """a·ln b, elementwise; 0 where a is 0 and b is not NaN. Gradients ln b and a/b; both are 0 at a = 0 ≥ b."""
 
 def logaddexp(input: Any, other: Any) -> Tensor:
     """ln(eᵃ + eᵇ), elementwise, without overflow."""
@@ -941,7 +1134,10 @@ def ldexp(input: Any, other: Any) -> Tensor:
     """x·2ⁿ, elementwise."""
 
 def mvlgamma(input: Any, p: Any) -> Tensor:
-    """ln of the multivariate gamma function of dimension p: p(p - 1)/4·ln π + Σ lnΓ(x - j/2) over j < p."""
+    """ln of the multivariate gamma function of dimension p ≥ 1: p(p - 1)/4·ln π + Σ lnΓ(x - j/2) over j < p.
+
+    Raises: UsageError for another p.
+    """
 
 def signbit(input: Any) -> Tensor:
     """True where x is below 0 or -0, elementwise."""
@@ -959,13 +1155,13 @@ def bitwise_not(input: Any) -> Tensor:
     """Bitwise complement of integers, or ¬x of bools, elementwise. Raises: DTypeError for floats."""
 
 def gcd(input: Any, other: Any) -> Tensor:
-    """Greatest common divisor of integers, elementwise. On the host: outside traces, without a gradient."""
+    """Greatest common divisor of integers, elementwise. On the host: outside traces, without a gradient. Raises: DTypeError."""
 
 def lcm(input: Any, other: Any) -> Tensor:
-    """Least common multiple of integers, elementwise. On the host: outside traces, without a gradient."""
+    """Least common multiple of integers, elementwise. On the host: outside traces, without a gradient. Raises: DTypeError."""
 
 def nextafter(input: Any, other: Any) -> Tensor:
-    """The float after a in the direction of b, elementwise. On the host: outside traces, without a gradient."""
+    """The float after a in the direction of b, elementwise. On the host: outside traces, without a gradient. Raises: DTypeError."""
 
 def i0(input: Any) -> Tensor:
     """The modified Bessel function of order 0, elementwise. On the host: outside traces, without a gradient."""
@@ -982,164 +1178,11 @@ def allclose(input: Any, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan
 def equal(input: Any, other: Any) -> builtins.bool:
     """Whether shapes and all entries are equal. Raises: TraceError in a trace."""
 
-def numel(input: Any) -> builtins.int:
-    """Return the number of entries."""
-
-def is_tensor(obj: Any) -> builtins.bool:
-    """Whether an object is a tensor."""
-
-def is_floating_point(input: Any) -> builtins.bool:
-    """Whether the dtype is floating."""
-
-def broadcast_shapes(*shapes: Any) -> Any:
-    """Return the shape of tensors of these shapes broadcast together. Raises: ShapeError."""
-
-def reshape(input: Any, *sizes_: Any, shape: Any = ...) -> Tensor:
-    """Return the same entries in a new shape; one size may be -1, and is then inferred. Raises: ShapeError."""
-
-def ravel(input: Any) -> Tensor:
-    """Return the entries as a vector, row-major."""
-
-def flatten(input: Any, start_dim: Any = ..., end_dim: Any = ...) -> Tensor:
-    """Merge axes `start_dim` to `end_dim`, inclusive, into one; a 0-d tensor becomes a vector of one entry."""
-
-def unflatten(input: Any, dim: Any = ..., sizes: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Split an axis into several; one size may be -1. Raises: ShapeError."""
-
-def permute(input: Any, *axes: Any, dims: Any = ...) -> Tensor:
-    """Reorder the axes."""
-
-def transpose(input: Any, dim0: Any, dim1: Any) -> Tensor:
-    """Exchange two axes."""
-
-def swapaxes(input: Any, dim0: Any, dim1: Any) -> Tensor:
-    """Exchange two axes."""
-
-def swapdims(input: Any, dim0: Any, dim1: Any) -> Tensor:
-    """Exchange two axes."""
-
-def t(input: Any) -> Tensor:
-    """Transpose a matrix; tensors of fewer axes are unchanged. Raises: ShapeError for more."""
-
-def movedim(input: Any, source: Any, destination: Any) -> Tensor:
-    """Move axes to other indices; the other axes keep their order. Raises: ShapeError for repeated axes."""
-
-def moveaxis(input: Any, source: Any, destination: Any) -> Tensor:
-    """Move axes to other indices; the other axes keep their order. Raises: ShapeError for repeated axes."""
-
-def squeeze(input: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Remove axes of size 1: all of them, or the given ones; longer axes are kept."""
-
-def unsqueeze(input: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Insert an axis of size 1 at this index of the result's shape."""
-
-def broadcast_to(input: Any, *size: Any) -> Tensor:
-    """Broadcast to a shape, sharing memory."""
-
-def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
-    """Broadcast tensors together, sharing memory."""
-
-def atleast_1d(*tensors: Any) -> Any:
-    """Return tensors with at least 1 axes."""
-
-def atleast_2d(*tensors: Any) -> Any:
-    """Return tensors with at least 2 axes."""
-
-def atleast_3d(*tensors: Any) -> Any:
-    """Return tensors with at least 3 axes."""
-
-def flip(input: Any, *axes: Any, dims: Any = ...) -> Tensor:
-    """Reverse the order of entries along axes."""
-
-def fliplr(input: Any) -> Tensor:
-    """Reverse the columns."""
-
-def flipud(input: Any) -> Tensor:
-    """Reverse the rows. Raises: ShapeError for a 0-d tensor."""
-
-def rot90(input: Any, k: Any = ..., dims: Any = ...) -> Tensor:
-    """Rotate by k·90 degrees in the plane of two axes, from the first towards the second. Raises: ShapeError."""
-
-def roll(input: Any, shifts: Any, dims: Any = ...) -> Tensor:
-    """Shift entries cyclically along axes, or in the flattened array without axes."""
-
-def tile(input: Any, *dims: Any) -> Tensor:
-    """Repeat the tensor along each axis: a b -> a b a b; missing leading counts are 1."""
-
-def narrow(input: Any, dim: Any = ..., start: Any = ..., length: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Return a view of `length` entries of an axis from `start`. Raises: ShapeError past the end."""
-
-def select(input: Any, dim: Any = ..., index: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Return a view of one entry of an axis, without the axis. Raises: IndexOutOfRange."""
-
-def unbind(input: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
-    """Return views of all entries of an axis, without the axis."""
-
-def split(input: Any, split_size: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
-    """Return views along an axis with `split_size` entries each (the last may have fewer), or with the given sizes.
-
-    Raises: ShapeError unless the given sizes sum to the size of the axis.
-    """
-
-def chunk(input: Any, chunks: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
-    """Return at most `chunks` views of equal size along an axis; the last may be smaller."""
-
-def tensor_split(input: Any, indices_or_sections: Any, dim: Any = ..., *, axis: Any = ...) -> tuple[Tensor, ...]:
-    """Return views along an axis: this many of nearly equal size, or parts that begin at the given indices."""
-
-def vsplit(input: Any, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views along axis 0, like `tensor_split`, of equal sizes."""
-
-def hsplit(input: Any, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views along axis 1, like `tensor_split`, of equal sizes."""
-
-def dsplit(input: Any, indices_or_sections: Any) -> tuple[Tensor, ...]:
-    """Return views along axis 2, like `tensor_split`, of equal sizes."""
-
-def diagonal(input: Any, offset: Any = ..., dim1: Any = ..., dim2: Any = ...) -> Tensor:
-    """Return a view in which the entries (i, i + offset) of two axes, as a new last axis, replace both."""
-
-def diag_embed(input: Any, offset: Any = ..., dim1: Any = ..., dim2: Any = ...) -> Tensor:
-    """Write the last axis to a diagonal of square matrices of zeros, on two new axes. Raises: ShapeError."""
-
-def diag(input: Any, diagonal: Any = ...) -> Tensor:
-    """Return a diagonal of a matrix, or the matrix with a vector on a diagonal. Raises: ShapeError."""
-
-def diagflat(input: Any, offset: Any = ...) -> Tensor:
-    """Return a matrix with the entries, row-major, on a diagonal."""
-
-def hstack(tensors: Any) -> Tensor:
-    """Concatenate along axis 1, vectors along axis 0."""
-
-def vstack(tensors: Any) -> Tensor:
-    """Concatenate along axis 0; vectors are rows."""
-
-def dstack(tensors: Any) -> Tensor:
-    """Concatenate along axis 2."""
-
-def column_stack(tensors: Any) -> Tensor:
-    """Concatenate along axis 1; vectors are columns."""
-
-def meshgrid(*tensors: Any, indexing: Any = ...) -> tuple[Tensor, ...]:
-    """Return the coordinates of the grid of vectors; `indexing` `xy` exchanges the first two axes."""
-
-def cartesian_prod(*tensors: Any) -> Tensor:
-    """Return all combinations of entries of vectors, one per row."""
-
-def combinations(input: Any, r: Any = ..., with_replacement: Any = ...) -> Tensor:
-    """Return all subsets of r entries of a vector, one per row, in order."""
-
-def block_diag(*tensors: Any) -> Tensor:
-    """Return the matrix with these matrices along its diagonal, and zeros elsewhere."""
-
-def tril_indices(row: Any, col: Any, offset: Any = ..., *, dtype: Any = ..., device: Any = ...) -> Tensor:
-    """Return row and column indices, int64 [2, count], of the tril of a matrix [row, col]."""
-
-def triu_indices(row: Any, col: Any, offset: Any = ..., *, dtype: Any = ..., device: Any = ...) -> Tensor:
-    """Return row and column indices, int64 [2, count], of the triu of a matrix [row, col]."""
-
 def bernoulli(input: Any, p: Any = ..., *, generator: Any = ..., out: Any = ...) -> Tensor:
-    """Sample 1 with the probabilities in `input`, else 0; with the number p, sample by it in the shape of `input`."""
+    """Sample 1 with the probabilities in `input`, else 0; with the number p, sample by it in the shape of `input`.
+
+    Raises: UsageError for a p, or outside traces an input on the CPU, that is not a probability.
+    """
 
 def multinomial(input: Any, num_samples: Any, replacement: Any = ..., *, generator: Any = ...) -> Tensor:
     """Sample indices of the last axis in proportion to the input: [..., K] -> [..., num_samples], int64.

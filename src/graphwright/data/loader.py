@@ -78,12 +78,17 @@ class TensorDataset(Dataset):
 def stack(items: Sequence[Any]) -> Any:
     """Stack items to tensors along a new first axis; the default `collate`.
 
-    Items that are tuples or dicts are stacked entry by entry. Raises: ShapeError if shapes differ.
+    Items that are tuples or dicts are stacked entry by entry.
+    Raises: ShapeError if shapes or numbers of entries differ; UsageError for dicts of different keys.
     """
     first = items[0]
     if isinstance(first, dict):
+        if any(item.keys() != first.keys() for item in items):
+            raise UsageError("the items of a batch have different keys", expected=", ".join(map(str, first)))
         return {key: stack([item[key] for item in items]) for key in first}
     if isinstance(first, tuple | list):
+        if sizes := {len(item) for item in items} - {len(first)}:
+            raise ShapeError("the items of a batch have different numbers of entries", expected=len(first), got=sizes)
         return tuple(stack(column) for column in zip(*items, strict=True))
     tensors = [as_tensor(item) for item in items]
     kind = tensors[0].dtype if len({t.dtype for t in tensors}) == 1 else None
@@ -102,8 +107,10 @@ def pad(items: Sequence[Any], value: float = 0) -> tuple[Tensor, Tensor]:
         items: B arrays [T_i, ...] with equal further axes.
         value: entry after the end of an item.
     Returns: [B, T, ...] in the dtype of the items, and a bool mask [B, T], true inside the items.
-    Raises: ShapeError for other shapes.
+    Raises: ShapeError for other shapes, UsageError for no items.
     """
+    if not items:
+        raise UsageError("there are no items to pad", where="pad", expected="at least one")
     arrays = [as_tensor(item).numpy() for item in items]
     if any(a.ndim == 0 or a.shape[1:] != arrays[0].shape[1:] for a in arrays):
         shapes = ", ".join(map(str, sorted({a.shape for a in arrays})))
@@ -151,8 +158,8 @@ class DataLoader:
         drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None, rank: int = 0, ranks: int = 1,
         num_workers: int = 0, lengths: Any = None,
     ) -> None:  # fmt: skip
-        if batch_size < 1 or not 0 <= rank < ranks or num_workers < 0:
-            expected = "batch_size >= 1, 0 <= rank < ranks, num_workers >= 0"
+        if not isinstance(batch_size, int) or batch_size < 1 or not 0 <= rank < ranks or num_workers < 0:
+            expected = "an int batch_size >= 1, 0 <= rank < ranks, num_workers >= 0"
             got = f"batch_size {batch_size}, rank {rank} of {ranks}, num_workers {num_workers}"
             raise UsageError("an argument is out of range", where="DataLoader", expected=expected, got=got)
         indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)

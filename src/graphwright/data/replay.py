@@ -12,7 +12,7 @@ import numpy as np
 
 from graphwright.array import from_numpy, random
 from graphwright.autograd import Tensor
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import DTypeError, ShapeError, UsageError
 
 
 class ReplayBuffer:
@@ -32,8 +32,9 @@ class ReplayBuffer:
     """
 
     def __init__(self, capacity: int, *, seed: int = 0) -> None:
-        if capacity < 1:
-            raise UsageError("the capacity is out of range", where="ReplayBuffer", expected=">= 1", got=capacity)
+        if not isinstance(capacity, int) or capacity < 1:
+            expected = "an int >= 1"
+            raise UsageError("the capacity is out of range", where="ReplayBuffer", expected=expected, got=capacity)
         self.capacity, self.seed, self.added, self.sampled = capacity, seed, 0, 0
         self._columns: dict[str, np.ndarray] = {}
 
@@ -44,7 +45,8 @@ class ReplayBuffer:
     def add(self, **columns: Any) -> None:
         """Add N rows, given as one array [N, ...] per column; the first call determines names, shapes and dtypes.
 
-        Raises: UsageError for other names; ShapeError for other shapes or different N. Then no row is added.
+        Raises: UsageError for other names; ShapeError for other shapes or different N; DTypeError for floats in a
+            column of integers, or entries that are not numbers. Then no row is added.
         """
         rows = {name: np.asarray(value) for name, value in columns.items()}
         known = self._columns or {name: row[:0] for name, row in rows.items() if row.ndim}
@@ -57,6 +59,10 @@ class ReplayBuffer:
             raise ShapeError("the rows do not fit their columns", where=", ".join(wrong),
                              expected=[[count, *known[n].shape[1:]] for n in wrong],
                              got=[list(rows[n].shape) for n in wrong])  # fmt: skip
+        for name, row in rows.items():
+            if row.dtype.kind not in "biuf" or not np.can_cast(row.dtype, known[name].dtype, "same_kind"):
+                raise DTypeError("a column cannot store these rows", where=name, expected=known[name].dtype,
+                                 got=row.dtype)  # fmt: skip
         if not self._columns:
             self._columns = {n: np.zeros((self.capacity, *row.shape[1:]), row.dtype) for n, row in rows.items()}
         kept = min(count, self.capacity)
@@ -68,8 +74,10 @@ class ReplayBuffer:
     def sample(self, count: int) -> dict[str, Tensor]:
         """Return `count` rows, each drawn from all rows with equal probability, by column: [count, ...].
 
-        Raises: UsageError for an empty buffer.
+        Raises: UsageError for an empty buffer or a negative count.
         """
+        if count < 0:
+            raise UsageError("the count is negative", where="ReplayBuffer", expected=">= 0", got=count)
         if not len(self):
             raise UsageError("the replay buffer is empty", fix="buffer.add(...) before sample")
         stream = random.stream_of("data.replay")
@@ -85,7 +93,13 @@ class ReplayBuffer:
         return {"columns": columns, "added": self.added, "sampled": self.sampled, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a result of `state_dict`: the samples that follow are those of the saved buffer."""
+        """Restore a result of `state_dict`: the samples that follow are those of the saved buffer.
+
+        Raises: UsageError for another dict.
+        """
+        if state.keys() != self.state_dict().keys():
+            expected = ", ".join(self.state_dict())
+            raise UsageError("invalid state of a replay buffer", expected=expected, got=", ".join(state))
         self._columns, self.added = {}, state["added"] - len(next(iter(state["columns"].values()), ()))
         if state["columns"]:
             self.add(**state["columns"])

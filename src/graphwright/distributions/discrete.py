@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphwright.array import finfo
+from graphwright.array import broadcast_shapes, finfo
 from graphwright.autograd import Generator, Tensor, as_tensor, bernoulli, gather, gumbel, where
 from graphwright.autograd.create import device_of
 from graphwright.distributions.distribution import Distribution, parameters, require
@@ -61,8 +61,9 @@ class Categorical(Distribution):
     def log_prob(self, value: Any) -> Tensor:
         """Return the logits at class ids that broadcast, int64 [...]."""
         ids = as_tensor(value)
-        ids = ids.expand(*self.shape) if ids.ndim < len(self.shape) else ids
-        return gather(self.logits.expand(*ids.shape, self.logits.shape[-1]), -1, ids.unsqueeze(-1)).squeeze(-1)
+        shape = broadcast_shapes(ids.shape, self.shape)
+        rows = self.logits.expand(*shape, self.logits.shape[-1])
+        return gather(rows, -1, ids.expand(*shape).unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
         """-Σ p ln p, to which classes of probability 0 contribute 0."""

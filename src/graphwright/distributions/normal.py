@@ -103,7 +103,7 @@ class TanhNormal(Distribution):
                          fix="estimate it: -d.rsample_and_log_prob()[1]")  # fmt: skip
 
     def kl(self, other: TanhNormal) -> Tensor:
-        """Return the divergence of the normal distributions, for equal intervals; else infinity or no closed form."""
+        """Return the divergence of the normal distributions. Raises: UsageError for different intervals."""
         for mine, theirs in ((self.low, other.low), (self.high, other.high)):
             require(mine - theirs, lambda gap: gap == 0, "the intervals differ by", "0")
         return self.base.kl(other.base)

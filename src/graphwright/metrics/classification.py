@@ -7,8 +7,8 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from graphwright.errors import DTypeError, IndexOutOfRange, ShapeError, UsageError
-from graphwright.metrics.metric import Metric, Statistics, of_batch, same_shape
+from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.metrics.metric import Metric, Statistics, check_ids, of_batch, same_shape
 from graphwright.settings import AtLeastOne
 
 R = TypeVar("R")
@@ -34,11 +34,6 @@ def _kept(
     return found[keep], wanted[keep]
 
 
-def _check_ids(ids: np.ndarray, classes: int, where: str) -> None:
-    if wrong := ids[(ids < 0) | (ids >= classes)].tolist():
-        raise IndexOutOfRange("a class id is out of range", where=where, expected=f"0..{classes - 1}", got=wrong[0])
-
-
 @dataclass(kw_only=True)
 class Accuracy(Metric[float]):
     """The share of targets that are predicted, or are among the `top_k` largest scores.
@@ -62,7 +57,7 @@ class Accuracy(Metric[float]):
             if self.top_k > 1:
                 raise UsageError("top_k needs scores", where="Accuracy", expected="scores [..., K]", got="class ids")
             return np.asarray((found == wanted).sum()), np.asarray(len(wanted))
-        _check_ids(wanted, found.shape[1], "Accuracy")
+        check_ids(wanted, found.shape[1], "Accuracy")
         own, index = found[np.arange(len(wanted)), wanted][:, None], np.arange(found.shape[1])
         better = (found > own) | ((found == own) & (index < wanted[:, None]))
         right = (better.sum(-1) < self.top_k) & ~np.isnan(own[:, 0])
@@ -92,7 +87,7 @@ class _OfConfusion(Metric[R]):
         found = found.astype(np.int64)
         size = size or int(max(found.max(initial=0), wanted.max(initial=0))) + 1
         for ids in (found, wanted):
-            _check_ids(ids, size, where)
+            check_ids(ids, size, where)
         return (np.bincount(wanted * size + found, minlength=size * size).reshape(size, size),)
 
     def merged(self, a: Statistics, b: Statistics) -> Statistics:

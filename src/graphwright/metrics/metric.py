@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import DTypeError, IndexOutOfRange, ShapeError, UsageError
 from graphwright.settings import Settings
 
 P = ParamSpec("P")
@@ -87,3 +87,13 @@ def same_shape(predictions: np.ndarray, targets: np.ndarray, where: str) -> None
     if predictions.shape != targets.shape:
         raise ShapeError("predictions and targets differ in shape", where=where, expected=list(targets.shape),
                          got=list(predictions.shape))  # fmt: skip
+
+
+def check_ids(ids: np.ndarray, classes: int, where: str) -> None:
+    """Raise DTypeError unless class ids are integers, and IndexOutOfRange unless they are 0..classes-1."""
+    if ids.dtype.kind not in "biu":
+        raise DTypeError("targets are not class ids", where=where, expected="integers", got=ids.dtype)
+    if (wrong := ids[(ids < 0) | (ids >= classes)]).size:
+        raise IndexOutOfRange(
+            "a class id is out of range", where=where, expected=f"0..{classes - 1}", got=wrong.flat[0]
+        )

@@ -8,6 +8,7 @@ from typing import Any
 
 from graphwright.array import float32
 from graphwright.autograd import Tensor, as_tensor, training, where
+from graphwright.autograd.create import device_of
 from graphwright.autograd.functions import cast_like
 from graphwright.autograd.names import overwritten
 from graphwright.autograd.random import gumbel, rand_like
@@ -59,13 +60,13 @@ def relu6(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
-    """min(max(x, min_val), max_val). Raises: UsageError for exchanged bounds."""
+    """min(max(x, min_val), max_val); gradient 0 at the bounds and beyond. Raises: UsageError for exchanged bounds."""
     if min_val > max_val:
         got = f"{min_val}, {max_val}"
         raise UsageError("the bounds are exchanged", where="hardtanh", expected="min_val <= max_val", got=got)
     if not input.dtype.is_float:
         min_val, max_val = int(min_val), int(max_val)
-    return _either(input, lambda x: x.clamp(min_val, max_val), inplace)
+    return _either(input, partial(call, "clamp", low=min_val, high=max_val, strict=True), inplace)
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
@@ -84,9 +85,9 @@ def selu(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    """x above 0, alpha(e^(x/alpha) - 1) below (Barron 2017). Raises: UsageError for alpha 0."""
-    if alpha == 0:
-        raise UsageError("alpha is 0", where="celu", expected="a number that is not 0", got=alpha)
+    """x above 0, alpha(e^(x/alpha) - 1) below (Barron 2017). Raises: UsageError for alpha ≤ 0."""
+    if alpha <= 0:
+        raise UsageError("alpha is not positive", where="celu", expected="> 0", got=alpha)
     return _either(input, lambda x: call("elu", x / alpha, alpha=1.0) * alpha, inplace)
 
 
@@ -174,9 +175,9 @@ def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, dim: in
     Source: Jang et al. 2017.
     """
     x = as_tensor(logits)
-    noise = gumbel(*x.shape, dtype=x.dtype if x.dtype.is_float else float32)
+    noise = gumbel(*x.shape, dtype=x.dtype if x.dtype.is_float else float32, device=device_of(x))
     soft = softmax((x + noise) / tau, dim)
     if not hard:
         return soft
-    largest = (soft == soft.amax(dim, keepdim=True)).to(soft.dtype)
+    largest = (soft * 0.0).detach().scatter(dim, soft.argmax(dim, keepdim=True), value=1.0)
     return largest - soft.detach() + soft

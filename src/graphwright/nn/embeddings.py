@@ -56,7 +56,7 @@ def embedding_bag(
         offsets: index of the first id of each bag, known outside traces.
         mode: `sum`, `mean` or `max`; an empty bag gives 0.
         per_sample_weights: factors in the shape of the ids, for `sum`.
-        include_last_offset: whether the last offset is the number of ids.
+        include_last_offset: whether the last offset is the end of the last bag, which is that of the ids otherwise.
         padding_idx: id that takes no part in its bag.
     Raises: ShapeError, UsageError, IndexOutOfRange.
     """
@@ -70,15 +70,19 @@ def embedding_bag(
         expected = "ids [B, n], or ids [n] with offsets [B]"
         raise ShapeError("invalid operands of embedding_bag", expected=expected, got=ids.spec)
     if offsets is None:
-        starts = np.arange(ids.shape[0]) * ids.shape[1]
+        cuts = np.arange(ids.shape[0] + 1) * ids.shape[1]
     else:
-        starts = as_tensor(offsets).numpy().astype(np.int64)
-        starts = starts[:-1] if include_last_offset else starts
-    flat, count = ids.reshape(-1), len(starts)
-    ends = np.append(starts[1:], flat.shape[0])
-    if len(starts) and (starts[0] != 0 or (ends < starts).any()):
-        raise ShapeError("invalid offsets", where="embedding_bag", expected="ascending, from 0", got=starts.tolist())
-    bags = as_tensor(np.repeat(np.arange(count), ends - starts))
+        cuts = as_tensor(offsets).numpy().astype(np.int64)
+        cuts = cuts if include_last_offset else np.append(cuts, ids.shape[0])
+    sizes, end = np.diff(cuts), ids.numel()
+    if len(sizes) and (cuts[0] != 0 or (sizes < 0).any() or cuts[-1] > end):
+        expected = f"ascending, from 0, at most {end}"
+        raise ShapeError("invalid offsets", where="embedding_bag", expected=expected, got=cuts.tolist())
+    count, flat = len(sizes), ids.reshape(-1)
+    if offsets is not None and count:
+        flat = flat.narrow(0, 0, int(cuts[-1]))
+        per_sample_weights = None if per_sample_weights is None else per_sample_weights.narrow(0, 0, int(cuts[-1]))
+    bags = as_tensor(np.repeat(np.arange(count), sizes))
     rows = embedding(flat, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
     kept = (flat != (-1 if padding_idx is None else padding_idx % weight.shape[0])).to(rows.dtype)
     none = as_tensor(np.zeros((count, weight.shape[1]))).to(rows.dtype)
@@ -91,5 +95,5 @@ def embedding_bag(
     total = none.index_add(0, bags, rows * kept.unsqueeze(1))
     if mode == "sum":
         return total
-    sizes = none.narrow(1, 0, 1).reshape(-1).index_add(0, bags, kept)
-    return total / sizes.clamp(min=1.0).unsqueeze(1)
+    counts = none.narrow(1, 0, 1).reshape(-1).index_add(0, bags, kept)
+    return total / counts.clamp(min=1.0).unsqueeze(1)

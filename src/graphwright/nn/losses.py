@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from math import log, pi
 from typing import Any
 
 import numpy as np
 
-from graphwright.array import float32
 from graphwright.autograd import Tensor, as_tensor, cat, minimum, one_hot, stack, where
+from graphwright.autograd.functions import wide
+from graphwright.autograd.pointwise import xlogy
 from graphwright.autograd.products import cosine_similarity, pairwise_distance, pdist
 from graphwright.autograd.shapes import movedim
 from graphwright.errors import ShapeError, UsageError
@@ -46,6 +48,10 @@ def cross_entropy(
     Returns: float32 or wider; a scalar unless reduction is `none`.
     Raises: ShapeError, DTypeError, IndexOutOfRange for a class id outside 0..K-1, UsageError.
     """
+    if not 0 <= label_smoothing <= 1:
+        raise UsageError(
+            "label_smoothing is out of range", where="cross_entropy", expected="0 to 1", got=label_smoothing
+        )
     target = as_tensor(target)
     if target.dtype.is_float:
         return _soft_cross_entropy(input, target, weight, reduction, label_smoothing, _classes(input, dim))
@@ -75,8 +81,8 @@ def _soft_cross_entropy(
 ) -> Tensor:
     if target.shape != input.shape:
         raise ShapeError("probabilities have another shape than the scores", expected=input.spec, got=target.spec)
-    shares = _wide(target) if not smoothing else _wide(target) * (1.0 - smoothing) + smoothing / input.shape[at]
-    terms = -shares * _wide(input).log_softmax(at)
+    shares = wide(target) if not smoothing else wide(target) * (1.0 - smoothing) + smoothing / input.shape[at]
+    terms = -shares * wide(input).log_softmax(at)
     if weight is not None:
         terms = terms * weight.reshape(*(-1 if a == at else 1 for a in range(input.ndim)))
     loss = terms.sum(at)
@@ -89,12 +95,12 @@ def nll_loss(
 ) -> Tensor:  # fmt: skip
     """-weight[target]·input[target] for log-probabilities; the rest is as in `cross_entropy`."""
     targets = as_tensor(target)
-    x = _classes_last(_wide(input), targets, dim)
+    x = _classes_last(wide(input), targets, dim)
     ignored = targets == ignore_index
     label = where(ignored, 0, targets)
     loss = -call("gather", x, label.reshape(*label.shape, 1), axis=-1).reshape(*label.shape)
     if weight is not None:
-        loss = loss * call("gather", _wide(weight), label.reshape(-1), axis=0).reshape(*label.shape)
+        loss = loss * call("gather", wide(weight), label.reshape(-1), axis=0).reshape(*label.shape)
     return _over_rows(where(ignored, 0.0, loss), targets, weight, ignore_index, reduction)
 
 
@@ -138,8 +144,20 @@ def smooth_l1_loss(input: Tensor, target: Any, reduction: str = "mean", beta: fl
 
 
 def binary_cross_entropy(input: Tensor, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
-    """-w(y·ln p + (1 - y)·ln(1 - p)) for probabilities p; logarithms are clamped at -100, so p = 0 and 1 are finite."""
-    return _reduced(_weighted(call("bce", _wide(input), _wide(target)), weight), reduction)
+    """-w(y·ln p + (1 - y)·ln(1 - p)) for probabilities p; logarithms are clamped at -100, so p = 0 and 1 are finite.
+
+    Raises: ShapeError unless input and target have one shape; UsageError.
+    """
+    x, y = _of_one_shape("binary_cross_entropy", input, target)
+    return _reduced(_weighted(call("bce", x, y), weight), reduction)
+
+
+def _of_one_shape(where: str, input: Tensor, target: Any) -> tuple[Tensor, Tensor]:
+    x, y = wide(input), wide(target)
+    if x.shape != y.shape:
+        fix = f"target.reshape{x.shape}" if x.numel() == y.numel() else None
+        raise ShapeError("input and target differ in shape", where=where, expected=x.shape, got=y.spec, fix=fix)
+    return x, y
 
 
 def _weighted(loss: Tensor, weight: Any) -> Tensor:
@@ -154,8 +172,9 @@ def binary_cross_entropy_with_logits(
     Args:
         weight: factor of all terms; broadcasts to x.
         pos_weight: factor of the terms with y = 1; broadcasts to x.
+    Raises: ShapeError unless input and target have one shape; UsageError.
     """
-    x, y = _wide(input), _wide(target)
+    x, y = _of_one_shape("binary_cross_entropy_with_logits", input, target)
     if pos_weight is None:
         return _reduced(_weighted(call("bce_with_logits", x, y), weight), reduction)
     return _reduced(_weighted(-(pos_weight * y * logsigmoid(x) + (1.0 - y) * logsigmoid(-x)), weight), reduction)
@@ -168,17 +187,18 @@ def kl_div(input: Tensor, target: Any, reduction: str = "mean", log_target: bool
         log_target: whether the target is given as its logarithm.
         reduction: `mean`, `sum`, `none`, or `batchmean`: the sum divided by the size of the first axis.
     """
-    x, target = _wide(input), _wide(target)
-    share, known = (target.exp(), target) if log_target else (target, where(target > 0.0, target, 1.0).log())
-    loss = share * known - share * x
-    return loss.sum() / float(x.shape[0]) if reduction == "batchmean" else _reduced(loss, reduction)
+    x, y = wide(input), wide(target)
+    loss = y.exp() * (y - x) if log_target else xlogy(y, y) - y * x
+    if reduction == "batchmean":
+        return loss.sum() / float(x.shape[0] if x.ndim else 1)
+    return _reduced(loss, reduction)
 
 
 def poisson_nll_loss(
     input: Tensor, target: Any, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"
 ) -> Tensor:
     """eˣ - y·x, or with `log_input` False x - y·ln(x + eps); `full` adds Stirling's terms for targets above 1."""
-    x, y = _wide(input), _wide(target)
+    x, y = wide(input), wide(target)
     loss = x.exp() - y * x if log_input else x - y * (x + eps).log()
     if full:
         safe = where(y > 1.0, y, 1.0)
@@ -189,13 +209,18 @@ def poisson_nll_loss(
 def gaussian_nll_loss(
     input: Tensor, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
-    """½(ln v + (x - y)²/v), v = max(var, eps), without gradient through the bound; `full` adds ½ ln 2π."""
-    x, y, v = _wide(input), _wide(target), _wide(var)
+    """½(ln v + (x - y)²/v), v = max(var, eps), without gradient through the bound; `full` adds ½ ln 2π.
+
+    Raises: ShapeError; outside traces UsageError for a negative variance.
+    """
+    x, y, v = wide(input), wide(target), wide(var)
     if v.shape != x.shape and v.shape == x.shape[:-1]:
         v = v.unsqueeze(-1)
     elif v.shape != x.shape and v.shape[:-1] != x.shape[:-1] and v.ndim:
         expected = f"{x.shape} or {x.shape[:-1]}"
         raise ShapeError("the variance has a wrong shape", where="gaussian_nll_loss", expected=expected, got=v.spec)
+    if not v.symbolic and bool((v < 0.0).any().item()):
+        raise UsageError("a variance is negative", where="gaussian_nll_loss", expected=">= 0")
     v = where(v < eps, eps, v)
     loss = (v.log() + (x - y) ** 2 / v) * 0.5
     return _reduced(loss + 0.5 * log(2.0 * pi) if full else loss, reduction)
@@ -206,33 +231,38 @@ def cosine_embedding_loss(
     input1: Tensor, input2: Tensor, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
     """1 - cos for target 1, max(0, cos - margin) for target -1."""
-    cosine, y = cosine_similarity(input1, input2, dim=-1), as_tensor(target)
+    cosine, y = cosine_similarity(wide(input1), wide(input2), dim=-1), as_tensor(target)
     return _reduced(where(y == 1, 1.0 - cosine, 0.0) + where(y == -1, (cosine - margin).relu(), 0.0), reduction)
 
 
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
-    """max(0, -y(a - b) + margin)."""
-    return _reduced((margin - _wide(target) * (_wide(input1) - input2)).relu(), reduction)
+    """max(0, -y(a - b) + margin). Raises: ShapeError for operands of different numbers of axes; UsageError."""
+    ranks = {x.ndim for x in map(as_tensor, (input1, input2, target))}
+    if len(ranks) > 1:
+        raise ShapeError("the operands have different numbers of axes", where="margin_ranking_loss", got=ranks)
+    return _reduced((margin - wide(target) * (wide(input1) - input2)).relu(), reduction)
 
 
 def hinge_embedding_loss(input: Tensor, target: Any, margin: float = 1.0, reduction: str = "mean") -> Tensor:
     """x for target 1, max(0, margin - x) for target -1."""
-    x, y = _wide(input), as_tensor(target)
+    x, y = wide(input), as_tensor(target)
     return _reduced(where(y != -1, x, 0.0) + where(y != 1, (margin - x).relu(), 0.0), reduction)
 
 
 def soft_margin_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
     """ln(1 + e^(-yx))."""
-    return _reduced(-logsigmoid(_wide(input) * _wide(target)), reduction)
+    return _reduced(-logsigmoid(wide(input) * wide(target)), reduction)
 
 
 def multi_margin_loss(
     input: Tensor, target: Any, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """Σ_k max(0, margin - x[y] + x[k])ᵖ / K over the other classes k."""
-    x, y = _wide(input), as_tensor(target)
+    """Σ_k max(0, margin - x[y] + x[k])ᵖ / K over the other classes k. Raises: UsageError unless p is 1 or 2."""
+    if p not in (1, 2):
+        raise UsageError("unsupported power", where="multi_margin_loss", expected="1 or 2", got=p)
+    x, y = wide(input), as_tensor(target)
     x = x if x.ndim else x.unsqueeze(0)
     y = y.squeeze(0) if x.ndim == 1 and y.ndim == 1 else y
     own = x.gather(-1, y.unsqueeze(-1))
@@ -249,7 +279,7 @@ def multilabel_soft_margin_loss(input: Tensor, target: Any, weight: Any = None, 
 
 def multilabel_margin_loss(input: Tensor, target: Any, reduction: str = "mean") -> Tensor:
     """Σ max(0, 1 - (x[y] - x[k])) / K over targets y and all other classes k; targets end at the first -1."""
-    x, y = _wide(input), as_tensor(target)
+    x, y = wide(input), as_tensor(target)
     x, y = (t if t.ndim else t.unsqueeze(0) for t in (x, y))
     if y.shape != x.shape or x.ndim > 2:
         expected = f"int64 {x.shape}, of at most two axes"
@@ -267,15 +297,31 @@ def triplet_margin_with_distance_loss(
     anchor: Tensor, positive: Tensor, negative: Tensor, *, distance_function: Callable[..., Tensor] | None = None,
     margin: float = 1.0, swap: bool = False, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """`triplet_margin_loss` with another distance, by default `pairwise_distance`."""
+    """max(0, d(anchor, positive) - d(anchor, negative) + margin).
+
+    Args:
+        distance_function: d, by default `pairwise_distance`.
+        swap: take the smaller of d(anchor, negative) and d(positive, negative) (Balntas et al. 2016).
+    Raises: UsageError for a margin that is not positive.
+    """
     if margin <= 0:
-        where_ = "triplet_margin_with_distance_loss"
-        raise UsageError("the margin is not positive", where=where_, expected="> 0", got=margin)
+        raise UsageError("the margin is not positive", where="triplet_margin_loss", expected="> 0", got=margin)
     distance = pairwise_distance if distance_function is None else distance_function
     near, far = distance(anchor, positive), distance(anchor, negative)
     if swap:
         far = minimum(far, distance(positive, negative))
     return _reduced((near - far + margin).relu(), reduction)
+
+
+def triplet_margin_loss(
+    anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2, eps: float = 1e-6,
+    swap: bool = False, reduction: str = "mean",
+) -> Tensor:  # fmt: skip
+    """`triplet_margin_with_distance_loss` with `pairwise_distance` of order p. Raises: UsageError."""
+    return triplet_margin_with_distance_loss(
+        wide(anchor), wide(positive), wide(negative), margin=margin, swap=swap, reduction=reduction,
+        distance_function=partial(pairwise_distance, p=p, eps=eps),
+    )  # fmt: skip
 
 
 def ctc_loss(
@@ -291,22 +337,28 @@ def ctc_loss(
         zero_infinity: replace infinite losses, of targets that do not fit, and their gradients by 0.
     Raises: ShapeError for lengths that do not fit; UsageError.
     """
-    x = _wide(log_probs if log_probs.ndim == 3 else log_probs.unsqueeze(1))
+    x = wide(log_probs if log_probs.ndim == 3 else log_probs.unsqueeze(1))
     steps, count = x.shape[:2]
     times, sizes = (_host_ids(n).reshape(-1) for n in (input_lengths, target_lengths))
     ids = _host_ids(targets)
-    if len(times) != count or len(sizes) != count or (count and max(times) > steps):
-        expected = f"{count} lengths, of inputs at most {steps}"
+    longest, joined = int(max(sizes, default=0)), ids.ndim == 1 and log_probs.ndim == 3
+    fits = ids.shape == (sum(sizes),) if joined else ids.ndim == log_probs.ndim - 1 and ids.shape[-1] >= longest
+    if len(times) != count or len(sizes) != count or max(times, default=0) > steps or min((*sizes, *times, 0)) < 0:
+        expected = f"{count} lengths >= 0, of inputs at most {steps}"
         raise ShapeError("invalid lengths", where="ctc_loss", expected=expected, got=f"{times}, {sizes}")
-    longest = int(max(sizes, default=0))
-    if ids.ndim == 1 and log_probs.ndim == 3:
+    if not fits or (not joined and ids.ndim == 2 and len(ids) != count):
+        expected = f"[{sum(sizes)}], or [{count}, {longest}] or longer"
+        raise ShapeError(
+            "the targets do not have the given lengths", where="ctc_loss", expected=expected, got=ids.shape
+        )
+    if joined:
         parts = np.split(ids, np.cumsum(sizes)[:-1])
-        ids = np.stack([np.pad(p[:n], (0, longest - n)) for p, n in zip(parts, sizes, strict=True)])
-    ids = ids.reshape(count, -1)[:, :longest]
+        ids = np.stack([np.pad(p, (0, longest - len(p))) for p in parts]) if count else ids.reshape(0, 0)
+    ids = (ids if ids.ndim == 2 else ids[None])[:, :longest]
     labels = np.full((count, 2 * longest + 1), blank)
     labels[:, 1::2] = ids
     skips = np.zeros(labels.shape, bool)
-    skips[:, 2:] = (labels[:, 2:] != blank) & (labels[:, 2:] != labels[:, :-2])
+    skips[:, 2:] = labels[:, 2:] != labels[:, :-2]
     never = as_tensor(np.full(labels.shape, -np.inf)).to(x.dtype)
     index, jump = as_tensor(labels), as_tensor(skips)
     alpha = where(as_tensor(np.arange(labels.shape[1]) < 2), x[0].gather(1, index), never)
@@ -341,30 +393,12 @@ def _log_sum(x: Tensor) -> Tensor:
     return where(none, float("-inf"), where(none, 0.0, x).logsumexp(0))
 
 
-def triplet_margin_loss(
-    anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2, eps: float = 1e-6,
-    swap: bool = False, reduction: str = "mean",
-) -> Tensor:  # fmt: skip
-    """max(0, d(anchor, positive) - d(anchor, negative) + margin), with `pairwise_distance`."""
-    if margin <= 0:
-        raise UsageError("the margin is not positive", where="triplet_margin_loss", expected="> 0", got=margin)
-    near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
-    if swap:
-        far = minimum(far, pairwise_distance(positive, negative, p, eps))
-    return _reduced((near - far + margin).relu(), reduction)
-
-
 def _difference(input: Tensor, target: Any) -> Tensor:
-    x, y = _wide(input), _wide(target)
+    x, y = wide(input), wide(target)
     if x.shape != y.shape:
         what = f"the target has another shape than the input, {y.shape} and {x.shape}, and is broadcast"
         warnings.warn(what, UserWarning, stacklevel=3)
     return x - y
-
-
-def _wide(x: Any) -> Tensor:
-    x = as_tensor(x)
-    return x.to(float32) if x.dtype.is_low else x
 
 
 def _reduced(loss: Tensor, reduction: str) -> Tensor:

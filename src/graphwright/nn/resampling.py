@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.autograd import Tensor, as_tensor, where
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.nn.spatial import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d, per_axis
 from graphwright.ops import call
 
@@ -31,7 +31,8 @@ def interpolate(
             `bicubic` for two.
         align_corners: map the first and last entries of an axis to the first and last of the result.
         recompute_scale_factor: use the ratio of the sizes instead of the given factor.
-    Raises: ShapeError; UsageError for a mode of another rank, size and factor together, or antialias.
+    Raises: ShapeError; DTypeError for integers in another mode than nearest; UsageError for a mode of another rank,
+        size and factor together, or antialias.
     """
     rank = input.ndim - 2
     known = ("nearest", "nearest-exact", "area", *(m for m, r in _RANKS.items() if r == rank))
@@ -54,7 +55,10 @@ def interpolate(
     if mode == "area":
         return _AREA[rank](input, new)
     exact = all(f is None or recompute_scale_factor or m == n * f for n, m, f in zip(old, new, factors, strict=True))
-    if rank < 3 and exact and mode in ("nearest", "linear", "bilinear"):
+    if not input.dtype.is_float and not mode.startswith("nearest"):
+        raise DTypeError("integers cannot be interpolated", where="interpolate", expected="floats, or mode nearest",
+                         got=f"{mode}, {input.spec}", fix="input.to('float32')")  # fmt: skip
+    if rank < 3 and exact and input.dtype.is_float and mode in ("nearest", "linear", "bilinear"):
         kind = "nearest" if mode == "nearest" else "linear"
         return call("interpolate", input, sizes=new, mode=kind, align_corners=bool(align_corners))
     for axis, (n, m, factor) in enumerate(zip(old, new, factors, strict=True), 2):
@@ -117,8 +121,12 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
 
     Args:
         size: the shape [N, C, spatial...] of the sampled result.
+    Raises: ShapeError.
     """
     sizes = tuple(size)[2:]
+    if len(sizes) not in (2, 3) or min(sizes) < 1 or theta.shape != (size[0], len(sizes), len(sizes) + 1):
+        expected = "theta [N, 2, 3] and size [N, C, H, W], or [N, 3, 4] and [N, C, D, H, W], of sizes >= 1"
+        raise ShapeError("invalid arguments", where="affine_grid", expected=expected, got=f"{theta.spec}, {size}")
     ends = [1.0 if align_corners else (n - 1) / n for n in sizes]
     lines = [np.linspace(-e, e, n) if n > 1 else np.zeros(1) for n, e in zip(sizes, ends, strict=True)]
     points = np.stack([*np.meshgrid(*lines, indexing="ij")[::-1], np.ones(sizes)], -1).reshape(-1, len(sizes) + 1)
@@ -134,7 +142,7 @@ def grid_sample(
     Args:
         grid: coordinates along the last axis first, as in torch.
         mode: `bilinear` (also of three axes), `nearest`, or `bicubic` for two.
-        padding_mode: values outside: `zeros`, `border` or `reflection`.
+        padding_mode: values outside: `zeros`, `border` or `reflection`. Positions that are NaN count as outside.
     Raises: ShapeError, UsageError.
     """
     rank, sizes = input.ndim - 2, input.shape[2:]
@@ -158,7 +166,7 @@ def grid_sample(
         for (at, share), n in zip(corner, sizes, strict=True):
             at = _inside(at, n, padding_mode, align) if mode == "bicubic" else at
             inside = (at >= 0) & (at <= n - 1)
-            index = index * n + at.clamp(0, n - 1).to("int64")
+            index = index * n + where(inside, at, 0.0).to("int64")
             weight = share if weight is None or share is None else weight * share
             seen = inside if seen is None else seen & inside
         assert seen is not None

@@ -228,9 +228,9 @@ class _Spatial:
     def _outputs(self, x: Tensor, output_size: Any, name: str) -> tuple[int, ...]:
         sizes = self._sizes(x, name)
         made = tuple(n if m is None else m for n, m in zip(sizes, per_axis(self.rank, output_size), strict=True))
-        if min(made) < 0:
+        if min(made) < 1:
             where = f"{name}{self.rank}d"
-            raise ShapeError("an output size is negative", where=where, expected=">= 0", got=made)
+            raise ShapeError("an output size is not positive", where=where, expected=">= 1", got=made)
         return made
 
     def _sizes(self, x: Tensor, name: str) -> tuple[int, ...]:

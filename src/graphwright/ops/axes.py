@@ -11,7 +11,7 @@ works by union-find: an atom links to the term that it was found to equal. Unifi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeVar
@@ -440,16 +440,17 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def axes_of(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
+def axes_of(axes: int | Iterable[int] | None, rank: int) -> tuple[int, ...]:
     """Normalise axes to sorted indices 0..rank-1; None means all. Raises: ShapeError for an invalid axis.
 
     A scalar has no axes, but takes axis 0 and -1 as torch does, which select nothing.
     """
     if axes is None:
         return tuple(range(rank))
-    if rank == 0 and all(a in (0, -1) for a in ((axes,) if isinstance(axes, int) else axes)):
+    given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
+    if rank == 0 and all(a in (0, -1) for a in given):
         return ()
-    found = [axis_of(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)]
+    found = [axis_of(a, rank) for a in given]
     if len(set(found)) < len(found):
         raise ShapeError("an axis is given twice", expected="different axes", got=axes)
     return tuple(sorted(found))

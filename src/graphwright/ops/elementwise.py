@@ -183,12 +183,16 @@ class Erf(rules.FloatFunction):
 
 @op("clamp")
 class Clamp(rules.Unary):
-    """min(max(x, low), high), elementwise; a bound may be None. Gradient g where low ≤ x ≤ high, else 0."""
+    """min(max(x, low), high), elementwise; a bound may be None. Gradient g where low ≤ x ≤ high, else 0.
 
-    attrs, saves = {"low": Attr(int | float | None, None), "high": Attr(int | float | None, None)}, Saves(inputs=(0,))
+    With `strict`, the gradient is 0 at the bounds too, as that of hardtanh.
+    """
+
+    attrs = {"low": Attr(int | float | None, None), "high": Attr(int | float | None, None), "strict": Attr(bool, False)}
+    saves = Saves(inputs=(0,))
     emit = "{0}.clamp({low}, {high})"
 
-    def infer(x, low, high):
+    def infer(x, low, high, strict):
         if low is None and high is None:
             raise UsageError("clamp got no bound", expected="low, high or both")
         if not x.dtype.is_float and any(isinstance(bound, float) for bound in (low, high)):
@@ -197,11 +201,11 @@ class Clamp(rules.Unary):
 
     def vjp(g, ins, outs, attrs, needs):
         x, low, high = ins[0], attrs["low"], attrs["high"]
-        zero = call("full_like", g, value=0.0)
+        zero, inside = call("full_like", g, value=0.0), "lt" if attrs["strict"] else "le"
         if low is not None:
-            g = call("where", call("le", call("full_like", x, value=low), x), g, zero)
+            g = call("where", call(inside, call("full_like", x, value=low), x), g, zero)
         if high is not None:
-            g = call("where", call("le", x, call("full_like", x, value=high)), g, zero)
+            g = call("where", call(inside, x, call("full_like", x, value=high)), g, zero)
         return (g,)
 
     def expand(ins, attrs):

@@ -239,7 +239,7 @@ class OneCycleLR(LRScheduler):
             begin, phase = 0.0, 0
             while phase < len(ends) - 1 and step > ends[phase]:
                 begin, phase = ends[phase], phase + 1
-            part = (step - begin) / (ends[phase] - begin)
+            part = (step - begin) / (ends[phase] - begin) if ends[phase] > begin else 1.0
             return rates[phase] + (rates[phase + 1] - rates[phase]) * _ANNEALED[anneal_strategy](part)
 
         super().__init__(optimizer, rate)
