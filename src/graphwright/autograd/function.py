@@ -16,6 +16,7 @@ from graphwright.autograd.recorder import active_recorder, scoped
 from graphwright.autograd.tape import TapeNode
 from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import Saves
+from graphwright.ops.registry import Traits
 
 if TYPE_CHECKING:
     from graphwright.array import Device
@@ -93,6 +94,9 @@ def _data(t: TensorBase) -> Any:
     return recorder.resolve(as_tensor(t)) if recorder is not None and (t.symbolic or t.is_variable) else t.data
 
 
+_UNKNOWN = Traits()
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionRule:
     """Stand-in for an op in the tape node of a Function call; its `vjp` calls the user's `vjp`.
@@ -114,6 +118,11 @@ class FunctionRule:
     def name(self) -> str:
         """Name of the user's class."""
         return self.function.__name__
+
+    @property
+    def traits(self) -> Traits:
+        """Properties as in `Op.traits`: none are known of the user's function."""
+        return _UNKNOWN
 
     @property
     def why(self) -> Mapping[str, str]:
