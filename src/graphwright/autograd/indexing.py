@@ -323,9 +323,11 @@ def take(input: Tensor, index: Any) -> Tensor:
 def index_add(input: Tensor, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Tensor:
     """Return a copy y of x with y[index[i]] += alpha·source[i] for axis 0, in the order of i.
 
-    Raises: IndexOutOfRange, ShapeError.
+    Raises: IndexOutOfRange, ShapeError; DTypeError for a floating alpha of integers.
     """
     ids, values, at = _int64(index), as_tensor(source), axis_of(dim, input.ndim)
+    if isinstance(alpha, float) and not input.dtype.is_float:
+        raise DTypeError("alpha is floating, but the tensor is not", where="index_add", expected="an int", got=alpha)
     if values.shape != (*input.shape[:at], *ids.shape, *input.shape[at + 1 :]) and values.ndim:
         expected = f"that of the tensor, with {ids.numel()} along axis {at}"
         raise ShapeError("the source has a wrong shape", where="index_add", expected=expected, got=values.spec)
