@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from importlib import import_module
+from math import e, inf, nan, pi
 from typing import Any
 
 from graphwright.errors import GraphwrightError
@@ -67,7 +68,7 @@ _HOME = {name: folder for folder, names in _PUBLIC.items() for name in names.spl
 _FOLDERS = "amp data distributions evolve metrics models nn optim program structure surgery".split()  # noqa: SIM905
 _OTHER_FOLDERS = "array autograd graph ops plan testing".split()  # noqa: SIM905
 
-__all__ = ["GraphwrightError", "__version__", *_FOLDERS, *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["GraphwrightError", "__version__", "e", "inf", "nan", "pi", *_FOLDERS, *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

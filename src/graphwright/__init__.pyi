@@ -1,5 +1,10 @@
 """The public names for type checkers; `__init__.py` lists the same names and imports them when they are used."""
 
+from math import e as e
+from math import inf as inf
+from math import nan as nan
+from math import pi as pi
+
 from graphwright import amp as amp
 from graphwright import array as array
 from graphwright import autograd as autograd

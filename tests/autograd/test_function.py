@@ -200,3 +200,42 @@ def test_a_forward_must_return_tensors() -> None:
     wrong = type("Wrong", (Function,), {"forward": staticmethod(lambda ctx, x: 1.0)})
     with pytest.raises(UsageError, match="Wrong"):
         cast("Any", wrong).apply(tensor(X))
+
+
+def test_torchs_form_of_a_function() -> None:
+    def made(base: Any) -> Any:
+        class Halves(base):
+            @staticmethod
+            def forward(ctx: Any, x: Any, factor: float) -> tuple[Any, Any]:
+                ctx.save_for_backward(x)
+                ctx.factor = factor
+                return x * factor, x * x
+
+            @staticmethod
+            def backward(ctx: Any, g: Any, h: Any) -> tuple[Any, None]:
+                (x,) = ctx.saved_tensors
+                assert ctx.needs_input_grad[0]
+                return g * ctx.factor + 2.0 * h * x, None
+
+        return Halves
+
+    for used in (0, 1):
+        grads = []
+        for library, base in ((gw, Function), (torch, torch.autograd.Function)):
+            x = library.tensor([1.0, 3.0], requires_grad=True)
+            made(base).apply(x, 0.5)[used].sum().backward()
+            grads.append(x.grad.tolist())
+        assert grads[0] == grads[1]
+    leaf = gw.nn.Parameter(np.array([1.0, 3.0], np.float32))
+    assert gw.compile(lambda y: grad((made(Function).apply(leaf, 0.5)[1] * y).sum(), leaf)[0])(1.0).tolist() == [2, 6]
+
+
+def test_a_function_without_a_gradient_raises_what_is_missing() -> None:
+    class Nothing(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x
+
+    x = tensor([1.0], requires_grad=True)
+    with pytest.raises(NotImplementedError, match="vjp nor backward"):
+        Nothing.apply(x).sum().backward()

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 import graphwright as gw
 from graphwright import nn
@@ -138,6 +139,26 @@ def test_no_grad_saves_nothing() -> None:
     assert not y.requires_grad
     with no_grad(), enable_grad():
         assert (x * 2.0).requires_grad
+
+
+def test_set_grad_enabled_acts_at_once_as_in_torch() -> None:
+    for library in (gw, torch):
+        x = library.tensor([1.0], requires_grad=True)
+        with library.enable_grad():
+            library.set_grad_enabled(False)
+            assert not library.is_grad_enabled()
+            assert not (x * 2.0).requires_grad
+            library.set_grad_enabled(mode=True)
+            assert library.is_grad_enabled()
+            with library.set_grad_enabled(False):
+                assert not library.is_grad_enabled()
+            assert library.is_grad_enabled()
+            untaped = library.set_grad_enabled(False)(library.is_grad_enabled)
+            assert library.is_grad_enabled()
+            assert not untaped()
+            with library.no_grad():
+                library.set_grad_enabled(True)
+            assert library.is_grad_enabled()
 
 
 def test_set_grad_enabled_and_decorators_without_parentheses() -> None:

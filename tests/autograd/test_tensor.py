@@ -318,3 +318,9 @@ def test_a_loss_is_formatted_as_in_torch(spec: str):
     assert format(tensor([number]), ".3f") == "2.346"
     with pytest.raises(ShapeError, match="exactly one element"):
         format(ones(3), ".3f")
+
+
+def test_a_tensor_of_a_list_names_the_function_that_converts() -> None:
+    for data in ([1.0, 2.0], 3, np.ones(2), None):
+        with pytest.raises(UsageError, match=r"gw\.tensor"):
+            gw.Tensor(data)  # pyright: ignore[reportArgumentType]

@@ -234,3 +234,19 @@ def test_written_numbers_keep_full_precision() -> None:
 def test_split_sizes_must_sum_to_the_axis(how: Any) -> None:
     with pytest.raises(ShapeError):
         how(tensor(np.zeros((3, 2))))
+
+
+def test_ranges_and_tuples_are_index_arrays_as_in_torch() -> None:
+    for make in (tensor, torch.tensor):
+        x = make([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0, 7.0, 8.0]])
+        x[range(3), range(3)] = -1.0
+        assert x[(0, 1), (1, 0)].tolist() == [1, 3]
+        assert x[range(2), 1].tolist() == [1, -1]
+        assert x.tolist() == [[-1, 1, 2], [3, -1, 5], [6, 7, -1]]
+
+
+def test_index_add_of_integers_keeps_their_dtype() -> None:
+    x, ids = tensor([1, 2, 3]), tensor([0, 2])
+    assert gw.index_add(x, 0, ids, tensor([5, 5]), alpha=2).tolist() == [11, 2, 13]
+    with pytest.raises(DTypeError, match="alpha"):
+        gw.index_add(x, 0, ids, tensor([5, 5]), alpha=0.5)

@@ -80,7 +80,8 @@ def test_values_and_gradients_match_torch(name: str) -> None:
 
 
 def test_moments_match_torch() -> None:
-    facts = {"normal": "mean variance", "uniform": "mean variance", "bernoulli": "mean variance probs"}
+    moments = "mean variance stddev"
+    facts = {"normal": moments, "uniform": moments, "bernoulli": f"{moments} probs"}
     for name, known in {**facts, "categorical": "probs mode"}.items():
         make, truth, values, _, _ = CASES[name]
         p, q = make(*map(gw.tensor, values)), truth(*map(torch.tensor, values))

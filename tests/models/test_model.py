@@ -210,3 +210,16 @@ def test_a_patch_is_given_as_numpy_reads_it(made: Callable[[str], Made]) -> None
     assert not np.array_equal(np.asarray(other["logits"]), np.asarray(plain["logits"]))
     with pytest.raises(FeedError, match="patches do not match"):
         m.run(IDS, patch={"layers.1.out": seen[:, 1:]})
+
+
+def test_edits_by_the_model_are_edits_of_its_program(model: gw.Model) -> None:
+    p, before = model.program, model.program.hash()
+    with model.edit("drop a branch", author="pass") as e:
+        e.cut(p.in_edges(p.junctions()[0])[1])
+    assert (p.journal[-1].why, p.journal[-1].author) == ("drop a branch", "pass")
+    cut = p.hash()
+    model.undo()
+    assert p.hash() == before != cut
+    model.redo()
+    assert p.hash() == cut
+    model.undo()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import graphwright as gw
 from graphwright.errors import UsageError
 from graphwright.models import ConfigError, ModelNotFound, TensorMismatch, UnsupportedArchitecture, UnsupportedDType
 from graphwright.models.architectures.registry import architectures
+from graphwright.models.open import inspect_path
 from graphwright.safetensors import HeaderError
 
 IDS = some_ids((1, 9))
@@ -381,3 +383,14 @@ def test_a_path_named_bundled_is_reached_and_never_hidden(tmp_path, monkeypatch)
     assert "./bundled" in str(caught.value.fix)
     assert gw.open("./bundled").program.hash() == model.program.hash() != inside
     assert gw.open(tmp_path / "bundled").program.hash() == model.program.hash()
+
+
+def test_files_and_pipes_are_refused_by_name(tmp_path: Path) -> None:
+    note, pipe = tmp_path / "notes.txt", tmp_path / "pipe"
+    note.write_text("text")
+    os.mkfifo(pipe)
+    for path, kind in ((note, "file"), (pipe, "pipe or device")):
+        for call in (gw.open, inspect_path):
+            with pytest.raises(ModelNotFound, match=f"this {kind} is not a model") as caught:
+                call(path)
+            assert caught.value.where == str(path)

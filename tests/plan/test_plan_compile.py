@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -178,6 +178,20 @@ def test_results_have_the_structure_that_the_function_returned() -> None:
     one, two = g(np.ones(2, np.float32), np.ones(2, np.float32))
     assert (one.tolist(), two.tolist()) == ([2, 2], [1, 1])
     assert gw.compile(lambda x: None if x.symbolic else x, deterministic=True) is not None
+
+
+def test_results_may_be_nested_and_contain_none() -> None:
+    class Cell(NamedTuple):
+        h: gw.Tensor
+        rest: dict[str, list[gw.Tensor | None]]
+
+    f = gw.compile(lambda x: (x, Cell(x * 2.0, {"a": [x * 3.0, None]}), None), deterministic=True)
+    for _ in range(2):
+        y, cell, none = f(np.ones(2, np.float32))
+        assert none is None
+        assert isinstance(cell, Cell)
+        assert cell.rest["a"][1] is None
+        assert (y.tolist(), cell.h.tolist(), cell.rest["a"][0].tolist()) == ([1, 1], [2, 2], [3, 3])
 
 
 BAD_FEEDS = [

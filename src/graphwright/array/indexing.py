@@ -57,8 +57,8 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
     """Return the plan of `x[index]` for an array x of this shape.
 
     Args:
-        index: ints, slices of any step, `...`, None, arrays or lists of ints (negative ones count from the end),
-            bool masks, True and False (masks without axes); or a tuple of them.
+        index: ints, slices of any step, `...`, None, arrays, lists, tuples or ranges of ints (negative ones count from
+            the end), bool masks, True and False (masks without axes); or a tuple of them.
     Raises: ShapeError for too many indices, a mask of the wrong shape, index arrays that do not broadcast,
         or an int that is out of range; DTypeError for a float array; UsageError for anything else.
     """
@@ -139,7 +139,7 @@ def _read(item: Any) -> Any:
         return np.asarray(item)
     if isinstance(item, int | np.integer):
         return int(item)
-    if isinstance(item, list):
+    if isinstance(item, list | tuple | range):
         try:
             item = np.asarray(item)
         except ValueError as error:

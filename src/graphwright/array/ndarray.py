@@ -195,6 +195,10 @@ class NDArray(OneElement):
         """Assign a value, which is broadcast, at an index. Raises: ReadOnlyArray, ShapeError, IndexOutOfRange."""
         from graphwright.array.indexing import write
 
+        if self.storage.shared:
+            what = "cannot write to the array of a weight, because a fork or an undo entry reads the same memory"
+            fix = "write to the weight itself, which copies it first: under gw.no_grad(), w[0] = value"
+            raise ReadOnlyArray(what, got=self.spec, fix=fix)
         write(self, index, value)
 
     def copy(self) -> NDArray:

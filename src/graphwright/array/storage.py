@@ -85,6 +85,7 @@ class Storage:
             `mapped`: the bytes of a file, never written.
         readonly: True if writes are refused (a mapped file, a borrowed read-only buffer).
         version: increases with every write, so that values computed from the block can be cached.
+        shared: True if variables copy the memory before they write, because a fork or an undo entry reads it too.
         watched: True if a write must increment `changes`, because a plan relies on the content.
         views: typed flat views that a backend made of the block, by DType.
         closed: True once the memory was freed.
@@ -92,7 +93,7 @@ class Storage:
 
     __slots__ = (
         "__weakref__", "_check", "_counts", "_memory", "_open", "_version", "closed", "device", "kind", "nbytes",
-        "readonly", "views", "watched",
+        "readonly", "shared", "views", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -100,7 +101,7 @@ class Storage:
     ) -> None:
         self._memory, self._open, self._check = memory, None, None
         self.nbytes, self.device, self.readonly, self.kind = nbytes, device, readonly, kind
-        self._version, self.closed, self.watched = 0, False, False
+        self._version, self.closed, self.watched, self.shared = 0, False, False, False
         self._counts: tuple[WriteCount, ...] = ()
         self.views: dict[Any, Any] = {}
 

@@ -85,6 +85,9 @@ class TensorBase(OneElement):
     __gw_op__ = staticmethod(apply)
 
     def __init__(self, data: NDArray | Symbol, requires_grad: bool = False, name: str = "") -> None:
+        if type(data) is not NDArray and not isinstance(data, NDArray | Symbol):  # a quick test first
+            fix, got = "gw.tensor(data) converts numbers and lists", type(data).__name__
+            raise UsageError("the data of a Tensor are not an array", expected="NDArray", got=got, fix=fix)
         if requires_grad and not data.dtype.is_float:
             raise DTypeError("a tensor that is not floating cannot require a gradient", got=data.spec)
         self.data, self.requires_grad, self.name = data, requires_grad, name

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.errors import NotDifferentiable
 from graphwright.autograd.modes import is_grad_enabled, no_grad
@@ -16,6 +18,7 @@ from graphwright.autograd.recorder import active_recorder, scoped
 from graphwright.autograd.tape import TapeNode
 from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import Saves
+from graphwright.ops.registry import Traits
 
 if TYPE_CHECKING:
     from graphwright.array import Device
@@ -27,9 +30,11 @@ class Context:
 
     Attributes:
         saved: inside the vjp, the tensors given to `save`, in their order.
+        needs_input_grad: inside a `backward`, per argument whether its gradient is needed.
     """
 
     saved: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
 
     def __init__(self) -> None:
         self._pending: tuple[Tensor, ...] = ()
@@ -38,9 +43,18 @@ class Context:
         """Save operands, results or intermediate values for the vjp; checked for in-place writes, freed by backward."""
         self._pending = tensors
 
+    save_for_backward = save
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        """The same as `saved`, under torch's name."""
+        return self.saved
+
 
 class Function:
     """An operation with a user-defined gradient: subclass it and call `apply`.
+
+    The gradient is `vjp`, or torch's `backward(ctx, *grads)` with `ctx.save_for_backward` and `ctx.saved_tensors`.
 
     >>> class Scaled(Function):
     ...     @staticmethod
@@ -58,6 +72,11 @@ class Function:
     def forward(*args: Any, **kwargs: Any) -> Any:
         """Compute a tensor or a tuple of tensors from the arguments; define it as `forward(ctx, ...)`."""
         raise NotImplementedError("this Function does not define forward")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Compute the gradients of the arguments in torch's form: zeros for unused results; used if there is no vjp."""
+        raise NotImplementedError("this Function defines neither vjp nor backward")
 
     @staticmethod
     def vjp(ctx: Any, g: Any, needs: tuple[bool, ...]) -> Any:
@@ -93,6 +112,9 @@ def _data(t: TensorBase) -> Any:
     return recorder.resolve(as_tensor(t)) if recorder is not None and (t.symbolic or t.is_variable) else t.data
 
 
+_UNKNOWN = Traits()
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionRule:
     """Stand-in for an op in the tape node of a Function call; its `vjp` calls the user's `vjp`.
@@ -116,6 +138,11 @@ class FunctionRule:
         return self.function.__name__
 
     @property
+    def traits(self) -> Traits:
+        """Properties as in `Op.traits`: none are known of the user's function."""
+        return _UNKNOWN
+
+    @property
     def why(self) -> Mapping[str, str]:
         """Reasons for missing rules, as in `Op.why`; empty, because the vjp exists."""
         return {}
@@ -133,7 +160,7 @@ class FunctionRule:
             wanted[i] = need
         self.ctx.saved = tuple((ins if is_operand else outs)[at] for is_operand, at in self.saved)
         try:
-            given = self.function.vjp(self.ctx, g, tuple(wanted))
+            given = self._pull_back(g, outs, tuple(wanted))
         finally:
             del self.ctx.saved
         given = given if isinstance(given, tuple) else (given,)
@@ -145,6 +172,20 @@ class FunctionRule:
                 what, got = "the vjp returned a gradient of the wrong type", type(x).__name__
                 raise ComputeError(what, where=self.name, expected="a tensor or None", got=got)
         return (*(given[i] for i in self.operands), *[None] * (len(needs) - len(self.operands)))
+
+    def _pull_back(self, g: Any, outs: Sequence[Any], needs: tuple[bool, ...]) -> Any:
+        """Call the user's `vjp`, or else `backward`, which gets zeros in place of None."""
+        if self.function.vjp is not Function.vjp:
+            return self.function.vjp(self.ctx, g, needs)
+        self.ctx.needs_input_grad = needs
+        grads = g if isinstance(g, tuple) else (g,)
+        grads = [_zeros_like(o) if x is None else x for x, o in zip(grads, outs, strict=True)]
+        return self.function.backward(self.ctx, *grads)
+
+
+def _zeros_like(spec: Any) -> Tensor:
+    """Return zeros of the shape and dtype of a tensor or spec."""
+    return as_tensor(np.zeros(spec.shape, np.float32), dtype=spec.dtype)
 
 
 def _put_on_tape(

@@ -330,9 +330,11 @@ def take(input: Tensor, index: Any) -> Tensor:
 def index_add(input: Tensor, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Tensor:
     """Return a copy y of x with y[index[i]] += alpha·source[i] for axis 0, in the order of i.
 
-    Raises: IndexOutOfRange, ShapeError, DTypeError.
+    Raises: IndexOutOfRange, ShapeError, DTypeError, also for a floating alpha of integers.
     """
     at, ids, values = _slices("index_add", input, dim, index, source)
+    if isinstance(alpha, float) and not input.dtype.is_float:
+        raise DTypeError("alpha is floating, but the tensor is not", where="index_add", expected="an int", got=alpha)
     return call("index_add", input, values if alpha == 1 else values * alpha, ids, axis=at)
 
 

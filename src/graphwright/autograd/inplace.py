@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from graphwright.array import NDArray
 from graphwright.autograd.errors import LeafModified, TraceMutation, ViewModified
 from graphwright.autograd.modes import is_grad_enabled
-from graphwright.autograd.recorder import Symbol
+from graphwright.autograd.recorder import Symbol, active_recorder
 from graphwright.errors import ShapeError
 from graphwright.ops import Op, compute
 
@@ -33,6 +33,10 @@ def write_over(
     for out in outs:
         _refuse_leaf(out)
         array = out.own()
+        if array.storage.shared and not out.is_variable:
+            what = "cannot write in place to a view of a weight, because a fork or an undo entry reads the same memory"
+            fix = "write to the weight itself, which copies it first: w[0] = value, w += value or w.copy_(value)"
+            raise ViewModified(what, where=row.name, got=out.spec, fix=fix)
         if is_grad_enabled() and (taped or out.node is not None) and getrefcount(array.storage) > _ALONE:
             what = "cannot write in place: another tensor or backward uses the same memory and may need the old value"
             raise ViewModified(what, where=row.name, got=out.spec, fix="write to a clone(), or under no_grad()")
@@ -50,7 +54,8 @@ def write_over(
 def rebind(outs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Make tensors refer to new values, because an in-place write in a trace changes no memory.
 
-    Raises: LeafModified; ShapeError; TraceMutation if the old value has a view, which would keep the old entries.
+    Raises: LeafModified; ShapeError; TraceMutation if the old value has a view, which would keep the old entries. The
+        recorder raises TraceMutation at the end of the trace for a tensor that was made outside of it.
     """
     for out, value in zip(outs, values, strict=True):
         _refuse_leaf(out)
@@ -59,13 +64,16 @@ def rebind(outs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
             continue
         if out.spec != value.spec:
             raise ShapeError("an in-place write would change the spec of the tensor", expected=out.spec, got=value.spec)
-        symbol = out.data
-        if not isinstance(symbol, Symbol):
-            fix = "make the tensor a Variable, whose value is stored from step to step"
-            raise TraceMutation("a trace cannot write in place to a tensor made outside of it", got=out.spec, fix=fix)
-        if any(other is not None and other is not symbol for other in (r() for r in symbol.aliases)):
+        held = out.data
+        if isinstance(held, Symbol):
+            viewed = any(other is not None and other is not held for other in (r() for r in held.aliases))
+        else:  # a constant made in the trace, such as zeros
+            viewed = getrefcount(held.storage) > _ALONE
+        if viewed:
             what = "a trace cannot write in place to a value that has a view, as the view would keep the old entries"
             raise TraceMutation(what, got=out.spec, fix="write to a clone(), or make the view after the write")
+        if isinstance(held, NDArray) and (recorder := active_recorder.get()) is not None:
+            recorder.before_write(out)
         out.data, out.node, out.port, out.requires_grad = value.data, value.node, value.port, value.requires_grad
 
 

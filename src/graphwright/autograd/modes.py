@@ -86,9 +86,26 @@ def inference_mode(mode: bool = True) -> _GradMode:
     return _GradMode(not mode)
 
 
-def set_grad_enabled(enabled: bool) -> _GradMode:
-    """Return `enable_grad()` or `no_grad()`; a context manager and a decorator."""
-    return _GradMode(bool(enabled))
+class set_grad_enabled(_GradMode):  # lower case, as it is used like a function
+    """Switch the tape on or off, at once; as a context manager until its end, as a decorator in the function alone."""
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__(bool(mode))
+        self._before = grad_mode.set(self.enabled)
+        self._entered = False
+
+    def __enter__(self) -> None:
+        if self._entered:
+            super().__enter__()
+        else:
+            self._entered = True
+            self._tokens.append(self._before)
+
+    def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that runs in this mode, and restore the mode from before."""
+        if not self._entered:
+            grad_mode.reset(self._before)
+        return _GradMode(self.enabled)(func)
 
 
 @contextmanager

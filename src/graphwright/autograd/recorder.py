@@ -77,6 +77,10 @@ class Recorder(Protocol):
 
     def before_grad(self, leaf: Tensor) -> None:
         """Remember the `grad` of a leaf, which is about to be set, to restore it after the trace."""
+        ...
+
+    def before_write(self, constant: Tensor) -> None:
+        """Remember the array of a constant, which becomes a traced value, to restore it if the tensor is not local."""
 
 
 scope: ContextVar[tuple[str, ...]] = ContextVar("graphwright_scope", default=())

@@ -78,9 +78,9 @@ class TapeNode:
         keep = op.saves
         self.saved: Sequence[tuple[int, Any, int]] | None = ()
         if keep.inputs or keep.outputs:
-            count = len(data)
+            count, unread = len(data), _unread(op, self.edges)
             self.saved = [
-                *[_saved(i, data[i]) for i in keep.inputs if i < count],
+                *[_saved(i, data[i]) for i in keep.inputs if i < count and i != unread],
                 *[_saved(count + i, outputs[i].data) for i in keep.outputs],
             ]
         self.hooks: dict[int, list[Hook]] | None = None
@@ -103,6 +103,12 @@ class TapeNode:
         code, at = self._called_at
         found = (line for start, stop, line in code.co_lines() if start <= at < stop)
         return f"{code.co_filename}:{next(found, None) or code.co_firstlineno}"
+
+
+def _unread(op: VjpRule, edges: Sequence[Any]) -> int | None:
+    """Return the operand in which an op is linear if it alone needs a gradient, which does not depend on its value."""
+    needed = [i for i, edge in enumerate(edges) if edge is not None]
+    return needed[0] if len(needed) == 1 and needed[0] in op.traits.linear_in else None
 
 
 def _saved(index: int, value: Any) -> tuple[int, Any, int]:

@@ -14,6 +14,7 @@ from graphwright.array import Device, NDArray, float32, names_device
 from graphwright.array import dtype as as_dtype
 from graphwright.autograd import engine, functions, indexing
 from graphwright.autograd.apply import NO_HOOKS, TensorBase, apply, result_class, scalar
+from graphwright.autograd.errors import TraceMutation, ViewModified
 from graphwright.autograd.function import ToDevice
 from graphwright.autograd.modes import autocast_dtype
 from graphwright.autograd.op_methods import OpMethods
@@ -36,6 +37,18 @@ def _operators(op: str):
         return apply(row, (other, self), {})
 
     return left, right
+
+
+def _updating(method: str):
+    """Return the operator method that updates a tensor in place, such as `__iadd__` for `add_`."""
+
+    def update(self: Tensor, other: Any) -> Tensor:
+        try:
+            return getattr(self, method)(other)
+        except (ViewModified, TraceMutation):  # `x[0] += y` reads a view, and then writes the sum to x
+            return getattr(self, method.rstrip("_"))(other)
+
+    return update
 
 
 POWERS: dict[builtins.float, Callable[[Tensor], Tensor]] = {
@@ -238,6 +251,12 @@ class Tensor(TensorBase, OpMethods):
     __xor__, __rxor__ = _bits("xor")
     __lshift__, __rlshift__ = _operators("bitwise_left_shift")
     __rshift__, __rrshift__ = _operators("bitwise_right_shift")
+
+    # `x += y` writes into the memory of x, as in torch and numpy
+    __iadd__, __isub__, __imul__, __itruediv__ = map(_updating, ("add_", "sub_", "mul_", "div_"))
+    __ifloordiv__, __imod__, __ipow__ = map(_updating, ("floor_divide_", "remainder_", "pow_"))
+    __iand__, __ior__, __ixor__ = map(_updating, ("bitwise_and_", "bitwise_or_", "bitwise_xor_"))
+    __ilshift__, __irshift__ = map(_updating, ("bitwise_left_shift_", "bitwise_right_shift_"))
 
     def __invert__(self) -> Tensor:
         return self.bitwise_not()

@@ -32,7 +32,7 @@ class Variable(Tensor):
         data: an NDArray, which is used without a copy, or a tensor, numpy array or number, which is copied.
 
     Attributes:
-        shared: True if another object uses the array too.
+        shared: True if another object uses the array too; its storage has the same flag, for writes to views of it.
         lineage: the last change of its shape by an edit, or None.
     """
 
@@ -43,11 +43,13 @@ class Variable(Tensor):
     def __init__(self, data: Any, requires_grad: bool = False, name: str = "") -> None:
         array = data if isinstance(data, NDArray) else as_tensor(data).concrete("a variable").copy()
         super().__init__(array, requires_grad, name)
-        self.shared = False
+        object.__setattr__(self, "shared", False)  # the storage may be that of a shared variable
         self.lineage: ShapeChange | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+        if name == "shared" and (array := getattr(self, "data", None)) is not None:  # a copy sets `shared` first
+            array.storage.shared = value
         if name in _VERSIONED:
             changes.rise()
 
@@ -112,6 +114,7 @@ def share(variables: Iterable[Variable], shared: bool) -> None:
     """Set the flag `shared` of many variables; increment the change count, which plans compare, only once."""
     for variable in variables:
         object.__setattr__(variable, "shared", shared)
+        variable.data.storage.shared = shared
     changes.rise()
 
 

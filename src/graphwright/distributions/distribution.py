@@ -26,6 +26,16 @@ class Distribution:
 
     shape: tuple[int, ...]
 
+    @property
+    def stddev(self) -> Tensor:
+        """The standard deviation: the root of the variance."""
+        return self.variance.sqrt()
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of an entry."""
+        raise NotImplementedError(f"{type(self).__name__} does not define the variance")
+
     def sample(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
         """Sample without a gradient: [*sample_shape, *shape]; from the default generator unless one is given."""
         with no_grad():

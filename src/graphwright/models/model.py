@@ -30,6 +30,7 @@ from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
 from graphwright.program.exclusive import exclusive
+from graphwright.program.program import Program
 from graphwright.program.selection import Filters, Selection
 from graphwright.report import ShortDict
 from graphwright.safetensors import Checkpoint
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from graphwright.models.export.levels import ExportPlan
     from graphwright.program.axes.units import Units
     from graphwright.program.derived.rewrite import PatchPoint
+    from graphwright.program.editing.transaction import Transaction
     from graphwright.program.op_graph import Ref
-    from graphwright.program.program import Program
     from graphwright.program.run import Run
 
 
@@ -111,6 +112,19 @@ class Model:
     def select(self, pattern: str = "**", *, units: str | None = None, **filters: Unpack[Filters]) -> Selection | Units:
         """Select nodes of the program by path pattern and filters, or units of them; see `Program.select`."""
         return self.program.select(pattern, units=units, **filters)
+
+    @keywords(Program.edit)
+    def edit(self, why: str, **options: Any) -> Transaction:
+        """Open an edit of the program: `with model.edit("drop a branch") as e: ...`; see `Program.edit`."""
+        return self.program.edit(why, **options)
+
+    def undo(self, n: int = 1) -> None:
+        """Undo the last `n` edits of the program; see `Program.undo`."""
+        self.program.undo(n)
+
+    def redo(self, n: int = 1) -> None:
+        """Redo the last `n` undone edits of the program; see `Program.redo`."""
+        self.program.redo(n)
 
     # -- running -----------------------------------------------------------------------------------------------------
     def __call__(self, ids: Any, mask: Any = None) -> np.ndarray:

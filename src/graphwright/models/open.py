@@ -136,8 +136,8 @@ def _open_saved(directory: Path, tokenizer: bool, check: bool) -> Model:
 def resolve(path: str | os.PathLike[str]) -> Path:
     """Return the path of a model; the name `bundled` stands for the model inside the package.
 
-    Raises: ModelNotFound if the path does not exist or is a .json file; UsageError if the argument is not a path, or is
-        `bundled` while the working directory contains a path of that name.
+    Raises: ModelNotFound if the path does not exist or is another kind of file; UsageError if the argument is not a
+        path, or is `bundled` while the working directory contains a path of that name.
     """
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise UsageError("the argument is not a path to a model", expected="a directory, or 'bundled'", got=path)
@@ -153,9 +153,11 @@ def resolve(path: str | os.PathLike[str]) -> Path:
     source = Path(path)
     if not source.exists():
         raise ModelNotFound("no such path", where=str(source), fix="give a local directory; nothing is downloaded")
-    if source.is_file() and source.suffix == ".json":
-        fix = f"give its directory, {Path(path).parent}"
-        raise ModelNotFound("this is a file, not a model directory", where=str(source), fix=fix)
+    if not source.is_dir() and not (source.is_file() and source.suffix == ".safetensors"):
+        fix = f"give its directory, {source.parent}" if source.suffix == ".json" else None
+        expected = "a directory, or a .safetensors file beside its config.json"
+        kind = "file" if source.is_file() else "pipe or device"
+        raise ModelNotFound(f"this {kind} is not a model", where=str(source), expected=expected, fix=fix)
     return source
 
 

@@ -62,8 +62,8 @@ class Matmul(_Product):
         if len(a.shape) == 1 and len(b.shape) == 1:
             return g * b if needs[0] else None, g * a if needs[1] else None
         row, column = len(a.shape) == 1, len(b.shape) == 1
-        a2 = call("reshape", a, shape=(1, *a.shape)) if row else a
-        b2 = call("reshape", b, shape=(*b.shape, 1)) if column else b
+        a2 = call("reshape", a, shape=(1, *a.shape)) if row and needs[1] else a
+        b2 = call("reshape", b, shape=(*b.shape, 1)) if column and needs[0] else b
         g2 = call("reshape", g, shape=(*g.shape[:-1], 1, g.shape[-1])) if row else g
         g2 = call("reshape", g2, shape=(*g2.shape, 1)) if column else g2
         da = db = None

@@ -18,6 +18,7 @@ from graphwright.plan.running.buckets import PaddingBuckets
 from graphwright.program.builder import record
 from graphwright.program.exclusive import exclusive
 from graphwright.program.program import Program
+from graphwright.program.recorder import labelled, output_names, parts, rebuilt
 from graphwright.program.run import check_feeds
 from graphwright.signatures import keywords
 
@@ -181,7 +182,10 @@ class _TracedSignature:
         self.executable = plan_for(program, given, None, options).new_executable(shared=True)
         self.modes: tuple[Any, ...] = ()
         self.seen = -1
-        self._result, self._single = result, isinstance(result, Tensor)
+        self._single = isinstance(result, Tensor)
+        names = {name: output_names(name, part) for name, part in labelled(result).items()}
+        several = isinstance(result, tuple | list | Mapping)
+        self._names = rebuilt(result, names) if several else names.get("out")
         self._facts = recorder.facts
         self._variables = [(v, v.requires_grad, v.spec) for v, _ in recorder.variables.values()]
 
@@ -217,12 +221,14 @@ class _TracedSignature:
         """Return the outputs in the structure that the function returned."""
         if self._single:
             return Tensor(outputs["out"])
-        if self._result is None:
-            return None
-        tensors = {name: Tensor(array) for name, array in outputs.items()}
-        if isinstance(self._result, Mapping):
-            return {name: tensors[str(name)] for name in self._result}
-        return type(self._result)(tensors.values())
+        return _filled(self._names, outputs)
+
+
+def _filled(names: Any, outputs: Mapping[str, NDArray]) -> Any:
+    """Return the structure of a result with tensors in place of the names of outputs."""
+    if isinstance(names, str):
+        return Tensor(outputs[names])
+    return names if names is None else rebuilt(names, {k: _filled(n, outputs) for k, n in parts(names).items()})
 
 
 @overload

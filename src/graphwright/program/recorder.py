@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
 from graphwright.array import NDArray, Spec
-from graphwright.autograd import Parameter, Symbol, Tensor, TraceError, Variable, active_recorder, as_tensor, scope
+from graphwright.autograd import (
+    Parameter,
+    Symbol,
+    Tensor,
+    TraceError,
+    TraceMutation,
+    Variable,
+    active_recorder,
+    as_tensor,
+    scope,
+)
 from graphwright.autograd.modes import grad_mode
 from graphwright.autograd.recorder import differentiating, mark_alias
 from graphwright.ops import get
@@ -49,6 +61,7 @@ class TraceRecorder:
         self._current: dict[int, Tensor] = {}
         self._consts: dict[int, tuple[NDArray, Value]] = {}
         self._grads: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self._written: list[tuple[ref[Tensor], NDArray]] = []
         self._expected: tuple[str, str] | None = None
         self.recomputed = Recomputed(program)
 
@@ -108,6 +121,31 @@ class TraceRecorder:
             if leaf.grad is not None and not leaf.grad.symbolic:
                 fix, where = "call zero_grad() inside the step, before backward()", leaf.name or None
                 raise TraceError("the traced step would add to a gradient from before the trace", where=where, fix=fix)
+
+    def before_write(self, constant: Tensor) -> None:
+        """Save the array of a constant that is written in place; see `check_written`."""
+        assert isinstance(constant.data, NDArray)
+        self._written.append((ref(constant), constant.data))
+
+    def apart(self, result: Any) -> Any:
+        """Return a result with new tensors in place of constants that were written, which can then be freed."""
+        written = {id(tensor) for r, _ in self._written if (tensor := r()) is not None}
+        return _renewed(result, written) if written else result
+
+    def check_written(self) -> None:
+        """Restore constants that were written and still exist. Raises: TraceMutation for one, made outside the trace.
+
+        Constants that were made in the trace, such as zeros that a loop adds to, are gone with the local variables.
+        """
+        if any(r() is not None for r, _ in self._written):
+            gc.collect()  # local functions that call themselves are cycles
+        alive = [(tensor, array) for r, array in reversed(self._written) if (tensor := r()) is not None]
+        for tensor, array in alive:
+            tensor.data, tensor.node, tensor.requires_grad = array, None, False
+        if alive:
+            fix = "make the tensor a Variable, whose value is stored from step to step"
+            what = "a trace cannot write in place to a tensor made outside of it"
+            raise TraceMutation(what, got=alive[0][0].spec, fix=fix)
 
     def resolved(self, tensor: Tensor) -> Tensor:
         """Return a tensor with the present value of a tensor or variable, unaffected by later assignments."""
@@ -215,10 +253,22 @@ def record_into(
     try:
         result = fn(*feeds)
         recorder.finish(_named(result))
+        result = recorder.apart(result)
     finally:
         active_recorder.reset(token)
         recorder.restore()
+    recorder.check_written()
     return recorder, result
+
+
+def _renewed(result: Any, written: set[int]) -> Any:
+    """Return a result with new tensors in place of those with these ids."""
+    if isinstance(result, Tensor) and id(result) in written:
+        new = Tensor(result.data)
+        new.node, new.port, new.requires_grad = result.node, result.port, result.requires_grad
+        return new
+    members = parts(result)
+    return rebuilt(result, {key: _renewed(value, written) for key, value in members.items()}) if members else result
 
 
 def parts(group: Any) -> dict[Any, Any]:
@@ -235,11 +285,24 @@ def rebuilt(group: Any, members: Mapping[Any, Any]) -> Any:
     return type(group)(*members.values()) if hasattr(group, "_fields") else type(group)(members.values())
 
 
+def labelled(result: Any) -> dict[Any, Any]:
+    """Return the parts of a function's result by the names of outputs: keys, else out, out_1, ..."""
+    if isinstance(result, Mapping):
+        return dict(result)
+    several = result if isinstance(result, tuple | list) else () if result is None else (result,)
+    return {"out" if i == 0 else f"out_{i}": value for i, value in enumerate(several)}
+
+
+def output_names(prefix: Any, value: Any) -> Any:
+    """Return a part of a result with the names of outputs in place of tensors; None stays None."""
+    if isinstance(value, tuple | list | Mapping):
+        return rebuilt(value, {key: output_names(f"{prefix}.{key}", inner) for key, inner in parts(value).items()})
+    return None if value is None else str(prefix)
+
+
 def _named(result: Any) -> dict[str, Tensor]:
-    if isinstance(result, tuple | list):
-        result = {"out" if i == 0 else f"out_{i}": value for i, value in enumerate(result)}
     found: dict[str, Tensor] = {}
-    for name, value in _leaves("", result if isinstance(result, Mapping) or result is None else {"out": result}):
+    for name, value in _leaves("", labelled(result)):
         if name in found:
             raise TraceError("two results of a traced function have the same name", where=name, fix="rename one")
         found[name] = value
