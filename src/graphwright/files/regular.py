@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, BinaryIO
+from io import BufferedReader
+from typing import TYPE_CHECKING
 
 from graphwright.files.errors import UnreadableFile
 
@@ -16,7 +17,7 @@ READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 """Flags to open a file for reading without waiting for the writer of a named pipe."""
 
 
-def open_regular(path: StrPath) -> BinaryIO:
+def open_regular(path: StrPath) -> BufferedReader:
     """Open a regular file to read its bytes.
 
     Raises: OSError, at once, if it cannot be opened or is a directory, named pipe, socket or device.
