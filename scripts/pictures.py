@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -17,11 +16,12 @@ from graphwright import evolve as ev
 from graphwright import structure as st
 from graphwright import surgery as sg
 from graphwright.evolve.pictures import network
-from graphwright.program.draw import shapes
+from graphwright.program.draw.shapes import label, picture, shape
 from graphwright.structure.report import probabilities
 from graphwright.surgery import diagnose
 from graphwright.testing.planted import Edges
 
+PAINTS = {"text": {"font_size": 12, "fill": "#24292f"}, "n": {"font_weight": "bold"}}
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 
 
@@ -92,15 +92,14 @@ def bars(values: dict[str, float], what: str) -> str:
     logs = np.log10(list(values.values()))
     low, span = np.floor(logs.min()), max(np.ceil(logs.max()) - np.floor(logs.min()), 1.0)
     height = high * len(values) + 40
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + wide + 80} {height}" role="img">'
-             "<style>text{font:12px system-ui,sans-serif;fill:#57606a}</style>"]  # fmt: skip
+    parts = []
     for k, (name, at) in enumerate(zip(values, (logs - low) / span, strict=True)):
-        y, length = 10 + high * k, max(wide * at, 2.0)
-        parts.append(f'<text x="6" y="{y + 11}">{name}</text>'
-                     f'<rect x="{left}" y="{y}" width="{length:.0f}" height="13" fill="#0969da"/>'
-                     f'<text x="{left + length + 6:.0f}" y="{y + 11}">{values[name]:.1e}</text>')  # fmt: skip
-    parts.append(f'<text x="{left}" y="{height - 12}">{what}; logarithmic</text></svg>')
-    return "\n".join(parts) + "\n"
+        y, length = 10 + high * k, round(max(wide * at, 2.0))
+        parts.append(label(6, y + 11, name))
+        parts.append(shape("rect", x=left, y=y, width=length, height=13, fill="#0969da"))
+        parts.append(label(left + length + 6, y + 11, f"{values[name]:.1e}"))
+    parts.append(label(left, height - 12, f"{what}; logarithmic"))
+    return picture(left + wide + 80, height, parts, PAINTS)
 
 
 def prune() -> str:
@@ -202,41 +201,44 @@ def house() -> str:
         for x, name in enumerate(names):
             left, top = x * (width + 8), y * high
             middle = left + width / 2
-            parts.append(shapes.shape("rect", x=left, y=top, width=width, height=high - 8, rx=6, fill="#eaeef2"))
-            parts.append(shapes.label(middle, top + 17, name, "middle", class_="n"))
-            parts.append(shapes.label(middle, top + 31, roles[name], "middle"))
-    style = "text{font:11px sans-serif;fill:#1f2328}.n{font-weight:bold;font-size:13px}"
-    return shapes.picture(wide, len(rows) * high, parts, style)
+            parts.append(shape("rect", x=left, y=top, width=width, height=high - 8, rx=6, fill="#eaeef2"))
+            parts.append(label(middle, top + 17, name, "middle", class_="n"))
+            parts.append(label(middle, top + 31, roles[name], "middle"))
+    paints = {"text": {"font_size": 11, "fill": "#1f2328"}, "n": {"font_weight": "bold", "font_size": 13}}
+    return picture(wide, len(rows) * high, parts, paints)
 
 
 def _ladder(rows: dict[str, Any]) -> str:
     left, wide, high = 310, 104, 40
     heads = ("unchanged", "resized config", "filled with zeros", "generated code")
     colours = {"taken": "#1a7f37", "exact": "#a7e3b4", "inexact": "#fff3b8", "not": "#eaeef2"}
-    parts = [f'<text x="{left + wide * i + 4}" y="20" class="n">level {1 + i + (i > 2)}</text>'
-             f'<text x="{left + wide * i + 4}" y="36">{head}</text>' for i, head in enumerate(heads)]  # fmt: skip
+    parts = []
+    for i, head in enumerate(heads):
+        parts.append(label(left + wide * i + 4, 20, f"level {1 + i + (i > 2)}", class_="n"))
+        parts.append(label(left + wide * i + 4, 36, head))
     for k, (name, (plan, smaller)) in enumerate(rows.items()):
         y = 46 + high * k
-        parts.append(f'<text x="6" y="{y + 21}">{name}</text>')
+        parts.append(label(6, y + 21, name))
         for column, r in enumerate(plan.levels):
             kind = "taken" if r.level == plan.level else "exact" if r.exact else "inexact" if r.possible else "not"
-            why = escape(r.reasons[0].reason if r.reasons else f"{r.bytes:,} bytes of weights")
+            why = r.reasons[0].reason if r.reasons else f"{r.bytes:,} bytes of weights"
             x, ink = left + wide * column, "#ffffff" if kind == "taken" else "#24292f"
-            label = f"{r.bytes / 2**20:.2f} MiB" if r.possible else ""
-            ring = ' stroke="#0969da" stroke-width="3"' if r.level == smaller != plan.level else ""
-            parts.append(f"<g><title>{why}</title>"
-                         f'<rect x="{x + 3}" y="{y}" width="{wide - 6}" height="{high - 8}" rx="4" '
-                         f'fill="{colours[kind]}"{ring}/><text x="{x + wide / 2:g}" y="{y + 20}" text-anchor="middle" '
-                         f'style="fill:{ink}">{label}</text></g>')  # fmt: skip
+            ring = {"stroke": "#0969da", "stroke_width": 3} if r.level == smaller != plan.level else {}
+            cell = {"width": wide - 6, "height": high - 8, "rx": 4, "fill": colours[kind], **ring}
+            size = f"{r.bytes / 2**20:.2f} MiB" if r.possible else ""
+            text = label(x + wide / 2, y + 20, size, "middle", fill=ink)
+            parts.append(shape("g", shape("rect", x=x + 3, y=y, **cell), text, title=why))
     y = 62 + high * len(rows)
     legend = (("taken", "chosen automatically", 6), ("exact", "also exact", 172),
               ("inexact", "approximate, on request", 270), ("not", "impossible", 456))  # fmt: skip
     for kind, text, x in legend:
-        parts.append(f'<rect x="{x}" y="{y - 11}" width="14" height="14" rx="3" fill="{colours[kind]}"/>'
-                     f'<text x="{x + 20}" y="{y}">{text}</text>')  # fmt: skip
-    parts.append(f'<rect x="560" y="{y - 11}" width="13" height="13" rx="3" fill="none" stroke="#0969da" '
-                 f'stroke-width="3"/><text x="580" y="{y}">chosen with prefer="size"</text>')  # fmt: skip
-    return _page(left + wide * 5 + 6, y + 14, parts)
+        parts.append(shape("rect", x=x, y=y - 11, width=14, height=14, rx=3, fill=colours[kind]))
+        parts.append(label(x + 20, y, text))
+    parts.append(
+        shape("rect", x=560, y=y - 11, width=13, height=13, rx=3, fill="none", stroke="#0969da", stroke_width=3)
+    )
+    parts.append(label(580, y, 'chosen with prefer="size"'))
+    return picture(left + wide * 5 + 6, y + 14, parts, PAINTS)
 
 
 def diff() -> str:
@@ -257,42 +259,32 @@ def _diff(found: Any) -> str:
                 (("attn", "self_attn", "qkvo"), ("mlp", "mlp", ("gate", "up", "down"))) for name in names}  # fmt: skip
     changed = {w.key: w for w in found.weights}
     left, wide, high = 90, 150, 30
-    parts = [f'<text x="{left + wide * i + 4}" y="20" class="n">layer {i}</text>' for i in range(4)]
+    parts = [label(left + wide * i + 4, 20, f"layer {i}", class_="n") for i in range(4)]
     for k, (name, key) in enumerate(matrices.items()):
         y = 30 + high * k
-        parts.append(f'<text x="6" y="{y + 18}">{name}</text>')
+        parts.append(label(6, y + 18, name))
         for i in range(4):
             at, w = f"model.layers.{i}.{key}", changed.get(f"model.layers.{i}.{key}.weight")
-            label, fill, ink = "", "#f6f8fa", "#24292f"
+            words, fill, ink = "", "#f6f8fa", "#24292f"
             if f"{at}.weight" in found.missing:
-                label = f"in {sum(k.startswith(f'{at}.') for k in found.extra)} factors"
+                words = f"in {sum(k.startswith(f'{at}.') for k in found.extra)} factors"
                 fill, ink = "#8250df", "#ffffff"
             elif w is not None and w.relative is None:
-                label, fill = f"{w.before.split('[')[1][:-1]} → {w.after.split('[')[1][:-1]}", "#f5c98b"
+                words, fill = f"{w.before.split('[')[1][:-1]} → {w.after.split('[')[1][:-1]}", "#f5c98b"
             elif w is not None:
-                label, fill = f"moved by {w.relative:.2f} of its norm", "#cfe3ff"
+                words, fill = f"moved by {w.relative:.2f} of its norm", "#cfe3ff"
             x = left + wide * i
-            parts.append(f'<rect x="{x}" y="{y}" width="{wide - 4}" height="{high - 4}" rx="4" fill="{fill}"/>'
-                         f'<text x="{x + wide / 2 - 2:g}" y="{y + 17}" text-anchor="middle" '
-                         f'style="fill:{ink};font-size:10.5px">{label}</text>')  # fmt: skip
+            parts.append(shape("rect", x=x, y=y, width=wide - 4, height=high - 4, rx=4, fill=fill))
+            parts.append(label(x + wide / 2 - 2, y + 17, words, "middle", fill=ink, font_size=10.5))
     y = 48 + high * len(matrices)
-    parts.append(f'<text x="6" y="{y}">blank: the same bytes, {found.equal} weights in all with the norms</text>')
-    return _page(left + wide * 4 + 6, y + 12, parts)
+    parts.append(label(6, y, f"blank: the same bytes, {found.equal} weights in all with the norms"))
+    return picture(left + wide * 4 + 6, y + 12, parts, PAINTS)
 
 
 def evolved() -> str:
     """The champion of the run of docs/evolve.md."""
     run = ev.Evolution(ev.tasks.xor(), ev.scalar(), ev.NEAT(population=150), seed=7)
     return network(run.run(max_generations=300).best.genome, run.task.names)
-
-
-def _page(width: float, height: float, parts: list[str]) -> str:
-    style = "text{font:12px system-ui,sans-serif;fill:#24292f}.n{font-weight:bold}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'height="{height:g}" role="img">'
-        f"<style>{style}</style>\n" + "\n".join(parts) + "</svg>\n"
-    )
 
 
 def _change(p: gw.Program, *opened: str) -> str:

@@ -327,6 +327,9 @@ def test_input_files_and_destinations_are_checked_before_the_model_is_opened(cal
     assert "cannot read the text file" in call(verb, "bundled", "out", "--text", "text", code=2)
     monkeypatch.setattr("graphwright.models.open", lambda *_: pytest.fail("the model was opened"))
     assert "--overwrite" in call(verb, "bundled", ".", code=2)
+    if verb == "search":
+        (tmp_path / "out.gates.svg").mkdir()
+        assert "is a directory" in call(verb, "bundled", "out", code=2)
 
 
 @pytest.mark.parametrize(

@@ -183,3 +183,21 @@ def test_resumed_run_refuses_other_settings(tmp_path):
     for options in (["--layers"], ["--hybrid"], ["--delays"], ["--population", 8], ["--seed", 3]):
         assert options[0] in call("--resume", out, *options, code=2)
     call("--resume", out, "--generations", 2)
+
+
+def test_files_that_cannot_be_written_are_named(tmp_path, monkeypatch):
+    small = ("xor", "--generations", 2, "--population", 6, "--overwrite", "--json", "--out", tmp_path / "run")
+    (tmp_path / "run" / "champion.svg").mkdir(parents=True)
+    facts = json.loads(call(*small, code=2).partition("error  ")[0])
+    assert (facts["error"], facts["where"]) == ("UnwritableTarget", str(tmp_path / "run" / "champion.svg"))
+    (tmp_path / "run" / "champion.svg").rmdir()
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    for name in ("shutil.rmtree", "pathlib.Path.mkdir"):
+        with monkeypatch.context() as patch:
+            patch.setattr(name, full)
+            facts = json.loads(call(*small, code=2).partition("error  ")[0])
+        assert (facts["error"], facts["where"]) == ("UnwritableTarget", str(tmp_path / "run"))
+        assert "free some space" in facts["fix"]

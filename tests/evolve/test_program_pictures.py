@@ -61,11 +61,11 @@ def genome() -> gw.Program:
     return founder(ev.Genome(2, 1, nodes, tuple(ev.LinkGene(i, s, d, 0, o, w) for i, s, d, o, w in links)))
 
 
-def read(text: str) -> tuple[dict[str, Any], dict[tuple[str, str], Any], str]:
+def read(text: str) -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:
     root: Any = ElementTree.fromstring(text)
     boxes = {g.get("data-path"): g for g in root.iter(f"{SVG}g")}
     edges = {(e.get("data-src"), e.get("data-dst")): e for e in root.iter(f"{SVG}path")}
-    return boxes, edges, root.find(f"{SVG}style").text
+    return boxes, edges
 
 
 def hue(colour: str) -> str:
@@ -77,7 +77,7 @@ def hue(colour: str) -> str:
 
 
 def test_each_kind_has_its_shape_and_colour():
-    boxes, edges, style = read(structure(trained()))
+    boxes, edges = read(structure(trained()))
     paths = {"input": "x", "target": "y", "param": "in.weight", "op": "hidden", "junction": "total",
              "activation": "act", "loss": "loss"}  # fmt: skip
     paths["state"] = next(path for path, g in boxes.items() if g.get("class") == "state")
@@ -90,18 +90,16 @@ def test_each_kind_has_its_shape_and_colour():
             assert found.get("rx") == corners
         if shape == "polygon":
             assert len(found.get("points").split()) == corners
-        ((fill, line),) = re.findall(rf"\.{kind} \.shape{{fill:(#\w+);stroke:(#\w+)}}", style)
+        fill, line = found.get("fill"), found.get("stroke")
         assert {hue(line), hue(fill)} <= {colour, *(("yellow", "orange") if colour in ("yellow", "orange") else ())}
         assert hue(line) == colour
+        assert bool(found.get("stroke-dasharray")) == (kind == "state")
     points = [tuple(map(float, p.split(","))) for p in boxes["total"].find(f"{SVG}polygon").get("points").split()]
     assert points[1][0] - points[0][0] < points[2][0] - points[3][0]  # a trapezium stands on its long side
-    assert ".state .shape{stroke-dasharray" in style
     late = [e for (src, dst), e in edges.items() if paths["state"] in (src, dst)]
     assert late
     assert {e.get("class") for e in late} == {"edge delay"}
-    drawn = re.search(r"\.delay{stroke:(#\w+);stroke-dasharray:6 3}", style)
-    assert drawn is not None
-    assert hue(drawn[1]) == "purple"
+    assert {(hue(e.get("stroke")), e.get("stroke-dasharray")) for e in late} == {("purple", "6 3")}
 
 
 def test_registered_activations_are_drawn_as_activations():
@@ -122,16 +120,16 @@ def test_registered_activations_are_drawn_as_activations():
 def test_a_closed_gate_is_a_dotted_grey_link():
     p = trained()
     (gate,) = p.gates().values()
-    _, edges, style = read(structure(p))
-    assert edges[p.path(gate.handle), "total"].get("class") == "edge closed"
-    ((red, green, blue, dots),) = re.findall(r"\.closed{stroke:#(..)(..)(..);stroke-dasharray:(\d) \d}", style)
-    assert np.ptp([int(v, 16) for v in (red, green, blue)]) < 32
-    assert int(dots) <= 2
+    _, edges = read(structure(p))
+    link = edges[p.path(gate.handle), "total"]
+    assert link.get("class") == "edge closed"
+    assert np.ptp([int(v, 16) for v in re.findall("[0-9a-f]{2}", link.get("stroke"))]) < 32
+    assert int(link.get("stroke-dasharray").split()[0]) <= 2
 
 
 def test_links_are_drawn_wider_for_larger_weights():
     p = genome()
-    boxes, edges, _ = read(structure(p))
+    boxes, edges = read(structure(p))
     width = {link: float(edges[f"n{dst}.l{link}", f"n{dst}.sum"].get("stroke-width"))
              for link, dst in ((5, 3), (6, 3), (7, 3), (8, 4), (9, 3))}  # fmt: skip
     assert width[9] < width[5] < width[7] < width[6] < width[8]
@@ -145,13 +143,13 @@ def test_links_are_drawn_wider_for_larger_weights():
 
 
 def test_labels_have_name_type_shape_and_number_of_params():
-    boxes, _, _ = read(structure(genome()))
+    boxes, _ = read(structure(genome()))
     words = {path: [t.text for t in g.iter(f"{SVG}text")] for path, g in boxes.items()}
     assert words["x"] == ["x", "input", "f32[?, 2]"]
     assert words["n3.l5"] == ["l5", "mul", "f32[?, 1]", "1 param"]
     assert words["n3.l5.weight"] == ["weight", "param", "f32[]", "1 param"]
     assert words["n3.out"] == ["out", "tanh", "f32[?, 1]", "⇒ y"]
-    boxes, _, _ = read(structure(trained()))
+    boxes, _ = read(structure(trained()))
     assert [t.text for t in boxes["hidden"].iter(f"{SVG}text")] == ["hidden", "linear", "f32[3, 4]", "8 params"]
 
 
@@ -171,7 +169,7 @@ def test_an_unrolled_cell_is_drawn_folded_with_its_range_of_steps():
         file.parent.mkdir(exist_ok=True)
         file.write_text(made, "utf-8")
     assert made == file.read_text("utf-8")
-    boxes, _, _ = read(made)
+    boxes, _ = read(made)
     steps = [path for path in boxes if ".step." in path]
     assert steps == ["b1.gru.step.[0-18]", "b1.gru.step.19"]
     assert boxes["b1.gru.step.[0-18]"].find(f"{SVG}text").text == "step.[0-18] × 19"

@@ -2,6 +2,7 @@ import errno
 import os
 import random
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import graphwright
 from graphwright.errors import UsageError
 from graphwright.files import AtomicFile, UnwritableTarget, atomic_write
+from graphwright.safetensors import TensorData, write_checkpoint
 from graphwright.testing.faults import check_atomic, inject, record
 
 CHUNKS = [b"header", b"", bytes(range(256)) * 9, np.arange(7, dtype=np.int16)]
@@ -192,3 +194,89 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_file(tmp_path):
     assert leftovers > 0  # some were hit in the middle of a save
     atomic_write(target, b"last")
     assert files_in(tmp_path) == {"model"}
+
+
+def test_special_files_are_refused_and_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        for name in ("pipe", "socket"):
+            with pytest.raises(UnwritableTarget, match="pipe, socket or device") as caught:
+                atomic_write(tmp_path / name, b"x")
+            assert caught.value.where == tmp_path / name
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert files_in(tmp_path) == {"pipe", "socket"}
+
+
+def test_a_directory_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UnwritableTarget, match="choose a file name"), AtomicFile(tmp_path / "folder"):
+        pytest.fail("the file was opened")
+
+
+HALF = """
+    import ctypes, os, signal, sys
+    from graphwright.files import AtomicFile, atomic_directory
+    if os.getuid() == 0:
+        os.setuid(65534)  # the superuser may read all modes
+    os.chdir(sys.argv[1])
+    os.umask(0o022)
+    if sys.argv[2] == "file":
+        with AtomicFile("target") as file:
+            file.write(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        with atomic_directory("target", overwrite=True) as folder:
+            (folder / "sub").mkdir()
+            (folder / "sub" / "weights").write_bytes(b"half")
+            (folder / "sub").chmod(0o555)
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+WHOLE = HALF.replace("os.kill(os.getpid(), signal.SIGKILL)", "pass")
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("file", 0o600), ("file", 0o400), ("file", 0o200), ("file", 0),
+                                            ("directory", 0o755), ("directory", 0o555)])  # fmt: skip
+def test_the_next_save_removes_leftovers_of_any_mode(tmp_path, kind, mode):
+    folder = tmp_path / "any"
+    folder.mkdir()
+    folder.chmod(0o777)
+    for parent in (tmp_path, *tmp_path.parents[:3]):
+        parent.chmod(parent.stat().st_mode | 0o111)
+    target = folder / "target"
+    target.touch() if kind == "file" else target.mkdir()
+    target.chmod(mode)
+    if os.getuid() == 0:
+        os.chown(target, 65534, 65534)
+    environment = {**os.environ, "PYTHONPATH": str(Path(graphwright.__file__).parent.parent)}
+    for script, code in ((HALF, -signal.SIGKILL), (HALF, -signal.SIGKILL), (WHOLE, 0)):
+        command = [sys.executable, "-S", "-c", textwrap.dedent(script), str(folder), kind]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert len(files_in(folder)) == (2 if code else 1)  # one leftover, not two
+    assert stat.S_IMODE(target.stat().st_mode) == mode
+
+
+def test_without_locks_leftovers_are_removed_after_a_day(tmp_path, monkeypatch):
+    def no_locks(fd, flags):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    old, new = (tmp_path / f".model.{digit * 16}.tmp" for digit in "01")
+    for path, age in ((old, 90_000), (new, 80_000)):
+        path.write_bytes(b"half")
+        os.utime(path, (time.time() - age, time.time() - age))
+    with AtomicFile(tmp_path / "model") as file:
+        file.write(b"whole")
+        atomic_write(tmp_path / "model", b"another")  # does not remove the open one
+    assert files_in(tmp_path) == {"model", new.name}
+    assert (tmp_path / "model").read_bytes() == b"whole"
+
+
+def test_saves_of_another_number_of_shards_sweep_leftovers(tmp_path):
+    left = tmp_path / ".model-00001-of-00002.safetensors.0123456789abcdef.tmp"
+    foreign = tmp_path / ".state.safetensors.0123456789abcdef.tmp"
+    for path in (left, foreign):
+        path.write_bytes(b"half")
+    write_checkpoint(tmp_path, [TensorData("a", "F32", (1,), lambda: b"\0" * 4)])
+    assert files_in(tmp_path) == {"model.safetensors", foreign.name}

@@ -9,6 +9,7 @@ import pytest
 from program_samples import counters, fingerprint, tiny
 
 from graphwright.array import Spec, float32
+from graphwright.errors import UsageError
 from graphwright.program import EditClosed, PortEmpty, Transaction, Value
 from graphwright.program.editing.edits import RemoveEdge
 from graphwright.program.kinds import CONST
@@ -171,3 +172,20 @@ def test_an_edit_in_another_thread_does_not_reopen_an_edit():
     finally:
         done.set()
         thread.join()
+
+
+@pytest.mark.parametrize("option", ["check", "keep_undo"])
+def test_an_inner_edit_cannot_relax_an_option_of_the_outer_one(option):
+    p = tiny()
+    before = p.hash()
+    with p.edit("outer"), pytest.raises(UsageError, match="weaker options") as caught:  # noqa: SIM117
+        with p.edit("inner", **{option: False}):
+            pytest.fail("the block ran")
+    error = caught.value
+    assert error.expected == f"{option}=True"
+    assert error.got == f"{option}=False"
+    assert "'inner' within 'outer'" in str(error)
+    assert error.fix
+    assert p.hash() == before
+    with p.edit("outer", **{option: False}), p.edit("inner"), p.edit("innermost", **{option: False}):
+        pass

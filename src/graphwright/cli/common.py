@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import fields
 from inspect import Parameter, Signature, cleandoc, signature
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_args, get_type_hints
@@ -214,12 +215,12 @@ def colours(stream: Any) -> bool:
 
 
 def read_text(path: Path | str) -> str:
-    """Read a UTF-8 file. Raises: UnreadableFile if it is missing or not UTF-8."""
-    from graphwright.files import UnreadableFile
+    """Read a UTF-8 file. Raises: UnreadableFile if it is missing, not a regular file or not UTF-8."""
+    from graphwright.files import UnreadableFile, read_file
 
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return TextIOWrapper(BytesIO(read_file(path)), encoding="utf-8").read()  # with line ends as \n
+    except UnicodeDecodeError as error:
         raise UnreadableFile("cannot read the text file", where=str(path), got=str(error)) from None
 
 

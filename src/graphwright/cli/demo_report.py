@@ -25,10 +25,11 @@ td,th{text-align:left;padding:.32rem .7rem;border-bottom:1px solid var(--line);v
 pre,.card{background:var(--panel)} pre,.card,.figure{border:1px solid var(--line);border-radius:6px}
 .figure{padding:.6rem;overflow:auto;margin:.6rem 0}
 .figure svg{display:block;margin:0 auto;max-width:100%;height:auto}
+.figure .paper{fill:none} .figure .axis,.figure polyline{stroke:currentColor} .figure .axis{opacity:.5}
+.figure .small{fill:currentColor} .figure polyline{color:var(--key)}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));gap:.7rem;margin:1rem 0}
 .card{padding:.7rem .9rem} .card b{display:block;font-size:1.35rem}
 """
-_CHART = "text{font:11px system-ui;fill:currentColor}.axis{stroke:currentColor;fill:none;opacity:.5}"
 
 
 def write_report(path: Path, chapters: list[Any], demo: Any, seconds: float) -> None:
@@ -51,7 +52,7 @@ def write_report(path: Path, chapters: list[Any], demo: Any, seconds: float) -> 
         "bits per byte, held out": f"{demo.before:.3f}",
         "confirmed by transformers": "yes" if demo.receipt.confirmed else "no",
     }
-    loss = lines({"loss": (demo.losses, "var(--key)")}, f"step {len(demo.losses)}")
+    loss = lines({"loss": (demo.losses, "#1f5fbf")}, f"step {len(demo.losses)}")
     body = [
         "<h1>Graphwright demo</h1>",
         f"<p class=lead>A byte-level Llama of {opened['parameters']:,} parameters, opened, cut, pruned, undone, "
@@ -62,7 +63,7 @@ def write_report(path: Path, chapters: list[Any], demo: Any, seconds: float) -> 
         "unchanged ones pale. In <a href=model.html>model.html</a>, the original model, blocks open with a click.</p>",
         f"<div class=figure>{demo.picture}</div>",
         "<h2>Training loss</h2><p class=lead>Nats per byte, per step.</p>",
-        f"<div class=figure>{chart(loss, style=_CHART)}</div>",
+        f"<div class=figure>{chart(loss)}</div>",
         f"<h2>Receipt</h2>{_table([(escape(name), escape(value)) for name, value in demo.receipt.summary()])}",
         "<h2>Chapters</h2>",
     ]

@@ -41,6 +41,7 @@ def evolve(
     continues it with identical results. --seeds reports how often the search succeeds, and how much it costs.
     """
     from graphwright import evolve as ev
+    from graphwright.files import writing
 
     if task is not None and own is not None:
         raise UsageError("TASK and --task are both given", got=f"{task} and --task {own}", fix="give one of them")
@@ -72,7 +73,8 @@ def evolve(
         run = ev.Evolution(given, start, settings, seed=seed, threads=threads or 1)
     state = None if out is None else out / "state"
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
         state = out if (out / "run.json").is_file() else state  # a run that was saved from Python
     try:
         with bar() as progress:
@@ -98,15 +100,15 @@ def evolve(
 
 def _clear(out: Path, overwrite: bool) -> None:
     """Remove a saved run from its directory. Raises: DestinationExists if it is in use and `overwrite` is False."""
-    from graphwright.files.atomic import check_free
-    from graphwright.files.errors import DestinationExists
+    from graphwright.files import DestinationExists, check_free, writing
 
     if not overwrite and ((out / "state").is_dir() or (out / "run.json").is_file()):
         fix = f"--resume {out} continues it, --overwrite replaces it"
         raise DestinationExists("the directory already contains a run", where=out, fix=fix)
     check_free(out, overwrite)
-    for state in out.glob("state*"):
-        shutil.rmtree(state)
+    with writing(out):
+        for state in out.glob("state*"):
+            shutil.rmtree(state)
 
 
 def _saved(state: Path | None) -> str:
@@ -193,6 +195,7 @@ def _ancestors(result: Any) -> list[Any]:
 def _write(result: Any, out: Path) -> list[str]:
     """Write the champion, pictures, the scale of inputs and the meaning of outputs; return the names of the files."""
     from graphwright.evolve import LayerResult, pictures
+    from graphwright.files import atomic_write
 
     best, task = result.best, result.evolution.task
     program = best.program
@@ -213,7 +216,7 @@ def _write(result: Any, out: Path) -> list[str]:
     if getattr(task, "meaning", None) is not None:
         texts["outputs.json"] = json.dumps(task.meaning, indent=1) + "\n"
     for name, text in texts.items():
-        (out / name).write_text(text, encoding="utf-8")
+        atomic_write(out / name, text.encode())
     return ["champion/", *texts]
 
 

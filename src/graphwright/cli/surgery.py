@@ -239,7 +239,7 @@ def search(
     itself, under a budget that falls to --target. With --heal the remaining weights are then trained in the same way.
     Writes the checkpoint with its receipt to OUT, and a chart of the gates' probabilities by step to OUT.gates.svg.
     """
-    from graphwright.files import check_free
+    from graphwright.files import atomic_write, check_free
     from graphwright.models import open
     from graphwright.models.export.export import ExportOptions, check_export
     from graphwright.structure import GatesCannotClose, learn
@@ -248,6 +248,9 @@ def search(
     from graphwright.surgery import heal as distil
 
     check_free(out, overwrite)  # this and the next lines before the training
+    named = out if out.name else out.absolute()
+    drawn = named.with_name(f"{named.name}.gates.svg")  # not inside OUT: the receipt does not list it
+    check_free(drawn, overwrite, file=True)
     words = None if text is None else read_text(text)
     model = open(directory)
     how: dict[str, Any] = {"check": check, "prefer": prefer, "overwrite": overwrite}
@@ -264,8 +267,7 @@ def search(
         print(f"warning  {warning.message}", file=sys.stderr)
     gone = set(found.hardened.cut)
     picture = probabilities(found.probabilities, found.names, [name not in gone for name in found.names], options.steps)
-    drawn = out.with_name(f"{out.name}.gates.svg")  # not inside OUT: the receipt does not list it
-    drawn.write_text(picture, encoding="utf-8")
+    atomic_write(drawn, picture.encode())
     lines = [str(found), *([] if healing is None else [str(healing)])]
     lines.append(f"wrote {out}{_holds(receipt)}, and {drawn}")
     facts = {**found.to_json(), "healing": healing and healing.to_json(), "out": str(out), "receipt": receipt.to_json()}

@@ -18,7 +18,7 @@ from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
 from graphwright.data.loader import Dataset
 from graphwright.errors import IndexOutOfRange, UsageError
-from graphwright.files import FileError, StrPath, UnreadableFile
+from graphwright.files import FileError, StrPath, UnreadableFile, open_regular
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 MOST_BYTES = 2**32
@@ -38,7 +38,7 @@ def read_idx(path: StrPath, *, most: int = MOST_BYTES) -> np.ndarray:
     Raises: UnreadableFile; CorruptIdx if the file is not an IDX file, or has missing, damaged or extra bytes.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             if not packed:
@@ -109,7 +109,8 @@ class TokenWindows(Dataset):
         self.files: list[np.ndarray] = []
         for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
             try:
-                raw = np.memmap(path, np.uint8, "r")
+                with open_regular(path) as file:
+                    raw = np.memmap(file, np.uint8, "r")
             except (OSError, ValueError) as error:  # an empty file cannot be mapped
                 cause = error if isinstance(error, OSError) else None
                 got = (cause and cause.strerror) or str(error)

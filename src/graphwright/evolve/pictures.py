@@ -46,12 +46,16 @@ FILLS = {
 }
 """Kind of node -> (fill colour, outline colour)."""
 
-_STYLE = (
-    "text{font:12px Arial,'Liberation Sans',Helvetica,sans-serif;fill:#24292f}.name{font-weight:bold}"
-    + "".join(f".{kind} .shape{{fill:{fill};stroke:{line}}}" for kind, (fill, line) in FILLS.items())
-    + ".state .shape{stroke-dasharray:6 3}.frame{fill:none;stroke:#d0d7de}.edge{fill:none;stroke:#57606a}"
-    ".delay{stroke:#8250df;stroke-dasharray:6 3}.closed{stroke:#8c959f;stroke-dasharray:2 3}"
-)
+_PAINTS: draw.Paints = {
+    "text": {"font_size": 12, "fill": "#24292f"},
+    "name": {"font_weight": "bold"},
+    **{f"{kind}-shape": {"fill": fill, "stroke": line} for kind, (fill, line) in FILLS.items()},
+    "state-shape": {"fill": FILLS["state"][0], "stroke": FILLS["state"][1], "stroke_dasharray": "6 3"},
+    "frame": {"fill": "none", "stroke": "#d0d7de"},
+    "edge": {"fill": "none", "stroke": "#57606a"},
+    "delay": {"stroke": "#8250df", "stroke_dasharray": "6 3"},
+    "closed": {"stroke": "#8c959f", "stroke_dasharray": "2 3"},
+}
 _LINK = re.compile(r"^n(\d+)\.l\d+$")
 _STEP = re.compile(r"\.step\.[^.]+$")
 
@@ -85,7 +89,7 @@ def structure(program: Program, *, fold: bool = True) -> str:
             line = f"M{src.x + src.w // 2} {src.y + src.h}L{dst.x + dst.w // 2} {dst.y}"
             shapes.append(_path(a, b, "closed", line, weights.get(a)))
     shapes += [_box(box, by_path.get(path, "group")) for path, box in made.boxes.items()]
-    return picture(made.width, made.height, shapes, _STYLE)
+    return picture(made.width, made.height, shapes, _PAINTS)
 
 
 def node_label(program: Program, node: SceneNode) -> tuple[str, ...]:
@@ -173,23 +177,29 @@ def _outline(box: Box, kind: str) -> Shape:
     """Return the outline of a node of this kind with the size of `box`: an ellipse, rectangle or polygon."""
     x, y, w, h = box.x, box.y, box.w, box.h
     if kind in ("input", "target"):
-        return shape("ellipse", class_="shape", cx=x + w / 2, cy=y + h / 2, rx=w / 2, ry=h / 2)
+        return shape("ellipse", class_=f"{kind}-shape", cx=x + w / 2, cy=y + h / 2, rx=w / 2, ry=h / 2)
     corners = {
         "junction": [(0.15, 0), (0.85, 0), (1, 1), (0, 1)],
         "activation": [(0.5, 0), (1, 0.5), (0.5, 1), (0, 0.5)],
         "loss": [(0.2, 0), (0.8, 0), (1, 0.3), (1, 0.7), (0.8, 1), (0.2, 1), (0, 0.7), (0, 0.3)],
     }.get(kind)
     if corners is None:
-        return shape("rect", class_="shape", x=x, y=y, width=w, height=h, rx=0 if kind == "param" else 8)
-    return shape("polygon", class_="shape", points=" ".join(f"{x + a * w:g},{y + b * h:g}" for a, b in corners))
+        return shape("rect", class_=f"{kind}-shape", x=x, y=y, width=w, height=h, rx=0 if kind == "param" else 8)
+    return shape("polygon", class_=f"{kind}-shape", points=" ".join(f"{x + a * w:g},{y + b * h:g}" for a, b in corners))
 
 
-_GENOME_STYLE = (
-    "text{font:11px system-ui,sans-serif;fill:#24292f}"
-    ".input{fill:#cfe3ff;stroke:#0969da}.bias{fill:#d3f3d8;stroke:#1a7f37}.hidden{fill:#ffe0c2;stroke:#bc4c00}"
-    ".output{fill:#fff3b8;stroke:#9a6700}.open{stroke:#57606a;fill:none}.minus{stroke:#cf222e;fill:none}"
-    ".closed{stroke:#8c959f;fill:none;stroke-dasharray:2 3}.delay{stroke:#8250df;fill:none;stroke-dasharray:6 3}"
-)
+_GENOME_PAINTS: draw.Paints = {
+    "text": {"font_size": 11, "fill": "#24292f"},
+    "path": {"fill": "none"},
+    "input": {"fill": "#cfe3ff", "stroke": "#0969da"},
+    "bias": {"fill": "#d3f3d8", "stroke": "#1a7f37"},
+    "hidden": {"fill": "#ffe0c2", "stroke": "#bc4c00"},
+    "output": {"fill": "#fff3b8", "stroke": "#9a6700"},
+    "open": {"stroke": "#57606a"},
+    "minus": {"stroke": "#cf222e"},
+    "closed": {"stroke": "#8c959f", "stroke_dasharray": "2 3"},
+    "delay": {"stroke": "#8250df", "stroke_dasharray": "6 3"},
+}
 _GAP_X, _GAP_Y, _R = 110, 52, 15
 
 
@@ -222,13 +232,13 @@ def network(genome: Genome, names: Sequence[str] = ()) -> str:
         shapes.append(shape("circle", title=title, class_=kind, cx=x, cy=y, r=_R))
         start, anchor = (x - _R - 4, "end") if kind == "input" else (x, "middle")
         shapes.append(label(start, y + 4, name, anchor))
-    return picture(width, height, shapes, _GENOME_STYLE)
+    return picture(width, height, shapes, _GENOME_PAINTS)
 
 
 def fitness(log: Sequence[NeuronGeneration]) -> str:
     """Draw best and median fitness by generation as SVG."""
     series = {"median": ([line.median for line in log], "#8c959f"), "best": ([line.best for line in log], "#0969da")}
-    names = [label(110 - 45 * k, 12, name, style=f"fill:{c}") for k, (name, (_, c)) in enumerate(series.items())]
+    names = [label(110 - 45 * k, 12, name, fill=c) for k, (name, (_, c)) in enumerate(series.items())]
     return draw.chart([*draw.lines(series, f"generation {log[-1].generation}"), *names])
 
 
@@ -253,7 +263,7 @@ def front(result: LayerResult) -> str:
         colour, r = ("#0969da", 4) if b.number in numbers else ("#8c959f", 2.5)
         title = f"candidate {b}; {b.params:,} parameters"
         shapes.append(shape("circle", title=title, cx=f"{x:.1f}", cy=f"{y:.1f}", r=r, fill=colour))
-    return draw.chart(shapes, style=draw.STYLE)
+    return draw.chart(shapes)
 
 
 def lineage_page(tree: Lineage, key: IndividualKey, title: str) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from time import time
 from types import TracebackType
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ except ImportError:
 
 T = TypeVar("T")
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_DAY = 86400.0  # seconds
 DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 
 
@@ -91,11 +93,19 @@ def _staged(target: Path, suffix: str) -> list[Path]:
 
 
 def _stale(path: str) -> bool:
-    if fcntl is None:
-        return False
-    with suppress(OSError), _opened(path, os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0)) as fd:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
+    """Return whether no running process writes a path: it is not locked or, without locks, unchanged for a day."""
+    for access in (os.O_RDWR, os.O_RDONLY):  # network file systems lock only what is open for writing
+        try:
+            with _opened(path, access | NOFOLLOW | getattr(os, "O_NONBLOCK", 0)) as fd:
+                if fcntl is not None:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            continue
+    with suppress(OSError):
+        return time() - os.lstat(path).st_mtime > _DAY
     return False
 
 
@@ -104,6 +114,16 @@ def _sweep(target: Path, suffix: str = "tmp") -> None:
     for path in _staged(target, suffix):
         with suppress(OSError):
             _remove_tree(path)
+
+
+def sweep_files(folder: Path, names: re.Pattern[str]) -> None:
+    """Remove the hidden files that killed processes left in `folder` when they wrote files with such names."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = re.fullmatch(r"\.(.+)\.[0-9a-f]{16}\.tmp", entry.name)
+            if found and names.fullmatch(found[1]) and _stale(entry.path):
+                with suppress(OSError):
+                    _remove_tree(Path(entry.path))
 
 
 def _stage(target: Path, make: Callable[[Path], int | None]) -> tuple[Path, int]:
@@ -186,6 +206,9 @@ def _remove_tree(path: Path) -> None:
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         os.unlink(path)
         return
+    for folder, _, _ in os.walk(path):
+        if not os.access(folder, os.W_OK | os.X_OK):  # a saved directory keeps the mode of the one that it replaces
+            os.chmod(folder, 0o700)
     for folder, folders, files in os.walk(path, topdown=False):
         for child in (os.path.join(folder, name) for name in (*files, *folders)):
             (os.rmdir if os.path.isdir(child) and not os.path.islink(child) else os.unlink)(child)
@@ -238,16 +261,19 @@ class AtomicFile:
         self._temp: Path | None = None
         self._fd = -1
         self._whole = True
+        self._mode: int | None = None  # of the file that is replaced
 
     def __enter__(self) -> AtomicFile:
         if self._temp is not None:
             raise UsageError("an AtomicFile can be entered only once", where=self.path, fix="create another one")
         with writing(self.path):
             _sweep(self.path)
+            self._check_kind()
             try:
                 self._temp, self._fd = _stage(self.path, self._create)
-                with suppress(FileNotFoundError):
-                    os.fchmod(self._fd, stat.S_IMODE(os.stat(self.path).st_mode))
+                with suppress(FileNotFoundError):  # readable until it is complete, so that a later save can sweep it
+                    self._mode = stat.S_IMODE(os.stat(self.path).st_mode)
+                    os.fchmod(self._fd, self._mode | 0o600)
             except BaseException:
                 self._discard()
                 raise
@@ -274,6 +300,15 @@ class AtomicFile:
         finally:
             self._discard()
 
+    def _check_kind(self) -> None:
+        """Raise OSError if the target is a directory, which would fail at the end, or a pipe, socket or device."""
+        with suppress(FileNotFoundError):
+            mode = os.lstat(self.path).st_mode
+            if stat.S_ISDIR(mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+                raise OSError(errno.EINVAL, "the target is a pipe, socket or device")
+
     def _create(self, temp: Path) -> int:
         self._temp = temp
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | NOFOLLOW | getattr(os, "O_BINARY", 0)
@@ -287,6 +322,8 @@ class AtomicFile:
         if os.name == "nt":  # Windows cannot rename an open file; elsewhere the lock must last until the rename
             _close(self._fd)
             self._fd = -1
+        if self._mode is not None and self._mode != self._mode | 0o600:
+            os.chmod(self._temp, self._mode)
         os.replace(self._temp, self.path)
         _fsync_directory(self.path.parent)
 

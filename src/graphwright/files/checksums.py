@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
 from graphwright.files.errors import UnreadableFile
+from graphwright.files.regular import open_regular
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -49,7 +50,7 @@ def blake2b_128(data: Buffer) -> str:
 def sha256_file(path: StrPath) -> str:
     """Return the 64 hex digits of SHA-256 over the content of a file, read in pieces. Raises: UnreadableFile."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UnreadableFile("cannot read this file for its checksum", where=path, cause=error) from error

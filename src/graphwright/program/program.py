@@ -231,13 +231,17 @@ class Program(OpGraph):
     ) -> Transaction:
         """Open an edit: `with program.edit("drop a branch") as e: ...` is one undo step.
 
+        An edit opened within an edit is a savepoint of the outer one: the outer edit's journal entry, checks and undo
+        step cover both, so that `check=False` or `keep_undo=False` must be passed to the outer edit.
+
         Args:
             why: reason, for the journal.
             author: `human`, `gate`, `evolution` or `pass`.
             tool: name of the program that edits, if one does.
             check: False admits a broken state, even a cycle, so that it can be repaired; `valid` is False until then.
             keep_undo: False stores nothing for undo, so `undo` cannot go past this edit.
-        Raises: on exit PortEmpty, SpecMismatch or CycleError; after any error the program is as before, bit for bit.
+        Raises: on entry UsageError if the outer edit checks or keeps undo and this one does not; on exit PortEmpty,
+            SpecMismatch or CycleError; after any error the program is as before, bit for bit.
         """
         return Transaction(self, why, author, tool, check, keep_undo)
 

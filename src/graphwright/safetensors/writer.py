@@ -17,7 +17,17 @@ from math import prod
 from pathlib import Path
 
 from graphwright.errors import UsageError
-from graphwright.files import AtomicFile, Buffer, DestinationExists, StrPath, UnwritableTarget, atomic_write, flat_bytes
+from graphwright.files import (
+    AtomicFile,
+    Buffer,
+    DestinationExists,
+    StrPath,
+    UnwritableTarget,
+    atomic_write,
+    flat_bytes,
+    read_file,
+    sweep_files,
+)
 from graphwright.safetensors.errors import HeaderError
 from graphwright.safetensors.header import BITS, Header, TensorInfo, build_header, parse_header
 from graphwright.safetensors.reader import INDEX_SUFFIX, Checkpoint, TensorFile
@@ -166,6 +176,7 @@ def write_checkpoint(
         raise UnwritableTarget("cannot create the directory", where=folder, cause=error) from error
     if taken:
         raise DestinationExists("the directory holds a checkpoint already", where=folder, fix="choose another path")
+    sweep_files(folder, known)  # of another number of shards, too
     names = _names(shards, plan, stem)
     written: list[Path] = []
     try:
@@ -251,7 +262,7 @@ def _index(names: Sequence[str], shards: Sequence[Shard], plan: Checkpoint | Non
     weight_map = {item.key: name for name, shard in zip(names, shards, strict=True) for item in shard.items}
     total = sum(shard.nbytes for shard in shards)
     if plan is not None and plan.index is not None:
-        before = plan.index.read_bytes()
+        before = read_file(plan.index)
         known = json.loads(before)  # validated when the checkpoint was opened
         facts = known.get("metadata")
         copied = [shard.copy_of.path.name for shard in shards if shard.copy_of is not None]

@@ -11,7 +11,7 @@ import numpy as np
 from graphwright.ops import traits
 from graphwright.program import Entry, Program
 from graphwright.program.cost import ModelSize, size
-from graphwright.program.draw.shapes import HEIGHT, chart, label, legend, lines
+from graphwright.program.draw.shapes import COLOURS, HEIGHT, chart, label, legend, lines
 from graphwright.program.gates import RESERVED
 from graphwright.program.kinds import PARAM
 from graphwright.report import Report, plain
@@ -127,7 +127,7 @@ def probabilities(values: np.ndarray, names: Sequence[str], kept: Sequence[bool]
     few, groups = len(names) <= _FEW, dict[str, list[int]]()
     for i, name in enumerate(names):
         groups.setdefault(name if few else name.partition("[")[0], []).append(i)
-    colours = {group: f"hsl({360 * k // len(groups)} 60% 45%)" for k, group in enumerate(groups)}
+    colours = {group: COLOURS[k % len(COLOURS)] for k, group in enumerate(groups)}
     if few:
         colours = {name: "#0969da" if stays else "#cf222e" for name, stays in zip(names, kept, strict=True)}
     what = "probability of each gate (blue: kept, red: cut)" if few else "mean probability of the gates of an axis"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import transformers
 from checkpoints import CLASSES, SIZES, Made, edit_config, some_ids
 
 import graphwright as gw
-from graphwright.models import ConfigError, ModelNotFound, architectures
+from graphwright.models import ConfigError, ModelNotFound, TensorMismatch, architectures
 from graphwright.models.architectures.architecture import Config
 
 PLAIN = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "max_position_embeddings")}
@@ -174,3 +176,30 @@ def test_a_missing_config_raises_config_error(copy: Callable[[str], Path]) -> No
     (path / "config.json").unlink()
     with pytest.raises(ModelNotFound, match="config"):
         gw.open(path)
+
+
+@pytest.mark.parametrize("family", CLASSES)
+def test_sizes_are_checked_against_the_headers_before_anything_grows_with_them(
+    family: str, copy: Callable[[str], Path]
+) -> None:
+    path = copy(family)
+    fields = json.loads((path / "config.json").read_text())
+    sizes = [name for name, value in fields.items() if type(value) is int]
+    assert {"num_hidden_layers", "vocab_size", "num_attention_heads"} <= set(sizes)
+    values = [100_000, 2**20, 2**31, 2**63, 10**30, 0, -1, 1.5, "8", None, True, math.nan, [], {}]
+    refused = set()
+    tracemalloc.start()
+    try:
+        for name in sizes:
+            for value in values:
+                (path / "config.json").write_text(json.dumps({**fields, name: value}))
+                tracemalloc.reset_peak()
+                try:
+                    gw.open(path)
+                except (ConfigError, TensorMismatch) as error:
+                    refused.add(name)
+                    assert len(str(error)) < 5000
+                assert tracemalloc.get_traced_memory()[1] < 100 << 20, (name, value)
+    finally:
+        tracemalloc.stop()
+    assert refused >= {name for name in sizes if not name.endswith("_token_id")}

@@ -237,6 +237,19 @@ def test_colours_need_no_style_sheet_and_no_variables() -> None:
             assert all(s.get("fill") and s.get("stroke") for s in seen)
         assert all(m.get("fill") for m in root.iter(f"{SVG}marker"))
         style = root.findtext(f"{SVG}style") or ""
+        assert "paint-order" not in style
         light, dark = style.split("@media(prefers-color-scheme:dark)")
         assert "#1b1f24" in light
         assert "#1b1f24" not in dark
+
+
+def test_titles_are_drawn_above_their_halo() -> None:
+    """cairosvg knows no `paint-order`: an outline of the same element would cover the letters."""
+    words = list(ElementTree.fromstring(models.llama(2).to_svg(level=9)).iter(f"{SVG}text"))
+    halos = [k for k, t in enumerate(words) if "gw-halo" in t.get("class", "")]
+    assert halos
+    for k in halos:
+        halo, text = words[k : k + 2]
+        assert (halo.text, halo.get("x"), halo.get("y")) == (text.text, text.get("x"), text.get("y"))
+        assert halo.get("stroke") == halo.get("fill") == "#ffffff"
+        assert text.get("stroke") is None

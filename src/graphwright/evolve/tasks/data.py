@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv as csv_format
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from graphwright.errors import MissingExtra
 from graphwright.evolve.errors import TaskError, need
 from graphwright.evolve.tasks.task import Task
-from graphwright.files import StrPath, UnreadableFile
+from graphwright.files import StrPath, UnreadableFile, open_regular
 
 
 def xor() -> Task:
@@ -179,7 +180,7 @@ def csv(path: StrPath, target: str, seed: int = 0) -> Task:
 def _cells(path: StrPath) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Return the header, and (line number, cells) for each row that is not empty."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
             reader = csv_format.reader(file, delimiter=max(",;\t", key=first.count))

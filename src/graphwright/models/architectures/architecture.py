@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from graphwright.files import JsonError, read_json
+from graphwright.files import JsonError, read_file, read_json
 from graphwright.models.errors import ConfigError, ModelNotFound
 
 _LIMIT = 8 << 20
@@ -30,7 +30,7 @@ class Config(Mapping[str, Any]):
         if not path.is_file():
             fix = "give the directory that save_pretrained wrote"
             raise ModelNotFound(f"the directory has no {name}", where=str(directory), fix=fix)
-        return Config(read_object(path, _LIMIT, nesting=16), path.read_bytes(), path)
+        return Config(read_object(path, _LIMIT, nesting=16), read_file(path), path)
 
     def __getitem__(self, name: str) -> Any:
         return self.fields[name]

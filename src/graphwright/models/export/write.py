@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Container, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from graphwright.array import BY_TAG, DType, NDArray, empty
 from graphwright.array import dtype as named
 from graphwright.autograd import Variable
-from graphwright.files import StrPath, atomic_write
+from graphwright.files import StrPath, atomic_write, read_file
 from graphwright.models.errors import ExportError
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
 from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, TrainedTokenizer, byte_tokenizer_json
@@ -123,7 +122,7 @@ def write_model(
         write_checkpoint(directory, items, max_shard_size, source.files[0].metadata if source is not None else None)
     copied = exported_companions(model)
     for file in copied:
-        shutil.copyfile(file, directory / file.name)
+        atomic_write(directory / file.name, read_file(file))
     for name, content in _tokenizer_files(model, bool(copied)).items():
         atomic_write(directory / name, content)
 
@@ -140,7 +139,7 @@ def save_model(
     facts = {"schema": 1, "keys": model.keys, "compute": model.compute, "source": model.directory.name}
     files["model.json"] = (json.dumps(facts, indent=1) + "\n").encode()
     for file in companion_files(model.directory):
-        files.setdefault(file.name, file.read_bytes())
+        files.setdefault(file.name, read_file(file))
     files |= _tokenizer_files(model, "tokenizer.json" in files)
     return model.program.save(directory, history=history, overwrite=overwrite, max_shard_size=max_shard_size,
                               companions=files)  # fmt: skip

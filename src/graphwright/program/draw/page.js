@@ -76,6 +76,11 @@
     e.append(...inside);
     return e;
   };
+  const haloed = (given, text) => {
+    const { "data-path": _, ...rest } = given;
+    const halo = { ...rest, class: `${given.class} gw-halo`, "aria-hidden": "true" };
+    return [make("text", halo, text), make("text", given, text)];
+  };
   const outline = (p) => {
     let d = `M${p[0].join(" ")}`;
     for (let k = 1; k + 1 < p.length; k++) {
@@ -113,7 +118,7 @@
     e.append(make("path", { d: outline(straight(points)), ...(pointed ? { "marker-end": `url(#gw-tip-${mark || kind})` } : {}) }));
     if (pointed && count > 1) {
       const [x, y] = points.at(-1), [dx, anchor] = x <= middle ? [-5, "end"] : [5, "start"];
-      e.append(make("text", { class: "gw-s gw-c", x, y: y - 7, dx, "text-anchor": anchor }, `×${count}`));
+      e.append(...haloed({ class: "gw-s gw-c", x, y: y - 7, dx, "text-anchor": anchor }, `×${count}`));
     }
     return e;
   };
@@ -152,7 +157,7 @@
           const tint = inner.tint && inner.colour ? { style: `fill:${inner.colour[0]};fill-opacity:.3` } : {};
           frames.push(make("g", { class: "gw-f", "data-path": inner.path },
             make("title", {}, inner.path), make("rect", { x: x - left, y, width: left + right, height, rx: 8, ...tint })));
-          heads.push(make("text", { class: "gw-n gw-s gw-h", "data-path": inner.path, x: x - left + 10, y: y + 16 }, inner.title));
+          heads.push(...haloed({ class: "gw-n gw-s gw-h", "data-path": inner.path, x: x - left + 10, y: y + 16 }, inner.title));
         } else boxes.push(box(modules[~c], x - modules[~c].half, y, 2 * modules[~c].half, modules[~c].height));
       });
       for (const [k, style] of merged(m, arrangements[m.arrangement])) {

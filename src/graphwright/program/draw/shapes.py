@@ -65,17 +65,42 @@ def points(corners: Iterable[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
 
 
-def picture(width: float, height: float, shapes: Sequence[Shape], style: str) -> str:
-    """Make an SVG document of shapes with a style sheet."""
+FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
+Paints = Mapping[str, Mapping[str, Any]]  # tag or class -> attributes, named as in `shape`
+
+
+def picture(width: float, height: float, shapes: Sequence[Shape], paints: Paints) -> str:
+    """Make an SVG document of shapes on white paper.
+
+    Args:
+        width, height: in pixels.
+        shapes: the shapes, the lowest first.
+        paints: attributes by tag or class, for all shapes that do not state them. They are written into each shape, as
+            renderers other than browsers read attributes but not always style sheets.
+    """
     size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img"'
-    body = "\n".join(map(str, shapes))
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>\n{body}\n</svg>\n'
+    paper = shape("rect", class_="paper", width=width, height=height, fill="#ffffff")
+    body = "\n".join(str(_painted(s, paints)) for s in (paper, *shapes))
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}">\n{body}\n</svg>\n'
+
+
+def _painted(given: Shape, paints: Paints) -> Shape:
+    """Return a shape with the paints of its classes and of its tag; of several, the last class has precedence."""
+    found: dict[str, Any] = {}
+    for name in (given.tag, *str(given.attrs.get("class", "")).split()):
+        found |= shape(given.tag, **paints.get(name, {})).attrs
+    content = tuple(_painted(part, paints) if isinstance(part, Shape) else part for part in given.content)
+    missing = {name: value for name, value in found.items() if name not in given.attrs}
+    return Shape(given.tag, given.attrs | missing, content, given.title)
 
 
 WIDTH, HEIGHT = 640, 240  # pixels of a chart without its legend
-STYLE = (
-    "text{font:11px system-ui,sans-serif;fill:#24292f}.axis{stroke:#8c959f;fill:none}.small{font-size:9px;fill:#57606a}"
-)
+PAINTS: Paints = {
+    "text": {"font_size": 11, "fill": "#24292f"},
+    "axis": {"stroke": "#8c959f", "fill": "none"},
+    "small": {"font_size": 9, "fill": "#57606a"},
+}
+"""Paints of a chart."""
 COLOURS = (
     "#54aeff", "#fd8c73", "#4ac26b", "#c297ff", "#d4a72c", "#ff80c8", "#39c5cf", "#8c959f", "#e16f24", "#6fdd8b",
 )  # fmt: skip
@@ -150,11 +175,11 @@ def areas(series: Series, x_label: str) -> list[Shape]:
 def legend(names: Mapping[str, str], top: float) -> list[Shape]:
     """Draw names in their colours, three to a row, from the height `top` down."""
     return [
-        label(_LEFT + WIDTH // 3 * (k % 3), top + 18 * (k // 3), name, style=f"fill:{colour}")
+        label(_LEFT + WIDTH // 3 * (k % 3), top + 18 * (k // 3), name, fill=colour)
         for k, (name, colour) in enumerate(names.items())
     ]
 
 
-def chart(shapes: Sequence[Shape], height: float = HEIGHT, style: str = STYLE) -> str:
+def chart(shapes: Sequence[Shape], height: float = HEIGHT) -> str:
     """Make the SVG document of a chart."""
-    return picture(WIDTH, height, shapes, style)
+    return picture(WIDTH, height, shapes, PAINTS)

@@ -10,7 +10,7 @@ from unicodedata import east_asian_width
 
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.program.draw.shapes import clean
+from graphwright.program.draw.shapes import FONT, clean
 from graphwright.program.kinds import ASSIGN
 
 if TYPE_CHECKING:
@@ -119,8 +119,6 @@ MARKS = {
 }
 """Mark of a difference -> stroke in light and dark, dashes."""
 
-FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
-
 
 class Theme(NamedTuple):
     """Colours of everything that is not of one kind, family or mark."""
@@ -151,7 +149,7 @@ def css() -> str:
         f".gw text{{font:12px {FONT};user-select:text;unicode-bidi:plaintext;white-space:pre}}"
         ".gw .gw-n{font-size:13px;font-weight:bold}.gw .gw-c{font-size:11px}"
         ".gw-b rect{stroke-width:1.2}.gw-e path{fill:none;stroke-width:1.5}.gw-f rect{stroke-width:1}"
-        ".gw .gw-h,.gw-e text{paint-order:stroke;stroke-width:3px}"
+        ".gw .gw-halo{stroke-width:3px;user-select:none;pointer-events:none}"
         ".gw-e:hover path{stroke-width:3}.gw-b:hover rect{stroke-width:2.4}"
         ".gw-diff .gw-b:not(.gw-added):not(.gw-changed):not(.gw-removed){opacity:.6}"
         ".gw-diff .gw-all .gw-e:not(.gw-added):not(.gw-changed):not(.gw-removed){opacity:.45}"
@@ -173,7 +171,7 @@ def _colours(dark: int) -> str:
     return (
         f".gw text{{fill:{theme.ink}}}.gw .gw-s{{fill:{theme.soft}}}.gw .gw-paper{{fill:{theme.paper}}}"
         f".gw-f rect{{fill:{theme.frame};fill-opacity:{theme.opacity};stroke:{theme.line}}}"
-        f".gw .gw-h,.gw-e text{{stroke:{theme.paper}}}{boxes}{lines}{marked}"
+        f".gw .gw-halo{{fill:{theme.paper};stroke:{theme.paper}}}{boxes}{lines}{marked}"
     )
 
 

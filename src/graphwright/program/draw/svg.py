@@ -11,6 +11,7 @@ from graphwright.program.draw.layout import compose
 from graphwright.program.draw.shapes import Shape, escaped, shape
 from graphwright.program.draw.style import (
     EDGES,
+    FONT,
     LEVELS,
     LINE,
     MARKS,
@@ -78,14 +79,14 @@ def render(made: PictureLayout, below: Legend, overlay: Overlay, diff: bool) -> 
     parts: list[Any] = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="gw{" gw-diff" if diff else ""}" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}" fill="{THEMES[0].ink}" '
-        f'font-size="12"><style>{css()}</style>{tips()}',
+        f'font-family="{FONT}" font-size="12"><style>{css()}</style>{tips()}',
         f'<rect class="gw-paper" width="{width}" height="{height}" fill="{THEMES[0].paper}"/>',
         f'<g class="gw-all" transform="translate({left} 0)">',
     ]
     parts += [frame(group, overlay) for group in made.groups.values()]
     parts += [line(edge, made.boxes[edge.dst]) for edge in made.edges]
     for g in made.groups.values():  # above the lines
-        parts.append(shape("text", g.title, class_="gw-n gw-s gw-h", data_path=g.path, x=g.x + 10, y=g.y + 16))
+        parts += _with_halo(g.title, "gw-n gw-s gw-h", {"data_path": g.path}, x=g.x + 10, y=g.y + 16)
     parts += [box(b, overlay) for b in made.boxes.values()]
     parts += ["</g>", f'<g class="gw-legend" transform="translate(0 {made.height})">']
     parts += ["".join(map(str, row)) for row in below.rows]
@@ -133,8 +134,15 @@ def line(edge: DrawnEdge, target: Box) -> Shape:
         x, y = edge.points[-1]
         side = ("-5", "end") if 2 * x <= 2 * target.x + target.w else ("5", "start")
         many = f"×{edge.count}"
-        drawn.append(shape("text", many, class_="gw-s gw-c", x=x, y=y - 7, dx=side[0], text_anchor=side[1]))
+        drawn += _with_halo(many, "gw-s gw-c", {}, x=x, y=y - 7, dx=side[0], text_anchor=side[1])
     return shape("g", *drawn, title=title, class_=f"gw-e gw-{edge.kind}{mark}")
+
+
+def _with_halo(words: str, classes: str, own: Mapping[str, str], **attrs: Any) -> list[Shape]:
+    """Draw a text above its own outline in the colour of the paper; `paint-order` is unknown outside browsers."""
+    paper = {"fill": THEMES[0].paper, "stroke": THEMES[0].paper, "stroke_width": 3}
+    halo = shape("text", words, class_=f"{classes} gw-halo", aria_hidden="true", **attrs, **paper)
+    return [halo, shape("text", words, class_=classes, **own, **attrs)]
 
 
 def path_data(points: Sequence[tuple[int, int]]) -> str:

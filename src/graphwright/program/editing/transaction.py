@@ -125,11 +125,21 @@ class Transaction:
             self._listens = start_listening()
             return self
         assert isinstance(outer, type(self))
+        self._check_within(outer)
         # nested: a savepoint of the outer transaction, after the values that were trained so far
         self.owner = thread
         p.history.collect_trained(outer)
         outer._savepoints.append((len(outer.done), len(outer.relabelled), dict(outer.touched), frozenset(p.back_edges)))
         return outer
+
+    def _check_within(self, outer: Transaction) -> None:
+        """Raise UsageError if this edit has an option that the edit around it, which commits both, does not have."""
+        if weaker := [name for name in ("check", "keep_undo") if getattr(outer, name) and not getattr(self, name)]:
+            where = f"{self._program.name}, edit {self.why!r} within {outer.why!r}"
+            expected, got = (", ".join(f"{name}={value}" for name in weaker) for value in (True, False))
+            fix = "pass the option to the outer edit, or open this edit after the outer one"
+            what = "an edit within an edit is a savepoint and cannot have weaker options"
+            raise UsageError(what, where=where, expected=expected, got=got, fix=fix)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
