@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from graphwright.autograd.clipping import NonFiniteGradient, clip_grad_norm_, clip_grad_value_
 from graphwright.optim import lr_scheduler
 from graphwright.optim.checkpoint import SavedState, StateError, load_state, save_state
-from graphwright.optim.gradients import NonFiniteGradient, accumulate, clip_grad_norm_, clip_grad_value_, ema_update
+from graphwright.optim.gradients import accumulate, ema_update
 from graphwright.optim.lr_scheduler import warmup_cosine
 from graphwright.optim.optimizer import LOW, Optimizer, ParamGroup, ParamState
 from graphwright.optim.optimizers import (
