@@ -333,6 +333,7 @@ def quantile(
     Raises: UsageError for a q outside [0, 1] or another interpolation.
     """
     if not input.ndim:
+        axes_of(dim, 0)
         dim, keepdim = None, False
     share = q if isinstance(q, TensorBase) else None
     wanted = np.asarray(share.detach().numpy() if share is not None else q, np.float64)  # pyright: ignore[reportAttributeAccessIssue]  # a Tensor
