@@ -43,6 +43,9 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | `F.interpolate(antialias=True)`, `F.fractional_max_pool2d`, `torch.fft`, `torch.special`, `linalg.eig`, `lu` and `ldl` | they exist | missing |
 | `gw.pad(x, widths)` pads in axis order | `F.pad` counts from the last axis | `F.pad` is torch's |
 | `gw.linalg` runs in numpy on the host, outside traces (`inv` of one matrix apart) | on the device | factorisations are no ops |
+| optimizers have no `foreach`, `fused`, `capturable`, `differentiable` | they choose an implementation | the plan chooses it |
+| `nn.utils.clip_grad_norm_` without a gradient raises | returns 0 | `backward` was forgotten |
+| `nn.utils.rnn` has no packed sequences | they exist | recurrent modules take padded ones |
 | errors are `GraphwrightError`s that are also `ValueError`, `TypeError` or `IndexError` | `RuntimeError` mostly | they say where, expected, got and a fix |
 """
 

@@ -239,7 +239,8 @@ def _decayed(moment: torch.Tensor, x: torch.Tensor, beta: float) -> torch.Tensor
 @_rule("adagrad_step")
 def adagrad_step(attrs: Attrs, lr: float, t: float, free: Tensors, p: Any, g: Any, total: Any) -> None:
     total.addcmul_(g, g)
-    root = torch.add(total, number(attrs["initial_accumulator_value"], p), out=free[0]).sqrt_()
+    start = attrs["initial_accumulator_value"]
+    root = torch.sqrt(torch.add(total, number(start, p), out=free[0]) if start else total, out=free[0])
     p.addcdiv_(g, root.add_(number(attrs["eps"], p)), value=-lr / (1 + (t - 1) * attrs["lr_decay"]))
 
 
