@@ -29,7 +29,7 @@ class Agent(nn.Module):
             layers: list[nn.Module] = []
             for i, (a, b, g) in enumerate(zip(sizes, sizes[1:], gains, strict=False)):
                 linear = nn.Linear(a, b)
-                linear.weight.assign(gw.Tensor(nn.init.orthogonal((b, a), gain=g, seed=1000 * seed + first + i)))
+                nn.init.orthogonal_(linear.weight, g, gw.Generator(1000 * seed + first + i))
                 linear.bias.assign(gw.zeros(b))
                 layers += [linear, nn.Tanh()]
             return nn.Sequential(*layers[:-1])

@@ -10,6 +10,8 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
+from written import write_or_check
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "ops"))
 from opinfo import COUNTS, compare, counterpart, entries  # pyright: ignore[reportMissingImports]
 
@@ -25,18 +27,6 @@ def counted() -> str:
     return "".join(f"{name}: {number}\n" for name, number in rows.items())
 
 
-def main() -> int:
-    """Write the counts, or compare them."""
-    warnings.simplefilter("ignore")
-    text = counted()
-    if "--check" in sys.argv:
-        if COUNTS.read_text("utf-8") == text:
-            return 0
-        print(f"{COUNTS.name}: run scripts/opinfo_counts.py")
-        return 1
-    COUNTS.write_text(text, "utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    warnings.simplefilter("ignore")
+    sys.exit(write_or_check({COUNTS: counted()}))

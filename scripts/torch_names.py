@@ -12,6 +12,7 @@ from textwrap import fill
 from typing import Any
 
 import torch
+from written import write_or_check
 
 import graphwright as gw
 from graphwright.autograd import names
@@ -43,6 +44,9 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | `F.interpolate(antialias=True)`, `F.fractional_max_pool2d`, `torch.fft`, `torch.special`, `linalg.eig`, `lu` and `ldl` | they exist | missing |
 | `gw.pad(x, widths)` pads in axis order | `F.pad` counts from the last axis | `F.pad` is torch's |
 | `gw.linalg` runs in numpy on the host, outside traces (`inv` of one matrix apart) | on the device | factorisations are no ops |
+| optimizers have no `foreach`, `fused`, `capturable`, `differentiable` | they choose an implementation | the plan chooses it |
+| `nn.utils.clip_grad_norm_` without a gradient raises | returns 0 | `backward` was forgotten |
+| `nn.utils.rnn` has no packed sequences | they exist | recurrent modules take padded ones |
 | errors are `GraphwrightError`s that are also `ValueError`, `TypeError` or `IndexError` | `RuntimeError` mostly | they say where, expected, got and a fix |
 """
 
@@ -54,11 +58,18 @@ def public(home: Any) -> set[str]:
     return {n for n in found if callable(getattr(home, n)) and not inspect.isclass(getattr(home, n))}
 
 
-def section(title: str, ours: set[str], theirs: set[str], note: str) -> str:
+def classes(home: Any) -> set[str]:
+    """The public classes that a module defines, or a file in its folder."""
+    found = {n: v for n, v in vars(home).items() if not n.startswith("_") and inspect.isclass(v)}
+    return {n for n, v in found.items() if v.__module__.startswith(home.__name__)}
+
+
+def section(title: str, ours: set[str], theirs: set[str], note: str = ":", kind: str = "function") -> str:
     """One home: how many of torch's names exist, and which."""
     have = sorted(n for n in ours & theirs if not n.endswith("_"))
     stored = sorted(n for n in ours & theirs if n.endswith("_"))
-    text = f"\n## {title}\n\n{len(have)} functions{f' and {len(stored)} in-place forms' if stored else ''}{note}\n\n"
+    total = f"{len(have)} {kind}{'' if len(have) == 1 else 'es' if kind.endswith('s') else 's'}"
+    text = f"\n## {title}\n\n{total}{f' and {len(stored)} in-place forms' if stored else ''}{note}\n\n"
     wrapped = fill(" ".join(f"`{n}`" for n in have), 128, break_long_words=False, break_on_hyphens=False)
     text += wrapped + "\n"
     if stored:
@@ -99,27 +110,21 @@ def page() -> str:
     rows = [(n, row.differs) for n, row in sorted(names.NAMES.items()) if row.differs]
     text += "".join(f"| `{n}` | the same name | {why} |\n" for n, why in rows)
     methods = {n for n in dir(Tensor) if not n.startswith("_") and callable(getattr(Tensor, n))}
-    text += section("Methods of Tensor", methods, public(torch.Tensor), ":")
+    text += section("Methods of Tensor", methods, public(torch.Tensor))
     text += section("Functions of the package", set(names.functions()) | {n for n in dir(gw) if n in public(torch)},
                     public(torch), ", as `gw.exp(x)`:")  # fmt: skip
     linalg = set(gw.linalg.__all__)
     text += section("linalg", linalg, public(torch.linalg), ", as `gw.linalg.inv(x)`:")
     functional = {n for n in dir(gw.nn.functional) if not n.startswith("_")}
-    text += section("nn.functional", functional, public(torch.nn.functional), ":")
+    text += section("nn.functional", functional, public(torch.nn.functional))
+    text += section("nn.init", set(gw.nn.init.__all__), public(torch.nn.init))
+    text += section("nn.utils", set(gw.nn.utils.__all__), public(torch.nn.utils))
+    text += section("nn.utils.rnn", set(gw.nn.utils.rnn.__all__), public(torch.nn.utils.rnn))
+    text += section("optim", set(gw.optim.__all__), classes(torch.optim), kind="class")
+    schedules = classes(gw.optim.lr_scheduler)
+    text += section("optim.lr_scheduler", schedules, classes(torch.optim.lr_scheduler), kind="class")
     return text + database()
 
 
-def main() -> int:
-    """Write the page, or compare it."""
-    text = page()
-    if "--check" in sys.argv:
-        if PAGE.exists() and PAGE.read_text("utf-8") == text:
-            return 0
-        print(f"{PAGE.name}: run scripts/torch_names.py")
-        return 1
-    PAGE.write_text(text, "utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check({PAGE: page()}))

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from textwrap import indent
 
+from written import write_or_check
+
 from graphwright.autograd import names, top
 from graphwright.ops import surface
 
@@ -53,16 +55,5 @@ def stubs() -> dict[Path, str]:
     }
 
 
-def main() -> int:
-    """Write the stubs, or compare them."""
-    wrong = [path for path, text in stubs().items() if not path.exists() or path.read_text("utf-8") != text]
-    if "--check" in sys.argv:
-        print("\n".join(f"{path.relative_to(SOURCE)}: run scripts/write_stubs.py" for path in wrong))
-        return bool(wrong)
-    for path, text in stubs().items():
-        path.write_text(text, "utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(stubs()))

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from enum import Enum
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, is_typeddict
@@ -39,6 +40,8 @@ MODULES = (
     "nn",
     "nn.functional",
     "nn.init",
+    "nn.utils",
+    "nn.utils.rnn",
     "ops",
     "optim",
     "optim.lr_scheduler",
@@ -103,12 +106,19 @@ def current() -> str:
     lines = [f"graphwright.{name}" for name in sorted(gw.__all__) if not name.startswith("__")]
     for module in MODULES:
         loaded = __import__(f"graphwright.{module}", fromlist=["*"])
-        names = getattr(loaded, "__all__", None) or [n for n, v in vars(loaded).items() if _defined(n, v, loaded)]
-        for name in sorted(names):
+        for name in sorted(getattr(loaded, "__all__", None) or _reachable(loaded)):
             value = getattr(loaded, name)
             if not inspect.ismodule(value):
                 lines += [f"graphwright.{module}: {line}" for line in describe(name, value)]
     return "\n".join(lines) + "\n"
+
+
+def _reachable(module: ModuleType) -> set[str]:
+    """The names that a module without `__all__` defines, and those that it takes by `from ... import *`."""
+    tree = ast.parse(inspect.getsource(module))
+    stars = [n.module for n in tree.body if isinstance(n, ast.ImportFrom) and n.names[0].name == "*" and n.module]
+    taken = {name for star in stars for name in import_module(star).__all__}
+    return taken | {n for n, v in vars(module).items() if _defined(n, v, module)}
 
 
 def _defined(name: str, value: object, module: ModuleType) -> bool:
@@ -148,6 +158,12 @@ def test_the_same_verb_takes_the_same_options_everywhere(method, twin, without):
     assert options(method) == {name: text for name, text in options(twin).items() if name not in without}
     returned = {inspect.signature(fn).return_annotation for fn in (method, twin)}
     assert len(returned) == 1
+
+
+def test_star_imports_are_frozen_too():
+    lines = current().splitlines()
+    for name in ("relu", "cross_entropy", "linear", "conv2d", "sigmoid"):  # defined there, taken, generated
+        assert any(line.startswith(f"graphwright.nn.functional: {name}(") for line in lines)
 
 
 def test_a_progress_callback_is_always_called_progress():

@@ -73,7 +73,7 @@ def test_each_op_is_explained(name: str) -> None:
     elif row.view is None:
         (found,) = re.findall(r"kernel\n  (array/cpu/\w+\.py):(\d+)", text)
         lines = (PACKAGE / found[0]).read_text("utf-8").splitlines()
-        assert re.match(r"(    )?(@kernel|def |lambda |(out_)?kernel\()", lines[int(found[1]) - 1])
+        assert re.match(r"(    )?(@\w+\(|def |lambda |(out_)?kernel\()", lines[int(found[1]) - 1])
 
 
 def test_shapes_of_other_operands_are_inferred_from_the_first() -> None:

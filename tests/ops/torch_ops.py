@@ -10,7 +10,22 @@ import torch
 import torch.nn.functional as F
 from random_oracle import RANDOM
 from torch_gates import gate, gate_grad
-from torch_optimizers import adam, columns, lion, muon, optimizer, rmsprop, sgd
+from torch_optimizers import (
+    adadelta,
+    adagrad,
+    adam,
+    adamax,
+    asgd,
+    columns,
+    lion,
+    muon,
+    nadam,
+    optimizer,
+    radam,
+    rmsprop,
+    rprop,
+    sgd,
+)
 from torch_windows import WINDOWS
 
 from graphwright.array.cpu.kernel import TORCH_DTYPE
@@ -385,6 +400,13 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "lion_step": optimizer(lambda a: 1, lion),
     "muon_step": optimizer(lambda a: 1, muon),
     "rmsprop_step": optimizer(lambda a: 1 + bool(a["momentum"]) + a["centered"], rmsprop),
+    "adagrad_step": optimizer(lambda a: 1, adagrad),
+    "adadelta_step": optimizer(lambda a: 2, adadelta),
+    "adamax_step": optimizer(lambda a: 2, adamax),
+    "nadam_step": optimizer(lambda a: 3, nadam),
+    "radam_step": optimizer(lambda a: 2, radam),
+    "asgd_step": optimizer(lambda a: 2, asgd),
+    "rprop_step": optimizer(lambda a: 2, rprop),
     "ema_step": ema,
     "unscale_check": unscale_check,
     "gather": lambda ins, a: torch.gather(ins[0], a["axis"], ins[1]),

@@ -85,3 +85,75 @@ def muon(lr, attrs, g, p, b, t):
     r, c = p.shape
     scale = max(1, r / c) ** 0.5 if attrs["adjust"] == "original" else 0.2 * max(r, c) ** 0.5
     return (1 - lr * attrs["weight_decay"]) * p - lr * scale * (u * s) @ v, b, t + 1
+
+
+def _decayed(attrs, lr, g, p):
+    if attrs.get("decoupled_weight_decay"):
+        return g, p - lr * attrs["weight_decay"] * p
+    return g + attrs["weight_decay"] * p, p
+
+
+def adagrad(lr, attrs, g, p, s, t):
+    g, p = _decayed(attrs, lr, g, p)
+    s = s + g * g
+    rate = lr / (1 + t * attrs["lr_decay"])
+    return p - rate * g / ((s + attrs["initial_accumulator_value"]).sqrt() + attrs["eps"]), s, t + 1
+
+
+def adadelta(lr, attrs, g, p, v, a, t):
+    g, p = _decayed(attrs, lr, g, p)
+    v = attrs["rho"] * v + (1 - attrs["rho"]) * g * g
+    d = ((a + attrs["eps"]) / (v + attrs["eps"])).sqrt() * g
+    return p - lr * d, v, attrs["rho"] * a + (1 - attrs["rho"]) * d * d, t + 1
+
+
+def adamax(lr, attrs, g, p, m, u, t):
+    g, p = _decayed(attrs, lr, g, p)
+    m = attrs["beta1"] * m + (1 - attrs["beta1"]) * g
+    u = torch.maximum(attrs["beta2"] * u, g.abs() + attrs["eps"])
+    return p - lr / (1 - attrs["beta1"] ** (t + 1)) * m / u, m, u, t + 1
+
+
+def _means(attrs, g, m, v):
+    return attrs["beta1"] * m + (1 - attrs["beta1"]) * g, attrs["beta2"] * v + (1 - attrs["beta2"]) * g * g
+
+
+def nadam(lr, attrs, g, p, m, v, product, t):
+    """Dozat 2016, algorithm 2, with the schedule of its section 3."""
+    g, p = _decayed(attrs, lr, g, p)
+    t = t + 1
+    m, v = _means(attrs, g, m, v)
+    now, then = (attrs["beta1"] * (1 - 0.5 * 0.96 ** (k * attrs["momentum_decay"])) for k in (t, t + 1))
+    product = now if t == 1 else product * now
+    ahead = (1 - now) / (1 - product) * g + then / (1 - product * then) * m
+    return p - lr * ahead / ((v / (1 - attrs["beta2"] ** t)).sqrt() + attrs["eps"]), m, v, product, t
+
+
+def radam(lr, attrs, g, p, m, v, t):
+    """Liu et al. 2020, algorithm 2."""
+    g, p = _decayed(attrs, lr, g, p)
+    t, beta2 = t + 1, attrs["beta2"]
+    m, v = _means(attrs, g, m, v)
+    long = 2 / (1 - beta2) - 1
+    rho, step = long - 2 * t * beta2**t / (1 - beta2**t), lr * m / (1 - attrs["beta1"] ** t)
+    if rho > 5:
+        step = step * (1 - beta2**t) ** 0.5 / (v.sqrt() + attrs["eps"])
+        step = step * ((rho - 4) * (rho - 2) * long / ((long - 4) * (long - 2) * rho)) ** 0.5
+    return p - step, m, v, t
+
+
+def asgd(lr, attrs, g, p, a, eta, t):
+    g, p = _decayed(attrs, lr, g, p)
+    eta = lr if t == 0 else eta
+    p = p - eta * (attrs["lambd"] * p + g)
+    a = a + (p - a) / max(1, t - attrs["t0"])
+    return p, a, lr / (1 + attrs["lambd"] * lr * (t + 1)) ** attrs["alpha"], t + 1
+
+
+def rprop(lr, attrs, g, p, before, size, t):
+    size = torch.where(size == 0, lr, size)
+    changed, kept = g * before < 0, g * before > 0
+    size = torch.where(changed, attrs["down"] * size, torch.where(kept, attrs["up"] * size, size))
+    size = size.clamp(attrs["smallest"], attrs["largest"])
+    g = torch.where(changed, 0.0, g)
+    return p - size * g.sign(), g, size, t + 1

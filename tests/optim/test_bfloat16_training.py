@@ -76,15 +76,16 @@ def test_state_of_16_bit_parameters() -> None:
         optim.SGD([Parameter(from_numpy(np.zeros(1)))], low="up")
 
 
+@pytest.mark.parametrize("make", [lambda p, low: optim.SGD(p, 0.01, 0.9, low=low), optim.NAdam])
 @pytest.mark.parametrize("low", optim.LOW)
-def test_a_compiled_step_rounds_like_the_eager_one(low: str) -> None:
+def test_a_compiled_step_rounds_like_the_eager_one(low: str, make: Any) -> None:
     ends = []
     for compiled in (False, True):
         with gw.fork_rng(3):
             p = Parameter(gw.tensor(X[0]).to("bfloat16"))
-            opt = optim.SGD([p], 0.01, 0.9, low=low)
+            opt = make([p], low=low)
 
-            def step(c: Tensor, p: Parameter = p, opt: optim.SGD = opt) -> None:
+            def step(c: Tensor, p: Parameter = p, opt: optim.Optimizer = opt) -> None:
                 opt.zero_grad()
                 (p.float() * c).sum().backward()
                 opt.step()

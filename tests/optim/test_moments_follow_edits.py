@@ -13,7 +13,7 @@ from optim_parameters import low, values
 import graphwright as gw
 from graphwright.array import from_numpy
 from graphwright.autograd import Parameter, Tensor
-from graphwright.optim import SGD, AdamW, Optimizer
+from graphwright.optim import ASGD, SGD, Adagrad, AdamW, NAdam, Optimizer, Rprop
 
 
 def program() -> gw.Program:
@@ -151,6 +151,32 @@ def test_moments_follow_cut_grown_and_permuted_axes(name, compiled):
         other.step()
     for weight, tensor in zip((first, second), hand, strict=True):
         np.testing.assert_allclose(weight.numpy(), tensor.detach().numpy(), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("make", [NAdam, ASGD, Rprop, Adagrad])
+def test_numbers_stay_and_new_units_start_like_those_of_the_first_step(make, compiled):
+    """Of every optimizer whose state does not begin with zeros: the edited run equals that of the final shape."""
+    options: dict[str, Any] = {Adagrad: {"initial_accumulator_value": 0.5}}.get(make, {})
+    p = perceptron()
+    opt = make(p, 0.05, **options)
+    step = run_of(p, opt, compiled)
+    for _ in range(4):
+        step()
+    numbers = {n: opt.state_of(w).moments[n].item() for w in p.parameters() for n in make.numbers}
+    assert all(numbers.values())
+    with p.edit("grow") as e:
+        e.grow("first.neurons", 1)
+    first, second = p.parameters()
+    assert numbers == {n: opt.state_of(second).moments[n].item() for n in make.numbers}
+    before = first.numpy()[5].copy(), second.numpy()[:, 5].copy()
+    step()
+    moved = [np.abs(a - b) for a, b in zip((first.numpy()[5], second.numpy()[:, 5]), before, strict=True)]
+    if make is Rprop:
+        np.testing.assert_allclose(moved[1], 0.05, rtol=1e-5)
+    if make is Adagrad:
+        gradient = np.sqrt(opt.state_of(second).moments["square_sum"].numpy()[:, 5])
+        np.testing.assert_allclose(moved[1], 0.05 * gradient / np.sqrt(0.5 + gradient**2), rtol=1e-4)
 
 
 def before_columns(moment: np.ndarray, indices: list[int]) -> bytes:

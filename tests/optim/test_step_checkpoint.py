@@ -31,10 +31,10 @@ class Net(nn.Module):
 class Run:
     """A program, its optimizer and its step; the i-th batch is always the same."""
 
-    def __init__(self, p: Program | None = None, **options: Any) -> None:
+    def __init__(self, p: Program | None = None, make: Any = optim.AdamW, **options: Any) -> None:
         gw.manual_seed(1)
         self.p = p or gw.trace(Net(), np.zeros((8, 6), np.float32))
-        self.optimizer = optim.AdamW(self.p, lr=1e-2)
+        self.optimizer = make(self.p, lr=1e-2)
         self.scaler = amp.GradScaler(2.0**10, growth_interval=3)
         self.step = optim.compile_step(
             self.p,
@@ -90,12 +90,12 @@ EDITS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("saved", [False, True])
-@pytest.mark.parametrize("edit", list(EDITS))
-def test_a_state_is_remapped_along_the_journal(edit: str, saved: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("edit", "make"), [*((e, optim.AdamW) for e in EDITS), ("grow", optim.NAdam)])
+def test_a_state_is_remapped_along_the_journal(edit: str, make: Any, saved: bool, tmp_path: Path) -> None:
     donor = Run()
     with donor.p.edit(edit) as e:
         EDITS[edit](donor.p, e)
-    whole = Run()
+    whole = Run(make=make)
     whole.run(0, 4)
     gw.save_state(tmp_path / "state", **whole.parts(), step=4)
     gw.replay(donor.p, onto=whole.p)
@@ -104,9 +104,9 @@ def test_a_state_is_remapped_along_the_journal(edit: str, saved: bool, tmp_path:
 
     if saved:
         donor.p.save(tmp_path / "program")
-        fresh = Run(gw.load(tmp_path / "program"))
+        fresh = Run(gw.load(tmp_path / "program"), make)
     else:
-        fresh = Run()
+        fresh = Run(make=make)
         gw.replay(donor.p, onto=fresh.p)
     before = fresh.bits()
     with pytest.raises(StateError, match="different structure"):

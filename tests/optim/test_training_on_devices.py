@@ -20,6 +20,8 @@ KINDS: dict[str, Any] = {
     "AdamW": lambda p: optim.AdamW(p, 0.01),
     "SGD": lambda p: optim.SGD(p, 0.01, 0.9),
     "RMSprop": lambda p: optim.RMSprop(p, 0.01, momentum=0.5, centered=True),
+    "NAdam": lambda p: optim.NAdam(p, 0.01, weight_decay=0.1),
+    "Rprop": lambda p: optim.Rprop(p, 0.01),
 }
 rng = np.random.default_rng(0)
 X, TARGETS = rng.normal(size=(6, 5)).astype("f4"), rng.integers(0, 3, 6)

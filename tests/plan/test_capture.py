@@ -217,7 +217,7 @@ def test_the_capture_state_and_dispatches_are_reported(sim: SimBackend) -> None:
     assert space.captures == 2
 
 
-@pytest.mark.parametrize("make", [optim.AdamW, optim.RMSprop])
+@pytest.mark.parametrize("make", [optim.AdamW, optim.RMSprop, optim.NAdam])
 def test_a_captured_training_step_has_the_bits_of_the_cpu(sim: SimBackend, make: Any) -> None:
     found = {}
     for device in ("cpu", "sim"):

@@ -350,6 +350,7 @@ def quantile(
     Raises: UsageError for a q outside [0, 1] or another interpolation; ShapeError for q of more axes, or no entries.
     """
     if not input.ndim:
+        axes_of(dim, 0)
         dim, keepdim = None, False
     if input.dtype is not float64 and input.dtype is not float32:
         made = quantile(input.to(float32), q, dim, keepdim, interpolation=interpolation)

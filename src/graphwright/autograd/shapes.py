@@ -140,7 +140,7 @@ def ravel(input: Tensor) -> Tensor:
 @named()
 def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Merge axes `start_dim` to `end_dim`, inclusive, into one; a 0-d tensor becomes a vector of one entry."""
-    return call("flatten", input, start=start_dim, end=end_dim) if input.ndim else input.unsqueeze(0)
+    return call("flatten", input if input.ndim else input.unsqueeze(0), start=start_dim, end=end_dim)
 
 
 @named()
@@ -182,10 +182,12 @@ def t(input: Tensor) -> Tensor:
 @named(also="moveaxis")
 def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
     """Move axes to other indices; the other axes keep their order. Raises: ShapeError for repeated axes."""
-    moved, to = (tuple(axis_of(a, input.ndim) for a in ints((v,))) for v in (source, destination))
+    moved, to = (tuple(axis_of(a, input.ndim or 1) for a in ints((v,))) for v in (source, destination))
     if len(moved) != len(to) or len(set(moved)) < len(moved) or len(set(to)) < len(to):
         what = "source and destination are not equally many different axes"
         raise ShapeError(what, where="movedim", got=f"{source}, {destination}")
+    if not input.ndim:
+        return input
     order = [a for a in range(input.ndim) if a not in moved]
     for at, axis in sorted(zip(to, moved, strict=True)):
         order.insert(at, axis)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphwright.autograd import Parameter
-from graphwright.nn import functional, init
+from graphwright.nn import functional, init, utils
 from graphwright.nn.as_module import as_module
 from graphwright.nn.ensemble import Ensemble
 from graphwright.nn.function_modules import (
@@ -109,5 +109,5 @@ __all__ = [
     "ReLU6", "Recurrent", "Residual", "RotaryEmbedding", "Sequential", "SiLU", "Sigmoid", "SinusoidalEmbedding",
     "SmoothL1Loss", "SoftMarginLoss", "Softmax", "Softmin", "Softplus", "Softshrink", "Softsign", "SwiGLU", "Tanh",
     "Tanhshrink", "Threshold", "TransformerBlock", "TripletMarginLoss", "as_module", "balance_loss", "functional",
-    "init", "z_loss",
+    "init", "utils", "z_loss",
 ]  # fmt: skip

@@ -443,17 +443,14 @@ def axis_of(axis: int, rank: int) -> int:
 def axes_of(axes: int | Iterable[int] | None, rank: int) -> tuple[int, ...]:
     """Normalise axes to sorted indices 0..rank-1; None means all. Raises: ShapeError for an invalid axis.
 
-    A scalar has no axes, but takes axis 0 and -1 as torch does, which select nothing.
+    A scalar has no axes, but takes axis 0 or -1 as torch does, which select nothing.
     """
     if axes is None:
         return tuple(range(rank))
-    given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
-    if rank == 0 and all(a in (0, -1) for a in given):
-        return ()
-    found = [axis_of(a, rank) for a in given]
+    found = [axis_of(a, rank or 1) for a in (axes if isinstance(axes, Iterable) else (axes,))]
     if len(set(found)) < len(found):
         raise ShapeError("an axis is given twice", expected="different axes", got=axes)
-    return tuple(sorted(found))
+    return tuple(sorted(found)) if rank else ()
 
 
 def others(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:

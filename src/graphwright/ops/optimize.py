@@ -21,7 +21,7 @@ from graphwright.ops.registry import Attrs, Cost, Traits, op
 from graphwright.ops.rules import Update
 from graphwright.settings import Number, Range
 
-_COUNT = Spec((), float32)
+_COUNT, _NUMBER = Spec((), float32), Spec((), float64)
 MUON_ADJUST = ("original", "match_rms_adamw")
 
 
@@ -46,18 +46,20 @@ class _Step(Update):
 
     Attributes:
         moments: function from the op's attributes to the number of moments per parameter.
+        numbers: how many of the moments, the last ones, are one number per parameter (0-d float64).
         choices: for each attribute, the values that test samples draw from.
         shapes: the shapes of the parameters in test samples.
     """
 
     arity, traits = (5, None), Traits(updates_states=True)
     moments: Callable[[Attrs], int] = lambda attrs: 1
+    numbers: int = 0
     choices: Mapping[str, Sequence[Any]] = {"weight_decay": (0.0, 0.1), "maximize": (False, True)}
     shapes: Sequence[tuple[int, ...]] = ((3, 4), (5,), (1,))
 
     @classmethod
     def infer(cls, lr, found, *members, **attrs):
-        if lr != Spec((), float64) or found != _COUNT:
+        if lr != _NUMBER or found != _COUNT:
             expected = "0-d float64 and 0-d float32"
             raise DTypeError("lr or found_inf has the wrong shape or dtype", expected=expected, got=f"{lr}, {found}")
         grads, params, *moments, steps = equal_parts(members, 3 + cls.moments(attrs))
@@ -65,9 +67,11 @@ class _Step(Update):
             if spec.dtype is not params[0].dtype or not spec.dtype.is_float or spec.dtype.is_low:
                 expected, got = "all float32 or all float64", f"{params[0]}, {spec}"
                 raise DTypeError("the parameters have mixed or unsupported dtypes", expected=expected, got=got)
-            for name, other in (("gradient", grads[i]), *(("moment", m[i]) for m in moments)):
-                if other != spec:
-                    raise ShapeError(f"a {name} does not match its parameter's spec", expected=spec, got=other)
+            held = [(m[i], spec) for m in moments[: len(moments) - cls.numbers]]
+            held += [(m[i], _NUMBER) for m in moments[len(moments) - cls.numbers :]]
+            for name, (other, like) in (("gradient", (grads[i], spec)), *(("moment", pair) for pair in held)):
+                if other != like:
+                    raise ShapeError(f"a {name} does not match its parameter's spec", expected=like, got=other)
             if steps[i] != _COUNT:
                 raise ShapeError("a step count is not a float32 scalar", expected=_COUNT, got=steps[i])
         return members[len(grads) :]
@@ -85,7 +89,8 @@ class _Step(Update):
         defaults = {name: kind.default for name, kind in cls.attrs.items()}
         attrs, shapes = {**defaults, **drawn, **given}, cls.shapes[: rng.integers(1, 4)]
         grads, params = ([rng.normal(size=s) for s in shapes] for _ in range(2))
-        moments = [0.1 + rng.random(s) for _ in range(cls.moments(attrs)) for s in shapes]
+        moments = [0.1 + rng.random(s) for _ in range(cls.moments(attrs) - cls.numbers) for s in shapes]
+        moments += [np.float64(0.5 * rng.random()) for _ in range(cls.numbers) for _ in shapes]
         steps = [np.float32(rng.integers(0, 4)) for _ in shapes]
         found = np.float32(rng.integers(4) == 0)
         return [np.float64(1e-2), found, *grads, *params, *moments, *steps], attrs
@@ -207,6 +212,105 @@ class MuonStep(_Step):
         return results
 
 
+@op("adagrad_step")
+class AdagradStep(_Step):
+    """s ← s + g²; θ ← θ - lr/(1 + (t-1)·δ) · g / (√(s₀ + s) + eps); g + λ·θ replaces g.
+
+    δ is `lr_decay`, s₀ `initial_accumulator_value`, λ `weight_decay`, t the step count. Moment: s, without s₀, so that
+    entries added by an edit begin at s₀ too. Duchi, Hazan and Singer 2011, figure 1 (diagonal).
+    """
+
+    attrs = {
+        **_numbers(lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0, eps=1e-10),
+        "maximize": Attr(bool, False),
+    }
+    choices = {**_Step.choices, "lr_decay": (0.0, 0.1), "initial_accumulator_value": (0.0, 0.5)}
+
+
+@op("adadelta_step")
+class AdadeltaStep(_Step):
+    """v ← ρ·v + (1-ρ)g²; d = g·√(a + eps)/√(v + eps); a ← ρ·a + (1-ρ)d²; θ ← θ - lr·d; g + λ·θ replaces g.
+
+    Moments: v and a. Zeiler 2012, algorithm 1.
+    """
+
+    attrs = {**_numbers(rho=0.9, eps=1e-6, weight_decay=0.0), "maximize": Attr(bool, False)}
+    moments = lambda attrs: 2
+
+
+@op("adamax_step")
+class AdamaxStep(_Step):
+    """m ← β1·m + (1-β1)g; u ← max(β2·u, |g| + eps); θ ← θ - lr/(1-β1ᵗ) · m/u; g + λ·θ replaces g.
+
+    Moments: m and u. Kingma and Ba 2015, algorithm 2; eps as in torch.
+    """
+
+    attrs = {**_numbers(beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0), "maximize": Attr(bool, False)}
+    moments = lambda attrs: 2
+
+
+@op("nadam_step")
+class NAdamStep(_Step):
+    """Adam with Nesterov momentum: m and v as in adam_step, d = √(v/(1-β2ᵗ)) + eps, Π ← Π·μₜ (at first Π = 1);
+
+    θ ← θ - lr·(1-μₜ)/(1-Π)·g/d - lr·μₜ₊₁/(1-Π·μₜ₊₁)·m/d, where μₜ = β1·(1 - 0.96^(t·ψ)/2) and ψ is `momentum_decay`.
+    g + λ·θ replaces g; with `decoupled_weight_decay` θ ← θ(1 - lr·λ) first. Moments: m, v and Π, one number.
+    Dozat 2016, algorithm 2, as in torch.
+    """
+
+    attrs = {
+        **_numbers(beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, momentum_decay=4e-3),
+        "decoupled_weight_decay": Attr(bool, False),
+        "maximize": Attr(bool, False),
+    }
+    moments, numbers = lambda attrs: 3, 1
+    choices = {**_Step.choices, "decoupled_weight_decay": (False, True)}
+
+
+@op("radam_step")
+class RAdamStep(_Step):
+    """Adam with a rectified rate: m and v as in adam_step; θ ← θ - lr·m/(1-β1ᵗ)·r·√(1-β2ᵗ)/(√v + eps) if ρₜ > 5.
+
+    Else θ ← θ - lr·m/(1-β1ᵗ). ρ∞ = 2/(1-β2) - 1, ρₜ = ρ∞ - 2t·β2ᵗ/(1-β2ᵗ), and
+    r² = (ρₜ-4)(ρₜ-2)ρ∞ / ((ρ∞-4)(ρ∞-2)ρₜ). g + λ·θ replaces g; with `decoupled_weight_decay` θ ← θ(1 - lr·λ) first.
+    Moments: m and v. Liu et al. 2020, algorithm 2; eps as in torch.
+    """
+
+    attrs = {
+        **_numbers(beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0),
+        "decoupled_weight_decay": Attr(bool, False),
+        "maximize": Attr(bool, False),
+    }
+    moments = lambda attrs: 2
+    choices = {**_Step.choices, "decoupled_weight_decay": (False, True), "beta2": (0.7, 0.999)}
+
+
+@op("asgd_step")
+class AsgdStep(_Step):
+    """θ ← θ(1 - λ·η) - η·g; a ← a + (θ - a)/max(1, t-1-t0); then η ← lr/(1 + λ·lr·t)^α; g + ω·θ replaces g.
+
+    λ is `lambd`, ω `weight_decay`, t the step count; η is lr in the first step. Moments: the average a of the
+    parameters, and η, one number. Polyak and Juditsky 1992; schedules of Bottou 2010, section 5, as in torch.
+    """
+
+    attrs = {**_numbers(lambd=1e-4, alpha=0.75, t0=1e6, weight_decay=0.0), "maximize": Attr(bool, False)}
+    moments, numbers = lambda attrs: 2, 1
+    choices = {**_Step.choices, "lambd": (1e-4, 0.1), "t0": (1e6, 0.0)}
+
+
+@op("rprop_step")
+class RpropStep(_Step):
+    """s ← clamp(s·η, `smallest`, `largest`), θ ← θ - s·sign(g), where η = `up` if g·h > 0, `down` if g·h < 0, else 1.
+
+    g = 0 where g·h < 0; then h ← g. Moments: the gradient h of the step before, and the step sizes s, of which 0 stands
+    for lr. Riedmiller and Braun 1993, as in torch: without going back.
+    """
+
+    attrs = {**_numbers(down=0.5, up=1.2, smallest=1e-6, largest=50.0), "maximize": Attr(bool, False)}
+    moments = lambda attrs: 2
+    choices = {"maximize": (False, True)}
+
+
 @op("ema_step")
 class EmaStep(Update):
     """target ← target + τ(source - target): operands τ (0-d float64), sources, targets; results the new targets."""
@@ -214,8 +318,8 @@ class EmaStep(Update):
     arity, traits, vm = (3, None), Traits(updates_states=True), forms.EMA
 
     def infer(tau, *members):
-        if tau != Spec((), float64):
-            raise DTypeError("tau is not a float64 scalar", expected=Spec((), float64), got=tau)
+        if tau != _NUMBER:
+            raise DTypeError("tau is not a float64 scalar", expected=_NUMBER, got=tau)
         sources, targets = equal_parts(members, 2)
         for source, target in zip(sources, targets, strict=True):
             if source != target:

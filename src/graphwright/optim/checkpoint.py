@@ -280,7 +280,7 @@ def remap_state(
                 if remap is None or name not in arrays:
                     found[name] = variable.data
                 else:
-                    moved = variable is not state.steps
+                    moved = variable.shape == p.shape  # counts are numbers
                     found[name] = from_numpy(remap(arrays[name].to_numpy().copy())) if moved else arrays[name]
     return found
 

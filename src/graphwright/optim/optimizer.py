@@ -30,7 +30,9 @@ from graphwright.errors import UsageError
 from graphwright.ops import call
 
 LOW = ("master", "stochastic", "nearest")
-_NOT_NEGATIVE = ("lr", "eps", "weight_decay", "momentum", "iterations")
+_NOT_NEGATIVE = (
+    "lr", "eps", "weight_decay", "momentum", "iterations", "lr_decay", "initial_accumulator_value", "momentum_decay",
+)  # fmt: skip
 
 
 @runtime_checkable
@@ -148,6 +150,7 @@ class Optimizer:
     Attributes:
         moment_names: name of each moment, in the order of the op's operands -> the option that requires it, or None if
             it always exists.
+        numbers: names of the moments that are one number per parameter, 0-d float64; the last of `moment_names`.
         state: parameter -> its state, after its first step.
         extra_moments: names of additional moments in the state of every parameter, such as gradient sums.
     Raises: UsageError for an option out of range or unknown, a duplicate parameter, or no parameters.
@@ -155,6 +158,7 @@ class Optimizer:
 
     op: ClassVar[str]
     moment_names: ClassVar[Mapping[str, str | None]]
+    numbers: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
         self, params: Params, lr: float, options: Mapping[str, Any], *, decay_matrices_only: bool = False, low: str
@@ -208,19 +212,19 @@ class Optimizer:
         group.options["spares_vectors"] = self.decay_matrices_only and fallback
         self.param_groups.append(group)
 
-    @staticmethod
-    def in_range(options: Mapping[str, Any]) -> bool:
+    @classmethod
+    def in_range(cls, options: Mapping[str, Any]) -> bool:
         """Return True if the options, with lr, are valid; subclasses add their own conditions."""
-        return not Optimizer._out_of_range(options)
+        return not cls._out_of_range(options)
 
-    @staticmethod
-    def _out_of_range(options: Mapping[str, Any]) -> dict[str, str]:
-        """Map each invalid option, or lr, to its valid range."""
+    @classmethod
+    def _out_of_range(cls, options: Mapping[str, Any]) -> dict[str, str]:
+        """Map each invalid option, or lr, to its valid range; subclasses add those of their own options."""
         wrong = {name: ">= 0" for name in _NOT_NEGATIVE if not options.get(name, 0) >= 0}
         betas = tuple(options.get("betas", (0.0, 0.0)))
         if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
             wrong["betas"] = "two numbers in [0, 1)"
-        return wrong if 0 <= options.get("alpha", 0.0) < 1 else {**wrong, "alpha": "a number in [0, 1)"}
+        return wrong
 
     def attrs(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes of the op for a group's options."""
@@ -318,26 +322,35 @@ class Optimizer:
         names = (*names, *self.extra_moments)
         if found is not None and found.lineage is p.lineage and found.spec == p.spec and found.steps.device == p.device:
             for label in set(names) - found.moments.keys():
-                zeros = from_numpy(np.zeros(p.shape, wide(p.dtype).numpy)).to(p.device)
+                zeros = from_numpy(np.zeros(*self._form(p, label))).to(p.device)
                 found.moments[label] = Variable(zeros, name=f"{found.name}.{label}")
             return found
         return self._new_state(p, names, found, None if found is None else moment_remap(found.spec, found.lineage, p))
+
+    def _form(self, p: Parameter, label: str) -> tuple[tuple[int, ...], Any]:
+        """Return shape and numpy dtype of a moment of a parameter, or of its master weights."""
+        return ((), np.float64) if label in self.numbers else (p.shape, wide(p.dtype).numpy)
 
     def _new_state(
         self, p: Parameter, names: Sequence[str], old: ParamState | None, remap: Callable[[Any], Any] | None
     ) -> ParamState:
         """Make a state for the parameter's present shape and dtype: the `old` state converted by `remap`, or zeros."""
-        wanted, kind = f"{self.name}.{p.name or f'param{len(self.state)}'}", wide(p.dtype)
+        wanted = f"{self.name}.{p.name or f'param{len(self.state)}'}"
         names_left = (n for n in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if n not in self._taken)
         name = next(names_left) if old is None else old.name  # two parameters may have the same name
         self._taken.add(name)
 
-        def variable(label: str, before: Variable | None, otherwise: np.ndarray) -> Variable:
-            host = otherwise if before is None or remap is None else remap(before.data.to_numpy().copy())
-            return Variable(from_numpy(np.array(host, kind.numpy, order="C")).to(p.device), name=f"{name}.{label}")
+        def variable(label: str, before: Variable | None, otherwise: Any) -> Variable:
+            shape, kind = self._form(p, label)
+            host = otherwise
+            if before is not None and remap is not None:
+                host = before.data.to_numpy().copy()
+                host = host if label in self.numbers else remap(host)
+            made = np.array(np.broadcast_to(host, shape), kind, order="C")
+            return Variable(from_numpy(made).to(p.device), name=f"{name}.{label}")
 
         held = {} if old is None else old.moments
-        moments = {label: variable(label, held.get(label), np.zeros(p.shape)) for label in names}
+        moments = {label: variable(label, held.get(label), 0.0) for label in names}
         steps = 0.0 if old is None or remap is None else old.steps.data.item()
         master = None
         if p.dtype.is_low and self.low == "master":  # see _present

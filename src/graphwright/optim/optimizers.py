@@ -1,4 +1,4 @@
-"""Adam, AdamW, Lion, Muon, RMSprop and SGD; their formulas are ops of `ops/optimize.py`. The defaults are torch's."""
+"""The optimizers; their formulas are ops of `ops/optimize.py`. Names of arguments and defaults are torch's."""
 
 from __future__ import annotations
 
@@ -56,6 +56,103 @@ class AdamW(Adam):
         super().__init__(params, lr, betas, eps, weight_decay, low=low, **flags)
 
 
+class Adadelta(Optimizer):
+    """Adadelta, as `torch.optim.Adadelta`: steps in the unit of the weights (Zeiler 2012, algorithm 1).
+
+    Args:
+        params, lr, decay_matrices_only, low: see `Optimizer`.
+        rho: decay rate of the running means of squared gradients and squared steps, in [0, 1].
+        eps: added to both means under the root.
+        weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
+        maximize: maximise instead of minimise.
+    """
+
+    op = "adadelta_step"
+    moment_names: ClassVar[Mapping[str, str | None]] = {"mean_square": None, "mean_square_step": None}
+
+    def __init__(
+        self, params: Params, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, *,
+        maximize: bool = False, decay_matrices_only: bool = False, low: str = "master",
+    ) -> None:  # fmt: skip
+        options = {"rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+
+    @classmethod
+    def _out_of_range(cls, options: Mapping[str, Any]) -> dict[str, str]:
+        return super()._out_of_range(options) | ({} if 0 <= options["rho"] <= 1 else {"rho": "a number in [0, 1]"})
+
+
+class Adagrad(Optimizer):
+    """Adagrad, as `torch.optim.Adagrad`: gradient / root of the sum of its squares (Duchi, Hazan and Singer 2011).
+
+    Args:
+        params, lr, decay_matrices_only, low: see `Optimizer`.
+        lr_decay: δ; the rate of step t is lr / (1 + (t-1)·δ).
+        weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
+        initial_accumulator_value: the sum of squares before the first step; the moment `square_sum` is without it.
+        eps: added to the root.
+        maximize: maximise instead of minimise.
+    """
+
+    op = "adagrad_step"
+    moment_names: ClassVar[Mapping[str, str | None]] = {"square_sum": None}
+
+    def __init__(
+        self, params: Params, lr: float = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0, eps: float = 1e-10, *, maximize: bool = False,
+        decay_matrices_only: bool = False, low: str = "master",
+    ) -> None:  # fmt: skip
+        options = {"lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
+        options["initial_accumulator_value"] = initial_accumulator_value
+        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+
+
+class Adamax(Optimizer):
+    """Adam with the infinity norm, as `torch.optim.Adamax` (Kingma and Ba 2015, algorithm 2).
+
+    Args:
+        params, lr, decay_matrices_only, low: see `Optimizer`.
+        betas: decay rates of the first moment and of the norm, in [0, 1).
+        eps: added to the size of each gradient.
+        weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
+        maximize: maximise instead of minimise.
+    """
+
+    op = "adamax_step"
+    moment_names: ClassVar[Mapping[str, str | None]] = {"m": None, "norm": None}
+
+    def __init__(
+        self, params: Params, lr: float = 2e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, *, maximize: bool = False, decay_matrices_only: bool = False, low: str = "master",
+    ) -> None:  # fmt: skip
+        options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+
+
+class ASGD(Optimizer):
+    """Averaged SGD, as `torch.optim.ASGD` (Polyak and Juditsky 1992); the average is the moment `average`.
+
+    Args:
+        params, lr, decay_matrices_only, low: see `Optimizer`.
+        lambd: each step first multiplies the weights by 1 - lambd·η.
+        alpha: exponent of the rate η = lr / (1 + lambd·lr·t)^alpha of step t + 1.
+        t0: the average starts after so many steps; until then it is the weights.
+        weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
+        maximize: maximise instead of minimise.
+    """
+
+    op = "asgd_step"
+    moment_names: ClassVar[Mapping[str, str | None]] = {"average": None, "eta": None}
+    numbers = frozenset({"eta"})
+
+    def __init__(
+        self, params: Params, lr: float = 1e-2, lambd: float = 1e-4, alpha: float = 0.75, t0: float = 1e6,
+        weight_decay: float = 0.0, *, maximize: bool = False, decay_matrices_only: bool = False, low: str = "master",
+    ) -> None:  # fmt: skip
+        options = {"lambd": lambd, "alpha": alpha, "t0": t0, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+
+
 class Lion(Optimizer):
     """Lion: updates of equal size along the sign of a momentum (Chen et al. 2023, algorithm 2).
 
@@ -111,15 +208,60 @@ class Muon(Optimizer):
                 fix = "pass only matrices to Muon, and the other parameters to AdamW"
                 raise ShapeError("the parameter is not a matrix", where=p.name or None, got=p.spec, fix=fix)
 
-    @staticmethod
-    def in_range(options: Mapping[str, Any]) -> bool:
-        """Return True if the options are valid; also check that momentum is below 1 and `adjust` is known."""
-        return not Muon._out_of_range(options)
-
-    @staticmethod
-    def _out_of_range(options: Mapping[str, Any]) -> dict[str, str]:
-        wrong = Optimizer._out_of_range(options) | ({} if options["momentum"] < 1 else {"momentum": "in [0, 1)"})
+    @classmethod
+    def _out_of_range(cls, options: Mapping[str, Any]) -> dict[str, str]:
+        wrong = super()._out_of_range(options) | ({} if options["momentum"] < 1 else {"momentum": "in [0, 1)"})
         return wrong if options["adjust"] in MUON_ADJUST else {**wrong, "adjust": " or ".join(MUON_ADJUST)}
+
+
+class NAdam(Optimizer):
+    """Adam with Nesterov momentum, as `torch.optim.NAdam` (Dozat 2016, algorithm 2).
+
+    Args:
+        params, lr, decay_matrices_only, low: see `Optimizer`.
+        betas, eps: see `Adam`.
+        weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
+        momentum_decay: ψ; the momentum of step t is β1·(1 - 0.96^(t·ψ)/2).
+        decoupled_weight_decay: multiply the weights by 1 - lr·λ instead, as AdamW does.
+        maximize: maximise instead of minimise.
+    """
+
+    op = "nadam_step"
+    moment_names: ClassVar[Mapping[str, str | None]] = {"m": None, "v": None, "momentum_product": None}
+    numbers = frozenset({"momentum_product"})
+
+    def __init__(
+        self, params: Params, lr: float = 2e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False, *,
+        maximize: bool = False, decay_matrices_only: bool = False, low: str = "master",
+    ) -> None:  # fmt: skip
+        options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "momentum_decay": momentum_decay}
+        options |= {"decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize}
+        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+
+
+class RAdam(Optimizer):
+    """Adam whose rate is rectified in the first steps, as `torch.optim.RAdam` (Liu et al. 2020, algorithm 2).
+
+    Args:
+        params, lr, decay_matrices_only, low: see `Optimizer`.
+        betas, eps: see `Adam`.
+        weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
+        decoupled_weight_decay: multiply the weights by 1 - lr·λ instead, as AdamW does.
+        maximize: maximise instead of minimise.
+    """
+
+    op = "radam_step"
+    moment_names: ClassVar[Mapping[str, str | None]] = {"m": None, "v": None}
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, decoupled_weight_decay: bool = False, *, maximize: bool = False,
+        decay_matrices_only: bool = False, low: str = "master",
+    ) -> None:  # fmt: skip
+        options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        options["decoupled_weight_decay"] = decoupled_weight_decay
+        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
 
 
 class RMSprop(Optimizer):
@@ -147,6 +289,46 @@ class RMSprop(Optimizer):
         options |= {"centered": centered, "maximize": maximize}
         super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
 
+    @classmethod
+    def _out_of_range(cls, options: Mapping[str, Any]) -> dict[str, str]:
+        wrong = {} if 0 <= options["alpha"] < 1 else {"alpha": "a number in [0, 1)"}
+        return super()._out_of_range(options) | wrong
+
+
+class Rprop(Optimizer):
+    """Rprop, as `torch.optim.Rprop`: a step size per weight, and of the gradient only the sign. For whole batches.
+
+    Args:
+        params, low: see `Optimizer`.
+        lr: the first step size; later values have no effect.
+        etas: factors of a step size when the sign of the gradient changes, in (0, 1), and when it stays, > 1.
+        step_sizes: smallest and largest step size.
+        maximize: maximise instead of minimise.
+    Source: Riedmiller and Braun 1993, without going back after a change of sign.
+    """
+
+    op = "rprop_step"
+    moment_names: ClassVar[Mapping[str, str | None]] = {"gradient": None, "step_size": None}
+
+    def __init__(
+        self, params: Params, lr: float = 1e-2, etas: Betas = (0.5, 1.2), step_sizes: Betas = (1e-6, 50.0), *,
+        maximize: bool = False, low: str = "master",
+    ) -> None:  # fmt: skip
+        super().__init__(params, lr, {"etas": etas, "step_sizes": step_sizes, "maximize": maximize}, low=low)
+
+    def attrs(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the attributes of the op for a group's options."""
+        (down, up), (smallest, largest) = options["etas"], options["step_sizes"]
+        flat = {"down": down, "up": up, "smallest": smallest, "largest": largest}
+        return {**flat, "maximize": options["maximize"]}
+
+    @classmethod
+    def _out_of_range(cls, options: Mapping[str, Any]) -> dict[str, str]:
+        wrong, etas, sizes = super()._out_of_range(options), tuple(options["etas"]), tuple(options["step_sizes"])
+        if len(etas) != 2 or not 0 < etas[0] < 1 < etas[1]:
+            wrong["etas"] = "a number in (0, 1) and one > 1"
+        return wrong if len(sizes) == 2 and 0 <= sizes[0] <= sizes[1] else {**wrong, "step_sizes": "0 <= least <= most"}
+
 
 class SGD(Optimizer):
     """Stochastic gradient descent, as `torch.optim.SGD`.
@@ -172,13 +354,8 @@ class SGD(Optimizer):
         options |= {"nesterov": nesterov, "maximize": maximize}
         super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
 
-    @staticmethod
-    def in_range(options: Mapping[str, Any]) -> bool:
-        """Return True if the options are valid; also check that `nesterov` has momentum > 0 and dampening 0."""
-        return not SGD._out_of_range(options)
-
-    @staticmethod
-    def _out_of_range(options: Mapping[str, Any]) -> dict[str, str]:
+    @classmethod
+    def _out_of_range(cls, options: Mapping[str, Any]) -> dict[str, str]:
         ready = not options["nesterov"] or (options["momentum"] > 0 and options["dampening"] == 0)
         wrong = {} if ready else {"nesterov": "False, or momentum > 0 and dampening 0"}
-        return Optimizer._out_of_range(options) | wrong
+        return super()._out_of_range(options) | wrong

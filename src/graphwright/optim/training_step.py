@@ -15,10 +15,10 @@ import numpy as np
 
 from graphwright.array import CPU, Device, Spec, from_numpy
 from graphwright.autograd import Parameter, Tensor, Variable, autocast_to, changes, no_grad, scoped, training
+from graphwright.autograd.clipping import clip_grad_norm_
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.ops.casting import low_dtype
-from graphwright.optim.gradients import clip_grad_norm_
 from graphwright.optim.optimizer import Optimizer
 from graphwright.plan.compile import plan_for, spec_of
 from graphwright.plan.options import CompileOptions

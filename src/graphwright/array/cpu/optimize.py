@@ -1,13 +1,14 @@
 """Kernels of optimizer steps. A kernel updates all parameters, in place where results share memory with operands.
 
-Adam, AdamW and SGD call the fused kernel of ATen; the others are the formulas of `array.formulas.optimizers`, as ATen
-calls in scratch. A step changes nothing if its operand `found_inf` is true.
+Adam, AdamW and SGD call the fused kernel of ATen; RMSprop, Lion and Muon are the formulas of
+`array.formulas.optimizers`, as ATen calls in scratch; the others have no form in the VM and are written as such calls.
+A step changes nothing if its operand `found_inf` is true.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.kernel import Tensors, copy_to_outputs, kernel, number
 from graphwright.array.cpu.terms import PRIMITIVES, Term
+from graphwright.array.dtype import bool_
 from graphwright.array.formulas import optimizers, specialise
 from graphwright.array.formulas.optimizers import QUINTIC, muon_scale
 from graphwright.array.spec import Spec
@@ -179,6 +181,132 @@ def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
         param.assign(param - scale * Term(param.scratch, x if flat else x.T))
 
     return _each(outs, ins, attrs, work, 3, step)
+
+
+# -- optimizers without a form in the VM -------------------------------------------------------------------------------
+def _rule(
+    name: str, moments: int = 1, *, numbers: int = 0, scratch: int = 1, masks: int = 0
+) -> Callable[[Callable[..., None]], None]:
+    """Return a decorator that registers the update of one parameter as the kernel of a step.
+
+    The update is called with the attributes, lr, the number t of the step (from 1), the scratch, the parameter, its
+    gradient with sign and weight decay, and its moments.
+
+    Args:
+        moments, numbers: how many moments there are, and how many of them are one number.
+        scratch, masks: how many scratch tensors of the parameter's shape it has, in its dtype and then bool.
+    """
+
+    def reads(ins: Sequence[Spec], attrs: Attrs) -> Needs:
+        members = (len(ins) - 2) // (moments + 3)
+        return Needs(reads=(0, 1, *range(len(ins) - members * (1 + numbers), len(ins))))
+
+    def spare(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+        largest = max(outs, key=lambda s: s.size)
+        return [largest] * (1 + scratch) + [Spec(largest.shape, bool_)] * masks
+
+    def enter(rule: Callable[..., None]) -> None:
+        @kernel(name, work=spare, needs=reads)
+        @wraps(rule)
+        def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+            decay, decoupled = attrs.get("weight_decay", 0.0), attrs.get("decoupled_weight_decay", False)
+
+            def update(signed: torch.Tensor, steps: torch.Tensor, free: Tensors, p: torch.Tensor, *rest: Any) -> None:
+                lr, grad, *held = ins[0].item(), *rest
+                if decoupled:
+                    p.add_(p, alpha=-lr * decay)
+                if attrs["maximize"]:
+                    grad = torch.neg(grad, out=signed)
+                if decay and not decoupled:
+                    grad = torch.add(grad, p, alpha=decay, out=signed)
+                rule(attrs, lr, steps.item(), free, p, grad, *held)
+
+            params, *columns, steps = _columns(outs, moments + 2)
+            calls = _counted(steps)
+            for s, p, *rest in zip(steps, params, ins[2 : 2 + len(params)], *columns, strict=True):
+                signed, *free = (w.view(-1)[: p.numel()].view(p.shape) for w in work)
+                calls.append(partial(update, signed, s, free, p, *rest))
+            return [*_copy_states(outs, ins), _unless(ins[1], *calls)]
+
+    return enter
+
+
+def _decayed(moment: torch.Tensor, x: torch.Tensor, beta: float) -> torch.Tensor:
+    """moment ← β·moment + (1-β)x²."""
+    return moment.mul_(number(beta, x)).addcmul_(x, x, value=1 - beta)
+
+
+@_rule("adagrad_step")
+def adagrad_step(attrs: Attrs, lr: float, t: float, free: Tensors, p: Any, g: Any, total: Any) -> None:
+    total.addcmul_(g, g)
+    start = attrs["initial_accumulator_value"]
+    root = torch.sqrt(torch.add(total, number(start, p), out=free[0]) if start else total, out=free[0])
+    p.addcdiv_(g, root.add_(number(attrs["eps"], p)), value=-lr / (1 + (t - 1) * attrs["lr_decay"]))
+
+
+@_rule("adadelta_step", 2, scratch=2)
+def adadelta_step(attrs: Attrs, lr: float, t: float, free: Tensors, p: Any, g: Any, square: Any, total: Any) -> None:
+    rho, eps = attrs["rho"], number(attrs["eps"], p)
+    below = torch.add(_decayed(square, g, rho), eps, out=free[0]).sqrt_()
+    delta = torch.add(total, eps, out=free[1]).sqrt_().div_(below).mul_(g)
+    _decayed(total, delta, rho)
+    p.add_(delta, alpha=-lr)
+
+
+@_rule("adamax_step", 2)
+def adamax_step(attrs: Attrs, lr: float, t: float, free: Tensors, p: Any, g: Any, m: Any, most: Any) -> None:
+    m.lerp_(g, 1 - attrs["beta1"])
+    size = torch.abs(g, out=free[0]).add_(number(attrs["eps"], p))
+    torch.maximum(most.mul_(number(attrs["beta2"], p)), size, out=most)
+    p.addcdiv_(m, most, value=-lr / (1 - attrs["beta1"] ** t))
+
+
+@_rule("nadam_step", 3, numbers=1)
+def nadam_step(attrs: Attrs, lr: float, t: float, free: Tensors, p: Any, g: Any, m: Any, v: Any, product: Any) -> None:
+    beta1, beta2 = attrs["beta1"], attrs["beta2"]
+    now, then = (beta1 * (1 - 0.5 * 0.96 ** (k * attrs["momentum_decay"])) for k in (t, t + 1))
+    product.fill_(now if t == 1 else now * product.item())
+    m.lerp_(g, 1 - beta1)
+    root = torch.sqrt(_decayed(v, g, beta2), out=free[0])
+    below = torch.add(number(attrs["eps"], p), root, alpha=(1 - beta2**t) ** -0.5, out=root)
+    p.addcdiv_(g, below, value=-lr * (1 - now) / (1 - product.item()))
+    p.addcdiv_(m, below, value=-lr * then / (1 - product.item() * then))
+
+
+@_rule("radam_step", 2)
+def radam_step(attrs: Attrs, lr: float, t: float, free: Tensors, p: Any, g: Any, m: Any, v: Any) -> None:
+    beta1, beta2 = attrs["beta1"], attrs["beta2"]
+    m.lerp_(g, 1 - beta1)
+    _decayed(v, g, beta2)
+    rate, most = lr / (1 - beta1**t), 2 / (1 - beta2) - 1
+    rho = most - 2 * t * beta2**t / (1 - beta2**t)
+    if rho <= 5:
+        p.add_(m, alpha=-rate)
+    else:
+        rectified = (rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho)
+        below = torch.sqrt(v, out=free[0]).add_(number(attrs["eps"], p))
+        p.addcdiv_(m, below, value=-rate * (rectified * (1 - beta2**t)) ** 0.5)
+
+
+@_rule("asgd_step", 2, numbers=1)
+def asgd_step(attrs: Attrs, lr: float, t: float, free: Tensors, p: Any, g: Any, average: Any, eta: Any) -> None:
+    rate = lr if t == 1 else eta.item()
+    p.add_(p, alpha=-attrs["lambd"] * rate).add_(g, alpha=-rate)
+    average.lerp_(p, 1 / max(1.0, t - 1 - attrs["t0"]))
+    eta.fill_(lr / (1 + attrs["lambd"] * lr * t) ** attrs["alpha"])
+
+
+@_rule("rprop_step", 2, scratch=2, masks=1)
+def rprop_step(attrs: Attrs, lr: float, t: float, free: Tensors, p: Any, g: Any, before: Any, size: Any) -> None:
+    product, factor, mask = free
+    zero, one, up, down = (number(x, p) for x in (0.0, 1.0, attrs["up"], attrs["down"]))
+    size.masked_fill_(torch.eq(size, zero, out=mask), lr)
+    torch.mul(g, before, out=product)
+    torch.where(torch.gt(product, zero, out=mask), up, one, out=factor)
+    torch.where(torch.lt(product, zero, out=mask), down, factor, out=factor)
+    torch.where(mask, zero, g, out=before)
+    size.mul_(factor).clamp_(attrs["smallest"], attrs["largest"])
+    p.addcmul_(torch.sign(before, out=factor), size, value=-1)
 
 
 @kernel("ema_step", needs=Needs(reads=(0,)))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphwright.autograd import Tensor
+from graphwright.autograd.clipping import clip_grad_norm_
 from graphwright.errors import NonFinite
 from graphwright.models.metrics import log_softmax
 from graphwright.nn import functional
-from graphwright.optim.gradients import clip_grad_norm_
 from graphwright.optim.optimizers import AdamW
 from graphwright.plan.compiled import compile
 from graphwright.progress import Progress, ProgressCallback

@@ -10,7 +10,8 @@ import graphwright as gw
 from graphwright.array import from_numpy
 from graphwright.autograd import Parameter, Tensor, TraceError
 from graphwright.errors import UsageError
-from graphwright.optim import NonFiniteGradient, clip_grad_norm_, clip_grad_value_
+from graphwright.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+from graphwright.optim import NonFiniteGradient
 from values import grad_of
 
 SHAPES = [(4, 3), (5,), ()]
@@ -33,7 +34,7 @@ def same(mine, theirs):
             np.testing.assert_allclose(grad_of(p).numpy(), grad_of(q).numpy(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("norm", [1.0, 2.0, 3.0, 0.5, float("inf")])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 1e4, 0.0])
 def test_clip_grad_norm_matches_torch(norm, scale):
     mine, theirs = pair(scale)
@@ -51,6 +52,28 @@ def test_clip_grad_norm_uses_the_eps_of_torch():
         np.testing.assert_allclose(grad_of(p).numpy(), grad_of(q).numpy(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("norm", [1.0, 2.0, 3.0, float("inf")])
+def test_norms_of_float64_have_its_accuracy(norm):
+    """Beside a float32 gradient and an empty one; a single parameter needs no list."""
+    rng = np.random.default_rng(0)
+    grads = [rng.normal(size=(4, 3)), rng.normal(size=5).astype("f4"), np.zeros((0, 2))]
+    mine = [Parameter(from_numpy(np.zeros_like(g))) for g in grads]
+    theirs = [torch.zeros(g.shape, dtype=torch.from_numpy(g).dtype, requires_grad=True) for g in grads]
+    for p, q, g in zip(mine, theirs, grads, strict=True):
+        p.grad, q.grad = Tensor(from_numpy(g.copy())), torch.from_numpy(g.copy())
+    exact = np.linalg.norm(np.concatenate([g.astype("f8").ravel() for g in grads]), norm)
+    total = get_total_norm([grad_of(p) for p in mine], norm)
+    assert (total.item(), total.dtype.name) == (pytest.approx(exact, rel=1e-14), "float64")
+    for some in (mine[0], mine):
+        clip_grad_norm_(some, 0.7, norm)
+    torch.nn.utils.clip_grad_norm_(theirs[0], 0.7, norm)
+    torch.nn.utils.clip_grad_norm_(theirs[:2], 0.7, norm)  # it refuses the infinity norm of an empty tensor
+    np.testing.assert_allclose(grad_of(mine[0]).numpy(), grad_of(theirs[0]).numpy(), rtol=1e-7)
+    one = get_total_norm(grad_of(mine[0]), norm).item()
+    assert one == pytest.approx(np.linalg.norm(grad_of(mine[0]).numpy().ravel(), norm), rel=1e-14)
+    assert get_total_norm([]).item() == 0
+
+
 def test_clip_grad_value_matches_torch():
     mine, theirs = pair(3.0)
     clip_grad_value_(mine, 0.7)
@@ -64,9 +87,12 @@ def test_clipping_without_gradients_is_refused(clip):
         clip([Parameter(from_numpy(np.zeros(2, np.float32)))])
 
 
-def test_unknown_norms_are_refused():
-    with pytest.raises(UsageError, match="1, 2 or inf"):
-        clip_grad_norm_(pair(1.0)[0], 1.0, 3.0)
+@pytest.mark.parametrize("norm", [0.0, -1.0, float("nan")])
+def test_norms_that_are_not_positive_are_refused(norm):
+    mine, theirs = pair(1.0)
+    with pytest.raises(UsageError, match="norm_type"):
+        clip_grad_norm_(mine, 1.0, norm)
+    same(mine, theirs)
 
 
 def test_clipping_in_a_plan_equals_eager():
@@ -95,6 +121,8 @@ def test_error_if_nonfinite_raises_and_clips_nothing(norm, bad):
     before = grad_of(mine[0]).numpy().copy()
     with pytest.raises(NonFiniteGradient, match=r"layer\.bias"):
         clip_grad_norm_(mine, 1.0, norm, error_if_nonfinite=True)
+    with pytest.raises(NonFiniteGradient, match="tensor 1"):
+        get_total_norm([grad_of(p) for p in mine[:3]], norm, error_if_nonfinite=True)
     np.testing.assert_array_equal(grad_of(mine[0]).numpy(), before)
     assert not np.isfinite(clip_grad_norm_(mine, 1.0, norm).item())
 
