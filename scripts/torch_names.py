@@ -41,6 +41,8 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | no complex, sparse, quantised or named tensors, no `as_strided` | they exist | the operations of networks need none of them |
 | `F.interpolate(antialias=True)`, `F.fractional_max_pool2d`, `torch.fft`, `torch.special`, `linalg.eig`, `lu` and `ldl` | they exist | missing |
 | `gw.pad(x, widths)` pads in axis order | `F.pad` counts from the last axis | `F.pad` is torch's |
+| `nn` modules have no arguments `device` and `dtype` | they exist | `.to` moves and converts a module |
+| attention of a query that sees no key is 0 | NaN | padded batches train |
 | `gw.linalg` runs in numpy on the host, outside traces (`inv` of one matrix apart) | on the device | factorisations are no ops |
 | errors are `GraphwrightError`s that are also `ValueError`, `TypeError` or `IndexError` | `RuntimeError` mostly | they say where, expected, got and a fix |
 """
@@ -51,6 +53,12 @@ def public(home: Any) -> set[str]:
     skip = {"nn", "optim", "jit"}
     found = {n for n in dir(home) if not n.startswith("_") and n not in skip}
     return {n for n in found if callable(getattr(home, n)) and not inspect.isclass(getattr(home, n))}
+
+
+def classes() -> set[str]:
+    """The modules of torch that compute something."""
+    found = {n: c for n, c in vars(torch.nn).items() if inspect.isclass(c) and issubclass(c, torch.nn.Module)}
+    return {n for n in found if n not in ("Module", "Container", "RNNBase", "RNNCellBase", "DataParallel")}
 
 
 def section(title: str, ours: set[str], theirs: set[str], note: str) -> str:
@@ -105,6 +113,9 @@ def page() -> str:
     text += section("linalg", linalg, public(torch.linalg), ", as `gw.linalg.inv(x)`:")
     functional = {n for n in dir(gw.nn.functional) if not n.startswith("_")}
     text += section("nn.functional", functional, public(torch.nn.functional), ":")
+    modules, own = classes(), set(gw.nn.__all__)
+    text += section("nn", own, modules, ":").replace("functions:", "modules:")
+    text += f"\nMissing: {', '.join(f'`{n}`' for n in sorted(modules - own) if not n.startswith('Lazy'))}, and lazy modules.\n"
     return text + database()
 
 
