@@ -145,6 +145,7 @@ from graphwright.nn.spatial_modules import (
     ZeroPad2d,
     ZeroPad3d,
 )
+from graphwright.nn.summarise import Summary, summary
 from graphwright.nn.transformer import (
     MoE,
     MultiHeadAttention,
@@ -288,6 +289,7 @@ __all__ = [
     "Softplus",
     "Softshrink",
     "Softsign",
+    "Summary",
     "SwiGLU",
     "Tanh",
     "Tanhshrink",
@@ -312,5 +314,6 @@ __all__ = [
     "balance_loss",
     "functional",
     "init",
+    "summary",
     "z_loss",
 ]  # fmt: skip
