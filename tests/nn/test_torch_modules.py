@@ -122,6 +122,7 @@ CASES: list[tuple[str, dict[str, Any], Any]] = [
     ("GLU", {"dim": 1}, (X,)),
     ("Softmin", {"dim": 1}, (X,)),
     ("Softmax", {"dim": 1}, (LINES,)),
+    *(("Softmax", {}, (x,)) for x in (X[0].copy(), X, LINES, SHEETS)),
     ("LogSoftmax", {"dim": -1}, (LINES,)),
     ("Softmax2d", {}, (SHEETS,)),
     ("PReLU", {"num_parameters": 4}, (X,)),
@@ -330,7 +331,7 @@ def named(case: tuple[str, dict[str, Any], Any]) -> str:
     return case[0] + "".join(f"-{k}" for k in case[1] if k not in LAYER and k not in CONV and k not in REC)
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True", "ignore:Using padding='same'")
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True", "ignore:Using padding='same'", "ignore:Implicit dim")
 @pytest.mark.parametrize(("name", "options", "operands"), CASES, ids=map(named, CASES))
 def test_module_matches_torch(name: str, options: dict[str, Any], operands: Any) -> None:
     mine, theirs = pair(name, options)
@@ -429,3 +430,11 @@ def test_recurrent_layers_have_the_arguments_of_torch() -> None:
         if kind == "RNN":
             assert mine.pop(3) == ("nonlinearity", "tanh")
         assert mine == (base if kind == "LSTM" else base[:-1])
+
+
+def test_layers_of_a_stack_have_weights_and_names_of_their_own() -> None:
+    layer, x = gw.nn.TransformerEncoderLayer(**LAYER).double(), gw.tensor(SRC)
+    layer(x)
+    stack = gw.nn.TransformerEncoder(layer, 2)
+    assert set(gw.trace(stack, x).weight_keys()) >= set(stack.state_dict())
+    assert len({id(p) for p in (*layer.parameters(), *stack.parameters())}) == 3 * len(list(layer.parameters()))

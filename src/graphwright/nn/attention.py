@@ -281,7 +281,10 @@ class TransformerDecoder(Module):
 
 
 def _copies(layer: Module, count: int) -> ModuleList:
-    return ModuleList(deepcopy(layer) for _ in range(count))
+    copies = ModuleList(deepcopy(layer) for _ in range(count))
+    for variable in copies.variables().values():
+        variable.name = ""  # a layer that ran before has names, which are those of the copies' paths from now on
+    return copies
 
 
 class Transformer(Module):
