@@ -25,7 +25,7 @@ class Net(nn.Module):
         if kind == "cfc":
             self.cells = nn.CfC(1, width, backbone_units=48)
         else:
-            self.cells = {"gru": nn.GRU, "rnn": nn.RNN}[kind[:3]](self.seen, width)
+            self.cells = {"gru": nn.GRU, "rnn": nn.RNN}[kind[:3]](self.seen, width, batch_first=True)
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: gw.Tensor) -> gw.Tensor:

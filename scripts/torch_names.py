@@ -43,6 +43,8 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | no complex, sparse, quantised or named tensors, no `as_strided` | they exist | the operations of networks need none of them |
 | `F.interpolate(antialias=True)`, `F.fractional_max_pool2d`, `torch.fft`, `torch.special`, `linalg.eig`, `lu` and `ldl` | they exist | missing |
 | `gw.pad(x, widths)` pads in axis order | `F.pad` counts from the last axis | `F.pad` is torch's |
+| `nn` modules have no arguments `device` and `dtype` | they exist | `.to` moves and converts a module |
+| attention of a query that sees no key is 0 | NaN | padded batches train |
 | `gw.linalg` runs in numpy on the host, outside traces (`inv` of one matrix apart) | on the device | factorisations are no ops |
 | optimizers have no `foreach`, `fused`, `capturable`, `differentiable` | they choose an implementation | the plan chooses it |
 | `nn.utils.clip_grad_norm_` without a gradient raises | returns 0 | `backward` was forgotten |
@@ -62,6 +64,12 @@ def classes(home: Any) -> set[str]:
     """The public classes that a module defines, or a file in its folder."""
     found = {n: v for n, v in vars(home).items() if not n.startswith("_") and inspect.isclass(v)}
     return {n for n, v in found.items() if v.__module__.startswith(home.__name__)}
+
+
+def layers() -> set[str]:
+    """The modules of torch that compute something."""
+    found = {n for n in classes(torch.nn) if issubclass(getattr(torch.nn, n), torch.nn.Module)}
+    return found - {"Module", "Container", "RNNBase", "RNNCellBase", "DataParallel"}
 
 
 def section(title: str, ours: set[str], theirs: set[str], note: str = ":", kind: str = "function") -> str:
@@ -117,6 +125,10 @@ def page() -> str:
     text += section("linalg", linalg, public(torch.linalg), ", as `gw.linalg.inv(x)`:")
     functional = {n for n in dir(gw.nn.functional) if not n.startswith("_")}
     text += section("nn.functional", functional, public(torch.nn.functional))
+    modules, own = layers(), set(gw.nn.__all__)
+    text += section("nn", own, modules, kind="module")
+    missing = sorted(n for n in modules - own if not n.startswith("Lazy"))
+    text += f"\nMissing: {', '.join(f'`{n}`' for n in missing)}, and lazy modules.\n"
     text += section("nn.init", set(gw.nn.init.__all__), public(torch.nn.init))
     text += section("nn.utils", set(gw.nn.utils.__all__), public(torch.nn.utils))
     text += section("nn.utils.rnn", set(gw.nn.utils.rnn.__all__), public(torch.nn.utils.rnn))

@@ -45,13 +45,6 @@ def stubs() -> dict[Path, str]:
             f"{head}from graphwright.array import Device, DType\n{extremes}{tensor}{functions}\n"
         ),
         SOURCE / "nn" / "op_functions.pyi": HEAD.replace("Any, ", "") + tensor + surface.function_stubs() + "\n",
-        SOURCE / "nn" / "op_modules.pyi": HEAD.replace("Any, ", "ClassVar, ")
-        + "from graphwright.autograd.tensor import Tensor\n"
-        + "from graphwright.nn.module import Module\n\n"
-        + "class Activation(Module):\n    op: ClassVar[str]\n    def __init__(self, **attrs: object) -> None: ...\n"
-        + "    def forward(self, x: Tensor) -> Tensor: ...\n\n"
-        + surface.module_stubs("Activation")
-        + "\n",
     }
 
 

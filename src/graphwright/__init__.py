@@ -57,6 +57,7 @@ _PUBLIC = {
     ),
     "graph": "Graph",
     "models": "Model open",
+    "nn": "summary",
     "ops": "op",
     "optim": "compile_step load_state save_state",
     "plan": "Plan compile profile",

@@ -387,6 +387,7 @@ from graphwright.errors import GraphwrightError as GraphwrightError
 from graphwright.graph import Graph as Graph
 from graphwright.models import Model as Model
 from graphwright.models import open as open
+from graphwright.nn import summary as summary
 from graphwright.ops import op as op
 from graphwright.optim import compile_step as compile_step
 from graphwright.optim import load_state as load_state

@@ -99,3 +99,20 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return "x".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def bytes_text(n: float) -> str:
+    """Return a number of bytes in B, KiB, MiB or GiB."""
+    return _scaled(n, 1024, ("B", "KiB", "MiB", "GiB"))
+
+
+def flops_text(n: float) -> str:
+    """Return a number of floating-point operations in FLOP, kFLOP, MFLOP, GFLOP or TFLOP."""
+    return _scaled(n, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"))
+
+
+def _scaled(n: float, base: int, units: Sequence[str]) -> str:
+    unit, *larger = units
+    while n >= base and larger:
+        n, unit, *larger = n / base, *larger
+    return f"{n:.0f} {unit}" if unit == units[0] else f"{n:.2f} {unit}"

@@ -129,6 +129,24 @@ def test_a_deep_copy_has_weights_of_its_own() -> None:
     assert_close(mine(tensor(X)), before, rtol=0)
 
 
+def test_steps_of_a_deep_copy_are_seen_by_eager_code() -> None:
+    twin = copy.deepcopy(pair()[0])
+    gw.compile(twin)(tensor(X))
+    mean, seen = (twin.get_buffer(f"0.2.{name}") for name in ("running_mean", "num_batches_tracked"))
+    assert_close(mean * 1.0, mean.numpy(), rtol=0)
+    assert seen.clone().item() == 1
+
+
+def test_loading_a_state_returns_the_keys_that_do_not_fit() -> None:
+    mine, theirs = pair()
+    state = theirs.state_dict()
+    assert repr(mine.load_state_dict(state)) == "<All keys matched successfully>"
+    state["other"] = state.pop("1.bias")
+    found, wanted = (net.load_state_dict(state, strict=False) for net in (mine, theirs))
+    assert (found.missing_keys, found.unexpected_keys) == (wanted.missing_keys, wanted.unexpected_keys)
+    assert "1.bias" in repr(found)
+
+
 def test_repr_has_paths_shapes_and_counts() -> None:
     net = gw.nn.Sequential(gw.nn.Linear(4, 2), gw.nn.HuberLoss(delta=0.5))
     assert repr(net) == (

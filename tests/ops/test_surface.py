@@ -38,15 +38,3 @@ def test_generated_methods_take_the_operands_after_the_first() -> None:
     assert list(inspect.signature(surface.methods()["maximum"]).parameters) == ["input", "other"]
     x = gw.tensor([-1.0, 2.0])
     np.testing.assert_array_equal(surface.methods()["relu"](x).numpy(), [0.0, 2.0])
-
-
-def test_generated_modules_take_the_attributes() -> None:
-    class Base:
-        op = ""
-
-        def __init__(self, **attrs: object) -> None:
-            self.attrs = attrs
-
-    made = surface.modules(Base)["LeakyReLU"](slope=0.3)
-    assert (made.op, made.attrs) == ("leaky_relu", {"slope": 0.3})
-    assert surface.modules(Base)["ReLU"]().attrs == {}

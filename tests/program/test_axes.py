@@ -63,9 +63,9 @@ NETS = {
     "cnn": (convolutions, [RNG.normal(size=(2, 3, 8, 8))]),
     "fused": (lambda: Head(8, Fused(), 8), [RNG.normal(size=(2, 5, 3))]),
     "grouped": (lambda: Head(8, nn.MultiHeadAttention(8, 4, kv_heads=2), 8), [RNG.normal(size=(2, 5, 3))]),
-    "lstm": (lambda: Head(4, nn.LSTM(4, 6, 2), 6), [RNG.normal(size=(2, 4, 3))]),
-    "gru": (lambda: Head(4, nn.GRU(4, 6), 6), [RNG.normal(size=(2, 4, 3))]),
-    "rnn": (lambda: Head(4, nn.RNN(4, 6), 6), [RNG.normal(size=(2, 4, 3))]),
+    "lstm": (lambda: Head(4, nn.LSTM(4, 6, 2, batch_first=True), 6), [RNG.normal(size=(2, 4, 3))]),
+    "gru": (lambda: Head(4, nn.GRU(4, 6, batch_first=True), 6), [RNG.normal(size=(2, 4, 3))]),
+    "rnn": (lambda: Head(4, nn.RNN(4, 6, batch_first=True), 6), [RNG.normal(size=(2, 4, 3))]),
     "cfc": (Timed, [RNG.normal(size=(2, 4, 3)), RNG.random((2, 4))]),
     "moe": (lambda: Head(8, nn.MoE(8, 10, 4, 2), 8), [RNG.normal(size=(5, 3))]),
 }
@@ -73,9 +73,9 @@ EXPECTED = {
     "cnn": {"0.channels", "0.channel_groups", "5.channels"},
     "fused": {"first.neurons", "inner.heads", "inner.o.neurons"},
     "grouped": {"inner.heads", "inner.kv_groups", "inner.queries", "first.neurons"},
-    "lstm": {"first.neurons", "inner.cells.neurons", "inner.cells.1.neurons"},
-    "gru": {"first.neurons", "inner.cells.0.neurons"},
-    "rnn": {"first.neurons", "inner.cells.0.neurons"},
+    "lstm": {"first.neurons", "inner.neurons"},  # one: the result h has an axis of layers
+    "gru": {"first.neurons", "inner.neurons"},
+    "rnn": {"first.neurons", "inner.neurons"},
     "cfc": {"cell.cells.0.neurons", "cell.cells.0.ff1.neurons"},
     "moe": {"first.neurons", "inner.experts"},
 }

@@ -62,7 +62,7 @@ CASES = {
     "conv": (Conv().eval(), (2, 3, 5, 5), ("N", None, 5, None), [(2, 3, 5, 5), (7, 3, 5, 5)]),
     "ends": (Ends(), (2, 6, 3), ("B", "T", 3), [(2, 6, 3), (5, 4, 3), (1, 9, 3)]),
     "positions": (Positions(), (2, 6, 3), ("B", "T", 3), [(2, 6, 3), (5, 1, 3), (1, 9, 3)]),
-    "lstm": (nn.LSTM(3, 4, 2), (2, 6, 3), ("B", 6, 3), [(2, 6, 3), (5, 6, 3)]),
+    "lstm": (nn.LSTM(3, 4, 2, batch_first=True), (2, 6, 3), ("B", 6, 3), [(2, 6, 3), (5, 6, 3)]),
 }
 
 
@@ -115,7 +115,7 @@ def test_code_that_contains_the_size_is_refused(name):
 
 def test_a_loop_over_a_named_size_is_named_with_the_ops_that_it_adds():
     with pytest.raises(TraceError, match="records other ops where T is 12 instead of 6, because a loop") as caught:
-        gw.trace(nn.LSTM(3, 4), np.zeros((2, 6, 3), "f4"), sizes={"x": ("B", "T", 3)})
+        gw.trace(nn.LSTM(3, 4, batch_first=True), np.zeros((2, 6, 3), "f4"), sizes={"x": ("B", "T", 3)})
     assert "leave T fixed" in str(caught.value.fix)
 
 

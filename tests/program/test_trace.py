@@ -117,14 +117,13 @@ def test_recurrent_layers_are_traced_with_their_states(layer):
     net = getattr(gw.nn, layer)(3, 4, 2)
     x = np.random.default_rng(0).normal(size=(2, 5, 3)).astype("f4")
     out, states = net(gw.tensor(x))
-    flat = {f"out_1.{k}.{i}" if layer == "LSTM" else f"out_1.{k}": h
-            for k, state in enumerate(states) for i, h in enumerate(state if layer == "LSTM" else [state])}  # fmt: skip
+    flat = {f"out_1.{k}": h for k, h in enumerate(states)} if layer == "LSTM" else {"out_1": states}
     p = gw.trace(net, x)
     assert p.output_names() == ("out", *flat)
     for name, wanted in {"out": out, **flat}.items():
         assert p.run(x=x)[name].tobytes() == wanted.data.tobytes()
     given = gw.trace(net, x, states)
-    named = {name.replace("out_1", "states"): h.numpy() for name, h in flat.items()}
+    named = {name.replace("out_1", "hx"): h.numpy() for name, h in flat.items()}
     assert given.input_names() == ("x", *named)
     assert given.run({"x": x, **named})["out"].tobytes() == net(gw.tensor(x), states)[0].data.tobytes()
 

@@ -138,7 +138,7 @@ def training_cnn() -> gw.Program:
 
 def gru() -> gw.Program:
     gw.manual_seed(0)
-    cell, head = nn.GRU(6, 12), nn.Linear(12, 4)
+    cell, head = nn.GRU(6, 12, batch_first=True), nn.Linear(12, 4)
     return gw.trace(lambda x: head(cell(x)[0]), gw.tensor(np.ones((4, 5, 6), "f4")))
 
 

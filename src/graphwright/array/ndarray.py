@@ -207,6 +207,9 @@ class NDArray(OneElement):
         backend(self.device).copy(target, self)
         return target
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> NDArray:
+        return self.copy()  # copied by attributes, the memory and the backend's tensor of it would be two blocks
+
     def copy_from(self, source: NDArray) -> NDArray:
         """Copy `source` (same shape, any dtype) into this array; return self."""
         self.writable()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from graphwright.array import BY_TAG, Spec, bfloat16
 from graphwright.graph import NodeId
 from graphwright.ops import get, traits
 from graphwright.program.cost import flops, ones
-from graphwright.report import Report
+from graphwright.report import Report, bytes_text, flops_text
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
@@ -76,17 +76,17 @@ class Inspection(Report):
 
     def text(self, depth: int = 3) -> str:
         """Return the report as readable text, with the tree `depth` levels deep."""
-        nbytes, kv = (_scaled(n, 1024, ("B", "KiB", "MiB", "GiB")) for n in (self.nbytes, self.kv_bytes_per_token))
-        flop, tied = _scaled(self.flops_per_token, 1000, ("", "k", "M", "G", "T")), ", head tied to the embedding"
+        nbytes, kv = map(bytes_text, (self.nbytes, self.kv_bytes_per_token))
+        flop, tied = flops_text(self.flops_per_token), ", head tied to the embedding"
         size = f"{self.parameters:,} parameters, {nbytes} ({', '.join(self.dtypes)})"
         graph = f"{self.nodes} nodes, {self.edges} edges"
         lines = [
             f"{self.model}: {self.family}, {self.layers} layers, {size}",
-            f"{flop}FLOP per token, {kv} of KV cache per token{tied if self.tied else ''}; {graph}",
+            f"{flop} per token, {kv} of KV cache per token{tied if self.tied else ''}; {graph}",
         ]
         if not self.layers and self.inputs:
             inputs = ", ".join(f"{name} {spec}" for name, spec in self.inputs.items())
-            lines = [f"{self.model}: {self.family}, {size}", f"{flop}FLOP per sample of {inputs}; {graph}"]
+            lines = [f"{self.model}: {self.family}, {size}", f"{flop} per sample of {inputs}; {graph}"]
         for level, name, note, parameters in self.tree(depth):
             share = 100 * parameters / max(self.parameters, 1)
             lines.append(f"{'  ' * level}{name:<{36 - 2 * level}}{note:<22}{parameters:>14,}{share:>7.1f} %")
@@ -175,10 +175,3 @@ class _Module:
             if level < depth and not weight:
                 yield from first.lines(depth, level + 1)
             i = end
-
-
-def _scaled(n: float, base: int, units: Sequence[str]) -> str:
-    unit, *larger = units
-    while n >= base and larger:
-        n, unit, *larger = n / base, *larger
-    return f"{n:.0f} {unit}" if unit == "B" else f"{n:.2f} {unit}"

@@ -15,7 +15,7 @@ trains = training
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """In training x / (1 - p) with probability 1 - p, else 0; otherwise x. Raises: UsageError for p outside [0, 1]."""
-    _check(p)
+    check_probability(p)
     if not p or not trains(training):
         return input
     return overwritten(input, drop, p) if inplace else drop(input, p)
@@ -23,7 +23,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 def _channels(rank: int):  # the type is inferred: Callable would lose the keywords
     def dropout_channels(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        _check(p)
+        check_probability(p)
         if input.ndim not in (rank + 1, rank + 2):
             expected = f"[N, C, ...] or [C, ...] with {rank} spatial axes"
             raise ShapeError("the input has a wrong number of axes", expected=expected, got=input.spec)
@@ -52,7 +52,7 @@ def feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False,
 
 
 def _alpha(input: Tensor, p: float, training: bool, inplace: bool, shape: tuple[int, ...]) -> Tensor:
-    _check(p)
+    check_probability(p)
     if not p or not trains(training):
         return input
     if p == 1:
@@ -66,6 +66,7 @@ def _alpha(input: Tensor, p: float, training: bool, inplace: bool, shape: tuple[
     return overwritten(input, apply) if inplace else apply(input)
 
 
-def _check(p: float) -> None:
+def check_probability(p: float) -> None:
+    """Raise UsageError for p outside [0, 1]."""
     if not 0 <= p <= 1:
         raise UsageError("p is not a probability", where="dropout", expected="0 to 1", got=p)

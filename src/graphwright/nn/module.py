@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from graphwright.array import Device, NDArray, empty, names_device
 from graphwright.array import dtype as named
@@ -55,6 +55,17 @@ class Buffer(Variable):
 
 _Hook = tuple[Callable[..., Any], bool]
 """A hook, and whether it takes keyword arguments."""
+
+
+class IncompatibleKeys(NamedTuple):
+    """The result of `load_state_dict`: keys that the state lacks, and those that the module lacks."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+    def __repr__(self) -> str:
+        keys = f"missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys}"
+        return f"IncompatibleKeys({keys})" if any(self) else "<All keys matched successfully>"
 
 
 class HookHandle:
@@ -380,29 +391,31 @@ class Module:
         """Return a dict from names to copies of parameters and persistent buffers, each under its first name."""
         return {name: v.detach().clone() for name, v in _once(self.variables().items())}
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
         """Load values by name; all are checked before any is written. A tied variable may have any of its names.
 
         Args:
             strict: whether missing and unexpected names are errors; wrong shapes and dtypes always are.
-        Returns: the missing names, and the unexpected ones.
+        Returns: the missing keys, and the unexpected ones.
         Raises: UsageError listing all missing, unexpected and mismatched entries.
         """
         own = self.variables()
         names: dict[int, list[str]] = {}
         for name, variable in own.items():
             names.setdefault(id(variable), []).append(name)
-        found = [(own[known[0]], next((n for n in known if n in state), None), known[0]) for known in names.values()]
+        found = [
+            (own[known[0]], next((n for n in known if n in state_dict), None), known[0]) for known in names.values()
+        ]
         missing = sorted(first for _, name, first in found if name is None)
-        unexpected = sorted(state.keys() - own.keys())
-        values = [(v, name, as_tensor(state[name])) for v, name, _ in found if name is not None]
+        unexpected = sorted(state_dict.keys() - own.keys())
+        values = [(v, name, as_tensor(state_dict[name])) for v, name, _ in found if name is not None]
         wrong = [f"missing: {n}" for n in missing if strict] + [f"unexpected: {n}" for n in unexpected if strict]
         wrong += sorted(f"{n}: expected {v.spec}, got {t.spec}" for v, n, t in values if t.spec != v.spec)
         if wrong:
             raise UsageError("the state does not fit the module:\n  " + "\n  ".join(wrong), where=type(self).__name__)
         for variable, _, value in values:
             variable.assign(value)
-        return missing, unexpected
+        return IncompatibleKeys(missing, unexpected)
 
 
 def _joined(path: str, name: str) -> str:

@@ -30,7 +30,7 @@ def rms_norm(
     """
     axes = _last_axes(input, normalized_shape)
     x = input if len(axes) == 1 else input.reshape(*input.shape[: input.ndim - len(axes)], prod(axes))
-    scale = ones(prod(axes), dtype=x.dtype, device=x.device) if weight is None else weight.reshape(-1)
+    scale = _ones(prod(axes), x) if weight is None else weight.reshape(-1)
     least = finfo(float32 if x.dtype.is_low else x.dtype).eps if eps is None else float(eps)
     made = call("rms_norm", x, scale, eps=least, unit_offset=unit_offset, cast_before_scale=cast_before_scale)
     return made if len(axes) == 1 else made.reshape(*input.shape)
@@ -118,8 +118,12 @@ def batch_norm(
 
 def _scale(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
     if weight is None and bias is not None:
-        weight = ones(*bias.shape, dtype=bias.dtype, device=None if bias.symbolic else bias.device)
+        weight = _ones(bias.shape[0], bias)
     return tuple(t for t in (weight, bias) if t is not None)
+
+
+def _ones(count: int, like: Tensor) -> Tensor:
+    return ones(count, dtype=like.dtype, device=None if like.symbolic else like.device)
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:

@@ -1,248 +1,300 @@
-"""Recurrent cells, and layers that unroll them over time: RNN, GRU and LSTM as in torch, and CfC.
+"""Recurrent cells and layers as in torch: RNN, GRU and LSTM, of several layers, in one or both directions.
 
-A cell maps (input [B, I], state) to (output [B, H], state); in a stack, it reads the outputs of the cell below.
+A kind of cell is a function of a = W x + b, h' = U h + c and the old state; cells and layers share it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
-from graphwright.autograd import Parameter, Tensor, scoped, stack, zeros
+from graphwright.autograd import Parameter, Tensor, cat, scoped, stack, zeros
 from graphwright.errors import ShapeError, UsageError
-from graphwright.nn import init
-from graphwright.nn.functional import linear
-from graphwright.nn.layers import Linear, Sequential, Tanh
+from graphwright.nn import functional, init
 from graphwright.nn.module import Module
 from graphwright.ops import call
 
+_State = tuple[Tensor, ...]
 
-class Cell(Module):
-    """Base of cells, which compute one step; weights [gates · H, I] and [gates · H, H], initially within ±1/√H."""
 
-    gates: ClassVar[int] = 1
+# -- one step ----------------------------------------------------------------------------------------------------------
+def _tanh(a: Tensor, b: Tensor, state: _State) -> _State:
+    """h' = tanh(a + b) (Elman 1990)."""
+    return ((a + b).tanh(),)
+
+
+def _relu(a: Tensor, b: Tensor, state: _State) -> _State:
+    return ((a + b).relu(),)
+
+
+def _gru(a: Tensor, b: Tensor, state: _State) -> _State:
+    """r, z = σ(a + b); n = tanh(a + r ⊙ b); h' = (1 - z) ⊙ n + z ⊙ h (Cho et al. 2014, torch's variant)."""
+    (ar, az, an), (br, bz, bn) = _gates(a, 3), _gates(b, 3)
+    r, z = (ar + br).sigmoid(), (az + bz).sigmoid()
+    n = (an + r * bn).tanh()
+    return ((1.0 - z) * n + z * state[0],)
+
+
+def _lstm(a: Tensor, b: Tensor, state: _State) -> _State:
+    """i, f, o = σ(a + b), g = tanh(..); c' = f ⊙ c + i ⊙ g; h' = o ⊙ tanh c' (Hochreiter and Schmidhuber 1997)."""
+    i, f, g, o = _gates(a + b, 4)
+    new = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * new.tanh(), new
+
+
+def _gates(t: Tensor, count: int) -> list[Tensor]:
+    size = t.shape[-1] // count
+    return [call("slice", t, axis=-1, start=k * size, size=size) for k in range(count)]
+
+
+class _Kind(NamedTuple):
+    """A kind of cell: the number of its gates and of the tensors of its state, and its step."""
+
+    gates: int
+    states: int
+    step: Callable[[Tensor, Tensor, _State], _State]
+
+
+class _OfKind(Module):
+    """Base of cells and layers: `kinds` has their kind for each nonlinearity that is an argument, else for ""."""
+
+    kinds: ClassVar[Mapping[str, _Kind]] = {}
+    nonlinearity: str = ""
+
+    @property
+    def kind(self) -> _Kind:
+        """The kind of the cells."""
+        return self.kinds[self.nonlinearity]
+
+    def _choose(self, nonlinearity: str) -> None:
+        if nonlinearity not in self.kinds:
+            where, expected = type(self).__name__, " or ".join(self.kinds)
+            raise UsageError("unknown nonlinearity", where=where, expected=expected, got=nonlinearity)
+        self.nonlinearity = nonlinearity
+
+
+_RNN = {"tanh": _Kind(1, 1, _tanh), "relu": _Kind(1, 1, _relu)}  # by name: the choices that torch offers
+_GRU, _LSTM = {"": _Kind(3, 1, _gru)}, {"": _Kind(4, 2, _lstm)}
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+class _Cell(_OfKind):
+    """Base of cells; weights [gates · H, I] and [gates · H, H], initially uniform within ±1/√H, as in torch."""
 
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool = True, *, name: str = "", seed: int | None = None
     ) -> None:
-        self.hidden_size = hidden_size
-        rows = self.gates * hidden_size
-
-        def drawn(label: str, *shape: int) -> Parameter:
-            key = name and f"{name}cell.{label}"
-            return Parameter(init.uniform(shape, key, bound=hidden_size**-0.5 if hidden_size else 0.0, seed=seed))
-
-        self.weight_ih = drawn("weight_ih", rows, input_size)
-        self.weight_hh = drawn("weight_hh", rows, hidden_size)
+        self.input_size, self.hidden_size = input_size, hidden_size
+        drawn = _Drawn(hidden_size, name and f"{name}cell.", seed)
+        rows = self.kind.gates * hidden_size
+        self.weight_ih, self.weight_hh = drawn("weight_ih", rows, input_size), drawn("weight_hh", rows, hidden_size)
         self.bias_ih = drawn("bias_ih", rows) if bias else None
         self.bias_hh = drawn("bias_hh", rows) if bias else None
 
-    def start(self, x: Tensor) -> Any:
-        """Return the state before the first step for inputs [B, ...]: zeros."""
-        return zeros(x.shape[0], self.hidden_size, dtype=x.dtype)
+    def forward(self, x: Tensor, hx: Any = None) -> Any:
+        """Compute one step.
 
-    def _pre(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        return linear(x, self.weight_ih, self.bias_ih), linear(h, self.weight_hh, self.bias_hh)
+        Args:
+            x: [B, input_size], or without B.
+            hx: the state h [B, hidden_size], of an LSTM (h, c); by default zeros.
+        Returns: the new state, which is also the output.
+        Raises: ShapeError for other shapes.
+        """
+        if x.ndim not in (1, 2) or x.shape[-1] != self.input_size:
+            expected = f"[B, {self.input_size}] or [{self.input_size}]"
+            raise ShapeError("the input of the cell has a wrong shape", where=type(self).__name__, expected=expected,
+                             got=x.spec)  # fmt: skip
+        shapes = [(*x.shape[:-1], self.hidden_size)] * self.kind.states
+        state = _zeros(x, shapes) if hx is None else _state(self, hx, shapes)
+        a = functional.linear(x, self.weight_ih, self.bias_ih)
+        new = self.kind.step(a, functional.linear(state[0], self.weight_hh, self.bias_hh), state)
+        return new if self.kind.states > 1 else new[0]
 
-    def _gates(self, t: Tensor) -> list[Tensor]:
-        size = self.hidden_size
-        return [call("slice", t, axis=-1, start=k * size, size=size) for k in range(self.gates)]
 
-
-class RNNCell(Cell):
+class RNNCell(_Cell):
     """h' = tanh(W x + b + U h + c), or relu instead of tanh (Elman 1990)."""
+
+    kinds = _RNN
 
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh", *,
         name: str = "", seed: int | None = None,
     ) -> None:  # fmt: skip
-        if nonlinearity not in ("tanh", "relu"):  # by name: the choices that torch offers
-            raise UsageError("unknown nonlinearity", expected="tanh or relu", got=nonlinearity)
+        self._choose(nonlinearity)
         super().__init__(input_size, hidden_size, bias, name=name, seed=seed)
-        self.nonlinearity = nonlinearity
-
-    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Map x [B, I] and state h [B, H] to output and new state, both h'."""
-        a, b = self._pre(x, h)
-        new = call(self.nonlinearity, a + b)
-        return new, new
 
 
-class GRUCell(Cell):
+class GRUCell(_Cell):
     """r, z = σ(W x + U h); n = tanh(W x + r ⊙ (U h)); h' = (1 - z) ⊙ n + z ⊙ h (Cho et al. 2014, torch's variant)."""
 
-    gates = 3
-
-    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Map x [B, I] and state h [B, H] to output and new state, both h'."""
-        (ar, az, an), (br, bz, bn) = map(self._gates, self._pre(x, h))
-        r, z = (ar + br).sigmoid(), (az + bz).sigmoid()
-        n = (an + r * bn).tanh()
-        new = (1.0 - z) * n + z * h
-        return new, new
+    kinds = _GRU
 
 
-class LSTMCell(Cell):
+class LSTMCell(_Cell):
     """i, f, o = σ(W x + U h), g = tanh(..); c' = f ⊙ c + i ⊙ g; h' = o ⊙ tanh c' (Hochreiter and Schmidhuber 1997)."""
 
-    gates = 4
-
-    def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return hidden and cell state: zeros [B, H]."""
-        return super().start(x), super().start(x)
-
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Map x [B, I] and state (h, c) to output h' and new state (h', c')."""
-        h, c = state
-        a, b = self._pre(x, h)
-        i, f, g, o = self._gates(a + b)
-        new_c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        new_h = o.sigmoid() * new_c.tanh()
-        return new_h, (new_h, new_c)
+    kinds = _LSTM
 
 
-class Recurrent(Module):
-    """A stack of cells, unrolled over the time axis; the first cell reads the input."""
+class _Drawn:
+    """Makes parameters with initial values within ±1/√H."""
 
-    def __init__(self, cells: Sequence[Module]) -> None:
-        self.cells: list[Any] = list(cells)
+    def __init__(self, hidden_size: int, name: str, seed: int | None) -> None:
+        self.bound, self.name, self.seed = hidden_size**-0.5 if hidden_size else 0.0, name, seed
 
-    def forward(self, x: Tensor, states: Sequence[Any] | None = None, *extra: Tensor) -> tuple[Tensor, list[Any]]:
-        """Run all cells over all time steps. The traced nodes of step t are named `step.<t>.cells.<k>.<op>`.
-
-        Args:
-            x: [B, T, I], T >= 1.
-            states: a list with the initial state of each cell; by default zeros.
-            extra: [B, T] each, passed to the cells step by step as [B, 1]; for CfC the elapsed times.
-        Returns: outputs of the last cell [B, T, H], and the states after the last step.
-        Raises: ShapeError unless x has three axes and T >= 1.
-        """
-        if x.ndim != 3 or not x.shape[1]:
-            raise ShapeError("recurrent input has the wrong shape", expected="[B, T, I], T >= 1", got=x.spec)
-        held = [cell.start(x) for cell in self.cells] if states is None else list(states)
-        outputs = []
-        for t in range(x.shape[1]):
-            with scoped(f"step.{t}"):
-                step, more = x[:, t], [e[:, t : t + 1] for e in extra]
-                for k, cell in enumerate(self.cells):
-                    step, held[k] = cell(step, held[k], *more)
-            outputs.append(step)
-        return stack(outputs, 1), held
+    def __call__(self, label: str, *shape: int) -> Parameter:
+        return Parameter(init.uniform(shape, self.name and self.name + label, bound=self.bound, seed=self.seed))
 
 
-def _stacked(cell: Callable[..., Module], sizes: tuple[int, int, int], name: str, **options: Any) -> list[Module]:
-    """Return a list of cells for sizes (input size, hidden size, number of layers); cell k is named `{name}{k}.`."""
-    first, hidden, layers = sizes
-    inner = [first] + [hidden] * (layers - 1)
-    return [cell(size, hidden, name=name and f"{name}{k}.", **options) for k, size in enumerate(inner)]
+def _state(module: Module, hx: Any, shapes: Sequence[tuple[int, ...]]) -> _State:
+    """Return a given initial state as a tuple. Raises: ShapeError for other shapes."""
+    given = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
+    if [t.shape for t in given] != list(shapes):
+        expected, got = " and ".join(map(str, shapes)), " and ".join(str(t.spec) for t in given)
+        raise ShapeError("the initial state has a wrong shape", where=type(module).__name__, expected=expected, got=got)
+    return given
 
 
-class RNN(Recurrent):
-    """A stack of RNNCell layers over x [B, T, I], batch first."""
-
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, *,
-        nonlinearity: str = "tanh", name: str = "", seed: int | None = None,
-    ) -> None:  # fmt: skip
-        sizes = input_size, hidden_size, num_layers
-        super().__init__(_stacked(RNNCell, sizes, name, bias=bias, nonlinearity=nonlinearity, seed=seed))
+def _zeros(x: Tensor, shapes: Sequence[tuple[int, ...]]) -> _State:
+    return tuple(zeros(*shape, dtype=x.dtype) for shape in shapes)
 
 
-class _Gated(Recurrent):
-    cell: ClassVar[type[Cell]]
-
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, *,
-        name: str = "", seed: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(_stacked(self.cell, (input_size, hidden_size, num_layers), name, bias=bias, seed=seed))
-
-
-class GRU(_Gated):
-    """A stack of GRUCell layers over x [B, T, I], batch first."""
-
-    cell = GRUCell
-
-
-class LSTM(_Gated):
-    """A stack of LSTMCell layers over x [B, T, I], batch first; a state is (h, c)."""
-
-    cell = LSTMCell
-
-
-VARIANTS = ("default", "no_gate", "minimal")
-
-
-class CfCCell(Module):
-    """Closed-form continuous-time cell: b = backbone([x, h]), f₁ = tanh(W₁b + c₁), f₂ = tanh(W₂b + c₂),
-    t = σ((W_a b + c_a)·Δt + (W_b b + c_b)), h' = f₁(1 - t) + f₂·t.
-
-    Δt is the elapsed time of the step.
+# -- layers ------------------------------------------------------------------------------------------------------------
+class _Recurrent(_OfKind):
+    """Base of recurrent layers, with torch's arguments and names of parameters.
 
     Args:
-        backbone_units, backbone_layers: size and number of the tanh layers on [x, h]; with 0 layers b = [x, h].
-        variant: `default`: as above; `no_gate`: h' = f₁ + t·f₂; `minimal`: h' = A - A·e^(-Δt(abs(w_τ) + abs(f)))·f with
-            f = W₁b + c₁ and parameters A and w_τ.
-        mixed: whether an LSTM step computes h first; the state is then (h, c).
+        num_layers: number of layers; each reads the outputs of the one below.
+        batch_first: x is [B, T, input_size] instead of [T, B, input_size].
+        dropout: dropout of the outputs of all layers but the last.
+        bidirectional: each layer also runs from the last step to the first; outputs are joined.
+        proj_size: of an LSTM, size of a linear map of h; 0 for none.
     """
 
     def __init__(
-        self, input_size: int, hidden_size: int, backbone_units: int = 128, backbone_layers: int = 1,
-        variant: str = "default", mixed: bool = False, *, name: str = "", seed: int | None = None,
-    ) -> None:  # fmt: skip
-        if variant not in VARIANTS:
-            raise UsageError("unknown variant of CfC", expected=", ".join(VARIANTS), got=variant)
-        self.hidden_size, self.variant = hidden_size, variant
-
-        def linear(inner: int, outer: int, label: str) -> Linear:
-            return Linear(inner, outer, name=name and f"{name}{label}.", seed=seed)
-
-        width, layers = input_size + hidden_size, []
-        for k in range(backbone_layers):
-            layers += [linear(width, backbone_units, f"backbone{k}"), Tanh()]
-            width = backbone_units
-        self.backbone = Sequential(*layers)
-        self.ff1 = linear(width, hidden_size, "ff1")
-        if variant == "minimal":
-            self.w_tau = Parameter(init.zeros(hidden_size))
-            self.A = Parameter(init.ones(hidden_size))
-        else:
-            self.ff2, self.time_a, self.time_b = (linear(width, hidden_size, n) for n in ("ff2", "time_a", "time_b"))
-        self.memory = LSTMCell(input_size, hidden_size, name=name and f"{name}memory.", seed=seed) if mixed else None
-
-    def start(self, x: Tensor) -> Any:
-        """Return the state before the first step for inputs [B, ...]: zeros."""
-        if self.memory is not None:
-            return self.memory.start(x)
-        return zeros(x.shape[0], self.hidden_size, dtype=x.dtype)
-
-    def forward(self, x: Tensor, state: Any, dt: Tensor) -> tuple[Tensor, Any]:
-        """Map x [B, I], state and elapsed time [B, 1] to output h' [B, H] and the new state."""
-        if self.memory is None:
-            new = self._step(x, state, dt)
-            return new, new
-        _, (h, c) = self.memory(x, state)
-        new = self._step(x, h, dt)
-        return new, (new, c)
-
-    def _step(self, x: Tensor, h: Tensor, dt: Tensor) -> Tensor:
-        b = self.backbone(call("concat", x, h, axis=-1))
-        first = self.ff1(b)
-        if self.variant == "minimal":
-            return self.A - self.A * (-dt * (self.w_tau.abs() + first.abs())).exp() * first
-        f1, f2 = first.tanh(), self.ff2(b).tanh()
-        t = (self.time_a(b) * dt + self.time_b(b)).sigmoid()
-        return f1 + t * f2 if self.variant == "no_gate" else f1 * (1.0 - t) + f2 * t
-
-
-class CfC(Recurrent):
-    """A stack of CfCCell layers: `cfc(x, states, dt)` with x [B, T, I] and elapsed times dt [B, T]."""
-
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, backbone_units: int = 128,
-        backbone_layers: int = 1, variant: str = "default", mixed: bool = False, name: str = "",
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, *, proj_size: int = 0, name: str = "",
         seed: int | None = None,
     ) -> None:  # fmt: skip
-        backbone = {"backbone_units": backbone_units, "backbone_layers": backbone_layers}
-        sizes = input_size, hidden_size, num_layers
-        super().__init__(_stacked(CfCCell, sizes, name, **backbone, variant=variant, mixed=mixed, seed=seed))
+        where = type(self).__name__
+        if min(input_size, hidden_size, num_layers) < 1:
+            got = f"{input_size}, {hidden_size}, {num_layers}"
+            raise UsageError("invalid sizes", where=where, expected="input, hidden size, layers >= 1", got=got)
+        if not 0 <= dropout <= 1:
+            raise UsageError("dropout is not a probability", where=where, expected="0 to 1", got=dropout)
+        if not 0 <= proj_size < hidden_size:
+            raise UsageError("invalid proj_size", where=where, expected=f"0 to {hidden_size - 1}", got=proj_size)
+        self.input_size, self.hidden_size, self.num_layers, self.bias = input_size, hidden_size, num_layers, bias
+        self.batch_first, self.dropout, self.bidirectional = batch_first, dropout, bidirectional
+        self.proj_size = proj_size
+        rows, size = self.kind.gates * hidden_size, proj_size or hidden_size
+        drawn = _Drawn(hidden_size, name, seed)
+        for layer in range(num_layers):
+            for end in self._ends(layer):
+                inner = size * (1 + bidirectional) if layer else input_size
+                shapes = {"weight_ih": (rows, inner), "weight_hh": (rows, size)}
+                shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}
+                shapes |= {"weight_hr": (proj_size, hidden_size)} if proj_size else {}
+                for label, shape in shapes.items():
+                    setattr(self, f"{label}_{end}", drawn(f"{label}_{end}", *shape))
+
+    def _ends(self, layer: int) -> list[str]:
+        return [f"l{layer}", *([f"l{layer}_reverse"] if self.bidirectional else [])]
+
+    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+        """Run all layers over all time steps. The traced nodes of step t are named `l<layer>.step.<t>.<op>`.
+
+        Args:
+            x: [T, B, input_size], T >= 1; with `batch_first` [B, T, input_size]; or [T, input_size].
+            hx: the initial state h [layers · directions, B, H], of an LSTM (h, c); by default zeros.
+        Returns: outputs [T, B, H · directions], or as x; and the state after the last step, in the form of `hx`.
+        Raises: ShapeError for other shapes.
+        """
+        if x.ndim not in (2, 3) or x.shape[-1] != self.input_size or not x.shape[self.batch_first and x.ndim == 3]:
+            expected = f"[{'B, T' if self.batch_first else 'T, B'}, {self.input_size}], T >= 1"
+            raise ShapeError("recurrent input has the wrong shape", where=type(self).__name__, expected=expected,
+                             got=x.spec)  # fmt: skip
+        if x.ndim == 2:
+            return self._without_batch(x, hx)
+        axis = int(self.batch_first)
+        batch, count = x.shape[1 - axis], self.num_layers * (1 + self.bidirectional)
+        shapes = [(batch, self.proj_size or self.hidden_size), (batch, self.hidden_size)][: self.kind.states]
+        given, ends = None if hx is None else _state(self, hx, [(count, *shape) for shape in shapes]), list[_State]()
+        for layer in range(self.num_layers):
+            made = []
+            for end in self._ends(layer):
+                # zeros for each layer, as one array would tie the units of all layers
+                first = _zeros(x, shapes) if given is None else tuple(t[len(ends)] for t in given)
+                with scoped(end):
+                    found, last = self._direction(x, first, end, axis)
+                made.append(found)
+                ends.append(last)
+            x = made[0] if len(made) == 1 else cat(made, -1)
+            if layer < self.num_layers - 1:
+                x = functional.dropout(x, self.dropout, self.trains)
+        states: _State = tuple(stack(list(parts)) for parts in zip(*ends, strict=True))
+        return x, states if len(states) > 1 else states[0]
+
+    def _direction(self, x: Tensor, state: _State, end: str, axis: int) -> tuple[Tensor, _State]:
+        """Run one direction of one layer; return its outputs and its last state."""
+        own = {label: getattr(self, f"{label}_{end}", None) for label in ("bias_ih", "bias_hh", "weight_hr")}
+        whole = functional.linear(x, getattr(self, f"weight_ih_{end}"), own["bias_ih"])
+        steps = list(range(x.shape[axis]))
+        outputs: list[Any] = [None] * len(steps)
+        for t in reversed(steps) if end.endswith("reverse") else steps:
+            with scoped(f"step.{t}"):
+                b = functional.linear(state[0], getattr(self, f"weight_hh_{end}"), own["bias_hh"])
+                state = self.kind.step(whole.select(axis, t), b, state)
+                if own["weight_hr"] is not None:
+                    state = functional.linear(state[0], own["weight_hr"]), *state[1:]
+            outputs[t] = state[0]
+        return stack(outputs, axis), state
+
+    def _without_batch(self, x: Tensor, hx: Any) -> tuple[Tensor, Any]:
+        each = lambda f, t: tuple(map(f, t)) if isinstance(t, tuple | list) else f(t)  # noqa: E731
+        axis = int(not self.batch_first)
+        given = hx if hx is None else each(lambda t: t.unsqueeze(1), hx)
+        out, states = self.forward(x.unsqueeze(axis), given)
+        return out.squeeze(axis), each(lambda t: t.squeeze(1), states)
+
+
+class RNN(_Recurrent):
+    """Layers of h' = tanh(W x + b + U h + c), or relu instead of tanh (Elman 1990)."""
+
+    kinds = _RNN
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, nonlinearity: str = "tanh", bias: bool = True,
+        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, *,
+        name: str = "", seed: int | None = None,
+    ) -> None:  # fmt: skip
+        self._choose(nonlinearity)
+        rest = num_layers, bias, batch_first, dropout, bidirectional
+        super().__init__(input_size, hidden_size, *rest, name=name, seed=seed)
+
+
+class GRU(_Recurrent):
+    """Layers of `GRUCell`."""
+
+    kinds = _GRU
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, *, name: str = "", seed: int | None = None,
+    ) -> None:  # fmt: skip
+        rest = num_layers, bias, batch_first, dropout, bidirectional
+        super().__init__(input_size, hidden_size, *rest, name=name, seed=seed)
+
+
+class LSTM(_Recurrent):
+    """Layers of `LSTMCell`; a state is (h, c)."""
+
+    kinds = _LSTM
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, *,
+        name: str = "", seed: int | None = None,
+    ) -> None:  # fmt: skip
+        rest = num_layers, bias, batch_first, dropout, bidirectional
+        super().__init__(input_size, hidden_size, *rest, proj_size=proj_size, name=name, seed=seed)

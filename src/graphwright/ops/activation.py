@@ -31,7 +31,7 @@ class Sigmoid(Activation, FloatFunction):
     """1 / (1 + e⁻ˣ), elementwise; gradient g·y(1 - y)."""
 
     saves, emit, onnx, aten = Saves(outputs=(0,)), "torch.sigmoid({0})", "Sigmoid", "sigmoid"
-    vm, method, functional, module = forms.pointwise(Code.SIGMOID), "sigmoid", "sigmoid", "Sigmoid"
+    vm, method, functional = forms.pointwise(Code.SIGMOID), "sigmoid", "sigmoid"
     vjp = lambda g, ins, outs, attrs, needs: (g * FORMULAS.sigmoid_slope(None, outs[0]),)
 
 
@@ -41,7 +41,7 @@ class Tanh(Activation, FloatFunction):
 
     saves, sample, traits = Saves(outputs=(0,)), unary_sample(-3, 3), Traits(keeps_zero=True)
     emit, onnx, aten, vm = "torch.tanh({0})", "Tanh", "tanh", forms.pointwise(Code.TANH)
-    method, functional, module = "tanh", "tanh", "Tanh"
+    method, functional = "tanh", "tanh"
     vjp = lambda g, ins, outs, attrs, needs: (g * FORMULAS.tanh_slope(None, outs[0]),)
 
 
@@ -50,7 +50,6 @@ class Silu(Activation):
     """x·σ(x), elementwise; gradient g·σ(1 + x(1 - σ))."""
 
     traits, emit, vm = Traits(keeps_zero=True), "F.silu({0})", forms.pointwise(Code.SILU)
-    module = "SiLU"
     vjp = lambda g, ins, outs, attrs, needs: (g * FORMULAS.silu_slope(ins[0], None),)
     expand = lambda ins, attrs: FORMULAS.silu(ins[0])
     onnx = lambda u: u("Mul", u.names[0], u("Sigmoid", u.names[0]))
@@ -80,7 +79,7 @@ class Relu(Activation):
 
     saves, sample, traits = Saves(outputs=(0,)), away_from_zero, Traits(keeps_zero=True, rectifies=True)
     emit, onnx, vm = "F.relu({0})", "Relu", forms.pointwise(Code.RELU)
-    method, module = "relu", "ReLU"
+    method = "relu"
     expand = lambda ins, attrs: call("clamp", ins[0], low=0.0 if ins[0].dtype.is_float else 0)
 
     def infer(x):
@@ -101,7 +100,6 @@ class LeakyRelu(Activation):
 
     attrs, traits = {"slope": Attr(float, 0.01)}, Traits(keeps_zero=True)
     emit = "F.leaky_relu({0}, {slope})"
-    module = "LeakyReLU"
     sample = lambda rng: (away_from_zero(rng)[0], {"slope": 0.2})
     vjp = lambda g, ins, outs, attrs, needs: (_if_positive(ins[0], g, g * attrs["slope"]),)
     expand = lambda ins, attrs: _if_positive(ins[0], ins[0], ins[0] * attrs["slope"])
@@ -113,7 +111,6 @@ class Elu(Activation):
     """x if x > 0 else alpha·(eˣ - 1), elementwise; gradient g·alpha·eˣ if x ≤ 0 (Clevert et al. 2016)."""
 
     attrs, traits, emit = {"alpha": Attr(float, 1.0)}, Traits(keeps_zero=True), "F.elu({0}, {alpha})"
-    module = "ELU"
     sample = lambda rng: (away_from_zero(rng)[0], {"alpha": 0.7})
     onnx = lambda u: u("Elu", u.names[0], alpha=u.attrs["alpha"])
 
@@ -132,7 +129,7 @@ class Gelu(Activation):
 
     attrs, traits = {"approximate": Attr(Literal["none", "tanh"], "none")}, Traits(keeps_zero=True)
     emit = "F.gelu({0}, approximate={approximate})"
-    vm, functional, module = forms.GELU, "gelu", "GELU"
+    vm, functional = forms.GELU, "gelu"
     sample = lambda rng: ([rng.uniform(-3, 3, (4, 3))], {"approximate": "tanh" if rng.random() < 0.5 else "none"})
     expand = lambda ins, attrs: (FORMULAS.gelu if attrs["approximate"] == "none" else FORMULAS.gelu_tanh)(ins[0])
     onnx = lambda u: u("Gelu", u.names[0], approximate=u.attrs["approximate"])
@@ -147,7 +144,6 @@ class Softplus(Activation):
     """ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|), elementwise; gradient g·σ(x)."""
 
     emit, onnx = "F.softplus({0}, threshold=80)", "Softplus"
-    module = "Softplus"
     vjp = lambda g, ins, outs, attrs, needs: (g * call("sigmoid", ins[0]),)
     expand = lambda ins, attrs: FORMULAS.softplus(ins[0])
 
@@ -156,7 +152,7 @@ class Softplus(Activation):
 class LogSigmoid(Activation):
     """ln σ(x) = -softplus(-x), elementwise; gradient g·σ(-x)."""
 
-    emit, functional, module = "F.logsigmoid({0})", "logsigmoid", "LogSigmoid"
+    emit, functional = "F.logsigmoid({0})", "logsigmoid"
     vjp = lambda g, ins, outs, attrs, needs: (g * call("sigmoid", -ins[0]),)
     expand = lambda ins, attrs: -call("softplus", -ins[0])
     onnx = lambda u: u("Neg", u("Softplus", u("Neg", u.names[0])))

@@ -168,10 +168,9 @@ class Op:
     # how the VM runs the op; see `array.vm.encode`. None where only another kernel, or the expansion, can
     vm: VmForm | None = None
     operands: tuple[str, ...] = ()  # names of the operands in generated functions
-    # method, functional, module: names of the generated Tensor method, `nn.functional` function and module
+    # method, functional: names of the generated Tensor method and `nn.functional` function
     method: str | None = None
     functional: str | None = None
-    module: str | None = None
     why: Mapping[str, str] = field(default_factory=dict)  # the reason for each field that is None
 
     def inplace(self, ins: int, outs: int) -> Sequence[tuple[int, int]]:

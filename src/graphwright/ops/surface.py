@@ -1,6 +1,6 @@
-"""Generated functions of the public surface: Tensor methods, `nn.functional` functions and activation modules.
+"""Generated functions of the public surface: Tensor methods and `nn.functional` functions.
 
-One is generated for each op whose definition sets the field `method`, `functional` or `module`. The op's operands,
+One is generated for each op whose definition sets the field `method` or `functional`. The op's operands,
 attributes and defaults give the signature; the first paragraph of its docstring is the documentation.
 `scripts/write_stubs.py` writes the same signatures as `.pyi` files for type checkers.
 """
@@ -24,24 +24,6 @@ def methods() -> dict[str, Callable[..., Any]]:
 def functions() -> dict[str, Callable[..., Any]]:
     """Return the functions of tensors by name, one for each op with the field `functional`."""
     return {name: _compiled(row, name, row.operands) for name, row in _with("functional")}
-
-
-def modules(base: type) -> dict[str, type]:
-    """Return the module classes by name, one for each op with the field `module`.
-
-    Args:
-        base: the base class of all; it reads the class attribute `op`, and takes the op's attributes as keywords of
-            `__init__`.
-    """
-    return {name: _module(row, name, base) for name, row in _with("module")}
-
-
-def _module(row: Op, name: str, base: type) -> type:
-    members: dict[str, Any] = {"op": row.name, "__doc__": _doc(row), "__module__": base.__module__}
-    if row.attrs:
-        source = f"def __init__(self{_defaults(row)}):\n    base.__init__(self, {_passed(row)})"
-        members["__init__"] = _run(source, "__init__", base=base)
-    return type(name, (base,), members)
 
 
 def _compiled(row: Op, name: str, operands: tuple[str, ...]) -> Callable[..., Any]:
@@ -76,15 +58,6 @@ def _doc(row: Op) -> str:
 def function_stubs() -> str:
     """Return the signatures and docstrings of the generated functions, as lines of a module."""
     return _stubs("functional", lambda row: ", ".join(f"{o}: Tensor" for o in row.operands))
-
-
-def module_stubs(base: str) -> str:
-    """Return the signatures and docstrings of the generated modules, subclasses of `base`, as lines of a module."""
-    lines = []
-    for name, row in _with("module"):
-        init = f"\n    def __init__(self{_defaults(row, types=True)}) -> None: ..." if row.attrs else ""
-        lines.append(f'class {name}({base}):\n    """{_doc(row)}"""{init}')
-    return "\n\n".join(lines)
 
 
 def _stubs(field: str, operands: Callable[[Op], str]) -> str:

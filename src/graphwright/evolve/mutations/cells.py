@@ -25,21 +25,25 @@ from graphwright.program.kinds import STORED
 from graphwright.program.op_graph import Value
 
 
-def _cfc(inputs: int, units: int) -> Any:
-    """Return a function of x [B, T, inputs] and times between steps [B, T, 1] (default 1) that runs a CfC cell."""
-    cell = nn.CfCCell(inputs, units, backbone_units=units)
+def _cfc(inputs: int, units: int) -> nn.CfCCell:
+    return nn.CfCCell(inputs, units, backbone_units=units)
 
-    def net(x: Any, elapsed: Any = None) -> tuple[Any, Any]:
-        state, unit, found = cell.start(x), ones(x.shape[0], 1, dtype=x.dtype), []
-        for t in range(x.shape[1]):
+
+_CELLS: dict[str, Any] = dict(zip(CELLS, (nn.RNNCell, nn.GRUCell, nn.LSTMCell, _cfc), strict=True))
+
+
+def _unrolled(cell: Any, x: Any, elapsed: Any = None) -> Any:
+    """Run a cell over x [B, T, inputs]; a CfC cell reads the times between steps [B, T, 1], by default 1."""
+    timed = isinstance(cell, nn.CfCCell)
+    state, unit, found = cell.start(x) if timed else None, ones(x.shape[0], 1, dtype=x.dtype), []
+    for t in range(x.shape[1]):
+        if timed:
             h, state = cell(x[:, t], state, unit if elapsed is None else elapsed[:, t])
-            found.append(h)
-        return stack(found, axis=1), state
-
-    return net
-
-
-_NETS: dict[str, Any] = dict(zip(CELLS, (nn.RNN, nn.GRU, nn.LSTM, _cfc), strict=True))
+        else:
+            state = cell(x[:, t], state)
+            h = state[0] if isinstance(state, tuple) else state
+        found.append(h)
+    return stack(found, 1)
 
 
 def cells(p: Program) -> list[NodeId]:
@@ -109,13 +113,13 @@ def _put(
     if cell not in CELLS:
         raise UsageError("unknown kind of cell", expected=", ".join(CELLS), got=cell)
     spec, reads = e.spec(x), {"x": x}
-    net = _NETS[cell](int(spec.shape[2]), units)
+    made = _CELLS[cell](int(spec.shape[2]), units)
     if cell == "cfc" and (time := _elapsed(e.program)) is not None:
         wanted = Spec((*spec.shape[:2], 1), spec.dtype)
         if e.spec(time) != wanted:
             raise UsageError("elapsed times have the wrong shape", where="elapsed", expected=wanted, got=e.spec(time))
         reads["elapsed"] = time
-    sub = record(lambda *values: net(*values)[0], tuple(map(e.spec, reads.values())), tuple(reads))[0]
+    sub = record(lambda *values: _unrolled(made, *values), tuple(map(e.spec, reads.values())), tuple(reads))[0]
     bound = units**-0.5
     with sub.edit("names and weights") as s:
         for n, name in _names(sub).items():
@@ -147,7 +151,7 @@ def _names(sub: Program) -> dict[NodeId, str]:
     counts: dict[str, int] = {}
     for n in order:
         if n not in reads:
-            name = f"step.{steps[n]}.{sub.op(n)}" if n in steps else sub.path(n).removeprefix("cells.0.")
+            name = f"step.{steps[n]}.{sub.op(n)}" if n in steps else sub.path(n)
             counts[name] = counts.get(name, 0) + 1
             names[n] = name if counts[name] == 1 else f"{name}_{counts[name]}"
     return names

@@ -189,7 +189,7 @@ def digest(scene: Scene, tree: GroupTree, labels: list[tuple[str, ...]]) -> None
             else:
                 node = scene.nodes[child]
                 attrs = [(k, v) for k, v in node.attrs.items() if k != "key"]  # a key contains the full path
-                if node.attrs.get("axis") == 1 and str(node.attrs.get("start")) == module.segment:
+                if node.attrs.get("axis") in (0, 1) and str(node.attrs.get("start")) == module.segment:
                     attrs.remove(("start", node.attrs["start"]))  # the element of a sequence that a step reads
                 parts.append((labels[child], node.path.rpartition(".")[2], node.op, attrs, node.mark))
         parts.extend((n.child, n.slot, n.targets) for n in module.nets)
