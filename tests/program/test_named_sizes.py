@@ -233,16 +233,23 @@ REFUSED = {
     "numpy": (lambda x: x * gw.tensor(np.minimum(np.arange(x.shape[1]), 20))[:, None], "as a Python number"),
     "numpy ones": (lambda x: x * gw.tensor(np.ones((x.shape[1], 1), "f4")), TAKEN),
     "a logarithm": (lambda x: x * np.log(x.shape[1]), TAKEN),
-    "a branch": (lambda x: x.exp() if x.shape[1] > 40 else x.tanh(), r"named size T is 41.*compares T with 40"),
-    "a branch at one": (lambda x: x * 2 if x.shape[0] == 1 else x, r"named size B is 1 .*compares B with 1"),
-    "an even size": (lambda x: x if x.shape[1] % 2 else x * 2, r"where the named size T is"),
-    "two sizes": (lambda x: x if x.shape[0] < x.shape[1] else -x, r"where the named size [BT] is"),
-    "nested branches": (lambda x: x if x.shape[1] < 50 else (x if x.shape[1] < 70 else -x), "the named size T is 70"),
+    "a branch": (lambda x: x.exp() if x.shape[1] > 40 else x.tanh(), r"where T = 41 .*compares T with 40"),
+    "a branch at one": (lambda x: x * 2 if x.shape[0] == 1 else x, r"where B = 1 .*compares B with 1"),
+    "an even size": (lambda x: x if x.shape[1] % 2 else x * 2, r"where T = "),
+    "two sizes": (lambda x: x if x.shape[0] < x.shape[1] else -x, r"where [BT] = "),
+    "nested branches": (lambda x: x if x.shape[1] < 50 else (x if x.shape[1] < 70 else -x), "where T = 70 "),
+    "branches together": (lambda x: -x if (x.shape[1] > 40) + (x.shape[0] > 3) == 2 else x, r"where B = 4, T = 41 "),
+    "branches within": (lambda x: x if x.shape[0] < 4 or x.shape[1] < 41 else -x, r"where B = 4, T = 41 "),
+    "a product": (lambda x: x if x.shape[0] * x.shape[1] != 35 else -x, r"compares B\*T with 35"),
+    "a larger product": (lambda x: x if x.shape[0] * x.shape[1] != 1000 else -x, r"compares B\*T with 1000"),
+    "a square": (lambda x: x if x.shape[1] ** 2 != 90000 else -x, r"where T = 300 "),
+    "an equation": (lambda x: x if x.shape[1] ** 2 != 2 else -x, "for which sizes they are equal is not known"),
+    "a large size": (lambda x: x if x.shape[1] != 12345 else -x, r"where T = 12345 "),
     "a minimum": (lambda x: x[:, : min(x.shape[1], 9)], r"compares T with 9"),
     "a maximum": (lambda x: x * max(x.shape[1], 30), r"compares T with 30"),
     "a crop": (lambda x: x[:, :8], r"compares T with 8"),
     "the last few": (lambda x: x[:, -8:], r"compares T with 8"),
-    "squeeze": (lambda x: x.squeeze(0), r"where the named size B is 1"),
+    "squeeze": (lambda x: x.squeeze(0), r"where B = 1 "),
     "a split": (lambda x: x.split(2, 1)[0], TAKEN),
     "a fixed shape": (lambda x: x.reshape(3, 4, WIDTH), "different numbers of elements"),
     "another size": (lambda x: x.reshape(x.shape[1], x.shape[0] + 4, WIDTH), "different numbers of elements"),
@@ -325,6 +332,90 @@ def test_sizes_that_do_not_match_the_example_are_refused():
         with pytest.raises(UsageError):
             gw.trace(lambda x: -x, x, sizes=sizes)
     assert gw.trace(lambda x: x @ x.T, x, sizes={"x": ("B", None)}).spec("x").shape == ("B", 3)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+class Language(nn.Module):
+    """A small language model with learned positions and rotary attention."""
+
+    def __init__(self) -> None:
+        gw.manual_seed(0)
+        self.tokens, self.positions = nn.Embedding(5, 8), nn.Embedding(16, 8)
+        feed_forward = nn.SwiGLU(8, 12)
+        self.block = nn.TransformerBlock(nn.MultiHeadAttention(8, 2), feed_forward, 8)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 5)
+
+    def forward(self, ids, targets):
+        x = self.tokens(ids) + self.positions(gw.arange(ids.shape[1]))
+        logits = self.head(self.norm(self.block(x)))
+        return F.cross_entropy(logits.view(-1, 5), targets.view(-1))
+
+
+LENGTHS = [(2, 6), (3, 4), (1, 1), (4, 9), (2, 6)]
+
+
+def batches():
+    rng = np.random.default_rng(1)
+    return [(rng.integers(0, 5, shape), rng.integers(0, 5, shape)) for shape in LENGTHS]
+
+
+def eager_training(net, optimizer):
+    for ids, targets in batches():
+        optimizer.zero_grad()
+        loss = net(gw.tensor(ids), gw.tensor(targets))
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
+
+
+def same_weights(a, b):
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        np.testing.assert_allclose(p.numpy(), q.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_training_step_with_named_sizes_equals_the_eager_one():
+    net, twin = Language(), Language()
+    same_weights(net, twin)
+    optimizer = gw.optim.AdamW(list(net.parameters()), lr=0.01)
+
+    def step(ids, targets):
+        optimizer.zero_grad()
+        loss = net(ids, targets)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    compiled = gw.compile(step, sizes={"ids": ("B", "T"), "targets": ("B", "T")})
+    losses = [compiled(*batch).item() for batch in batches()]
+    np.testing.assert_allclose(losses, [*eager_training(twin, gw.optim.AdamW(list(twin.parameters()), lr=0.01))],
+                               rtol=1e-5)  # fmt: skip
+    same_weights(net, twin)
+    assert compiled.traces == 1
+
+
+def test_a_traced_program_trains_at_every_size():
+    net, twin = Language(), Language()
+    ids = np.zeros((2, 5), np.int64)
+    p = gw.trace(net, ids, ids, sizes={"ids": ("B", "T"), "targets": ("B", "T")})
+    optimizer, losses = gw.optim.AdamW(p, lr=0.01), []
+    for ids, targets in batches():
+        step = gw.optim.compile_step(p, "out", optimizer, {"ids": ids, "targets": targets})
+        losses.append(step(ids=ids, targets=targets).item())
+    np.testing.assert_allclose(losses, [*eager_training(twin, gw.optim.AdamW(list(twin.parameters()), lr=0.01))],
+                               rtol=1e-5)  # fmt: skip
+    same_weights(net, twin)
+
+
+def test_batch_statistics_count_the_rows_of_the_run():
+    net, twin = (nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(WIDTH)) for _ in range(2))
+    p = gw.trace(net, np.zeros(SHAPES[0], "f4"), sizes={"x": NAMES})
+    for shape in (s for s in SHAPES if s[0] * s[1] > 1):
+        x = RNG.normal(size=shape).astype("f4")
+        np.testing.assert_allclose(p.run(x=x)["out"].to_numpy(), twin(gw.tensor(x)).numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(net[1].running_var.numpy(), twin[1].running_var.numpy(), rtol=1e-5)
+        still = p.eval().run(x=x)["out"].to_numpy()
+        np.testing.assert_allclose(still, twin.eval()(gw.tensor(x)).numpy(), rtol=1e-4, atol=1e-5)
+        twin.train()
 
 
 # -- random code -------------------------------------------------------------------------------------------------------

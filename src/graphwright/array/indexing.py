@@ -99,7 +99,7 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
 
 def _here(size: Any) -> int:
     """Return a size as an int; a named size of a trace as its value there, which a run checks again."""
-    return size.here if isinstance(size, Size) else size
+    return getattr(size, "here", size)
 
 
 def _entries(item: slice, n: Any) -> tuple[Any, Any, int]:

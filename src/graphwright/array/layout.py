@@ -205,11 +205,11 @@ class Window:
         """True if there is one window of one entry at each position: kernel 1, stride 1, no padding."""
         return self.entries == 1 and set(self.stride) == {1} and not any(self.padding)
 
-    def padded(self, sizes: Sizes) -> Sizes:
+    def padded(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
         """Return the sizes including the padding at both ends of each axis."""
-        return tuple([total((n, 2 * p)) for n, p in zip(sizes, self.padding, strict=True)])  # pyright: ignore[reportReturnType]  # as in `counts`
+        return tuple([total((n, 2 * p)) for n, p in zip(sizes, self.padding, strict=True)])
 
-    def counts(self, sizes: Sequence[Any]) -> Sizes:
+    def counts(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
         """Return the number of windows along each axis. Raises: ShapeError if no window fits, as far as known."""
         if len(sizes) != len(self.kernel):
             raise ShapeError("wrong number of spatial axes", expected=f"{len(self.kernel)} sizes", got=sizes)
@@ -219,9 +219,9 @@ class Window:
             most = f"at most {padded}"
             raise ShapeError("the window is larger than the padded axes", expected=most, got=self.extent)
         pairs = zip(room, self.stride, strict=True)
-        return tuple([r // s + 1 if isinstance(r, int) else (Size.of(r) // s + 1).dim for r, s in pairs])  # pyright: ignore[reportReturnType]  # named sizes count as ints
+        return tuple([r // s + 1 if isinstance(r, int) else (Size.of(r) // s + 1).dim for r, s in pairs])
 
-    def spread(self, counts: Sequence[Any], rest: Sizes) -> Sizes:
+    def spread(self, counts: Sequence[Any], rest: Sizes) -> tuple[Any, ...]:
         """Return the output sizes of a transposed convolution. Its input has one entry per window: sizes `counts`.
 
         `rest` is its `output_padding`. Raises: ShapeError, also if `rest` is not less than the stride.

@@ -110,6 +110,12 @@ class Size:
             return whole
         return whole + Size({(f"{rest if is_dim_name(rest) else f'({rest})'}//{by}",): 1})
 
+    def __index__(self) -> int:
+        """Return the number. Raises: ShapeError if the size depends on a name."""
+        if isinstance(dim := self.dim, str):
+            raise ShapeError("a size that depends on names is no number", expected="a static size", got=dim)
+        return dim
+
     def __repr__(self) -> str:
         return f"Size({self.dim})"
 
@@ -122,7 +128,7 @@ def dim_of(size: int | Size) -> Dim:
 def product(dims: Iterable[Dim]) -> Dim:
     """Return the product of sizes: the number of elements of a shape."""
     given = tuple(dims)
-    return prod(map(Size.of, given), start=Size.of(1)).dim if str in map(type, given) else prod(given)  # pyright: ignore[reportReturnType]  # all are ints
+    return prod(map(Size.of, given), start=Size.of(1)).dim if str in map(type, given) else prod(given)
 
 
 def total(dims: Iterable[Dim]) -> Dim:

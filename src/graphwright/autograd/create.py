@@ -133,18 +133,16 @@ def full(
     shape, value = tuple(size), fill_value
     kind, _ = target(shape, dtype, device, out)
     stored = np.float32 if kind.as_bits else kind.numpy
+    if traced(value):
+        return _recorded(call("expand", as_tensor(value, kind), shape=shape), device, out)
     try:
         if kind.kind in ("int", "uint") and isinstance(value, float | np.floating):
             int(value)  # raises for infinities and NaN, which numpy casts to some integer
         np.full((), value, stored)
     except (OverflowError, ValueError) as error:
         raise DTypeError("the dtype cannot store this value", expected=f"a {kind.name} number", got=value) from error
-    if any(map(traced, shape)) or traced(value):
-        one = (
-            value.tensor(kind)
-            if traced(value)
-            else as_symbol(_made(np.full((), value, stored), kind, None, False, None))
-        )
+    if any(map(traced, shape)):
+        one = as_symbol(_made(np.full((), value, stored), kind, None, False, None))
         return _recorded(call("expand", one, shape=shape), device, out)
     with _allocating(shape):
         host = np.full(shape, value, stored)

@@ -126,14 +126,14 @@ class TracedNumber:
         return call("cast", self.value, dtype=dtype)
 
     @property
-    def __class__(self) -> type:  # isinstance(x, float) holds, while C code finds no float and asks __float__
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]  # C code asks __float__
         return float
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise _taken("a number computed from named sizes")
 
     __array_ufunc__ = _ufunc
-    __float__ = __int__ = __bool__ = __hash__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    __float__ = __int__ = __bool__ = __hash__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     def __repr__(self) -> str:
         return "TracedNumber"
@@ -149,7 +149,7 @@ class TracedSize(Size):
         self.sizes = sizes
 
     @property
-    def __class__(self) -> type:  # C code finds no int and asks __index__
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]  # C code asks __index__
         return int
 
     @property
@@ -170,7 +170,7 @@ class TracedSize(Size):
         raise _taken(f"the named size {self.dim}")
 
     __array_ufunc__ = _ufunc
-    __index__ = __int__ = __float__ = __hash__ = __round__ = __trunc__ = _refuse  # pyright: ignore[reportAssignmentType]
+    __index__ = __int__ = __float__ = __hash__ = __round__ = __trunc__ = _refuse
 
     def __repr__(self) -> str:
         return str(self.dim)
@@ -187,7 +187,7 @@ class TracedSize(Size):
         return self
 
     def __abs__(self) -> Any:
-        return -self if self < 0 else self
+        return -self if self.sizes.compare(_plain(self), equal=False) else self
 
     def __bool__(self) -> bool:
         return not self.sizes.compare(self, equal=True)

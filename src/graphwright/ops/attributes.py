@@ -150,7 +150,7 @@ def _converted(kind: Any, value: Any) -> Any:
     if _compiled(kind)(value):
         return value
     if isinstance(value, Size):
-        return value.dim if _compiled(kind)(value.dim) else _converted(kind, int(value))
+        return value.dim if _compiled(kind)(value.dim) else _converted(kind, value.__index__())
     if isinstance(value, np.generic):
         return _converted(kind, value.item())
     origin, args = get_origin(kind), get_args(kind)

@@ -2,13 +2,15 @@
 
 A trace is one path through its code. What it computes holds for all sizes that take the same path, and the path depends
 on sizes only where code compares them (`autograd.named_sizes` refuses every other use of a size as a number). So the
-code is traced once more for each comparison, with sizes that decide it otherwise. Both traces must be equal; a trace
-that fails is code that is not meant for these sizes.
+code is traced again for every combination of outcomes that sizes can have. All traces must be equal; where code fails
+also with plain ints, it is not meant for these sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,15 +25,18 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
     from graphwright.program.recorder import TraceRecorder
 
-MOST_TRACES = 64
+MOST_TRACES = 100
 _SMALL = 64  # sizes up to here are tried one by one, larger ones at powers of 2
+_SEARCHED = 4096  # where an equation is not linear
 _LARGEST = 1 << 40
+
+Sizes = Mapping[str, int]
 
 
 def try_other_sizes(
-    p: Program, recorder: TraceRecorder, again: Callable[[Mapping[str, int], bool], tuple[Program, TraceRecorder]]
+    p: Program, recorder: TraceRecorder, again: Callable[[Sizes, bool], tuple[Program, TraceRecorder]]
 ) -> None:
-    """Trace code again for sizes that decide its comparisons otherwise.
+    """Trace code again for sizes that decide its comparisons otherwise, in every combination that sizes can have.
 
     Args:
         p, recorder: the trace, which has named sizes.
@@ -41,33 +46,38 @@ def try_other_sizes(
         comparisons.
     """
     assert recorder.named is not None
-    first = recorder.named.values
-    waiting, known = list(recorder.named.comparisons.values()), set(recorder.named.comparisons)
-    done = {tuple(first.items())}
-    while waiting:
-        comparison = waiting.pop()
-        for values in _decided_otherwise(comparison, first):
-            if (key := tuple(values.items())) in done:
+    first, known = recorder.named.values, dict(recorder.named.comparisons)
+    tried: list[Sizes] = [first]
+    while (found := _untried(known.values(), tried)) is not None:
+        comparison, values = found
+        tried.append(values)
+        if len(tried) > MOST_TRACES:
+            what = f"comparisons of named sizes in the traced code have more than {MOST_TRACES} combined outcomes"
+            raise TraceError(what, where=comparison.where, fix="leave a size fixed, or compare fewer sizes")
+        try:
+            other, their = again(values, True)
+        except Exception as error:
+            if _refuses(again, values):
                 continue
-            done.add(key)
-            if len(done) > MOST_TRACES:
-                what = f"the traced code makes more than {MOST_TRACES} comparisons of named sizes"
-                raise TraceError(what, where=comparison.where, fix="leave a size fixed")
-            try:
-                other, found = again(values, True)
-            except Exception as error:
-                if _refuses(again, values):
-                    continue
-                raise _other_path(comparison, first, values, error.where if isinstance(error, TraceError) else None,
-                                  str(error)) from error  # fmt: skip
-            _check_equal(p, other, comparison, first, values)
-            assert found.named is not None
-            new = {key: c for key, c in found.named.comparisons.items() if key not in known}
-            known |= set(new)
-            waiting += new.values()
+            raise _other_path(comparison, first, values, comparison.where, str(error)) from error
+        _check_equal(p, other, comparison, first, values)
+        assert their.named is not None
+        known |= their.named.comparisons
 
 
-def _refuses(again: Callable[[Mapping[str, int], bool], object], values: Mapping[str, int]) -> bool:
+def _untried(known: Iterable[Comparison], tried: Sequence[Sizes]) -> tuple[Comparison, Sizes] | None:
+    """Return sizes with outcomes of all comparisons that no tried sizes have, and the comparison that they turn."""
+    comparisons = list(known)
+    seen = {tuple([c.holds(values) for c in comparisons]) for values in tried}
+    for values in tried:
+        for comparison in comparisons:
+            for other in _decided_otherwise(comparison, values):
+                if tuple([c.holds(other) for c in comparisons]) not in seen:
+                    return comparison, other
+    return None
+
+
+def _refuses(again: Callable[[Sizes, bool], object], values: Sizes) -> bool:
     """Return True if the code itself fails for these sizes: then the program need not hold for them."""
     try:
         again(values, False)
@@ -76,27 +86,60 @@ def _refuses(again: Callable[[Mapping[str, int], bool], object], values: Mapping
     return False
 
 
-def _decided_otherwise(comparison: Comparison, values: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return sizes for which a comparison has another outcome; each differs from `values` in one name."""
-    outcome, found = comparison.holds(values), []
-    for name in names_of(comparison.rest):
-        here, tried = (
-            values[name],
-            {*range(1, _SMALL + 1), *(1 << k for k in range(6, 41)), *_roots(comparison, name, values)},
-        )
-        other = [n for n in tried if 1 <= n <= _LARGEST and comparison.holds({**values, name: n}) != outcome]
-        nearest = {max((n for n in other if n < here), default=0), min((n for n in other if n > here), default=0)}
-        found += [{**values, name: n} for n in sorted(nearest - {0})]
-    return found
+def _decided_otherwise(comparison: Comparison, values: Sizes) -> list[dict[str, int]]:
+    """Return sizes near `values` for which a comparison has another outcome; none if all sizes decide it equally.
+
+    Raises: TraceError for an equation that no tried sizes decide otherwise, but some may.
+    """
+    own = tuple((name, values[name]) for name in names_of(comparison.rest))
+    return [{**values, **other} for other in _turns(comparison, own)]
 
 
-def _roots(comparison: Comparison, name: str, values: Mapping[str, int]) -> list[int]:
-    """Return sizes of a name around the one where the two sides of a comparison are equal, if they are linear in it."""
+@lru_cache(1 << 12)
+def _turns(comparison: Comparison, own: tuple[tuple[str, int], ...]) -> list[dict[str, int]]:
+    here, outcome = dict(own), comparison.holds(dict(own))
+    found: list[dict[str, int]] = []
+    for name in here:
+        other = [n for n in _tried(comparison, name, here) if comparison.holds({**here, name: n}) != outcome]
+        nearest = {
+            max((n for n in other if n < here[name]), default=0),
+            min((n for n in other if n > here[name]), default=0),
+        }
+        found += [{**here, name: n} for n in sorted(nearest - {0})]
+    if found or len(here) == 1:
+        linear = all(len(factors) < 2 and "//" not in "".join(factors) for factors in Size.of(comparison.rest).terms)
+        if not found and comparison.equal and not linear:
+            raise _undecided(comparison)
+        return found
+    grids = ([{**here, name: n} for n in (*range(1, 13), 16, 64, 256, 1024)] for name in here)
+    pairs = ((other, name) for other in chain.from_iterable(grids) for name in here)
+    turned = ({**other, name: n} for other, name in pairs for n in _tried(comparison, name, other, 12)
+              if comparison.holds({**other, name: n}) != outcome)  # fmt: skip
+    if (first := next(turned, None)) is None and comparison.equal:
+        raise _undecided(comparison)
+    return [] if first is None else [first]
+
+
+def _tried(comparison: Comparison, name: str, values: Sizes, small: int = _SMALL) -> set[int]:
+    """Return values to try for a name: small ones, powers of 2, and those around a solution of the equation.
+
+    The equation is solved for terms that are linear in the name; for others, more sizes are tried.
+    """
     rest = Size.of(comparison.rest)
-    at, step = (rest.value({**values, name: n}) for n in (0, 1))
-    slope = step - at
+    at, one, two = (rest.value({**values, name: n}) for n in (0, 1, 2))
+    slope = one - at
     root = -at // slope if slope else 0
-    return [root - 1, root, root + 1, root + 2]
+    linear = two - one == slope and not any(
+        "//" in f and name in names_of(f) for factors in rest.terms for f in factors
+    )
+    small = small if linear or not comparison.equal else _SEARCHED
+    found = {*range(1, small + 1), *(1 << k for k in range(6, 41)), root - 1, root, root + 1, root + 2}
+    return {n for n in found if 1 <= n <= _LARGEST}
+
+
+def _undecided(comparison: Comparison) -> TraceError:
+    what = f"the traced code compares {_sides(comparison)}, and for which sizes they are equal is not known"
+    return TraceError(what, where=comparison.where, fix="compare single sizes, or leave a size fixed")
 
 
 def _nodes(p: Program) -> list[tuple[Any, ...]]:
@@ -109,9 +152,7 @@ def _equal_constants(p: Program, node: NodeId, other: Program, twin: NodeId) -> 
     return np.array_equal(arrays[0], arrays[1], equal_nan=arrays[0].dtype.kind == "f")
 
 
-def _check_equal(
-    p: Program, other: Program, comparison: Comparison, first: Mapping[str, int], values: Mapping[str, int]
-) -> None:
+def _check_equal(p: Program, other: Program, comparison: Comparison, first: Sizes, values: Sizes) -> None:
     """Raise TraceError unless two traces of the same code are equal."""
     pairs = list(zip(p.order(), other.order(), strict=False))
     differ = next((n for (n, _), a, b in zip(pairs, _nodes(p), _nodes(other), strict=False) if a != b), None)
@@ -127,13 +168,12 @@ def _check_equal(
     raise _other_path(comparison, first, values, f"{p.path(differ)} ({p.op(differ)})", got)
 
 
-def _other_path(
-    comparison: Comparison, first: Mapping[str, int], values: Mapping[str, int], where: str | None, got: str
-) -> TraceError:
-    (name,) = (n for n in values if values[n] != first[n])
-    what = f"the traced code computes something else where the named size {name} is {values[name]} than where it is "
-    what += f"{first[name]}: {comparison.where} compares {_sides(comparison)}"
-    fix = f"replace the branch by tensor operations that hold for every size, or leave {name} fixed"
+def _other_path(comparison: Comparison, first: Sizes, values: Sizes, where: str | None, got: str) -> TraceError:
+    moved = [name for name in values if values[name] != first[name]]
+    here, there = (", ".join(f"{name} = {sizes[name]}" for name in moved) for sizes in (first, values))
+    what = f"the traced code computes something else where {there} than where {here}: "
+    what += f"{comparison.where} compares {_sides(comparison)}"
+    fix = f"replace the branch by tensor operations that hold for every size, or leave {' and '.join(moved)} fixed"
     return TraceError(what, where=where, got=got, fix=fix)
 
 
