@@ -139,11 +139,14 @@ def test_an_infinite_entry_affects_only_its_windows() -> None:
     assert call("adaptive_avg_pool", x, sizes=(3,)).to_numpy().tolist() == [[1.5, 3.0, np.inf]]
 
 
-def test_convolution_over_an_axis_of_symbolic_size_is_refused() -> None:
+def test_convolution_over_an_axis_of_named_size_has_a_computed_size() -> None:
     from graphwright.array import Spec, float32
 
     line, weight = Spec(("B", 2, "T"), float32), Spec((3, 2, 2), float32)
-    with pytest.raises(ShapeError, match="conv"):
-        OPS["conv"].specs([line, weight], OPS["conv"].complete({}))
-    batch = Spec(("B", 2, 6), float32)
-    assert OPS["conv"].specs([batch, weight], OPS["conv"].complete({})) == (Spec(("B", 3, 5), float32),)
+    for stride in (1, 2, 3):
+        attrs = OPS["conv"].complete({"stride": stride, "padding": 1})
+        (named,) = OPS["conv"].specs([line, weight], attrs)
+        for n in range(1, 9):
+            assert (named.bind({"B": 4, "T": n}),) == OPS["conv"].specs([Spec((4, 2, n), float32), weight], attrs)
+    with pytest.raises(ShapeError, match="negative"):
+        OPS["conv"].specs([line, weight], OPS["conv"].complete({}))[0].bind({"T": 0})

@@ -103,3 +103,14 @@ def test_invalid_buckets_raise() -> None:
         run()
     with pytest.raises(FeedError, match="z: not an input"):
         run(x=feed(3), z=feed(3))
+
+
+def test_an_output_that_joins_sizes_has_no_buckets():
+    """Of [B·T] rows, the first B·T of a padded run are those without padding only if B is 1."""
+    rows = gw.trace(lambda x: x.flatten(0, 1) * 2, np.ones((2, 3, 4), "f4"), sizes={"x": ("B", "T", 4)})
+    with pytest.raises(UsageError, match=r"output out: its size B\*T interleaves"):
+        gw.compile(rows, buckets={"T": [8]})
+    shifted = gw.compile(gw.trace(lambda x: x[:, 1:] * 2, np.ones((2, 3, 4), "f4"), sizes={"x": ("B", "T", 4)}),
+                         buckets={"T": [8]})  # fmt: skip
+    x = np.random.default_rng(0).normal(size=(3, 5, 4)).astype("f4")
+    np.testing.assert_array_equal(shifted(x=x)["out"], x[:, 1:] * 2)

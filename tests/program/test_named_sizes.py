@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import graphwright as gw
+import graphwright.nn.functional as F
 from graphwright import nn
 from graphwright.autograd import TraceError
 from graphwright.errors import UsageError
@@ -13,6 +18,9 @@ from graphwright.models.onnx import run_onnx
 from values import grad_of
 
 RNG = np.random.default_rng(0)
+WIDTH = 4
+SHAPES = [(2, 6, WIDTH), (3, 7, WIDTH), (1, 1, WIDTH), (5, 19, WIDTH), (4, 2, WIDTH)]
+NAMES = ("B", "T", WIDTH)
 
 
 class Mixer(nn.Module):
@@ -32,7 +40,7 @@ class Conv(nn.Module):
         self.conv, self.norm, self.lin = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(100, 2)
 
     def forward(self, x):
-        return self.lin(self.norm(self.conv(x)).relu().reshape(len(x), -1))
+        return self.lin(self.norm(self.conv(x)).relu().reshape(x.shape[0], -1))
 
 
 class Ends(nn.Module):
@@ -93,24 +101,167 @@ def test_gradients_at_other_sizes_are_those_of_the_module():
         np.testing.assert_allclose(found["grad.up.weight"].to_numpy(), net.up.weight.grad.numpy(), rtol=1e-4, atol=1e-4)
 
 
-BAKED = {
-    "a factor": lambda x: x * x.shape[0],
-    "a loop": lambda x: sum((x * k for k in range(len(x))), x),
-    "a table": lambda x: x + gw.arange(1, 1 + x.shape[0]).reshape(-1, 1).to("float32"),
-    "a product": lambda x: x.reshape(x.shape[0] * x.shape[1]),
-    "the rest": lambda x: x[1:],
-    "the middle": lambda x: x[len(x) // 2],
-    "half": lambda x: x[: len(x) // 2],
-    "a branch": lambda x: x.exp() if len(x) > 4 else x.tanh(),
-    "a check": lambda x: x.reshape(2, 2, 3),
-}
+# -- code with sizes in it ---------------------------------------------------------------------------------------------
+class With(nn.Module):
+    """A function of x and of modules that it uses."""
+
+    def __init__(self, fn, **modules) -> None:
+        self.fn = fn
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, x):
+        return self.fn(self, x)
 
 
-@pytest.mark.parametrize("name", BAKED)
-def test_code_that_contains_the_size_is_refused(name):
-    with pytest.raises(TraceError, match="named size B") as caught:
-        gw.trace(BAKED[name], np.ones((4, 3), "f4"), sizes={"x": ("B", 3)})
-    assert caught.value.where
+def scores(x):
+    return x @ x.transpose(1, 2)
+
+
+def causal(m, x):
+    n = x.shape[1]
+    return scores(x).masked_fill(gw.tril(gw.ones(n, n)) == 0, float("-inf")).softmax(-1) @ x
+
+
+FOLLOWED = {
+    # products
+    "batch times length": lambda x: x.reshape(x.shape[0] * x.shape[1], WIDTH).tanh(),
+    "flatten": lambda x: x.flatten(0, 1).unflatten(0, (x.shape[0], x.shape[1])).sum(1),
+    "view(-1)": lambda x: x.view(-1, WIDTH).view(*x.shape).view(x.shape[0], -1, 2).sum(1),
+    "heads in the batch": lambda x: (
+        x.reshape(*x.shape[:2], 2, 2).permute(0, 2, 1, 3).reshape(-1, x.shape[1], 2).softmax(1)
+    ),
+    "linear on rows": With(lambda m, x: m.lin(x.view(-1, WIDTH)).view(*x.shape[:2], 3), lin=nn.Linear(WIDTH, 3)),
+    "gram matrix": lambda x: (x.flatten(0, 1).T @ x.flatten(0, 1)) / (x.shape[0] * x.shape[1] - 0.5),
+    # means and other numbers of a size
+    "mean": lambda x: x.mean() + x.mean(0) + x.mean((0, 1)),
+    "variance": lambda x: x.var(1, unbiased=False) + x.std(unbiased=False),
+    "sum over size": lambda x: x.sum() / x.shape[0] + x.sum(1) / (x.numel() // WIDTH),
+    "one over size": lambda x: x * (1 / x.shape[0]) - x.shape[1] * x + (2 - x.shape[1] / 3) + x.shape[1] % 3,
+    "root of a size": lambda x: x / x.shape[1] ** 0.5 + x * np.sqrt(x.shape[0]) / np.prod(x.shape[:2]),
+    "mean squared error": lambda x: F.mse_loss(x, x.detach() * 2) + F.smooth_l1_loss(x, x.detach() + 2),
+    "cross entropy": lambda x: F.cross_entropy(x.view(-1, WIDTH), x.detach().argmin(-1).view(-1)),
+    "ignored targets": lambda x: F.cross_entropy(x.flatten(0, 1) * 3, x.argmin(-1).flatten(), label_smoothing=0.1),
+    "batch mean": lambda x: F.kl_div(x.log_softmax(-1), x.detach().flip(1).softmax(-1), reduction="batchmean"),
+    "norms": With(lambda m, x: m.norm(x) + F.layer_norm(x.transpose(1, 2), (x.shape[1],)).transpose(1, 2),
+                  norm=nn.LayerNorm(WIDTH)),
+    # positions and masks
+    "causal mask": partial(causal, None),
+    "causal attention": lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True),
+    "boolean mask": lambda x: scores(x).masked_fill(gw.ones(x.shape[1], x.shape[1], dtype=gw.bool).triu(1), -9.0),
+    "a slice of a mask": With(lambda m, x: scores(x) * m.mask[: x.shape[1], : x.shape[1]],
+                              mask=nn.Buffer(gw.tril(gw.ones(20, 20)))),
+    "a slice of a constant": With(lambda m, x: x + m.table[0][: x.shape[1]], table=[gw.rand(20, WIDTH)]),
+    "ranges": lambda x: (
+        x * gw.arange(1, x.shape[1] + 1).unsqueeze(1) + gw.arange(x.shape[1] - 1, -1, -1, dtype=gw.float32).unsqueeze(1)
+    ),
+    "every second number": lambda x: x[:, ::2] * gw.arange(0, x.shape[1], 2).unsqueeze(1),
+    "identity": lambda x: scores(x) + gw.eye(x.shape[1]) + gw.full((x.shape[0], 1, 1), 2.5),
+    "distances": lambda x: scores(x) - (gw.arange(x.shape[1]).unsqueeze(1) - gw.arange(x.shape[1])).abs(),
+    "position table": With(lambda m, x: x + m.pos.weight[: x.shape[1]] + m.pos(gw.arange(x.shape[1])),
+                           pos=nn.Embedding(20, WIDTH)),
+    "comparison with a size": lambda x: gw.where(gw.arange(x.shape[1]).unsqueeze(1) < x.shape[1] - 1, x, 0.0),
+    # parts
+    "without the first": lambda x: x[:, 1:].sum(1) + x[:, : x.shape[1] - 1].mean(2, keepdim=True).sum(1) + x[:, -1],
+    "differences": lambda x: (x[:, 1:] - x[:, :-1]).abs().sum(1),
+    "the middle": lambda x: x[:, x.shape[1] // 2] + x[:, : x.shape[1] // 2].sum(1),
+    "rotated": lambda x: gw.cat([x[:, -1:], x[:, :-1]], 1) + x.roll(1, 1),
+    "repeated": lambda x: x.repeat(1, 2, 1).sum(1) + x[:, :1].repeat(1, x.shape[1], 1).sum(1),
+    "twice each": lambda x: x.repeat_interleave(2, 1),
+    "expanded": lambda x: x.mean(1, keepdim=True).expand(-1, x.shape[1], -1) + x[:, :1].expand_as(x),
+    "joined": lambda x: gw.cat([x, x * 2, x[:, :1], x.new_zeros(x.shape[0], 1, WIDTH)], 1),
+    "padded": lambda x: F.pad(x, (0, 0, 2, 1), value=1.5)[:, : x.shape[1]] + F.pad(x, (0, 0, 1, 0))[:, :-1],
+    "diagonal": lambda x: scores(x).diagonal(0, 1, 2) + scores(x)[:, 0],
+    # windows
+    "convolution": With(lambda m, x: m.conv(x.transpose(1, 2)).transpose(1, 2) + x,
+                        conv=nn.Conv1d(WIDTH, WIDTH, 3, padding=1)),
+    "strided convolution": With(lambda m, x: m.conv(x.transpose(1, 2)),
+                                conv=nn.Conv1d(WIDTH, 3, 3, stride=2, padding=1)),
+    "transposed convolution": With(lambda m, x: m.conv(x.transpose(1, 2)),
+                                   conv=nn.ConvTranspose1d(WIDTH, 3, 2, stride=2)),
+    "causal convolution": With(lambda m, x: m.conv(F.pad(x.transpose(1, 2), (2, 0))), conv=nn.Conv1d(WIDTH, 3, 3)),
+    "pooling": lambda x: F.max_pool1d(x.transpose(1, 2), 3, 1, 1) + F.avg_pool1d(x.transpose(1, 2), 3, 1, 1),
+    "global pooling": lambda x: F.adaptive_avg_pool1d(x.transpose(1, 2), 1) + F.adaptive_max_pool1d(x.mT, 1),
+    # branches that all sizes take
+    "an assertion": lambda x: x * 2 if x.shape[2] == WIDTH and x.shape[1] >= 1 and x.shape == x.shape else x,
+    "a name": lambda x: x if f"{x.shape[1]}" == "nothing" else -x,
+}  # fmt: skip
+NOT_IN_ONNX = {"cross entropy", "ignored targets", "diagonal", "rotated"}
+
+
+def numbers(tensor) -> np.ndarray:
+    return tensor if isinstance(tensor, np.ndarray) else tensor.to_numpy()
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_code_that_computes_with_sizes_follows_them(name, tmp_path):
+    fn = FOLLOWED[name]
+    p = gw.trace(fn, np.zeros(SHAPES[0], "f4"), sizes={"x": NAMES})
+    assert p.spec("x").shape == NAMES
+    p.save(tmp_path / "saved")
+    q = gw.load(tmp_path / "saved")
+    assert q.hash() == p.hash()
+    reader = next(n for n in q.order() if [*q.operands(n)][:1] == [q.value("x")])
+    with q.edit("the same, computed otherwise") as e:
+        for _ in range(2):
+            e.insert(q.in_edges(reader)[0], "neg")
+    still = q.eval()
+    assert p.axes() is not None
+    file = None if name in NOT_IN_ONNX else p.to_onnx(tmp_path / "net.onnx")
+    for shape in SHAPES:
+        x = RNG.normal(size=shape).astype("f4")
+        leaf = gw.tensor(x, requires_grad=True)
+        wanted = fn(leaf)
+        wanted.sum().backward()
+        runs = [p.run(x=x), p.compile(x=shape)(x=x), p.compile(x=shape, deterministic=True)(x=x), still.run(x=x)]
+        runs += [] if file is None else run_onnx(file, [{"x": x}])
+        for found in runs:
+            assert numbers(found["out"]).shape == wanted.shape
+            np.testing.assert_allclose(numbers(found["out"]), wanted.numpy(), rtol=1e-4, atol=1e-5)
+        slope = p.grad("out", ["x"], {"B": shape[0], "T": shape[1]})
+        for found in (slope.run(x=x), slope.compile(x=shape)(x=x)):
+            np.testing.assert_allclose(found["grad.x"].to_numpy(), grad_of(leaf).numpy(), rtol=1e-3, atol=1e-4)
+
+
+TAKEN = "takes the named size T as a Python number"
+REFUSED = {
+    "a loop": (lambda x: sum((x[:, i] for i in range(x.shape[1])), x[:, 0]), TAKEN),
+    "len": (lambda x: x / len(x), r"len\(\) needs a Python number.*named size B"),
+    "float": (lambda x: x * float(x.shape[1]), TAKEN),
+    "int": (lambda x: x if int(x.shape[1]) < 9 else -x, TAKEN),
+    "a key": (lambda x: {5: x}.get(x.shape[1], -x), TAKEN),
+    "numpy": (lambda x: x * gw.tensor(np.minimum(np.arange(x.shape[1]), 20))[:, None], "as a Python number"),
+    "numpy ones": (lambda x: x * gw.tensor(np.ones((x.shape[1], 1), "f4")), TAKEN),
+    "a logarithm": (lambda x: x * np.log(x.shape[1]), TAKEN),
+    "a branch": (lambda x: x.exp() if x.shape[1] > 40 else x.tanh(), r"where T = 41 .*compares T with 40"),
+    "a branch at one": (lambda x: x * 2 if x.shape[0] == 1 else x, r"where B = 1 .*compares B with 1"),
+    "an even size": (lambda x: x if x.shape[1] % 2 else x * 2, r"where T = "),
+    "two sizes": (lambda x: x if x.shape[0] < x.shape[1] else -x, r"where [BT] = "),
+    "nested branches": (lambda x: x if x.shape[1] < 50 else (x if x.shape[1] < 70 else -x), "where T = 70 "),
+    "branches together": (lambda x: -x if (x.shape[1] > 40) + (x.shape[0] > 3) == 2 else x, r"where B = 4, T = 41 "),
+    "branches within": (lambda x: x if x.shape[0] < 4 or x.shape[1] < 41 else -x, r"where B = 4, T = 41 "),
+    "a product": (lambda x: x if x.shape[0] * x.shape[1] != 35 else -x, r"compares B\*T with 35"),
+    "a larger product": (lambda x: x if x.shape[0] * x.shape[1] != 1000 else -x, r"compares B\*T with 1000"),
+    "a square": (lambda x: x if x.shape[1] ** 2 != 90000 else -x, r"where T = 300 "),
+    "an equation": (lambda x: x if x.shape[1] ** 2 != 2 else -x, "for which sizes they are equal is not known"),
+    "a large size": (lambda x: x if x.shape[1] != 12345 else -x, r"where T = 12345 "),
+    "a minimum": (lambda x: x[:, : min(x.shape[1], 9)], r"compares T with 9"),
+    "a maximum": (lambda x: x * max(x.shape[1], 30), r"compares T with 30"),
+    "a crop": (lambda x: x[:, :8], r"compares T with 8"),
+    "the last few": (lambda x: x[:, -8:], r"compares T with 8"),
+    "squeeze": (lambda x: x.squeeze(0), r"where B = 1 "),
+    "a split": (lambda x: x.split(2, 1)[0], TAKEN),
+    "a fixed shape": (lambda x: x.reshape(3, 4, WIDTH), "different numbers of elements"),
+    "another size": (lambda x: x.reshape(x.shape[1], x.shape[0] + 4, WIDTH), "different numbers of elements"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_code_that_holds_for_some_sizes_only_is_refused(name):
+    fn, text = REFUSED[name]
+    with pytest.raises(gw.GraphwrightError, match=f"(?s){text}") as caught:
+        gw.trace(fn, np.ones(SHAPES[0], "f4"), sizes={"x": NAMES})
+    assert caught.value.where or caught.value.fix
 
 
 def test_a_loop_over_a_named_size_is_named_with_the_ops_that_it_adds():
@@ -119,13 +270,56 @@ def test_a_loop_over_a_named_size_is_named_with_the_ops_that_it_adds():
     assert "leave T fixed" in str(caught.value.fix)
 
 
-def test_an_entry_that_a_shorter_input_lacks_is_an_error_of_the_run():
-    p = gw.trace(lambda x: x[2] + x[-1], np.ones((6, 3), "f4"), sizes={"x": ("T", 3)})
-    x = RNG.normal(size=(3, 3)).astype("f4")
-    np.testing.assert_array_equal(p.run(x=x)["out"].to_numpy(), x[2] + x[2])
-    for run in (p.run, p.compile(x=(2, 3))):
+def test_a_refusal_names_the_line_and_the_way_out():
+    def forward(x):
+        return x if x.shape[1] < 50 else -x
+
+    with pytest.raises(TraceError) as caught:
+        gw.trace(forward, np.ones(SHAPES[0], "f4"), sizes={"x": NAMES})
+    line = forward.__code__.co_firstlineno + 1
+    assert f"test_named_sizes.py:{line} compares T with 50" in str(caught.value)
+    assert caught.value.fix == "replace the branch by tensor operations that hold for every size, or leave T fixed"
+
+
+def test_sizes_that_the_code_refuses_need_no_program():
+    """As nanoGPT: an assertion about the length limits the sizes, and does not make the trace invalid."""
+    table = nn.Embedding(12, WIDTH)
+
+    def forward(x):
+        assert x.shape[1] <= 12, "too long"
+        return x + table(gw.arange(x.shape[1]))
+
+    for length in (6, 12):
+        p = gw.trace(forward, np.zeros((2, length, WIDTH), "f4"), sizes={"x": NAMES})
+        x = RNG.normal(size=(3, 11, WIDTH)).astype("f4")
+        np.testing.assert_array_equal(p.run(x=x)["out"].to_numpy(), forward(gw.tensor(x)).numpy())
         with pytest.raises(gw.GraphwrightError, match="index"):
-            run(x=x[:2])
+            p.run(x=np.zeros((1, 13, WIDTH), "f4"))
+
+
+def test_a_size_that_decides_nothing_costs_one_trace():
+    calls = []
+
+    def forward(x):
+        calls.append(x.shape)
+        return x.reshape(x.shape[0] * x.shape[1], WIDTH) / x.shape[0]
+
+    gw.trace(forward, np.zeros(SHAPES[0], "f4"), sizes={"x": NAMES})
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(("fn", "short"), [
+    (lambda x: x[2] + x[-1], 2), (lambda x: x[:, 1:][3:], 2), (lambda x: x[-3:], 2), (lambda x: x[2:4], 3),
+    (lambda x: F.avg_pool1d(x.T, 3), 2), (lambda x: F.conv1d(x.T[None], gw.ones(1, 3, 4)), 3),
+])  # fmt: skip
+def test_an_entry_that_a_shorter_input_lacks_is_an_error_of_the_run(fn, short):
+    p = gw.trace(fn, np.ones((6, 3), "f4"), sizes={"x": ("T", 3)})
+    x = RNG.normal(size=(9, 3)).astype("f4")
+    for found in (p.run(x=x), p.compile(x=x.shape)(x=x)):
+        np.testing.assert_allclose(found["out"].to_numpy(), fn(gw.tensor(x)).numpy(), rtol=1e-5)
+    for run in (p.run, lambda x: p.compile(x=x.shape)(x=x)):
+        with pytest.raises(gw.errors.ShapeError, match=r"slice|negative|window|pool"):
+            run(x=x[:short])
 
 
 def test_gradients_and_axes_of_entries_of_a_named_size():
@@ -140,7 +334,134 @@ def test_gradients_and_axes_of_entries_of_a_named_size():
 
 def test_sizes_that_do_not_match_the_example_are_refused():
     x = np.ones((4, 3), "f4")
-    for sizes in ({"y": ("B", 3)}, {"x": ("B",)}, {"x": ("B", 4)}, {"x": ("B", "B")}):
+    for sizes in ({"y": ("B", 3)}, {"x": ("B",)}, {"x": ("B", 4)}, {"x": ("B", "B")}, {"x": ("B*T", 3)}):
         with pytest.raises(UsageError):
             gw.trace(lambda x: -x, x, sizes=sizes)
     assert gw.trace(lambda x: x @ x.T, x, sizes={"x": ("B", None)}).spec("x").shape == ("B", 3)
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+class Language(nn.Module):
+    """A small language model with learned positions and rotary attention."""
+
+    def __init__(self) -> None:
+        gw.manual_seed(0)
+        self.tokens, self.positions = nn.Embedding(5, 8), nn.Embedding(16, 8)
+        feed_forward = nn.SwiGLU(8, 12)
+        self.block = nn.TransformerBlock(nn.MultiHeadAttention(8, 2), feed_forward, 8)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 5)
+
+    def forward(self, ids, targets):
+        x = self.tokens(ids) + self.positions(gw.arange(ids.shape[1]))
+        logits = self.head(self.norm(self.block(x)))
+        return F.cross_entropy(logits.view(-1, 5), targets.view(-1))
+
+
+LENGTHS = [(2, 6), (3, 4), (1, 1), (4, 9), (2, 6)]
+
+
+def batches():
+    rng = np.random.default_rng(1)
+    return [(rng.integers(0, 5, shape), rng.integers(0, 5, shape)) for shape in LENGTHS]
+
+
+def eager_training(net, optimizer):
+    for ids, targets in batches():
+        optimizer.zero_grad()
+        loss = net(gw.tensor(ids), gw.tensor(targets))
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
+
+
+def same_weights(a, b):
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        np.testing.assert_allclose(p.numpy(), q.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_training_step_with_named_sizes_equals_the_eager_one():
+    net, twin = Language(), Language()
+    same_weights(net, twin)
+    optimizer = gw.optim.AdamW(list(net.parameters()), lr=0.01)
+
+    def step(ids, targets):
+        optimizer.zero_grad()
+        loss = net(ids, targets)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    compiled = gw.compile(step, sizes={"ids": ("B", "T"), "targets": ("B", "T")})
+    losses = [compiled(*batch).item() for batch in batches()]
+    np.testing.assert_allclose(losses, [*eager_training(twin, gw.optim.AdamW(list(twin.parameters()), lr=0.01))],
+                               rtol=1e-5)  # fmt: skip
+    same_weights(net, twin)
+    assert compiled.traces == 1
+
+
+def test_a_traced_program_trains_at_every_size():
+    net, twin = Language(), Language()
+    ids = np.zeros((2, 5), np.int64)
+    p = gw.trace(net, ids, ids, sizes={"ids": ("B", "T"), "targets": ("B", "T")})
+    optimizer, losses = gw.optim.AdamW(p, lr=0.01), []
+    for ids, targets in batches():
+        step = gw.optim.compile_step(p, "out", optimizer, {"ids": ids, "targets": targets})
+        losses.append(step(ids=ids, targets=targets).item())
+    np.testing.assert_allclose(losses, [*eager_training(twin, gw.optim.AdamW(list(twin.parameters()), lr=0.01))],
+                               rtol=1e-5)  # fmt: skip
+    same_weights(net, twin)
+
+
+def test_batch_statistics_count_the_rows_of_the_run():
+    net, twin = (nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(WIDTH)) for _ in range(2))
+    p = gw.trace(net, np.zeros(SHAPES[0], "f4"), sizes={"x": NAMES})
+    for shape in (s for s in SHAPES if s[0] * s[1] > 1):
+        x = RNG.normal(size=shape).astype("f4")
+        np.testing.assert_allclose(p.run(x=x)["out"].to_numpy(), twin(gw.tensor(x)).numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(net[1].running_var.numpy(), twin[1].running_var.numpy(), rtol=1e-5)
+        still = p.eval().run(x=x)["out"].to_numpy()
+        np.testing.assert_allclose(still, twin.eval()(gw.tensor(x)).numpy(), rtol=1e-4, atol=1e-5)
+        twin.train()
+
+
+# -- random code -------------------------------------------------------------------------------------------------------
+PIECES = {  # [B, T, C] -> [B, T, C] for every size
+    "rows": lambda x: x.reshape(x.shape[0] * x.shape[1], -1).tanh().reshape(*x.shape),
+    "flat": lambda x: x.flatten(0, 1).softmax(-1).unflatten(0, (-1, x.shape[1])),
+    "turned": lambda x: x.transpose(0, 1).reshape(-1, x.shape[2]).view(x.shape[1], x.shape[0], -1).transpose(0, 1),
+    "centred": lambda x: x - x.mean((0, 1)) + x.sum(1, keepdim=True) / x.shape[1],
+    "scaled": lambda x: x * (3 / (x.shape[0] + x.shape[1])) + x.numel() / x.shape[0] ** 2 * 0.01,
+    "masked": lambda x: (scores(x) * gw.tril(gw.ones(x.shape[1], x.shape[1]))).tanh() @ x,
+    "numbered": lambda x: x + gw.arange(x.shape[1]).unsqueeze(1) / x.shape[1],
+    "shifted": lambda x: gw.cat([x[:, -1:], x[:, : x.shape[1] - 1]], 1),
+    "padded": lambda x: F.pad(x, (0, 0, 1, 1))[:, 1:-1] + F.pad(x, (0, 0, 2, 0))[:, :-2],
+    "doubled": lambda x: gw.cat([x, -x], 1)[:, x.shape[1] :] + x.repeat(1, 3, 1)[:, x.shape[1] : 2 * x.shape[1]],
+    "pooled": lambda x: F.avg_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2) + x.amax(1, keepdim=True),
+    "halves": lambda x: gw.cat([x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]], 1),
+    "alternating": lambda x: gw.stack([x, x * 2], 2).flatten(1, 2)[:, ::2],
+    "batch shift": lambda x: gw.cat([x[1:], x[:1]], 0) * 0.5,
+}  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(names=st.lists(st.sampled_from(sorted(PIECES)), min_size=1, max_size=4),
+       end=st.sampled_from(["mean", "loss", "none"]), first=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+       others=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 9)), min_size=2, max_size=2))  # fmt: skip
+def test_random_code_follows_its_sizes(names, end, first, others):
+    def forward(x):
+        for name in names:
+            x = PIECES[name](x)
+        if end == "loss":
+            return F.cross_entropy(x.reshape(-1, WIDTH), x.detach().argmin(-1).reshape(-1))
+        return x.mean() if end == "mean" else x
+
+    p = gw.trace(forward, np.zeros((*first, WIDTH), "f8"), sizes={"x": NAMES})
+    for shape in ((*size, WIDTH) for size in [(1, 1), *others]):
+        x = RNG.normal(size=shape)
+        leaf = gw.tensor(x, requires_grad=True)
+        wanted = forward(leaf)
+        wanted.sum().backward()
+        for found in (p.run(x=x), p.compile(x=shape)(x=x)):
+            np.testing.assert_allclose(found["out"].to_numpy(), wanted.numpy(), rtol=1e-6, atol=1e-9)
+        slope = p.grad("out", ["x"], {"B": shape[0], "T": shape[1]}).run(x=x)["grad.x"].to_numpy()
+        np.testing.assert_allclose(slope, grad_of(leaf).numpy(), rtol=1e-6, atol=1e-9)

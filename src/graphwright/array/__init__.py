@@ -30,7 +30,7 @@ from graphwright.array.dtype import (
 from graphwright.array.layout import Layout
 from graphwright.array.memory_pool import upload
 from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_dlpack, from_numpy
-from graphwright.array.spec import Dim, Spec, UnboundDim, bind_sizes, broadcast_shapes, sample_sizes
+from graphwright.array.spec import Dim, Spec, UnboundDim, broadcast_shapes, sample_sizes
 from graphwright.array.storage import Storage, StorageClosed, WriteCount, Writers, changes
 
 __all__ = [
@@ -55,7 +55,6 @@ __all__ = [
     "Writers",
     "backend",
     "bfloat16",
-    "bind_sizes",
     "bool_",
     "broadcast_shapes",
     "changes",

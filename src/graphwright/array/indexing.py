@@ -16,6 +16,7 @@ from graphwright.array.backend import backend
 from graphwright.array.dtype import int64
 from graphwright.array.layout import Layout, Shape
 from graphwright.array.ndarray import NDArray, empty, from_numpy
+from graphwright.array.sizes import Size
 from graphwright.array.spec import broadcast_shapes
 from graphwright.errors import DTypeError, IndexOutOfRange, ShapeError, UsageError
 
@@ -76,15 +77,13 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
             continue
         n = shape[axis]
         if isinstance(item, int):
-            if not -n <= item < n:
+            if not -_here(n) <= _here(item) < _here(n):
                 raise ShapeError("index out of range", where=f"axis {axis}", expected=f"{-n}..{n - 1}", got=item)
-            slices.append((item % n, 1, 1))
+            slices.append((item + n if item < 0 else item, 1, 1))
             drop.append(axis)
         else:
-            start, stop, step = item.indices(n) if isinstance(item, slice) else (0, n, 1)
-            size = len(range(start, stop, step))
-            slices.append((start if size else 0, size, step))
-            kept.append(size)
+            slices.append(_entries(item, n) if isinstance(item, slice) else (0, n, 1))
+            kept.append(slices[-1][1])
         axis += 1
     ids = tuple(item.ids if isinstance(item := items[i], _Added) else item for i in arrays)
     order, first = None, 0
@@ -96,6 +95,41 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
         picked = broadcast_shapes(*(tuple(i.shape) for i in ids))
         kept[first : first + len(ids)] = picked
     return IndexPlan(tuple(slices), tuple(drop), tuple(new), order, first, ids, tuple(kept))
+
+
+def _here(size: Any) -> int:
+    """Return a size as an int; a named size of a trace as its value there, which a run checks again."""
+    return getattr(size, "here", size)
+
+
+def _entries(item: slice, n: Any) -> tuple[Any, Any, int]:
+    """Return start, size and step of a slice of an axis of size n; n and its ends may be named sizes of a trace.
+
+    Ends inside the axis need no comparison, because a run checks them. Where an end is clamped to the axis, the code
+    depends on the comparison, which the trace notes.
+    """
+    if not any(isinstance(v, Size) for v in (n, item.start, item.stop)):
+        start, stop, step = item.indices(n)
+        size = len(range(start, stop, step))
+        return (start if size else 0), size, step
+    step = 1 if item.step is None else int(item.step)
+    if step < 0:
+        raise UsageError(
+            "a slice of a named size has a negative step", got=step, fix="x.flip(axis), then a positive step"
+        )
+    start, stop = (_inside(default if v is None else v, n) for v, default in ((item.start, 0), (item.stop, n)))
+    if _here(stop) < _here(start) and stop < start:
+        return 0, 0, step
+    return start, (stop - start + step - 1) // step, step
+
+
+def _inside(end: Any, n: Any) -> Any:
+    """Return an end of a slice counted from the front, between 0 and n."""
+    if _here(end) < 0 and end < 0:
+        end = end + n
+        if _here(end) < 0 and end < 0:
+            return 0
+    return n if _here(end) > _here(n) and end > n else end
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +172,7 @@ def _read(item: Any) -> Any:
     if isinstance(item, bool):
         return np.asarray(item)
     if isinstance(item, int | np.integer):
-        return int(item)
+        return item if isinstance(item, Size) else int(item)
     if isinstance(item, list | tuple | range):
         try:
             item = np.asarray(item)

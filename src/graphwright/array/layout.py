@@ -11,6 +11,7 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
+from graphwright.array.sizes import Size, total
 from graphwright.errors import ShapeError
 
 Shape = Sizes = tuple[int, ...]
@@ -204,37 +205,37 @@ class Window:
         """True if there is one window of one entry at each position: kernel 1, stride 1, no padding."""
         return self.entries == 1 and set(self.stride) == {1} and not any(self.padding)
 
-    def padded(self, sizes: Sizes) -> Sizes:
+    def padded(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
         """Return the sizes including the padding at both ends of each axis."""
-        return tuple(n + 2 * p for n, p in zip(sizes, self.padding, strict=True))
+        return tuple([total((n, 2 * p)) for n, p in zip(sizes, self.padding, strict=True)])
 
-    def counts(self, sizes: Sequence[Any]) -> Sizes:
-        """Return the number of windows along each axis. Raises: ShapeError if no window fits or a size is named."""
+    def counts(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the number of windows along each axis. Raises: ShapeError if no window fits, as far as known."""
         if len(sizes) != len(self.kernel):
             raise ShapeError("wrong number of spatial axes", expected=f"{len(self.kernel)} sizes", got=sizes)
-        if any(isinstance(n, str) for n in sizes):
-            raise ShapeError("a spatial axis has a named size", expected="ints", got=sizes)
-        room = [n - e for n, e in zip(self.padded(tuple(sizes)), self.extent, strict=True)]
-        if min(room) < 0:
-            most = f"at most {self.padded(tuple(sizes))}"
+        padded = self.padded(tuple(sizes))
+        room = [total((n, -e)) for n, e in zip(padded, self.extent, strict=True)]
+        if any(isinstance(r, int) and r < 0 for r in room):
+            most = f"at most {padded}"
             raise ShapeError("the window is larger than the padded axes", expected=most, got=self.extent)
-        return tuple(r // s + 1 for r, s in zip(room, self.stride, strict=True))
+        pairs = zip(room, self.stride, strict=True)
+        return tuple([r // s + 1 if isinstance(r, int) else (Size.of(r) // s + 1).dim for r, s in pairs])
 
-    def spread(self, counts: Sequence[Any], rest: Sizes) -> Sizes:
+    def spread(self, counts: Sequence[Any], rest: Sizes) -> tuple[Any, ...]:
         """Return the output sizes of a transposed convolution. Its input has one entry per window: sizes `counts`.
 
         `rest` is its `output_padding`. Raises: ShapeError, also if `rest` is not less than the stride.
         """
-        if len(counts) != len(self.kernel) or any(isinstance(n, str) for n in counts) or min(counts) < 1:
+        if len(counts) != len(self.kernel) or any(isinstance(n, int) and n < 1 for n in counts):
             expected = f"{len(self.kernel)} ints of at least 1"
             raise ShapeError("invalid spatial sizes of a transposed convolution", expected=expected, got=counts)
         if any(not 0 <= r < s for r, s in zip(rest, self.stride, strict=True)):
             raise ShapeError("invalid output_padding", expected=f"0 <= output_padding < stride {self.stride}", got=rest)
         sizes = tuple(
-            (n - 1) * s + e - 2 * p + r
+            ((Size.of(n) - 1) * s + e - 2 * p + r).dim
             for n, s, e, p, r in zip(counts, self.stride, self.extent, self.padding, rest, strict=True)
         )
-        if min(sizes) < 1:
+        if any(isinstance(n, int) and n < 1 for n in sizes):
             raise ShapeError("the padding leaves no output", expected="output sizes of at least 1", got=sizes)
         return sizes
 

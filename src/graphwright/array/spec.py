@@ -1,35 +1,34 @@
-"""Spec: the shape and dtype of a value. A dimension is an int, or a name that is bound when the program runs."""
+"""Spec: the shape and dtype of a value. A dimension is an int, or a name or text of names that a run binds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from keyword import iskeyword
 from math import prod
-from typing import Any, cast, overload
+from typing import cast, overload
 
 import numpy as np
 
 from graphwright.array.dtype import DType, dtype
+from graphwright.array.sizes import Dim, bound, is_dim_name, is_dim_text, names_of
 from graphwright.errors import ShapeError, UsageError
-
-Dim = int | str
 
 
 class UnboundDim(UsageError):
     """The size of a named dimension was requested before an input bound it."""
 
 
-def is_dim_name(value: object) -> bool:
-    """Return True for a valid name of a dimension: a Python identifier, as generated code reads it as an attribute."""
-    return type(value) is str and value.isidentifier() and not iskeyword(value)
+def check_dims(
+    dims: object, where: str | None = None, is_dim: Callable[[object], bool] = is_dim_name
+) -> tuple[Dim, ...]:
+    """Return a list or tuple of ints and names as a tuple. Raises: ShapeError for an invalid size or name.
 
-
-def check_dims(dims: object, where: str | None = None) -> tuple[Dim, ...]:
-    """Return a list or tuple of ints and names as a tuple. Raises: ShapeError for an invalid size or name."""
+    Args:
+        is_dim: which strings are valid, by default names only.
+    """
     given = dims if isinstance(dims, list | tuple) else (dims, None)
     found = tuple(int(d) if isinstance(d, int | np.integer) and not isinstance(d, bool) else d for d in given)
-    if not all(is_dim_name(d) if isinstance(d, str) else type(d) is int and 0 <= d < 1 << 63 for d in found):
+    if not all(is_dim(d) if isinstance(d, str) else type(d) is int and 0 <= d < 1 << 63 for d in found):
         expected = "a tuple of ints >= 0 and < 2**63, and names that are Python identifiers"
         raise ShapeError("invalid shape", where=where, expected=expected, got=repr(dims)[:120])
     return cast("tuple[Dim, ...]", found)
@@ -37,7 +36,7 @@ def check_dims(dims: object, where: str | None = None) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Shape (ints and names such as `"B"`) and dtype.
+    """Shape (ints, names such as `"B"`, and sizes computed from names such as `"B*T"`) and dtype.
 
     >>> Spec(("B", 8), float32)
     f32[B, 8]
@@ -48,7 +47,7 @@ class Spec:
 
     @property
     def symbolic(self) -> bool:
-        """True if a dimension is a name."""
+        """True if a dimension depends on a name."""
         return str in map(type, self.shape)
 
     @property
@@ -69,10 +68,10 @@ class Spec:
         return self.size * self.dtype.itemsize
 
     def bind(self, dims: Mapping[str, int]) -> Spec:
-        """Replace names by their sizes; names that are not in `dims` are kept."""
+        """Replace names by their sizes; names that are not in `dims` are kept. Raises: ShapeError below 0."""
         if not self.symbolic:
             return self
-        return Spec(tuple(dims.get(d, d) if isinstance(d, str) else d for d in self.shape), self.dtype)
+        return Spec(tuple([bound(d, dims) for d in self.shape]), self.dtype)
 
     def match(self, shape: tuple[int, ...], dims: dict[str, int]) -> bool:
         """Return whether `shape` matches; a name that is not in `dims` matches any size and is added to `dims`."""
@@ -90,7 +89,7 @@ class Spec:
     @staticmethod
     def from_json(data: list) -> Spec:
         """Return the spec that `to_json` encoded. Raises: ShapeError, DTypeError for an invalid one."""
-        return Spec(check_dims(data[1]), dtype(data[0]))
+        return Spec(check_dims(data[1], is_dim=is_dim_text), dtype(data[0]))
 
     def __repr__(self) -> str:
         kind = self.dtype
@@ -99,17 +98,9 @@ class Spec:
         return f"{name}[{', '.join(map(str, self.shape))}]"
 
 
-def bind_sizes(attrs: Mapping[str, Any], dims: Mapping[str, int]) -> Mapping[str, Any]:
-    """Replace named sizes in the tuples among attributes, such as the shape of a reshape; `attrs` itself if none is."""
-    for key, value in attrs.items():
-        if type(value) is tuple and str in map(type, value):
-            attrs = {**attrs, key: tuple(dims.get(d, d) if type(d) is str else d for d in value)}
-    return attrs
-
-
 def sample_sizes(specs: Iterable[Spec]) -> dict[str, int]:
     """Return a size for each named dimension of specs, to run samples: 3 for the first, one more for each further."""
-    names = dict.fromkeys(d for s in specs for d in s.shape if isinstance(d, str))
+    names = dict.fromkeys(name for s in specs for d in s.shape for name in names_of(d))
     return {name: 3 + i for i, name in enumerate(names)}
 
 
@@ -118,7 +109,7 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]: ...
 @overload
 def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]: ...
 def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Return the broadcast shape; a named dimension broadcasts only with itself and 1. Raises: ShapeError."""
+    """Return the broadcast shape; a dimension of named size broadcasts only with itself and 1. Raises: ShapeError."""
     rank = max((len(s) for s in shapes), default=0)
     result: list[Dim] = []
     for axis in range(-rank, 0):

@@ -14,6 +14,7 @@ from graphwright.array.ndarray import OneElement
 from graphwright.autograd.errors import TraceError
 from graphwright.autograd.inplace import rebind, write_over
 from graphwright.autograd.modes import autocast, grad_mode
+from graphwright.autograd.named_sizes import traced
 from graphwright.autograd.recorder import Symbol, active_recorder, mark_alias
 from graphwright.autograd.tape import Hook, TapeNode
 from graphwright.errors import DTypeError, UsageError
@@ -43,7 +44,10 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
     taped = wanted and (row.vjp is not None or row.traits.opaque) and grad_mode.get()
     if taped and row.traits.opaque and row.expand is not None and outs is None:
         return row.expand(inputs, attrs)  # run as ops that have gradients
-    if recorder is not None and any(t.symbolic or t.is_variable for t in (*inputs, *(outs or ()))):
+    if recorder is not None and (
+        any(t.symbolic or t.is_variable for t in (*inputs, *(outs or ())))
+        or (recorder.named is not None and row.names_sizes(attrs))
+    ):
         data = [recorder.resolve(t) for t in inputs]  # for a variable its current value in the trace
         results: Sequence[Any] = recorder.record(row, data, attrs)
         if row.view is not None:
@@ -174,6 +178,8 @@ def as_tensor(data: Any, dtype: object = None, device: Device | str | None = Non
     if not isinstance(data, TensorBase):
         if isinstance(data, NDArray | Symbol):
             made = _Tensor(data)
+        elif traced(data):
+            made = data.tensor()
         elif speaks_dlpack(data):
             made = _Tensor(from_dlpack(data))
         else:
@@ -182,6 +188,13 @@ def as_tensor(data: Any, dtype: object = None, device: Device | str | None = Non
                 host = host.astype(np.float32)
             made = _Tensor(from_numpy(host))
     return made if dtype is None and device is None else made.to(dtype=dtype, device=device)
+
+
+def as_symbol(tensor: Tensor) -> Tensor:
+    """Return a tensor as a value of the running trace, in which what is computed from it is recorded."""
+    recorder = active_recorder.get()
+    assert recorder is not None, "no trace is running"
+    return _Tensor(recorder.resolve(tensor))
 
 
 def speaks_dlpack(value: Any) -> bool:
@@ -251,7 +264,14 @@ def _cast_operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
     for i, kind in enumerate(_casts(row, tuple(kinds), autocast.get())):
         if kind is not None:
             o = given[i]
-            given[i] = apply(_CAST, (o,), {"dtype": kind}) if isinstance(o, TensorBase) else scalar(repr(o), kind)
+            tensor = isinstance(o, TensorBase)
+            given[i] = (
+                apply(_CAST, (o,), {"dtype": kind})
+                if tensor
+                else o.tensor(kind)
+                if traced(o)
+                else scalar(repr(o), kind)
+            )
     if any([t.requires_grad and not t.data.shape for t in given]):
         return _on_one_device(given)
     return given

@@ -19,12 +19,14 @@ from graphwright.array import empty as _empty
 from graphwright.array import from_numpy as _from_numpy
 from graphwright.array.layout import Shape
 from graphwright.array.spec import Spec
-from graphwright.autograd.apply import as_tensor, host_array, speaks_dlpack
+from graphwright.autograd.apply import as_symbol, as_tensor, host_array, speaks_dlpack
+from graphwright.autograd.named_sizes import traced
 from graphwright.autograd.names import METHOD
 from graphwright.autograd.names import named as entered
 from graphwright.autograd.shapes import ints
 from graphwright.autograd.tensor import Tensor
-from graphwright.errors import DTypeError, OutOfMemory, ShapeError, UsageError
+from graphwright.errors import DTypeError, GraphwrightError, OutOfMemory, ShapeError, UsageError
+from graphwright.ops import call
 
 
 def tensor(
@@ -43,6 +45,8 @@ def tensor(
     >>> tensor([[1.0, 2.0]]).shape
     (1, 2)
     """
+    if traced(data):
+        return data.tensor() if dtype is None else data.tensor(named(dtype))
     if isinstance(data, np.ndarray) or (
         dtype is not None and not isinstance(data, Tensor | NDArray) and not speaks_dlpack(data)
     ):
@@ -100,6 +104,8 @@ def _allocating(shape: object) -> Iterator[None]:
     """Turn numpy's errors for arrays that are too large into OutOfMemory."""
     try:
         yield
+    except GraphwrightError:
+        raise
     except (MemoryError, OverflowError, ValueError) as error:
         raise OutOfMemory("not enough memory for this tensor", expected="a tensor that fits in memory",
                           got=shape) from error  # fmt: skip
@@ -125,15 +131,27 @@ def full(
     shape, value = tuple(size), fill_value
     kind, _ = target(shape, dtype, device, out)
     stored = np.float32 if kind.as_bits else kind.numpy
+    if traced(value):
+        return _recorded(call("expand", as_tensor(value, kind), shape=shape), device, out)
     try:
         if kind.kind in ("int", "uint") and isinstance(value, float | np.floating):
             int(value)  # raises for infinities and NaN, which numpy casts to some integer
         np.full((), value, stored)
     except (OverflowError, ValueError) as error:
         raise DTypeError("the dtype cannot store this value", expected=f"a {kind.name} number", got=value) from error
+    if any(map(traced, shape)):
+        one = as_symbol(_made(np.full((), value, stored), kind, None, False, None))
+        return _recorded(call("expand", one, shape=shape), device, out)
     with _allocating(shape):
         host = np.full(shape, value, stored)
     return _made(host, kind, device, requires_grad, out)
+
+
+def _recorded(made: Tensor, device: Device | str | None, out: Tensor | None) -> Tensor:
+    """Return a tensor of named size, which a run computes. Raises: UsageError if a device or `out` was given."""
+    if out is not None or (device is not None and Device.parse(device) != CPU):
+        raise UsageError("a tensor of named size is made in a run", expected="no out and no device", got=made.spec)
+    return made
 
 
 def empty(
@@ -143,6 +161,8 @@ def empty(
     """Make an uninitialised tensor, float32 by default; for debugging, `array.storage.poison()` fills it with NaN."""
     shape = ints(shape if size is None else size)
     kind, there = target(shape, dtype, device, out)
+    if any(map(traced, shape)):
+        return full(shape, 0, kind, requires_grad, device=device, out=out)
     return Tensor(_empty(shape, kind, there), requires_grad) if out is None else out
 
 
@@ -201,6 +221,9 @@ def eye(
     """Make a matrix [n, m] with ones on the diagonal and zeros elsewhere; square and float32 by default."""
     shape = (n, n if m is None else m)
     target(shape, None, None, None)
+    if any(map(traced, shape)):
+        rows, columns = (arange(size) for size in shape)
+        return _recorded((rows.unsqueeze(1) == columns).to(float32 if dtype is None else dtype), device, out)
     with _allocating(shape):
         host = np.eye(*shape, dtype=np.float32)
     return _made(host, dtype, device, requires_grad, out)
@@ -215,6 +238,8 @@ def arange(
     Raises: UsageError for a step of 0 or of the wrong sign.
     """
     low, high = (0, start) if end is None else (start, end)
+    if any(map(traced, (low, high, step))):
+        return _recorded(_counted(low, high, step, dtype), device, out)
     if dtype is not None and named(dtype) is int64:  # as torch, for this dtype alone
         low, high, step = int(low), int(high), int(step)
     if step == 0 or not 0 <= (high - low) / step < math.inf:
@@ -227,6 +252,19 @@ def arange(
     with _allocating(f"{low} to {high} by {step}"):
         host = np.arange(low, high, step)
     return _made(host, dtype, device, requires_grad, out)
+
+
+def _counted(low: Any, high: Any, step: Any, dtype: object) -> Tensor:
+    """Return `arange` with bounds that depend on named sizes."""
+    if not all(isinstance(v, int) for v in (low, high, step)) or traced(step) or step == 0:
+        what, expected = "arange of named sizes counts whole numbers", "int bounds, and a static int step other than 0"
+        raise UsageError(what, expected=expected, got=f"{low} to {high} by {step}")
+    count = (high - low + step - 1) // step if step > 0 else (low - high - step - 1) // -step
+    one = as_symbol(_made(np.zeros((), np.int64), int64, None, False, None))
+    made = call("iota", call("expand", one, shape=(count,)), axis=0)
+    made = made if step == 1 else made * step
+    made = made + low if traced(low) or low != 0 else made
+    return made if dtype is None else made.to(dtype)
 
 
 def linspace(

@@ -7,11 +7,11 @@ from heapq import heappop, heappush
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, Never, overload
 
-from graphwright.array import NDArray, Spec
+from graphwright.array import Dim, NDArray, Spec
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.errors import GradShapeRequired, GraphFreed, ModifiedSinceForward, NoTape, NotDifferentiable
 from graphwright.autograd.modes import enable_grad, no_grad
-from graphwright.autograd.recorder import active_recorder, differentiating, scoped
+from graphwright.autograd.recorder import Symbol, active_recorder, differentiating, scoped
 from graphwright.autograd.tape import Hook, TapeNode, reachable_nodes
 from graphwright.errors import ComputeError, ShapeError, UsageError
 from graphwright.ops import call, compute, get
@@ -100,24 +100,30 @@ def _seed(root: Tensor, grad: Tensor | None) -> Tensor:
     return grad
 
 
-def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
+def unbroadcast(grad: Tensor, shape: tuple[Dim, ...]) -> Tensor:
     """Sum over the axes along which `shape` was broadcast to the shape of `grad`.
 
     Each run of adjacent axes is summed in a call of its own, so that each call sums the rows or columns of a matrix.
     """
-    if grad.shape == shape:
+    have = _dims(grad)
+    if have == shape:
         return grad
-    lead = grad.ndim - len(shape)
-    axes = [*range(lead), *(lead + i for i, n in enumerate(shape) if n == 1 and grad.shape[lead + i] != 1)]
+    lead = len(have) - len(shape)
+    axes = [*range(lead), *(lead + i for i, n in enumerate(shape) if n == 1 != have[lead + i])]
     gone = 0
     for n, axis in enumerate(axes):
         if n + 1 == len(axes) or axes[n + 1] != axis + 1:
             grad = call("sum", grad, axes=tuple(a - gone for a in axes[gone : n + 1]), keepdims=False)
             gone = n + 1
-    return grad if grad.shape == shape else call("reshape", grad, shape=shape)
+    return grad if _dims(grad) == shape else call("reshape", grad, shape=shape)
 
 
-def _covers(shape: tuple[int, ...], operand: tuple[int, ...]) -> bool:
+def _dims(x: Tensor) -> tuple[Dim, ...]:
+    """Return the shape as a spec has it: comparing it compares no values of named sizes."""
+    return x.data.spec.shape if isinstance(x.data, Symbol) else x.data.shape
+
+
+def _covers(shape: tuple[Dim, ...], operand: tuple[Dim, ...]) -> bool:
     """Return True if the shape `operand` broadcasts to `shape`."""
     lead = len(shape) - len(operand)
     return lead >= 0 and all(n in (1, have) for n, have in zip(operand, shape[lead:], strict=True))
@@ -309,9 +315,9 @@ def pull_back(
                 raise ComputeError("a vjp omitted a gradient that is needed", where=op.name, expected=spec)
             final.append(None)
             continue
-        if g.data.shape != spec.shape and _covers(g.shape, spec.sizes):
-            g = unbroadcast(g, spec.sizes)
-        if g.data.shape != spec.shape or g.data.dtype is not spec.dtype:
+        if _dims(g) != spec.shape and _covers(_dims(g), spec.shape):
+            g = unbroadcast(g, spec.shape)
+        if _dims(g) != spec.shape or g.data.dtype is not spec.dtype:
             raise ComputeError("a vjp returned a gradient of the wrong spec", where=op.name, expected=spec, got=g.spec)
         final.append(g)
     return final
@@ -322,8 +328,10 @@ def _unpack(node: TapeNode, create_graph: bool) -> tuple[list[Tensor | Spec], li
     if node.saved is None:
         fix = "call the first backward with retain_graph=True"
         raise GraphFreed("an earlier backward freed the saved values of this tape", where=node.op.name, fix=fix)
-    ins: list[Tensor | Spec] = [*node.in_specs]
-    outs: list[Tensor | Spec] = [*node.out_specs]
+    recorder = active_recorder.get()
+    named = None if recorder is None else recorder.named
+    ins: list[Tensor | Spec] = [*node.in_specs] if named is None else [*map(named.spec, node.in_specs)]
+    outs: list[Tensor | Spec] = [*node.out_specs] if named is None else [*map(named.spec, node.out_specs)]
     for index, data, version in node.saved:
         if isinstance(data, NDArray) and data.version != version:
             _refuse_modified(node, index, data)

@@ -12,6 +12,7 @@ import numpy as np
 
 from graphwright.array import NDArray, bool_, broadcast_shapes, float64, from_numpy, int32, int64, uint8
 from graphwright.array.indexing import IndexPlan, index_plan
+from graphwright.array.sizes import dim_of
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.functions import cast_like
 from graphwright.autograd.modes import is_grad_enabled
@@ -44,7 +45,7 @@ def _view(x: Any, plan: IndexPlan) -> Any:
         if step < 0 and size > 1:
             start, step = start + (size - 1) * step, -step
             reversed_axes.append(axis)
-        if (start, size, step) != (0, x.shape[axis], 1):
+        if (dim_of(start), dim_of(size), step) != (0, x.spec.shape[axis], 1):
             x = call("slice", x, axis=axis, start=start, size=size, step=max(step, 1))
     if reversed_axes:
         x = call("flip", x, axes=tuple(reversed_axes))
@@ -72,7 +73,8 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
         return
     while value.ndim > len(plan.shape) and value.shape[0] == 1:
         value = call("squeeze", value, axes=(0,))
-    whole = all(part == (0, n, 1) for part, n in zip(plan.slices, x.shape, strict=True))
+    parts = ((dim_of(start), dim_of(size), step) for start, size, step in plan.slices)
+    whole = all(part == (0, n, 1) for part, n in zip(parts, x.spec.shape, strict=True))
     if whole and not (plan.ids or plan.drop or plan.new):
         x.copy_(value)
     elif plan.ids and whole and not plan.new and plan.order is None:

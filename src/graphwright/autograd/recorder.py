@@ -11,6 +11,7 @@ from weakref import ref
 from graphwright.array import Spec
 
 if TYPE_CHECKING:
+    from graphwright.autograd.named_sizes import NamedSizes
     from graphwright.autograd.tensor import Tensor
     from graphwright.autograd.variable import Variable
     from graphwright.ops import Op
@@ -27,8 +28,9 @@ class Symbol:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes; tracing needs static shapes."""
-        return self.spec.sizes
+        """Sizes of the axes; named ones are `TracedSize`. Raises: UnboundDim in a recorder without named sizes."""
+        named = self.recorder.named if self.spec.symbolic else None
+        return self.spec.sizes if named is None else named.shape(self.spec.shape)
 
     @property
     def dtype(self) -> Any:
@@ -51,7 +53,9 @@ def mark_alias(view: Symbol, base: Symbol) -> None:
 
 
 class Recorder(Protocol):
-    """Records operations instead of running them."""
+    """Records operations instead of running them; `named` holds the named sizes of the trace, if it has any."""
+
+    named: NamedSizes | None
 
     def resolve(self, tensor: Tensor) -> Symbol:
         """Return the symbol of a tensor: a traced value, a variable's current value in the trace, or a constant."""

@@ -79,7 +79,7 @@ def var(
     if x.dtype.is_low:
         return var(x.to(float32), axes, keepdim=keepdim, correction=less).to(x.dtype)
     deviation = x - x.mean(axes, True)
-    return (deviation * deviation).sum(axes, keepdim) / float(builtins.max(prod(x.shape[a] for a in axes) - less, 0))
+    return (deviation * deviation).sum(axes, keepdim) / builtins.max(prod(x.shape[a] for a in axes) - less, 0)
 
 
 @named()
@@ -500,7 +500,7 @@ def cov(input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: A
         raise ShapeError("the tensor has too many axes", where="cov", expected="at most 2", got=input.spec)
     x = input.reshape(1, -1) if input.ndim < 2 else input
     x = x if x.dtype.is_float else x.to(float32)
-    weights, total, loss = None, float(x.shape[1]), float(correction)
+    weights, total, loss = None, x.shape[1], correction
     for name, given, integral in (("fweights", fweights, True), ("aweights", aweights, False)):
         if given is None:
             continue
@@ -512,7 +512,7 @@ def cov(input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: A
         weights = given.to(x.dtype) if weights is None else weights * given.to(x.dtype)
     if weights is None:
         centred = x - x.mean(1, True)
-        made = centred @ centred.T / builtins.max(total - loss, 0.0)
+        made = centred @ centred.T / builtins.max(total - loss, 0)
     else:
         whole = weights.sum()
         centred = x - (x * weights).sum(1, True) / whole

@@ -14,9 +14,10 @@ from graphwright.array import Device, NDArray, float32, names_device
 from graphwright.array import dtype as as_dtype
 from graphwright.autograd import engine, functions, indexing
 from graphwright.autograd.apply import NO_HOOKS, TensorBase, apply, result_class, scalar
-from graphwright.autograd.errors import TraceMutation, ViewModified
+from graphwright.autograd.errors import TraceError, TraceMutation, ViewModified
 from graphwright.autograd.function import ToDevice
 from graphwright.autograd.modes import autocast_dtype
+from graphwright.autograd.named_sizes import traced
 from graphwright.autograd.op_methods import OpMethods
 from graphwright.autograd.recorder import Symbol, active_recorder
 from graphwright.autograd.tape import Hook
@@ -190,6 +191,9 @@ class Tensor(TensorBase, OpMethods):
     def __len__(self) -> int:
         if not self.shape:
             raise UsageError("cannot take the length of a 0-d tensor")
+        if traced(self.shape[0]):
+            what = f"len() needs a Python number, but the first axis has the named size {self.shape[0]}"
+            raise TraceError(what, fix="use x.shape[0]")
         return self.shape[0]
 
     def __repr__(self) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import Spec
+from graphwright.array import Dim, Spec
+from graphwright.array.sizes import folded
 from graphwright.errors import MissingExtra, UsageError
 from graphwright.files import StrPath, check_free, target_path, writing
 from graphwright.graph import NodeId
@@ -297,9 +298,16 @@ class _OnnxGraph:
     def size(self, dim: str) -> str:
         """Return the name of a tensor with a dynamic size, read from the shape of a value that has this size."""
         if dim not in self._sizes:
-            name, axis = self._where[dim]
-            self._sizes[dim] = self.node("Shape", [name], 1, {"start": axis, "end": axis + 1})[0]
+            if dim in self._where:
+                name, axis = self._where[dim]
+                self._sizes[dim] = self.node("Shape", [name], 1, {"start": axis, "end": axis + 1})[0]
+            else:
+                self._sizes[dim] = folded(dim, self._number, lambda kind, a, b: self.node(kind, [a, b], 1, {})[0])
         return self._sizes[dim]
+
+    def _number(self, dim: Dim) -> str:
+        """Return the name of an int64 tensor [1] that holds a number or a named size."""
+        return self.size(dim) if isinstance(dim, str) else self.constant(np.array([dim], np.int64))
 
     # -- the graph ---------------------------------------------------------------------------------------------------
     def write(self) -> None:

@@ -86,7 +86,7 @@ def _soft_cross_entropy(
     if weight is not None:
         terms = terms * weight.reshape(*(-1 if a == at else 1 for a in range(input.ndim)))
     loss = terms.sum(at)
-    return loss.sum() / float(loss.numel()) if reduction == "mean" else _reduced(loss, reduction)
+    return loss.sum() / loss.numel() if reduction == "mean" else _reduced(loss, reduction)
 
 
 def nll_loss(
@@ -110,7 +110,7 @@ def _over_rows(loss: Tensor, targets: Any, weight: Tensor | None, ignore_index: 
     targets = as_tensor(targets)
     ignored = targets == ignore_index
     if weight is None:
-        return loss.sum() / (float(loss.numel()) - ignored.to(loss.dtype).sum())
+        return loss.sum() / (loss.numel() - ignored.to(loss.dtype).sum())
     own = call("gather", weight.to(loss.dtype), where(ignored, 0, targets).reshape(-1), axis=0).reshape(*targets.shape)
     return loss.sum() / where(ignored, 0.0, own).sum()
 
@@ -190,7 +190,7 @@ def kl_div(input: Tensor, target: Any, reduction: str = "mean", log_target: bool
     x, y = wide(input), wide(target)
     loss = y.exp() * (y - x) if log_target else xlogy(y, y) - y * x
     if reduction == "batchmean":
-        return loss.sum() / float(x.shape[0] if x.ndim else 1)
+        return loss.sum() / (x.shape[0] if x.ndim else 1)
     return _reduced(loss, reduction)
 
 
@@ -269,7 +269,7 @@ def multi_margin_loss(
     terms = (margin - own + x).relu() ** p
     terms = terms if weight is None else terms * weight.gather(0, y).unsqueeze(-1)
     others = one_hot(y, x.shape[-1]) == 0
-    return _reduced(where(others, terms, 0.0).sum(-1) / float(x.shape[-1]), reduction)
+    return _reduced(where(others, terms, 0.0).sum(-1) / x.shape[-1], reduction)
 
 
 def multilabel_soft_margin_loss(input: Tensor, target: Any, weight: Any = None, reduction: str = "mean") -> Tensor:
@@ -290,7 +290,7 @@ def multilabel_margin_loss(input: Tensor, target: Any, reduction: str = "mean") 
     others = ~hits.any(-2)
     terms = (1.0 - x.gather(-1, ids).unsqueeze(-1) + x.unsqueeze(-2)).relu()
     kept = valid.unsqueeze(-1) & others.unsqueeze(-2)
-    return _reduced(where(kept, terms, 0.0).sum((-2, -1)) / float(x.shape[-1]), reduction)
+    return _reduced(where(kept, terms, 0.0).sum((-2, -1)) / x.shape[-1], reduction)
 
 
 def triplet_margin_with_distance_loss(

@@ -200,6 +200,8 @@ class _Spatial:
     def adaptive_avg_pool(self, input: Tensor, output_size: Any) -> Tensor:
         """Return the means of `output_size` windows that cover the spatial axes; None keeps the size of an axis."""
         sizes = self._outputs(input, output_size, "adaptive_avg_pool")
+        if self._whole(input, sizes):
+            return input.mean(tuple(range(-self.rank, 0)), keepdim=True)
         if self.rank < 3:
             return call("adaptive_avg_pool", input, sizes=sizes)
         flat = call("adaptive_avg_pool", input, sizes=sizes[1:]).movedim(-3, -1)
@@ -208,6 +210,10 @@ class _Spatial:
     def adaptive_max_pool(self, input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
         """Return the maxima of `output_size` windows that cover the spatial axes; None keeps the size of an axis."""
         sizes, shape = self._outputs(input, output_size, "adaptive_max_pool"), input.shape[-self.rank :]
+        if self._whole(input, sizes):
+            best = input.flatten(-self.rank).max(-1)
+            value, index = (t.reshape(*input.shape[: -self.rank], *sizes) for t in best)
+            return (value, index) if return_indices else value
         value, index = input, None
         for axis in range(-1, -self.rank - 1, -1):
             n, m = shape[axis], sizes[axis]
@@ -224,6 +230,11 @@ class _Spatial:
                 here = here + inner.gather(at, column).squeeze(at)
             value, index = best.values, here
         return (value, index) if return_indices else value
+
+    def _whole(self, x: Tensor, sizes: tuple[int, ...]) -> bool:
+        """Return True if one window covers all axes and a size is named, so that it has no numbered entries."""
+        named = any(isinstance(d, str) for d in x.spec.shape[-self.rank :])
+        return named and all(type(n) is int and n == 1 for n in sizes)
 
     def _outputs(self, x: Tensor, output_size: Any, name: str) -> tuple[int, ...]:
         sizes = self._sizes(x, name)

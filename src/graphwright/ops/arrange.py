@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from graphwright.array.dtype import int64
+from graphwright.array.sizes import product as multiplied
+from graphwright.array.sizes import total
 from graphwright.array.spec import Spec
 from graphwright.errors import ShapeError
-from graphwright.ops.attributes import Attr, AxisList
+from graphwright.ops.attributes import Attr, AxisList, NamedSize
 from graphwright.ops.axes import Atom, AxesUse, axes_of, axis_of, fixed_size, product, resized_last, size, spliced
 from graphwright.ops.call import call
 from graphwright.ops.emit import literal
@@ -73,17 +75,14 @@ class Roll(Row):
 class Tile(Row):
     """x repeated as a whole, `repeats[k]` times along axis k: a b -> a b a b. A longer `repeats` adds leading axes."""
 
-    arity, attrs, emit = 1, {"repeats": Attr(tuple[int, ...])}, "{0}.tile({repeats})"
+    arity, attrs, emit = 1, {"repeats": Attr(tuple[int | NamedSize, ...])}, "{0}.tile({repeats:sizes})"
 
     def infer(x, repeats):
-        if len(repeats) < len(x.shape) or min(repeats, default=1) < 0:
+        if len(repeats) < len(x.shape) or any(isinstance(r, int) and r < 0 for r in repeats):
             expected = f"at least {len(x.shape)} counts, each >= 0"
             raise ShapeError("invalid repeats of tile", expected=expected, got=repeats)
         shape = (*(1,) * (len(repeats) - len(x.shape)), *x.shape)
-        if any(isinstance(n, str) and r != 1 for n, r in zip(shape, repeats, strict=True)):
-            what, expected = "cannot tile along an axis of named size", "repeats 1 for each axis of named size"
-            raise ShapeError(what, expected=expected, got=f"{x}, repeats {repeats}")
-        return Spec(tuple(n if r == 1 else n * r for n, r in zip(shape, repeats, strict=True)), x.dtype)
+        return Spec(tuple(map(multiplied, zip(shape, repeats, strict=True))), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
         shape, repeats = ins[0].shape, attrs["repeats"]
@@ -106,7 +105,7 @@ class Tile(Row):
         x, rank, repeats = u.names[0], len(u.ins[0].shape), u.attrs["repeats"]
         if len(repeats) > rank:
             x = u("Unsqueeze", x, u.ints(*range(len(repeats) - rank)))
-        return u("Tile", x, u.ints(*[1] * (rank - len(repeats)), *repeats))
+        return u("Tile", x, u.shape((*[1] * (rank - len(repeats)), *repeats)))
 
 
 @op("repeat_interleave")
@@ -118,11 +117,9 @@ class RepeatInterleave(Row):
 
     def infer(x, repeats, axis):
         at = axis_of(axis, len(x.shape))
-        if isinstance(x.shape[at], str):
-            raise ShapeError("cannot repeat entries along an axis of named size", where=f"axis {at}", got=x)
         if repeats < 0:
             raise ShapeError("repeats is negative", expected=">= 0", got=repeats)
-        return Spec(spliced(x.shape, at, x.shape[at] * repeats), x.dtype)
+        return Spec(spliced(x.shape, at, multiplied((x.shape[at], repeats))), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
         at = axis_of(attrs["axis"], len(ins[0].shape))
@@ -156,13 +153,11 @@ def _padded(x: Spec, widths: tuple[tuple[int, int], ...], mode: str) -> Spec:
     for axis, (n, pair) in enumerate(zip(x.shape[lead:], widths, strict=True), lead):
         if not any(pair):
             continue
-        if isinstance(n, str):
-            raise ShapeError("cannot pad an axis of named size", where=f"axis {axis}", expected="a static size", got=x)
         least = {"constant": 0, "reflect": max(pair) + 1, "replicate": 1}[mode]
-        if n < least:
+        if isinstance(n, int) and n < least:
             what = f"the axis is too small to be padded by {pair} in mode {mode!r}"
             raise ShapeError(what, where=f"axis {axis}", expected=f"size >= {least}", got=x)
-    sizes = (n + sum(p) if isinstance(n, int) else n for n, p in zip(x.shape[lead:], widths, strict=True))
+    sizes = (total((n, *p)) for n, p in zip(x.shape[lead:], widths, strict=True))
     return Spec((*x.shape[:lead], *sizes), x.dtype)
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import numpy as np
 
 from graphwright.array.dtype import DType, dtype
-from graphwright.array.spec import is_dim_name
+from graphwright.array.sizes import Size, is_dim_text
 from graphwright.errors import UsageError
 from graphwright.settings import Range
 
@@ -25,16 +25,17 @@ _WORDS = {bool: "True or False", int: "an int of 64 bits", float: "a float", str
           NoneType: "None"}  # fmt: skip
 
 
-class _DimName:
+class _DimText:
     def __contains__(self, value: object) -> bool:
-        return is_dim_name(value)
+        return is_dim_text(value)
 
     def __str__(self) -> str:
         return "the name of a size"
 
 
 StaticSize = Annotated[int, Range(0, _INT64 - 1, whole=True)]
-Dimension = StaticSize | Annotated[str, _DimName()]
+NamedSize = Annotated[str, _DimText()]
+Dimension = StaticSize | NamedSize
 Shape = tuple[Dimension, ...]
 AxisList = tuple[int, ...]
 PerAxis = int | tuple[int, ...]
@@ -70,13 +71,20 @@ def all_fit(schema: Mapping[str, Attr]) -> Callable[..., bool]:
     return _lambda(", ".join(schema), checks or "True")
 
 
+def names_sizes(kind: Any) -> bool:
+    """Return True if values of an annotation may be sizes computed from names, alone or in tuples."""
+    return (get_origin(kind) is Annotated and isinstance(get_args(kind)[1], _DimText)) or any(
+        map(names_sizes, get_args(kind))
+    )
+
+
 @cache
 def _compiled(kind: Any) -> Callable[[Any], bool]:
     return _lambda("v", _condition(kind, "v"))
 
 
 def _lambda(arguments: str, text: str) -> Callable[..., bool]:
-    return eval(f"lambda {arguments}: {text}", {"inf": inf, "is_dim_name": is_dim_name, "DType": DType})
+    return eval(f"lambda {arguments}: {text}", {"inf": inf, "is_dim_text": is_dim_text, "DType": DType})
 
 
 def _condition(kind: Any, v: str) -> str:
@@ -95,7 +103,7 @@ def _condition(kind: Any, v: str) -> str:
         lower, upper = "<" if limit.above or low == least else "<=", "<" if high == most else "<="
         return f"(type({v}) is {args[0].__name__} and {low!r} {lower} {v} {upper} {high!r})"
     if origin is Annotated:
-        return f"is_dim_name({v})"
+        return f"is_dim_text({v})"
     if origin is tuple and args[-1] is ...:
         inner = f"{v}_"
         return f"(type({v}) is tuple and all([{_condition(args[0], inner)} for {inner} in {v}]))"
@@ -141,6 +149,8 @@ def _converted(kind: Any, value: Any) -> Any:
     """Convert a value to an annotation if possible, else return it unchanged. Raises: DTypeError."""
     if _compiled(kind)(value):
         return value
+    if isinstance(value, Size):
+        return value.dim if _compiled(kind)(value.dim) else _converted(kind, value.__index__())
     if isinstance(value, np.generic):
         return _converted(kind, value.item())
     origin, args = get_origin(kind), get_args(kind)

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 
-from graphwright.array.spec import Dim
+from graphwright.array import sizes as named
+from graphwright.array.sizes import Dim
 from graphwright.errors import ShapeError
 
 _Dim = TypeVar("_Dim")
@@ -61,7 +61,7 @@ def size(term: Term) -> Dim:
     if isinstance(term, Concatenation):
         return sum(known(part) for part in term.parts)
     sizes = [size(factor) for factor in term.factors]
-    return sizes[0] if len(sizes) == 1 else prod(n for n in sizes if isinstance(n, int))
+    return named.product(sizes)
 
 
 def known(term: Term) -> int:
@@ -250,14 +250,10 @@ def spread(term: Term, indices: IndexMap) -> np.ndarray:
 
 def resized(term: Term, indices: IndexMap) -> Dim:
     """Return the size of a dimension after each atom in `indices` was resized to the length of its index array."""
-    n = size(term)
-    if isinstance(n, str):
-        return n
     if isinstance(term, Atom):
-        return len(indices[term]) if term in indices else n
+        return len(indices[term]) if term in indices else term.size
     sizes = [resized(t, indices) for t in (term.factors if isinstance(term, Product) else term.parts)]
-    known_sizes = [s for s in sizes if isinstance(s, int)]
-    return prod(known_sizes) if isinstance(term, Product) else sum(known_sizes)
+    return named.product(sizes) if isinstance(term, Product) else named.total(sizes)
 
 
 def text(term: Term, names: Mapping[Atom, str]) -> str:

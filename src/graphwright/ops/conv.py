@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.array import sizes as named
 from graphwright.array.layout import Window, per_axis
 from graphwright.array.spec import Spec
 from graphwright.errors import ShapeError
@@ -244,7 +245,7 @@ class Unfold(_Columns):
         if len(x.shape) < 3 or isinstance(x.shape[1], str):
             raise ShapeError("invalid operand of unfold", expected="[N, C, spatial...] with a static C", got=x)
         rule = Window.of(kernel, window)
-        return Spec((x.shape[0], x.shape[1] * rule.entries, prod(rule.counts(x.shape[2:]))), x.dtype)
+        return Spec((x.shape[0], x.shape[1] * rule.entries, named.product(rule.counts(x.shape[2:]))), x.dtype)
 
     def sample(rng):
         attrs, groups, kernel, sizes = _geometry(rng)

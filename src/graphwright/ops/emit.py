@@ -19,7 +19,8 @@ from math import isinf, isnan
 from typing import Any
 
 from graphwright.array.dtype import DType
-from graphwright.array.spec import Spec, is_dim_name
+from graphwright.array.sizes import renamed
+from graphwright.array.spec import Spec
 
 Emit = Callable[[Sequence[str], Mapping[str, Any]], str | None]
 
@@ -70,7 +71,7 @@ def literal(value: Any) -> str:
 
 def sizes(shape: Sequence[Any]) -> str:
     """Format sizes as source text; a named size `B` becomes `run.B`."""
-    return ", ".join(f"run.{d}" if is_dim_name(d) else repr(d) for d in shape)
+    return ", ".join(renamed(d, "run.") for d in shape)
 
 
 def is_primary(text: str) -> bool:

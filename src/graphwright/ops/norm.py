@@ -46,8 +46,8 @@ def _mean(x, axes):
 
 def _count(x, axes, less):
     """Return n - `less`, n the number of entries over `axes`: a float, or a traced value if a size is named."""
-    known = prod(n for a in axes if isinstance(n := x.shape[a], int))
-    named = [call("size", x, axis=a) for a in axes if isinstance(x.shape[a], str)]
+    known = prod(n for a in axes if type(n := x.shape[a]) is int)
+    named = [call("size", x, axis=a) for a in axes if type(x.shape[a]) is not int]
     if not named:
         return float(known - less)
     count = named[0] * known
@@ -208,8 +208,7 @@ class LayerNorm(_Norm):
 
     def onnx(u: OnnxUse):
         rank, shape = u.attrs["rank"], u.ins[0].shape
-        ones = np.ones(tuple(int(d) for d in shape[-rank:]), numpy_dtype(u.ins[0].dtype))
-        scale = u.names[1:] or (u.nodes.constant(ones),)
+        scale = u.names[1:] or (u("Expand", u.scalar(1.0), u.shape(shape[-rank:])),)
         return u("LayerNormalization", u.names[0], *scale, axis=-rank, epsilon=u.attrs["eps"])
 
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, Literal
 
-import numpy as np
-
 from graphwright.array.dtype import int64
 from graphwright.array.layout import Window, trailing
+from graphwright.array.sizes import product
 from graphwright.array.spec import Spec
 from graphwright.errors import ShapeError
 from graphwright.ops.attributes import Attr, PerAxis, Shape
@@ -100,8 +99,7 @@ def _on_planes(u: OnnxUse, rank: int, node: Callable[[str], str]) -> str:
     shape = u.ins[0].shape
     if len(shape) == rank + 2:
         return node(u.names[0])
-    lead = -1 if any(isinstance(d, str) for d in shape[:-rank]) else int(np.prod([int(d) for d in shape[:-rank]]))
-    y = node(u("Reshape", u.names[0], u.ints(1, lead, *(int(d) for d in shape[-rank:]))))
+    y = node(u("Reshape", u.names[0], u.shape((1, product(shape[:-rank]), *shape[-rank:]))))
     return u("Reshape", y, u.shape(u.outs[0].shape))
 
 

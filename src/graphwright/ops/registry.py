@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphwright.array.backend import torch_functions
 from graphwright.array.layout import Layout
+from graphwright.array.sizes import bound
 from graphwright.array.spec import Spec
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import emit
-from graphwright.ops.attributes import Attr, all_fit
+from graphwright.ops.attributes import Attr, all_fit, names_sizes
 from graphwright.ops.axes import broadcast
 from graphwright.ops.onnx import same_operands
 
@@ -141,6 +142,7 @@ class Op:
     attrs: Attrs  # attribute names with their defaults; `...` marks a required one
     schema: Mapping[str, Attr]  # attribute names with types and defaults: the field `attrs` of the definition
     all_fit: Callable[..., bool]  # attributes as keywords -> whether each value has its type; made from the schema
+    sized: Sequence[str]  # names of the attributes that may be computed from named sizes; made from the schema
     infer: Infer  # specs of the operands and the attributes -> spec or specs of the results
     # layout of the operand and attributes -> layout of the result over the same memory, or None when it must copy;
     # the field is None for ops that compute
@@ -217,6 +219,22 @@ class Op:
                 merged[name] = kind.normal(merged[name], f"attribute {name!r} of op {self.name!r}", where)
         return merged
 
+    def names_sizes(self, attrs: Attrs) -> bool:
+        """Return True if an attribute depends on named sizes."""
+        values = (attrs[name] for name in self.sized)
+        return any(type(v) is str or (type(v) is tuple and str in map(type, v)) for v in values)
+
+    def bind_sizes(self, attrs: Attrs, dims: Mapping[str, int]) -> Attrs:
+        """Replace named sizes in attributes, such as the shape of a reshape; return `attrs` itself if there are none.
+
+        Raises: ShapeError for a size below 0.
+        """
+        if not self.sized or not self.names_sizes(attrs):
+            return attrs
+        values = {name: attrs[name] for name in self.sized}
+        return {**attrs, **{name: tuple([bound(d, dims) for d in value]) if type(value) is tuple else bound(value, dims)
+                            for name, value in values.items()}}  # fmt: skip
+
     def check_attrs(self, attrs: Attrs, where: str | None = None) -> None:
         """Raise UsageError unless there is a value of its exact type for each attribute, as `complete` returns them."""
         if attrs.keys() != self.attrs.keys():
@@ -279,6 +297,7 @@ def op(name: str) -> Callable[[Definition], Definition]:
             raise UsageError("an attribute of this op has no type", where=name, got=", ".join(untyped),
                              fix='attrs = {"slope": Attr(float, 0.01)}')  # fmt: skip
         given["all_fit"] = all_fit(schema)
+        given["sized"] = tuple(key for key, value in schema.items() if names_sizes(value.kind))
         given["attrs"] = {key: value.default for key, value in schema.items()}
         given.setdefault("view", None)
         given.setdefault("saves", Saves())

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 from graphwright.array import layout as views
+from graphwright.array import sizes as named
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import ShapeError
-from graphwright.ops.attributes import Attr, AxisList, Dimension, Shape, StaticSize
+from graphwright.ops.attributes import Attr, AxisList, Dimension, Shape
 from graphwright.ops.axes import Atom, AxesUse, Term, axes_of, axis_of, chain, known, others, product, size, spliced
 from graphwright.ops.call import call
 from graphwright.ops.emit import sizes
@@ -60,14 +62,7 @@ class Reshape(ViewOp):
     vjp = lambda g, ins, outs, attrs, needs: (call("reshape", g, shape=ins[0].shape),)
 
     def infer(x, shape):
-        have, want = list(x.shape), list(shape)
-        for dim in [d for d in have if isinstance(d, str) and d in want]:  # names on both sides cancel
-            have.remove(dim)
-            want.remove(dim)
-        left, right = Spec(tuple(have), x.dtype), Spec(tuple(want), x.dtype)
-        if left.symbolic or right.symbolic:
-            raise ShapeError("the shapes have different named sizes", expected=x, got=shape)
-        if left.size != right.size:
+        if named.product(x.shape) != named.product(shape):
             raise ShapeError("the shapes have different numbers of elements", expected=x, got=shape)
         return Spec(tuple(shape), x.dtype)
 
@@ -77,7 +72,11 @@ class Reshape(ViewOp):
         before, after = _runs(x), _runs(out)
         left, right = ([(a and size(a), prod(map(known, rest))) for a, rest in runs] for runs in (before, after))
         if left != right:
-            for term in (*x, *out):
+            apart, last = [*x, *out], (before[-1][1], after[-1][1])
+            if left[-1][1] == right[-1][1]:  # static dimensions that follow: channels
+                apart = [term for term in apart if all(term is not t for t in (*last[0], *last[1]))]
+                u.same(product(*last[0]), product(*last[1]))
+            for term in apart:
                 u.frozen(term, "moves it across a dimension of unknown size")
             return [out]
         for (a, some), (b, more) in zip(before, after, strict=True):
@@ -90,18 +89,15 @@ class Reshape(ViewOp):
 
 @op("unflatten")
 class Unflatten(ViewOp):
-    """Split one axis into several: [.., a·b, ..] -> [.., a, b, ..]; other axes may have named sizes."""
+    """Split one axis into several: [.., a·b, ..] -> [.., a, b, ..]; each may have a named size."""
 
-    attrs, sample = (
-        {"axis": Attr(int), "sizes": Attr(tuple[StaticSize, ...])},
-        normal_sample(3, 6, axis=1, sizes=(2, 3)),
-    )
+    attrs, sample = {"axis": Attr(int), "sizes": Attr(Shape)}, normal_sample(3, 6, axis=1, sizes=(2, 3))
     onnx, traits = _reshape_node, Traits(rearranges=True, splits_axis=True, linear_in=(0,))
     view = lambda layout, a: views.reshape(layout, spliced(layout.shape, a["axis"], *a["sizes"]))
 
     def infer(x, axis, sizes):
         at = axis_of(axis, len(x.shape))
-        if x.shape[at] != prod(sizes):
+        if x.shape[at] != named.product(sizes):
             where, expected = f"axis {at}", f"product {x.shape[at]}"
             raise ShapeError("the sizes do not multiply to the axis size", where=where, expected=expected, got=sizes)
         return Spec(spliced(x.shape, at, *sizes), x.dtype)
@@ -131,12 +127,10 @@ class Flatten(ViewOp):
 
     def infer(x, start, end):
         a, b = axis_of(start, len(x.shape)), axis_of(end, len(x.shape))
-        joined = x.shape[a : b + 1]
-        named, sizes = [d for d in joined if isinstance(d, str)], [d for d in joined if isinstance(d, int)]
-        if a > b or (named and prod(sizes) != 1) or len(named) > 1:
-            expected, got = "start <= end, and static sizes", f"{x}, start {start}, end {end}"
-            raise ShapeError("cannot merge these axes into one", expected=expected, got=got)
-        return Spec((*x.shape[:a], named[0] if named else prod(sizes), *x.shape[b + 1 :]), x.dtype)
+        if a > b:
+            got = f"{x}, start {start}, end {end}"
+            raise ShapeError("cannot merge these axes into one", expected="start <= end", got=got)
+        return Spec((*x.shape[:a], named.product(x.shape[a : b + 1]), *x.shape[b + 1 :]), x.dtype)
 
     def view(layout, attrs):
         a, b = (axis_of(attrs[k], len(layout.shape)) for k in ("start", "end"))
@@ -199,25 +193,20 @@ class Expand(ViewOp):
 
 @op("slice")
 class Slice(ViewOp):
-    """x[start : start + size·step : step] along one axis: `size` entries."""
+    """x[start : start + size·step : step] along one axis: `size` entries. A run checks that they are inside."""
 
-    attrs = {"axis": Attr(int), "start": Attr(StaticSize), "size": Attr(StaticSize), "step": Attr(AtLeastOne, 1)}
+    attrs = {"axis": Attr(int), "start": Attr(Dimension), "size": Attr(Dimension), "step": Attr(AtLeastOne, 1)}
     traits = Traits(slices=True, linear_in=(0,), mixes="axis")
     sample = normal_sample(2, 7, axis=1, start=1, size=3, step=2)
 
     def view(layout, attrs):
         axis = axis_of(attrs["axis"], len(layout.shape))
+        _check_inside(axis, layout.shape[axis], attrs["start"], attrs["size"], attrs["step"])
         return views.narrow(layout, axis, attrs["start"], attrs["size"], attrs["step"])
 
     def infer(x, axis, start, size, step):
         at = axis_of(axis, len(x.shape))
-        full = x.shape[at]
-        if isinstance(full, str):
-            raise ShapeError("cannot slice an axis of named size", where=f"axis {at}", expected="a static size", got=x)
-        if size and start + (size - 1) * step >= full:
-            expected = f"start + (size - 1)·step < {full}"
-            got = f"start {start}, size {size}, step {step}"
-            raise ShapeError("the slice is not inside the axis", where=f"axis {at}", expected=expected, got=got)
+        _check_inside(at, x.shape[at], start, size, step)
         return Spec(spliced(x.shape, at, size), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -226,6 +215,9 @@ class Slice(ViewOp):
 
     def axes(u: AxesUse):
         a, x, u.result_ranges[0] = u.attrs, u.ins[0][u.attrs["axis"]], u.ranges[0]
+        if isinstance(size(x), str) or isinstance(a["size"], str):
+            u.frozen(x, "reads entries of it by their number")
+            return [spliced(u.ins[0], a["axis"], u.fresh(a["size"], "reads entries by their number"))]
         whole, taken = known(x), Atom(a["size"])
         if a["step"] == 1 and a["size"]:
             before, after = Atom(a["start"]), Atom(whole - a["start"] - a["size"])
@@ -242,12 +234,22 @@ class Slice(ViewOp):
     def onnx(u: OnnxUse):
         start, step = u.attrs["start"], u.attrs["step"]
         axis = u.ints(u.axis(u.attrs["axis"]))  # constants are numbered in this order
-        return u("Slice", u.names[0], u.ints(start), u.ints(start + u.attrs["size"] * step), axis, u.ints(step))
+        end = (named.Size.of(start) + named.Size.of(u.attrs["size"]) * step).dim
+        return u("Slice", u.names[0], u.shape([start]), u.shape([end]), axis, u.ints(step))
 
     def emit(i, a):
-        axis, step = a["axis"], a["step"]
-        part = f"{a['start'] or ''}:{a['start'] + a['size'] * step}" + (f":{step}" if step != 1 else "")
+        axis, step, end = a["axis"], a["step"], (named.Size.of(a["start"]) + named.Size.of(a["size"]) * a["step"]).dim
+        part = f"{sizes([a['start']]) if a['start'] else ''}:{sizes([end])}" + (f":{step}" if step != 1 else "")
         return f"{i[0]}[{':, ' * axis}{part}]" if axis >= 0 else f"{i[0]}[..., {part}{', :' * (-axis - 1)}]"
+
+
+def _check_inside(axis: int, full: Any, start: Any, size: Any, step: int) -> None:
+    """Raise ShapeError if a slice ends after its axis, as far as the sizes are known."""
+    rest = full - start - (size - 1) * step if type(full) is type(start) is type(size) is int else None
+    rest = (named.Size.of(full) - start - (named.Size.of(size) - 1) * step).dim if rest is None else rest
+    if size and isinstance(rest, int) and rest < 1:
+        expected, got = f"start + (size - 1)·step < {full}", f"start {start}, size {size}, step {step}"
+        raise ShapeError("the slice is not inside the axis", where=f"axis {axis}", expected=expected, got=got)
 
 
 @op("last")
@@ -360,11 +362,14 @@ class Diagonal(ViewOp):
 
     def infer(x, offset, axes):
         a, b = (axis_of(axis, len(x.shape)) for axis in axes)
-        if a == b or isinstance(x.shape[a], str) or isinstance(x.shape[b], str):
-            expected = "two different axes of static size"
-            raise ShapeError("cannot take a diagonal of these axes", expected=expected, got=f"{x}, axes {axes}")
+        n, m = x.shape[a], x.shape[b]
         rest = (x.shape[axis] for axis in others(axes, len(x.shape)))
-        return Spec((*rest, views.diagonal_size(x.shape[a], x.shape[b], offset)), x.dtype)
+        if a != b and n == m and not offset:
+            return Spec((*rest, n), x.dtype)
+        if a == b or isinstance(n, str) or isinstance(m, str):
+            expected = "two different axes of static size, or the main diagonal of two axes of one size"
+            raise ShapeError("cannot take a diagonal of these axes", expected=expected, got=f"{x}, axes {axes}")
+        return Spec((*rest, views.diagonal_size(n, m, offset)), x.dtype)
 
     def view(layout, attrs):
         a, b = (axis_of(axis, len(layout.shape)) for axis in attrs["axes"])
@@ -398,12 +403,14 @@ class PadSlice(Backward):
     """Transpose of `slice`: `size` entries along an axis, those of x at start, start + step, ..., and 0 elsewhere."""
 
     arity = 1
-    attrs = {"axis": Attr(int), "start": Attr(StaticSize), "step": Attr(AtLeastOne, 1), "size": Attr(Dimension)}
+    attrs = {"axis": Attr(int), "start": Attr(Dimension), "step": Attr(AtLeastOne, 1), "size": Attr(Dimension)}
     traits = Traits(pads=True, backward_of="slice")
 
     def infer(x, axis, start, step, size):
         at = axis_of(axis, len(x.shape))
-        if (n := x.shape[at]) and start + (n - 1) * step >= size:
+        n = x.shape[at]
+        rest = (named.Size.of(size) - start - (named.Size.of(n) - 1) * step).dim
+        if n and isinstance(rest, int) and rest < 1:
             expected, got = f"start + (n - 1)·step < {size}", f"n {n}, start {start}, step {step}"
             raise ShapeError("the operand does not fit into the result", where=f"axis {at}", expected=expected, got=got)
         return Spec(spliced(x.shape, at, size), x.dtype)
@@ -442,10 +449,7 @@ class Concat(Row):
         if len({spliced(i.shape, axis) for i in ins}) > 1:
             raise ShapeError("operands differ on an axis other than the concatenated one",
                              expected=f"different sizes on axis {at} only", got=", ".join(map(repr, ins)))  # fmt: skip
-        if any(isinstance(i.shape[at], str) for i in ins):
-            got = ", ".join(map(repr, ins))
-            raise ShapeError("cannot concatenate along an axis of named size", where=f"axis {at}", got=got)
-        return Spec(spliced(ins[0].shape, at, sum(i.shape[at] for i in ins)), ins[0].dtype)
+        return Spec(spliced(ins[0].shape, at, named.total(i.shape[at] for i in ins)), ins[0].dtype)
 
     def vjp(g, ins, outs, attrs, needs):
         at = axis_of(attrs["axis"], len(g.shape))
@@ -458,4 +462,9 @@ class Concat(Row):
         for other in u.ins[1:]:
             for a, b in zip(spliced(u.ins[0], axis), spliced(other, axis), strict=True):
                 u.same(a, b)
-        return [spliced(u.ins[0], axis, chain(*(dims[axis] for dims in u.ins)))]
+        parts = [dims[axis] for dims in u.ins]
+        if not any(isinstance(size(part), str) for part in parts):
+            return [spliced(u.ins[0], axis, chain(*parts))]
+        for part in parts:
+            u.frozen(part, "joins it with a dimension of unknown size")
+        return [spliced(u.ins[0], axis, u.fresh(u.shapes[0][axis], "joins dimensions of unknown size"))]

@@ -15,7 +15,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import OPS
 from graphwright.program.errors import ForeignNode, NameTaken
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
-from graphwright.program.named_sizes import with_names
+from graphwright.program.named_sizes import try_other_sizes
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_output
 from graphwright.program.program import Program
@@ -161,7 +161,7 @@ def trace(
             of tensors and arrays, such as the states of an LSTM, with inputs named `<argument>.<index or key>`.
         names: input names; by default the parameter names of the function, or of a module's `forward`.
         sizes: dict from input name to its shape with named sizes, such as `{"x": ("B", "T", 32)}`; None is the size of
-            the example. Named sizes stay variable; `fn` is traced once more for each, with this size doubled.
+            the example. Named sizes stay variable: see `docs/program.md`.
     Returns: a Program with the examples as inputs and the outputs `out`, `out_1`, ... or the dict's keys; nested
         results are named like `out_1.0.1`. A residual sum x + f(x) is a junction, named `<module>.out` or `.mid`.
     Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does, or is valid for one value
@@ -194,26 +194,14 @@ def record(
 ) -> tuple[Program, TraceRecorder, Any]:  # fmt: skip
     """Trace `fn` on symbols with these specs; return the program, the recorder and the result of `fn`.
 
-    For `sizes` see `trace`; with them the recorder and the result are those of a trace without named sizes. For `stops`
-    see `TraceRecorder`.
+    For `sizes` see `trace`, for `stops` see `TraceRecorder`.
     """
 
-    def traced(given: Sequence[Any]) -> tuple[Program, TraceRecorder, Any]:
+    def traced(values: Mapping[str, int] | None = None, keep_names: bool = True) -> tuple[Program, TraceRecorder, Any]:
         program = new_program(getattr(fn, "__name__", type(fn).__name__))
-        return program, *record_into(program, fn, given, names, stops)
+        return program, *record_into(program, fn, specs, names, stops, sizes, values, keep_names)
 
-    program, recorder, result = traced(specs)
-    if not sizes:
-        return program, recorder, result
-
-    def again(resized: Mapping[str, Spec]) -> Program:
-        following = iter(program.input_names())
-
-        def follow(spec: Any) -> Any:
-            if spec is None or isinstance(spec, Spec):
-                return spec and resized[next(following)]
-            return rebuilt(spec, {key: follow(inner) for key, inner in parts(spec).items()})
-
-        return traced(tuple(map(follow, specs)))[0]
-
-    return with_names(program, sizes, again), recorder, result
+    made = traced()
+    if made[1].named is not None:
+        try_other_sizes(*made[:2], lambda values, keep_names: traced(values, keep_names)[:2])
+    return made

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import Layout, Spec, bind_sizes
+from graphwright.array import Layout, Spec
 from graphwright.array.layout import row_major
-from graphwright.array.spec import is_dim_name
+from graphwright.array.sizes import is_dim_name
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import get
 from graphwright.ops.expansion import Arithmetic
@@ -185,7 +185,8 @@ def _evaluate(p: Program, names: Sequence[str] | None) -> tuple[tuple[str, ...],
             made = _Expressions(_objects([sympy.Integer(0)], ()), specs[0])
         else:
             try:
-                made = _apply(get(op), [values[v] for v in p.operands(node)], bind_sizes(p.attrs(node), dims))
+                row = get(op)
+                made = _apply(row, [values[v] for v in p.operands(node)], row.bind_sizes(p.attrs(node), dims))
             except (GraphwrightError, ValueError) as error:
                 what = error.what if isinstance(error, GraphwrightError) else str(error)
                 raise NoFormula(what, where=f"{p.path(node)} ({op})",

@@ -1,204 +1,184 @@
-"""Traces with named sizes: sizes of inputs that stay variable in the traced program.
+"""Traces with named sizes: prove that one trace is the program for all sizes.
 
-The traced code sees ints. It is traced once more for each name, with that size doubled. Every int that followed is
-replaced by the name, and the resulting program must infer the specs of all traces. A slice of fixed size becomes an
-index, because its axis has no fixed size to be checked against.
+A trace is one path through its code. What it computes holds for all sizes that take the same path, and the path depends
+on sizes only where code compares them (`autograd.named_sizes` refuses every other use of a size as a number). So the
+code is traced again for every combination of outcomes that sizes can have. All traces must be equal; where code fails
+also with plain ints, it is not meant for these sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import Dim, Spec
-from graphwright.autograd import TraceError, Variable
-from graphwright.errors import GraphwrightError, UsageError
-from graphwright.graph import NodeId
-from graphwright.ops import traits
-from graphwright.program.kinds import ASSIGN, CONST, INPUT, STORED
-from graphwright.program.op_graph import Value
-from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs
-from graphwright.program.weights import add_weight, as_array
+from graphwright.array.sizes import Size, names_of
+from graphwright.autograd import TraceError
+from graphwright.autograd.named_sizes import Comparison
+from graphwright.program.kinds import CONST
 
 if TYPE_CHECKING:
+    from graphwright.graph import NodeId
     from graphwright.program.program import Program
+    from graphwright.program.recorder import TraceRecorder
 
-Shape = Sequence[int | str | None]
+MOST_TRACES = 100
+_SMALL = 64  # sizes up to here are tried one by one, larger ones at powers of 2
+_SEARCHED = 4096  # where an equation is not linear
+_LARGEST = 1 << 40
 
-
-def named_specs(p: Program, sizes: Mapping[str, Shape]) -> tuple[dict[str, Spec], dict[str, int]]:
-    """Return the specs of the inputs of a trace with the names of `sizes`, and the size of each name in the trace.
-
-    Raises: UsageError for an unknown input, a wrong number of axes, or sizes that contradict each other or the trace.
-    """
-    specs, dims = {n: p.spec(n) for n in p.input_names()}, dict[str, int]()
-    for name, shape in sizes.items():
-        if name not in specs:
-            raise UsageError("sizes are given for an unknown input", got=name, expected=", ".join(specs))
-        given = specs[name].sizes
-        named = tuple(have if want is None else want for want, have in zip(shape, given, strict=False))
-        if len(shape) != len(given) or not Spec(named, specs[name].dtype).match(given, dims):
-            what = "the sizes of an input do not match its example"
-            raise UsageError(what, where=name, expected=specs[name], got=f"{tuple(shape)} with {dims}")
-        specs[name] = Spec(named, specs[name].dtype)
-    return specs, dims
+Sizes = Mapping[str, int]
 
 
-def with_names(p: Program, sizes: Mapping[str, Shape], again: Callable[[Mapping[str, Spec]], Program]) -> Program:
-    """Return a traced program with named sizes.
+def try_other_sizes(
+    p: Program, recorder: TraceRecorder, again: Callable[[Sizes, bool], tuple[Program, TraceRecorder]]
+) -> None:
+    """Trace code again for sizes that decide its comparisons otherwise, in every combination that sizes can have.
 
     Args:
-        p: the trace of the examples.
-        sizes: dict from input names to shapes of names, ints, and None for the size of the example.
-        again: function that traces the same code with other specs of inputs, given by name.
-    Raises: UsageError for sizes that do not match the examples; TraceError naming op and size where the code is valid
-        for the example's size only, because it contains the size in a constant, a loop or a product.
+        p, recorder: the trace, which has named sizes.
+        again: function that traces the same code with these values of the names, as names if its second argument is
+            True, else as plain ints.
+    Raises: TraceError naming comparison and op if the code records another program for other sizes, or makes too many
+        comparisons.
     """
-    specs, dims = named_specs(p, sizes)
-    traces: dict[str, tuple[Mapping[str, int], Program]] = {}
-    for name in dims:
-        others = {**dims, name: 2 * dims[name]}
+    assert recorder.named is not None
+    first, known = recorder.named.values, dict(recorder.named.comparisons)
+    tried: list[Sizes] = [first]
+    while (found := _untried(known.values(), tried)) is not None:
+        comparison, values = found
+        tried.append(values)
+        if len(tried) > MOST_TRACES:
+            what = f"comparisons of named sizes in the traced code have more than {MOST_TRACES} combined outcomes"
+            raise TraceError(what, where=comparison.where, fix="leave a size fixed, or compare fewer sizes")
         try:
-            traces[name] = others, again({n: spec.bind(others) for n, spec in specs.items()})
-        except GraphwrightError as error:
-            what = f"the traced code fails where the named size {name} is {others[name]} instead of {dims[name]}"
-            raise TraceError(what, where=error.where, got=str(error), fix=f"leave {name} fixed") from error
-    return _merged(p, specs, dims, traces)
+            other, their = again(values, True)
+        except Exception as error:
+            if _refuses(again, values):
+                continue
+            raise _other_path(comparison, first, values, comparison.where, str(error)) from error
+        _check_equal(p, other, comparison, first, values)
+        assert their.named is not None
+        known |= their.named.comparisons
 
 
-def _merged(
-    p: Program, specs: Mapping[str, Spec], dims: Mapping[str, int], traces: Mapping[str, tuple[Mapping[str, int], Any]]
-) -> Program:
-    for name, (_, other) in traces.items():
-        ends, twins = ([(q.path(v.node), v.port) for v in q.outputs()] for q in (p, other))
-        if ends != twins or p.output_names() != other.output_names() or len(p) != len(other):
-            raise _other_ops(p, other, name, dims[name])
-    made = p.empty(p.name)
-    values: dict[Value, Value] = {}
-    twins = {name: dict(zip(p.order(), other.order(), strict=False)) for name, (_, other) in traces.items()}
-    for node in p.order():
-        op, path = p.op(node), p.path(node)
-        same = {name: twins[name].get(node) for name in traces}
-        for name, (_, other) in traces.items():
-            if (twin := same[name]) is None or _form(other, twin) != _form(p, node):
-                raise _baked(p, node, name, "is not recorded for other sizes")
-        reads = [values[v] for v in p.operands(node)]
-        if op == ASSIGN:
-            if made.specs(reads[0].node)[0] != made.specs(reads[1].node)[reads[1].port]:
-                raise _baked(p, node, ", ".join(dims), "assigns a value of variable size to a state")
-            add_assign(made, reads[0], reads[1], path)
-            continue
-        if op == INPUT:
-            copy = add_source(made, INPUT, path, specs[path], {})
-        elif op in STORED:
-            copy = _stored(p, node, made, dims, traces, same)
-        elif traits(op).slices and isinstance(made.spec(reads[0]).shape[p.attrs(node)["axis"]], str):
-            copy = _indexed(p, node, made, reads[0], {n: (traces[n][1], twin) for n, twin in same.items() if twin})
-        else:
-            others = {n: (traces[n][0][n], traces[n][1].attrs(twin)) for n, twin in same.items() if twin is not None}
-            attrs = {key: _name(p, node, dims, value, {n: (size, a[key]) for n, (size, a) in others.items()})
-                     for key, value in p.attrs(node).items()}  # fmt: skip
-            try:
-                copy = add_op(made, op, reads, attrs, path)
-            except GraphwrightError as error:
-                names = {d for v in reads for d in made.specs(v.node)[v.port].shape if isinstance(d, str)}
-                raise _baked(p, node, ", ".join(sorted(names)), f"cannot have a named size: {error}") from error
-        for name, (others_dims, other) in {"": (dims, p), **traces}.items():
-            found = p.specs(node) if not name else other.specs(same[name])
-            if tuple(s.bind(others_dims) for s in made.specs(copy)) != tuple(found):
-                raise _baked(p, node, name or ", ".join(dims), "has another result for other sizes")
-        for port in range(len(p.specs(node))):
-            values[Value(node, port)] = Value(copy, port)
-    set_outputs(made, {label: values[v] for label, v in zip(p.output_names(), p.outputs(), strict=True)})
-    return made
+def _untried(known: Iterable[Comparison], tried: Sequence[Sizes]) -> tuple[Comparison, Sizes] | None:
+    """Return sizes with outcomes of all comparisons that no tried sizes have, and the comparison that they turn."""
+    comparisons = list(known)
+    seen = {tuple([c.holds(values) for c in comparisons]) for values in tried}
+    for values in tried:
+        for comparison in comparisons:
+            for other in _decided_otherwise(comparison, values):
+                if tuple([c.holds(other) for c in comparisons]) not in seen:
+                    return comparison, other
+    return None
 
 
-def _form(p: Program, node: NodeId) -> tuple[Any, ...]:
-    return p.op(node), p.path(node), [(p.path(v.node), v.port) for v in p.operands(node)], list(p.attrs(node))
+def _refuses(again: Callable[[Sizes, bool], object], values: Sizes) -> bool:
+    """Return True if the code itself fails for these sizes: then the program need not hold for them."""
+    try:
+        again(values, False)
+    except Exception:
+        return True
+    return False
 
 
-def _name(p: Program, node: NodeId, dims: Mapping[str, int], value: Any, others: Mapping[str, tuple[int, Any]]) -> Any:
-    """Return an attribute with names for the ints that follow a size; `others` maps names to (size, value there)."""
-    if isinstance(value, tuple | list) and all(len(v) == len(value) for _, v in others.values()):
-        return type(value)(_name(p, node, dims, item, {n: (size, v[i]) for n, (size, v) in others.items()})
-                           for i, item in enumerate(value))  # fmt: skip
-    moved = [name for name, (_, other) in others.items() if other != value]
-    for name in moved:
-        if len(moved) > 1 or type(value) is not int or (value, others[name][1]) != (dims[name], others[name][0]):
-            raise _baked(p, node, ", ".join(moved), f"has {value} where other sizes give {others[name][1]}")
-    return moved[0] if moved else value
+def _decided_otherwise(comparison: Comparison, values: Sizes) -> list[dict[str, int]]:
+    """Return sizes near `values` for which a comparison has another outcome; none if all sizes decide it equally.
 
-
-def _stored(
-    p: Program, node: NodeId, made: Program, dims: Mapping[str, int],
-    traces: Mapping[str, tuple[Mapping[str, int], Program]], same: Mapping[str, Any],
-) -> NodeId:  # fmt: skip
-    """Add a param, const or state; a const that follows the sizes may repeat one number, or count from 0."""
-    key, path, spec = p.key(node), p.path(node), p.spec(node)
-    variable = p.weights[key]
-    if p.op(node) != CONST:
-        add_weight(made.weights, key, variable)
-        return add_source(made, p.op(node), path, spec, p.attrs(node))
-    others = {n: (traces[n][0][n], traces[n][1].spec(twin).shape) for n, twin in same.items()}
-    shape: Sequence[Dim] = _name(p, node, dims, spec.shape, others)
-    named = [d for d in shape if isinstance(d, str)]
-    arrays = [variable.data.to_numpy()]
-    arrays += [q.weights.array(q.key(same[n])).to_numpy() for n, (_, q) in traces.items()]
-    number = arrays[0].reshape(-1)[:1]
-    if not named and all(np.array_equal(array, arrays[0]) for array in arrays):
-        add_weight(made.weights, key, variable)
-        return add_source(made, CONST, path, spec, p.attrs(node))
-    if named and number.size and all((array == number).all() for array in arrays):
-        scalar = Variable(as_array(number.reshape(()), spec.dtype), name=key)
-        add_weight(made.weights, key, scalar)
-        source = add_source(made, CONST, made.free_name(f"{path}.scalar"), scalar.spec, p.attrs(node))
-        return add_op(made, "expand", [Value(source)], {"shape": tuple(shape)}, path)
-    if len(named) == 1 and all(np.array_equal(array.reshape(-1), np.arange(array.size)) for array in arrays):
-        x = next(n for n in made.inputs() if named[0] in made.spec(n).shape)
-        axis = made.spec(x).shape.index(named[0])
-        found = add_op(made, "iota", [Value(x)], {"axis": axis}, made.free_name(f"{path}.iota"))
-        found = add_op(made, "cast", [Value(found)], {"dtype": spec.dtype.name}, made.free_name(f"{path}.cast"))
-        return add_op(made, "reshape", [Value(found)], {"shape": tuple(shape)}, path)
-    raise _baked(p, node, ", ".join(named or dims), "is a constant that depends on the size")
-
-
-def _indexed(p: Program, node: NodeId, made: Program, x: Value, others: Mapping[str, tuple[Program, NodeId]]) -> NodeId:
-    """Add a slice of an axis of named size as an `index` of a fixed number of entries, counted from either end.
-
-    `others` maps names of sizes to (trace with another size, its slice).
+    Raises: TraceError for an equation that no tried sizes decide otherwise, but some may.
     """
-    starts, ends = set[int](), set[int]()
-    for name, (program, twin) in {"": (p, node), **others}.items():
-        taken, read = program.attrs(twin), program.operands(twin)[0]
-        if (taken["size"], taken["step"]) != (p.attrs(node)["size"], p.attrs(node)["step"]):
-            raise _baked(p, node, name, f"takes {p.attrs(node)['size']} entries, but {taken['size']} for other sizes")
-        starts.add(taken["start"])
-        ends.add(taken["start"] - program.specs(read.node)[read.port].sizes[taken["axis"]])
-    first = min(starts if len(starts) == 1 else ends)
-    if min(len(starts), len(ends)) > 1:
-        raise _baked(p, node, ", ".join(others), f"starts at {p.attrs(node)['start']}, unlike for other sizes")
-    ids = as_array(np.arange(p.attrs(node)["size"]) * p.attrs(node)["step"] + first)
-    key = made.free_name(f"{p.path(node)}.ids")
-    add_weight(made.weights, key, Variable(ids, name=key))
-    source = add_source(made, CONST, key, ids.spec, {"key": key})
-    return add_op(made, "index", [x, Value(source)], {"axis": p.attrs(node)["axis"]}, p.path(node))
+    own = tuple((name, values[name]) for name in names_of(comparison.rest))
+    return [{**values, **other} for other in _turns(comparison, own)]
 
 
-def _other_ops(p: Program, other: Program, name: str, size: int) -> TraceError:
-    """Return the error for code that records other ops for another value of the named size `name`."""
-    pairs = zip(p.order(), other.order(), strict=False)
-    first = next((n for n, twin in pairs if _form(p, n) != _form(other, twin)), p.order()[-1])
-    text = f"the traced code is valid for one value of the named size {name} only: from {p.path(first)} on it records "
-    text += f"other ops where {name} is {2 * size} instead of {size}, because a loop or a branch depends on it"
-    fix = f"leave {name} fixed, or replace the loop or branch by tensor operations"
-    return TraceError(text, where=f"{p.path(first)} ({p.op(first)})", expected=f"{len(p)} nodes for all sizes",
-                      got=f"{len(other)} nodes where {name} is {2 * size}", fix=fix)  # fmt: skip
+@lru_cache(1 << 12)
+def _turns(comparison: Comparison, own: tuple[tuple[str, int], ...]) -> list[dict[str, int]]:
+    here, outcome = dict(own), comparison.holds(dict(own))
+    found: list[dict[str, int]] = []
+    for name in here:
+        other = [n for n in _tried(comparison, name, here) if comparison.holds({**here, name: n}) != outcome]
+        nearest = {
+            max((n for n in other if n < here[name]), default=0),
+            min((n for n in other if n > here[name]), default=0),
+        }
+        found += [{**here, name: n} for n in sorted(nearest - {0})]
+    if found or len(here) == 1:
+        linear = all(len(factors) < 2 and "//" not in "".join(factors) for factors in Size.of(comparison.rest).terms)
+        if not found and comparison.equal and not linear:
+            raise _undecided(comparison)
+        return found
+    grids = ([{**here, name: n} for n in (*range(1, 13), 16, 64, 256, 1024)] for name in here)
+    pairs = ((other, name) for other in chain.from_iterable(grids) for name in here)
+    turned = ({**other, name: n} for other, name in pairs for n in _tried(comparison, name, other, 12)
+              if comparison.holds({**other, name: n}) != outcome)  # fmt: skip
+    if (first := next(turned, None)) is None and comparison.equal:
+        raise _undecided(comparison)
+    return [] if first is None else [first]
 
 
-def _baked(p: Program, node: NodeId, name: str, what: str) -> TraceError:
-    text = f"the traced code is valid for one value of the named size {name} only: {p.path(node)} {what}"
-    fix = "compute from shapes with tensor operations, pass the value as an input, or leave the size fixed"
-    return TraceError(text, where=f"{p.path(node)} ({p.op(node)})", got=p.specs(node)[0] if p.specs(node) else None,
-                      fix=fix)  # fmt: skip
+def _tried(comparison: Comparison, name: str, values: Sizes, small: int = _SMALL) -> set[int]:
+    """Return values to try for a name: small ones, powers of 2, and those around a solution of the equation.
+
+    The equation is solved for terms that are linear in the name; for others, more sizes are tried.
+    """
+    rest = Size.of(comparison.rest)
+    at, one, two = (rest.value({**values, name: n}) for n in (0, 1, 2))
+    slope = one - at
+    root = -at // slope if slope else 0
+    linear = two - one == slope and not any(
+        "//" in f and name in names_of(f) for factors in rest.terms for f in factors
+    )
+    small = small if linear or not comparison.equal else _SEARCHED
+    found = {*range(1, small + 1), *(1 << k for k in range(6, 41)), root - 1, root, root + 1, root + 2}
+    return {n for n in found if 1 <= n <= _LARGEST}
+
+
+def _undecided(comparison: Comparison) -> TraceError:
+    what = f"the traced code compares {_sides(comparison)}, and for which sizes they are equal is not known"
+    return TraceError(what, where=comparison.where, fix="compare single sizes, or leave a size fixed")
+
+
+def _nodes(p: Program) -> list[tuple[Any, ...]]:
+    return [(p.path(n), p.op(n), [(p.path(v.node), v.port) for v in p.operands(n)], dict(p.attrs(n)), p.specs(n))
+            for n in p.order()]  # fmt: skip
+
+
+def _equal_constants(p: Program, node: NodeId, other: Program, twin: NodeId) -> bool:
+    arrays = [q.weights.array(q.key(n)).to_numpy() for q, n in ((p, node), (other, twin))]
+    return np.array_equal(arrays[0], arrays[1], equal_nan=arrays[0].dtype.kind == "f")
+
+
+def _check_equal(p: Program, other: Program, comparison: Comparison, first: Sizes, values: Sizes) -> None:
+    """Raise TraceError unless two traces of the same code are equal."""
+    pairs = list(zip(p.order(), other.order(), strict=False))
+    differ = next((n for (n, _), a, b in zip(pairs, _nodes(p), _nodes(other), strict=False) if a != b), None)
+    if differ is None:
+        consts = ((a, b) for a, b in pairs if p.op(a) == CONST)
+        differ = next((a for a, b in consts if not _equal_constants(p, a, other, b)), None)
+    outputs = [[(name, q.path(v.node), v.port) for name, v in zip(q.output_names(), q.outputs(), strict=True)]
+               for q in (p, other)]  # fmt: skip
+    if differ is None and outputs[0] == outputs[1] and len(p) == len(other):
+        return
+    differ = p.order()[-1] if differ is None else differ
+    got = f"{len(p)} and {len(other)} nodes"
+    raise _other_path(comparison, first, values, f"{p.path(differ)} ({p.op(differ)})", got)
+
+
+def _other_path(comparison: Comparison, first: Sizes, values: Sizes, where: str | None, got: str) -> TraceError:
+    moved = [name for name in values if values[name] != first[name]]
+    here, there = (", ".join(f"{name} = {sizes[name]}" for name in moved) for sizes in (first, values))
+    what = f"the traced code computes something else where {there} than where {here}: "
+    what += f"{comparison.where} compares {_sides(comparison)}"
+    fix = f"replace the branch by tensor operations that hold for every size, or leave {' and '.join(moved)} fixed"
+    return TraceError(what, where=where, got=got, fix=fix)
+
+
+def _sides(comparison: Comparison) -> str:
+    rest = Size.of(comparison.rest)
+    rest = -rest if all(n < 0 for factors, n in rest.terms.items() if factors) else rest
+    number = rest.terms.get((), 0)
+    return f"{(rest - number).dim} with {-number}"

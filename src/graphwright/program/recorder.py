@@ -12,6 +12,7 @@ from weakref import ref
 import numpy as np
 
 from graphwright.array import NDArray, Spec
+from graphwright.array.sizes import is_dim_name
 from graphwright.autograd import (
     Parameter,
     Symbol,
@@ -24,7 +25,9 @@ from graphwright.autograd import (
     scope,
 )
 from graphwright.autograd.modes import grad_mode
+from graphwright.autograd.named_sizes import NamedSizes
 from graphwright.autograd.recorder import differentiating, mark_alias
+from graphwright.errors import UsageError
 from graphwright.ops import get
 from graphwright.program.derived.recompute import Recomputed
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
+Shape = Sequence[int | str | None]
+
+
 class TraceRecorder:
     """Adds the operations of one trace to a program.
 
@@ -48,10 +54,11 @@ class TraceRecorder:
         program: an empty program.
         stops: record `stop_gradient` where gradients end, at `detach()` and after `no_grad` blocks, for a program that
             is differentiated later.
+        named: the named sizes of the trace, if it has any.
     """
 
-    def __init__(self, program: Program, stops: bool = False) -> None:
-        self.program = program
+    def __init__(self, program: Program, stops: bool = False, named: NamedSizes | None = None) -> None:
+        self.program, self.named = program, named
         self.stops = stops and grad_mode.get()
         self._untaped: set[NodeId] = set()  # recorded while the tape was off
         self._stopped: dict[Value, Value] = {}
@@ -226,7 +233,8 @@ class TraceRecorder:
 
 def record_into(
     program: Program, fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None,
-    stops: bool = False,
+    stops: bool = False, sizes: Mapping[str, Shape] | None = None, values: Mapping[str, int] | None = None,
+    keep_names: bool = True,
 ) -> tuple[TraceRecorder, Any]:  # fmt: skip
     """Run `fn` on symbols and record it into an empty program; returns the recorder and the result of `fn`.
 
@@ -235,8 +243,12 @@ def record_into(
             with inputs named `<argument>.<index or key>`.
         names: names of the inputs; by default the parameter names of the function, or of a module's `forward`.
         stops: see `TraceRecorder`.
+        sizes, values: shapes of inputs with named sizes, see `trace`, and values of names other than those of `specs`.
+        keep_names: False for a trace with these values instead of the names.
+    Raises: UsageError for sizes of an unknown input, a wrong number of axes, or sizes that contradict the specs.
     """
-    recorder = TraceRecorder(program, stops)
+    named = NamedSizes() if sizes else None
+    recorder = TraceRecorder(program, stops, named if keep_names else None)
     labels = names if names is not None else _parameter_names(fn, len(specs))
 
     def feed(label: str, spec: Any) -> Any:
@@ -245,10 +257,22 @@ def record_into(
         if not isinstance(spec, Spec):
             return rebuilt(spec, {key: feed(f"{label}.{key}", inner) for key, inner in parts(spec).items()})
         program.check_name(label)
-        node = add_source(program, INPUT, label, spec, {})
-        return Tensor(Symbol(spec, Value(node), recorder))
+        if sizes and label in sizes:
+            spec = _with_names(label, spec, sizes[label], named)
+            spec = spec if keep_names else spec.bind(values or {})
+        symbol = Symbol(spec, Value(add_source(program, INPUT, label, spec, {})), recorder)
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, str) and recorder.named is not None:
+                recorder.named.inputs.setdefault(dim, (Tensor(symbol), axis))
+        return Tensor(symbol)
 
     feeds = [feed(label, spec) for label, spec in zip(labels, specs, strict=True)]
+    if sizes and (unknown := [name for name in sizes if name not in program.input_names()]):
+        raise UsageError(
+            "sizes are given for an unknown input", got=unknown[0], expected=", ".join(program.input_names())
+        )
+    if named is not None:
+        named.values |= values or {}
     token = active_recorder.set(recorder)
     try:
         result = fn(*feeds)
@@ -269,6 +293,18 @@ def _renewed(result: Any, written: set[int]) -> Any:
         return new
     members = parts(result)
     return rebuilt(result, {key: _renewed(value, written) for key, value in members.items()}) if members else result
+
+
+def _with_names(label: str, spec: Spec, shape: Shape, sizes: NamedSizes | None) -> Spec:
+    """Return the spec of an input with the names of `shape`, and note their values."""
+    assert sizes is not None
+    named = tuple(have if want is None else want for want, have in zip(shape, spec.sizes, strict=False))
+    found, known = Spec(named, spec.dtype), sizes.values
+    wrong = [d for d in named if isinstance(d, str) and not is_dim_name(d)]
+    if wrong or len(shape) != len(spec.shape) or not found.match(spec.sizes, known):
+        what = "a name of a size is not an identifier" if wrong else "the sizes of an input do not match its example"
+        raise UsageError(what, where=label, expected=spec, got=f"{tuple(shape)}{f' with {known}' if known else ''}")
+    return found
 
 
 def parts(group: Any) -> dict[Any, Any]:

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
-from graphwright.array import CPU, NDArray, bind_sizes, empty
+from graphwright.array import CPU, NDArray, empty
 from graphwright.autograd import Tensor, active_recorder, as_tensor
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
-from graphwright.ops import call
+from graphwright.ops import call, get
 from graphwright.program.derived.rewrite import feed_name, patch_point
 from graphwright.program.errors import FeedError, StaleRun, ValueReleased
 from graphwright.program.gates import fold, foldable, folding_pays
@@ -67,7 +67,7 @@ def step(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, i
         zero = empty(spec.sizes, spec.dtype)
         return (call("full_like", zero, value=0.0),)
     try:
-        result = call(op, *ins, **bind_sizes(p.attrs(node), dims))
+        result = call(op, *ins, **get(op).bind_sizes(p.attrs(node), dims))
     except GraphwrightError as error:
         error.where = f"{p.path(node)} ({op})" if error.where in (None, op) else f"{p.path(node)}: {error.where}"
         error.add_note(origin(p, node))

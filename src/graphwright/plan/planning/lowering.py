@@ -7,6 +7,7 @@ measures both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +19,7 @@ from graphwright.array.spec import UnboundDim
 from graphwright.array.storage import changes
 from graphwright.array.vm.code import STORED
 from graphwright.array.vm.encode.operands import View
+from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops import OPS, Op, expansion, get
 from graphwright.ops.expansion import vm_form
 from graphwright.plan.options import ATEN, CAPTURE, VM, CompileOptions
@@ -227,6 +229,7 @@ class LoweringTable:
         self._packed: dict[Spec, PackedSpec] = {}
         self._signatures: dict[Any, Signature] = {}
         self._contents: dict[Any, int] = {}
+        self._checked: set[Any] = set()
 
     @property
     def superseded(self) -> bool:
@@ -269,7 +272,12 @@ class LoweringTable:
             dtypes, layouts = ([self._shapes[n][i] for n in reads] for i in (0, 1))
             content = self._contents.setdefault((record.op, text, specs), len(self._contents))
             if op.view is not None:
-                found = Signature(op, content, specs, [], (), op.view(layouts[0], record.attrs))
+                try:
+                    view = op.view(layouts[0], record.attrs)
+                except ShapeError as error:  # for the named sizes of this plan
+                    error.where = f"{record.path} ({record.op}), {error.where}"
+                    raise
+                found = Signature(op, content, specs, [], (), view)
             else:
                 narrow = any(dtypes[i] is not specs[0].dtype for i in op.traits.narrow)
                 operands = range(len(reads)) if narrow else op.row_major(len(reads))
@@ -277,6 +285,17 @@ class LoweringTable:
                 found = Signature(op, content, specs, [self.packed(s) for s in specs], copied, None)
             self._signatures[key] = found
         return found
+
+    def check_sizes(self, record: NodeRecord, dims: Mapping[str, int], shapes: Sequence[int]) -> None:
+        """Raise ShapeError if the op refuses a size computed from names, such as a window larger than its axis."""
+        if not any(isinstance(d, str) and d not in dims for spec in record.specs for d in spec.shape):
+            return
+        ins = [Spec(layout.shape, dtype) for dtype, layout in (self._shapes[shapes[s]] for s in record.reads)]
+        key = (record.op, repr(record.attrs), *ins)
+        if key not in self._checked:
+            with suppress(DTypeError):  # a conversion before the op may be left out of the plan
+                get(record.op).specs(ins, record.attrs, record.path)
+            self._checked.add(key)
 
     def lowering(self, instr: Instr, slots: Sequence[Slot], shapes: Sequence[int]) -> Lowering:
         """Return the lowering of an instruction, given all slots and per slot the id of its (dtype, layout)."""

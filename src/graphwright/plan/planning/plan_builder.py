@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import Layout, NDArray, Spec, bind_sizes
+from graphwright.array import Layout, NDArray, Spec
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op
 from graphwright.plan.options import CompileOptions
@@ -196,8 +196,8 @@ class PlanBuilder:
     def _plan(self, record: NodeRecord, old: NodeRecord | None) -> None:
         """Set the slots and instruction of a record with known `reads`; `old` is the node's previous record, if any."""
         node, kind = record.node, record.op
-        if self.dims:
-            record.attrs = bind_sizes(record.attrs, self.dims)
+        if self.dims and (row := OPS.get(kind)) is not None:
+            record.attrs = row.bind_sizes(record.attrs, self.dims)
         if kind in _KIND:
             record.specs = tuple([s.bind(self.dims) for s in record.specs])
             key = record.path if kind == INPUT else record.attrs["key"]
@@ -213,6 +213,8 @@ class PlanBuilder:
 
     def _plan_op(self, record: NodeRecord, old: NodeRecord | None) -> None:
         lowerings, shapes = self.tables.lowerings, self.tables.shapes
+        if self.dims:
+            lowerings.check_sizes(record, self.dims, shapes)
         signature, reads = lowerings.signature(record, self.dims, shapes), record.reads
         op, record.specs, record.signature = signature.op, signature.specs, signature
         for apply in self._rules_for(record.op):

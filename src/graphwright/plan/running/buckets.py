@@ -6,12 +6,13 @@ first padded run of each size is compared with an unpadded run, and a difference
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray, Spec, bool_, from_numpy
+from graphwright.array import Dim, NDArray, Spec, bool_, from_numpy
+from graphwright.array.sizes import names_of
 from graphwright.errors import ComputeError, UsageError
 from graphwright.plan.running.memory import as_array, differences
 from graphwright.program.run import check_feeds
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 
 _TOLERANCE = 1e-4  # relative to the largest value: the order of sums may depend on the size
+
+
+def _mixes(dim: Dim, padded: Collection[str]) -> bool:
+    """Return True if the padding of an axis of this size may be between its entries: it depends on several sizes."""
+    return len(names_of(dim)) > 1 and any(name in padded for name in names_of(dim))
 
 
 class BucketMismatch(ComputeError):
@@ -35,7 +41,7 @@ class PaddingBuckets:
         sizes: named size -> the sizes to pad to; larger inputs are not padded.
         mask: name of a bool input that is True at valid positions; all True if it is not fed. Its padding is False.
     Raises: UsageError if no input has a size of a given name, a list of sizes is empty or contains a size < 1, the mask
-        is not a bool input, or the program writes state, which padding would change.
+        is not a bool input, an output has a size such as B*T, or the program writes state, which padding would change.
     """
 
     def __init__(self, program: Program, sizes: Mapping[str, Sequence[int]], mask: str | None = None) -> None:
@@ -48,6 +54,9 @@ class PaddingBuckets:
             wrong.append(f"{mask}: not a bool input")
         if program.assigns():
             wrong.append("the program writes state, which padding would change")
+        for name, value in zip(program.output_names(), program.outputs(), strict=True):
+            shape = program.specs(value.node)[value.port].shape
+            wrong += [f"output {name}: its size {d} interleaves entries and padding" for d in shape if _mixes(d, sizes)]
         if wrong:
             names = ", ".join(sorted(known)) or "named sizes of inputs, of which the program has none"
             fix = 'gw.compile(program, buckets={"T": [16, 128]}) with the named size "T" of an input, or no buckets'

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import DType, Spec, bind_sizes, from_numpy
+from graphwright.array import DType, Spec, from_numpy
 from graphwright.autograd import Symbol, Tensor, Variable, active_recorder, no_grad
 from graphwright.graph import NodeId
 from graphwright.ops import Op, call, get
@@ -267,7 +267,7 @@ class MirroredProgram:
     def _mirror_op(self, node: NodeId, op: str, old: NodeId | None) -> tuple[NodeId, bool]:
         source, p = self.source, self.program
         operands = self._cast_operands(node, get(op))
-        attrs = bind_sizes(source.attrs(node), self.sizes)
+        attrs = get(op).bind_sizes(source.attrs(node), self.sizes)
         if old is None or p.op(old) != op:
             path = self._fresh_name(node, old)
             return add_op(p, op, operands, attrs, path, self.recorder.after(operands)), True

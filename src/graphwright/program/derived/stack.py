@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray, Spec, bind_sizes, sample_sizes
+from graphwright.array import NDArray, Spec, sample_sizes
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import Op, compute, get
@@ -236,10 +236,10 @@ class _Stack:
         for (spec, stacked), x, to in zip(forms, samples, given, strict=True):
             whole = x if stacked or rank is not None else np.broadcast_to(x, (n, *x.shape))
             stacks.append(_array(np.ascontiguousarray(whole).reshape(to.bind(dims).sizes), spec))
-        ours = compute(row, stacks, bind_sizes(moved, dims))
+        ours = compute(row, stacks, row.bind_sizes(moved, dims))
         for k in range(n):
             one = [_array(x[k] if stacked else x, s) for (s, stacked), x in zip(forms, samples, strict=True)]
-            for mine, theirs in zip(ours, compute(row, one, bind_sizes(attrs, dims)), strict=True):
+            for mine, theirs in zip(ours, compute(row, one, row.bind_sizes(attrs, dims)), strict=True):
                 a, b = _numbers(mine)[k], _numbers(theirs)
                 if not np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True):
                     return False

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from graphwright.array import DTYPES, Spec
-from graphwright.array.spec import is_dim_name
+from graphwright.array.sizes import is_dim_text
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.axes.units import parsed
 from graphwright.program.errors import ProgramFileError
@@ -80,8 +80,12 @@ def spec(data: Any, field: str | None = None) -> Spec:
     name, dims = array(data, 2, field)
     if text(name, field) not in DTYPES or len(array(dims, None, field)) > MAX_RANK:
         raise wrong(f"[dtype name, list of at most {MAX_RANK} dimensions]", data, field)
-    if wrong_names := [d for d in dims if isinstance(d, str) and not is_dim_name(d)]:
-        raise wrong("names of dimensions that are Python identifiers", wrong_names[0], field)
+    if wrong_names := [d for d in dims if isinstance(d, str) and not is_dim_text(d)]:
+        raise wrong(
+            "names of dimensions that are Python identifiers, or sizes computed from names, such as B*T",
+            wrong_names[0],
+            field,
+        )
     return Spec(tuple(d if isinstance(d, str) else integer(d, field=field) for d in dims), DTYPES[name])
 
 

@@ -22,7 +22,6 @@ from graphwright.program.builder import record
 from graphwright.program.editing.replace import boundary, replace
 from graphwright.program.errors import NotConvex
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
-from graphwright.program.named_sizes import with_names
 from graphwright.program.op_graph import Value
 from graphwright.program.validate import refuse_broken
 from graphwright.report import Report
@@ -316,9 +315,8 @@ def _traced(fn: Function, specs: tuple[Spec, ...]) -> Program:
     made = record(fn, [s.bind(dims) for s in specs])[0]
     if not dims:
         return made
-    names = made.input_names()
-    shapes = {name: s.shape for name, s in zip(names, specs, strict=True) if s.symbolic}
-    return with_names(made, shapes, lambda resized: record(fn, [resized[name] for name in names])[0])
+    shapes = {name: s.shape for name, s in zip(made.input_names(), specs, strict=True) if s.symbolic}
+    return record(fn, [s.bind(dims) for s in specs], sizes=shapes)[0]
 
 
 def _spec(example: Any) -> Spec:
