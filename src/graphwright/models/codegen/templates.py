@@ -1,6 +1,6 @@
 """Fixed text of generated files, and the parts of it that depend on windows and embeddings.
 
-`@name@` marks the place of a part that is filled in.
+`@name@` is replaced by the part of this name.
 """
 
 from __future__ import annotations
