@@ -243,6 +243,7 @@ def _returned(declared: Signature) -> str:
 
 def _enter_ops(table: Mapping[str, Callable[..., Any]]) -> None:
     for name, function in table.items():
+        function.__annotations__["return"] = "Tensor"
         NAMES[name] = Name(name, function, in_place=not name.startswith("is"))
 
 
