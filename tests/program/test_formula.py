@@ -32,8 +32,9 @@ def check(p: gw.Program, x: np.ndarray, tolerance: float) -> None:
 
 
 ACTIVATIONS = {
-    "tanh": gw.nn.Tanh(), "relu": gw.nn.ReLU(), "gelu": gw.nn.GELU(), "silu": gw.nn.SiLU(), "sigmoid": gw.nn.Sigmoid(),
-    "softplus": gw.nn.Softplus(), "leaky": gw.nn.LeakyReLU(), "elu": gw.nn.ELU(), "softmax": gw.nn.Softmax(-1),
+    "tanh": gw.nn.Tanh(), "relu": gw.nn.ReLU(), "relu6": gw.nn.ReLU6(),
+    "gelu": gw.nn.GELU(), "silu": gw.nn.SiLU(), "sigmoid": gw.nn.Sigmoid(), "softplus": gw.nn.Softplus(),
+    "leaky": gw.nn.LeakyReLU(), "elu": gw.nn.ELU(), "softmax": gw.nn.Softmax(-1),
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphwright.array import changes
 from graphwright.autograd import linalg, names
 from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.counting import bincount, one_hot
 from graphwright.autograd.create import (
     arange,
     asarray,
@@ -40,13 +41,11 @@ from graphwright.autograd.errors import (
 from graphwright.autograd.function import Context, Function
 from graphwright.autograd.functions import cat, matmul, maximum, minimum, outer, pad, stack, tril, triu, where
 from graphwright.autograd.indexing import (
-    bincount,
     gather,
     index_add,
     index_put,
     index_select,
     nonzero,
-    one_hot,
     repeat_interleave,
     scatter,
     scatter_add,

@@ -236,13 +236,14 @@ def stub(name: str, function: Callable[..., Any], method: bool) -> str:
 
 
 def _returned(declared: Signature) -> str:
-    text = declared.return_annotation
+    text: str = declared.return_annotation
     known = {"Tensor", "bool", "int", "Extremes", "tuple[Tensor, ...]", "tuple[Tensor, Tensor]", "None"}
     return {"bool": "builtins.bool", "int": "builtins.int"}.get(text, text) if text in known else "Any"
 
 
 def _enter_ops(table: Mapping[str, Callable[..., Any]]) -> None:
     for name, function in table.items():
+        function.__annotations__["return"] = "Tensor"
         NAMES[name] = Name(name, function, in_place=not name.startswith("is"))
 
 

@@ -130,19 +130,6 @@ class OpMethods:
     diagflat = top.diagflat
     def unfold(self, dimension: Any, size: Any, step: Any) -> Tensor:
         """Return windows of `size` entries along an axis, `step` apart, as a new last axis. Raises: ShapeError."""
-    mm = top.mm
-    mv = top.mv
-    bmm = top.bmm
-    dot = top.dot
-    vdot = top.vdot
-    inner = top.inner
-    addmm = top.addmm
-    addmv = top.addmv
-    baddbmm = top.baddbmm
-    addbmm = top.addbmm
-    addr = top.addr
-    kron = top.kron
-    cross = top.cross
     sum = top.sum
     mean = top.mean
     prod = top.prod
@@ -183,16 +170,6 @@ class OpMethods:
     corrcoef = top.corrcoef
     softmax = top.softmax
     log_softmax = top.log_softmax
-    slogdet = top.slogdet
-    det = top.det
-    logdet = top.logdet
-    inverse = top.inverse
-    cholesky = top.cholesky
-    svd = top.svd
-    qr = top.qr
-    pinverse = top.pinverse
-    matrix_power = top.matrix_power
-    matrix_exp = top.matrix_exp
     take_along_dim = top.take_along_dim
     gather = top.gather
     scatter = top.scatter
@@ -209,15 +186,15 @@ class OpMethods:
     index_copy = top.index_copy
     index_fill = top.index_fill
     index_put = top.index_put
-    bincount = top.bincount
     nonzero = top.nonzero
     argwhere = top.argwhere
     repeat_interleave = top.repeat_interleave
     masked_select = top.masked_select
     masked_scatter = top.masked_scatter
+    bincount = top.bincount
+    histc = top.histc
     unique = top.unique
     unique_consecutive = top.unique_consecutive
-    histc = top.histc
     floor_divide = top.floor_divide
     remainder = top.remainder
     eq = top.eq
@@ -315,6 +292,19 @@ class OpMethods:
         """Cast to uint8."""
     def bool(self) -> Tensor:
         """Cast to bool."""
+    mm = top.mm
+    mv = top.mv
+    bmm = top.bmm
+    dot = top.dot
+    vdot = top.vdot
+    inner = top.inner
+    addmm = top.addmm
+    addmv = top.addmv
+    baddbmm = top.baddbmm
+    addbmm = top.addbmm
+    addr = top.addr
+    kron = top.kron
+    cross = top.cross
     def new_zeros(self, *size: Any, dtype: Any = ..., device: Any = ..., requires_grad: Any = ...) -> Tensor:
         """Call `zeros` with the dtype and device of this tensor, unless given."""
     def new_ones(self, *size: Any, dtype: Any = ..., device: Any = ..., requires_grad: Any = ...) -> Tensor:
@@ -325,6 +315,16 @@ class OpMethods:
         """Call `full` with the dtype and device of this tensor, unless given."""
     def new_tensor(self, *size: Any, dtype: Any = ..., device: Any = ..., requires_grad: Any = ...) -> Tensor:
         """Call `tensor` with the dtype and device of this tensor, unless given."""
+    slogdet = top.slogdet
+    det = top.det
+    logdet = top.logdet
+    inverse = top.inverse
+    cholesky = top.cholesky
+    svd = top.svd
+    qr = top.qr
+    pinverse = top.pinverse
+    matrix_power = top.matrix_power
+    matrix_exp = top.matrix_exp
     bernoulli = top.bernoulli
     multinomial = top.multinomial
     def uniform_(self, from_: Any = ..., to: Any = ..., *, generator: Any = ...) -> Tensor:

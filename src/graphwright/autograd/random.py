@@ -234,7 +234,7 @@ def normal(
     """
     if not isinstance(std, TensorBase):
         _positive("normal", "std", std, least=0.0)
-    elif not std.symbolic and std.device == CPU and bool((std < 0).any().item()):
+    elif not std.symbolic and std.device == CPU and bool((as_tensor(std) < 0).any().item()):
         raise UsageError("a standard deviation is negative", where="normal", expected=">= 0")
     if size is None:
         given = [t.shape for t in (mean, std) if isinstance(t, TensorBase)]

@@ -6,58 +6,58 @@ from graphwright.array import Device, DType
 from graphwright.autograd.names import Extremes
 from graphwright.autograd.tensor import Tensor
 
-def sigmoid(input: Any) -> Any:
+def sigmoid(input: Any) -> Tensor:
     """1 / (1 + e⁻ˣ), elementwise; gradient g·y(1 - y)."""
 
-def tanh(input: Any) -> Any:
+def tanh(input: Any) -> Tensor:
     """tanh x, elementwise; gradient g(1 - y²)."""
 
-def relu(input: Any) -> Any:
+def relu(input: Any) -> Tensor:
     """max(x, 0), elementwise, also of integers; gradient 0 at 0."""
 
 def abs(input: Any) -> Tensor:
     """|x|, elementwise; gradient sign(x), 0 at 0."""
 
-def sign(input: Any) -> Any:
+def sign(input: Any) -> Tensor:
     """-1, 0 or 1, the sign of x, elementwise; gradient 0."""
 
-def floor(input: Any) -> Any:
+def floor(input: Any) -> Tensor:
     """⌊x⌋, the largest integer ≤ x, elementwise; gradient 0."""
 
-def ceil(input: Any) -> Any:
+def ceil(input: Any) -> Tensor:
     """⌈x⌉, the smallest integer ≥ x, elementwise; gradient 0."""
 
 def round(input: Any, *, decimals: Any = ...) -> Tensor:
     """The nearest number with `decimals` decimals, ties to even; gradient 0."""
 
-def exp(input: Any) -> Any:
+def exp(input: Any) -> Tensor:
     """eˣ, elementwise."""
 
-def expm1(input: Any) -> Any:
+def expm1(input: Any) -> Tensor:
     """eˣ - 1, elementwise, accurate near 0; gradient g(y + 1)."""
 
-def log(input: Any) -> Any:
+def log(input: Any) -> Tensor:
     """ln x, elementwise."""
 
-def log1p(input: Any) -> Any:
+def log1p(input: Any) -> Tensor:
     """ln(1 + x), elementwise, accurate near 0; gradient g / (1 + x)."""
 
-def sqrt(input: Any) -> Any:
+def sqrt(input: Any) -> Tensor:
     """√x, elementwise; gradient g / 2y."""
 
-def rsqrt(input: Any) -> Any:
+def rsqrt(input: Any) -> Tensor:
     """1/√x, elementwise; gradient -g·y³/2."""
 
-def reciprocal(input: Any) -> Any:
+def reciprocal(input: Any) -> Tensor:
     """1/x, elementwise; gradient -g·y²."""
 
-def sin(input: Any) -> Any:
+def sin(input: Any) -> Tensor:
     """sin x, elementwise."""
 
-def cos(input: Any) -> Any:
+def cos(input: Any) -> Tensor:
     """cos x, elementwise."""
 
-def erf(input: Any) -> Any:
+def erf(input: Any) -> Tensor:
     """erf x, elementwise; gradient g·2/√π·exp(-x²)."""
 
 def minimum(input: Any, other: Any) -> Tensor:
@@ -66,85 +66,85 @@ def minimum(input: Any, other: Any) -> Tensor:
 def maximum(input: Any, other: Any) -> Tensor:
     """Return the larger of two operands, elementwise; on a tie each operand gets half of the gradient."""
 
-def isnan(input: Any) -> Any:
+def isnan(input: Any) -> Tensor:
     """True where x is NaN, elementwise."""
 
-def isinf(input: Any) -> Any:
+def isinf(input: Any) -> Tensor:
     """True where x is +∞ or -∞, elementwise."""
 
-def isfinite(input: Any) -> Any:
+def isfinite(input: Any) -> Tensor:
     """True where x is neither infinite nor NaN, elementwise."""
 
-def tan(input: Any) -> Any:
+def tan(input: Any) -> Tensor:
     """tan x, elementwise; gradient g(1 + y²)."""
 
-def asin(input: Any) -> Any:
+def asin(input: Any) -> Tensor:
     """arcsin x, elementwise; gradient g/√(1 - x²)."""
 
-def acos(input: Any) -> Any:
+def acos(input: Any) -> Tensor:
     """arccos x, elementwise; gradient -g/√(1 - x²)."""
 
-def atan(input: Any) -> Any:
+def atan(input: Any) -> Tensor:
     """arctan x, elementwise; gradient g/(1 + x²)."""
 
-def sinh(input: Any) -> Any:
+def sinh(input: Any) -> Tensor:
     """sinh x, elementwise; gradient g·cosh x."""
 
-def cosh(input: Any) -> Any:
+def cosh(input: Any) -> Tensor:
     """cosh x, elementwise; gradient g·sinh x."""
 
-def asinh(input: Any) -> Any:
+def asinh(input: Any) -> Tensor:
     """arsinh x, elementwise; gradient g/√(1 + x²)."""
 
-def acosh(input: Any) -> Any:
+def acosh(input: Any) -> Tensor:
     """arcosh x, elementwise; gradient g/√(x² - 1)."""
 
-def atanh(input: Any) -> Any:
+def atanh(input: Any) -> Tensor:
     """artanh x, elementwise; gradient g/(1 - x²)."""
 
-def atan2(input: Any, other: Any) -> Any:
+def atan2(input: Any, other: Any) -> Tensor:
     """The angle of the point (b, a), -π to π, elementwise; gradients g·b/(a² + b²) and -g·a/(a² + b²)."""
 
-def log2(input: Any) -> Any:
+def log2(input: Any) -> Tensor:
     """log₂ x, elementwise; gradient g/(x·ln 2)."""
 
-def log10(input: Any) -> Any:
+def log10(input: Any) -> Tensor:
     """log₁₀ x, elementwise; gradient g/(x·ln 10)."""
 
-def exp2(input: Any) -> Any:
+def exp2(input: Any) -> Tensor:
     """2ˣ, elementwise; gradient g·y·ln 2."""
 
-def erfc(input: Any) -> Any:
+def erfc(input: Any) -> Tensor:
     """1 - erf x, elementwise, accurate for large x; gradient -g·2/√π·exp(-x²)."""
 
-def erfinv(input: Any) -> Any:
+def erfinv(input: Any) -> Tensor:
     """The y with erf y = x, elementwise; gradient g·√π/2·exp(y²)."""
 
-def lgamma(input: Any) -> Any:
+def lgamma(input: Any) -> Tensor:
     """ln |Γ(x)|, elementwise; gradient g·digamma x."""
 
-def digamma(input: Any) -> Any:
+def digamma(input: Any) -> Tensor:
     """d ln Γ(x)/dx, elementwise; gradient g·trigamma x."""
 
 def trunc(input: Any) -> Tensor:
     """x rounded towards 0, elementwise; gradient 0."""
 
-def fmod(input: Any, other: Any) -> Any:
+def fmod(input: Any, other: Any) -> Tensor:
     """a - b·trunc(a / b), elementwise, with the sign of a; gradients g and -g·trunc(a / b)."""
 
-def bitwise_and(input: Any, other: Any) -> Any:
+def bitwise_and(input: Any, other: Any) -> Tensor:
     """Bitwise and of integers or bools, elementwise."""
 
-def bitwise_or(input: Any, other: Any) -> Any:
+def bitwise_or(input: Any, other: Any) -> Tensor:
     """Bitwise or of integers or bools, elementwise."""
 
-def bitwise_xor(input: Any, other: Any) -> Any:
+def bitwise_xor(input: Any, other: Any) -> Tensor:
     """Bitwise exclusive or of integers or bools, elementwise."""
 
-def bitwise_left_shift(input: Any, other: Any) -> Any:
+def bitwise_left_shift(input: Any, other: Any) -> Tensor:
     """a·2ᵇ of integers, elementwise."""
 
-def bitwise_right_shift(input: Any, other: Any) -> Any:
+def bitwise_right_shift(input: Any, other: Any) -> Tensor:
     """⌊a / 2ᵇ⌋ of integers, elementwise."""
 
 def where(condition: Any, input: Any = ..., other: Any = ...) -> Any:
@@ -363,72 +363,6 @@ def tril_indices(row: Any, col: Any, offset: Any = ..., *, dtype: Any = ..., dev
 
 def triu_indices(row: Any, col: Any, offset: Any = ..., *, dtype: Any = ..., device: Any = ...) -> Tensor:
     """Return row and column indices, int64 [2, count], of the triu of a matrix [row, col]."""
-
-def mm(input: Any, mat2: Any) -> Tensor:
-    """Multiply matrices [n, k] and [k, m]. Raises: ShapeError."""
-
-def mv(input: Any, mat2: Any) -> Tensor:
-    """Multiply a matrix [n, k] and a vector [k]. Raises: ShapeError."""
-
-def bmm(input: Any, mat2: Any) -> Tensor:
-    """Multiply batches of matrices [B, n, k] and [B, k, m]. Raises: ShapeError."""
-
-def dot(input: Any, mat2: Any) -> Tensor:
-    """Σ a·b of vectors [n]. Raises: ShapeError."""
-
-def vdot(input: Any, mat2: Any) -> Tensor:
-    """Σ a·b of vectors [n]. Raises: ShapeError."""
-
-def inner(input: Any, other: Any) -> Tensor:
-    """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
-
-def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·(A @ B) of matrices."""
-
-def addmv(input: Any, mat: Any, vec: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·(A @ v)."""
-
-def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·(A @ B) of batches of matrices."""
-
-def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·Σ (A @ B) over batches of matrices."""
-
-def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
-    """beta·x + alpha·a[i]·b[j]."""
-
-def tensordot(a: Any, b: Any, dims: Any = ...) -> Tensor:
-    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes; sizes of 1 broadcast.
-
-    Raises: ShapeError.
-    """
-
-def kron(input: Any, other: Any) -> Tensor:
-    """Kronecker product: each entry of a times b, as blocks."""
-
-def cross(input: Any, other: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """Cross product along an axis of size 3, by default the first one; other axes broadcast. Raises: ShapeError."""
-
-def cosine_similarity(x1: Any, x2: Any, dim: Any = ..., eps: Any = ..., *, axis: Any = ...) -> Tensor:
-    """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis, after broadcasting; computed in float32 or wider."""
-
-def pairwise_distance(
-    x1: Any, x2: Any, p: Any = ..., eps: Any = ..., keepdim: Any = ..., *, keepdims: Any = ...
-) -> Tensor:
-    """‖a - b + eps‖ₚ over the last axis, computed in float32 or wider."""
-
-def pdist(input: Any, p: Any = ...) -> Tensor:
-    """The p-norms of the differences of all pairs of rows, in row-major order of the upper triangle."""
-
-def cdist(x1: Any, x2: Any, p: Any = ..., compute_mode: Any = ...) -> Tensor:
-    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m].
-
-    Args:
-        compute_mode: ignored, differences are always computed.
-    """
-
-def vander(x: Any, N: Any = ..., increasing: Any = ...) -> Tensor:
-    """Return the powers x^(N-1), ..., x, 1 of a vector as columns."""
 
 def sum(
     input: Any, dim: Any = ..., keepdim: Any = ..., *, dtype: Any = ..., axis: Any = ..., keepdims: Any = ...
@@ -674,45 +608,6 @@ def softmax(input: Any, dim: Any = ..., mask: Any = ..., *, dtype: Any = ..., ax
 def log_softmax(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) -> Tensor:
     """ln softmax along an axis; with `dtype`, the operand is cast first."""
 
-def slogdet(A: Any) -> Any:
-    """Return sign and ln |det A| of [..., n, n]. Raises: ShapeError, DTypeError."""
-
-def det(A: Any) -> Tensor:
-    """Return the determinants of [..., n, n]; the gradient is g times the cofactors. Raises: ShapeError, DTypeError."""
-
-def logdet(A: Any) -> Tensor:
-    """Return ln det A of [..., n, n]; NaN for a negative determinant. Raises: ShapeError, DTypeError."""
-
-def inverse(A: Any) -> Tensor:
-    """Return the inverses of [..., n, n]. Raises: ShapeError, DTypeError; ComputeError for a singular matrix.
-
-    In a trace, a singular matrix gives infinity or NaN, and there is one matrix.
-    """
-
-def cholesky(input: Any, upper: Any = ...) -> Tensor:
-    """`linalg.cholesky`."""
-
-def svd(input: Any, some: Any = ...) -> tuple[Tensor, ...]:
-    """`linalg.svd`, but return V instead of its transpose; square U and V unless `some`."""
-
-def qr(input: Any, some: Any = ...) -> tuple[Tensor, ...]:
-    """`linalg.qr`; `complete` unless `some`."""
-
-def pinverse(input: Any, rcond: Any = ...) -> Tensor:
-    """`linalg.pinv` with a relative bound."""
-
-def chain_matmul(*matrices: Any) -> Tensor:
-    """`linalg.multi_dot`."""
-
-def matrix_power(A: Any, n: Any) -> Tensor:
-    """Return the n-th power of [..., n, n], by repeated squaring; a negative n inverts first.
-
-    Raises: ShapeError, DTypeError; UsageError unless n is an int.
-    """
-
-def matrix_exp(A: Any) -> Tensor:
-    """Σ Aᵏ/k! of [..., n, n], by scaling and squaring a Taylor series. Raises: ShapeError, DTypeError."""
-
 def take_along_dim(input: Any, indices: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
     """Like `gather` along an axis, or of the flattened tensor; the other axes of both broadcast."""
 
@@ -828,22 +723,6 @@ def index_put(input: Any, indices: Any, values: Any, accumulate: Any = ...) -> T
     mask.
     """
 
-def one_hot(ids: Any, classes: Any = ..., *, out: Any = ...) -> Tensor:
-    """Encode ids as one-hot vectors along a new last axis, int64.
-
-    Args:
-        classes: size of that axis; the largest id + 1 by default, required in a trace.
-    Raises: IndexOutOfRange.
-    """
-
-def bincount(input: Any, weights: Any = ..., minlength: Any = ..., *, length: Any = ...) -> Tensor:
-    """Count how often each of 0 .. length - 1 occurs among the ids, int64; or sum their `weights`.
-
-    Args:
-        length: by default the largest id + 1, at least `minlength`; required in a trace.
-    Raises: IndexOutOfRange, ShapeError for other weights than one per id; UsageError for a negative `minlength`.
-    """
-
 def nonzero(input: Any, *, as_tuple: Any = ..., size: Any = ..., fill: Any = ...) -> Any:
     """Return the indices [count, ndim] int64 of the nonzero entries, in row-major order.
 
@@ -887,6 +766,28 @@ def masked_scatter(input: Any, mask: Any, source: Any) -> Tensor:
     Raises: DTypeError for a mask that is not bool, ShapeError for too few entries.
     """
 
+def one_hot(ids: Any, classes: Any = ..., *, out: Any = ...) -> Tensor:
+    """Encode ids as one-hot vectors along a new last axis, int64.
+
+    Args:
+        classes: size of that axis; the largest id + 1 by default, required in a trace.
+    Raises: IndexOutOfRange.
+    """
+
+def bincount(input: Any, weights: Any = ..., minlength: Any = ..., *, length: Any = ...) -> Tensor:
+    """Count how often each of 0 .. length - 1 occurs among the ids, int64; or sum their `weights`.
+
+    Args:
+        length: by default the largest id + 1, at least `minlength`; required in a trace.
+    Raises: IndexOutOfRange, ShapeError for other weights than one per id; UsageError for a negative `minlength`.
+    """
+
+def histc(input: Any, bins: Any = ..., min: Any = ..., max: Any = ...) -> Tensor:
+    """Count entries in equal bins from min to max, or, if these are equal, over the range of the entries.
+
+    Outside traces. Raises: UsageError for bins < 1, exchanged bounds, or bounds that are not finite.
+    """
+
 def unique(
     input: Any,
     sorted: Any = ...,
@@ -912,12 +813,6 @@ def unique_consecutive(
 
     Args:
         dim: axis along which to compare slices, instead of all entries.
-    """
-
-def histc(input: Any, bins: Any = ..., min: Any = ..., max: Any = ...) -> Tensor:
-    """Count entries in equal bins from min to max, or, if these are equal, over the range of the entries.
-
-    Outside traces. Raises: UsageError for bins < 1, exchanged bounds, or bounds that are not finite.
     """
 
 def isin(elements: Any, test_elements: Any, *, invert: Any = ...) -> Tensor:
@@ -1043,25 +938,25 @@ def frac(input: Any) -> Tensor:
 def absolute(input: Any) -> Tensor:
     """|x|, elementwise; gradient sign(x), 0 at 0."""
 
-def arccos(input: Any) -> Any:
+def arccos(input: Any) -> Tensor:
     """arccos x, elementwise; gradient -g/√(1 - x²)."""
 
-def arccosh(input: Any) -> Any:
+def arccosh(input: Any) -> Tensor:
     """arcosh x, elementwise; gradient g/√(x² - 1)."""
 
-def arcsin(input: Any) -> Any:
+def arcsin(input: Any) -> Tensor:
     """arcsin x, elementwise; gradient g/√(1 - x²)."""
 
-def arcsinh(input: Any) -> Any:
+def arcsinh(input: Any) -> Tensor:
     """arsinh x, elementwise; gradient g/√(1 + x²)."""
 
-def arctan(input: Any) -> Any:
+def arctan(input: Any) -> Tensor:
     """arctan x, elementwise; gradient g/(1 + x²)."""
 
-def arctan2(input: Any, other: Any) -> Any:
+def arctan2(input: Any, other: Any) -> Tensor:
     """The angle of the point (b, a), -π to π, elementwise; gradients g·b/(a² + b²) and -g·a/(a² + b²)."""
 
-def arctanh(input: Any) -> Any:
+def arctanh(input: Any) -> Tensor:
     """artanh x, elementwise; gradient g/(1 - x²)."""
 
 def clamp(input: Any, min: Any = ..., max: Any = ...) -> Tensor:
@@ -1177,6 +1072,111 @@ def allclose(input: Any, other: Any, rtol: Any = ..., atol: Any = ..., equal_nan
 
 def equal(input: Any, other: Any) -> builtins.bool:
     """Whether shapes and all entries are equal. Raises: TraceError in a trace."""
+
+def mm(input: Any, mat2: Any) -> Tensor:
+    """Multiply matrices [n, k] and [k, m]. Raises: ShapeError."""
+
+def mv(input: Any, mat2: Any) -> Tensor:
+    """Multiply a matrix [n, k] and a vector [k]. Raises: ShapeError."""
+
+def bmm(input: Any, mat2: Any) -> Tensor:
+    """Multiply batches of matrices [B, n, k] and [B, k, m]. Raises: ShapeError."""
+
+def dot(input: Any, mat2: Any) -> Tensor:
+    """Σ a·b of vectors [n]. Raises: ShapeError."""
+
+def vdot(input: Any, mat2: Any) -> Tensor:
+    """Σ a·b of vectors [n]. Raises: ShapeError."""
+
+def inner(input: Any, other: Any) -> Tensor:
+    """Σ a·b over the last axes: [..., k] and [..., k] to [..., ...]."""
+
+def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·(A @ B) of matrices."""
+
+def addmv(input: Any, mat: Any, vec: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·(A @ v)."""
+
+def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·(A @ B) of batches of matrices."""
+
+def addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·Σ (A @ B) over batches of matrices."""
+
+def addr(input: Any, vec1: Any, vec2: Any, *, beta: Any = ..., alpha: Any = ...) -> Tensor:
+    """beta·x + alpha·a[i]·b[j]."""
+
+def tensordot(a: Any, b: Any, dims: Any = ...) -> Tensor:
+    """Contract axes: the last `dims` of a with the first of b, or the two given lists of axes; sizes of 1 broadcast.
+
+    Raises: ShapeError.
+    """
+
+def kron(input: Any, other: Any) -> Tensor:
+    """Kronecker product: each entry of a times b, as blocks."""
+
+def cross(input: Any, other: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
+    """Cross product along an axis of size 3, by default the first one; other axes broadcast. Raises: ShapeError."""
+
+def cosine_similarity(x1: Any, x2: Any, dim: Any = ..., eps: Any = ..., *, axis: Any = ...) -> Tensor:
+    """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis, after broadcasting; computed in float32 or wider."""
+
+def pairwise_distance(
+    x1: Any, x2: Any, p: Any = ..., eps: Any = ..., keepdim: Any = ..., *, keepdims: Any = ...
+) -> Tensor:
+    """‖a - b + eps‖ₚ over the last axis, computed in float32 or wider."""
+
+def pdist(input: Any, p: Any = ...) -> Tensor:
+    """The p-norms of the differences of all pairs of rows, in row-major order of the upper triangle."""
+
+def cdist(x1: Any, x2: Any, p: Any = ..., compute_mode: Any = ...) -> Tensor:
+    """Return the p-norms of the differences of rows: [..., n, d] and [..., m, d] to [..., n, m].
+
+    Args:
+        compute_mode: ignored, differences are always computed.
+    """
+
+def vander(x: Any, N: Any = ..., increasing: Any = ...) -> Tensor:
+    """Return the powers x^(N-1), ..., x, 1 of a vector as columns."""
+
+def slogdet(A: Any) -> Any:
+    """Return sign and ln |det A| of [..., n, n]. Raises: ShapeError, DTypeError."""
+
+def det(A: Any) -> Tensor:
+    """Return the determinants of [..., n, n]; the gradient is g times the cofactors. Raises: ShapeError, DTypeError."""
+
+def logdet(A: Any) -> Tensor:
+    """Return ln det A of [..., n, n]; NaN for a negative determinant. Raises: ShapeError, DTypeError."""
+
+def inverse(A: Any) -> Tensor:
+    """Return the inverses of [..., n, n]. Raises: ShapeError, DTypeError; ComputeError for a singular matrix.
+
+    In a trace, a singular matrix gives infinity or NaN, and there is one matrix.
+    """
+
+def cholesky(input: Any, upper: Any = ...) -> Tensor:
+    """`linalg.cholesky`."""
+
+def svd(input: Any, some: Any = ...) -> tuple[Tensor, ...]:
+    """`linalg.svd`, but return V instead of its transpose; square U and V unless `some`."""
+
+def qr(input: Any, some: Any = ...) -> tuple[Tensor, ...]:
+    """`linalg.qr`; `complete` unless `some`."""
+
+def pinverse(input: Any, rcond: Any = ...) -> Tensor:
+    """`linalg.pinv` with a relative bound."""
+
+def chain_matmul(*matrices: Any) -> Tensor:
+    """`linalg.multi_dot`."""
+
+def matrix_power(A: Any, n: Any) -> Tensor:
+    """Return the n-th power of [..., n, n], by repeated squaring; a negative n inverts first.
+
+    Raises: ShapeError, DTypeError; UsageError unless n is an int.
+    """
+
+def matrix_exp(A: Any) -> Tensor:
+    """Σ Aᵏ/k! of [..., n, n], by scaling and squaring a Taylor series. Raises: ShapeError, DTypeError."""
 
 def bernoulli(input: Any, p: Any = ..., *, generator: Any = ..., out: Any = ...) -> Tensor:
     """Sample 1 with the probabilities in `input`, else 0; with the number p, sample by it in the shape of `input`.

@@ -266,10 +266,6 @@ def _functions() -> Mapping[str, Callable[..., Any]]:
     def one(c: Any) -> Any:
         return sp.Piecewise((1, c), (0, True))
 
-    def clamp(a: Any, low: float | None, high: float | None) -> Any:
-        a = a if low is None else sp.Max(a, _number(low))
-        return a if high is None else sp.Min(a, _number(high))
-
     def cast(a: Any, dtype: Any) -> Any:
         if not dtype.is_float:
             raise NoFormula("a cast to this dtype has no formula", got=dtype.name)
@@ -278,7 +274,7 @@ def _functions() -> Mapping[str, Callable[..., Any]]:
     return {  # by name: sympy's function of each op
         "abs": sp.Abs, "acos": sp.acos, "acosh": sp.acosh, "add": lambda a, b: a + b,
         "amax": _reduction(lambda v: sp.Max(*v)), "amin": _reduction(lambda v: sp.Min(*v)), "asin": sp.asin,
-        "asinh": sp.asinh, "atan": sp.atan, "atanh": sp.atanh, "cast": cast, "ceil": sp.ceiling, "clamp": clamp,
+        "asinh": sp.asinh, "atan": sp.atan, "atanh": sp.atanh, "cast": cast, "ceil": sp.ceiling,
         "concat": lambda *a, axis: np.concatenate(a, axis), "copy": lambda a: a, "cos": sp.cos, "cosh": sp.cosh,
         "div": lambda a, b: a / b, "erf": sp.erf, "exp": sp.exp, "expm1": lambda a: sp.exp(a) - 1, "floor": sp.floor,
         "full_like": lambda a, value: _number(value), "ge": sp.Ge, "gt": sp.Gt,
