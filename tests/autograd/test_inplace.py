@@ -285,3 +285,13 @@ def test_an_operand_may_be_overwritten_if_no_gradient_reads_it() -> None:
         y.sum().backward()
         grads.append(x.grad.tolist())
     assert grads[0] == grads[1]
+
+
+def test_updates_by_other_entries_of_the_same_tensor() -> None:
+    x = tensor(np.arange(12.0).reshape(3, 4))
+    truth = np.arange(12.0).reshape(3, 4)
+    for a in (x, truth):
+        a[:, 1] += a[:, 0]
+        a[1:] -= a[:-1]
+        a[0, ::2] *= a[0, 1::2]
+    assert np.array_equal(x, truth)

@@ -118,3 +118,27 @@ def test_promoting_ops_have_several_castable_operands() -> None:
         *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"),
         *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"),
     }
+
+
+@pytest.mark.parametrize("scalar", [np.float64(2), np.float32(2), np.int64(2), np.float16(2)], ids=repr)
+@pytest.mark.parametrize("shape", [(), (2,)])
+@pytest.mark.parametrize("kind", ["float32", "float64", "int64"])
+def test_numpy_scalars_are_numbers_on_either_side_and_keep_the_tape(scalar, shape, kind) -> None:
+    host = np.full(shape, 3, kind)
+    trained = kind != "int64"
+    x, t = tensor(host, requires_grad=trained), torch.tensor(host, requires_grad=trained)
+    for operate in (lambda a, b: a * b, lambda a, b: a / b, lambda a, b: a + b, lambda a, b: a > b):
+        for swap in (False, True):
+            ours, theirs = (operate(*((scalar, v) if swap else (v, scalar))) for v in (x, t))
+            assert isinstance(ours, Tensor)
+            assert TORCH_DTYPE[ours.dtype] == theirs.dtype
+            assert ours.requires_grad == theirs.requires_grad
+            assert np.array_equal(ours.numpy(), theirs.detach().numpy())
+
+
+def test_a_numpy_array_on_the_left_keeps_the_tape() -> None:
+    x = tensor([1.0, 2.0], requires_grad=True)
+    y = np.array([3.0, 4.0], np.float32) * x - np.ones(2, np.float32) @ x
+    assert isinstance(y, Tensor)
+    y.sum().backward()
+    assert grad_of(x).tolist() == [1, 2]

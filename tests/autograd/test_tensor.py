@@ -324,3 +324,17 @@ def test_a_tensor_of_a_list_names_the_function_that_converts() -> None:
     for data in ([1.0, 2.0], 3, np.ones(2), None):
         with pytest.raises(UsageError, match=r"gw\.tensor"):
             gw.Tensor(data)  # pyright: ignore[reportArgumentType]
+
+
+def test_to_copies_on_request() -> None:
+    x = ones(2)
+    assert x.to("cpu") is x
+    for made in (
+        x.to("cpu", copy=True),
+        x.to(copy=True),
+        x.to(dtype=float32, copy=True),
+        x.to("cpu", "float32", False, True),
+    ):
+        made += 1.0
+        assert (made.tolist(), x.tolist()) == ([2, 2], [1, 1])
+    assert x.to("cpu", non_blocking=True) is x

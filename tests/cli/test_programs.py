@@ -101,3 +101,10 @@ def test_the_champion_of_an_evolution_is_opened_by_the_directory_of_the_run(call
 @pytest.mark.parametrize("verb", [("generate",), ("run", "--text", "a"), ("prune", "--dry-run")])
 def test_commands_for_language_models_name_what_they_got(call, net, verb):
     assert "this is a saved program, not a language model" in call(verb[0], net, *verb[1:], code=2)
+
+
+def test_a_directory_that_is_not_saved_is_not_edited_in_place(call, evolved):
+    for directory in ("bundled", evolved):
+        message = call("edit", directory, "--undo", 1, code=2)
+        assert "cannot change this directory in place" in message
+        assert "a saved model or program" in message

@@ -253,6 +253,8 @@ def _cast_operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
     given: list[Any] = []
     kinds: list[OperandKind] = []
     for o in operands:
+        if isinstance(o, np.generic):  # a number too, as in torch
+            o = o.item()
         number = None if isinstance(o, TensorBase) else _number_dtype(o)
         if number is None:
             o = as_tensor(o)
@@ -279,8 +281,8 @@ def _cast_operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
 
 def _number_dtype(value: Any) -> DType | None:
     kind = _NUMBERS.get(type(value))
-    if kind is None and isinstance(value, int | float | np.bool_) and not isinstance(value, np.number):
-        return bool_ if isinstance(value, np.bool_) else int64 if isinstance(value, int) else float64
+    if kind is None and isinstance(value, int | float):
+        return int64 if isinstance(value, int) else float64
     return kind
 
 

@@ -21,7 +21,7 @@ from graphwright.autograd.named_sizes import traced
 from graphwright.autograd.op_methods import OpMethods
 from graphwright.autograd.recorder import Symbol, active_recorder
 from graphwright.autograd.tape import Hook
-from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.errors import AliasError, DTypeError, ShapeError, UsageError
 from graphwright.ops import Op, call, get
 
 NEG = get("neg")
@@ -46,6 +46,8 @@ def _updating(method: str):
     def update(self: Tensor, other: Any) -> Tensor:
         try:
             return getattr(self, method)(other)
+        except AliasError:  # `x[0] += x[1]`: another part of the same memory
+            return self.copy_(getattr(self, method.rstrip("_"))(other))
         except (ViewModified, TraceMutation):  # `x[0] += y` reads a view, and then writes the sum to x
             return getattr(self, method.rstrip("_"))(other)
 
@@ -90,6 +92,7 @@ class Tensor(TensorBase, OpMethods):
 
     __slots__ = ()
     __hash__ = object.__hash__
+    __array_priority__ = 1000  # an operator between numpy and a tensor gives a tensor, on the tape
 
     # -- gradients ---------------------------------------------------------------------------------------------------
     backward = engine.backward
@@ -206,14 +209,22 @@ class Tensor(TensorBase, OpMethods):
         return f"Tensor({body}{extra}{', requires_grad=True' if self.requires_grad else ''})"
 
     # -- dtype and device --------------------------------------------------------------------------------------------
-    def to(self, to: object = None, kind: object = None, *, dtype: object = None, device: object = None) -> Tensor:
+    def to(
+        self, to: object = None, kind: object = None, non_blocking: builtins.bool = False, copy: builtins.bool = False,
+        *, dtype: object = None, device: object = None,
+    ) -> Tensor:  # fmt: skip
         """Cast to a dtype or copy to a device (a Device or its name); return the tensor itself if nothing changes.
 
         Args:
             to: a dtype, a device, or a tensor with the wanted dtype and device.
             kind: a dtype after a device.
+            non_blocking: accepted as in torch, without an effect.
+            copy: return a new tensor even if nothing changes.
         Raises: DTypeError, DeviceUnavailable; TraceError for a traced tensor and a device.
         """
+        if copy:
+            made = self if to is kind is dtype is device is None else self.to(to, kind, dtype=dtype, device=device)
+            return made.clone() if made is self else made
         if isinstance(to, TensorBase):
             return self.to(dtype=to.dtype, device=None if to.symbolic else to.device)
         if kind is not None or dtype is not None or device is not None:

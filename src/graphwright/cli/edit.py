@@ -46,7 +46,10 @@ def edit(
         raise UsageError("this program is not a language model", where="--resize-vocab", fix="leave the option out")
     changes = bool(cut or connect or insert or set_ or duplicate or resize_vocab or apply or undo)
     if changes and out is None and not is_saved(resolve(directory)):
-        raise UsageError("cannot change a Hugging Face directory in place", where=directory, fix="give --out DIR")
+        expected = "a saved model or program"
+        raise UsageError(
+            "cannot change this directory in place", where=directory, expected=expected, fix="give --out DIR"
+        )
     before, entries = p.hash(), len(p.journal)
     if undo:
         p.undo(undo)

@@ -137,8 +137,8 @@ class Model:
     ) -> Run:  # fmt: skip
         """Run the program node by node on a text or ids, so that every value can be read, and replaced by `patch`.
 
-        >>> run = model.run("The following", keep=["layers.1.mlp"], patch={"layers.0.attn.o": array})
-        >>> np.asarray(run["logits"]), np.asarray(run.value("layers.1.mlp"))
+        >>> run = model.run("The following", keep=["layers.1.mlp.act"], patch={"layers.0.attn.o": array})
+        >>> np.asarray(run["logits"]), np.asarray(run.value("layers.1.mlp.act"))
 
         Args:
             ids: a text, or int array-like [B, T] or [T], which is run as [1, T].

@@ -48,7 +48,8 @@ class PruneOptions(Settings):
             score tokens), `global` (error relative to a layer's output, per parameter; the default otherwise), `kind`
             (among axes of equal kind and size), `layer` (the same share of every axis).
         kinds: kinds of units: `neurons`, `channels` (between convolutions), `head_dim` (value channels), `kv_groups`
-            (a key head and its query heads), `queries` (the same query head of each key head), `heads` (a query head).
+            (a key head and its query heads), `queries` (the same query head of each key head), `heads` (a query head),
+            `units` (of axes of no other kind).
         where: pattern or nodes that may be pruned; by default the numbered layers, or everything if no layers exist.
         protect: pattern or nodes that may not be pruned.
         round_to: new sizes are multiples of this number, for which kernels are fast; on axes with fewer than four times
