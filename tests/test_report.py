@@ -13,7 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
-from graphwright.report import Report, plain
+import graphwright as gw
+from graphwright.report import Report, brief, listed, plain, table, wrapped
 
 SRC = Path(__file__).parents[1] / "src" / "graphwright"
 ENDINGS = ("Report", "Result", "Diff", "Receipt")
@@ -107,3 +108,62 @@ def test_every_report_result_difference_and_receipt_derives_from_report():
 def test_classes_named_report_outside_the_hierarchy_are_found(tmp_path, bases):
     (tmp_path / "x.py").write_text(f"class Other: ...\nclass LossReport{bases}: ...\nclass Fine(report.Report): ...\n")
     assert strays(tmp_path) == ["x.py: LossReport"]
+
+
+def test_lines_are_wrapped_between_words_below_the_second_column():
+    text = "  error    tensor   layers.1.mlp.up.weight  671 values are not finite, the first at [0, 13]\nshort\n\n  end"
+    assert wrapped(text, 60) == (
+        "  error    tensor   layers.1.mlp.up.weight  671 values are\n"
+        "           not finite, the first at [0, 13]\n"
+        "short\n\n  end"
+    )
+    assert wrapped("one line of plain words without columns", 24) == "one line of plain words\n    without columns"
+    path = "a" * 50
+    assert wrapped(f"see {path} for more", 30) == f"see\n    {path}\n    for more"
+    assert wrapped(f"  {path}", 30) == f"  {path}"
+    for width in (60, 80, 120):
+        assert wrapped(wrapped(text, width), width) == wrapped(text, width)
+    assert wrapped(text, 0) == text
+
+
+def test_reports_have_the_width_of_the_terminal_and_files_are_not_wrapped(monkeypatch):
+    row = Row("words " * 30)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.__stdout__", None)
+    assert max(map(len, str(row).split("\n"))) > 150
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = str(row).split("\n")
+    assert max(map(len, lines)) <= 60
+    assert {line[:19] for line in lines[1:]} == {" " * 14 + "words"}
+
+
+def test_long_lists_are_cut():
+    assert listed(list("abcdef"), most=3) == ["a", "b", "c", "... 3 more"]
+    assert listed(list("abcd"), "more nodes", most=3) == list("abcd")
+    assert brief(list(range(50))) == "[0, 1, 2, 3, 4, 5, ... 44 more]"
+    assert brief({"a": [1, [2, 3]], "b": None}) == "{a: [1, [2, 3]], b: None}"
+    assert table([{"n": k} for k in range(99)], ["n"]).endswith("37\n... 61 more rows")
+
+
+def test_reports_of_a_model_are_readable_at_each_width(monkeypatch, tmp_path):
+    model, before = gw.open("bundled"), gw.open("bundled").program
+    p = model.program
+    model.select("layers.1.mlp").neurons[:256].prune()
+    receipt = model.export(tmp_path / "out", check="none")
+    with p.edit("five defects", check=False) as e:
+        e.cut("layers.0.mid -> layers.0.out")
+        e.insert("layers.1.mlp.mul -> layers.1.mlp.down", "stop_gradient", name="layers.1.mlp.stopped")
+    plan, frozen = (before.compile(ids=(1, 4), positions=(1, 4), freeze=freeze) for freeze in (False, True))
+    reports = [model.inspect(), model.export_plan(), receipt, gw.surgery.diagnose(p),
+               p.validate(), p.diff(before), p.axes(), p.select("**"), p.journal,
+               plan.diff(frozen)]  # fmt: skip
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.__stdout__", None)
+    whole = [str(report) for report in reports]
+    assert all(text.count("\n") < 4 * 42 for text in whole)
+    for width in ("60", "80", "120"):
+        monkeypatch.setenv("COLUMNS", width)
+        for report, text in zip(reports, whole, strict=True):
+            lines = str(report).split("\n")
+            assert " ".join(str(report).split()) == " ".join(text.split()), type(report)  # no word is split
+            assert all(len(line) <= int(width) or len(line.split()) == 1 for line in lines), (type(report), width)

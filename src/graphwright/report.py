@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from html import escape
 from math import isfinite
+from shutil import get_terminal_size
 from typing import Any, ClassVar, TypeVar, cast
 
 _Item = TypeVar("_Item")
@@ -33,8 +35,12 @@ class Report:
         hidden = {*self.HIDDEN, *(name for name in self.OPTIONAL if getattr(self, name) in (None, ""))}
         return {n: plain(getattr(self, n)) for n in (*names, *self.FIGURES) if n not in hidden}
 
+    def _text(self) -> str:
+        """Return the report as text, whose lines may be long; `str` wraps them. Subclasses replace it."""
+        return "\n".join(f"{name:<14}{brief(value)}" for name, value in self.to_json().items())
+
     def __str__(self) -> str:
-        return "\n".join(f"{name:<14}{value}" for name, value in self.to_json().items())
+        return wrapped(self._text())
 
     def __repr__(self) -> str:
         return str(self)
@@ -60,6 +66,63 @@ class ShortDict(dict[_Key, _Item]):
     def __repr__(self) -> str:
         first = next(iter(self.items()), None)
         return f"{{{len(self)} entries{f', the first {first[0]!r}: {first[1]!r}' if first else ''}}}"
+
+
+MOST = 39
+"""Lines of a list in a report before the line that says how many more there are."""
+_FEW = 6  # entries of a list within a line
+
+
+def listed(lines: Sequence[str], more: str = "more", most: int = MOST) -> list[str]:
+    """Return the first `most` lines of a list, and how many `more` there are; one more line is not cut."""
+    rest = len(lines) - most
+    return [*lines[:most], f"... {rest} {more}"] if rest > 1 else list(lines)
+
+
+def brief(value: Any) -> str:
+    """Write a JSON value in one line, with the first entries of long lists and dicts and how many more there are."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(listed([f'{k}: {brief(v)}' for k, v in value.items()], most=_FEW))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(listed([brief(v) for v in value], most=_FEW))}]"
+    return str(value)
+
+
+def wrapped(text: str, width: int | None = None) -> str:
+    """Wrap the lines of a text between words; what follows stands under the second column, or is indented by four.
+
+    Args:
+        text: lines, of which columns are separated by two spaces or more. Words are never split.
+        width: in characters; by default that of the terminal, or of the variable COLUMNS. Without both, as in files and
+            pipes, nothing is wrapped.
+    """
+    width = get_terminal_size((0, 0)).columns if width is None else width
+    if width < _NARROW:
+        return text
+    return "\n".join(part for line in text.split("\n") for part in _parts(line, width))
+
+
+_NARROW = 20  # characters; in less, wrapped text is harder to read than long lines
+_BREAK = re.compile(r" +(?! |%)")  # a number stays with its percent sign
+_COLUMN = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
+
+
+def _parts(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    words, column = line.lstrip(" "), _COLUMN.match(line)
+    start = min(len(line) - len(words), width // 3)
+    hang = column.end() if column and column.end() <= width // 2 else start + 4
+    parts, at = list[str](), " " * start
+    while len(words) > width - len(at):
+        breaks = [m.start() for m in _BREAK.finditer(words)]
+        fitting = [b for b in breaks if len(at) + b <= width]
+        if not breaks:
+            break
+        end = fitting[-1] if fitting else breaks[0]  # a word longer than the line stays whole
+        parts.append(at + words[:end].rstrip(" "))
+        words, at = words[end:].lstrip(" "), " " * hang
+    return [*parts, at + words]
 
 
 def plain(value: Any) -> Any:
@@ -88,7 +151,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     for line in [list(columns), *cells]:
         aligned = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True))
         lines.append("  ".join(aligned).rstrip())
-    return "\n".join(lines)
+    return "\n".join(listed(lines, "more rows"))
 
 
 def _cell(value: Any) -> str:

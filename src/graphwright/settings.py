@@ -15,7 +15,10 @@ from graphwright.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The finite numbers from `low` to `high`, without `low` itself if `above` is set, only integers if `whole` is."""
+    """The finite numbers from `low` to `high`, without `low` itself if `above` is set, only integers if `whole` is.
+
+    True and False are not numbers.
+    """
 
     low: float = -inf
     high: float = inf
@@ -28,7 +31,7 @@ class Range:
             raise UsageError("the argument is out of range", where=name, expected=self, got=repr(value))
 
     def __contains__(self, value: Any) -> bool:
-        x: Any = value if isinstance(value, Real) else nan
+        x: Any = value if isinstance(value, Real) and not isinstance(value, bool) else nan
         inside = abs(x) <= float_info.max and self.low <= x <= self.high and not (self.above and x == self.low)
         return inside and (not self.whole or x == int(x))
 

@@ -381,3 +381,29 @@ def test_a_weight_removed_and_read_again_has_its_current_value() -> None:
     assert (
         len([q for q, c in space.kernels.instruction_calls.items() if calls.get(q) is c]) == 1
     )  # of two, the one that is as it was
+
+
+@pytest.mark.parametrize("borrow", [False, True])
+def test_a_held_plan_runs_although_an_edit_takes_its_executable_at_the_last_moment(monkeypatch, borrow):
+    """The edit comes between the two steps of `plan(...)`: fetching the executable and running it."""
+    b = Builder()
+    b.output(b.neg(b.input("x", (2,)), name="act"), "y")
+    p = b.build()
+    x = np.array([1.0, 2.0], np.float32)
+    held = p.compile(x=(2,))
+    assert np.array_equal(held({"x": x}, borrow=borrow)["y"], -x)
+    fetch, taken = Plan.executable, []
+
+    def late(plan: Plan) -> Executable:
+        space = fetch(plan)
+        if plan is held and not taken:
+            taken.append(space)
+            with p.edit("another activation") as e:
+                e.insert("x -> act", "exp")
+            assert fetch(p.compile(x=(2,))) is space  # as a thread of its own would do
+        return space
+
+    monkeypatch.setattr(Plan, "executable", late)
+    assert np.array_equal(held({"x": x}, borrow=borrow)["y"], -x)
+    assert taken
+    assert np.allclose(p.compile(x=(2,))({"x": x})["y"], -np.exp(x), rtol=1e-6)

@@ -385,8 +385,11 @@ def test_every_option_changes_the_result() -> None:
     swept = [sg.compress(p, "layers.0.mlp", "tr", sg.Error(0.6), sweeps=n, dry_run=True).rows for n in (0, 3)]
     errors = [[r.weight_error for r in rows] for rows in swept]
     assert all(b < a for a, b in zip(*errors, strict=True))
-    with pytest.raises(sg.NotFactorable):
+    with pytest.raises(sg.NotFactorable) as refused:
         ranks(order=8, pad=False)
+    assert refused.value.where == "layers.0.mlp.gate.weight"
+    best = sg.compress(p, "layers.0.mlp", "best", sg.Error(0.6), order=8, pad=False, dry_run=True).rows
+    assert {row.method for row in best} == {"svd"}
 
 
 def test_refused_calls_change_nothing(data: sg.Calibration) -> None:

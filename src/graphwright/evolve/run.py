@@ -213,7 +213,7 @@ class EvolutionResult(Report, ABC):
                  "failed": c.failed, "failures": run.failures[:3], "test_reads": task.test_reads}  # fmt: skip
         return facts | (self._champion_facts() if run.log else {})
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         r = self.to_json()
         count = r["generations"]
         ended = f"{r['status']} after {count} generation{'' if count == 1 else 's'}"

@@ -90,7 +90,7 @@ class Seeds(Report):
             "runs": [dict(r) for r in self.reports],
         })  # fmt: skip
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         first, (rate, low, high) = self.reports[0], self.success
         aim = "" if first["target"] is None else f" ({first['metric']['name']} >= {first['target']:g})"
         lines = [f"{len(self.solved)} of {len(self.reports)} seeds solved {first['task']}{aim}: {100 * rate:.0f} %, "

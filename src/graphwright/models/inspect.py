@@ -71,7 +71,7 @@ class Inspection(Report):
             at.note = f"{row.dtype} {list(row.shape)}"
         return list(root.lines(depth))
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         return self.text()
 
     def text(self, depth: int = 3) -> str:

@@ -226,7 +226,7 @@ class ModelDiff(Report):
         """True if nothing differs."""
         return not self.config and self.program.identical
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         lines = [f"config {name}: {a} -> {b}" for name, (a, b) in self.config.items()]
         lines.append("structure and weights are equal" if self.program.identical else str(self.program))
         if self.logits:

@@ -84,7 +84,7 @@ class CompiledStep:
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Tensor:
         """Run one batch: a whole step, or with `accumulate=k` one of the k batches of a step. Raises: FeedError."""
-        return Tensor(self.plan.executable().run({**feeds, **named} if feeds else named)["loss"])
+        return Tensor(self.plan(feeds, **named)["loss"])
 
     def bind(self) -> BoundCall:
         """Bind the step to fixed buffers for inputs and loss; see `BoundCall`. After an edit, bind again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from graphwright.array import NDArray, Spec
@@ -11,6 +12,7 @@ from graphwright.autograd import Tensor, as_tensor, changes
 from graphwright.autograd.modes import modes
 from graphwright.errors import UsageError
 from graphwright.plan.compile import CACHED, plan_for
+from graphwright.plan.errors import PlanReplaced
 from graphwright.plan.options import CompileKeywords, CompileOptions, compile_options
 from graphwright.plan.planning.lowering import wait_for_vm
 from graphwright.plan.planning.planner import uncollected
@@ -66,7 +68,10 @@ class CompiledProgram:
             return None
         space = plan.executable()
         arrays = space.fitting(map(feeds.get, plan.inputs), len(feeds))
-        return None if arrays is None else space.step(arrays)
+        if arrays is not None:
+            with suppress(PlanReplaced):
+                return space.step(arrays, plan=plan)
+        return None
 
     def _run(self, feeds: Mapping[str, Any]) -> dict[str, NDArray]:
         specs = {name: tensor.spec for name, tensor in feeds.items()}

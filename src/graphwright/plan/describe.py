@@ -16,7 +16,7 @@ from graphwright.ops import Cost, get
 from graphwright.plan.chrome_trace import PLAN, Event, save_trace
 from graphwright.plan.table import ARENA, Instr, Slot
 from graphwright.program.hashing import encode_attrs
-from graphwright.report import Report
+from graphwright.report import Report, ShortTuple, listed
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
@@ -164,9 +164,9 @@ class PlanDiff(Report):
         """Return True if the plans run different instructions."""
         return bool(self.added or self.removed or self.changed)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         signs = (("+", self.added), ("-", self.removed), ("~", self.changed))
-        lines = [f"{sign} {path}" for sign, paths in signs for path in paths]
+        lines = [line for sign, paths in signs for line in listed([f"{sign} {path}" for path in paths])]
         lines.append(f"{len(self.moved)} moved; arena {self.arena[0]:,} -> {self.arena[1]:,} bytes")
         return "\n".join(lines)
 
@@ -312,4 +312,4 @@ def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
         cost = get(instr.op).cost(ins, outs, instr.attrs)
         path = plan.program.path(instr.node)
         timings.append(Timing(i, path, instr.op, choice.executor, median(taken[i]), cost, tuple(ins), tuple(outs)))
-    return Profile(tuple(timings), median(walls))
+    return Profile(ShortTuple(timings), median(walls))

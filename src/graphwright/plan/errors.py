@@ -90,3 +90,7 @@ class PlanOutOfMemory(OutOfMemory):
                    lower_bound=plan.lower_bound,
                    largest=tuple((b.nbytes, first.get(b.index, "scratch")) for b in largest), where=plan.program.name,
                    expected=f"{plan.arena_bytes:,} bytes, of which {plan.lower_bound:,} are live at once")  # fmt: skip
+
+
+class PlanReplaced(Exception):
+    """Internal signal that another thread's edit handed the executable to a later plan before the run began."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -19,7 +20,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.plan import table as rows
 from graphwright.plan.describe import PlanDiff, compare, explain, nodes, profile, tables
-from graphwright.plan.errors import StalePlan, checked_index
+from graphwright.plan.errors import PlanReplaced, StalePlan, checked_index
 from graphwright.plan.options import ATEN, DEFAULT, VM, CompileOptions
 from graphwright.plan.planning.fusion import cuts
 from graphwright.plan.planning.hazards import CAPTURED, Region, regions
@@ -84,7 +85,10 @@ class Plan:
         self, feeds: Mapping[str, Any] | None = None, *, borrow: bool = False, **named: Any
     ) -> dict[str, NDArray]:
         """Run on inputs by name in the plan's own executable, and return the outputs; see `Executable.run`."""
-        return self.executable().run({**(feeds or {}), **named}, borrow=borrow)
+        given = {**(feeds or {}), **named}
+        while True:  # an edit in another thread may hand the executable over between the two calls
+            with suppress(PlanReplaced):
+                return self.executable().run(given, borrow=borrow, plan=self)
 
     def executable(self) -> Executable:
         """Return the plan's own executable, made at the first call; its arena is shared with other plans of the device.

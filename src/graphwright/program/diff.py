@@ -13,7 +13,7 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.op_graph import OpGraph
-from graphwright.report import Report, plain
+from graphwright.report import Report, listed, plain
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -90,21 +90,27 @@ class ProgramDiff(Report):
         """True if the two programs are equal in structure and in every byte."""
         return not any(getattr(self, name) for name in self.__slots__ if name not in ("equal", "resized"))
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         if self.identical:
             return f"identical ({self.equal} weights)"
-        lines = [f"+ {path}" for path in self.added] + [f"- {path}" for path in self.removed]
-        lines += [f"~ axis {name}: {before} -> {after}" for name, (before, after) in self.resized.items()]
-        lines += [f"~ {old} was renamed to {new}" for old, new in self.renamed.items()]
-        lines += [f"~ {c.path}: {name} {a} -> {b}" for c in self.changed for name, (a, b) in c.facts.items()]
-        lines += [f"+ edge {e}" for e in self.edges_added] + [f"- edge {e}" for e in self.edges_removed]
-        lines += [f"~ output {name}: {a} -> {b}" for name, (a, b) in self.outputs.items()]
-        lines += [f"+ weight {key}" for key in self.extra] + [f"- weight {key}" for key in self.missing]
+        kinds = (
+            [f"+ {path}" for path in self.added],
+            [f"- {path}" for path in self.removed],
+            [f"~ axis {name}: {before} -> {after}" for name, (before, after) in self.resized.items()],
+            [f"~ {old} was renamed to {new}" for old, new in self.renamed.items()],
+            [f"~ {c.path}: {name} {a} -> {b}" for c in self.changed for name, (a, b) in c.facts.items()],
+            [f"+ edge {e}" for e in self.edges_added],
+            [f"- edge {e}" for e in self.edges_removed],
+            [f"~ output {name}: {a} -> {b}" for name, (a, b) in self.outputs.items()],
+            [f"+ weight {key}" for key in self.extra],
+            [f"- weight {key}" for key in self.missing],
+        )
+        lines = [line for found in kinds for line in listed(found)]
         for w in sorted(self.weights, key=lambda w: -(w.relative if w.relative is not None else math.inf))[:_PRINTED]:
             line = f"~ weight {w.key}: " + (f"{w.before} -> {w.after} " if w.before != w.after else "")
             if w.max_abs is not None:
                 line += f"max |d| {w.max_abs:.3g}, relative {w.relative:.3g}, cosine {w.cosine:.6f}"
-            lines.append(line)
+            lines.append(line.rstrip())
         if len(self.weights) > _PRINTED:
             lines.append(f"... {len(self.weights) - _PRINTED} more weights with smaller differences")
         return "\n".join(lines)

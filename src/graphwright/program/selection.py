@@ -16,6 +16,7 @@ from graphwright.program.axes.units import Units, layers
 from graphwright.program.errors import CountMismatch, EmptySelection, ForeignNode, StaleSelection
 from graphwright.program.gates import GateOptions
 from graphwright.program.kinds import KINDS, STORED
+from graphwright.report import MOST, listed, wrapped
 from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
@@ -183,11 +184,9 @@ class Selection:
     def __str__(self) -> str:
         self._alive()
         p = self.program
-        width = max((len(p.path(n)) for n in self.nodes[:39]), default=0)
-        lines = [f"{p.path(n):<{width}}  {p.op(n):<14} {', '.join(map(repr, p.specs(n)))}" for n in self.nodes[:39]]
-        if self.count > 39:
-            lines.append(f"... {self.count - 39} more")
-        return "\n".join(lines) or "(empty selection)"
+        width = max((len(p.path(n)) for n in self.nodes[: MOST + 1]), default=0)
+        lines = [f"{p.path(n):<{width}}  {p.op(n):<14} {', '.join(map(repr, p.specs(n)))}" for n in self.nodes]
+        return wrapped("\n".join(listed(lines))) or "(empty selection)"
 
     # -- sets --------------------------------------------------------------------------------------------------------
     def __or__(self, other: Selection) -> Selection:

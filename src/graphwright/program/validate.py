@@ -13,7 +13,7 @@ from graphwright.program.errors import InvalidProgram, PortEmpty, SpecMismatch
 from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import ASSIGN, KINDS, PARAM, SOURCES, STATE, STORED
 from graphwright.program.primitives import update_node
-from graphwright.report import Report
+from graphwright.report import Report, listed
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -173,13 +173,14 @@ class AssemblyReport(Report):
         """Raise InvalidProgram with all mismatches, if there are any."""
         if self.mismatches:
             fix = "repair it in program.edit(why, check=False); load(dir, check=False) opens a saved one"
-            what = "the program is invalid:\n  " + "\n  ".join(map(str, self.mismatches))
+            what = "the program is invalid:\n  " + "\n  ".join(listed([*map(str, self.mismatches)]))
             raise InvalidProgram(what, where=name, findings=self.mismatches, fix=fix)
 
-    def __str__(self) -> str:
-        verdict = "valid" if self.ok else f"{len(self.mismatches)} mismatches"
+    def _text(self) -> str:
+        count = len(self.mismatches)
+        verdict = "valid" if self.ok else f"{count} mismatch{'es' * (count != 1)}"
         head = f"{self.nodes} nodes, {self.edges} edges: {verdict}"
-        return "\n".join([head, *(f"  {m}" for m in self.mismatches)])
+        return "\n".join([head, *listed([f"  {m}" for m in self.mismatches])])
 
 
 def validate(p: Program) -> AssemblyReport:

@@ -96,7 +96,7 @@ class Learned(Report):
     after: dict[str, float]
     HIDDEN: ClassVar = ("probabilities", "names")
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         a, b = self.before, self.after
         lines = [f"kept {self.target:.0%} of {', '.join(self.units)}, by {len(self.names)} gates"]
         lines += [f"  {line}" for line in str(self.hardened).splitlines()]

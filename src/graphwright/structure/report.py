@@ -101,7 +101,7 @@ class Discretized(Report):
                 **{name: [getattr(before, name), getattr(after, name)] for name in ("params", "flops")},
                 "loss": [self.loss_before, self.loss_after], "gap": self.gap, "entry": self.entry.seq}  # fmt: skip
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         rows = [f"{over:<8} {a} -> {b}  ({100 * (a - b) / a:.0f} % cut)" for over, (a, b) in self.counts().items()]
         rows.append(f"params   {self.before.params} -> {self.after.params}")
         rows.append(f"flops    {self.before.flops} -> {self.after.flops}")

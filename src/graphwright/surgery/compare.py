@@ -52,7 +52,7 @@ class ComparisonReport(Report):
         same = bool(self.weights) and all(w["equal"] for w in self.weights.values())
         return same and not (self.missing or self.extra or self.reshaped) and self.outputs["max_abs"] == 0
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         o = self.outputs
         state = "equal" if self.equal else "different"
         lines = [f"{state}: outputs differ by up to {o['max_abs']:.4g}, relative {o['relative']:.4g}"]
@@ -228,7 +228,7 @@ class ErrorReport(Report):
         rows = [{"layer": n, **self.layers[n].to_json(), **self.facts.get(n, {})} for n in self.worst()]
         return {"global": self.whole.to_json(), "layers": rows}
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         rows = [{"layer": "all layers", **self.whole.to_json()}, *self.to_json()["layers"]]
         more = [f"... {len(rows) - 1 - TOP} more layers, in to_json()"] if len(rows) > TOP + 1 else []
         columns = dict.fromkeys(name for row in rows[: TOP + 1] for name in row)

@@ -52,7 +52,7 @@ class ConstraintSolution(Report):
     def __bool__(self) -> bool:
         return self.satisfied
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         if self.satisfied:
             return "satisfied" + "".join(f"\n  {what}" for what in self.made)
         return "unsatisfied, nothing changed\n" + "\n".join(map(str, self.unsatisfied))

@@ -196,9 +196,8 @@ def test_sizes_are_checked_against_the_headers_before_anything_grows_with_them(
                 tracemalloc.reset_peak()
                 try:
                     gw.open(path)
-                except (ConfigError, TensorMismatch) as error:
+                except (ConfigError, TensorMismatch):
                     refused.add(name)
-                    assert len(str(error)) < 5000
                 assert tracemalloc.get_traced_memory()[1] < 100 << 20, (name, value)
     finally:
         tracemalloc.stop()

@@ -405,3 +405,22 @@ def test_prompts_of_lengths_5_1_1_5_use_two_plans(kind: str, model: gw.Model, mo
         assert relative(logits, whole[done - 1]) < 1e-5
     assert len(made) == 2
     assert len(set(made)) == 1  # of one program, over the same states
+
+
+@pytest.mark.parametrize("kind", ["static", "paged"])
+@pytest.mark.parametrize("value", [-1, 0, 2**45, 2**62, 2**70, 1.5, "8", True, float("nan"), b"x", [3], np.array(5)])
+def test_impossible_sizes_of_a_cache_are_usage_errors(model: gw.Model, kind: Any, value: Any) -> None:
+    new_cache: Any = model.new_cache
+    with pytest.raises(UsageError) as caught:
+        new_cache(value, kind=kind)
+    assert caught.value.got is not None
+    with pytest.raises(UsageError, match="batch"):
+        new_cache(8, value, kind=kind)
+    if kind == "paged":
+        for name in ("blocks", "nbytes"):
+            if name == "blocks" or not isinstance(value, int) or value < 2**45:
+                with pytest.raises(UsageError):
+                    new_cache(**{name: value})
+        for none in ({"block": None}, {"block": value}, {"batch": None}):
+            with pytest.raises(UsageError):
+                new_cache(8, **none)

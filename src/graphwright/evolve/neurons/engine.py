@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ _REDRAW = 6  # purpose of the stream of weights that are not inherited
 class Individual:
     """A genome of a run, with the record of its birth and scores."""
 
-    evolution: NeuronEvolution
+    evolution: NeuronEvolution = field(repr=False)
     birth: Birth
     genome: Genome
 

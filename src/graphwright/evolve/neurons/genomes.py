@@ -57,6 +57,10 @@ class Genome:
     nodes: tuple[NodeGene, ...]
     links: tuple[LinkGene, ...]
 
+    def __repr__(self) -> str:
+        counts = {"inputs": self.inputs, "outputs": self.outputs, "hidden": self.hidden, "links": len(self.links)}
+        return f"Genome({', '.join(f'{name} {n}' for name, n in counts.items())})"
+
     @property
     def hidden(self) -> int:
         """The number of hidden nodes."""

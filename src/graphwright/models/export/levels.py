@@ -29,7 +29,7 @@ from graphwright.models.export.template_match import AXES, TRUNK, Deviation, fin
 from graphwright.models.export.write import exported_companions, write_model
 from graphwright.models.tokenizer import known_special_ids
 from graphwright.ops import traits
-from graphwright.report import Report
+from graphwright.report import Report, listed
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -487,7 +487,7 @@ class ExportPlan(Report):
         """Return a JSON-serialisable dict."""
         return {**Report.to_json(self), "name": None if self.level is None else self.at(self.level).name}
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         none = f"is exact with prefer={self.prefer!r}" if self.possible else "can carry this structure"
         lines = [f"no export level {none}"]
         if self.level is not None:
@@ -498,8 +498,7 @@ class ExportPlan(Report):
         lines += [f"  not level {', '.join(levels)}: {reason}" for reason, levels in reasons.items()]
         lines += [f"  level {r.level} {'exactly' if r.exact else 'inexactly'}: {r.bytes / 2**20:.2f} MiB"
                   for r in self.levels if r.possible and r.level != self.level]  # fmt: skip
-        lines += [f"  {d.path}: {d.kind}, {d.detail}" for d in self.deviations[:20]]
-        lines += [f"  ... {len(self.deviations) - 20} more"] if len(self.deviations) > 20 else []
+        lines += listed([f"  {d.path}: {d.kind}, {d.detail}" for d in self.deviations], most=20)
         return "\n".join([*lines, f"{self.bytes / 2**20:.2f} MiB of weights"])
 
 

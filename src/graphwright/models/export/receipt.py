@@ -157,7 +157,7 @@ class Receipt(Report):
         rows.append(("edits", f"{made}, journal {self.journal['hash'][:12]}" if self.journal["entries"] else "none"))
         return rows
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         rows = [*self.summary(), *(("warning", warning) for warning in self.warnings)]
         return "\n".join(f"{label:<22} {value}" for label, value in rows)
 

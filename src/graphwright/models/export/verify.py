@@ -183,7 +183,7 @@ class Verification(Report):
         """0 if all checks passed, 1 if a check failed, 3 if a check could not be run."""
         return 1 if self.problems else 3 if self.unchecked else 0
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         rows = {"passed": self.checked, "unchecked": self.unchecked, "failed": self.problems}
         return "\n".join(f"{label:<11}{line}" for label, lines in rows.items() for line in lines)
 

@@ -5,6 +5,7 @@ An edit upstream of cached entries makes them stale, other edits do not, and an 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -413,9 +414,16 @@ def fill(array: NDArray, value: float) -> None:
         array.copy_from(from_numpy(np.float32(value)).expand(*array.shape))
 
 
+_LARGEST = sys.maxsize - 64  # bytes of an array
+BATCH = Range(1, 2**31, whole=True)
+"""Numbers of sequences of a cache."""
+
+
 def filled(spec: Spec, value: float, device: Device) -> NDArray:
     """Return a new array filled with one number. Raises: MemoryError."""
     if device == CPU and not value:  # unwritten pages take no memory; the last bits of products depend on alignment
+        if spec.nbytes > _LARGEST:
+            raise MemoryError(f"{spec.nbytes} bytes")  # numpy raises a ValueError
         block = np.zeros(spec.nbytes + 64, np.uint8)
         start = -block.ctypes.data % 64
         host = block[start : start + spec.nbytes].view(spec.dtype.numpy).reshape(spec.sizes)
@@ -448,7 +456,7 @@ class StaticCache(KVCache):
     def __init__(
         self, program: Program, batch: int, capacity: int, device: Device = CPU, deterministic: bool = False
     ) -> None:
-        Range(1, whole=True).check("batch", batch)
+        BATCH.check("batch", batch)
         Range(1, whole=True).check("tokens", capacity)
         super().__init__(program, batch, FingerprintWatch(program))
         self._capacity, self.device = capacity, device

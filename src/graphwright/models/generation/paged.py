@@ -7,6 +7,7 @@ Invariant: a block is either free or has owners; `refs` is the number of its own
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from graphwright.array import dtype as named
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
-from graphwright.models.generation.cache import FingerprintWatch, fill, filled, independent
+from graphwright.models.generation.cache import BATCH, FingerprintWatch, fill, filled, independent
 from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, StepPlans, StepResult, derive_paged
 from graphwright.models.generation.sampling import Requests, check_one_each
 from graphwright.models.generation.sequence import CachedSequence, PagedSnapshot
@@ -286,9 +287,10 @@ class PagedCache:
             passed = {k: v for k, v in given.items() if v is not None}
             what = f"the capacity of the cache is {'given more than once' if passed else 'missing'}"
             raise UsageError(what, expected="exactly one of tokens, blocks and nbytes", got=passed or None)
-        for name, value in {**given, "block": block, "batch": batch, "prefix_bytes": prefix_bytes}.items():
-            if value is not None:
+        for name, value in {**given, "block": block, "prefix_bytes": prefix_bytes}.items():
+            if value is not None or name == "block":
                 Range(0 if name == "prefix_bytes" else 1, whole=True).check(name, value)
+        BATCH.check("batch", batch)
         if dtype not in (None, *KINDS):
             raise UsageError("a cache cannot have this dtype", where="dtype", expected=" or ".join(KINDS), got=dtype)
         self.program, self.block, self.watch, self.lock = program, block, FingerprintWatch(program), RLock()
@@ -304,6 +306,8 @@ class PagedCache:
         self._alive: WeakSet[CachedSequence] = WeakSet()
         self._marks: WeakSet[PagedSnapshot] = WeakSet()
         try:
+            if blocks * per_block > sys.maxsize:
+                raise MemoryError(f"{blocks * per_block} bytes")
             if device == CPU:
                 np.empty(blocks * per_block, np.uint8)  # raises at once; lists of that many blocks would not
             self.pool = BlockPool(blocks, per_block, self._freed if poison else None)

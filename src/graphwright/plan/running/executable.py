@@ -14,7 +14,7 @@ from graphwright.array import CPU, NDArray, backend, changes
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
-from graphwright.plan.errors import DeviceFailed, StepTorn, checked_index
+from graphwright.plan.errors import DeviceFailed, PlanReplaced, StepTorn, checked_index
 from graphwright.plan.running.kernels import BoundKernels
 from graphwright.plan.running.memory import BorrowedStorage, Given, as_array, differences, fill
 from graphwright.plan.running.override import OverrideFailed, OverrideMismatch
@@ -89,13 +89,16 @@ class Executable:
             self._busy.release()
 
     # -- runs --------------------------------------------------------------------------------------------------------
-    def run(self, feeds: Mapping[str, Any] | PlanSlice, *, borrow: bool = False) -> dict[str, NDArray]:
+    def run(
+        self, feeds: Mapping[str, Any] | PlanSlice, *, borrow: bool = False, plan: Plan | None = None
+    ) -> dict[str, NDArray]:
         """Copy the feeds in, run, and return the outputs by name.
 
         Args:
             feeds: for each input an array or tensor with the planned spec; or a slice of the plan, `plan[i:j]`, which
                 runs on the current values of slots (`feed` and `set` write them, `value` reads them) and returns {}.
             borrow: return views of the arena instead of copies; reading them after the next run raises StaleBorrow.
+            plan: the plan to run; PlanReplaced is raised if the executable has adopted another one.
         Raises: StalePlan or FeedError before anything runs; ComputeError with the path of the node that failed.
         """
         if isinstance(feeds, PlanSlice):
@@ -103,8 +106,8 @@ class Executable:
             return {}
         arrays = None if borrow else self.fitting(map(feeds.get, self.plan.inputs), len(feeds))
         if arrays is not None:
-            return self.step(arrays)
-        with self._running():
+            return self.step(arrays, plan=plan)
+        with self._running(plan):
             return self._run_held(lambda: self._checked(feeds), borrow)
 
     def fitting(self, values: Iterable[Any], count: int) -> list[Given] | None:
@@ -135,10 +138,17 @@ class Executable:
                 return None
         return arrays
 
-    def step(self, arrays: Sequence[Given], wanted: Iterable[str] | None = None) -> dict[str, NDArray]:
-        """Run on one array per input, as `fitting` returns them; return the outputs by name, or only those `wanted`."""
+    def step(
+        self, arrays: Sequence[Given], wanted: Iterable[str] | None = None, *, plan: Plan | None = None
+    ) -> dict[str, NDArray]:
+        """Run on one array per input, as `fitting` returns them; return the outputs by name, or only those `wanted`.
+
+        `plan` is as for `run`.
+        """
         self._begin()
         try:
+            if plan is not None and self.plan is not plan:
+                raise PlanReplaced
             bound = self.kernels
             fed = bound.fed
             if not (fed is None or self.safe or bound.borrowed or changes.count != bound.seen or bound.stale):
@@ -151,7 +161,7 @@ class Executable:
                 return {name: takes[name]() for name in (takes if wanted is None else wanted)}
         finally:
             self._end()
-        with self._running():
+        with self._running(plan):
             return self._run_held(lambda: arrays, False)
 
     def run_while(self, arrays: Sequence[Given], name: str, again: Callable[[np.ndarray], bool]) -> None:
@@ -260,8 +270,8 @@ class Executable:
         self._busy.release()
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Hold the executable, bound to the present values of the variables."""
+    def _running(self, plan: Plan | None = None) -> Iterator[None]:
+        """Hold the executable, bound to the present values of the variables. Raises: PlanReplaced, see `run`."""
         self._begin()
         if self.kernels.stale:
             self._end()
@@ -274,6 +284,8 @@ class Executable:
                     self._end()
                     raise
         try:
+            if plan is not None and self.plan is not plan:
+                raise PlanReplaced
             yield
         finally:
             self._end()

@@ -28,6 +28,7 @@ from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM, STORED
 from graphwright.program.op_graph import is_name
 from graphwright.program.validate import infer, refuse_broken
+from graphwright.report import listed, wrapped
 
 if TYPE_CHECKING:
     from graphwright.program.axes.solve_axes import AxisSolution
@@ -247,7 +248,7 @@ class Axes(Mapping[str, AxisGroup]):
         for name, group in self._groups.items():
             sizes = f"{group.size:>6} {group.kind:<10} {len(group._stored):>4} weights"
             lines.append(f"{name:<{width}}  {sizes}  {group.frozen[0] if group.frozen else ''}".rstrip())
-        return "\n".join(lines) or "(no axes)"
+        return wrapped("\n".join(listed(lines, "more axes"))) or "(no axes)"
 
     def __repr__(self) -> str:
         return f"Axes({len(self)} of {self.program.name!r})"

@@ -17,6 +17,7 @@ from graphwright.program import errors
 from graphwright.program.editing.replace import boundary, redirect
 from graphwright.program.gates import GateOptions
 from graphwright.program.kinds import KINDS, STORED
+from graphwright.report import listed, wrapped
 from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
@@ -87,11 +88,9 @@ class Units:
 
     def __str__(self) -> str:
         width = max(map(len, self.chosen), default=0)
-        few = list(self.chosen.items())[:39]
-        lines = [f"{name:<{width}}  {len(ids):>6} of {self.sizes[name]:<6} {runs(ids)[:60]}" for name, ids in few]
-        if len(self.chosen) > 39:
-            lines.append(f"... {len(self.chosen) - 39} more axes")
-        return "\n".join(lines) or "(no units)"
+        lines = [f"{name:<{width}}  {len(ids):>6} of {self.sizes[name]:<6} {runs(ids)[:60]}"
+                 for name, ids in self.chosen.items()]  # fmt: skip
+        return wrapped("\n".join(listed(lines, "more axes"))) or "(no units)"
 
     def __repr__(self) -> str:
         few = ", ".join(list(self.chosen)[:3]) + (", ..." if len(self.chosen) > 3 else "")

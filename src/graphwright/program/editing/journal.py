@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from graphwright.graph.chain import Chain, Link
 from graphwright.program.errors import ReplayConflict
 from graphwright.program.files import forms
+from graphwright.report import MOST, ShortTuple, wrapped
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray, Spec
@@ -113,7 +114,7 @@ class Entry:
         for warning in forms.array(values["warnings"], None, f"warnings {of}"):
             forms.text(warning, f"warnings {of}")
         values = dict(values)
-        values["edits"], values["warnings"] = tuple(values["edits"]), tuple(values["warnings"])
+        values["edits"], values["warnings"] = ShortTuple(values["edits"]), tuple(values["warnings"])
         return Entry(**values, undo=undo, cone=cone)
 
     def __str__(self) -> str:
@@ -200,4 +201,8 @@ class Journal(Sequence[Entry]):
         self.chain.verify()
 
     def __repr__(self) -> str:
-        return "\n".join(["Journal:", *(str(e) for e in self._entries)]) if self._entries else "Journal (empty)"
+        if not self._entries:
+            return "Journal (empty)"
+        earlier = max(len(self._entries) - MOST, 0)
+        first = [f"... {earlier} earlier entries"] if earlier else []
+        return wrapped("\n".join(["Journal:", *first, *map(str, self._entries[earlier:])]))

@@ -373,7 +373,7 @@ class SearchResult(Report):
         """The journal of the found program, with the edits that add the chosen candidates."""
         return self.program.journal
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         lines = [f"{'method':<10}{'loss':>12}{'steps':>8}{'params':>9}  chosen"]
         lines += [f"{r.method:<10}{r.loss:>12.5g}{r.steps:>8}{r.params:>9}  {', '.join(r.chosen) or 'none'}"
                   for r in self.table]  # fmt: skip

@@ -18,10 +18,10 @@ from graphwright.signatures import keywords
 from graphwright.surgery import matrices as mx
 from graphwright.surgery.budgets import Bytes, Energy, Error, MatrixBudget, Params, Ratio
 from graphwright.surgery.calibration import Calibration, CalibrationSource, MissingCalibration, calibration_of
-from graphwright.surgery.errors import CompressionWouldGrow, check_choices
+from graphwright.surgery.errors import CompressionWouldGrow, NotFactorable, check_choices
 from graphwright.surgery.factorise.chain import attach, flops
 from graphwright.surgery.factorise.factors import Factors, as_stored, compression_ratio, parameters, reconstruct
-from graphwright.surgery.factorise.methods import METHODS, LowRankFit
+from graphwright.surgery.factorise.methods import METHODS, Fit, LowRankFit
 from graphwright.surgery.factorise.report import CompressionReport, Divergence, FitRow, chain_speed, divergence_of
 from graphwright.surgery.matrices import Matrix, Skipped, input_grams, output_error, values
 
@@ -83,7 +83,14 @@ class _Subject:
         if not usable:
             raise UsageError("the method cannot factor an embedding table", where=m.path, got=names[0],
                              fix='pass method="svd"')  # fmt: skip
-        self.fits = {name: METHODS[name](self.w, gram, options) for name in usable}
+        self.fits: dict[str, Fit] = {}
+        for name in usable:
+            try:
+                self.fits[name] = METHODS[name](self.w, gram, options)
+            except NotFactorable as error:
+                error.where = m.path
+                if len(usable) == 1:  # of several methods, those that need no split remain
+                    raise
         plain, aware = self.fits.get("svd"), self.fits.get("asvd")
         self.spectrum = plain if isinstance(plain, LowRankFit) else LowRankFit.of(self.w)
         self.aware = aware if isinstance(aware, LowRankFit) else None if gram is None else LowRankFit.of(self.w, gram)

@@ -113,7 +113,7 @@ class CompressionReport(MatrixReport):
         """Return a JSON-serialisable dict; `applied` is the number of factored matrices."""
         return {**MatrixReport.to_json(self), "applied": len(self.applied)}
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         slower = ", ".join(f"{r.path} ({r.method})" for r in self.applied if r.slower)
         rows = [{**r.to_json(), "dense_ms": r.speed.before, "ms": r.speed.after, "": r.mark} for r in self.rows]
         return self.text(

@@ -23,7 +23,7 @@ from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.validate import Mismatch
-from graphwright.report import Report
+from graphwright.report import Report, listed
 from graphwright.surgery.findings.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -281,20 +281,21 @@ class Findings(Report, Sequence[Finding]):
                 "kinds": list(self.asked), "counts": self.counts(),
                 "findings": [f.to_json() for f in self.found]}  # fmt: skip
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         if not self.found:
             return f"{self.program.name}: no defects ({len(self.asked)} kinds)"
         counts = ", ".join(f"{n} {name}" for name, n in self.counts().items() if n)
         rows = [(str(f.severity), f.kind, f.where) for f in self.found]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [f"{self.program.name}: {len(self.found)} finding{'s'[: len(self.found) > 1]} ({counts})"]
+        lines = list[str]()
         for f, row in zip(self.found, rows, strict=True):
             known = [f"{name} {value}" for name, value in (("expected", f.expected), ("got", f.got)) if value]
             fix, facts = f.cheapest(), f" ({', '.join(known)})" if known else ""
             keeps = " (keeps the function)" if fix is not None and fix.keeps_function else ""
-            lines.append("".join(f"  {c:<{w}}" for c, w in zip(row, widths, strict=True)) + f"  {f.what}{facts}")
-            lines.append(" " * (sum(widths) + 8) + ("no fix" if fix is None else f"fix: {fix.what}{keeps}"))
-        return "\n".join(lines)
+            line = "".join(f"  {c:<{w}}" for c, w in zip(row, widths, strict=True)) + f"  {f.what}{facts}\n"
+            lines.append(line + " " * (sum(widths) + 8) + ("no fix" if fix is None else f"fix: {fix.what}{keeps}"))
+        head = f"{self.program.name}: {len(self.found)} finding{'s'[: len(self.found) > 1]} ({counts})"
+        return "\n".join([head, *listed(lines, "more findings")])
 
     def __repr__(self) -> str:
         return f"Findings({len(self.found)} in {self.program.name!r}: {dict(Counter(f.kind for f in self.found))})"

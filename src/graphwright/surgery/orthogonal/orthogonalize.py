@@ -271,7 +271,7 @@ class OrthoReport(mx.MatrixReport):
         """Largest `error` of the rows; 0 if there are no rows."""
         return max((r.error for r in self.rows), default=0.0)
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         rows = [{**r.to_json(), "measured": r.measured and r.measured.relative} for r in self.rows]
         return self.text(
             f"orthogonalize: {self.method} per {self.options['per']}, fold {self.options['fold']}",

@@ -39,7 +39,7 @@ class Healing(Report):
     before: float
     after: float
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         nats = f"{self.before:.4f} -> {self.after:.4f} nats per token from the original"
         return f"healed in {len(self.losses)} steps: {nats}"
 

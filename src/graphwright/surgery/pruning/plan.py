@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from graphwright.array import NDArray
 from graphwright.program.axes.units import Units, runs
 from graphwright.program.editing.transaction import Transaction
-from graphwright.report import Report, plain
+from graphwright.report import Report, listed, plain
 from graphwright.settings import AtLeastOne, Count, NotNegative, Settings, Share
 from graphwright.surgery.errors import StaleStep, check_choices
 from graphwright.surgery.pruning.prunable import NEURONS, Where, remove_branch, residual_branches
@@ -245,12 +245,14 @@ class PruneReport(Report):
         facts = Report.to_json(self)
         return {"schema": SCHEMA, "layers": facts.pop("steps"), **facts}
 
-    def __str__(self) -> str:
+    def _text(self) -> str:
         lines = [f"prune {self.target}: {self.reached['of']} {_number(self.reached['before'])} => "
                  f"{_number(self.reached['after'])}{'' if self.steps else ', nothing to do'}"]  # fmt: skip
+        steps = []
         for step in self.steps:
             held = "" if step.held_out is None else f" (held out {step.held_out:.3e}, unrestored {step.plain:.3e})"
-            lines.append(f"  {step}{held}")
+            steps.append(f"  {step}{held}")
+        lines += listed(steps, "more steps")
         for name, label in LABELS.items():
             if name in self.after:
                 a, b = self.before.get(name), self.after[name]
@@ -302,5 +304,6 @@ class PrunePlan(Report):
         """Return the report as a JSON-serialisable dict."""
         return self.report.to_json()
 
-    def __str__(self) -> str:
-        return "\n".join([f"{i}. {step}" for i, step in enumerate(self.steps)] or ["(nothing to prune)"])
+    def _text(self) -> str:
+        steps = [f"{i}. {step}" for i, step in enumerate(self.steps)]
+        return "\n".join(listed(steps, "more steps") or ["(nothing to prune)"])
