@@ -60,7 +60,7 @@ def public(home: Any) -> set[str]:
     return {n for n in found if callable(getattr(home, n)) and not inspect.isclass(getattr(home, n))}
 
 
-def classes(home: Any) -> set[str]:
+def classes_of(home: Any) -> set[str]:
     """The public classes that a module defines, or a file in its folder."""
     found = {n: v for n, v in vars(home).items() if not n.startswith("_") and inspect.isclass(v)}
     return {n for n, v in found.items() if v.__module__.startswith(home.__name__)}
@@ -132,9 +132,9 @@ def page() -> str:
     text += section("nn.init", set(gw.nn.init.__all__), public(torch.nn.init))
     text += section("nn.utils", set(gw.nn.utils.__all__), public(torch.nn.utils))
     text += section("nn.utils.rnn", set(gw.nn.utils.rnn.__all__), public(torch.nn.utils.rnn))
-    text += section("optim", set(gw.optim.__all__), classes(torch.optim), kind="class")
-    schedules = classes(gw.optim.lr_scheduler)
-    text += section("optim.lr_scheduler", schedules, classes(torch.optim.lr_scheduler), kind="class")
+    text += section("optim", set(gw.optim.__all__), classes_of(torch.optim), kind="class")
+    schedules = classes_of(gw.optim.lr_scheduler)
+    text += section("optim.lr_scheduler", schedules, classes_of(torch.optim.lr_scheduler), kind="class")
     return text + database()
 
 

@@ -35,6 +35,7 @@ OTHER: dict[str, set[str]] = {
     "autograd/pointwise.py": {"rounding_mode"},
     "autograd/reductions.py": {"rounding", "interpolation"},  # between entries
     "nn/embeddings.py": {"mode"},  # of bags
+    "nn/init.py": {"_GAINS"},  # of the nonlinearities that torch names
     "nn/losses.py": {"reduction"},
     "nn/resampling.py": {"mode", "_RANKS"},  # of interpolation
     "plan/planning/hazards.py": {"b.kind"},  # kinds of memory

@@ -186,6 +186,7 @@ REFUSED: list[tuple[str, list[np.ndarray], dict, type[GraphwrightError]]] = [
     ("adamw_step", [LR, NO, F, F, np.ones((3, 2)), F, NO], {}, ShapeError),
     ("muon_step", [LR, NO, *[np.ones(3)] * 3, NO], {}, ShapeError),
     ("sgd_step", [LR, NO, F, F, LR], {}, ShapeError),
+    ("nadam_step", [LR, NO, F, F, F, F, F, NO], {}, ShapeError),  # the product of momenta is one number
     ("sgd_step", [NO, NO, F, F, NO], {}, DTypeError),
     ("sgd_step", [LR, LR, F, F, NO], {}, DTypeError),
     ("sgd_step", [LR, NO, F, F.astype("f4"), F, F.astype("f4"), NO, NO], {}, DTypeError),

@@ -19,10 +19,22 @@ __all__ = [
     "calculate_gain", "constant_", "dirac_", "eye_", "kaiming_normal_", "kaiming_uniform_", "normal_", "ones_",
     "orthogonal_", "sparse_", "trunc_normal_", "uniform_", "xavier_normal_", "xavier_uniform_", "zeros_",
 ]  # fmt: skip
+_LINEAR = (
+    "linear",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "sigmoid",
+)
 _GAINS = {
-    **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d", "sigmoid"), 1.0),
-    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), 1.0),
-    **{"tanh": 5 / 3, "relu": sqrt(2.0), "selu": 0.75, "leaky_relu": 0.0},
+    **dict.fromkeys(_LINEAR, lambda slope: 1.0),
+    "tanh": lambda slope: 5 / 3,
+    "relu": lambda slope: sqrt(2.0),
+    "selu": lambda slope: 0.75,
+    "leaky_relu": lambda slope: sqrt(2 / (1 + slope**2)),
 }
 
 
@@ -36,8 +48,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     """
     if nonlinearity not in _GAINS:
         raise UsageError("unknown nonlinearity", expected=", ".join(_GAINS), got=nonlinearity)
-    slope = 0.01 if param is None else param
-    return sqrt(2 / (1 + slope**2)) if nonlinearity == "leaky_relu" else _GAINS[nonlinearity]
+    return _GAINS[nonlinearity](0.01 if param is None else param)
 
 
 @no_grad()
