@@ -235,7 +235,7 @@ class _Recurrent(_OfKind):
                 x = functional.dropout(x, self.dropout, self.trains)
         states: _State = tuple(stack(list(parts)) for parts in zip(*ends, strict=True))
         optional(states)
-        return x, states if len(states) > 1 else states[0]
+        return x, states if self.kind.states > 1 else states[0]
 
     def _direction(self, x: Tensor, state: _State, end: str, axis: int) -> tuple[Tensor, _State]:
         """Run one direction of one layer; return its outputs and its last state."""
