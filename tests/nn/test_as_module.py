@@ -180,6 +180,22 @@ def test_unused_outputs_and_16_bit_weights_have_correct_gradients() -> None:
         torch.autograd.grad(torch.autograd.grad((m(x)[0] ** 2).sum(), x, create_graph=True)[0].sum(), x)
 
 
+def test_nested_results_and_none_keep_their_structure() -> None:
+    x = torch.randn(3, 2, 4)
+    for name, arguments, operands in (("LSTM", (4, 5, 2), 1), ("MultiheadAttention", (4, 2), 3)):
+        mine = getattr(nn, name)(*arguments)
+        theirs = getattr(torch.nn, name)(*arguments)
+        mine.load_state_dict(theirs.state_dict())
+        wrapped = nn.as_module(mine)
+        for found, wanted in zip(wrapped(*operands * [x]), theirs(*operands * [x]), strict=True):
+            for a, b in zip(*((v if isinstance(v, tuple) else (v,)) for v in (found, wanted)), strict=True):
+                torch.testing.assert_close(a, b)
+        wrapped(*operands * [x])[0].sum().backward()
+        theirs(*operands * [x])[0].sum().backward()
+        for a, b in zip(wrapped.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+
+
 def test_a_call_leaks_no_memory() -> None:
     m = nn.as_module(Net())
     gc.disable()

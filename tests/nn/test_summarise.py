@@ -64,6 +64,9 @@ def test_figures_of_a_model_are_those_of_inspect() -> None:
     model = gw.open("bundled")
     found, look = gw.summary(model.program), model.inspect()
     assert (found.parameters, found.flops, found.nbytes) == (look.parameters, look.flops_per_token, look.nbytes)
+    rows = {row.path: row for row in found.rows}
+    up = rows["layers.0.mlp.up"]  # the path of an op too
+    assert (up.type, up.outputs, up.parameters, up.flops) == ("linear", ((1, 1, 512),), 512 * 192, 2 * 512 * 192)
 
 
 def test_text_json_and_results_of_several_tensors() -> None:

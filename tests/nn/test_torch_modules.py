@@ -14,6 +14,7 @@ import torch
 
 import graphwright as gw
 from graphwright.autograd import Tensor
+from graphwright.errors import UsageError
 from graphwright.testing.oracle import assert_close
 
 R = np.random.default_rng(0)
@@ -438,3 +439,55 @@ def test_layers_of_a_stack_have_weights_and_names_of_their_own() -> None:
     stack = gw.nn.TransformerEncoder(layer, 2)
     assert set(gw.trace(stack, x).weight_keys()) >= set(stack.state_dict())
     assert len({id(p) for p in (*layer.parameters(), *stack.parameters())}) == 3 * len(list(layer.parameters()))
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+MADE: dict[str, Callable[[Any], Any]] = {
+    "groups": lambda nn: nn.Conv1d(3, 4, 3, groups=2),
+    "padding": lambda nn: nn.Conv2d(2, 3, 3, padding="full"),
+    "same with a stride": lambda nn: nn.Conv2d(2, 3, 3, stride=2, padding="same"),
+    "padding mode": lambda nn: nn.Conv2d(2, 3, 3, padding_mode="mirror"),
+    "padding mode of a transpose": lambda nn: nn.ConvTranspose2d(2, 3, 3, padding_mode="reflect"),
+    "probability": lambda nn: nn.Dropout2d(1.5),
+    "group norm": lambda nn: nn.GroupNorm(2, 5),
+    "padding_idx": lambda nn: nn.Embedding(3, 2, padding_idx=3),
+    "table": lambda nn: nn.Embedding(3, 2, _weight=(torch if nn is torch.nn else gw).zeros(2, 2)),
+    "heads": lambda nn: nn.MultiheadAttention(8, 3),
+    "projection": lambda nn: nn.LSTM(3, 4, proj_size=4),
+    "dropout of layers": lambda nn: nn.GRU(3, 4, dropout=-0.1),
+    "size": lambda nn: nn.GRU(3, 0),
+}
+F8 = f(5, 2, 8)
+RUN: dict[str, tuple[Callable[[Any], Any], tuple[np.ndarray, ...], dict[str, Any]]] = {
+    "output_size": (lambda nn: nn.ConvTranspose2d(2, 3, 3, stride=2), (f(1, 2, 4, 4),), {"output_size": [20, 20]}),
+    "mask shape": (lambda nn: nn.MultiheadAttention(8, 2), (F8, F8, F8), {"attn_mask": np.zeros((3, 3))}),
+    "mask dtype": (lambda nn: nn.MultiheadAttention(8, 2), (F8, F8, F8), {"attn_mask": np.zeros((5, 5), int)}),
+    "is_causal": (lambda nn: nn.MultiheadAttention(8, 2), (F8, F8, F8), {"is_causal": True}),
+    "axes": (lambda nn: nn.MultiheadAttention(8, 2), (F8, F8[0], F8), {}),
+    "batches": (lambda nn: nn.Transformer(8, 2, 1, 1, 4), (F8, f(4, 3, 8)), {}),
+    "size": (lambda nn: nn.Transformer(8, 2, 1, 1, 4), (F8, f(4, 2, 6)), {}),
+    "batch norm": (lambda nn: nn.BatchNorm2d(3), (f(2, 3, 4),), {}),
+    "softmax": (lambda nn: nn.Softmax2d(), (X,), {}),
+    "state": (lambda nn: nn.GRU(8, 4), (F8, f(2, 2, 4)), {}),
+}
+ERRORS = (AssertionError, IndexError, RuntimeError, TypeError, ValueError)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_arguments_that_torch_refuses_are_refused(name: str) -> None:
+    with pytest.raises(ERRORS):
+        MADE[name](torch.nn)
+    with pytest.raises(UsageError):
+        MADE[name](gw.nn)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize("name", RUN)
+def test_operands_that_torch_refuses_are_refused(name: str) -> None:
+    make, args, kwargs = RUN[name]
+    of = lambda value, tensor: tensor(value) if isinstance(value, np.ndarray) else value  # noqa: E731
+    for nn, tensor, errors in ((torch.nn, torch.tensor, ERRORS), (gw.nn, gw.tensor, UsageError)):
+        module = make(nn).double()
+        given = {k: of(v, tensor) for k, v in kwargs.items()}
+        with pytest.raises(errors):
+            module(*(of(v, tensor) for v in args), **given)

@@ -73,7 +73,7 @@ EXPECTED = {
     "cnn": {"0.channels", "0.channel_groups", "5.channels"},
     "fused": {"first.neurons", "inner.heads", "inner.o.neurons"},
     "grouped": {"inner.heads", "inner.kv_groups", "inner.queries", "first.neurons"},
-    "lstm": {"first.neurons", "inner.neurons"},  # one: the result h has an axis of layers
+    "lstm": {"first.neurons", "inner.weight_ih_l0:0", "inner.weight_ih_l1:0"},
     "gru": {"first.neurons", "inner.neurons"},
     "rnn": {"first.neurons", "inner.neurons"},
     "cfc": {"cell.cells.0.neurons", "cell.cells.0.ff1.neurons"},

@@ -128,6 +128,24 @@ def test_recurrent_layers_are_traced_with_their_states(layer):
     assert given.run({"x": x, **named})["out"].tobytes() == net(gw.tensor(x), states)[0].data.tobytes()
 
 
+@pytest.mark.parametrize(("layer", "operands"), [
+    (lambda: gw.nn.LSTM(3, 4, 2, bidirectional=True), 1),
+    (lambda: gw.nn.GRU(3, 4), 1),
+    (lambda: gw.nn.MultiheadAttention(3, 1), 3),
+])  # fmt: skip
+def test_results_that_nothing_reads_leave_no_ops(layer, operands):
+    """States and attention weights are results that most callers ignore; an output keeps them."""
+    net, x = layer(), np.ones((5, 2, 3), "f4")
+    first = gw.trace(lambda *xs: net(*xs)[0], *operands * [x])
+    assert set(first.reachable(first.outputs())) == set(first.nodes())
+    assert first.validate().ok
+    both = gw.trace(net, *operands * [x])
+    assert len(both) > len(first)
+    assert set(both.reachable(both.outputs())) == set(both.nodes())
+    kept = gw.trace(lambda *xs: (net(*xs)[0], gw.ones(2) * 1.0), *operands * [x])
+    assert "out_1" in kept.output_names()
+
+
 def test_nested_results_and_arguments_have_paths_as_names():
     def fn(x, more):
         return {"a": x, "b": [more["k"] + 1.0, None, {"c": more["pair"][1] * 2.0}], "n": 2.0}

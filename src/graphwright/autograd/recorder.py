@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -75,6 +75,9 @@ class Recorder(Protocol):
     def assume(self, fact: Callable[[], object]) -> None:
         """Record an assumption: the trace is valid only while `fact()` returns the value that it returns now."""
 
+    def optional(self, tensors: Iterable[Tensor]) -> None:
+        """Mark results that callers often ignore: the trace ends without their ops if nothing reads them."""
+
     def path(self, symbol: Symbol) -> str:
         """Return the name of a symbol's node in the graph."""
         ...
@@ -112,3 +115,10 @@ differentiating: ContextVar[bool] = ContextVar("graphwright_differentiating", de
 
 active_recorder: ContextVar[Recorder | None] = ContextVar("graphwright_recorder", default=None)
 """The recorder of the running trace; None outside traces."""
+
+
+def optional(tensors: Iterable[Tensor]) -> None:
+    """Mark results that callers often ignore, so that a trace does not contain ops whose results nothing reads."""
+    recorder = active_recorder.get()
+    if recorder is not None:
+        recorder.optional(t for t in tensors if t.symbolic)

@@ -16,6 +16,7 @@ from graphwright.errors import UsageError
 from graphwright.nn.module import Module
 from graphwright.plan import compile
 from graphwright.program import Program
+from graphwright.program.recorder import parts, rebuilt
 
 
 def as_module(target: Module | Program, *, share: bool = True) -> Any:
@@ -54,7 +55,7 @@ class _TorchAdapter:
             program, planned = target, compile(target)
             self.call = lambda *xs: program(**dict(zip(names, xs, strict=True)))
             self.infer = lambda *xs: planned(dict(zip(names, xs, strict=True)))
-        self.keys: list[Any] | None = None
+        self.structure: Any = 0
 
     def torch(self) -> Any:
         """Build the torch module that calls this adapter."""
@@ -116,11 +117,27 @@ class _TorchAdapter:
 
     def flat(self, result: Any) -> list[Tensor]:
         """Flatten a result to a list of tensors, and remember its structure for `shaped`."""
-        self.keys = list(result) if isinstance(result, Mapping) else None if isinstance(result, Tensor) else []
-        return [result] if isinstance(result, Tensor) else list(result.values() if self.keys else result)
+        found: list[Tensor] = []
+        self.structure = _numbered(result, found)
+        return found
 
     def shaped(self, tensors: Sequence[Any]) -> Any:
-        """Return a tensor, tuple or dict with the structure of the target's last result."""
-        if self.keys is None:
-            return tensors[0]
-        return dict(zip(self.keys, tensors, strict=True)) if self.keys else tuple(tensors)
+        """Return the tensors in the structure of the target's last result."""
+        return _filled(self.structure, tensors)
+
+
+def _numbered(value: Any, found: list[Tensor]) -> Any:
+    """Append the tensors of a nested result to `found`; return the result with their indices instead."""
+    if isinstance(value, tuple | list | Mapping):
+        return rebuilt(value, {key: _numbered(inner, found) for key, inner in parts(value).items()})
+    if value is None:
+        return None
+    found.append(value)
+    return len(found) - 1
+
+
+def _filled(at: Any, tensors: Sequence[Any]) -> Any:
+    """Return a structure of `_numbered` with tensors instead of indices."""
+    if at is None or isinstance(at, int):
+        return at if at is None else tensors[at]
+    return rebuilt(at, {key: _filled(inner, tensors) for key, inner in parts(at).items()})

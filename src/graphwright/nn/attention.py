@@ -14,6 +14,7 @@ import numpy as np
 
 from graphwright.array import from_numpy
 from graphwright.autograd import Parameter, Tensor, as_tensor, cat, zeros
+from graphwright.autograd.recorder import optional
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.nn import functional, init
 from graphwright.nn.containers import ModuleList
@@ -102,6 +103,8 @@ class MultiheadAttention(Module):
             weights = weights.mean(1)
         if single:
             out, weights = out.squeeze(axis), None if weights is None else weights.squeeze(0)
+        if weights is not None:
+            optional([weights])
         return out, weights
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from graphwright.autograd import Parameter, Tensor, cat, scoped, stack, zeros
+from graphwright.autograd.recorder import optional
 from graphwright.errors import ShapeError, UsageError
 from graphwright.nn import functional, init
 from graphwright.nn.module import Module
@@ -233,7 +234,8 @@ class _Recurrent(_OfKind):
             if layer < self.num_layers - 1:
                 x = functional.dropout(x, self.dropout, self.trains)
         states: _State = tuple(stack(list(parts)) for parts in zip(*ends, strict=True))
-        return x, states if len(states) > 1 else states[0]
+        optional(states)
+        return x, states if self.kind.states > 1 else states[0]
 
     def _direction(self, x: Tensor, state: _State, end: str, axis: int) -> tuple[Tensor, _State]:
         """Run one direction of one layer; return its outputs and its last state."""
@@ -255,7 +257,9 @@ class _Recurrent(_OfKind):
         axis = int(not self.batch_first)
         given = hx if hx is None else each(lambda t: t.unsqueeze(1), hx)
         out, states = self.forward(x.unsqueeze(axis), given)
-        return out.squeeze(axis), each(lambda t: t.squeeze(1), states)
+        states = each(lambda t: t.squeeze(1), states)
+        optional(states if isinstance(states, tuple) else (states,))
+        return out.squeeze(axis), states
 
 
 class RNN(_Recurrent):

@@ -49,6 +49,10 @@ class _Conv(_OverAxes):
             raise UsageError("cannot divide the channels into groups", where=where, expected=expected, got=groups)
         if padding_mode not in _MODES:
             raise UsageError("unknown padding mode", where=where, expected=", ".join(_MODES), got=padding_mode)
+        strides = {*per_axis(self.rank, stride)}
+        if isinstance(padding, str) and padding != "valid" and (padding != "same" or strides != {1}):
+            expected = "numbers, valid, or same with stride 1"
+            raise UsageError("unsupported padding", where=where, expected=expected, got=f"{padding}, stride {stride}")
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size, self.stride, self.dilation = (per_axis(self.rank, v) for v in (kernel_size, stride, dilation))
         self.padding = padding if isinstance(padding, str) else per_axis(self.rank, padding)

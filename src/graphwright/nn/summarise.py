@@ -9,8 +9,10 @@ from typing import Any
 from graphwright.autograd import Tensor, as_tensor
 from graphwright.errors import UsageError
 from graphwright.nn.module import Module
+from graphwright.ops import traits
 from graphwright.program import Program, trace
 from graphwright.program.cost import counted, ones, op_flops
+from graphwright.program.kinds import PARAM
 from graphwright.report import Report, bytes_text, flops_text, table
 
 _Shapes = tuple[tuple[int, ...], ...]
@@ -146,6 +148,8 @@ def _groups(p: Program, dims: Mapping[str, int]) -> tuple[dict[str, str], dict[s
     inner = {part for n in p.nodes() for part in _prefixes(p.path(n))} - {p.path(n) for n in p.params()}
     groups: dict[str, list[Any]] = {"": []}
     for n in counted(p)[1]:
+        if traits(p.op(n)).casts and all(p.op(source) == PARAM for source in p.producers(n)):
+            continue  # a weight in another dtype
         path = p.path(n)
         above = [g for g in (*_prefixes(path), path) if g in inner]
         for group in ("", *(above or [path])):

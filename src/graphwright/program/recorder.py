@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -30,9 +30,9 @@ from graphwright.autograd.recorder import differentiating, mark_alias
 from graphwright.errors import UsageError
 from graphwright.ops import get
 from graphwright.program.derived.recompute import Recomputed
-from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
+from graphwright.program.kinds import CONST, INPUT, KINDS, PARAM, STATE
 from graphwright.program.op_graph import Value
-from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs
+from graphwright.program.primitives import add_assign, add_op, add_source, discard, set_outputs
 from graphwright.program.weights import add_weight
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class TraceRecorder:
         self._grads: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._written: list[tuple[ref[Tensor], NDArray]] = []
         self._expected: tuple[str, str] | None = None
+        self._optional: list[NodeId] = []
         self.recomputed = Recomputed(program)
 
     # -- the recorder protocol ---------------------------------------------------------------------------------------
@@ -116,6 +117,10 @@ class TraceRecorder:
     def assume(self, fact: Callable[[], object]) -> None:
         """Add a guard: the trace is valid as long as `fact()` returns what it returns now."""
         self.facts.append((fact, fact()))
+
+    def optional(self, tensors: Iterable[Tensor]) -> None:
+        """Mark results that callers often ignore: their ops are removed at the end if nothing reads them."""
+        self._optional += [self.value_of(t).node for t in tensors]
 
     def path(self, symbol: Symbol) -> str:
         """Return the name of a symbol's node."""
@@ -224,6 +229,12 @@ class TraceRecorder:
         for key, value in self._current.items():
             source = self.variables[key][1]
             add_assign(p, source, self.value_of(value), p.free_name(f"{p.path(source)}.next"))
+        results, unread = {v.node for v in p.outputs()}, self._optional
+        while unread:
+            node = unread.pop()
+            if node in p.graph and p.op(node) not in KINDS and node not in results and not p.out_edges(node):
+                unread += p.producers(node)
+                discard(p, [node])
 
     def restore(self) -> None:
         """Restore the gradients that leaves had before the trace."""
