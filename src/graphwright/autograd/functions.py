@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.autograd.apply import TensorBase, as_tensor
+from graphwright.autograd.named_sizes import traced
 from graphwright.autograd.names import TOP, named
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call
@@ -88,6 +89,8 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 def cast_like(value: Any, x: Tensor) -> Tensor:
     """Return a tensor of the dtype of `x`; a Python float is converted from float64, not through float32."""
+    if traced(value):
+        return value.tensor(x.dtype)
     return (value if hasattr(value, "__gw_op__") else as_tensor(np.asarray(value))).to(x.dtype)
 
 

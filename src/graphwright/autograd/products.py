@@ -12,6 +12,7 @@ from graphwright.array import float32
 from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.functions import stack
 from graphwright.autograd.names import TOP, named
+from graphwright.autograd.shapes import broadcast_shapes
 from graphwright.errors import ShapeError
 from graphwright.ops import call
 from graphwright.ops.axes import axis_of
@@ -132,7 +133,7 @@ def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """⟨a, b⟩ / (max(‖a‖, eps)·max(‖b‖, eps)) along an axis, after broadcasting."""
     a, b = _wide(x1), _wide(x2)
-    shape = np.broadcast_shapes(a.shape, b.shape)
+    shape = broadcast_shapes(a.shape, b.shape)
     made = [x.expand(*shape) for x in (a, b)]
     made = [x / x.norm(2, dim, True).clamp(min=eps) for x in made]
     return (made[0] * made[1]).sum(dim)

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import NDArray
+from graphwright.array import broadcast_shapes as broadcast_dims
+from graphwright.array.sizes import dim_of
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.functions import cat, stack
 from graphwright.autograd.names import METHOD, TOP, named
+from graphwright.autograd.recorder import active_recorder
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import call
 from graphwright.ops.axes import axes_of, axis_of
@@ -91,8 +94,12 @@ def stride(input: Tensor, dim: int | None = None) -> Any:
 @named(TOP)
 def broadcast_shapes(*shapes: Any) -> Shape:
     """Return the shape of tensors of these shapes broadcast together. Raises: ShapeError."""
+    given = [(s,) if isinstance(s, int) else tuple(s) for s in shapes]
+    recorder = active_recorder.get()
+    if recorder is not None and recorder.named is not None:
+        return recorder.named.shape(broadcast_dims(*(tuple(map(dim_of, s)) for s in given)))
     try:
-        return np.broadcast_shapes(*(s if isinstance(s, int) else tuple(s) for s in shapes))
+        return np.broadcast_shapes(*given)
     except ValueError as error:
         raise ShapeError("the shapes do not broadcast", got=", ".join(map(str, shapes))) from error
 
