@@ -161,7 +161,16 @@ FOLLOWED = {
     "position table": With(lambda m, x: x + m.pos.weight[: x.shape[1]] + m.pos(gw.arange(x.shape[1])),
                            pos=nn.Embedding(20, WIDTH)),
     "comparison with a size": lambda x: gw.where(gw.arange(x.shape[1]).unsqueeze(1) < x.shape[1] - 1, x, 0.0),
+    "rotary attention": With(lambda m, x: m.mixer(x),
+                             mixer=nn.MultiHeadAttention(WIDTH, 2, rope=nn.RotaryEmbedding(2), window=3)),
+    "filled with a size": lambda x: (
+        x.masked_fill(x > 0, x.shape[1]) + gw.full((x.shape[0], 1, 1), 1 / x.shape[1]) + gw.full_like(x, x.shape[0])
+    ),
+    "similarity": lambda x: F.cosine_similarity(x, x.flip(1), dim=-1),
+    "contrastive loss": lambda x: F.cross_entropy(F.normalize(x[:, 0]) @ F.normalize(x[:, -1]).T, gw.arange(x.size(0))),
     # parts
+    "numbered entries": lambda x: x[gw.arange(x.shape[0]), x.shape[1] - 1] + x[:, gw.arange(x.shape[1]) - 1].sum(1),
+    "narrowed": lambda x: x.narrow(1, 0, x.shape[1] - 1).sum(1) + x.split([1, x.shape[1] - 1], 1)[1].sum(1),
     "without the first": lambda x: x[:, 1:].sum(1) + x[:, : x.shape[1] - 1].mean(2, keepdim=True).sum(1) + x[:, -1],
     "differences": lambda x: (x[:, 1:] - x[:, :-1]).abs().sum(1),
     "the middle": lambda x: x[:, x.shape[1] // 2] + x[:, : x.shape[1] // 2].sum(1),
@@ -186,7 +195,7 @@ FOLLOWED = {
     "an assertion": lambda x: x * 2 if x.shape[2] == WIDTH and x.shape[1] >= 1 and x.shape == x.shape else x,
     "a name": lambda x: x if f"{x.shape[1]}" == "nothing" else -x,
 }  # fmt: skip
-NOT_IN_ONNX = {"cross entropy", "ignored targets", "diagonal", "rotated"}
+NOT_IN_ONNX = {"cross entropy", "ignored targets", "contrastive loss", "diagonal", "rotated", "numbered entries"}
 
 
 def numbers(tensor) -> np.ndarray:
@@ -250,6 +259,10 @@ REFUSED = {
     "a crop": (lambda x: x[:, :8], r"compares T with 8"),
     "the last few": (lambda x: x[:, -8:], r"compares T with 8"),
     "squeeze": (lambda x: x.squeeze(0), r"where B = 1 "),
+    "a list of sizes": (lambda x: x * gw.tensor([x.shape[1], 1, 1, 1]), "numbers that depend on named sizes"),
+    "rounded": (lambda x: x * round(x.shape[1] / 2), "as a Python number"),
+    "an exponent": (lambda x: x * 2 ** x.shape[1], "takes the named size T as a Python number"),
+    "random numbers": (lambda x: x + gw.rand(x.shape[0], 1, 1), "takes the named size B as a Python number"),
     "a split": (lambda x: x.split(2, 1)[0], TAKEN),
     "a fixed shape": (lambda x: x.reshape(3, 4, WIDTH), "different numbers of elements"),
     "another size": (lambda x: x.reshape(x.shape[1], x.shape[0] + 4, WIDTH), "different numbers of elements"),
@@ -338,6 +351,44 @@ def test_sizes_that_do_not_match_the_example_are_refused():
         with pytest.raises(UsageError):
             gw.trace(lambda x: -x, x, sizes=sizes)
     assert gw.trace(lambda x: x @ x.T, x, sizes={"x": ("B", None)}).spec("x").shape == ("B", 3)
+
+
+def test_units_are_cut_and_grown_across_joined_sizes():
+    """The channels that follow the rows of view(B * T, C) are one axis with those before."""
+
+    def forward(m, x):
+        h = m.up(x).tanh()
+        h = gw.cat([h, h[:, :1]], 1)[:, 1:]
+        return m.down(h.reshape(x.shape[0] * x.shape[1], -1)).view(x.shape[0], -1, 3)
+
+    p = gw.trace(
+        With(forward, up=nn.Linear(WIDTH, 6), down=nn.Linear(6, 3)), np.zeros(SHAPES[0], "f4"), sizes={"x": NAMES}
+    )
+    inputs = [RNG.normal(size=shape).astype("f4") for shape in SHAPES]
+    whole = [p.run(x=x)["out"].to_numpy() for x in inputs]
+    with p.edit("wider") as e:
+        e.grow("up.neurons", 3)
+    for x, wanted in zip(inputs, whole, strict=True):
+        np.testing.assert_allclose(p.run(x=x)["out"].to_numpy(), wanted, atol=1e-5)
+    p.undo()
+    with p.edit("without two units") as e:
+        e.set_weight("down.weight", lambda w: np.asarray(w) * np.array([1, 0, 1, 1, 0, 1], "f4"))
+    zeroed = [p.run(x=x)["out"].to_numpy() for x in inputs]
+    p.undo()
+    with p.edit("cut two units") as e:
+        e.cut_units(p.axes()["up.neurons"].units([1, 4]))
+    assert p.weights["down.weight"].shape == (3, 4)
+    for x, wanted in zip(inputs, zeroed, strict=True):
+        np.testing.assert_allclose(p.compile(x=x.shape)(x=x)["out"].to_numpy(), wanted, atol=1e-5)
+
+
+def test_a_program_with_named_sizes_runs_in_a_trace_with_other_names():
+    inner = gw.trace(lambda x: x.flatten(0, 1) / x.shape[1], np.zeros(SHAPES[0], "f4"), sizes={"x": ("N", "L", WIDTH)})
+    p = gw.trace(lambda x: inner(x=x)["out"], np.zeros(SHAPES[0], "f4"), sizes={"x": NAMES})
+    assert p.spec(p.output("out")).shape == ("B*T", WIDTH)
+    for shape in SHAPES:
+        x = RNG.normal(size=shape).astype("f4")
+        np.testing.assert_allclose(p.run(x=x)["out"].to_numpy(), x.reshape(-1, WIDTH) / shape[1], rtol=1e-6)
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

@@ -208,6 +208,9 @@ def host_array(value: Any) -> np.ndarray:
         host = np.asarray(value)
     except ValueError:  # lists of different lengths
         host = None
+    if host is not None and host.dtype == object and any(map(traced, host.flat)):
+        raise TraceError("a tensor is made of numbers that depend on named sizes", got=value,
+                         fix="make a tensor of each, and join them: gw.stack([gw.tensor(n), ...])")  # fmt: skip
     if host is None or host.dtype.kind not in "biuf":
         got = type(value).__name__ if host is None else host.dtype
         expected = "numbers, or nested lists of equal lengths"

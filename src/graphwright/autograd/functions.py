@@ -9,6 +9,7 @@ import numpy as np
 
 from graphwright.array import float32
 from graphwright.autograd.apply import TensorBase, as_tensor
+from graphwright.autograd.named_sizes import traced
 from graphwright.autograd.names import TOP, named
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call
@@ -95,6 +96,8 @@ def wide(x: Any) -> Tensor:
 
 def cast_like(value: Any, x: Tensor) -> Tensor:
     """Return a tensor of the dtype of `x`; a Python float is converted from float64, not through float32."""
+    if traced(value):
+        return value.tensor(x.dtype)
     return (value if hasattr(value, "__gw_op__") else as_tensor(np.asarray(value))).to(x.dtype)
 
 

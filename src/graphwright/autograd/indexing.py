@@ -16,6 +16,7 @@ from graphwright.array.sizes import dim_of
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.functions import cast_like
 from graphwright.autograd.modes import is_grad_enabled
+from graphwright.autograd.named_sizes import traced
 from graphwright.autograd.names import TOP, named
 from graphwright.autograd.recorder import active_recorder
 from graphwright.autograd.reductions import changes, scan
@@ -34,6 +35,9 @@ def get_item(x: Tensor, index: Any) -> Tensor:
     Raises: ShapeError, DTypeError, UsageError for an invalid index; TraceError for a traced mask, whose number of true
         entries is known only in a run.
     """
+    items = index if isinstance(index, tuple) else (index,)
+    if any(map(traced, items)) and any(isinstance(item, TensorBase | np.ndarray | list) for item in items):
+        index = tuple(item.tensor() if traced(item) else item for item in items)
     plan = index_plan(x.shape, index)
     part = _view(x, plan)
     return call("index", part, *map(_int64, plan.ids), axis=plan.axis) if plan.ids else part

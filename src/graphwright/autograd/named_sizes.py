@@ -133,7 +133,9 @@ class TracedNumber:
         raise _taken("a number computed from named sizes")
 
     __array_ufunc__ = _ufunc
-    __float__ = __int__ = __bool__ = __hash__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __round__ = __rpow__ = __float__ = __int__ = __bool__ = __hash__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = (
+        _refuse
+    )
 
     def __repr__(self) -> str:
         return "TracedNumber"
@@ -170,7 +172,7 @@ class TracedSize(Size):
         raise _taken(f"the named size {self.dim}")
 
     __array_ufunc__ = _ufunc
-    __index__ = __int__ = __float__ = __hash__ = __round__ = __trunc__ = _refuse
+    __index__ = __int__ = __float__ = __rpow__ = __hash__ = __round__ = __trunc__ = _refuse
 
     def __repr__(self) -> str:
         return str(self.dim)

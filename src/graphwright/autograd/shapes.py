@@ -14,9 +14,11 @@ import numpy as np
 
 from graphwright.array import NDArray
 from graphwright.array import broadcast_shapes as broadcast
+from graphwright.array.sizes import dim_of
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.functions import cat, stack
 from graphwright.autograd.names import METHOD, TOP, named
+from graphwright.autograd.recorder import active_recorder
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import call
 from graphwright.ops.axes import axes_of, axis_of
@@ -93,7 +95,10 @@ def stride(input: Tensor, dim: int | None = None) -> Any:
 @named(TOP)
 def broadcast_shapes(*shapes: Any) -> Shape:
     """Return the shape of tensors of these shapes broadcast together. Raises: ShapeError."""
-    return broadcast(*(ints((s,)) for s in shapes))
+    given, recorder = [ints((s,)) for s in shapes], active_recorder.get()
+    if recorder is not None and recorder.named is not None:
+        return recorder.named.shape(broadcast(*(tuple(map(dim_of, s)) for s in given)))
+    return broadcast(*given)
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import Dim, Spec
-from graphwright.array.sizes import folded
+from graphwright.array.sizes import folded, is_dim_name
 from graphwright.errors import MissingExtra, UsageError
 from graphwright.files import StrPath, check_free, target_path, writing
 from graphwright.graph import NodeId
@@ -298,12 +298,21 @@ class _OnnxGraph:
     def size(self, dim: str) -> str:
         """Return the name of a tensor with a dynamic size, read from the shape of a value that has this size."""
         if dim not in self._sizes:
-            if dim in self._where:
+            if is_dim_name(dim):
+                if dim not in self._where:  # of an input whose values no result needs
+                    self._add_input(next(n for n in self.p.inputs() if dim in self.p.spec(n).shape))
                 name, axis = self._where[dim]
                 self._sizes[dim] = self.node("Shape", [name], 1, {"start": axis, "end": axis + 1})[0]
             else:
                 self._sizes[dim] = folded(dim, self._number, lambda kind, a, b: self.node(kind, [a, b], 1, {})[0])
         return self._sizes[dim]
+
+    def _add_input(self, node: NodeId) -> None:
+        name = self.names[Value(node)] = self.p.path(node)
+        self.inputs.append(_info(name, self.p.spec(node)))
+        for axis, dim in enumerate(self.p.spec(node).shape):
+            if isinstance(dim, str):
+                self._where.setdefault(dim, (name, axis))
 
     def _number(self, dim: Dim) -> str:
         """Return the name of an int64 tensor [1] that holds a number or a named size."""
@@ -314,11 +323,7 @@ class _OnnxGraph:
         p, order = self.p, _needed(self.p, self._assigned)
         for node in order:
             if p.op(node) == INPUT or node in self._assigned:
-                name = self.names[Value(node)] = p.path(node)
-                self.inputs.append(_info(name, p.spec(node)))
-                for axis, dim in enumerate(p.spec(node).shape):
-                    if isinstance(dim, str):
-                        self._where.setdefault(dim, (name, axis))
+                self._add_input(node)
         self._take_caches()
         refused = [node for node in order if Value(node) not in self.names and not self._write(node)]
         _refuse(p, {n: f", with the attributes {dict(p.attrs(n))}" for n in refused})

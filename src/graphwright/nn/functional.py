@@ -8,12 +8,11 @@ from math import inf
 from operator import and_
 from typing import Any
 
-import numpy as np
-
-from graphwright.array import float32, from_numpy
-from graphwright.autograd import Tensor, as_tensor, cat, einsum
+from graphwright.array import float32
+from graphwright.autograd import Tensor, arange, as_tensor, cat, einsum
 from graphwright.autograd import dropout as drop
 from graphwright.autograd import one_hot as encoded
+from graphwright.autograd.shapes import broadcast_shapes
 from graphwright.errors import ShapeError, UsageError
 from graphwright.nn.activations import *  # noqa: F403
 from graphwright.nn.dropouts import *  # noqa: F403
@@ -147,7 +146,7 @@ def scaled_dot_product_attention(
         raise ShapeError("queries and keys have different numbers of heads", expected=query.spec, got=key.spec,
                          fix="pass enable_gqa=True")  # fmt: skip
     if not query.ndim == key.ndim == value.ndim or query.ndim > 4:
-        shared = np.broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))
+        shared = broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))
         query, key, value = (x.expand(*shared, *x.shape[-2:]) for x in (query, key, value))
     lead = 4 - query.ndim
     if lead < 0:
@@ -168,7 +167,7 @@ def visible(queries: int, keys: int, window: int | None = None, q_start: int | T
     With a window, also j > q_start + i - window. `q_start` is keys - queries by default.
     """
     start: Any = keys - queries if q_start is None else q_start
-    ahead = Tensor(from_numpy(np.arange(keys)[None] - np.arange(queries)[:, None])) - start
+    ahead = arange(keys)[None] - arange(queries)[:, None] - start
     seen = ahead <= 0
     return seen if window is None else seen & (ahead > -window)
 

@@ -8,7 +8,7 @@ from math import log
 import numpy as np
 
 from graphwright.array import float32, from_numpy, int64
-from graphwright.autograd import Parameter, Tensor, zeros
+from graphwright.autograd import Parameter, Tensor, arange, zeros
 from graphwright.errors import UsageError
 from graphwright.nn import init
 from graphwright.nn.functional import attention
@@ -121,7 +121,7 @@ class MultiHeadAttention(Module):
         k, v = self._split(self.k(source), self.kv_heads), self._split(self.v(source), self.kv_heads)
         if self.rope is not None:
             if positions is None:
-                positions = Tensor(from_numpy(np.arange(source.shape[1])[None]))
+                positions = arange(source.shape[1])[None]
             cos, sin = self.rope(positions)
             k, first = self.rope.rotate(k, cos, sin), source.shape[1] - x.shape[1]
             if first:

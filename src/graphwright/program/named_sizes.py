@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,27 +97,23 @@ def _decided_otherwise(comparison: Comparison, values: Sizes) -> list[dict[str, 
 
 @lru_cache(1 << 12)
 def _turns(comparison: Comparison, own: tuple[tuple[str, int], ...]) -> list[dict[str, int]]:
+    """Return values of the names of a comparison, near `own`, that turn it; empty if none do."""
     here, outcome = dict(own), comparison.holds(dict(own))
     found: list[dict[str, int]] = []
     for name in here:
-        other = [n for n in _tried(comparison, name, here) if comparison.holds({**here, name: n}) != outcome]
-        nearest = {
-            max((n for n in other if n < here[name]), default=0),
-            min((n for n in other if n > here[name]), default=0),
-        }
-        found += [{**here, name: n} for n in sorted(nearest - {0})]
-    if found or len(here) == 1:
-        linear = all(len(factors) < 2 and "//" not in "".join(factors) for factors in Size.of(comparison.rest).terms)
-        if not found and comparison.equal and not linear:
-            raise _undecided(comparison)
-        return found
-    grids = ([{**here, name: n} for n in (*range(1, 13), 16, 64, 256, 1024)] for name in here)
-    pairs = ((other, name) for other in chain.from_iterable(grids) for name in here)
-    turned = ({**other, name: n} for other, name in pairs for n in _tried(comparison, name, other, 12)
-              if comparison.holds({**other, name: n}) != outcome)  # fmt: skip
-    if (first := next(turned, None)) is None and comparison.equal:
-        raise _undecided(comparison)
-    return [] if first is None else [first]
+        other = sorted(n for n in _tried(comparison, name, here) if comparison.holds({**here, name: n}) != outcome)
+        below, above = ([n for n in other if n < here[name]], [n for n in other if n > here[name]])
+        found += [{**here, name: n} for n in (*below[-1:], *above[:1])]
+    if not found and len(here) > 1:  # two sizes have to change
+        grids = ({**here, name: n} for name in here for n in (*range(1, 13), 16, 64, 256, 1024))
+        pairs = ((other, name, n) for other in grids for name in here for n in _tried(comparison, name, other, 12))
+        sizes = ({**other, name: n} for other, name, n in pairs)
+        found += islice((other for other in sizes if comparison.holds(other) != outcome), 1)
+    linear = all(len(factors) < 2 and "//" not in "".join(factors) for factors in Size.of(comparison.rest).terms)
+    if not found and comparison.equal and (len(here) > 1 or not linear):
+        what = f"the traced code compares {_sides(comparison)}, and for which sizes they are equal is not known"
+        raise TraceError(what, where=comparison.where, fix="compare single sizes, or leave a size fixed")
+    return found
 
 
 def _tried(comparison: Comparison, name: str, values: Sizes, small: int = _SMALL) -> set[int]:
@@ -135,11 +131,6 @@ def _tried(comparison: Comparison, name: str, values: Sizes, small: int = _SMALL
     small = small if linear or not comparison.equal else _SEARCHED
     found = {*range(1, small + 1), *(1 << k for k in range(6, 41)), root - 1, root, root + 1, root + 2}
     return {n for n in found if 1 <= n <= _LARGEST}
-
-
-def _undecided(comparison: Comparison) -> TraceError:
-    what = f"the traced code compares {_sides(comparison)}, and for which sizes they are equal is not known"
-    return TraceError(what, where=comparison.where, fix="compare single sizes, or leave a size fixed")
 
 
 def _nodes(p: Program) -> list[tuple[Any, ...]]:
@@ -178,7 +169,6 @@ def _other_path(comparison: Comparison, first: Sizes, values: Sizes, where: str 
 
 
 def _sides(comparison: Comparison) -> str:
-    rest = Size.of(comparison.rest)
-    rest = -rest if all(n < 0 for factors, n in rest.terms.items() if factors) else rest
-    number = rest.terms.get((), 0)
-    return f"{(rest - number).dim} with {-number}"
+    terms = Size.of(comparison.rest).terms
+    more, less = (Size({f: abs(n) for f, n in terms.items() if n * sign > 0}).dim for sign in (1, -1))
+    return f"{more} with {less}" if isinstance(more, str) else f"{less} with {more}"
