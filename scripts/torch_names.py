@@ -68,7 +68,7 @@ def classes_of(home: Any) -> set[str]:
 
 def layers() -> set[str]:
     """The modules of torch that compute something."""
-    found = {n for n in classes(torch.nn) if issubclass(getattr(torch.nn, n), torch.nn.Module)}
+    found = {n for n in classes_of(torch.nn) if issubclass(getattr(torch.nn, n), torch.nn.Module)}
     return found - {"Module", "Container", "RNNBase", "RNNCellBase", "DataParallel"}
 
 
