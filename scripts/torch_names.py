@@ -102,13 +102,13 @@ float64, int64 and bool were run in both libraries, with gradients in float64, a
     text += "".join(f"| {name} | {number} |\n" for name, number in counts.items())
     text += """
 `same` and `gradient same` are equal in dtype, shape and values; `refused` raises an error where torch computes; `error typed` is an
-error input of torch that raises an error here too, `error accepted` one that is computed; `outside` has dtypes, layouts or
-arguments that do not exist here. The known differences:
+error input of torch that raises an error here too, `error accepted` one that is computed, `number accepted` one with a
+Python number for a tensor; `outside` has dtypes, layouts, devices or arguments that do not exist here. The known differences:
 
 | entry | outcome | reason |
 | --- | --- | --- |
 """
-    rows = [(name or "many", outcome, reason) for (name, outcome), reason in sorted(KNOWN.items())]
+    rows = [(name, outcome, reason) for (name, outcome), reason in sorted(KNOWN.items())]
     return text + "".join(f"| {name} | {outcome} | {reason} |\n" for name, outcome, reason in rows)
 
 
