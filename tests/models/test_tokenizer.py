@@ -372,6 +372,10 @@ def test_a_trained_tokenizer_is_saved_with_its_model_and_loaded_by_transformers(
         lambda: train_bpe(TEXTS, 256),
         lambda: train_bpe(TEXTS, 300, min_frequency=0),
         lambda: train_bpe(TEXTS, 300, special_tokens=[]),
+        lambda: train_bpe(TEXTS, 300, special_tokens=["<a>", "<a>"]),
+        lambda: train_bpe(TEXTS, 300, special_tokens=[""]),
+        lambda: train_bpe(TEXTS, 300, special_tokens=5),  # pyright: ignore[reportArgumentType]
+        lambda: train_bpe(TEXTS, 300.5),  # pyright: ignore[reportArgumentType]
         lambda: train_bpe([b"bytes"], 300),  # pyright: ignore[reportArgumentType]
         lambda: train_bpe(["\ud800"], 300),
         lambda: create(config_from({"architectures": ["LlamaForCausalLM"], "model_type": "llama", **checkpoints.SIZES}),

@@ -11,6 +11,7 @@ from networks import CLEAN, feeds, gpt2, mlp, outputs, random_decoder
 import graphwright as gw
 from fixtures import tiny_llama
 from graphwright import plugins, surgery
+from graphwright.errors import UsageError
 from graphwright.surgery import Severity, diagnose
 from graphwright.testing.defects import KINDS_OF_DEFECT, plant
 from seeds import deep
@@ -506,6 +507,11 @@ def test_cancelled_diagnoses_are_incomplete_and_invalid_arguments_refused():
         diagnose(p, kinds=["nonsense"])
     with pytest.raises(gw.GraphwrightError, match="nonsense"):
         diagnose(p, limits={"nonsense": 1})
+    for wrong in ("a", -1, float("nan")):
+        with pytest.raises(UsageError, match="noise"):
+            diagnose(p, limits={"noise": wrong})
+    with pytest.raises(UsageError, match="not a text"):
+        diagnose(gw.open("bundled"), text=5)  # pyright: ignore[reportArgumentType]
     with p.edit("open"), pytest.raises(gw.GraphwrightError, match="open"):
         diagnose(p)
     with pytest.raises(gw.GraphwrightError, match="no tokenizer"):

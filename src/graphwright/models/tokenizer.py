@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from graphwright.errors import MissingExtra, UsageError
 from graphwright.models.architectures.architecture import Config, read_object
 from graphwright.models.errors import ConfigError, PromptError, TokenizerMismatch
+from graphwright.settings import Range
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -136,11 +137,13 @@ def train_bpe(
         MissingExtra.
     Source: Sennrich, Haddow and Birch 2016, "Neural Machine Translation of Rare Words with Subword Units".
     """
-    least = 256 + len(special_tokens)
-    if vocab_size < least or min_frequency < 1 or not special_tokens or isinstance(special_tokens, str):
-        raise UsageError("invalid options of a BPE tokenizer", where="train_bpe",
-                         expected=f"vocab_size >= {least}, min_frequency >= 1, a list of special tokens",
-                         got=f"vocab_size {vocab_size}, min_frequency {min_frequency}, {special_tokens!r}")  # fmt: skip
+    special = list(special_tokens) if isinstance(special_tokens, Sequence) else []
+    if isinstance(special_tokens, str) or not special or not all(isinstance(t, str) and t for t in special) or (
+            len(set(special)) < len(special)):  # fmt: skip
+        raise UsageError("invalid special tokens", where="special_tokens", got=repr(special_tokens)[:80],
+                         expected="a list of different texts, none of them empty")  # fmt: skip
+    Range(256 + len(special), whole=True).check("vocab_size", vocab_size)
+    Range(1, whole=True).check("min_frequency", min_frequency)
     try:
         library = import_module("tokenizers")
     except ImportError:
@@ -149,11 +152,11 @@ def train_bpe(
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
-        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=list(special_tokens), show_progress=False,
+        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=special, show_progress=False,
         initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
     made.train_from_iterator(_texts(texts), trainer)
-    return TrainedTokenizer(made, special_tokens[0])
+    return TrainedTokenizer(made, special[0])
 
 
 def _texts(texts: str | Iterable[str]) -> Iterator[str]:

@@ -183,6 +183,8 @@ def _windows(model: Model, text: str) -> dict[str, Any]:
     """Return a batch of up to 16 windows of a text with their targets. Raises: UsageError for less than two tokens."""
     from graphwright.models.tokenizer import need_tokenizer
 
+    if not isinstance(text, str):
+        raise UsageError("not a text", where="text", expected="str", got=type(text).__name__)
     ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
     width = min(64, len(ids) - 1)
     if width < 1:

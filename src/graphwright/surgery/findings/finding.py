@@ -24,6 +24,7 @@ from graphwright.program.kinds import STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.validate import Mismatch
 from graphwright.report import Report, listed
+from graphwright.settings import Count, NotNegative, Settings
 from graphwright.surgery.findings.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Finding(Mismatch):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Settings):
     """Thresholds of the rules.
 
     Attributes:
@@ -138,23 +139,23 @@ class Limits:
         swaps: largest number of pairs of heads per attention that are exchanged in search of a better order.
     """
 
-    siblings: float = 0.5
-    head_ratio: float = 8.0
-    dead_head: float = 1e-3
-    rank: float = 0.05
-    gradient: float = 1e-6
-    rows: int = 32
-    width: float = 0.25
+    siblings: NotNegative = 0.5
+    head_ratio: NotNegative = 8.0
+    dead_head: NotNegative = 1e-3
+    rank: NotNegative = 0.05
+    gradient: NotNegative = 1e-6
+    rows: Count = 32
+    width: NotNegative = 0.25
     declared: tuple[str, ...] = ()
-    redundant: float = 1e-6
-    gain: float = 1e4
-    stable_rank: float = 1.5
-    unlike: float = 4.0
-    noise: float = 0.02
-    idle: float = 0.05
-    errors: float = 3.0
-    harm: float = 0.01
-    swaps: int = 64
+    redundant: NotNegative = 1e-6
+    gain: NotNegative = 1e4
+    stable_rank: NotNegative = 1.5
+    unlike: NotNegative = 4.0
+    noise: NotNegative = 0.02
+    idle: NotNegative = 0.05
+    errors: NotNegative = 3.0
+    harm: NotNegative = 0.01
+    swaps: Count = 64
 
 
 def remove(e: Transaction, nodes: Iterable[NodeId]) -> None:
