@@ -632,7 +632,7 @@ def index_add(
 ) -> Tensor:
     """Return a copy y of x with y[index[i]] += alpha·source[i] for axis 0, in the order of i.
 
-    Raises: IndexOutOfRange, ShapeError.
+    Raises: IndexOutOfRange, ShapeError; DTypeError for a floating alpha of integers.
     """
 
 def index_copy(input: Any, dim: Any = ..., index: Any = ..., source: Any = ..., *, axis: Any = ...) -> Tensor:
