@@ -107,3 +107,8 @@ def test_calls_out_of_order_are_refused():
     for wrong in refused:
         with pytest.raises(UsageError, match="out of range"):
             GradScaler(**wrong)
+
+
+def test_a_device_in_place_of_the_scale_is_refused() -> None:
+    with pytest.raises(UsageError, match="leave the device out"):
+        GradScaler("cpu")  # pyright: ignore[reportArgumentType]

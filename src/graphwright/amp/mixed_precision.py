@@ -92,6 +92,9 @@ class GradScaler:
         self, init_scale: float = 65536.0, growth_factor: float = 2.0, backoff_factor: float = 0.5,
         growth_interval: int = 2000, *, enabled: bool = True,
     ) -> None:  # fmt: skip
+        if isinstance(init_scale, str):
+            raise UsageError("init_scale is not a number", where="GradScaler", expected="a number > 0", got=init_scale,
+                             fix="leave the device out; the scaler follows that of the loss")  # fmt: skip
         if not (init_scale > 0 and growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval >= 1):
             expected = "init_scale > 0, growth_factor > 1, backoff_factor in (0, 1), growth_interval >= 1"
             got = f"{init_scale}, {growth_factor}, {backoff_factor}, {growth_interval} (in the same order)"

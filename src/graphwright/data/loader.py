@@ -158,8 +158,14 @@ class DataLoader:
         drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None, rank: int = 0, ranks: int = 1,
         num_workers: int = 0, lengths: Any = None,
     ) -> None:  # fmt: skip
-        if not isinstance(batch_size, int) or batch_size < 1 or not 0 <= rank < ranks or num_workers < 0:
-            expected = "an int batch_size >= 1, 0 <= rank < ranks, num_workers >= 0"
+        counts = {"batch_size": batch_size, "rank": rank, "ranks": ranks, "num_workers": num_workers}
+        for name, count in counts.items():
+            if not isinstance(count, int | np.integer):
+                raise UsageError(
+                    "a count is not an integer", where=f"DataLoader, {name}", expected="int", got=repr(count)
+                )
+        if batch_size < 1 or not 0 <= rank < ranks or num_workers < 0:
+            expected = "batch_size >= 1, 0 <= rank < ranks, num_workers >= 0"
             got = f"batch_size {batch_size}, rank {rank} of {ranks}, num_workers {num_workers}"
             raise UsageError("an argument is out of range", where="DataLoader", expected=expected, got=got)
         indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)
