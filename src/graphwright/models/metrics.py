@@ -22,6 +22,7 @@ from graphwright.program.kinds import STORED
 from graphwright.program.validate import Mismatch
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
+from graphwright.settings import Range
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -67,6 +68,8 @@ def perplexity(
     Raises: PromptError for a text of fewer than two tokens, and for other data; UsageError for windows that do not
         overlap, and for a text without a tokenizer.
     """
+    for name, value in (("window", window), ("stride", stride), ("batch", batch)):
+        Range(1, whole=True).check(name, value)
     if not 0 < stride < window:  # the last token of a window predicts the first one that the next window scores
         got = f"window {window}, stride {stride}"
         raise UsageError("the windows do not overlap or do not advance", expected="0 < stride < window", got=got)

@@ -19,6 +19,7 @@ from graphwright.program.axes.resize import Maps, resize
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.errors import FrozenAxis
 from graphwright.program.op_graph import Value
+from graphwright.settings import Range
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -47,6 +48,7 @@ def resize_vocab(model: Model, n: int, *, init: NewRows = "mean", seed: int = 0,
     p = model.program
     if type(n) is not int or n < 1:
         raise UsageError("invalid number of token ids", where="n", expected="an integer >= 1", got=n)
+    Range(1, 2**31, whole=True).check("n", n)
     if init not in NEW_ROWS:
         raise UsageError("unknown start of new rows", where="init", expected=", ".join(NEW_ROWS), got=init)
     groups = _axes(p)

@@ -21,6 +21,7 @@ from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import get
 from graphwright.ops.expansion import Arithmetic
 from graphwright.program.kinds import INPUT, STORED
+from graphwright.settings import Range
 
 if TYPE_CHECKING:
     from graphwright.ops import Op
@@ -129,9 +130,8 @@ def formula(
     Raises: FormulaTooLarge; NoFormula for states, for ops that have no formula, and where cases of a batch depend on
         each other; UsageError for invalid options.
     """
-    if type(digits) is not int or digits < 1 or limit < 1 or not drop >= 0:
-        raise UsageError("invalid options of a formula", where=p.name, expected="digits >= 1, limit >= 1, drop >= 0",
-                         got=f"digits={digits!r}, limit={limit!r}, drop={drop!r}")  # fmt: skip
+    for name, value, least in (("digits", digits, 1), ("limit", limit, 1), ("drop", drop, 0)):
+        Range(least, whole=name != "drop").check(f"formula, {name}", value)
     if p.states() or p.assigns():
         raise NoFormula("the program has states, so its outputs depend on earlier calls", where=p.name,
                         got=", ".join(p.path(n) for n in p.states()[:5]))  # fmt: skip
