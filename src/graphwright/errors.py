@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 __all__ = [
     "AliasError", "BudgetUnreachable", "ComputeError", "CycleError", "DTypeError", "Facts", "GraphwrightError",
-    "IndexOutOfRange", "MissingExtra", "NonFinite", "OutOfMemory", "ShapeError", "UsageError",
+    "IndexOutOfRange", "MissingExtra", "NonFinite", "OutOfMemory", "ShapeError", "UsageError", "check_type",
 ]  # fmt: skip
 
 
@@ -109,3 +109,10 @@ class MissingExtra(UsageError, ImportError):
     def __init__(self, extra: str, needed_for: str) -> None:
         super().__init__(f"{needed_for} needs the extra '{extra}'", fix=f"python -m pip install 'graphwright[{extra}]'")
         self.extra = extra
+
+
+def check_type(name: str, value: object, kinds: type | tuple[type, ...], expected: str, fix: str | None = None) -> None:
+    """Raise UsageError unless the argument `name` is an instance of one of `kinds`, which `expected` describes."""
+    if not isinstance(value, kinds):
+        got = f"{type(value).__name__} {repr(value)[:80]}"
+        raise UsageError("the argument has another type", where=name, expected=expected, got=got, fix=fix)

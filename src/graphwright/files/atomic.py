@@ -40,9 +40,17 @@ DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 def target_path(path: StrPath) -> Path:
     """Return a path to write to. Raises: UnwritableTarget if `path` is not a valid path."""
     with suppress(TypeError, UnicodeEncodeError):
-        if b"\0" not in os.fsencode(target := Path(path)):
+        if not (isinstance(path, str) and not path) and b"\0" not in os.fsencode(target := Path(path)):
             return target
-    raise UnwritableTarget("invalid path", expected="a str or pathlib.Path, encodable and without NUL", got=repr(path))
+    expected = "a str or pathlib.Path, not empty, encodable and without NUL"
+    raise UnwritableTarget("invalid path", expected=expected, got=repr(path))
+
+
+def _real_path(path: StrPath) -> Path:
+    """Return the absolute path without links. Raises: UnwritableTarget, also if the working directory was removed."""
+    target = target_path(path)
+    with writing(target):
+        return Path(os.path.realpath(target))
 
 
 @contextmanager
@@ -350,7 +358,7 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
     >>> with atomic_directory("out") as folder:
     ...     (folder / "config.json").write_text("{}")
     """
-    path = Path(os.path.realpath(target_path(target)))
+    path = _real_path(target)
     lock = -1
     temp: Path | None = None
     try:
@@ -390,7 +398,7 @@ def check_free(target: StrPath, overwrite: bool = False, *, file: bool = False) 
         overwrite: admit an existing directory or file at `target`.
     Raises: DestinationExists; UnwritableTarget if its parent is missing.
     """
-    path = Path(os.path.realpath(target_path(target)))
+    path = _real_path(target)
     if not path.parent.is_dir():
         raise _refusal(path)
     if not os.path.lexists(path):

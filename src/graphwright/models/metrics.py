@@ -69,9 +69,8 @@ def perplexity(
     Raises: PromptError for a text of fewer than two tokens, and for other data; UsageError for windows that do not
         overlap, a batch below 1, and a text without a tokenizer.
     """
-    for name, value in (("window", window), ("stride", stride)):
-        Range(whole=True).check(name, value)
-    Range(1, whole=True).check("batch", batch)
+    for name, value in (("window", window), ("stride", stride), ("batch", batch)):
+        Range(1, whole=True).check(name, value)
     if not 0 < stride < window:  # the last token of a window predicts the first one that the next window scores
         got = f"window {window}, stride {stride}"
         raise UsageError("the windows do not overlap or do not advance", expected="0 < stride < window", got=got)

@@ -48,6 +48,7 @@ def resize_vocab(model: Model, n: int, *, init: NewRows = "mean", seed: int = 0,
     p = model.program
     if type(n) is not int or n < 1:
         raise UsageError("invalid number of token ids", where="n", expected="an integer >= 1", got=n)
+    Range(1, 2**31, whole=True).check("n", n)
     if init not in NEW_ROWS:
         raise UsageError("unknown start of new rows", where="init", expected=", ".join(NEW_ROWS), got=init)
     Range(whole=True).check("seed", seed)

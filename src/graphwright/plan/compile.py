@@ -6,13 +6,14 @@ Invariant: `plan_for` returns only plans of the current program version; its fir
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.array import Device, DType, Spec, UnboundDim
 from graphwright.autograd import as_tensor
+from graphwright.errors import check_type
 from graphwright.plan.options import DEFAULT, CompileOptions, compile_options, refuse_string
 from graphwright.plan.plan import make_plan
 from graphwright.plan.planning.plan_tables import tables_lock
@@ -32,6 +33,12 @@ def plan_for(
 ) -> Plan:
     """Return the cached plan of a program for input specs; make the plan if it is missing or older than an edit."""
     plans: OrderedDict[Any, Plan] = p.derived.setdefault("plans", OrderedDict())
+    try:
+        hash(options)
+    except TypeError:
+        options.check(p.name)
+        raise
+    check_type("outputs", outputs, (Iterable, type(None)), "a list of names of outputs")
     names = None if outputs is None else tuple(outputs)
     key = (tuple(sorted(inputs.items(), key=lambda item: item[0])), names, options)
     with exclusive(p), tables_lock:  # one thread at a time updates a builder
@@ -67,6 +74,7 @@ def compile_program(
     """
     refuse_string("outputs", outputs)
     refuse_string("patch", patch)
+    check_type("inputs", inputs, (Mapping, type(None)), "a dict from inputs to shapes", "program.compile(x=(64, 8))")
     shapes, own = {**(inputs or {}), **named}, len(p.inputs())
     if patch:
         p = patched(p, patch)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypedDict, Unpack
 
 from graphwright.array import CPU, Device
-from graphwright.errors import UsageError
+from graphwright.errors import UsageError, check_type
+from graphwright.settings import Range
 from graphwright.signatures import keywords
 
 VM, ATEN, CAPTURE = "vm", "aten", "capture"
@@ -58,10 +59,14 @@ class CompileOptions:
         """Raise UsageError at `where` for an unknown option value, or for the VM on a device other than the CPU."""
         for name, known in CHOICES.items():
             given = getattr(self, name)
-            if given not in known:
+            if not isinstance(given, str) or given not in known:
                 near = get_close_matches(str(given), known, 1, 0)[0]
                 raise UsageError(f"unknown {name} {given!r}", where=where, expected=", ".join(known), got=repr(given),
                                  fix=f"program.compile(..., {name}={near!r})")  # fmt: skip
+        for name in ("freeze", "deterministic", "poison"):
+            check_type(f"compile, {name}", getattr(self, name), bool, "True or False")
+        if self.remat is not None:
+            Range(0, whole=True).check("compile, remat", self.remat)
         if self.executor == VM and self.device != CPU:
             raise UsageError("the VM executor cannot run on this device", where=where, expected=CPU, got=self.device,
                              fix='executor="auto", or leave out device')  # fmt: skip
@@ -99,6 +104,7 @@ def compile_options(**options: Unpack[CompileKeywords]) -> CompileOptions:
     """Return options; `device` may be given by name. Raises: UsageError if `watch` is one string."""
     given: dict[str, Any] = {**options}
     refuse_string("watch", watch := given.get("watch", ()))
+    check_type("compile, watch", watch, Iterable, "a list of names")
     given |= {"device": Device.parse(given.get("device", CPU)), "watch": tuple(watch)}
     return CompileOptions(**given)
 

@@ -134,9 +134,8 @@ def formula(
     Raises: FormulaTooLarge; NoFormula for states, for ops that have no formula, and where cases of a batch depend on
         each other; UsageError for invalid options.
     """
-    Range(1, whole=True).check("digits", digits)
-    Range(1, whole=True).check("limit", limit)
-    Range(0).check("drop", drop)
+    for name, value, least in (("digits", digits, 1), ("limit", limit, 1), ("drop", drop, 0)):
+        Range(least, whole=name != "drop").check(f"formula, {name}", value)
     if p.states() or p.assigns():
         raise NoFormula("the program has states, so its outputs depend on earlier calls", where=p.name,
                         got=", ".join(p.path(n) for n in p.states()[:5]))  # fmt: skip

@@ -110,9 +110,12 @@ class OpGraph:
         """Return the handles of one node or of several. Raises: UnknownNode, StaleHandle, ForeignNode."""
         if isinstance(refs, Ref):
             return [self.node(refs)]
-        if not isinstance(refs, Iterable):
-            raise ForeignNode("not nodes of this program", got=repr(refs), expected="handles, values or names")
-        return [self.node(ref) for ref in refs]
+        try:
+            several = list(refs)
+        except TypeError:
+            got, expected = repr(refs), "handles, values or names"
+            raise ForeignNode("not nodes of this program", got=got, expected=expected) from None
+        return [self.node(ref) for ref in several]
 
     def value(self, ref: Ref) -> Value:
         """Return a result of a node: the Value itself, the first one for a handle or a node's name, or one by name.

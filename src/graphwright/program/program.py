@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from graphwright.autograd import Parameter, changes
-from graphwright.errors import UsageError
-from graphwright.graph import NodeId
+from graphwright.errors import UsageError, check_type
+from graphwright.graph import EdgeId, NodeId
 from graphwright.program.axes.axes import axes
 from graphwright.program.constraints import Constraints
 from graphwright.program.derived.gradient import differentiate
@@ -37,7 +37,6 @@ from graphwright.signatures import keywords, late
 if TYPE_CHECKING:
     from graphwright.array import NDArray
     from graphwright.autograd import Tensor, Variable
-    from graphwright.graph import EdgeId
     from graphwright.program.axes.units import Units
     from graphwright.program.editing.journal import Entry
 
@@ -265,6 +264,7 @@ class Program(OpGraph):
         """Return the journal entries that created or changed a node, edge, path or checkpoint key, even if deleted."""
         if isinstance(ref, str):
             return self.history.blame(self._names.get(ref), ref)
+        check_type("ref", ref, (NodeId, Value, EdgeId), "a handle, a Value, a path or a checkpoint key")
         return self.history.blame(ref.node if isinstance(ref, Value) else ref, None)
 
     def on_edit(self, listener: Callable[[Entry], object]) -> Callable[[], None]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from graphwright.array import dtype as as_dtype
-from graphwright.errors import UsageError
+from graphwright.errors import UsageError, check_type
 from graphwright.program.axes.axes import KINDS as UNIT_KINDS
 from graphwright.program.axes.units import Units, layers
 from graphwright.program.errors import CountMismatch, EmptySelection, ForeignNode, StaleSelection
@@ -379,8 +379,13 @@ def _tests(
         wanted = as_dtype(dtype)
         tests.append((f"dtype={wanted.name!r}", lambda n: bool(p.specs(n)) and p.specs(n)[0].dtype is wanted))
     if (regex := query.get("regex")) is not None:
-        found = re.compile(regex)
+        try:
+            found = re.compile(regex)
+            found.search("")
+        except (re.error, TypeError) as error:
+            raise BadPattern("invalid regular expression", where="regex", got=f"{regex!r:.80}: {error}") from None
         tests.append((f"regex={regex!r}", lambda n: found.search(p.path(n)) is not None))
     if (test := query.get("where")) is not None:
+        check_type("where", test, Callable, "a function of a handle")
         tests.append(("where=...", test))
     return tests

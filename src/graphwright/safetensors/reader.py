@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 from weakref import finalize
 
+from graphwright.errors import check_type
 from graphwright.files import JsonError, StrPath, UnreadableFile, read_json
 from graphwright.files.regular import READ
 from graphwright.safetensors.errors import (
@@ -283,6 +284,7 @@ class Checkpoint(_KeyedFile):
     """
 
     def __init__(self, path: StrPath, *, stem: str = "model") -> None:
+        check_type("path", path, (str, os.PathLike), "a path to a checkpoint")
         self.path = Path(path)
         self.index: Path | None = None
         found = _find(self.path, stem)

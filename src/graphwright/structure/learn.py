@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 import numpy as np
 
-from graphwright.errors import UsageError
+from graphwright.errors import UsageError, check_type
+from graphwright.models.model import Model
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
 from graphwright.settings import AtLeastOne, AtLeastTwo, Count, NotNegative, Positive, Settings
@@ -129,6 +130,7 @@ def learn(
         raise UsageError("unknown kinds of units", expected=", ".join(KINDS), got=", ".join(unknown))
     if not units:
         raise UsageError("no kinds of units are given", where="units", expected=", ".join(KINDS))
+    check_type("model", model, Model, "a Model", "structure.DifferentiableGraph gates a Program")
     p = model.program
     ids, held = _texts(model, text, o.held_out)
     if len(ids) < o.window + 1:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphwright.array import DType, NDArray, empty, from_numpy
-from graphwright.errors import DTypeError, UsageError
+from graphwright.errors import DTypeError, UsageError, check_type
 from graphwright.graph import NodeId
 from graphwright.ops import traits
+from graphwright.program.axes.units import Units
 from graphwright.program.errors import EmptySelection
 from graphwright.program.kinds import PARAM
 from graphwright.program.op_graph import OpGraph, Value
+from graphwright.program.selection import Selection
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
 from graphwright.surgery.calibration import Calibration
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from graphwright.models.model import Model
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
-    from graphwright.program.selection import Selection
 
 
 class NonFiniteWeight(UsageError, ArithmeticError):
@@ -98,6 +99,8 @@ def find_matrices(program: Program, where: str | Selection) -> tuple[list[Matrix
         EmptySelection: if no matrix is selected.
         DtypeUnsupported: if a selected matrix holds integers.
     """
+    kinds = (str, Selection, Units)
+    check_type("where", where, kinds, "a pattern, a Selection or Units", 'where="**" for all matrices')
     selection = selection_of(program, where)
     chosen = dict.fromkeys(_param(program, node) for node in selection)
     named = not isinstance(where, str) or not where.startswith("*")

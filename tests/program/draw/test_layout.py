@@ -277,7 +277,7 @@ def test_steps_of_a_long_loop_are_drawn_once_but_layers_of_a_decoder_separately(
 
 
 def test_too_small_budgets_and_contradictory_options_are_refused() -> None:
-    with pytest.raises(UsageError, match="at least 16"):
+    with pytest.raises(UsageError, match=">= 16"):
         layout(models.mlp(), budget=3)
     with pytest.raises(UsageError, match="are both given"):
         layout(models.mlp(), expanded=frozenset(), level=2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from graphwright.array import Spec, UnboundDim
 from graphwright.autograd import NoTape, Tensor, active_recorder, enable_grad, grad, scoped
-from graphwright.errors import UsageError
+from graphwright.errors import UsageError, check_type
 from graphwright.graph import NodeId
 from graphwright.ops import call
 from graphwright.program.derived.backward import BackwardGraph, updatable, writes
@@ -59,7 +59,9 @@ def differentiate(
         without a gradient; UsageError for empty `outputs` or `wrt`, or an invalid mode or number of steps.
     """
     sizes = sizes or {}
+    check_type("outputs", outputs, (Value, NodeId, Iterable), "a value, or a list of values")
     roots = [endpoint(p, r) for r in ([outputs] if isinstance(outputs, Value | NodeId | str) else outputs)]
+    check_type("wrt", wrt, Iterable, "a list of values")
     wanted = [p.value(r) for r in wrt]
     if not roots or not wanted:
         raise UsageError("outputs or wrt is empty: a gradient needs both", got=f"{outputs!r}, {wrt!r}")

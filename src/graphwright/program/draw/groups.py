@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Collection, Set
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from graphwright.errors import UsageError
+from graphwright.errors import UsageError, check_type
 from graphwright.graph.analysis import kahn_order
 from graphwright.program.draw.scene import Scene, data_readers
 from graphwright.program.draw.style import name_of, node_lines, short
+from graphwright.settings import Range
 
 if TYPE_CHECKING:
     from graphwright.program.draw.arrange import Arrangement
@@ -327,8 +328,11 @@ class SceneView:
 
 def view(scene: Scene, expanded: Set[str] | None, level: int | None, fold: bool, budget: int) -> SceneView:
     """Choose the open groups of a scene. Raises: UsageError for invalid arguments, which `layout.compose` describes."""
-    if budget < 16:
-        raise UsageError("the budget of a picture is too small", expected="at least 16 elements", got=budget)
+    Range(16, whole=True).check("budget", budget)
+    if level is not None:
+        Range(whole=True).check("level", level)
+    check_type("expanded", expanded, (Collection, type(None)), "a set of paths of groups")
+    check_type("fold", fold, bool, "True or False")
     if expanded is not None and level is not None:
         raise UsageError("`expanded` and `level` are both given", fix="give one of them")
     found = _prepared(scene)

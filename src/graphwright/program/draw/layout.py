@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from graphwright.errors import check_type
 from graphwright.graph import NodeId
 from graphwright.ops import result_names
 from graphwright.program.draw.arrange import IN, LANE, TRACK, arrange
@@ -29,6 +30,7 @@ from graphwright.program.draw.scene import (
 from graphwright.program.draw.shapes import clean
 from graphwright.program.draw.style import box_size, group_lines, text_width
 from graphwright.program.kinds import KINDS
+from graphwright.program.op_graph import OpGraph
 from graphwright.signatures import keywords
 
 if TYPE_CHECKING:
@@ -424,6 +426,9 @@ def compose(
         diff: an earlier program to compare with; its removed nodes and edges are drawn too, and differences are marked.
     Raises: UsageError for a budget below 16, or for both `expanded` and `level`.
     """
+    check_type("params", params, bool, "True or False")
+    if diff is not None:
+        check_type("diff", diff, OpGraph, "a Program, such as program.at(-1)")
     scene = read(program) if diff is None else union(program, diff)
     if not params:
         scene = feedback(inside_readers(scene))

@@ -8,7 +8,7 @@ from math import isfinite, log
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unicodedata import east_asian_width
 
-from graphwright.errors import UsageError
+from graphwright.errors import UsageError, check_type
 from graphwright.graph import NodeId
 from graphwright.program.draw.shapes import FONT, clean
 from graphwright.program.kinds import ASSIGN
@@ -280,6 +280,7 @@ def overlay_of(
     """
     if data is None:
         return Overlay({}, {})
+    check_type("overlay", data, Mapping, "a dict from nodes to numbers or notes")
     if scale not in ("linear", "log"):
         raise UsageError("unknown scale of an overlay", expected="linear or log", got=scale)
     notes = {key: note for key, note in data.items() if isinstance(note, NodeNote)}

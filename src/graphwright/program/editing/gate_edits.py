@@ -89,7 +89,7 @@ def gate(e: Transaction, target: Any, kind: str = "hard_concrete", **options: Un
     if not requests:
         raise UsageError("nothing to gate: the list of targets is empty", expected="edges or nodes", got=target)
     count = sum(r.length for r in requests)
-    logits = np.broadcast_to(np.asarray(facts.start if given.init is None else given.init, np.float64), (count,))
+    logits = _per_element("init", facts.start if given.init is None else given.init, count)
     if not np.isfinite(logits).all():
         raise DeadGate("the gate would have no gradient: an initial logit is not finite", got=given.init,
                        fix="pass init=structure.init_for(p0, kind) with p0 from 0.01 to 0.99")  # fmt: skip
@@ -287,8 +287,8 @@ def _costs(cost: g.Cost, requests: Sequence[_Request]) -> np.ndarray:
         if cost not in ("params", "one"):
             raise UsageError("unknown cost of gate elements", expected='"params", "one" or integers >= 0', got=cost)
         return np.concatenate([r.cost() if cost == "params" else np.ones(r.length, np.int64) for r in requests])
-    given = np.broadcast_to(np.asarray(cost), (sum(r.length for r in requests),))
-    if (given < 0).any() or (given != np.round(given)).any():
+    given = _per_element("cost", cost, sum(r.length for r in requests))
+    if not ((given >= 0) & (given < 2**53) & (given == np.round(given))).all():
         raise UsageError("the cost of a gate element is invalid", expected="integers >= 0", got=cost)
     return given.astype(np.int64)
 
@@ -434,3 +434,12 @@ def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -
         raise GateNotAllowed("cannot close all options of a choice gate", where=found.owner, fix="cut their edges")
     if not np.array_equal(rows[:, g.STATE], found.rows[:, g.STATE]):
         e.set_weight(g.TABLE, table)
+
+
+def _per_element(name: str, value: Any, count: int) -> np.ndarray:
+    """Return an option as float64 [count]. Raises: UsageError unless it is one number, or one per element."""
+    try:
+        return np.broadcast_to(np.asarray(value, np.float64), (count,))
+    except (TypeError, ValueError, OverflowError):
+        expected = f"a number, or {count} numbers"
+        raise UsageError("the argument has another size or type", where=name, expected=expected, got=value) from None

@@ -228,7 +228,7 @@ def expand(p: Program, nodes: Iterable[NodeId], why: str = "expand fused ops") -
     The node of the first result gets the path of the fused op, other nodes get paths below it: `layers.0.act.sigmoid`.
     Returns: the new nodes, including consts. Raises: UsageError if none of `nodes` is a fused op.
     """
-    fused = [n for n in nodes if (row := OPS.get(p.op(n))) is not None and row.expand is not None]
+    fused = [n for n in p.nodes_of(nodes) if (row := OPS.get(p.op(n))) is not None and row.expand is not None]
     if not fused:
         raise UsageError("no fused op is among these nodes", fix="select fused ops: those with gw.ops.OPS[op].expand")
     with p.edit(why) as e:

@@ -20,7 +20,7 @@ from graphwright.array import Spec, float32
 from graphwright.array import dtype as as_dtype
 from graphwright.array.spec import check_dims
 from graphwright.autograd import Parameter, Variable
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import ShapeError, UsageError, check_type
 from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program.axes.resize import cut_units, grow, permute
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
     from graphwright.program.selection import Selection
 
+_LONGEST = 1 << 16  # steps of a delay, each of which adds a state
 _PACKAGE = str(Path(__file__).parents[2])
 
 
@@ -89,6 +90,7 @@ class Transaction:
     def do(self, edit: Edit) -> None:
         """Apply one primitive edit. If its `check` raises an error, nothing is changed."""
         p = self.program
+        check_type("edit", edit, edits.Edit, "a primitive edit, such as RemoveEdge(edge)", "use a verb: e.cut(edge)")
         edit.check(p)
         if keys := edit.replaced(p):
             p.history.collect_trained(self, keys)  # the inverse stores the present value, which the journal must know
@@ -287,6 +289,8 @@ class Transaction:
 
     def add_edge(self, src: Value, dst: NodeId, port: int) -> EdgeId:
         """Add an edge from a value to a port of a node; return its handle."""
+        check_type("src", src, Value, "a Value", "program.value(path)")
+        check_type("dst", dst, NodeId, "a NodeId", "program.node(path)")
         edge = self.program.graph.next_edge()
         self.do(edits.AddEdge(edge, src, dst, port))
         return edge
@@ -398,8 +402,9 @@ class Transaction:
         """
         p = self.program
         value, target = p.value(src), p.node(dst)
-        if type(delay) is not int or delay < 0:
-            raise UsageError("invalid delay", where=p.path(target), expected="an integer >= 0", got=repr(delay))
+        if type(delay) is not int or not 0 <= delay <= _LONGEST:
+            expected = f"an integer in 0..{_LONGEST}"
+            raise UsageError("invalid delay", where=p.path(target), expected=expected, got=repr(delay))
         for _ in range(delay):
             spec = self.spec(value)
             if spec.symbolic:

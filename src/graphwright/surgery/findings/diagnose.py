@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.errors import UsageError
+from graphwright.errors import UsageError, check_type
 from graphwright.plugins import load_plugins
 from graphwright.program.op_graph import OpGraph
 from graphwright.progress import ProgressCallback
@@ -143,7 +143,11 @@ def diagnose(
     model, p = (None, target) if isinstance(target, OpGraph) else (target, target.program)
     if p.history.open is not None:
         raise UsageError("the program has an open edit", where=p.name, fix="leave its with-block first")
+    check_type("limits", limits, (Limits, Mapping, type(None)), "Limits, or a dict of some of its fields")
+    check_type("kinds", kinds, (Iterable, type(None)), "a list of names of rules")
+    check_type("inputs", inputs, (Mapping, type(None)), "a dict from inputs to arrays")
     if text is not None:
+        check_type("text", text, str, "a text")
         if model is None:
             raise UsageError("a program without a model has no tokenizer for a text", where=p.name, expected="a Model",
                              fix="diagnose(program, inputs=batch, loss=name)")  # fmt: skip
