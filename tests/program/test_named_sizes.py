@@ -232,6 +232,27 @@ def test_code_that_computes_with_sizes_follows_them(name, tmp_path):
             np.testing.assert_allclose(found["grad.x"].to_numpy(), grad_of(leaf).numpy(), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_gradients_that_traced_code_takes_follow_sizes(name):
+    fn = FOLLOWED[name]
+
+    def slope(x):
+        x = (x * 1).detach().requires_grad_()
+        return gw.autograd.grad(fn(x).sum(), x)[0]
+
+    if name in ("diagonal", "strided convolution"):  # a step or a rest that depends on the size
+        with pytest.raises(TraceError, match="as a Python number"):
+            gw.trace(slope, np.zeros(SHAPES[0], "f4"), sizes={"x": NAMES})
+        return
+    p = gw.trace(slope, np.zeros(SHAPES[0], "f4"), sizes={"x": NAMES})
+    for shape in SHAPES:
+        x = RNG.normal(size=shape).astype("f4")
+        leaf = gw.tensor(x, requires_grad=True)
+        fn(leaf).sum().backward()
+        for found in (p.run(x=x), p.compile(x=shape)(x=x)):
+            np.testing.assert_allclose(found["out"].to_numpy(), grad_of(leaf).numpy(), rtol=1e-3, atol=1e-4)
+
+
 TAKEN = "takes the named size T as a Python number"
 REFUSED = {
     "a loop": (lambda x: sum((x[:, i] for i in range(x.shape[1])), x[:, 0]), TAKEN),
