@@ -175,6 +175,7 @@ FOLLOWED = {
     "differences": lambda x: (x[:, 1:] - x[:, :-1]).abs().sum(1),
     "the middle": lambda x: x[:, x.shape[1] // 2] + x[:, : x.shape[1] // 2].sum(1),
     "rotated": lambda x: gw.cat([x[:, -1:], x[:, :-1]], 1) + x.roll(1, 1),
+    "without the last five": lambda x: F.pad(x, (0, 0, 5, 0))[:, :-5].reshape(x.shape[0], -1, 2).sum(1),
     "repeated": lambda x: x.repeat(1, 2, 1).sum(1) + x[:, :1].repeat(1, x.shape[1], 1).sum(1),
     "twice each": lambda x: x.repeat_interleave(2, 1),
     "expanded": lambda x: x.mean(1, keepdim=True).expand(-1, x.shape[1], -1) + x[:, :1].expand_as(x),
@@ -334,6 +335,13 @@ def test_a_size_that_decides_nothing_costs_one_trace():
 
     gw.trace(forward, np.zeros(SHAPES[0], "f4"), sizes={"x": NAMES})
     assert len(calls) == 1
+
+
+def test_a_size_that_is_minus_one_for_short_inputs_is_no_placeholder():
+    p = gw.trace(lambda x: x[:-5].reshape(x.shape[0] - 5, 3), np.ones((6, 3), "f4"), sizes={"x": ("T", 3)})
+    assert p.run(x=np.ones((9, 3), "f4"))["out"].shape == (4, 3)
+    with pytest.raises(gw.errors.ShapeError, match="T-5 is negative"):
+        p.run(x=np.ones((4, 3), "f4"))
 
 
 @pytest.mark.parametrize(("fn", "short"), [
