@@ -104,6 +104,12 @@ def test_specs_hold_computed_sizes():
     assert renamed("B*(T//2)", "run.") == "run.B*(run.T//2)"
 
 
+def test_a_lower_bound_holds_for_names_from_one():
+    b, t = Size.of("B"), Size.of("T")
+    assert ((b * t - b + 1).least, (b * t).least, (t // 2).least, (b + t - 1).least) == (1, 1, 0, 1)
+    assert ((b - t).least, (3 - b).least) == (None, None)
+
+
 def test_division_by_what_does_not_divide_is_refused():
     for by in ("T", Size.of("B") + 1, 0, -2):
         with pytest.raises(ShapeError, match="divided"):

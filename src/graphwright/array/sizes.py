@@ -59,9 +59,10 @@ class Size:
     @property
     def least(self) -> int | None:
         """A lower bound, for names >= 1; None if some term has no known sign."""
-        if any(n < 0 for factors, n in self.terms.items() if factors):
-            return None
-        return sum(n * prod(0 if "//" in f else 1 for f in factors) for factors, n in self.terms.items())
+        above = Size.of(0)  # in terms of what each name is above 1
+        for factors, n in self.terms.items():
+            above += prod((Size({(f,): 1, (): 0 if "//" in f else 1}) for f in factors), start=Size.of(n))
+        return None if any(n < 0 for factors, n in above.terms.items() if factors) else above.terms.get((), 0)
 
     def value(self, dims: Mapping[str, int]) -> int:
         """Return the number that it is for the sizes `dims` of all its names; it may be negative."""

@@ -106,12 +106,13 @@ def broadcast_shapes(*shapes: Any) -> Shape:
 def reshape(input: Tensor, *sizes_: Any, shape: Any = None) -> Tensor:
     """Return the same entries in a new shape; one size may be -1, and is then inferred. Raises: ShapeError."""
     sizes = list(ints(sizes_) if shape is None else shape)
-    if -1 in sizes:
-        known = prod(s for s in sizes if s != -1)
-        if sizes.count(-1) > 1 or known == 0 or input.numel() % known:
+    dims = [dim_of(s) for s in sizes]
+    if -1 in dims:
+        known = prod(s for s, d in zip(sizes, dims, strict=True) if d != -1)
+        if dims.count(-1) > 1 or known == 0 or input.numel() % known:
             expected = f"one -1, and sizes whose product divides {input.numel()}"
             raise ShapeError("cannot infer the size given as -1", expected=expected, got=tuple(sizes))
-        sizes[sizes.index(-1)] = input.numel() // known
+        sizes[dims.index(-1)] = input.numel() // known
     return call("reshape", input, shape=tuple(sizes))
 
 
@@ -152,9 +153,10 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Split an axis into several; one size may be -1. Raises: ShapeError."""
     at = axis_of(dim, input.ndim)
-    given = list(sizes)
-    if -1 in given:
-        given[given.index(-1)] = input.shape[at] // builtins.max(prod(s for s in given if s != -1), 1)
+    given, dims = list(sizes), [dim_of(s) for s in sizes]
+    if -1 in dims:
+        known = prod(s for s, d in zip(given, dims, strict=True) if d != -1)
+        given[dims.index(-1)] = input.shape[at] // builtins.max(known, 1)
     return call("unflatten", input, axis=at, sizes=tuple(given))
 
 
@@ -217,7 +219,7 @@ def expand(input: Tensor, *sizes: Any) -> Tensor:
     """Broadcast to a shape, sharing memory; -1 keeps the size of an axis that the tensor has."""
     shape = ints(sizes)
     lead = len(shape) - input.ndim
-    return call("expand", input, shape=tuple(input.shape[i - lead] if n == -1 and i >= lead else n
+    return call("expand", input, shape=tuple(input.shape[i - lead] if dim_of(n) == -1 and i >= lead else n
                                              for i, n in enumerate(shape)))  # fmt: skip
 
 

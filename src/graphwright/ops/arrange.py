@@ -203,7 +203,7 @@ class PadBackward(Backward):
 
     def infer(g, widths, mode):
         lead = len(floating(g).shape) - len(widths)
-        sizes = (n if not any(p) else n - sum(p) for n, p in zip(g.shape[lead:], widths, strict=True))
+        sizes = (total((n, -before, -after)) for n, (before, after) in zip(g.shape[lead:], widths, strict=True))
         x = Spec((*g.shape[:lead], *sizes), g.dtype)
         _padded(x, widths, mode)
         return x

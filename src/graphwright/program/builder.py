@@ -161,7 +161,8 @@ def trace(
             of tensors and arrays, such as the states of an LSTM, with inputs named `<argument>.<index or key>`.
         names: input names; by default the parameter names of the function, or of a module's `forward`.
         sizes: dict from input name to its shape with named sizes, such as `{"x": ("B", "T", 32)}`; None is the size of
-            the example. Named sizes stay variable: see `docs/program.md`.
+            the example. A named size stays variable and is at least 1. The code sees an int that may be computed with;
+            `fn` is traced again for each outcome of comparisons of sizes.
     Returns: a Program with the examples as inputs and the outputs `out`, `out_1`, ... or the dict's keys; nested
         results are named like `out_1.0.1`. A residual sum x + f(x) is a junction, named `<module>.out` or `.mid`.
     Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does, or is valid for one value

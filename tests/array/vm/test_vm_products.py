@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vm_forms import encode
 
+import graphwright as gw
 from graphwright.array import float32
 from graphwright.array.vm.encode.operands import View
 from graphwright.array.vm.running.segment import VmSegment
@@ -95,3 +96,20 @@ def test_nan_and_infinity_stay_in_their_row() -> None:
 def test_one_column_of_a_column_major_matrix_matches_aten() -> None:
     a, b = np.arange(12, dtype="f4").reshape(3, 4), np.asfortranarray(np.arange(4, dtype="f4").reshape(4, 1))
     assert product("matmul", a, b).tolist() == (a @ b).tolist()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (19, 1), (1, 4)])
+@pytest.mark.parametrize("n", [3, 19, 70])
+def test_products_of_a_repeated_column_or_row(shape, n):
+    """An expanded operand has a stride of 0 along k, which the loop takes for strips of another layout."""
+    p = gw.trace(lambda g, y: g.expand(19, 4) @ y.transpose(0, 1), np.zeros(shape, "f4"), np.zeros((n, 4), "f4"))
+    rng = np.random.default_rng(0)
+    g, y = rng.normal(size=shape).astype("f4"), rng.normal(size=(n, 4)).astype("f4")
+    found = p.compile(g=shape, y=y.shape, executor="vm")(g=g, y=y)["out"]
+    np.testing.assert_allclose(found, np.broadcast_to(g, (19, 4)) @ y.T, rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_of_one_column_and_one_row_has_any_stride():
+    p = gw.trace(lambda x, y: x.unsqueeze(1) @ y.unsqueeze(0), np.zeros(19, "f4"), np.zeros(70, "f4"))
+    x, y = np.arange(19, dtype="f4"), np.arange(70, dtype="f4")
+    np.testing.assert_array_equal(p.compile(x=(19,), y=(70,), executor="vm")(x=x, y=y)["out"], np.outer(x, y))

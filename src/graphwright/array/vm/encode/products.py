@@ -9,9 +9,16 @@ from graphwright.array.vm.code import FEW, GROUP, STRIPS, WORK, ZEROS, Code
 from graphwright.array.vm.encode import operands as vm
 
 
-def _product(a: vm.View, b: vm.View, out: vm.View, init: int = 0) -> vm.Row:
-    """Encode out[m, n] = a[m, k]·b[k, n] + init[n]; `init` is an address, or 0 for no term, and `out` is row-major."""
+def _product(a: vm.View, b: vm.View, out: vm.View, init: int = 0) -> vm.Row | None:
+    """Encode out[m, n] = a[m, k]·b[k, n] + init[n]; `init` is an address, or 0 for no term, and `out` is row-major.
+
+    Return None if a repeats one column.
+    """
     (m, k), n = a.shape, b.shape[1]
+    if a.strides[1] == 0:  # the loop takes a step of 0 along k for strips; one entry of k has any step
+        if k > 1:
+            return None
+        a = a._replace(strides=(a.strides[0], 1))
     steps = [4 * s for view in (a, b) for s in view.strides]
     if b.shape[0] == 1:  # the stride of an axis of size 1 is meaningless
         steps[2] = 4 * max(n, 1)
@@ -19,6 +26,11 @@ def _product(a: vm.View, b: vm.View, out: vm.View, init: int = 0) -> vm.Row:
         steps[3] = 4
     sizes = (out.address, 4 * n, m, n, k, init, 0)
     return vm.row_of(Code.PRODUCT, a.address, *steps[:2], b.address, *steps[2:], *sizes)
+
+
+def _rows(*rows: vm.Row | None) -> vm.Rows:
+    """Return rows of code, or None if one of them cannot be encoded."""
+    return None if any(row is None for row in rows) else [row for row in rows if row is not None]
 
 
 @vm.form()
@@ -38,7 +50,7 @@ def LINEAR(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     if w.dtype is not float32:
         return None
     b = w._replace(shape=w.shape[::-1], strides=w.strides[::-1])
-    return [_product(a, b, outs[0], bias[0].address if bias else 0)]
+    return _rows(_product(a, b, outs[0], bias[0].address if bias else 0))
 
 
 SHORT = 32
@@ -89,7 +101,7 @@ def MATMUL(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         if len(lead) <= 1:
             rows, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
             a = a._replace(shape=(rows, a.shape[-1]), strides=(step, a.strides[-1]))
-            return [_product(a, b, out)]
+            return _rows(_product(a, b, out))
     batch = out.shape[: len(out.shape) - (len(ins[0].shape) > 1) - (len(ins[1].shape) > 1)]
     if prod(batch) > vm.MOST_ROWS:
         return None
@@ -102,4 +114,4 @@ def MATMUL(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
             for v, at in ((a, at_a), (b, at_b))
         )
         rows.append(_product(one, other, out._replace(address=out.address + 4 * i * m * n)))
-    return rows
+    return _rows(*rows)
