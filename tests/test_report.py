@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -126,12 +127,16 @@ def test_lines_are_wrapped_between_words_below_the_second_column():
     assert wrapped(text, 0) == text
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_reports_have_the_width_of_the_terminal_and_files_are_not_wrapped(monkeypatch):
     row = Row("words " * 30)
-    monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("sys.__stdout__", None)
-    assert max(map(len, str(row).split("\n"))) > 150
     monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, str(row).split("\n"))) > 150
+    monkeypatch.setattr("sys.stdout", Terminal())
     lines = str(row).split("\n")
     assert max(map(len, lines)) <= 60
     assert {line[:19] for line in lines[1:]} == {" " * 14 + "words"}
@@ -157,10 +162,9 @@ def test_reports_of_a_model_are_readable_at_each_width(monkeypatch, tmp_path):
     reports = [model.inspect(), model.export_plan(), receipt, gw.surgery.diagnose(p),
                p.validate(), p.diff(before), p.axes(), p.select("**"), p.journal,
                plan.diff(frozen)]  # fmt: skip
-    monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("sys.__stdout__", None)
     whole = [str(report) for report in reports]
     assert all(text.count("\n") < 4 * 42 for text in whole)
+    monkeypatch.setattr("sys.stdout", Terminal())
     for width in ("60", "80", "120"):
         monkeypatch.setenv("COLUMNS", width)
         for report, text in zip(reports, whole, strict=True):

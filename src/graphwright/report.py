@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from html import escape
 from math import isfinite
 from shutil import get_terminal_size
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TextIO, TypeVar, cast
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
@@ -93,13 +94,18 @@ def wrapped(text: str, width: int | None = None) -> str:
 
     Args:
         text: lines, of which columns are separated by two spaces or more. Words are never split.
-        width: in characters; by default that of the terminal, or of the variable COLUMNS. Without both, as in files and
-            pipes, nothing is wrapped.
+        width: in characters; by default that of the terminal to which `sys.stdout` writes; for files and pipes nothing
+            is wrapped.
     """
-    width = get_terminal_size((0, 0)).columns if width is None else width
+    width = terminal_width(sys.stdout) if width is None else width
     if width < _NARROW:
         return text
     return "\n".join(part for line in text.split("\n") for part in _parts(line, width))
+
+
+def terminal_width(stream: TextIO | None) -> int:
+    """Return the width of the terminal to which a stream writes, in characters; 0 for a file or a pipe."""
+    return get_terminal_size().columns if stream is not None and stream.isatty() else 0
 
 
 _NARROW = 20  # characters; in less, wrapped text is harder to read than long lines

@@ -510,7 +510,7 @@ def test_cancelled_diagnoses_are_incomplete_and_invalid_arguments_refused():
     for wrong in ("a", -1, float("nan")):
         with pytest.raises(UsageError, match="noise"):
             diagnose(p, limits={"noise": wrong})
-    with pytest.raises(UsageError, match="not a text"):
+    with pytest.raises(UsageError, match="expected a text"):
         diagnose(gw.open("bundled"), text=5)  # pyright: ignore[reportArgumentType]
     with p.edit("open"), pytest.raises(gw.GraphwrightError, match="open"):
         diagnose(p)

@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.progress import Progress, ProgressCallback
-from graphwright.report import wrapped
+from graphwright.report import terminal_width, wrapped
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -191,7 +191,7 @@ def _run(call: Callable[[], Output | None], quiet: bool, as_json: bool, debug: b
 
 def fail(text: str) -> None:
     """Write an error message to stderr."""
-    text = wrapped(text)
+    text = wrapped(text, terminal_width(sys.stderr))
     red, off = ("\033[31m", "\033[0m") if colours(sys.stderr) else ("", "")
     print(f"{red}error{off}  {text}", file=sys.stderr)
 

@@ -184,6 +184,19 @@ class Lgamma(_OfOperand):
     onnx, why = None, {"onnx": "ONNX has no gamma function"}
 
 
+_BERNOULLI = 7 / 6, -691 / 2730, 5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6
+"""B₁₄, B₁₂, ..., B₂."""
+
+
+def _trigamma_from_8(z: Any) -> Any:
+    """ψ'(z) ≈ 1/z + 1/(2z²) + Σ B₂ₖ/z²ᵏ⁺¹, with a relative error below 1e-14 for z ≥ 8.5 (Abramowitz-Stegun 6.4.12)."""
+    r = call("reciprocal", z)
+    s, tail = r * r, 0.0
+    for b in _BERNOULLI:
+        tail = (tail + b) * s
+    return r + s * 0.5 + r * tail
+
+
 @op("digamma")
 class Digamma(_OfOperand):
     """d ln Γ(x)/dx, elementwise; gradient g·trigamma x."""
@@ -200,11 +213,7 @@ class Digamma(_OfOperand):
             term = call("reciprocal", z * z)
             total = term if total is None else total + term
             z = z + 1.0
-        r = call("reciprocal", z)
-        s = r * r
-        inner = 1 / 42 - s * (1 / 30 - s * (5 / 66 - s * (691 / 2730 - s * (7 / 6))))
-        series = r + s * 0.5 + r * s * (1 / 6 - s * (1 / 30 - s * inner))  # relative error below 1e-14 for z ≥ 8.5
-        total = total + series
+        total = total + _trigamma_from_8(z)
         sine = call("sin", call("where", negative, x, call("full_like", x, value=0.5)) * math.pi)
         return (g * call("where", negative, math.pi**2 / (sine * sine) - total, total),)
 
