@@ -11,7 +11,7 @@ from checkpoints import some_ids
 import graphwright as gw
 from graphwright.array.cpu import tensor_allocations
 from graphwright.errors import UsageError
-from graphwright.models import NonFinite, Sampling, SamplingRequest
+from graphwright.models import NonFinite, PagedCache, Sampling, SamplingRequest
 
 PROMPT = some_ids((7,))
 RULES: dict[str, dict[str, Any]] = {
@@ -164,3 +164,18 @@ def test_every_sequence_needs_one_sampling_request(model: gw.Model) -> None:
     with pytest.raises(UsageError, match="requests"):
         s.cache.step([s], PROMPT[None, :1], requests=[SamplingRequest(), SamplingRequest()])
     assert s.length == len(PROMPT)
+
+
+@pytest.mark.parametrize("kind", ["static", "paged"])
+def test_without_the_vm_greedy_texts_need_no_compiled_code(
+    kind: str, model: gw.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def text() -> list[int]:
+        cache = model.new_cache(60, kind=kind)
+        one = cache.sequence() if isinstance(cache, PagedCache) else cache
+        return model.generate(some_ids((1, 9))[0], 12, cache=one).ids
+
+    with_vm = text()
+    monkeypatch.setenv("GRAPHWRIGHT_NATIVE", "0")
+    monkeypatch.setattr("graphwright.array.cpu.random.build", lambda: pytest.fail("compiles the sampling code"))
+    assert text() == with_vm

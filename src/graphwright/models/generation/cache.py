@@ -506,9 +506,10 @@ class StaticCache(KVCache):
     def advance(self, count: int, requests: Requests, *, allow_stale: bool = False) -> np.ndarray:
         """Append ids as `KVCache.advance` does. The compiled step samples them, and is called again and again.
 
-        Requests with penalties or processors advance by one id.
+        Requests with penalties or processors, and steps that cannot sample, advance by one id.
         """
-        if count < 2 or any(r.rule.penalises or r.rule.processors for r in requests):
+        single = count < 2 or any(r.rule.penalises or r.rule.processors for r in requests)
+        if single or not self.steps.bound(True, self.batch, 1, self.variables).samples:
             return super().advance(count, requests, allow_stale=allow_stale)
         count = min(count, self._capacity - self._length)
 

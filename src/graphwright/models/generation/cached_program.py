@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import Device, Dim, DType, NDArray, Spec, bool_, empty, float32, int32, int64
+from graphwright.array import CPU, Device, Dim, DType, NDArray, Spec, bool_, empty, float32, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
@@ -21,6 +21,7 @@ from graphwright.models.generation.sampling import SamplingRequest
 from graphwright.ops import traits
 from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
+from graphwright.plan.planning.lowering import on_vm
 from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.kinds import INPUT, STATE, STORED
 from graphwright.program.op_graph import Value
@@ -231,11 +232,12 @@ class BoundStep:
     """An executable with preallocated input arrays, so that a step allocates nothing.
 
     `hosts` maps the name of an input to a numpy view of its array; callers write the inputs there before `run`.
-    `waiting` is True if the step runs on ATen only because the VM is not built yet.
+    `waiting` is True if the step runs on ATen only because the VM is not built yet; `samples` if it can sample ids.
     """
 
     def __init__(self, space: Executable) -> None:
         self.space, self.waiting = space, space.plan.buffer_layout.tables.lowerings.waiting
+        self.samples = "ids" in space.plan.outputs
         space.kernels.refresh()  # now, so that the first token takes as long as the others
         self._arrays = [empty(spec.sizes, spec.dtype) for spec in space.plan.inputs.values()]
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
@@ -243,6 +245,8 @@ class BoundStep:
 
     def request(self, row: int, request: SamplingRequest, position: int, counts: np.ndarray) -> None:
         """Request in batch row `row` a sample of the id at `position`; `counts` has rows (id, count in the output)."""
+        if not self.samples:
+            return
         hosts = self.hosts
         if self._asked.get(row) is not request:
             hosts[RULES][row], hosts[KEYS][row] = request.rule.numbers(), request.keys(position)
@@ -253,7 +257,7 @@ class BoundStep:
 
     def clear_requests(self) -> None:
         """Clear the requests of all rows, so that the step samples no ids."""
-        if KEYS in self.hosts:
+        if self.samples:
             self.hosts[KEYS][:, _POSITION] = -1
 
     def run(self) -> StepResult:
@@ -325,7 +329,9 @@ class StepPlans:
             options = CompileOptions(
                 freeze=True, executor=EXECUTOR, deterministic=self.deterministic, device=self.device
             )
-            plan = plan_for(p, specs, None, options)
+            # without the VM the host samples: greedy texts then need no compiled code, which takes seconds to build
+            samples = last_only and (self.device != CPU or on_vm(options.chosen))
+            plan = plan_for(p, specs, None if samples else ("logits",), options)
             self.spaces[key] = BoundStep(plan.new_executable(variables))
             self.setup_s += perf_counter() - started
         return self.spaces[key]
