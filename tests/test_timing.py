@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from graphwright.timing import LEAST, alternate, compare_times, measure_time, median_rank
+from graphwright.timing import LEAST, Repeated, alternate, compare_times, measure_time, median_rank
 
 
 class Machine:
@@ -68,3 +68,8 @@ def test_the_interval_of_the_median_has_its_confidence(n: int) -> None:
         assert 2 * binom.cdf(k, n, 0.5) <= 0.05 < 2 * binom.cdf(k + 1, n, 0.5)
     else:
         assert k == 0
+
+
+def test_the_time_of_a_repeated_call_is_that_of_one() -> None:
+    m = Machine()
+    assert measure_time(Repeated(m.call("a", 0.8), 4), 0.5, clock=m.clock) == pytest.approx(200)

@@ -19,6 +19,18 @@ Call = Callable[[], object]
 Verdict = Literal["faster", "slower", "no difference"]
 
 
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A call that does the same work `times` times, such as a token each; its time is that of one."""
+
+    call: Call
+    times: int
+
+    def __call__(self) -> object:
+        """Make the call."""
+        return self.call()
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class TimeComparison(Report):
     """Times of two calls, measured in alternating rounds.
@@ -57,7 +69,7 @@ def alternate(
     """Time calls in rounds; each round times every call, in the opposite order of the round before.
 
     Args:
-        calls: functions without arguments; each runs two times first.
+        calls: functions without arguments, or `Repeated`; each runs two times first.
         seconds: time that each call is measured for; by default `SECONDS`.
         clock: returns seconds.
     Returns: per call a list of its mean ms in each round; all lists have equal lengths, 7 or more.
@@ -79,7 +91,8 @@ def alternate(
                 calls[i]()
             taken = clock() - started
             spent[i] += taken
-            times[i].append(1e3 * taken / counts[i])
+            work = calls[i]
+            times[i].append(1e3 * taken / counts[i] / (work.times if isinstance(work, Repeated) else 1))
         order.reverse()
     return times
 

@@ -91,7 +91,7 @@ def activation_memory(program: Program, inputs: Mapping[str, Any]) -> int:
 
 
 def _timed(p: Program, feeds: Mapping[str, np.ndarray]) -> Callable[[], object]:
-    """Return a function that decodes one token after 128 others, or runs p on `feeds` if p scores no tokens."""
+    """Return a function that decodes tokens after 128 others, or runs p on `feeds` if p scores no tokens."""
     if scores_tokens(p):
         return decode_call(p)
     plan = p.compile(feeds, freeze=True)

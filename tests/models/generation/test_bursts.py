@@ -49,7 +49,7 @@ def test_a_burst_stops_at_the_capacity(model: gw.Model) -> None:
 
 
 def in_bursts(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr("graphwright.models.generation.generate._BURST", seconds)
+    monkeypatch.setattr("graphwright.models.generation.generate.BURST", seconds)
 
 
 @pytest.mark.parametrize("end", ["length", "eos", "stop"])

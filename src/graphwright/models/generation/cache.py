@@ -537,7 +537,11 @@ class StaticCache(KVCache):
     def rollback(self, length: int) -> None:
         """Overwrite the entries from index `length` on with zeros, and set the length."""
         for entries in self._entries():
-            fill(entries[:, :, length:], 0.0)
+            if self.device == CPU:
+                entries.writable()
+                entries.to_numpy(bits=True)[:, :, length:] = 0
+            else:
+                fill(entries[:, :, length:], 0.0)
         self._set_length(length)
         self._forget(length)
 

@@ -28,7 +28,7 @@ from graphwright.signatures import keywords
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
-_BURST = 0.002
+BURST = 0.002
 """Seconds of decoding after which new tokens are added to the text; a token that takes longer is added at once."""
 _ROUND = 64  # capacities are multiples of this, so that prompts of similar length share their plans
 _FROM_FILE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -352,12 +352,12 @@ class _Continuation:
         return "eos" if token in self.model.eos_ids else "stop" if self.text.add(token) else ""
 
     def _burst(self, limit: int, cancel: Callable[[], bool] | None) -> int:
-        """Return how many tokens to run before the text is looked at: as many as take some `_BURST` seconds."""
+        """Return how many tokens to run before the text is looked at: as many as take some `BURST` seconds."""
         made = self.made
         if cancel is not None or self.options.logprobs or not made.token_s:
             return 1
         room = min(limit - len(made.ids) - 1, self.cache.capacity - self.cache.length)
-        return min(room, int(_BURST / max(made.token_s[-1], 1e-6)))
+        return min(room, int(BURST / max(made.token_s[-1], 1e-6)))
 
     def _run_ahead(self, burst: int, clock: _Clock) -> str:
         """Run several tokens at once and add them to the result; drop those after the end from the cache."""

@@ -1,19 +1,23 @@
-"""Calls that run a prompt or one decoding step of a program, to be timed."""
+"""Calls that run a prompt or decode tokens with a program, to be timed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.models.generation.cache import StaticCache
+from graphwright.models.generation.generate import BURST
+from graphwright.models.generation.sampling import Sampling, SamplingRequest
+from graphwright.timing import Repeated
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
-CONTEXT, STEPS = 128, 16
-"""Tokens of the timed prompt; decoding steps after it before the cache is truncated to the prompt again."""
+CONTEXT, MOST = 128, 32
+"""Tokens of the timed prompt; most tokens that are decoded after it."""
 
 
 def prefill_call(p: Program) -> Callable[[], object]:
@@ -28,15 +32,23 @@ def prefill_call(p: Program) -> Callable[[], object]:
     return prefill
 
 
-def decode_call(p: Program) -> Callable[[], object]:
-    """Return a function that decodes one token after 128 others. Raises: NonFinite as `prefill_call`."""
-    cache, token = StaticCache(p, 1, CONTEXT + STEPS), np.zeros((1, 1), np.int64)
+def decode_call(p: Program) -> Repeated:
+    """Return a function that decodes up to 32 tokens after 128 others, greedily and in one burst, as `generate` does.
 
-    def decode() -> object:
-        if cache.length == cache.capacity:
-            cache.truncate(CONTEXT)
-        return cache.step(token)
+    Raises: NonFinite as `prefill_call`.
+    """
+    cache, token = StaticCache(p, 1, CONTEXT + MOST), np.zeros((1, 1), np.int64)
+    greedy = (SamplingRequest(Sampling(), 0, CONTEXT),)
+
+    def decode(tokens: int) -> float:
+        started = perf_counter()
+        cache.truncate(CONTEXT)
+        cache.step(token, requests=greedy)
+        while (left := CONTEXT + tokens - cache.length) > 0:  # one by one where the VM is not built
+            cache.advance(left, greedy)
+        return perf_counter() - started
 
     cache.step(np.zeros((1, CONTEXT), np.int64))
-    decode()
-    return decode
+    decode(1)  # which compiles the step
+    tokens = min(max(int(BURST / min(decode(1) for _ in range(3))), 1), MOST)
+    return Repeated(lambda: decode(tokens), tokens)
