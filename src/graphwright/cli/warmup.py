@@ -17,7 +17,6 @@ def warmup() -> Output:
     """
     started = perf_counter()
     from graphwright.array.cpu.loops import warmup as gates
-    from graphwright.array.cpu.random import build as sampling
     from graphwright.array.population.warmup import part as populations
     from graphwright.array.vm.machine import part as vm
     from graphwright.graph.graph import warmup as bulk_edits
@@ -27,7 +26,7 @@ def warmup() -> Output:
         say("building native code, once per installation: 15 to 40 seconds")
     builder = Thread(target=lambda: (vm.wait(), populations.wait()))  # child processes, besides the rest here
     builder.start()
-    for compiled in (planner.build, bulk_edits, sampling, gates):
+    for compiled in (planner.build, bulk_edits, gates):
         compiled()
     builder.join()
     for part in (vm, populations):

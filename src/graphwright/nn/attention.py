@@ -16,7 +16,7 @@ from graphwright.array import from_numpy
 from graphwright.autograd import Parameter, Tensor, as_tensor, cat, zeros
 from graphwright.autograd.recorder import optional
 from graphwright.errors import DTypeError, ShapeError, UsageError
-from graphwright.nn import functional, init
+from graphwright.nn import functional, initial
 from graphwright.nn.containers import ModuleList
 from graphwright.nn.function_modules import Dropout
 from graphwright.nn.layers import LayerNorm, Linear
@@ -48,16 +48,16 @@ class MultiheadAttention(Module):
         self.kdim, self.vdim = embed_dim if kdim is None else kdim, embed_dim if vdim is None else vdim
         self.in_proj_weight = self.q_proj_weight = self.k_proj_weight = self.v_proj_weight = None
         if self.kdim == self.vdim == embed_dim:
-            self.in_proj_weight = Parameter(init.xavier_uniform((3 * embed_dim, embed_dim)))
+            self.in_proj_weight = Parameter(initial.xavier_uniform((3 * embed_dim, embed_dim)))
         else:
             sizes = embed_dim, self.kdim, self.vdim
-            weights = (Parameter(init.xavier_uniform((embed_dim, n))) for n in sizes)
+            weights = (Parameter(initial.xavier_uniform((embed_dim, n))) for n in sizes)
             self.q_proj_weight, self.k_proj_weight, self.v_proj_weight = weights
-        self.in_proj_bias = Parameter(init.zeros(3 * embed_dim)) if bias else None
+        self.in_proj_bias = Parameter(initial.zeros(3 * embed_dim)) if bias else None
         self.out_proj = Linear(embed_dim, embed_dim, bias)
         if self.out_proj.bias is not None:
             self.out_proj.bias.assign(zeros(embed_dim))
-        drawn = lambda: Parameter(init.xavier_normal((1, 1, embed_dim))) if add_bias_kv else None  # noqa: E731
+        drawn = lambda: Parameter(initial.xavier_normal((1, 1, embed_dim))) if add_bias_kv else None  # noqa: E731
         self.bias_k, self.bias_v = drawn(), drawn()
 
     def forward(
@@ -313,7 +313,7 @@ class Transformer(Module):
         self.encoder, self.decoder = custom_encoder, custom_decoder
         for p in self.parameters():
             if p.ndim > 1:
-                p.assign(Tensor(init.xavier_uniform(p.shape)))
+                p.assign(Tensor(initial.xavier_uniform(p.shape)))
         self.d_model, self.nhead, self.batch_first = d_model, nhead, batch_first
 
     def forward(

@@ -7,7 +7,7 @@ from typing import Any
 
 from graphwright.autograd import Parameter, Tensor, scoped, stack, zeros
 from graphwright.errors import ShapeError, UsageError
-from graphwright.nn import init
+from graphwright.nn import initial
 from graphwright.nn.containers import Sequential
 from graphwright.nn.function_modules import Tanh
 from graphwright.nn.layers import Linear
@@ -49,8 +49,8 @@ class CfCCell(Module):
         self.backbone = Sequential(*layers)
         self.ff1 = linear(width, hidden_size, "ff1")
         if variant == "minimal":
-            self.w_tau = Parameter(init.zeros(hidden_size))
-            self.A = Parameter(init.ones(hidden_size))
+            self.w_tau = Parameter(initial.zeros(hidden_size))
+            self.A = Parameter(initial.ones(hidden_size))
         else:
             self.ff2, self.time_a, self.time_b = (linear(width, hidden_size, n) for n in ("ff2", "time_a", "time_b"))
         self.memory = LSTMCell(input_size, hidden_size, name=name and f"{name}memory.", seed=seed) if mixed else None

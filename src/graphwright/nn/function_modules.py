@@ -15,7 +15,7 @@ from graphwright.autograd import Parameter, Tensor, as_tensor
 from graphwright.errors import ShapeError
 from graphwright.nn import functional
 from graphwright.nn.dropouts import check_probability
-from graphwright.nn.init import full
+from graphwright.nn.initial import full
 from graphwright.nn.module import Buffer, Module
 
 _BUFFERS = ("weight", "pos_weight")

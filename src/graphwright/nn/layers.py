@@ -10,7 +10,7 @@ import numpy as np
 from graphwright.array import from_numpy
 from graphwright.autograd import Parameter, Tensor, as_tensor, no_grad
 from graphwright.errors import ShapeError, UsageError
-from graphwright.nn import functional, init
+from graphwright.nn import functional, initial
 from graphwright.nn.module import Buffer, Module
 from graphwright.ops import call
 
@@ -34,7 +34,7 @@ class Linear(Module):
         self, in_features: int, out_features: int, bias: bool = True, *, name: str = "", seed: int | None = None
     ) -> None:
         key = f"{name}linear.{in_features}.{out_features}." if name else ""
-        drawn = partial(init.kaiming_uniform, fan_in=in_features, seed=seed)
+        drawn = partial(initial.kaiming_uniform, fan_in=in_features, seed=seed)
         self.weight = Parameter(drawn((out_features, in_features), key and f"{key}weight"))
         self.bias = Parameter(drawn((out_features,), key and f"{key}bias")) if bias else None
 
@@ -47,7 +47,7 @@ class Bilinear(Module):
     """Σ_ij a[..., i]·w[o, i, j]·b[..., j] + bias[o]; initially uniform within ±1/√in1_features."""
 
     def __init__(self, in1_features: int, in2_features: int, out_features: int, bias: bool = True) -> None:
-        drawn = partial(init.kaiming_uniform, fan_in=in1_features)
+        drawn = partial(initial.kaiming_uniform, fan_in=in1_features)
         self.weight = Parameter(drawn((out_features, in1_features, in2_features)))
         self.bias = Parameter(drawn((out_features,))) if bias else None
 
@@ -70,7 +70,7 @@ class _Table(Module):
         self.num_embeddings, self.embedding_dim = num, dim
         self.padding_idx = None if padding_idx is None else padding_idx % num
         if weight is None:
-            table = init.normal((num, dim), name and f"{name}embedding.{num}.{dim}", std=1.0, seed=seed)
+            table = initial.normal((num, dim), name and f"{name}embedding.{num}.{dim}", std=1.0, seed=seed)
             if self.padding_idx is not None:
                 table.to_numpy()[self.padding_idx] = 0
         else:
@@ -139,8 +139,8 @@ class _Scaled(Module):
 
     def __init__(self, shape: tuple[int, ...], affine: bool, bias: bool, eps: float | None) -> None:
         self.eps = eps
-        self.weight = Parameter(init.full(shape, 1.0)) if affine else None
-        self.bias = Parameter(init.full(shape, 0.0)) if affine and bias else None
+        self.weight = Parameter(initial.full(shape, 1.0)) if affine else None
+        self.bias = Parameter(initial.full(shape, 0.0)) if affine and bias else None
 
     def _check_rank(self, x: Tensor) -> None:
         if self.ranks and x.ndim not in self.ranks:
@@ -222,7 +222,10 @@ class _Tracked(_Scaled):
         self.num_features, self.momentum, self.track_running_stats = num_features, momentum, track_running_stats
         self.running_mean = self.running_var = self.num_batches_tracked = None
         if track_running_stats:
-            self.running_mean, self.running_var = Buffer(init.zeros(num_features)), Buffer(init.ones(num_features))
+            self.running_mean, self.running_var = (
+                Buffer(initial.zeros(num_features)),
+                Buffer(initial.ones(num_features)),
+            )
             self.num_batches_tracked = Buffer(from_numpy(np.zeros((), np.int64)))
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from graphwright.autograd import Parameter, Tensor, cat, scoped, stack, zeros
 from graphwright.autograd.recorder import optional
 from graphwright.errors import ShapeError, UsageError
-from graphwright.nn import functional, init
+from graphwright.nn import functional, initial
 from graphwright.nn.module import Module
 from graphwright.ops import call
 
@@ -144,7 +144,7 @@ class _Drawn:
         self.bound, self.name, self.seed = hidden_size**-0.5 if hidden_size else 0.0, name, seed
 
     def __call__(self, label: str, *shape: int) -> Parameter:
-        return Parameter(init.uniform(shape, self.name and self.name + label, bound=self.bound, seed=self.seed))
+        return Parameter(initial.uniform(shape, self.name and self.name + label, bound=self.bound, seed=self.seed))
 
 
 def _state(module: Module, hx: Any, shapes: Sequence[tuple[int, ...]]) -> _State:

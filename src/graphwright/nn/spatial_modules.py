@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from graphwright.autograd import Parameter, Tensor
 from graphwright.errors import ShapeError, UsageError
-from graphwright.nn import functional, init
+from graphwright.nn import functional, initial
 from graphwright.nn.function_modules import FunctionModule
 from graphwright.nn.module import Module
 from graphwright.nn.spatial import Sizes, per_axis
@@ -58,7 +58,7 @@ class _Conv(_OverAxes):
         self.padding = padding if isinstance(padding, str) else per_axis(self.rank, padding)
         self.padding_mode = padding_mode
         shape = self._shape(in_channels, out_channels)
-        drawn = partial(init.kaiming_uniform, fan_in=shape[1] * prod(self.kernel_size), seed=seed)
+        drawn = partial(initial.kaiming_uniform, fan_in=shape[1] * prod(self.kernel_size), seed=seed)
         self.weight = Parameter(drawn((*shape, *self.kernel_size), name and f"{name}conv.weight"))
         values = drawn((out_channels,), name and f"{name}conv.bias")  # also advances the stream without a bias
         self.bias = Parameter(values) if bias else None

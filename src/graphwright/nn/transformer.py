@@ -10,7 +10,7 @@ import numpy as np
 from graphwright.array import float32, from_numpy, int64
 from graphwright.autograd import Parameter, Tensor, arange, zeros
 from graphwright.errors import UsageError
-from graphwright.nn import init
+from graphwright.nn import initial
 from graphwright.nn.functional import attention
 from graphwright.nn.layers import Linear, RMSNorm
 from graphwright.nn.module import Buffer, Module
@@ -210,7 +210,7 @@ class MoE(Module):
 
         def drawn(label: str, inner: int, outer: int) -> Parameter:
             key = name and f"{name}{label}"
-            return Parameter(init.uniform((experts, inner, outer), key, bound=inner**-0.5, seed=seed))
+            return Parameter(initial.uniform((experts, inner, outer), key, bound=inner**-0.5, seed=seed))
 
         self.gate, self.up = drawn("gate", dim, hidden), drawn("up", dim, hidden)
         self.down = drawn("down", hidden, dim)

@@ -6,12 +6,9 @@ all gates to one vector, whose parts are copied to the results. Tokens are sampl
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from math import ceil, inf, pi
-from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,7 @@ from graphwright.array.cpu.terms import PRIMITIVES, Term
 from graphwright.array.dtype import bool_, float32, float64, int32, int64
 from graphwright.array.formulas import gates, specialise
 from graphwright.array.spec import Spec
-from graphwright.array.vm.code import SCRATCH
+from graphwright.array.vm.code import SCRATCH, Code
 
 _gates: Any = specialise(gates, PRIMITIVES)
 _CELL = 2.0**-24
@@ -201,25 +198,15 @@ def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Ca
     (ids, kept), (logits, _, _, seen) = outs, ins
     addresses = (*(t.data_ptr() for t in ins), seen.shape[1], ids.data_ptr(), kept.data_ptr())
     row = np.array([0, *logits.shape, *addresses], np.int64)
-    return partial(build(), row, row.ctypes.data, work[0].data_ptr())
+    return partial(_sample, build(), row, work[0].data_ptr())
 
 
-@cache
+def _sample(sample: Any, row: np.ndarray, scratch: int) -> None:
+    sample(Code.SAMPLE_TOKEN, row.ctypes.data, 0, scratch)
+
+
 def build() -> Any:
-    """Return the VM's sampling code as a function. It is compiled once per install, which takes some seconds."""
-    from numba import types
+    """Return the VM's loops that sample. They are compiled once per install, which takes some seconds."""
+    from graphwright.array.vm.machine import loops_of  # loads numba
 
-    from graphwright.array import formulas, vm
-    from graphwright.array.vm import sampling
-    from graphwright.native import cached
-
-    @cached(*(Path(str(m.__file__)).parent for m in (vm, formulas)), nogil=True, error_model="numpy")
-    def run(row: Any, address: Any, scratch: Any) -> None:  # `row` owns the memory at the address
-        sampling.sample_token(address, scratch)
-
-    began = perf_counter()
-    run.compile((types.int64[::1], types.int64, types.int64))
-    if not run.stats.cache_hits:
-        spent = perf_counter() - began
-        logging.getLogger(__name__).info("compiled the sampling of tokens in %.1f s", spent)
-    return run
+    return loops_of("sampling")

@@ -197,6 +197,11 @@ def _compiled(group: int) -> Any:
     return _dispatcher(source()) if group == INSIDE else _loops(group, source())
 
 
+def loops_of(module: str) -> Any:
+    """Return the C function int64(opcode, row, turn, scratch) of the loops of a module; compile it if not cached."""
+    return _compiled(GROUPS.index(module)).ctypes
+
+
 part = Part(
     "the VM", f"{__name__}:part", build, lambda: marker("machine", _dispatcher, *_sources()),
     pieces=[partial(_compiled, group) for group in range(len(GROUPS))],
