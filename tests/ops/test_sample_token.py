@@ -59,6 +59,12 @@ def by_kernel(given_: list[np.ndarray]) -> list[np.ndarray]:
     return [o.to_numpy() for o in compute(OPS["sample_token"], [from_numpy(x) for x in given_], {})]
 
 
+def without_vm(given_: list[np.ndarray]) -> list[np.ndarray]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRAPHWRIGHT_NATIVE", "0")
+        return by_kernel(given_)
+
+
 def by_vm(given_: list[np.ndarray]) -> list[np.ndarray]:
     def view(a: NDArray) -> View:
         return View(a.dtype, a.shape, a.strides, backend(CPU).address(a))
@@ -73,7 +79,7 @@ def by_vm(given_: list[np.ndarray]) -> list[np.ndarray]:
     return [a.to_numpy() for a in outs]
 
 
-@pytest.mark.parametrize("run", [by_kernel, by_vm])
+@pytest.mark.parametrize("run", [by_kernel, without_vm, by_vm])
 @settings(deadline=None)
 @given(kind=st.sampled_from(KINDS), n=st.sampled_from(SIZES), seed=st.integers(0, 2**32))
 def test_ids_and_filtered_logits_match_full_sorting(run, kind: str, n: int, seed: int) -> None:
@@ -84,14 +90,15 @@ def test_ids_and_filtered_logits_match_full_sorting(run, kind: str, n: int, seed
         np.testing.assert_array_equal(kept[b], z)
 
 
-def test_a_vocabulary_of_32000_matches_full_sorting() -> None:
+@pytest.mark.parametrize("run", [by_kernel, without_vm])
+def test_a_vocabulary_of_32000_matches_full_sorting(run) -> None:
     """The sums of many shares, the noise that is not computed, buckets that are full."""
     rng = np.random.default_rng(4)
     given_ = operands("flat", 32_000, 5, rng)
     given_[0][:] *= [[1], [0.1], [4], [10], [0.01]]
     given_[1][:] = [[1, 0, 0, 1, p, m] for p, m in ((1, 0), (0.95, 0), (0.9, 0.02), (0.5, 0), (1, 0.9))]
     given_[2][:, 2:] = [[9, 0], [10, 0], [11, 40], [12, 3000], [13, 0]]
-    ids, kept = by_kernel(given_)
+    ids, kept = run(given_)
     for b, (token, z) in enumerate(chosen(*row) for row in zip(*given_, strict=True)):
         assert ids[b] == token
         assert np.isfinite(kept[b]).sum() == pytest.approx(np.isfinite(z).sum(), abs=1)  # shares by another exp

@@ -45,6 +45,12 @@ def normal(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).reshape(-1)[:n].astype(np.float32)
 
 
+def gumbel(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
+    """Return n samples -ln(-ln u) of the Gumbel distribution, float32; u is a midpoint of 2²⁴ intervals of [0, 1]."""
+    u = ((bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24
+    return -np.log(-np.log(u)).astype(np.float32)
+
+
 def integers(low: int, high: int, n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
     """Return n uniform int64 in [low, high), from the high half of a 64-bit product (bias below 2⁻³²·(high - low))."""
     words = bits(n, seed=seed, stream=stream, step=step).astype(np.uint64)

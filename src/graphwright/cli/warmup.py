@@ -12,8 +12,8 @@ from graphwright.cli.common import Command, Output, say, silent
 def warmup() -> Output:
     """Compile the native code now instead of in the background of its first use: for images of containers, say.
 
-    Compiles the native code of bulk edits, the planner, the VM, token sampling, gates and populations, and caches it on
-    disk, so that a second call is quick.
+    Compiles the native code of bulk edits, the planner, the VM, gates and populations, and caches it on disk, so that a
+    second call is quick.
     """
     started = perf_counter()
     from graphwright.array.cpu.loops import warmup as gates

@@ -16,7 +16,7 @@ from graphwright.errors import UsageError
 from graphwright.nn.module import Module
 from graphwright.plan import compile
 from graphwright.program import Program
-from graphwright.program.recorder import parts, rebuilt
+from graphwright.program.nested import parts, rebuilt
 
 
 def as_module(target: Module | Program, *, share: bool = True) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from graphwright.array import NDArray, Spec
@@ -19,8 +20,9 @@ from graphwright.plan.planning.planner import uncollected
 from graphwright.plan.running.buckets import PaddingBuckets
 from graphwright.program.builder import record
 from graphwright.program.exclusive import exclusive
+from graphwright.program.nested import add_tensors, flat_specs, hashed, parts, rebuilt, specs_of
 from graphwright.program.program import Program
-from graphwright.program.recorder import labelled, output_names, parts, rebuilt
+from graphwright.program.recorder import labelled, output_names
 from graphwright.program.run import check_feeds
 from graphwright.signatures import keywords
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 Trace = tuple[Program, "TraceRecorder", Any]
 """A traced program, its recorder, and the result of the traced function."""
+Args = tuple[Any, ...]
+Signature = tuple[tuple[Any, ...], dict[str, Any]]
+"""Specs of arguments by position and by name, see `specs_of`."""
 
 
 class CompiledProgram:
@@ -84,6 +89,8 @@ class CompiledProgram:
 class CompiledFunction:
     """A function traced once per input signature, whose calls run the plan of the trace: `gw.compile(fn)`.
 
+    The signature is that of all arguments: structure, shapes and dtypes of tensors, and values of constants, which are
+    all arguments other than tensors, arrays, numbers and tuples, lists and dicts of these.
     The traced code may be a whole training step: parameters and optimizer moments become loop-carried state, read at
     the start and written at the end of the plan. After an edit of a program that `fn` runs, the next call traces again.
     Side effects of `fn` other than tensor operations (printing, counting) happen while tracing only.
@@ -105,33 +112,36 @@ class CompiledFunction:
         self.__name__ = getattr(fn, "__name__", "compiled")
         self.__doc__ = fn.__doc__
 
-    def __call__(self, *args: Any) -> Any:
-        """Run on tensors, arrays or numbers, and return new tensors in the structure that `fn` returns."""
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run on the arguments of `fn`, and return new tensors in the structure that `fn` returns."""
         entry = self._latest
-        arrays = entry.fitting(args) if entry is not None else None
+        arrays = entry.fitting(args, named) if entry is not None else None
         if arrays is None:
-            entry, arrays = self._other(args)
+            entry, arrays = self._other(args, named)
         if entry is None or arrays is None:
-            tensors = [as_tensor(a) for a in args]
-            entry = self._latest = self._entry(tuple(t.spec for t in tensors))
-            return entry.result(entry.executable.run(dict(zip(entry.names, tensors, strict=True))))
+            entry = self._latest = self._entry(args, named)
+            return entry.result(entry.executable.run(dict(zip(entry.names, entry.tensors(args, named), strict=True))))
         return entry.result(entry.executable.step(arrays))
 
-    def _other(self, args: Sequence[Any]) -> tuple[_TracedSignature | None, list[Any] | None]:
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """Return the method of an object: its calls have the object as their first argument, a constant."""
+        return self if owner is None else MethodType(self, owner)
+
+    def _other(self, args: Args, named: Mapping[str, Any]) -> tuple[_TracedSignature | None, list[Any] | None]:
         """Return the trace of an earlier call that fits the arguments, with the arguments as arrays."""
         for key, entry in reversed(self._entries.items()):
-            arrays = None if entry is self._latest else entry.fitting(args)
+            arrays = None if entry is self._latest else entry.fitting(args, named)
             if arrays is not None:
                 self._latest = entry
                 self._entries.move_to_end(key)
                 return entry, arrays
         return None, None
 
-    def plan(self, *args: Any) -> Plan:
+    def plan(self, *args: Any, **named: Any) -> Plan:
         """Return the plan for arguments of these shapes and dtypes."""
-        return self.executable(*args).plan
+        return self.executable(*args, **named).plan
 
-    def bind(self, *args: Any) -> BoundCall:
+    def bind(self, *args: Any, **named: Any) -> BoundCall:
         """Return a call on numpy arrays of fixed memory, for arguments of these shapes and dtypes: see `BoundCall`.
 
         It waits up to 3 s if the VM is being built, because a bound call never plans again.
@@ -144,21 +154,22 @@ class CompiledFunction:
         [1.0, 4.0, 9.0]
         """
         wait_for_vm(self.options)
-        return self.plan(*args).bind()
+        return self.plan(*args, **named).bind()
 
-    def executable(self, *args: Any) -> Executable:
+    def executable(self, *args: Any, **named: Any) -> Executable:
         """Return the executable that runs arguments of these shapes and dtypes."""
-        return self._entry(tuple(as_tensor(a).spec for a in args)).executable
+        return self._entry(args, named).executable
 
-    def _entry(self, specs: tuple[Spec, ...]) -> _TracedSignature:
-        key = (specs, modes())
+    def _entry(self, args: Args, named: Mapping[str, Any]) -> _TracedSignature:
+        specs = tuple(map(specs_of, args)), {name: specs_of(value) for name, value in named.items()}
+        key = hashed(specs), modes()
         entry = self._entries.get(key)
         if entry is None or not entry.fresh:
             with uncollected():
                 trace = self._trace_of(specs, key[1])
                 if trace is None:
                     self.traces += 1
-                    trace = record(self.fn, specs, sizes=self.sizes)
+                    trace = record(self.fn, *specs, sizes=self.sizes)
                 entry = self._entries[key] = _TracedSignature(trace, specs, self.options)
             entry.modes = key[1]
             if len(self._entries) > CACHED:
@@ -167,7 +178,7 @@ class CompiledFunction:
         entry.seen = changes.count
         return entry
 
-    def _trace_of(self, specs: tuple[Spec, ...], mode: tuple[Any, ...]) -> Trace | None:
+    def _trace_of(self, specs: Signature, mode: tuple[Any, ...]) -> Trace | None:
         """Return a trace with named sizes that holds for arguments of these specs."""
         for entry in reversed(self._entries.values()) if self.sizes else ():
             if entry.modes == mode and entry.fresh and entry.admits(specs):
@@ -178,12 +189,13 @@ class CompiledFunction:
 class _TracedSignature:
     """The trace of a function, planned for one input signature."""
 
-    def __init__(self, trace: Trace, specs: tuple[Spec, ...], options: CompileOptions) -> None:
-        self.trace = trace
+    def __init__(self, trace: Trace, specs: Signature, options: CompileOptions) -> None:
+        self.trace, self.specs = trace, specs
+        self._flat = not specs[1] and all(isinstance(spec, Spec) for spec in specs[0])
         program, recorder, result = trace
         self.program, self.dependencies = program, recorder.dependencies
         self.names = list(program.input_names())
-        given = dict(zip(self.names, specs, strict=True))
+        given = dict(zip(self.names, flat_specs(specs), strict=True))
         self.executable = plan_for(program, given, None, options).new_executable(shared=True)
         self.modes: tuple[Any, ...] = ()
         self.seen = -1
@@ -194,20 +206,30 @@ class _TracedSignature:
         self._facts = recorder.facts
         self._variables = [(v, v.requires_grad, v.spec) for v, _ in recorder.variables.values()]
 
-    def fitting(self, args: Sequence[Any]) -> list[Any] | None:
+    def fitting(self, args: Args, named: Mapping[str, Any]) -> list[Any] | None:
         """Return the arguments as arrays; None if they have other specs, or if the trace may no longer be valid."""
         if self.seen != changes.count or self.modes != modes():
             return None
         if self._facts and any(fact() != value for fact, value in self._facts):
             return None
-        return self.executable.fitting(args, len(args))
+        if self._flat:
+            return None if named else self.executable.fitting(args, len(args))
+        found: list[Any] = []
+        return self.executable.fitting(found, len(found)) if add_tensors(self.specs, (args, named), found) else None
 
-    def admits(self, specs: tuple[Spec, ...]) -> bool:
+    def tensors(self, args: Args, named: Mapping[str, Any]) -> list[Tensor]:
+        """Return what the arguments of the traced signature have in place of its specs, as tensors."""
+        found: list[Any] = []
+        add_tensors(self.specs, (args, named), found)
+        return [as_tensor(value) for value in found]
+
+    def admits(self, specs: Signature) -> bool:
         """Return whether the trace holds for arguments of these specs."""
-        wanted, dims = [self.program.spec(n) for n in self.program.inputs()], dict[str, int]()
-        if len(wanted) != len(specs):
+        found: list[Spec] = []
+        if not add_tensors(self.specs, specs, found):
             return False
-        pairs = zip(wanted, specs, strict=True)
+        dims: dict[str, int] = {}
+        pairs = zip(map(self.program.spec, self.program.inputs()), found, strict=True)
         return all(want.dtype is spec.dtype and want.match(spec.sizes, dims) for want, spec in pairs)
 
     @property

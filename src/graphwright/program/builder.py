@@ -9,17 +9,18 @@ from typing import Any
 from graphwright.array import Spec, float32
 from graphwright.array import dtype as as_dtype
 from graphwright.array.spec import check_dims
-from graphwright.autograd import Parameter, Variable, as_tensor
+from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import OPS
 from graphwright.program.errors import ForeignNode, NameTaken
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.named_sizes import try_other_sizes
+from graphwright.program.nested import specs_of
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_output
 from graphwright.program.program import Program
-from graphwright.program.recorder import TraceRecorder, parts, rebuilt, record_into
+from graphwright.program.recorder import TraceRecorder, record_into
 from graphwright.program.residual_sums import join_residuals
 from graphwright.program.weights import add_weight, as_array
 
@@ -151,14 +152,16 @@ class Builder:
 
 def trace(
     fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None = None,
-    sizes: Mapping[str, Sequence[int | str | None]] | None = None,
+    sizes: Mapping[str, Sequence[int | str | None]] | None = None, **named: Any,
 ) -> Program:  # fmt: skip
     """Run `fn` on symbols with the specs of the examples, and return the recorded program.
 
     Args:
         fn: takes tensors; returns a tensor, or tuples, lists and dicts of tensors, or None if it only updates state.
-        examples: tensors, arrays or numbers, of which only shapes and dtypes matter; None; or tuples, lists and dicts
-            of tensors and arrays, such as the states of an LSTM, with inputs named `<argument>.<index or key>`.
+        examples: tensors, arrays or numbers, of which only shapes and dtypes matter; constants, which are None, bools,
+            strings and other objects; or tuples, lists and dicts of these, such as the states of an LSTM, with inputs
+            named `<argument>.<index or key>`.
+        named: examples of arguments that are passed by name.
         names: input names; by default the parameter names of the function, or of a module's `forward`.
         sizes: dict from input name to its shape with named sizes, such as `{"x": ("B", "T", 32)}`; None is the size of
             the example. A named size stays variable and is at least 1. The code sees an int that may be computed with;
@@ -168,39 +171,27 @@ def trace(
     Raises: TraceError if the code needs the concrete value of a symbol, as `if x > 0` does, or is valid for one value
         of a named size only; UsageError for `sizes` that do not match the examples.
     """
-    program, recorder, _ = record(fn, tuple(map(_spec_of, examples)), names, sizes, stops=True)
+    specs = tuple(map(specs_of, examples)), {name: specs_of(example) for name, example in named.items()}
+    program, recorder, _ = record(fn, *specs, names, sizes, stops=True)
     backward = (recorder.program.path(n) for n in recorder.recomputed.backward)
     join_residuals(program, set(map(program.node, backward)))
     return program
 
 
-def _spec_of(example: Any) -> Any:
-    """Return the spec of an example, or the specs in a nested example that contains tensors or arrays."""
-    if example is None:
-        return None
-    if _is_nested(example):
-        return rebuilt(example, {key: _spec_of(inner) for key, inner in parts(example).items()})
-    return as_tensor(example).spec
-
-
-def _is_nested(example: Any) -> bool:
-    """Return True for tuples, lists and dicts of tensors or arrays, False for nested lists of numbers."""
-    inner = parts(example).values()
-    return isinstance(example, Mapping) or any(hasattr(e, "dtype") or e is None or _is_nested(e) for e in inner)
-
-
 def record(
-    fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None,
-    sizes: Mapping[str, Sequence[int | str | None]] | None = None, stops: bool = False,
+    fn: Callable[..., Any], specs: Sequence[Any], named: Mapping[str, Any] | None = None,
+    names: Sequence[str] | None = None, sizes: Mapping[str, Sequence[int | str | None]] | None = None,
+    stops: bool = False,
 ) -> tuple[Program, TraceRecorder, Any]:  # fmt: skip
-    """Trace `fn` on symbols with these specs; return the program, the recorder and the result of `fn`.
+    """Trace `fn` on symbols with these specs, by position and by name.
 
     For `sizes` see `trace`, for `stops` see `TraceRecorder`.
+    Returns: the program, the recorder and the result of `fn`.
     """
 
     def traced(values: Mapping[str, int] | None = None, keep_names: bool = True) -> tuple[Program, TraceRecorder, Any]:
         program = new_program(getattr(fn, "__name__", type(fn).__name__))
-        return program, *record_into(program, fn, specs, names, stops, sizes, values, keep_names)
+        return program, *record_into(program, fn, specs, named, names, stops, sizes, values, keep_names)
 
     made = traced()
     if made[1].named is not None:

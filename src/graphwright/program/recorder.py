@@ -31,6 +31,7 @@ from graphwright.errors import UsageError
 from graphwright.ops import get
 from graphwright.program.derived.recompute import Recomputed
 from graphwright.program.kinds import CONST, INPUT, KINDS, PARAM, STATE
+from graphwright.program.nested import parts, rebuilt
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, discard, set_outputs
 from graphwright.program.weights import add_weight
@@ -243,16 +244,17 @@ class TraceRecorder:
 
 
 def record_into(
-    program: Program, fn: Callable[..., Any], specs: Sequence[Any], names: Sequence[str] | None = None,
-    stops: bool = False, sizes: Mapping[str, Shape] | None = None, values: Mapping[str, int] | None = None,
-    keep_names: bool = True,
+    program: Program, fn: Callable[..., Any], specs: Sequence[Any], named_specs: Mapping[str, Any] | None = None,
+    names: Sequence[str] | None = None, stops: bool = False, sizes: Mapping[str, Shape] | None = None,
+    values: Mapping[str, int] | None = None, keep_names: bool = True,
 ) -> tuple[TraceRecorder, Any]:  # fmt: skip
     """Run `fn` on symbols and record it into an empty program; returns the recorder and the result of `fn`.
 
     Args:
-        specs: specs of the arguments of `fn`, which become the inputs; or None; or tuples, lists and dicts of these,
-            with inputs named `<argument>.<index or key>`.
-        names: names of the inputs; by default the parameter names of the function, or of a module's `forward`.
+        specs: specs of the arguments of `fn`, as `specs_of` returns them. Tensors become inputs, those in tuples, lists
+            and dicts with the names `<argument>.<index or key>`.
+        named_specs: specs of arguments that are passed by name.
+        names: names of the inputs by position; by default those of the function's or module's parameters.
         stops: see `TraceRecorder`.
         sizes, values: shapes of inputs with named sizes, see `trace`, and values of names other than those of `specs`.
         keep_names: False for a trace with these values instead of the names.
@@ -263,10 +265,10 @@ def record_into(
     labels = names if names is not None else _parameter_names(fn, len(specs))
 
     def feed(label: str, spec: Any) -> Any:
-        if spec is None:
-            return None
-        if not isinstance(spec, Spec):
+        if isinstance(spec, tuple | list | Mapping):
             return rebuilt(spec, {key: feed(f"{label}.{key}", inner) for key, inner in parts(spec).items()})
+        if not isinstance(spec, Spec):
+            return spec
         program.check_name(label)
         if sizes and label in sizes:
             spec = _with_names(label, spec, sizes[label], named)
@@ -278,6 +280,7 @@ def record_into(
         return Tensor(symbol)
 
     feeds = [feed(label, spec) for label, spec in zip(labels, specs, strict=True)]
+    named_feeds = {name: feed(name, spec) for name, spec in (named_specs or {}).items()}
     if sizes and (unknown := [name for name in sizes if name not in program.input_names()]):
         raise UsageError(
             "sizes are given for an unknown input", got=unknown[0], expected=", ".join(program.input_names())
@@ -286,7 +289,7 @@ def record_into(
         named.values |= values or {}
     token = active_recorder.set(recorder)
     try:
-        result = fn(*feeds)
+        result = fn(*feeds, **named_feeds)
         recorder.finish(_named(result))
         result = recorder.apart(result)
     finally:
@@ -316,20 +319,6 @@ def _with_names(label: str, spec: Spec, shape: Shape, sizes: NamedSizes | None) 
         what = "a name of a size is not an identifier" if wrong else "the sizes of an input do not match its example"
         raise UsageError(what, where=label, expected=spec, got=f"{tuple(shape)}{f' with {known}' if known else ''}")
     return found
-
-
-def parts(group: Any) -> dict[Any, Any]:
-    """Return the members of a tuple, list or dict by index or key; empty for any other value."""
-    if isinstance(group, Mapping):
-        return dict(group)
-    return dict(enumerate(group)) if isinstance(group, tuple | list) else {}
-
-
-def rebuilt(group: Any, members: Mapping[Any, Any]) -> Any:
-    """Return a tuple, list or dict like `group` with other members."""
-    if isinstance(group, Mapping):
-        return dict(members)
-    return type(group)(*members.values()) if hasattr(group, "_fields") else type(group)(members.values())
 
 
 def labelled(result: Any) -> dict[Any, Any]:

@@ -1,7 +1,7 @@
-"""Kernels that use random numbers: distributions, dropout, gates, tokens.
+"""Kernels that use random numbers: distributions, dropout, gates.
 
 The random key is an operand, so that each run of a bound call draws new numbers. One compiled loop writes the values of
-all gates to one vector, whose parts are copied to the results. Tokens are sampled by compiled code of the VM.
+all gates to one vector, whose parts are copied to the results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from graphwright.array.cpu.terms import PRIMITIVES, Term
 from graphwright.array.dtype import bool_, float32, float64, int32, int64
 from graphwright.array.formulas import gates, specialise
 from graphwright.array.spec import Spec
-from graphwright.array.vm.code import SCRATCH, Code
 
 _gates: Any = specialise(gates, PRIMITIVES)
 _CELL = 2.0**-24
@@ -190,23 +189,3 @@ def gate_grad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
     for part, there in zip(torch.split(work[3], sizes), attrs["given"], strict=True):
         calls.append(partial(part.copy_, next(given)) if there else part.zero_)
     return [*calls, partial(pull_back, *_arrays((*outs, *work[1:], *ins[1:4])), ends)]
-
-
-@kernel("sample_token", lambda outs, ins, attrs: [Spec((SCRATCH // 8,), int64)])
-def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Sample one token id per row of logits, by the compiled sampling code of the VM."""
-    (ids, kept), (logits, _, _, seen) = outs, ins
-    addresses = (*(t.data_ptr() for t in ins), seen.shape[1], ids.data_ptr(), kept.data_ptr())
-    row = np.array([0, *logits.shape, *addresses], np.int64)
-    return partial(_sample, build(), row, work[0].data_ptr())
-
-
-def _sample(sample: Any, row: np.ndarray, scratch: int) -> None:
-    sample(Code.SAMPLE_TOKEN, row.ctypes.data, 0, scratch)
-
-
-def build() -> Any:
-    """Return the VM's loops that sample. They are compiled once per install, which takes some seconds."""
-    from graphwright.array.vm.machine import loops_of  # loads numba
-
-    return loops_of("sampling")

@@ -119,7 +119,7 @@ def _put(
         if e.spec(time) != wanted:
             raise UsageError("elapsed times have the wrong shape", where="elapsed", expected=wanted, got=e.spec(time))
         reads["elapsed"] = time
-    sub = record(lambda *values: _unrolled(made, *values), tuple(map(e.spec, reads.values())), tuple(reads))[0]
+    sub = record(lambda *values: _unrolled(made, *values), tuple(map(e.spec, reads.values())), names=tuple(reads))[0]
     bound = units**-0.5
     with sub.edit("names and weights") as s:
         for n, name in _names(sub).items():

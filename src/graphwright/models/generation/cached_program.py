@@ -329,7 +329,7 @@ class StepPlans:
             options = CompileOptions(
                 freeze=True, executor=EXECUTOR, deterministic=self.deterministic, device=self.device
             )
-            # without the VM the host samples: greedy texts then need no compiled code, which takes seconds to build
+            # without the VM the host samples, which for greedy texts only takes the largest logit
             samples = last_only and (self.device != CPU or on_vm(options.chosen))
             plan = plan_for(p, specs, None if samples else ("logits",), options)
             self.spaces[key] = BoundStep(plan.new_executable(variables))

@@ -115,7 +115,7 @@ class Sampling(Settings):
         """Sample the next token for logits [V] at an absolute position, as a compiled step does. Raises: NonFinite."""
         _check(logits, "the logits", position)
         if self.temperature == 0 and not self.penalises and not self.processors:
-            return int(np.argmax(np.asarray(logits, np.float32)))  # needs no compiled code
+            return int(np.argmax(np.asarray(logits, np.float32)))
         token, z = self._run(logits, position, stream, prompt, output)
         if token < 0:
             _check(z, "the logits after all rules", position)

@@ -115,7 +115,7 @@ def differentiate(
         return {f"grad.{p.path(v)}": found[v] if v in found else zeros[v] for v in wanted}
 
     program = p.empty("backward")
-    record_into(program, backward, specs, names)
+    record_into(program, backward, specs, names=names)
     return program
 
 

@@ -309,7 +309,7 @@ class RetracedStep:
 
         self.source, self.version = source, source.version
         with enable_grad():
-            self.program, self._recorder, _ = record(step, tuple(task.inputs.values()), tuple(task.inputs))
+            self.program, self._recorder, _ = record(step, tuple(task.inputs.values()), names=tuple(task.inputs))
 
     @property
     def usable(self) -> bool:
