@@ -17,6 +17,7 @@ from graphwright.array import backend as backend_of
 from graphwright.array.backend import Attrs, Call, Needs, use
 from graphwright.autograd import Tensor, support, tensor
 from graphwright.autograd.apply import scalar
+from graphwright.autograd.random import rng
 from graphwright.ops import OPS, call
 
 Arrays = Sequence[np.ndarray]
@@ -229,13 +230,14 @@ class NumpyBackend:
 
 @pytest.fixture
 def on_numpy() -> Iterator[None]:
-    """Everything inside runs on numpy; constants made before keep handles of the other backend, and are forgotten."""
+    """Everything inside runs on numpy; arrays made before keep handles of the other backend, and are forgotten."""
     torchs = backend_of(CPU)
-    scalar.cache_clear()
-    use(CPU, NumpyBackend())
-    yield
-    use(CPU, torchs)
-    scalar.cache_clear()
+    for backend in (NumpyBackend(), torchs):
+        scalar.cache_clear()
+        use(CPU, backend)
+        rng._key.data = gw.array.from_numpy(np.zeros(2, np.int64))
+        if backend is not torchs:
+            yield
 
 
 # -- what is trained ---------------------------------------------------------------------------------------------------
