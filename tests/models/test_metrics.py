@@ -102,6 +102,7 @@ def test_texts_and_ids_are_scored_as_windows_of_their_own(bytewise: Made, tmp_pa
     blind = m.perplexity(ids, window=32, stride=16)
     assert blind.nats == apart[0].nats
     assert (blind.bytes, np.isnan(blind.bits_per_byte)) == (0, True)
+    assert str(blind).startswith("perplexity ")
     with pytest.raises(UsageError, match="without a tokenizer"):
         m.perplexity(TEXT)
     with pytest.raises(PromptError, match="neither text nor token ids"):

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class BitsPerByte(Report):
     """Score of a model on a text: bits per byte, nats / (ln 2 · bytes), and perplexity, exp(nats / tokens).
 
-    `nats` is Σ -ln p over the scored tokens, `tokens` is their number and `bytes` the length of their text in UTF-8. A
-    format such as `f"{score:.2f}"` applies to both figures.
+    `nats` is Σ -ln p over the scored tokens, `tokens` is their number and `bytes` the length of their text in UTF-8,
+    which is 0, and the bits per byte NaN, for ids without a tokenizer. A format such as `f"{score:.2f}"` applies to both.
     """
 
     bits_per_byte: float
@@ -45,12 +45,14 @@ class BitsPerByte(Report):
     bytes: int
 
     def __str__(self) -> str:
-        return f"{self.bits_per_byte:.4f} bits per byte (perplexity {self.perplexity:.3f}, {self.tokens} tokens)"
+        return self._text(".4f", ".3f")
 
     def __format__(self, spec: str) -> str:
-        if not spec:
-            return str(self)
-        return f"{self.bits_per_byte:{spec}} bits per byte (perplexity {self.perplexity:{spec}}, {self.tokens} tokens)"
+        return self._text(spec, spec) if spec else str(self)
+
+    def _text(self, bits: str, perplexity: str) -> str:
+        text = f"perplexity {self.perplexity:{perplexity}}, {self.tokens} tokens"
+        return f"{self.bits_per_byte:{bits}} bits per byte ({text})" if self.bytes else text
 
 
 def perplexity(
