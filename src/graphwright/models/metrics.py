@@ -35,7 +35,7 @@ class BitsPerByte(Report):
     """Score of a model on a text: bits per byte, nats / (ln 2 · bytes), and perplexity, exp(nats / tokens).
 
     `nats` is Σ -ln p over the scored tokens, `tokens` is their number and `bytes` the length of their text in UTF-8,
-    which is 0, and the bits per byte NaN, for ids without a tokenizer. A format such as `f"{score:.2f}"` applies to both.
+    0 for ids without a tokenizer, whose bits per byte are NaN. A format such as `f"{score:.2f}"` applies to both.
     """
 
     bits_per_byte: float

@@ -17,7 +17,7 @@ import torch
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel, number
 from graphwright.array.cpu.terms import PRIMITIVES, Term
-from graphwright.array.dtype import bool_, float32, float64, int32, int64
+from graphwright.array.dtype import bool_, float32, float64, int32
 from graphwright.array.formulas import gates, specialise
 from graphwright.array.spec import Spec
 
