@@ -31,7 +31,7 @@ def rebuilt(group: Any, members: Mapping[Any, Any]) -> Any:
 
 
 def specs_of(argument: Any) -> Any:
-    """Return the specs of an argument. Raises: UsageError for an unhashable object that is no array of numbers.
+    """Return the specs of an argument. Raises: UsageError for an object that is neither hashable nor numbers.
 
     Tensors are tensors, arrays, numbers and nested lists of numbers. Constants are all other hashable objects: None,
     bools, strings, modules.
