@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from graphwright.array import float32
-from graphwright.autograd import Parameter, grad, tensor
+from graphwright.autograd import Function, Parameter, grad, tensor
 from graphwright.ops import call
 from values import array_of, grad_of
 
@@ -36,6 +36,48 @@ def test_leaf_gradients_have_their_own_memory(how: str) -> None:
     assert np.array_equal(grad_of(b).numpy(), before)
     assert np.array_equal(seed.numpy(), np.full(out.shape, 2.0))
     assert not np.isin(77, out.numpy())
+
+
+class Constant(Function):
+    """Its gradient is a tensor that outlives backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        KEPT.append(g)
+        return KEPT[0]
+
+
+KEPT = []
+
+
+def hooked(x, call):
+    x.register_hook(call)
+    return x
+
+
+KEEPERS = {
+    "a hook of the leaf sees it": lambda x: hooked(x, KEPT.append),
+    "a hook of the leaf returns it": lambda x: hooked(x, lambda g: KEPT[0]),
+    "a hook of a result sees it": lambda x: hooked(x + 0.0, KEPT.append),
+    "a hook of a result returns it": lambda x: hooked(x + 0.0, lambda g: KEPT[0]),
+    "a Function returns it": lambda x: Constant.apply(x),
+    "a hook returns a view of it": lambda x: hooked(x, lambda g: KEPT[0].reshape(2)),
+}
+
+
+@pytest.mark.parametrize("how", KEEPERS)
+def test_sums_of_gradients_leave_tensors_of_the_user_alone(how: str) -> None:
+    KEPT[:] = [tensor([3.0, 3.0])]
+    x = tensor([1.0, 2.0], requires_grad=True)
+    y = KEEPERS[how](x)
+    for _ in range(2):
+        (y * 3.0).sum().backward(retain_graph=True)
+    assert grad_of(x).tolist() == [6.0, 6.0]
+    assert all(g.tolist() == [3.0, 3.0] for g in KEPT)
 
 
 def test_gradients_accumulate_in_place() -> None:
