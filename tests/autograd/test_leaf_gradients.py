@@ -90,6 +90,37 @@ def test_gradients_accumulate_in_place() -> None:
     assert grad_of(x).tolist() == [5.0, 7.0]
 
 
+TAPED = {
+    "strided": lambda x, z: [(x.T**3).sum()],
+    "of two leaves": lambda x, z: [((x + z) ** 3).sum()],
+    "summed over two backwards": lambda x, z: [(x**3).sum(), (x * x * z).sum()],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of a reference cycle
+@pytest.mark.parametrize("how", TAPED)
+def test_stored_gradients_stay_on_the_tape_of_a_taped_backward(how: str) -> None:
+    found: list[list] = []
+    for make in (tensor, torch.tensor):
+        x, z = (make([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], requires_grad=True) for _ in range(2))
+        for loss in TAPED[how](x, z):
+            loss.backward(create_graph=True)
+        first = [t.grad for t in (x, z) if t.grad is not None]
+        for t in (x, z):
+            t.grad = None
+        sum((g * g).sum() for g in first).backward()
+        found.append([*(g.tolist() for g in first), x.grad.tolist()])
+    assert found[0] == found[1]
+
+
+def test_an_untaped_backward_adds_to_a_taped_gradient() -> None:
+    x = tensor([1.0, 2.0], requires_grad=True)
+    (x * x).sum().backward(create_graph=True)
+    first = grad_of(x)
+    (x * x * x).sum().backward()
+    assert (grad_of(x).tolist(), grad_of(x).requires_grad, first.tolist()) == ([5.0, 16.0], False, [2.0, 4.0])
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 def test_gradients_of_16_bit_parameters_are_summed_in_float32(kind: str) -> None:
     rng = np.random.default_rng(4)

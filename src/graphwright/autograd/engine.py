@@ -372,26 +372,27 @@ def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
 
 
 def _accumulate(leaf: Tensor, g: Tensor, held: set[int]) -> None:
-    """Add `g` to `leaf.grad`, in place. If that is None, store `g`: a copy if it is strided or its storage is `held`.
+    """Add `g` to `leaf.grad`, in place unless one of them is on a tape. If that is None, store `g`.
 
-    The storage of what is stored is held from then on.
+    It is copied first if it is strided or its storage is `held`; the storage of what is stored is held from then on.
     """
     recorder = active_recorder.get()
     if recorder is not None:
         recorder.before_grad(leaf)
     if leaf.grad is not None and leaf.grad.dtype is not g.dtype:  # the user set it in the 16-bit dtype of the parameter
         leaf.grad = leaf.grad.to(g.dtype)
-    if leaf.grad is not None and isinstance(leaf.grad.data, NDArray) and isinstance(g.data, NDArray):
-        compute(_ADD, [leaf.grad.data, g.data], {}, [leaf.grad.data])
-        return
     if leaf.grad is not None:
-        leaf.grad = leaf.grad + g
+        have, new = leaf.grad.data, g.data
+        if isinstance(have, NDArray) and isinstance(new, NDArray) and not (g.requires_grad or leaf.grad.requires_grad):
+            compute(_ADD, [have, new], {}, [have])
+        else:
+            leaf.grad = leaf.grad + g
         return
     g = g.detach() if not g.requires_grad or g.node is None else g
     array = g.data
     if isinstance(array, NDArray):
         if id(array.storage) in held or not array.contiguous:
-            array = array.copy()
-            g = as_tensor(array)
+            g = call("copy", g)
+            array = g.concrete("a gradient")
         held.add(id(array.storage))
     leaf.grad = g
