@@ -445,3 +445,17 @@ def test_accumulated_micro_batches_equal_one_batch():
     assert total.item() == pytest.approx(whole.item(), rel=1e-6)
     with pytest.raises(UsageError):
         accumulate(loss, [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"maximize": True}])
+def test_a_group_may_have_empty_parameters_only(kind: str, dtype: str, options: dict[str, Any]) -> None:
+    if kind == "Rprop" and "weight_decay" in options:
+        return
+    p = Parameter(from_numpy(np.zeros((0, 3), dtype)), name="empty")
+    opt = KINDS[kind]([p], lr=0.1, **options)
+    for _ in range(2):
+        p.grad = gw.zeros(0, 3, dtype=dtype)
+        opt.step()
+    assert opt.state_of(p).steps.item() == 2
