@@ -250,3 +250,20 @@ def test_index_add_of_integers_keeps_their_dtype() -> None:
     assert gw.index_add(x, 0, ids, tensor([5, 5]), alpha=2).tolist() == [11, 2, 13]
     with pytest.raises(DTypeError, match="alpha"):
         gw.index_add(x, 0, ids, tensor([5, 5]), alpha=0.5)
+
+
+@pytest.mark.parametrize("mask", [True, False, np.array(True), (None, True), (..., False)])
+def test_a_taped_0_d_tensor_is_written_under_a_mask(mask) -> None:
+    found = []
+    for make, index in (
+        (tensor, mask),
+        (torch.tensor, torch.tensor(bool(mask)) if isinstance(mask, np.ndarray) else mask),
+    ):
+        x, v = make(2.0, requires_grad=True), make(5.0, requires_grad=True)
+        y = x * 3.0
+        y[index] = v
+        (y * y).backward()
+        found.append((y.item(), *(0.0 if t.grad is None else t.grad.item() for t in (x, v))))
+    assert found[0] == found[1]
+    with pytest.raises(ShapeError):
+        (tensor(2.0, requires_grad=True) * 3.0)[True] = tensor([1.0, 2.0])
