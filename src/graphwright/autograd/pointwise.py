@@ -24,8 +24,9 @@ from graphwright.array import (
     uint8,
 )
 from graphwright.autograd.apply import TensorBase, apply, as_tensor
-from graphwright.autograd.functions import cast_like
+from graphwright.autograd.functions import cast_like, stack
 from graphwright.autograd.names import METHOD, NAMES, TOP, named
+from graphwright.autograd.shapes import broadcast_tensors
 from graphwright.errors import DTypeError, UsageError
 from graphwright.ops import call, get
 
@@ -322,9 +323,7 @@ def xlogy(input: Any, other: Any) -> Tensor:
 @named()
 def logaddexp(input: Any, other: Any) -> Tensor:
     """ln(eᵃ + eᵇ), elementwise, without overflow."""
-    a, b = as_tensor(input), as_tensor(other)
-    gap = call("where", (a == b), cast_like(0.0, a), a - b)  # ∞ - ∞
-    return call("maximum", a, b) + (-gap.abs()).exp().log1p()
+    return call("logsumexp", stack(broadcast_tensors(*_floats(input, other))), axes=(0,), keepdims=False)
 
 
 @named()
