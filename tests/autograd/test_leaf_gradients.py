@@ -113,6 +113,18 @@ def test_stored_gradients_stay_on_the_tape_of_a_taped_backward(how: str) -> None
     assert found[0] == found[1]
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of a reference cycle
+def test_a_stored_gradient_depends_on_an_initial_gradient_that_requires_one() -> None:
+    found = []
+    for make in (tensor, torch.tensor):
+        x, seed = make([1.0, 2.0], requires_grad=True), make([3.0, 4.0], requires_grad=True)
+        (x + 1.0).backward(seed, create_graph=True)
+        first = x.grad
+        (first * first).sum().backward()
+        found.append((first.tolist(), seed.grad.tolist()))
+    assert found[0] == found[1]
+
+
 def test_an_untaped_backward_adds_to_a_taped_gradient() -> None:
     x = tensor([1.0, 2.0], requires_grad=True)
     (x * x).sum().backward(create_graph=True)

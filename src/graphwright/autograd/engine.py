@@ -388,7 +388,7 @@ def _accumulate(leaf: Tensor, g: Tensor, held: set[int]) -> None:
         else:
             leaf.grad = leaf.grad + g
         return
-    g = g.detach() if not g.requires_grad or g.node is None else g
+    g = g if g.requires_grad else g.detach()
     array = g.data
     if isinstance(array, NDArray):
         if id(array.storage) in held or not array.contiguous:
