@@ -11,7 +11,6 @@ from graphwright.array import bool_, float32, float64, int64, uint8
 from graphwright.autograd.apply import TensorBase, apply, as_tensor
 from graphwright.autograd.functions import cast_like, where
 from graphwright.autograd.names import METHOD, TOP, Extremes, named
-from graphwright.autograd.pointwise import logaddexp
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import call, get
 from graphwright.ops.axes import axes_of, axis_of
@@ -413,6 +412,8 @@ def cumprod(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
 @named(scalars=True)
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
     """ln Σ eˣ over the entries up to each entry along an axis, without overflow."""
+    from graphwright.autograd.pointwise import logaddexp  # here: stubs list functions in the order of imports
+
     return scan(lambda a, b: (logaddexp(a[0], b[0]),), (input,), axis_of(dim, input.ndim))[0]
 
 
