@@ -459,3 +459,12 @@ def test_a_group_may_have_empty_parameters_only(kind: str, dtype: str, options: 
         p.grad = gw.zeros(0, 3, dtype=dtype)
         opt.step()
     assert opt.state_of(p).steps.item() == 2
+
+
+def test_the_members_of_a_group_may_be_a_single_parameter() -> None:
+    p, q = (Parameter(from_numpy(np.ones(2, "f4")), name=n) for n in "pq")
+    opt = SGD([{"params": p, "lr": 0.5}, {"params": [q]}], lr=1.0)
+    for t in (p, q):
+        t.grad = gw.ones(2)
+    opt.step()
+    assert (p.tolist(), q.tolist()) == ([0.5, 0.5], [0.0, 0.0])

@@ -231,9 +231,9 @@ class _Cofactors(Function):
     @staticmethod
     def vjp(ctx: Any, g: Tensor, needs: Any) -> Tensor:
         u, vh, rest, sign = ctx.saved
-        turned, rest = u.mT @ g @ vh.mT, where(eye(u) > 0.0, 0.0, rest)
-        diagonal = (rest @ turned.diagonal(0, -2, -1).unsqueeze(-1)).squeeze(-1)
-        return sign * (u @ (diagonal.diag_embed() - rest * turned.mT) @ vh)
+        inner, rest = u.mT @ g @ vh.mT, where(eye(u) > 0.0, 0.0, rest)
+        diagonal = (rest @ inner.diagonal(0, -2, -1).unsqueeze(-1)).squeeze(-1)
+        return sign * (u @ (diagonal.diag_embed() - rest * inner.mT) @ vh)
 
 
 def _products_of_others(s: np.ndarray) -> np.ndarray:
