@@ -11,7 +11,16 @@ import pytest
 import torch
 
 import graphwright as gw
-from graphwright.autograd import Function, GraphFreed, ModifiedSinceForward, NotDifferentiable, Tensor, grad, tensor
+from graphwright.autograd import (
+    Function,
+    GraphFreed,
+    ModifiedSinceForward,
+    NotDifferentiable,
+    Tensor,
+    ViewModified,
+    grad,
+    tensor,
+)
 from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import call
 from graphwright.testing.gradcheck import gradcheck, gradgradcheck
@@ -116,6 +125,18 @@ def test_a_returned_argument_keeps_its_own_tape() -> None:
     assert x.is_leaf
     (y + x).sum().backward()
     assert np.array_equal(grad_of(x).numpy(), np.ones((2, 3)))
+
+
+def test_a_returned_argument_is_not_overwritten_through_the_result() -> None:
+    x = tensor([1.0, 2.0], requires_grad=True)
+    for source in (x, x * 1.0):
+        y = Through.apply(source)
+        with pytest.raises(ViewModified):
+            y.add_(1.0)
+        assert source.tolist() == [1.0, 2.0]
+    y = Through.apply(x * 1.0)  # the argument is gone
+    y.add_(1.0).sum().backward()
+    assert x.grad is not None
 
 
 def test_saved_tensors_are_version_checked_freed_and_form_no_cycle() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from graphwright.array import float32
-from graphwright.autograd import Parameter, grad, tensor
+from graphwright.autograd import Function, Parameter, grad, tensor
 from graphwright.ops import call
 from values import array_of, grad_of
 
@@ -38,6 +38,48 @@ def test_leaf_gradients_have_their_own_memory(how: str) -> None:
     assert not np.isin(77, out.numpy())
 
 
+class Constant(Function):
+    """Its gradient is a tensor that outlives backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        KEPT.append(g)
+        return KEPT[0]
+
+
+KEPT = []
+
+
+def hooked(x, call):
+    x.register_hook(call)
+    return x
+
+
+KEEPERS = {
+    "a hook of the leaf sees it": lambda x: hooked(x, KEPT.append),
+    "a hook of the leaf returns it": lambda x: hooked(x, lambda g: KEPT[0]),
+    "a hook of a result sees it": lambda x: hooked(x + 0.0, KEPT.append),
+    "a hook of a result returns it": lambda x: hooked(x + 0.0, lambda g: KEPT[0]),
+    "a Function returns it": lambda x: Constant.apply(x),
+    "a hook returns a view of it": lambda x: hooked(x, lambda g: KEPT[0].reshape(2)),
+}
+
+
+@pytest.mark.parametrize("how", KEEPERS)
+def test_sums_of_gradients_leave_tensors_of_the_user_alone(how: str) -> None:
+    KEPT[:] = [tensor([3.0, 3.0])]
+    x = tensor([1.0, 2.0], requires_grad=True)
+    y = KEEPERS[how](x)
+    for _ in range(2):
+        (y * 3.0).sum().backward(retain_graph=True)
+    assert grad_of(x).tolist() == [6.0, 6.0]
+    assert all(g.tolist() == [3.0, 3.0] for g in KEPT)
+
+
 def test_gradients_accumulate_in_place() -> None:
     x = tensor([1.0, 2.0], requires_grad=True)
     (x * 3.0).sum().backward()
@@ -46,6 +88,49 @@ def test_gradients_accumulate_in_place() -> None:
     assert x.grad is first
     assert grad_of(x).data is memory
     assert grad_of(x).tolist() == [5.0, 7.0]
+
+
+TAPED = {
+    "strided": lambda x, z: [(x.T**3).sum()],
+    "of two leaves": lambda x, z: [((x + z) ** 3).sum()],
+    "summed over two backwards": lambda x, z: [(x**3).sum(), (x * x * z).sum()],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of a reference cycle
+@pytest.mark.parametrize("how", TAPED)
+def test_stored_gradients_stay_on_the_tape_of_a_taped_backward(how: str) -> None:
+    found: list[list] = []
+    for make in (tensor, torch.tensor):
+        x, z = (make([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], requires_grad=True) for _ in range(2))
+        for loss in TAPED[how](x, z):
+            loss.backward(create_graph=True)
+        first = [t.grad for t in (x, z) if t.grad is not None]
+        for t in (x, z):
+            t.grad = None
+        sum((g * g).sum() for g in first).backward()
+        found.append([*(g.tolist() for g in first), x.grad.tolist()])
+    assert found[0] == found[1]
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of a reference cycle
+def test_a_stored_gradient_depends_on_an_initial_gradient_that_requires_one() -> None:
+    found = []
+    for make in (tensor, torch.tensor):
+        x, seed = make([1.0, 2.0], requires_grad=True), make([3.0, 4.0], requires_grad=True)
+        (x + 1.0).backward(seed, create_graph=True)
+        first = x.grad
+        (first * first).sum().backward()
+        found.append((first.tolist(), seed.grad.tolist()))
+    assert found[0] == found[1]
+
+
+def test_an_untaped_backward_adds_to_a_taped_gradient() -> None:
+    x = tensor([1.0, 2.0], requires_grad=True)
+    (x * x).sum().backward(create_graph=True)
+    first = grad_of(x)
+    (x * x * x).sum().backward()
+    assert (grad_of(x).tolist(), grad_of(x).requires_grad, first.tolist()) == ([5.0, 16.0], False, [2.0, 4.0])
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])

@@ -14,6 +14,7 @@ from graphwright.errors import ComputeError, DTypeError, ShapeError, UsageError
 
 RNG = np.random.default_rng(3)
 SQUARE, TALL = RNG.normal(size=(2, 3, 3)), RNG.normal(size=(2, 4, 3))
+SQUARE_4 = np.random.default_rng(5).normal(size=(4, 4))
 SYMMETRIC = SQUARE @ SQUARE.swapaxes(-1, -2) + 3 * np.eye(3)
 
 CASES: dict[str, tuple[Callable[[Any, Any], Any], list[np.ndarray]]] = {
@@ -139,6 +140,28 @@ def test_the_gradient_of_a_determinant_is_the_cofactors_also_of_singular_matrice
     assert a.grad is not None
     np.testing.assert_allclose(a.grad.numpy()[0], cofactors, atol=1e-12)
     np.testing.assert_allclose(a.grad.numpy()[1], np.linalg.det(SQUARE[0]) * np.linalg.inv(SQUARE[0]).T, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "values", [[3, 2, 1, 0.5], [3, 2, 1, 1e-13], [3, 2, 1, 0], [3, 2, 0, 0], [3, 0, 0, 0], [0, 0, 0, 0]]
+)
+def test_second_gradients_of_a_determinant_also_of_singular_matrices(values: list[float]) -> None:
+    u, v = (np.linalg.qr(RNG.normal(size=(4, 4)))[0] for _ in range(2))
+    host, towards = u @ np.diag(np.array(values, float)) @ v, RNG.normal(size=(4, 4))
+
+    def cofactors(t: float) -> np.ndarray:
+        at, made = host + t * towards, np.zeros((4, 4))
+        for i, j in np.ndindex(4, 4):
+            made[i, j] = (-1) ** (i + j) * np.linalg.det(np.delete(np.delete(at, i, 0), j, 1))
+        return made
+
+    slope = (8 * (cofactors(1) - cofactors(-1)) - cofactors(2) + cofactors(-2)) / 12  # exact for cubic polynomials
+    a = gw.tensor(np.stack([host, SQUARE_4]), requires_grad=True)
+    (first,) = gw.grad(gw.linalg.det(a).sum(), a, create_graph=True)
+    np.testing.assert_allclose(first[0].detach().numpy(), cofactors(0), atol=1e-12)
+    (first[0] * gw.tensor(towards)).sum().backward()
+    assert a.grad is not None
+    np.testing.assert_allclose(a.grad.numpy()[0], slope, atol=1e-7)
 
 
 def test_singular_and_infinite_matrices() -> None:

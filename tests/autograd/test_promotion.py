@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import graphwright as gw
 from graphwright.array import DTYPES, DType, dtype, result_type
 from graphwright.array.cpu.kernel import TORCH_DTYPE
 from graphwright.autograd import Tensor, arange, tensor
@@ -142,3 +143,44 @@ def test_a_numpy_array_on_the_left_keeps_the_tape() -> None:
     assert isinstance(y, Tensor)
     y.sum().backward()
     assert grad_of(x).tolist() == [1, 2]
+
+
+FUNCTIONS = {
+    **dict.fromkeys(["add", "copysign", "fmax", "fmin", "rsub", "xlogy", "float_power"], lambda a, b: True),
+    "heaviside": lambda a, b: a is b,
+    "hypot": lambda a, b: a.is_float or b.is_float,
+    "ldexp": lambda a, b: not b.is_float,  # torch computes 2ⁿ in the dtype of n
+    "logaddexp": lambda a, b: a is b and a.is_float,
+}
+"""Functions of two tensors that are several ops -> pairs of dtypes for which torch's result is exact."""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_several_ops_have_torchs_dtypes_and_values(name: str) -> None:
+    values = [1, 0, 3, 100], [2, 1, 5, 100]
+    for a, b in product(COMPUTED, repeat=2):
+        if not FUNCTIONS[name](a, b):
+            continue
+        for category in ("array", "scalar0d"):
+            mine = [
+                tensor(v if i == 0 or category == "array" else v[0]).to(k)
+                for i, (v, k) in enumerate(zip(values, (a, b), strict=True))
+            ]
+            theirs = [torch.tensor(t.to("float64").numpy()).to(TORCH_DTYPE[t.dtype]) for t in mine]
+            try:
+                truth = getattr(torch, name)(*theirs)
+            except RuntimeError:  # a pair of dtypes that torch lacks
+                continue
+            found = getattr(gw, name)(*mine)
+            assert TORCH_DTYPE[found.dtype] == truth.dtype, (a, b, category)
+            eps = torch.finfo(truth.dtype).eps if truth.dtype.is_floating_point else 0.0
+            np.testing.assert_allclose(
+                found.to("float64").numpy(), truth.double().numpy(), rtol=4 * eps, err_msg=f"{a}, {b}"
+            )
+
+
+def test_an_integer_operand_is_cast_to_the_dtype_of_the_floating_one() -> None:
+    big = np.iinfo(np.int64).min
+    assert gw.ldexp(tensor([7.0], dtype="float64"), tensor([169], dtype="uint8")).item() == 7.0 * 2.0**169
+    assert gw.xlogy(tensor([3.0], dtype="float64"), tensor([5])).item() == 3.0 * np.log(5.0)
+    assert gw.hypot(tensor([big]), tensor([0.5])).item() == 2.0**63

@@ -250,3 +250,33 @@ def test_index_add_of_integers_keeps_their_dtype() -> None:
     assert gw.index_add(x, 0, ids, tensor([5, 5]), alpha=2).tolist() == [11, 2, 13]
     with pytest.raises(DTypeError, match="alpha"):
         gw.index_add(x, 0, ids, tensor([5, 5]), alpha=0.5)
+
+
+@pytest.mark.parametrize("mask", [True, False, np.array(True), (None, True), (..., False)])
+def test_a_taped_0_d_tensor_is_written_under_a_mask(mask) -> None:
+    found = []
+    for make, index in (
+        (tensor, mask),
+        (torch.tensor, torch.tensor(bool(mask)) if isinstance(mask, np.ndarray) else mask),
+    ):
+        x, v = make(2.0, requires_grad=True), make(5.0, requires_grad=True)
+        y = x * 3.0
+        y[index] = v
+        (y * y).backward()
+        found.append((y.item(), *(0.0 if t.grad is None else t.grad.item() for t in (x, v))))
+    assert found[0] == found[1]
+    with pytest.raises(ShapeError):
+        (tensor(2.0, requires_grad=True) * 3.0)[True] = tensor([1.0, 2.0])
+
+
+@pytest.mark.parametrize("shape", [(3, 4), [2, 3, 5], 7])
+def test_unravelled_indices_are_numpys(shape) -> None:
+    size = int(np.prod(shape))
+    found = gw.unravel_index(tensor(np.arange(size)), shape)
+    assert all(np.array_equal(a, b) for a, b in zip(found, np.unravel_index(np.arange(size), shape), strict=True))
+
+
+def test_an_output_size_that_is_not_the_sum_of_the_counts_is_refused() -> None:
+    assert gw.repeat_interleave(tensor([1, 2]), tensor([2, 1]), output_size=3).tolist() == [1, 1, 2]
+    with pytest.raises(UsageError):
+        gw.repeat_interleave(tensor([1, 2]), tensor([2, 1]), output_size=4)

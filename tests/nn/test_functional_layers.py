@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import graphwright as gw
-from graphwright.errors import GraphwrightError
+from graphwright.errors import GraphwrightError, ShapeError
 from values import grad_of
 
 F, T = gw.nn.functional, torch.nn.functional
@@ -52,6 +52,39 @@ def test_layer_functions_match_torch(case: Any) -> None:
     (truth * torch.tensor(weights)).sum().backward()
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(grad_of(a).numpy(), grad_of(b).numpy(), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("mode", ["linear", "bilinear", "trilinear", "bicubic", "nearest", "nearest-exact"])
+@pytest.mark.parametrize("factor", [1.2, 2.3, 0.7])
+def test_resampling_by_a_factor_that_is_not_the_ratio_of_the_sizes(mode: str, factor: float) -> None:
+    rank = {"linear": 1, "bilinear": 2, "bicubic": 2}.get(mode, 3)
+    for n in (3, 5):  # 1.2 keeps small axes; sources near integers are decided by rounding
+        host = rng.normal(size=(1, 2, *(n + k for k in range(rank))))
+        found = F.interpolate(gw.tensor(host), scale_factor=factor, mode=mode)
+        truth = T.interpolate(torch.tensor(host), scale_factor=factor, mode=mode)
+        np.testing.assert_allclose(found.numpy(), truth.numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("pool", ["max_pool2d", "avg_pool2d", "lp_pool2d"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_a_ceiled_pool_of_an_input_smaller_than_the_window(pool: str, stride: int) -> None:
+    options = {"stride": stride, "ceil_mode": True}
+    for n in (1, 2, 3, 4):  # windows of 4, of which the last may be incomplete
+        host = rng.uniform(1.0, 2.0, (1, 4, n))
+        args = (2.0, (1, 4)) if pool == "lp_pool2d" else ((1, 4),)
+        try:
+            truth = getattr(T, pool)(torch.tensor(host), *args, **options).numpy()
+        except RuntimeError:
+            with pytest.raises(ShapeError):
+                getattr(F, pool)(gw.tensor(host), *args, **options)
+        else:
+            np.testing.assert_allclose(getattr(F, pool)(gw.tensor(host), *args, **options).numpy(), truth)
+
+
+def test_rows_scaled_by_frequency_are_those_of_the_table() -> None:
+    host = rng.normal(size=(3, 50))
+    ids = np.array([0, 1, 1, 2, 2, 2])
+    assert np.array_equal(F.embedding(ids, gw.tensor(host), scale_grad_by_freq=True).numpy(), host[ids])
 
 
 @pytest.mark.parametrize("padding", [None, 2, -1])

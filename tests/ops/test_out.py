@@ -108,3 +108,20 @@ def test_operands_unused_by_the_vjp_are_freed_after_forward(name: str) -> None:
         assert [r() for r in held] == [None] * len(held)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("name", ["neg", "add", "softmax", "sort", "matmul", "sum"])
+def test_a_result_is_written_through_a_view_with_negative_strides(name: str) -> None:
+    inputs, attrs = draws(name, 1)[0]
+    arrays = [from_numpy(x) for x in inputs]
+    fresh = compute(OPS[name], arrays, attrs)
+    reverse = (slice(None, None, -1),)
+    outs = tuple(empty(r.shape, r.dtype)[reverse * len(r.shape)] for r in fresh)
+    call(name, *arrays, out=outs, **attrs)
+    for made, right in zip(outs, fresh, strict=True):
+        assert np.array_equal(made.to_numpy(), right.to_numpy())
+    x = from_numpy(np.arange(3.0))
+    call("neg", x[::-1], out=x[::-1])  # over the operand
+    assert x.to_numpy().tolist() == [0.0, -1.0, -2.0]
+    with pytest.raises(AliasError):
+        call("neg", x, out=x[::-1])

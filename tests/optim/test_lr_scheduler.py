@@ -60,6 +60,12 @@ TORCHS: list[tuple[str, dict[str, Any]]] = [
     ("MultiStepLR", {"milestones": [2, 5, 5], "gamma": 0.5}),
     ("ExponentialLR", {"gamma": 0.9}),
     ("PolynomialLR", {"total_iters": 7, "power": 2.0}),
+    ("PolynomialLR", {}),
+    ("PolynomialLR", {"total_iters": 1}),
+    ("LinearLR", {"total_iters": 1}),
+    ("StepLR", {"step_size": 1}),
+    ("MultiStepLR", {"milestones": [2]}),
+    ("CosineAnnealingLR", {"T_max": 1}),
     ("CosineAnnealingWarmRestarts", {"T_0": 2, "T_mult": 2, "eta_min": 0.01}),
     ("CosineAnnealingWarmRestarts", {"T_0": 3}),
     ("CyclicLR", {"base_lr": 0.01, "max_lr": [0.1, 0.2], "step_size_up": 2, "step_size_down": 3}),
@@ -168,23 +174,37 @@ def test_an_invalid_scheduler_state_changes_nothing(state):
     assert (scheduler.last_step, opt.lr) == (0, 1.0)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda o: lr_scheduler.StepLR(o, 0),
-        lambda o: lr_scheduler.ConstantLR(o, 2.0),
-        lambda o: lr_scheduler.LinearLR(o, 0.0),
-        lambda o: lr_scheduler.CosineAnnealingLR(o, 0),
-        lambda o: lr_scheduler.LambdaLR(o, [math.exp, math.exp]),
-        lambda o: lr_scheduler.WSDLR(o, -1, 0, 0),
-        lambda o: lr_scheduler.WarmupCosineLR(o, 1, 0),
-    ],
-)
-def test_invalid_schedules_are_refused(make):
-    opt = optimizer(1.0)
+OUT_OF_RANGE: list[tuple[str, dict[str, Any]]] = [
+    ("ConstantLR", {"factor": 1.1}), ("ConstantLR", {"total_iters": -1}), ("StepLR", {"step_size": 0}),
+    ("StepLR", {"step_size": 1, "gamma": -0.1}), ("LinearLR", {"start_factor": 0.0}), ("LinearLR", {"end_factor": 1.1}),
+    ("LinearLR", {"total_iters": 0}), ("CosineAnnealingLR", {"T_max": 0}),
+    ("WarmupCosineLR", {"warmup": 1, "total": 0}), ("MultiStepLR", {"milestones": [1], "gamma": -1}),
+    ("CosineAnnealingLR", {"T_max": 1, "eta_min": -1.0}), ("ExponentialLR", {"gamma": -0.1}),
+    ("PolynomialLR", {"total_iters": 0}), ("PolynomialLR", {"power": -1.0}), ("LambdaLR", {"lr_lambda": [abs] * 3}),
+    ("CosineAnnealingWarmRestarts", {"T_0": 0}), ("CosineAnnealingWarmRestarts", {"T_0": 1, "T_mult": 0}),
+    ("CyclicLR", {"base_lr": 0.1, "max_lr": [0.1]}), ("CyclicLR", {"base_lr": 0.1, "max_lr": 0.2, "step_size_up": 0}),
+    ("CyclicLR", {"base_lr": 0.1, "max_lr": 0.2, "mode": "x"}), ("OneCycleLR", {"max_lr": 0.1}),
+    ("OneCycleLR", {"max_lr": 0.1, "total_steps": 5, "pct_start": 1.1}),
+    ("OneCycleLR", {"max_lr": 0.1, "total_steps": 5, "anneal_strategy": "x"}), ("ReduceLROnPlateau", {"factor": 1.0}),
+    ("ReduceLROnPlateau", {"mode": "x"}), ("WSDLR", {"warmup": -1, "stable": 1, "decay": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), OUT_OF_RANGE, ids=lambda v: v if isinstance(v, str) else "")
+def test_invalid_schedules_are_refused(name: str, options: dict[str, Any]) -> None:
+    opt = optimizer(0.1, 0.4)
     with pytest.raises(UsageError):
-        make(opt)
-    assert opt.lr == 1.0
+        getattr(lr_scheduler, name)(opt, **options)
+    assert [g.lr for g in opt.param_groups] == [0.1, 0.4]
+
+
+def test_a_single_cycle_ends_at_its_last_step() -> None:
+    opt = optimizer(0.1)
+    schedule = lr_scheduler.OneCycleLR(opt, 0.1, total_steps=3)
+    for _ in range(3):
+        schedule.step()
+    with pytest.raises(UsageError, match="schedule"):
+        schedule.step()
 
 
 def test_a_compiled_step_reads_new_rates_without_retracing():

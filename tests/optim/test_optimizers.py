@@ -445,3 +445,26 @@ def test_accumulated_micro_batches_equal_one_batch():
     assert total.item() == pytest.approx(whole.item(), rel=1e-6)
     with pytest.raises(UsageError):
         accumulate(loss, [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"maximize": True}])
+def test_a_group_may_have_empty_parameters_only(kind: str, dtype: str, options: dict[str, Any]) -> None:
+    if kind == "Rprop" and "weight_decay" in options:
+        return
+    p = Parameter(from_numpy(np.zeros((0, 3), dtype)), name="empty")
+    opt = KINDS[kind]([p], lr=0.1, **options)
+    for _ in range(2):
+        p.grad = gw.zeros(0, 3, dtype=dtype)
+        opt.step()
+    assert opt.state_of(p).steps.item() == 2
+
+
+def test_the_members_of_a_group_may_be_a_single_parameter() -> None:
+    p, q = (Parameter(from_numpy(np.ones(2, "f4")), name=n) for n in "pq")
+    opt = SGD([{"params": p, "lr": 0.5}, {"params": [q]}], lr=1.0)
+    for t in (p, q):
+        t.grad = gw.ones(2)
+    opt.step()
+    assert (p.tolist(), q.tolist()) == ([0.5, 0.5], [0.0, 0.0])

@@ -14,7 +14,7 @@ from graphwright.autograd.modes import enable_grad, no_grad
 from graphwright.autograd.recorder import Symbol, active_recorder, differentiating, scoped
 from graphwright.autograd.tape import Hook, TapeNode, reachable_nodes
 from graphwright.errors import ComputeError, ShapeError, UsageError
-from graphwright.ops import call, compute, get
+from graphwright.ops import Op, call, compute, get
 
 if TYPE_CHECKING:
     from graphwright.autograd.tape import VjpRule
@@ -142,6 +142,7 @@ class _BackwardPass:
         retained: (tensor, gradient) of inner tensors with `retain_grad`, for their `grad`.
         wanted_at: (node, result number) -> indices in `wanted` of the tensors that are this result.
         results: gradients of the wanted tensors.
+        held: ids of the storages of gradients that the caller, hooks, Functions or `grad` may keep.
         path: nodes that depend on a wanted tensor, and ids of wanted leaves; None without `wanted`.
     """
 
@@ -158,6 +159,7 @@ class _BackwardPass:
             if t.node is not None:
                 self.wanted_at.setdefault((t.node, t.port), []).append(i)
         self.results: list[Tensor | None] = [None] * len(wanted or ())
+        self.held: set[int] = set()
         self.path: Container[TapeNode | int] | None = None if wanted is None else _dependents(roots, wanted)
 
     def needs(self, node: TapeNode) -> tuple[bool, ...]:
@@ -190,7 +192,7 @@ class _BackwardPass:
         if node.hooks is not None:
             for port, hooks in node.hooks.items():
                 if (g := grads[port]) is not None:
-                    grads[port] = _run_hooks(hooks, g, node.out_specs[port])
+                    grads[port] = self.run_hooks(hooks, g, node.out_specs[port])
         if node.retained is not None:
             for tensor in (r() for r in node.retained):
                 if tensor is not None and (g := grads[tensor.port]) is not None:
@@ -203,6 +205,8 @@ class _BackwardPass:
         if not any(needs):
             return
         found = _vjp(node, grads, needs, self.create_graph)
+        if not isinstance(node.op, Op):  # a user's Function
+            self.hold(*grads, *found)
         if not self.retain:
             node.free()
         for edge, g in zip(node.edges, found, strict=True):
@@ -213,7 +217,26 @@ class _BackwardPass:
         """Call the hooks of the leaves, whose gradients are now complete."""
         for key, (leaf, g) in self.leaves.items():
             if leaf.hooks:
-                self.leaves[key] = (leaf, _run_hooks(leaf.hooks, g, g.spec))
+                self.leaves[key] = (leaf, self.run_hooks(leaf.hooks, g, g.spec))
+
+    def run_hooks(self, hooks: Sequence[Hook], grad: Tensor, spec: Spec) -> Tensor:
+        """Return the gradient after all hooks. Raises: ShapeError, UsageError for an invalid gradient of a hook."""
+        for hook in list(hooks):
+            self.hold(grad)
+            given: Any = hook.call(grad)
+            if given is None:
+                continue
+            if not isinstance(given, TensorBase):
+                raise UsageError("a hook returned neither a tensor nor None", got=type(given).__name__)
+            if given.spec != spec:
+                raise ShapeError("a hook changed the spec of the gradient", expected=spec, got=given.spec)
+            grad = as_tensor(given)
+        self.hold(grad)
+        return grad
+
+    def hold(self, *grads: Tensor | None) -> None:
+        """Note that code outside may keep these gradients."""
+        self.held.update(id(g.data.storage) for g in grads if g is not None and isinstance(g.data, NDArray))
 
 
 def _source(edge: Any) -> TapeNode | int:
@@ -227,20 +250,6 @@ def _dependents(roots: Sequence[Tensor], wanted: Sequence[Tensor]) -> set[TapeNo
         if any(edge is not None and _source(edge) in found for edge in node.edges):
             found.add(node)
     return found
-
-
-def _run_hooks(hooks: Sequence[Hook], grad: Tensor, spec: Spec) -> Tensor:
-    """Return the gradient after all hooks. Raises: ShapeError, UsageError if a hook returns an invalid gradient."""
-    for hook in list(hooks):
-        given: Any = hook.call(grad)
-        if given is None:
-            continue
-        if not isinstance(given, TensorBase):
-            raise UsageError("a hook returned neither a tensor nor None", got=type(given).__name__)
-        if given.spec != spec:
-            raise ShapeError("a hook changed the spec of the gradient", expected=spec, got=given.spec)
-        grad = as_tensor(given)
-    return grad
 
 
 def _run(
@@ -271,14 +280,14 @@ def _differentiate(
     for i, tensor in enumerate(wanted or ()):
         if tensor.node is None and id(tensor) in state.leaves:
             state.results[i] = state.leaves[id(tensor)][1]
-    given = {id(seed.data.storage) for _, seed in started if isinstance(seed.data, NDArray)}
+    state.hold(*(seed for _, seed in started))
     for tensor, g in state.retained:
-        _accumulate(tensor, g, given)
+        _accumulate(tensor, g, state.held)
     if accumulate:
         filled = state.leaves.values() if wanted is None else zip(wanted, state.results, strict=True)
         for tensor, g in filled:
             if g is not None:
-                _accumulate(tensor, g, given)
+                _accumulate(tensor, g, state.held)
     return state.results
 
 
@@ -362,27 +371,28 @@ def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
     return tensor
 
 
-def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
-    """Add `g` to `leaf.grad`. If that is None, store `g`, copied if it is strided or in a storage with id in `given`.
+def _accumulate(leaf: Tensor, g: Tensor, held: set[int]) -> None:
+    """Add `g` to `leaf.grad`, in place unless one of them is on a tape. If that is None, store `g`.
 
-    `given` holds the ids of the storages of the initial gradients and of the gradients stored so far.
+    It is copied first if it is strided or its storage is `held`; the storage of what is stored is held from then on.
     """
     recorder = active_recorder.get()
     if recorder is not None:
         recorder.before_grad(leaf)
     if leaf.grad is not None and leaf.grad.dtype is not g.dtype:  # the user set it in the 16-bit dtype of the parameter
         leaf.grad = leaf.grad.to(g.dtype)
-    if leaf.grad is not None and isinstance(leaf.grad.data, NDArray) and isinstance(g.data, NDArray):
-        compute(_ADD, [leaf.grad.data, g.data], {}, [leaf.grad.data])
-        return
     if leaf.grad is not None:
-        leaf.grad = leaf.grad + g
+        have, new = leaf.grad.data, g.data
+        if isinstance(have, NDArray) and isinstance(new, NDArray) and not (g.requires_grad or leaf.grad.requires_grad):
+            compute(_ADD, [have, new], {}, [have])
+        else:
+            leaf.grad = leaf.grad + g
         return
-    g = g.detach() if not g.requires_grad or g.node is None else g
+    g = g if g.requires_grad else g.detach()
     array = g.data
     if isinstance(array, NDArray):
-        if id(array.storage) in given or not array.contiguous:
-            array = array.copy()
-            g = as_tensor(array)
-        given.add(id(array.storage))
+        if id(array.storage) in held or not array.contiguous:
+            g = call("copy", g)
+            array = g.concrete("a gradient")
+        held.add(id(array.storage))
     leaf.grad = g

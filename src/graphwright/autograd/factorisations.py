@@ -16,6 +16,7 @@ from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.create import device_of
 from graphwright.autograd.function import Function
 from graphwright.autograd.functions import cat, maximum, where
+from graphwright.autograd.modes import is_grad_enabled
 from graphwright.errors import ComputeError, UsageError
 
 if TYPE_CHECKING:
@@ -205,12 +206,43 @@ class _Determinant(Function):
     @staticmethod
     def vjp(ctx: Any, g: Tensor, needs: Any) -> Tensor:
         a, made = ctx.saved
-        if bool((made != 0.0).all().item()):
+        least = 0.0
+        if is_grad_enabled():  # near a singular matrix, terms of the second gradient would cancel
+            least = (a * a).sum(-1).sqrt().prod(-1) * finfo(a.dtype).eps ** 0.5
+        if bool((made.abs() > least).all().item()):
             return (g * _Determinant.apply(a)).unsqueeze(-1).unsqueeze(-1) * _Inverse.apply(a).mT
-        u, s, vh = _Svd.apply(a, False)  # the cofactors of U diag(S) Vh: det U · det Vh · U diag(Π of other S) Vh
-        others = where(eye(u.mT) > 0.0, 1.0, s.unsqueeze(-2)).prod(-1)
-        signs = (g * _Determinant.apply(u) * _Determinant.apply(vh)).unsqueeze(-1).unsqueeze(-1)
-        return signs * ((u * others.unsqueeze(-2)) @ vh)
+        return g.unsqueeze(-1).unsqueeze(-1) * _Cofactors.apply(a)
+
+
+class _Cofactors(Function):
+    """The cofactors of [..., n, n], also of singular matrices; they have a first gradient only.
+
+    Those of A = U diag(s) Vh are det U · det Vh · U diag(Pᵢᵢ) Vh, where Pᵢⱼ is the product of all s but sᵢ and sⱼ.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> Tensor:
+        u, s, vh = _on_host(np.linalg.svd, a)
+        sign = (_on_host(np.linalg.det, u) * _on_host(np.linalg.det, vh)).unsqueeze(-1).unsqueeze(-1)
+        rest = _on_host(_products_of_others, s)
+        ctx.save(u, vh, rest, sign)
+        return sign * ((u * rest.diagonal(0, -2, -1).unsqueeze(-2)) @ vh)
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor, needs: Any) -> Tensor:
+        u, vh, rest, sign = ctx.saved
+        inner, rest = u.mT @ g @ vh.mT, where(eye(u) > 0.0, 0.0, rest)
+        diagonal = (rest @ inner.diagonal(0, -2, -1).unsqueeze(-1)).squeeze(-1)
+        return sign * (u @ (diagonal.diag_embed() - rest * inner.mT) @ vh)
+
+
+def _products_of_others(s: np.ndarray) -> np.ndarray:
+    """Return [..., n, n]: the products of all s [..., n] except two, or on the diagonal except one."""
+    rows = np.where(np.eye(s.shape[-1]) > 0, 1.0, s[..., None, :])  # row i without sᵢ
+    ones = np.ones_like(rows[..., :1])
+    before = np.cumprod(np.concatenate([ones, rows[..., :-1]], -1), -1)
+    after = np.cumprod(np.concatenate([ones, rows[..., :0:-1]], -1), -1)[..., ::-1]
+    return before * after
 
 
 def _gaps(a: Tensor, b: Tensor) -> Tensor:

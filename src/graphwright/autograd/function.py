@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array import NDArray
 from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.errors import NotDifferentiable
 from graphwright.autograd.modes import is_grad_enabled, no_grad
@@ -99,7 +100,8 @@ class Function:
         if not results or not all(isinstance(r, TensorBase) for r in results):
             what, expected = "forward did not return tensors only", "a tensor, or a tuple of one or more tensors"
             raise UsageError(what, where=cls.__name__, expected=expected, got=type(made).__name__)
-        outputs = [as_tensor(_data(r)) for r in results]  # new tensors, as forward may return its arguments
+        given = [a.data for a in args if isinstance(a, TensorBase)]
+        outputs = [as_tensor(_new(_data(r), given)) for r in results]  # new: forward may return its arguments
         saved, ctx._pending = ctx._pending, ()  # a result held by the context would be a cycle
         if is_grad_enabled() and any(isinstance(a, TensorBase) and a.requires_grad for a in args):
             _put_on_tape(cls, ctx, args, saved, results, outputs)
@@ -110,6 +112,12 @@ def _data(t: TensorBase) -> Any:
     """Return the array of a tensor, or its symbol at this point of a trace."""
     recorder = active_recorder.get()
     return recorder.resolve(as_tensor(t)) if recorder is not None and (t.symbolic or t.is_variable) else t.data
+
+
+def _new(data: Any, given: Sequence[Any]) -> Any:
+    """Return an array that writes in place see as a view, if `data` is an argument's own array."""
+    shared = isinstance(data, NDArray) and any(data is other for other in given)
+    return data.view(data.layout) if shared else data
 
 
 _UNKNOWN = Traits()

@@ -81,6 +81,10 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
     whole = all(part == (0, n, 1) for part, n in zip(parts, x.spec.shape, strict=True))
     if whole and not (plan.ids or plan.drop or plan.new):
         x.copy_(value)
+    elif not x.ndim:  # a mask without axes
+        value = value.expand(*plan.shape)
+        if value.numel():
+            x.copy_(value.reshape())
     elif plan.ids and whole and not plan.new and plan.order is None:
         call("index_put", x, value, *map(_int64, plan.ids), axis=plan.axis, out=x)
     else:  # assign by the coordinates of the entries along every axis

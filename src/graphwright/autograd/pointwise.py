@@ -24,8 +24,9 @@ from graphwright.array import (
     uint8,
 )
 from graphwright.autograd.apply import TensorBase, apply, as_tensor
-from graphwright.autograd.functions import cast_like
+from graphwright.autograd.functions import cast_like, stack
 from graphwright.autograd.names import METHOD, NAMES, TOP, named
+from graphwright.autograd.shapes import broadcast_tensors
 from graphwright.errors import DTypeError, UsageError
 from graphwright.ops import call, get
 
@@ -60,6 +61,19 @@ _of_two("logical_xor", in_place=False)
 def logical_not(input: Any) -> Tensor:
     """¬x, elementwise: true where x is 0 or false."""
     return call("logical_not", as_tensor(input))
+
+
+def _common(*operands: Any) -> DType:
+    """Return the dtype to which tensors and numbers are promoted."""
+    kinds = [("python" if isinstance(x, int | float) else "scalar0d", as_tensor(x)) for x in operands]
+    return result_type([(x.dtype, "array" if x.ndim else kind) for kind, x in kinds])
+
+
+def _floats(a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    """Return two operands as tensors of their common dtype, of float32 if that is not floating."""
+    kind = _common(a, b)
+    kind = kind if kind.is_float else float32
+    return as_tensor(a, kind), as_tensor(b, kind)
 
 
 def _scaled(other: Any, alpha: float) -> Any:
@@ -282,7 +296,7 @@ def rad2deg(input: Any) -> Tensor:
 @named()
 def hypot(input: Any, other: Any) -> Tensor:
     """√(a² + b²), elementwise, without overflow; gradient 0 at 0."""
-    a, b = as_tensor(input), as_tensor(other)
+    a, b = _floats(input, other)
     size = call("stop_gradient", call("maximum", a.abs(), b.abs()))
     none = (size == 0.0) | size.isinf()
     safe = call("where", none, cast_like(1.0, size), size)
@@ -293,15 +307,15 @@ def hypot(input: Any, other: Any) -> Tensor:
 @named()
 def copysign(input: Any, other: Any) -> Tensor:
     """|a| with the sign of b, elementwise; the sign of -0 counts."""
-    a, b = as_tensor(input), as_tensor(other)
-    size = (a if a.dtype.is_float else a.to(float32)).abs()
+    a, b = _floats(input, other)
+    size = a.abs()
     return call("where", signbit(b), -size, size)
 
 
 @named()
 def xlogy(input: Any, other: Any) -> Tensor:
     """a·ln b, elementwise; 0 where a is 0 and b is not NaN. Gradients ln b and a/b; both are 0 at a = 0 ≥ b."""
-    a, b = as_tensor(input), as_tensor(other)
+    a, b = _floats(input, other)
     none = (a == 0) & ((b <= 0) | (b == math.inf))
     return a * call("where", none, cast_like(1, b), b).log()
 
@@ -309,9 +323,7 @@ def xlogy(input: Any, other: Any) -> Tensor:
 @named()
 def logaddexp(input: Any, other: Any) -> Tensor:
     """ln(eᵃ + eᵇ), elementwise, without overflow."""
-    a, b = as_tensor(input), as_tensor(other)
-    gap = call("where", (a == b), cast_like(0.0, a), a - b)  # ∞ - ∞
-    return call("maximum", a, b) + (-gap.abs()).exp().log1p()
+    return call("logsumexp", stack(broadcast_tensors(*_floats(input, other))), axes=(0,), keepdims=False)
 
 
 @named()
@@ -346,8 +358,8 @@ def angle(input: Any) -> Tensor:
 @named()
 def ldexp(input: Any, other: Any) -> Tensor:
     """x·2ⁿ, elementwise."""
-    n = as_tensor(other)
-    return as_tensor(input) * (n if n.dtype.is_float else n.to(float32)).exp2()
+    x, n = _floats(input, other)
+    return x * n.exp2()
 
 
 @named(in_place=True)
@@ -406,7 +418,7 @@ def _on_host(name: str, doc: str, floats: bool) -> None:
 
     def run(input: Any, other: Any) -> Tensor:
         a, b = as_tensor(input), as_tensor(other)
-        kind = result_type([(x.dtype, "array" if x.ndim else "scalar0d") for x in (a, b)])
+        kind = _common(input, other)
         if kind.is_float is not floats or kind is bool_ or kind.is_low:
             expected = "float32 or float64" if floats else "integers"
             raise DTypeError("unsupported dtypes", where=name, expected=expected, got=f"{a.spec}, {b.spec}")

@@ -412,7 +412,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
 @named(scalars=True)
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
     """ln Σ eˣ over the entries up to each entry along an axis, without overflow."""
-    from graphwright.autograd.pointwise import logaddexp
+    from graphwright.autograd.pointwise import logaddexp  # here: stubs list functions in the order of imports
 
     return scan(lambda a, b: (logaddexp(a[0], b[0]),), (input,), axis_of(dim, input.ndim))[0]
 

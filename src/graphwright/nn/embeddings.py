@@ -35,7 +35,7 @@ def embedding(
     if scale_grad_by_freq:
         counts = call("bincount", ids.reshape(-1), length=weight.shape[0])
         share = rows / counts.to(rows.dtype).gather(0, ids.reshape(-1)).reshape(*ids.shape, 1)
-        rows = share + (rows - share).detach()
+        rows = rows.detach() + (share - share.detach())
     if padding_idx is None:
         return rows
     if not -weight.shape[0] <= padding_idx < weight.shape[0]:

@@ -71,9 +71,11 @@ def _taps(n: int, m: int, ratio: float, mode: str, align: bool) -> list[tuple[np
     """Return (index of the source, weight) of each term of the m results; `ratio` is old size / new size."""
     i = np.arange(m)
     if mode.startswith("nearest"):
-        at = np.floor((i + (0.5 if mode == "nearest-exact" else 0.0)) * np.float32(ratio)).astype(np.int64)
-        return [(np.minimum(at, n - 1), None)]
+        at = ((i + (0.5 if mode == "nearest-exact" else 0.0)) * np.float32(ratio)).astype(np.float32)  # as torch rounds
+        return [(np.minimum(np.floor(at).astype(np.int64), n - 1), None)]
     at = i * ((n - 1) / (m - 1) if m > 1 else 0.0) if align else (i + 0.5) * ratio - 0.5
+    if n == m and mode != "bicubic":  # torch copies such an axis, whatever the factor
+        at = i * 1.0
     if mode == "bicubic":  # Keys 1981, with a = -0.75
         low = np.floor(at)
         distances = [np.abs(at - low - k) for k in (-1, 0, 1, 2)]

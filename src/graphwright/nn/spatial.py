@@ -255,10 +255,14 @@ class _Spatial:
 
 
 def _overhang(sizes: Sequence[int], attrs: dict[str, Any]) -> tuple[int, ...]:
-    """Return how many entries the last windows miss, which begin in the input or its padding before it."""
+    """Return how many entries the last windows miss, which begin in the input or its padding before it.
+
+    Raises: ShapeError if an axis has no window.
+    """
     rule, missing = Window.of(attrs["kernel"], attrs), []
     for n, e, s, p in zip(sizes, rule.extent, rule.stride, rule.padding, strict=True):
-        count = ceil(max(n + 2 * p - e, 0) / s) + 1
+        if (count := ceil((n + 2 * p - e) / s) + 1) < 1:
+            raise ShapeError("the window is larger than the padded axis", expected=f"at most {n + 2 * p}", got=e)
         count -= (count - 1) * s >= n + p
         missing.append(max((count - 1) * s + e - n - 2 * p, 0))
     return tuple(missing)

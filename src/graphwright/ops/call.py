@@ -154,6 +154,9 @@ def compute(
                 return known.cached.run(ins, attrs)
         if row.view is not None:
             return (_copied(row, ins[0], attrs, known.specs[0], outs),)
+        if outs is not None and any(min(out.strides, default=0) < 0 for out in outs):  # kernels cannot write there
+            _check_outs(row, outs, ins, known.specs)
+            return tuple(out.copy_from(made) for out, made in zip(outs, compute(row, ins, attrs), strict=True))
         return _bound(row, ins, attrs, outs, known, kernels)
     except (IndexError, MemoryError, RuntimeError) as error:
         if isinstance(error, GraphwrightError) and not isinstance(error, NonFinite):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
+from math import prod
 from typing import Any
 
 import torch
@@ -117,8 +118,13 @@ def sgd_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
     return [*_copy_states(outs, ins), _unless(ins[1], step, *_counted(steps))]
 
 
+def _largest(outs: Sequence[Spec]) -> Spec:
+    """Return the spec of scratch for each parameter; step counts and numbers of another dtype are among the results."""
+    return Spec(max((s.sizes for s in outs), key=prod), outs[0].dtype)
+
+
 def _two_of_the_largest(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    return [max(outs, key=lambda s: s.size)] * 2
+    return [_largest(outs)] * 2
 
 
 @kernel("rmsprop_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
@@ -202,7 +208,7 @@ def _rule(
         return Needs(reads=(0, 1, *range(len(ins) - members * (1 + numbers), len(ins))))
 
     def spare(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        largest = max(outs, key=lambda s: s.size)
+        largest = _largest(outs)
         return [largest] * (1 + scratch) + [Spec(largest.shape, bool_)] * masks
 
     def enter(rule: Callable[..., None]) -> None:
