@@ -415,3 +415,22 @@ def test_a_bound_step_equals_a_called_step() -> None:
         assert run.outputs["loss"].tobytes() == made.numpy().tobytes()
     for mine, theirs in zip(called.parameters(), bound.parameters(), strict=True):
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+
+
+def test_variables_of_the_optimizer_leave_a_weight_with_their_name_alone() -> None:
+    trained = []
+    for key in ("factors", "momentum"):
+        b = Builder("scaled")
+        h = b.linear(b.input("x", (B, 6)), b.param("w", np.full((4, 6), 0.1, "f4")))
+        b.output(b.mul(h, b.const("factors", np.arange(4, dtype="f4"))), "out")
+        p = b.build()
+        opt = optim.SGD(p, lr=0.1, momentum=0.9)
+        if key != "factors":
+            key = next(name for name, v in opt.variables().items() if v.shape == (4, 6))
+        with p.edit("the key of the const, and not its name, is that of a variable of the optimizer") as e:
+            e.rename("factors", "factors", key=key)
+        step = optim.compile_step(p, loss, opt, INPUTS)
+        for x, y in batches(3):
+            step(x=x, y=y)
+        trained.append(p.weights["w"].data.tobytes())
+    assert trained[0] == trained[1]

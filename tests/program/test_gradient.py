@@ -200,3 +200,36 @@ def test_the_gradient_equals_the_tape_after_an_edit() -> None:
     p(x=gw.tensor(X))["loss"].backward()
     for name in ("w0", "w3"):
         assert_bits(found[f"grad.{name}"], array_of(grad_of(p.weights[name])))
+
+
+def scaled() -> Program:
+    """tanh(x·w) times a const, whose key is a name that gradients give to their own constants."""
+    b = Builder("scaled")
+    h = b.tanh(b.linear(b.input("x", (3, 4), "float64"), b.param("w", np.eye(4)), name="h"), name="act")
+    b.output(b.mul(h, b.const("const", np.arange(2.0, 6.0)), name="product"), "y")
+    return b.build()
+
+
+def test_constants_of_the_gradient_leave_a_weight_with_their_name_alone() -> None:
+    p = scaled()
+    truth = p.grad("y", ["w"]).run(x=X)["grad.w"].to_numpy()
+    with p.edit("a name is free, its key is not") as e:
+        e.rename("const", "factors")
+    p.derived.clear()
+    g = p.grad("y", ["w"])
+    assert_bits(g.run(x=X)["grad.w"], truth)
+    assert_bits(g.compile(x=X.shape)(x=X)["grad.w"], truth)
+
+
+def test_weights_that_an_edit_adds_leave_constants_of_the_gradient_alone() -> None:
+    p = scaled()
+    with p.edit("free the name and the key") as e:
+        e.rename("const", "factors", key="factors")
+    g = p.grad("y", ["w"])
+    g.compile(x=X.shape)(x=X)
+    with p.edit("a const with the name of one of the gradient's") as e:
+        e.rewire(p.in_edges("product")[1], e.const("const", np.arange(6.0, 10.0)))
+    assert p.grad("y", ["w"]) is g
+    slope = 1 - np.tanh(X) ** 2  # w is the identity
+    np.testing.assert_allclose(g.run(x=X)["grad.w"], (slope * np.arange(6.0, 10.0)).T @ X, rtol=1e-12)
+    assert_bits(g.compile(x=X.shape)(x=X)["grad.w"], g.run(x=X)["grad.w"])

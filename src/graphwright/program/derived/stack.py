@@ -8,7 +8,7 @@ all members, as it depends on shared inputs and equal consts only, is not stacke
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, count, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,15 +126,21 @@ class _Stack:
 
     def number(self, value: float, dtype: Any) -> _Term:
         """Add a const of a number that an expansion uses."""
-        name = self.made.free_name(f"{self.path}.const")
+        name = self.free_name(f"{self.path}.const")
         array = as_array(np.asarray(value), dtype)
         add_weight(self.made.weights, name, Variable(array, name=name))
         source = add_source(self.made, CONST, name, array.spec, {"key": name})
         return _Term(self, Value(source), array.spec, stacked=False)
 
+    def free_name(self, wanted: str) -> str:
+        """Return a path and key that neither the stacked program nor a member has: `wanted`, `wanted_2`, ..."""
+        both = self.made, self.programs[0]  # whose names are added sooner or later
+        names = chain([wanted], (f"{wanted}_{i}" for i in count(2)))
+        return next(n for n in names if all(p.find(n) is None and not p.weights.has_key(n) for p in both))
+
     def node(self, op: str, operands: Sequence[Value], **attrs: Any) -> Value:
         """Add an op under a free path below that of the node that is being stacked."""
-        name = self.made.free_name(f"{self.path}.{op}")
+        name = self.free_name(f"{self.path}.{op}")
         return Value(add_op(self.made, op, operands, get(op).complete(attrs), name))
 
     def stacked(self, term: _Term) -> _Term:

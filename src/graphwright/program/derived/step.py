@@ -113,8 +113,9 @@ class ReusingRecorder(MirrorRecorder):
         """Add a param or state node for a variable that the source program does not have; return the node."""
         p, kind = self.program, PARAM if isinstance(variable, Parameter) else STATE
         name = p.free_name(variable.name or kind)
-        add_weight(p.weights, name, variable)
-        return self.source(kind, name, variable.spec, {"key": name})
+        key = p.weights.free_key(name)
+        add_weight(p.weights, key, variable)
+        return self.source(kind, name, variable.spec, {"key": key})
 
     def _take(self, key: tuple[Any, ...], make: Callable[[], NodeId]) -> NodeId:
         """Return the node of this content `key` from this or the previous trace, else the node that `make()` adds."""

@@ -26,10 +26,11 @@ from graphwright.program.primitives import (
     insert_edge,
     insert_node,
     move_edge,
+    rekey,
     set_outputs,
     update_node,
 )
-from graphwright.program.weights import add_weight, drop_weight, rekey_weight, sort_by_creation
+from graphwright.program.weights import add_weight, drop_weight, sort_by_creation
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec
@@ -386,9 +387,7 @@ class SetAttr(Edit):
 
     def apply(self, p: Program) -> None:
         if p.op(self.node) in STORED and (old := p.key(self.node)) != (new := self.attrs["key"]):
-            rekey_weight(p.weights, old, new)
-            for reader in p.readers(old):
-                update_node(p, reader, attrs={**p.attrs(reader), "key": new})
+            rekey(p, old, new)
         op = p.op(self.node)
         complete = dict(self.attrs) if op in KINDS else get(op).complete(self.attrs)  # a dtype may be given by name
         update_node(p, self.node, attrs=complete)
