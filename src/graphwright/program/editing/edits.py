@@ -17,6 +17,7 @@ from graphwright.ops import get
 from graphwright.program.editing import fields as f
 from graphwright.program.errors import NameTaken, NotAJunction, PortEmpty, PortTaken, ReplayConflict
 from graphwright.program.files import forms
+from graphwright.program.gates import RESERVED
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE, STORED
 from graphwright.program.op_graph import MAX_PORT, Value, is_key
@@ -379,7 +380,9 @@ class SetAttr(Edit):
         op, path = p.op(p.node(self.node)), p.path(self.node)
         _check_attrs(op, self.attrs, path)
         encode_attrs(self.attrs)
-        if op in STORED and self.attrs.get("key") != p.key(self.node):
+        if op in STORED and self.attrs.get("key") != (old := p.key(self.node)):
+            if old in RESERVED:
+                raise UsageError("this key cannot change: the weights of gates are found by their keys", where=path)
             _check_free_key(p, self.attrs.get("key"), path)
 
     def invert(self, p: Program) -> Edit:
