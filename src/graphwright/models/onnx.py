@@ -409,7 +409,11 @@ class _OnnxGraph:
         return name
 
     def _only_widened(self, key: str) -> bool:
-        return all(self._widened(m) for n in self.p.readers(key) for m in self.p.consumers(n))
+        """Return True if nodes read the weight, all of them casts, and it is no output: only the wide one is stored."""
+        sources = self.p.readers(key)
+        readers = [m for n in sources for m in self.p.consumers(n)]
+        outputs = {v.node for v in self.p.outputs()}
+        return bool(readers) and all(map(self._widened, readers)) and outputs.isdisjoint(sources)
 
 
 def _info(name: str, spec: Spec) -> onnx.ValueInfoProto:
