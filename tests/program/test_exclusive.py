@@ -124,7 +124,7 @@ def test_of_two_threads_that_undo_one_edit_one_is_told_that_nothing_is_left(back
 
     def other() -> None:
         second.set()
-        with pytest.raises(NotUndoable, match="nothing to (undo|redo)") as caught:
+        with pytest.raises(NotUndoable, match=r"nothing to (undo|redo)") as caught:
             walk()
         refused.append(caught.value)
 

@@ -580,7 +580,7 @@ class _Growth:
         return remapped(array.to_numpy("float64"), old)
 
     def _own_elements(self, table: np.ndarray, new: np.ndarray, duplicate: bool) -> np.ndarray:
-        """Give the new rows of the table of gates unused element numbers, and let new units that start at zero train."""
+        """Give new rows of the table of gates unused element numbers; let new units that start at zero train."""
         for slot in np.unique(table[new, g.SLOT]):
             rows = new & (table[:, g.SLOT] == slot)
             taken = table[~new & (table[:, g.SLOT] == slot), g.ELEMENT]

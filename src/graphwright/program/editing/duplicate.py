@@ -15,7 +15,6 @@ from graphwright.program.weights import shared_variable
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program.editing.transaction import Transaction
-    from graphwright.program.program import Program
 
 
 def duplicate(e: Transaction, module: str) -> str:
