@@ -434,3 +434,23 @@ def test_variables_of_the_optimizer_leave_a_weight_with_their_name_alone() -> No
             step(x=x, y=y)
         trained.append(p.weights["w"].data.tobytes())
     assert trained[0] == trained[1]
+
+
+@pytest.mark.parametrize("executor", ["aten", "auto"])
+def test_a_step_follows_an_edit_that_resizes_the_output(executor: str) -> None:
+    def program(out: int) -> Program:
+        b = Builder("resized")
+        b.output(b.linear(b.input("x", (B, 6)), b.param("w", np.full((out, 6), 0.1, "f4")), name="h"), "out")
+        return b.build()
+
+    def squares(out: Tensor) -> Tensor:
+        return (out * out + 1.0).mean()
+
+    p, fresh, x = program(4), program(5), batches(1)[0][0]
+    step = optim.compile_step(p, squares, optim.SGD(p, lr=0.1), {"x": x}, executor=executor)
+    step(x=x)
+    with p.edit("another output") as e:
+        e.set_weight("w", np.full((5, 6), 0.1, "f4"))
+    other = optim.compile_step(fresh, squares, optim.SGD(fresh, lr=0.1), {"x": x}, executor=executor)
+    assert step(x=x).item() == other(x=x).item()
+    assert p.weights["w"].data.tobytes() == fresh.weights["w"].data.tobytes()

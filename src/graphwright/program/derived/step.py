@@ -65,6 +65,7 @@ class ReusingRecorder(MirrorRecorder):
         """Reuse, rewire or add a node for one operation."""
         operands = [self._own(s) for s in inputs]
         attributes = repr(sorted(attrs.items()))
+        specs = map(self._mirror.spec, operands)  # of a node that stays, they may change
         base = ".".join((*scope.get(), op.name))
         self._counts[base] += 1
         role = (base, self._counts[base], attributes)
@@ -75,7 +76,7 @@ class ReusingRecorder(MirrorRecorder):
                 return node
             return add_op(self.program, op.name, operands, attrs, self._name(op.name), self.after(operands))
 
-        node = self.now.by_role[role] = self._take((op.name, *operands, attributes), make)
+        node = self.now.by_role[role] = self._take((op.name, *operands, *specs, attributes), make)
         return self.symbols(node)
 
     def _rewired(
