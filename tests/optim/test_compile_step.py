@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
@@ -15,6 +16,7 @@ from step_edits import insert_sigmoid, link_input_and_result
 
 import graphwright as gw
 from graphwright import amp, nn, optim
+from graphwright.array import from_numpy
 from graphwright.array.cpu import tensor_allocations
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
@@ -454,3 +456,28 @@ def test_a_step_follows_an_edit_that_resizes_the_output(executor: str) -> None:
     other = optim.compile_step(fresh, squares, optim.SGD(fresh, lr=0.1), {"x": x}, executor=executor)
     assert step(x=x).item() == other(x=x).item()
     assert p.weights["w"].data.tobytes() == fresh.weights["w"].data.tobytes()
+
+
+def test_a_constant_of_an_earlier_trace_is_not_taken_for_a_new_one_at_its_address() -> None:
+    b = Builder("constants")
+    b.output(b.linear(b.input("x", (B, 6)), b.param("w", np.ones((4, 6), "f4")), name="h"), "out")
+    p, seen = b.build(), []
+
+    def constant(value: float) -> Any:
+        return from_numpy(np.full((4, B), value, "f4")).permute(1, 0)  # the program stores a row-major copy
+
+    def scaled(out: Tensor) -> Tensor:
+        gc.collect()
+        others = [constant(2.0)]
+        while seen and id(others[-1]) not in seen and len(others) < 2000:
+            others.append(constant(2.0))
+        array = others[-1] if seen else constant(1.0)
+        seen.append(id(array))
+        return (out * Tensor(array)).sum()
+
+    step = optim.compile_step(p, scaled, optim.SGD(p, lr=0.0), {"x": (B, 6)})
+    x = np.ones((B, 6), "f4")
+    assert step(x=x).item() == 6 * 4 * B
+    with p.edit("another output") as e:
+        e.set_outputs(out=e.add("copy", "h"))
+    assert step(x=x).item() == 2 * 6 * 4 * B
