@@ -141,6 +141,23 @@ def test_weights_may_be_outputs(tmp_path, dtype, read):
     np.testing.assert_allclose(got["y"], p.run(x=x)["y"], rtol=1e-6)
 
 
+def test_weights_inputs_states_and_outputs_may_share_a_name(tmp_path):
+    b = gw.Builder("names")
+    x, w, v = b.input("x", (2, 3)), b.param("w", np.full(3, 2.0, "f4")), b.param("v", np.full(3, 3.0, "f4"))
+    total = b.state("total", np.ones((2, 3), "f4"))
+    y = b.add(b.mul(b.add(b.mul(x, w), v), b.const("half", np.float32(0.5))), total)
+    b.assign(total, y)
+    b.output(y, "half")
+    b.output(v, "w")
+    p = b.build()
+    with p.edit("keys are the names of an input, of a state and of a constant of the file") as e:
+        e.rename("w", "first", key="x")
+        e.rename("v", "second", key="total.next")
+        e.rename("total", "total", key="carried")
+        e.rename("half", "third", key="total")
+    check_onnx(p, save_onnx(p, tmp_path / "model.onnx"))
+
+
 def test_a_file_that_onnxruntime_cannot_run_raises(made, tmp_path):
     m = gw.open(made("llama").path, dtype="bfloat16", compute="bfloat16")
     with pytest.raises(VerificationFailed, match=r'onnxruntime cannot run[^$]*compute="float32"'):
