@@ -33,7 +33,7 @@ from graphwright.program.derived.recompute import Recomputed
 from graphwright.program.kinds import CONST, INPUT, KINDS, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, discard, set_outputs
-from graphwright.program.weights import add_weight
+from graphwright.program.weights import add_weight, constant_variable
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -189,7 +189,7 @@ class TraceRecorder:
             key = self.program.weights.free_key(name)
             node = self.constant(name, key, data.spec)
             stored = data if data.contiguous else data.copy()  # plans read weights row by row
-            add_weight(self.program.weights, key, Variable(stored, name=key))
+            add_weight(self.program.weights, key, constant_variable(stored, key))
             self._consts[id(data)] = (data, Value(node))
         return self._consts[id(data)][1]
 

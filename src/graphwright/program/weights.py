@@ -290,6 +290,13 @@ def shared_variable(variable: Variable, kind: type[Variable], name: str) -> Vari
     return twin
 
 
+def constant_variable(array: NDArray, name: str) -> Variable:
+    """Return a variable over an array that a trace found; if it is shared, such as that of a number, writes copy it."""
+    variable = Variable(array, name=name)
+    variable.shared = array.storage.shared
+    return variable
+
+
 class VariableTwins:
     """Maps each variable to one new variable over the same array, so that tied weights stay tied."""
 

@@ -21,7 +21,7 @@ from graphwright.ops.expansion import Arithmetic
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs, update_node
-from graphwright.program.weights import add_weight, as_array
+from graphwright.program.weights import add_weight, as_array, shared_variable
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -117,9 +117,13 @@ class _Stack:
         arrays = [q.weights.array(q.key(q.node(path))) for q in self.programs]
         equal = op == CONST and all(a is arrays[0] or a.tobytes() == arrays[0].tobytes() for a in arrays[1:])
         if not self.made.weights.has_key(key):
-            data = arrays[0] if equal else stacked_array(arrays)
-            wants = op == PARAM and p.weights[key].requires_grad
-            made = Parameter(data, wants, key) if op == PARAM else type(p.weights[key])(data, name=key)
+            first = p.weights[key]
+            if equal:
+                made = shared_variable(first, type(first), key)
+            elif op == PARAM:
+                made = Parameter(stacked_array(arrays), first.requires_grad, key)
+            else:
+                made = type(first)(stacked_array(arrays), name=key)
             add_weight(self.made.weights, key, made)
         source = add_source(self.made, op, path, self.made.weights[key].spec, p.attrs(node))
         return _Term(self, Value(source), p.spec(node), not equal)
