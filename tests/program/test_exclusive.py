@@ -114,7 +114,7 @@ def test_a_reader_gives_up_on_an_edit_that_stays_open() -> None:
 
 
 @pytest.mark.parametrize("back", [True, False])
-def test_of_two_threads_that_undo_one_edit_one_is_told_that_nothing_is_left(back: bool) -> None:
+def test_of_two_threads_that_undo_one_edit_one_finds_nothing_to_undo(back: bool) -> None:
     p = tiny()
     with p.edit("halve") as e:
         e.set_weight("w", lambda w: w / 2)

@@ -149,8 +149,15 @@ class GradientGraph:
 
     @property
     def usable(self) -> bool:
-        """True while only this object has edited `program`, and the inputs, roots and wanted values still exist."""
-        return self.mirror.usable and all(v.node in self.source.graph for v in (*self.roots, *self.wanted))
+        """True while only this object has edited `program`, the inputs (also the seeds) are unchanged, and the roots
+        and wanted values still exist.
+        """
+        source, p = self.source, self.program
+        if not self.mirror.usable or any(v.node not in source.graph for v in (*self.roots, *self.wanted)):
+            return False
+        fed = [(seed, root) for seed, root in zip(self._seeds, self.roots, strict=True)
+               if seed is not None and p.op(seed.node) == INPUT]  # fmt: skip
+        return all(p.spec(seed) == source.specs(r.node)[r.port].bind(self.mirror.sizes) for seed, r in fed)
 
     def update(self) -> None:
         """Follow the edits since the last update. After an error this object must not be used again."""
@@ -174,6 +181,7 @@ class GradientGraph:
         seed, mirror = self._seeds[root], self.mirror
         twin = mirror.tensor(mirror.twin(self.roots[root]))
         if seed is None or mirror.spec(seed) != twin.spec:
+            mirror.discard([] if seed is None else [seed.node])
             with scoped("grad", self.source.path(self.roots[root])):
                 seed = self._seeds[root] = mirror.recorder.value_of(call("full_like", twin, value=1.0))
         return seed
