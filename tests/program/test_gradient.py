@@ -265,3 +265,16 @@ def test_the_seed_of_a_resized_value_has_its_new_shape() -> None:
     found = g.run({"x": X, "seed.total": seed})["grad.w"]
     slope = 1 - np.tanh(X @ np.ones((4, 5))) ** 2
     np.testing.assert_allclose(found, (slope * np.arange(2.0, 7.0) * seed).T @ X, rtol=1e-12)
+
+
+def test_the_zero_gradient_of_a_resized_value_has_its_new_shape() -> None:
+    p = scaled()
+    with p.edit("a value that no output depends on") as e:
+        e.param("v", np.ones((2, 4)))
+        e.add("linear", "x", "v", name="aside")
+    g = p.grad("y", ["w", "aside"])
+    with p.edit("another size") as e:
+        e.set_weight("v", np.ones((5, 4)))
+    assert p.grad("y", ["w", "aside"]) is g
+    assert np.array_equal(g.run(x=X)["grad.aside"], np.zeros((3, 5)))
+    assert g.validate().ok

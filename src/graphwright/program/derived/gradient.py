@@ -211,7 +211,7 @@ class GradientGraph:
     def _zero(self, value: Value) -> Value:
         known, like = self._zeros.get(value), self.mirror.twin(value)
         if known is not None:
-            if self.program.operands(known.node) == [like]:
+            if self.program.operands(known.node) == [like] and self.mirror.spec(known) == self.mirror.spec(like):
                 return known
             self.mirror.discard([known.node])
         with scoped("grad", self.source.path(value)):
