@@ -278,3 +278,11 @@ def test_the_zero_gradient_of_a_resized_value_has_its_new_shape() -> None:
     assert p.grad("y", ["w", "aside"]) is g
     assert np.array_equal(g.run(x=X)["grad.aside"], np.zeros((3, 5)))
     assert g.validate().ok
+
+
+def test_the_seed_of_a_renamed_value_is_renamed() -> None:
+    p = scaled()
+    p.grad("product", ["w"], seeded=True)
+    with p.edit("rename") as e:
+        e.rename("product", "scaled")
+    assert p.grad("scaled", ["w"], seeded=True).input_names() == ("x", "seed.scaled")

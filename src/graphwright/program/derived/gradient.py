@@ -80,7 +80,7 @@ def differentiate(
     names = [p.path(n) for n in p.inputs()]
     if seeded:
         specs += [p.specs(r.node)[r.port].bind(sizes) for r in roots]
-        names += [f"seed.{p.path(r)}" for r in roots]
+        names += [_seed_name(p, r) for r in roots]
 
     def backward(*feeds: Tensor) -> dict[str, Tensor]:
         given = dict(zip(p.input_names(), feeds, strict=False))
@@ -119,6 +119,10 @@ def differentiate(
     return program
 
 
+def _seed_name(p: Program, root: Value) -> str:
+    return f"seed.{p.path(root)}"
+
+
 def endpoint(p: Program, ref: Ref) -> Value:
     """Return a value by handle, node name or output name."""
     return p.output(ref) if isinstance(ref, str) and ref in p.output_names() else p.value(ref)
@@ -144,7 +148,7 @@ class GradientGraph:
         if seeded:
             for i, root in enumerate(self.roots):
                 spec = source.specs(root.node)[root.port].bind(sizes)
-                self._seeds[i] = Value(self.mirror.recorder.source(INPUT, f"seed.{source.path(root)}", spec, {}))
+                self._seeds[i] = Value(self.mirror.recorder.source(INPUT, _seed_name(source, root), spec, {}))
         self._build([v.node for v in (*self.roots, *self.wanted)])
 
     @property
@@ -157,7 +161,8 @@ class GradientGraph:
             return False
         fed = [(seed, root) for seed, root in zip(self._seeds, self.roots, strict=True)
                if seed is not None and p.op(seed.node) == INPUT]  # fmt: skip
-        return all(p.spec(seed) == source.specs(r.node)[r.port].bind(self.mirror.sizes) for seed, r in fed)
+        now = [(_seed_name(source, r), source.specs(r.node)[r.port].bind(self.mirror.sizes)) for _, r in fed]
+        return [(p.path(seed.node), p.spec(seed)) for seed, _ in fed] == now
 
     def update(self) -> None:
         """Follow the edits since the last update. After an error this object must not be used again."""
