@@ -222,6 +222,16 @@ def test_a_nested_failure_rolls_back_specs_values_and_training():
     assert fingerprint(p) == before
 
 
+def test_inference_does_not_visit_what_a_failed_nested_edit_changed():
+    p = tiny()
+    with p.edit("outer") as e:
+        e.annotate("h", reason="none")
+        with pytest.raises(Boom):
+            inner(p, e)
+        assert not e.touched
+    assert not p.journal[-1].cone
+
+
 def test_a_failed_nested_edit_undoes_its_own_training_only():
     p = tiny()
     before = fingerprint(p)
