@@ -296,6 +296,15 @@ def test_equal_manual_edits_get_equal_part_names():
     assert [(kind, k) for kind, _, k in run.numbers] == [("manual", 0), ("manual", 1)]
 
 
+def test_an_edit_does_not_count_as_a_generation_without_change():
+    run = layers(rates={"learning_rate": 1.0, **dict.fromkeys((*m.MUTATIONS, "optimizer", "loss"), 0.0)}, steps=0)
+    steady = run.steady  # no candidate differs from the start
+    assert steady > 0
+    with run.edit(run.members[0].number, "the same weights") as e:
+        e.set_weight("out.bias", lambda w: w)
+    assert run.steady == steady
+
+
 def test_edited_layer_run_resumes_to_the_same_births(tmp_path):
     runs = [layers(inherit="baldwin", crossover=0.5) for _ in range(2)]
     for run in runs:

@@ -15,9 +15,12 @@ import interrupted
 import numpy as np
 import pytest
 
+import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.errors import GraphwrightError
 from graphwright.evolve.layers import train
+from graphwright.evolve.layers.candidate import GENES
+from graphwright.evolve.mutations.registry import MUTATIONS
 from graphwright.testing.faults import check_atomic, inject, record, snapshot
 
 
@@ -114,6 +117,17 @@ def test_neuron_run_is_restored_completely(whole):
         assert run.lineage.genome(run.best) == again.lineage.genome(run.best)
     assert run.genes.steps.any()
     assert whole[1]["neat"].genes.link_delay.any()
+
+
+def test_a_resumed_run_without_a_possible_mutation_makes_no_generation(tmp_path):
+    interrupted.write_start(tmp_path)
+    settings = ev.Layers(population=2, steps=0, rates=dict.fromkeys((*MUTATIONS, *GENES), 0.0))
+    run = ev.Evolution(interrupted.moons(), ev.blocks(gw.load(tmp_path / "start")), settings)
+    assert run.run(9, target=2.0).status is ev.Status.NO_MUTATION
+    run.save(tmp_path / "run")
+    again = ev.resume(tmp_path / "run", interrupted.moons())
+    assert again.run(9, target=2.0).status is ev.Status.NO_MUTATION
+    assert len(again.log) == len(run.log) == 2
 
 
 def test_layer_run_is_restored_completely(whole):

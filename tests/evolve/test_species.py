@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from test_population import evolved
 
 from graphwright.array.population.species import offspring, parents, representatives
@@ -115,12 +116,14 @@ def test_representatives_are_members_of_their_species():
     assert ((seen - expected) ** 2 / expected).sum() < 3 * s.sizes[large]  # χ²: each member as often as the others
 
 
-def test_a_target_number_of_species_adapts_the_threshold():
+@pytest.mark.parametrize("target", [3, 40])
+def test_a_target_number_of_species_adapts_the_threshold(target):
     genes, _ = evolved()
-    settings = NEAT(threshold=1.5, target_species=3)
+    settings = NEAT(threshold=1.5, target_species=target)
     s = Species.founders(genes, settings)
     for generation in range(1, 12):
         before = s.threshold
         s = s.next(genes, representatives(s.of, len(s), 0, generation), genes, settings, generation)
-        gap = len(s) - 3
+        gap = len(s) - target
         assert np.isclose(s.threshold, max(0.3, before + 0.3 * np.sign(gap)))
+    assert (s.threshold == 0.3) == (target == 40)  # too many to reach

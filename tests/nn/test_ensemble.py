@@ -209,3 +209,23 @@ def test_a_key_that_is_the_path_of_another_weight():
     members, x = [member(1), member(2)], np.random.default_rng(0).normal(size=(4, 3)).astype("f4")
     stacked = np.asarray(gw.nn.Ensemble(members)(x))
     np.testing.assert_allclose(stacked, [np.asarray(p(x=x)["y"]) for p in members], rtol=1e-5)
+
+
+def test_helper_nodes_leave_names_and_keys_of_the_members_alone():
+    def member(scale: float):
+        b = gw.Builder("member")
+        x, w = b.input("x", (2, 3)), b.param("w", np.full(3, scale, "f4"))
+        h = b.mul(x, w, name="a")  # stacked, `a` gets a node `a.unsqueeze`; the norm a const `norm.const`
+        h = b.rms_norm(b.tanh(h, name="a.unsqueeze"), b.param("norm.scale", np.full(3, scale, "f4")), name="norm")
+        b.output(b.add(h, b.param("norm.const", np.full(3, scale, "f4")), name="y"), "y")
+        p = b.build()
+        with p.edit("leave the key only") as e:
+            e.rename("norm.const", "shift")
+        return p
+
+    members = [member(1.0), member(2.0)]
+    whole, x = gw.program.stack(members), np.arange(6, dtype="f4").reshape(2, 3)
+    assert len({whole.path(n) for n in whole.nodes()}) == len(whole)
+    got = whole.run(x=x)["y"]
+    for k, p in enumerate(members):
+        np.testing.assert_allclose(np.asarray(got)[k], p.run(x=x)["y"], rtol=1e-6)

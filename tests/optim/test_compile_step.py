@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
@@ -15,6 +16,7 @@ from step_edits import insert_sigmoid, link_input_and_result
 
 import graphwright as gw
 from graphwright import amp, nn, optim
+from graphwright.array import from_numpy
 from graphwright.array.cpu import tensor_allocations
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
@@ -415,3 +417,67 @@ def test_a_bound_step_equals_a_called_step() -> None:
         assert run.outputs["loss"].tobytes() == made.numpy().tobytes()
     for mine, theirs in zip(called.parameters(), bound.parameters(), strict=True):
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+
+
+def test_variables_of_the_optimizer_leave_a_weight_with_their_name_alone() -> None:
+    trained = []
+    for key in ("factors", "momentum"):
+        b = Builder("scaled")
+        h = b.linear(b.input("x", (B, 6)), b.param("w", np.full((4, 6), 0.1, "f4")))
+        b.output(b.mul(h, b.const("factors", np.arange(4, dtype="f4"))), "out")
+        p = b.build()
+        opt = optim.SGD(p, lr=0.1, momentum=0.9)
+        if key != "factors":
+            key = next(name for name, v in opt.variables().items() if v.shape == (4, 6))
+        with p.edit("the key of the const, and not its name, is that of a variable of the optimizer") as e:
+            e.rename("factors", "factors", key=key)
+        step = optim.compile_step(p, loss, opt, INPUTS)
+        for x, y in batches(3):
+            step(x=x, y=y)
+        trained.append(p.weights["w"].data.tobytes())
+    assert trained[0] == trained[1]
+
+
+@pytest.mark.parametrize("executor", ["aten", "auto"])
+def test_a_step_follows_an_edit_that_resizes_the_output(executor: str) -> None:
+    def program(out: int) -> Program:
+        b = Builder("resized")
+        b.output(b.linear(b.input("x", (B, 6)), b.param("w", np.full((out, 6), 0.1, "f4")), name="h"), "out")
+        return b.build()
+
+    def squares(out: Tensor) -> Tensor:
+        return (out * out + 1.0).mean()
+
+    p, fresh, x = program(4), program(5), batches(1)[0][0]
+    step = optim.compile_step(p, squares, optim.SGD(p, lr=0.1), {"x": x}, executor=executor)
+    step(x=x)
+    with p.edit("another output") as e:
+        e.set_weight("w", np.full((5, 6), 0.1, "f4"))
+    other = optim.compile_step(fresh, squares, optim.SGD(fresh, lr=0.1), {"x": x}, executor=executor)
+    assert step(x=x).item() == other(x=x).item()
+    assert p.weights["w"].data.tobytes() == fresh.weights["w"].data.tobytes()
+
+
+def test_a_constant_of_an_earlier_trace_is_not_taken_for_a_new_one_at_its_address() -> None:
+    b = Builder("constants")
+    b.output(b.linear(b.input("x", (B, 6)), b.param("w", np.ones((4, 6), "f4")), name="h"), "out")
+    p, seen = b.build(), []
+
+    def constant(value: float) -> Any:
+        return from_numpy(np.full((4, B), value, "f4")).permute(1, 0)  # the program stores a row-major copy
+
+    def scaled(out: Tensor) -> Tensor:
+        gc.collect()
+        others = [constant(2.0)]
+        while seen and id(others[-1]) not in seen and len(others) < 2000:
+            others.append(constant(2.0))
+        array = others[-1] if seen else constant(1.0)
+        seen.append(id(array))
+        return (out * Tensor(array)).sum()
+
+    step = optim.compile_step(p, scaled, optim.SGD(p, lr=0.0), {"x": (B, 6)})
+    x = np.ones((B, 6), "f4")
+    assert step(x=x).item() == 6 * 4 * B
+    with p.edit("another output") as e:
+        e.set_outputs(out=e.add("copy", "h"))
+    assert step(x=x).item() == 2 * 6 * 4 * B

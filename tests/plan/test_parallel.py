@@ -325,6 +325,39 @@ def test_a_cancelled_token_runs_nothing() -> None:
         space.close()
 
 
+def test_each_of_two_threads_has_its_own_token() -> None:
+    """The second waits until the first has run, which must neither take nor drop the token of the second."""
+    inside, go, token, results = threading.Event(), threading.Event(), CancelToken(), []
+
+    def hold() -> None:
+        inside.set()
+        go.wait(4)
+
+    with hooked("hold", hold), in_time():
+        p, feeds = two("hold", "hold")
+        space = ParallelExecutable(plan_of(p, feeds), threads=1)
+
+        def first() -> None:
+            results.append(space.run(feeds)["y"].to_numpy().tolist())
+
+        def second() -> None:
+            with pytest.raises(Cancelled) as caught:
+                space.run(feeds, cancel=token)
+            results.append(caught.value)
+
+        threads = [threading.Thread(target=first), threading.Thread(target=second)]
+        threads[0].start()
+        inside.wait(4)
+        token.cancel()
+        threads[1].start()
+        threads[1].join(0.1)
+        go.set()
+        for thread in threads:
+            thread.join()
+        assert results[0] == [0, 0, 0, 0]
+        assert isinstance(results[1], Cancelled)
+
+
 def test_nested_parallel_run_raises() -> None:
     p, feeds = branches(2)
     inner = ParallelExecutable(plan_of(p, feeds), threads=2)

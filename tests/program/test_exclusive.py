@@ -11,6 +11,7 @@ from program_samples import tiny
 
 import graphwright as gw
 from graphwright.graph import EditBusy
+from graphwright.program import NotUndoable
 from graphwright.program.exclusive import exclusive
 
 IDS = np.array([[84, 104, 101, 32, 102]])
@@ -110,3 +111,30 @@ def test_a_reader_gives_up_on_an_edit_that_stays_open() -> None:
         assert waiting.is_alive()
     waiting.join(5)
     assert not waiting.is_alive()
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_of_two_threads_that_undo_one_edit_one_finds_nothing_to_undo(back: bool) -> None:
+    p = tiny()
+    with p.edit("halve") as e:
+        e.set_weight("w", lambda w: w / 2)
+    if not back:
+        p.undo()
+    walk, refused, second = p.undo if back else p.redo, [], threading.Event()
+
+    def other() -> None:
+        second.set()
+        with pytest.raises(NotUndoable, match=r"nothing to (undo|redo)") as caught:
+            walk()
+        refused.append(caught.value)
+
+    thread = threading.Thread(target=other)
+    with exclusive(p):
+        thread.start()
+        second.wait()
+        thread.join(0.1)  # it waits for the program
+        walk()
+    thread.join()
+    assert len(refused) == 1
+    assert p.journal[-1].edits
+    p.journal.verify()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import graphwright as gw
-from axis_samples import traced
+from axis_samples import perceptron, traced
 from fixtures import tiny_llama
 from fixtures.gated import central, junction_edges, random_dag
 from graphwright import nn
@@ -14,6 +14,7 @@ from graphwright.array.formulas.gates import KINDS, MODES
 from graphwright.errors import UsageError
 from graphwright.graph import StaleHandle
 from graphwright.program import DeadGate, GateNotAllowed, NotZeroPreserving, Program
+from graphwright.program.gates import ELEMENT
 from seeds import deep
 
 SMOOTH = ("scale", "sigmoid", "concrete", "hard_concrete")
@@ -352,3 +353,49 @@ def test_changing_logits_temperature_noise_or_state_does_not_replan() -> None:
     for name, value in patched(given).items():
         np.testing.assert_array_equal(value.to_numpy(), fresh(given)[name].to_numpy())
     assert handles[0] not in p.gates()
+
+
+@pytest.mark.parametrize("init", ["zero_out", "duplicate"])
+def test_a_grown_axis_has_gates_of_its_kind_for_the_new_units(init: str) -> None:
+    p, given = perceptron("f8"), feeds()
+    axis = next(a for a in p.axes().values() if a.size == 5)
+    with p.edit("gates") as e:
+        other = e.gate("second", "hard_concrete", init=1.0)
+        (gate,) = e.gate(axis.units(range(5)), "sigmoid", init=np.arange(5.0), cost="one")
+        e.set_gate(gate, "open", [1, 2])
+    before = outputs(p, given)
+    with p.edit("grow") as e:
+        e.grow(axis.name, 3, init)
+    np.testing.assert_allclose(outputs(p, given), before, rtol=1e-12)
+    found = p.gates()[gate]
+    assert (found.kind, found.length, p.gates()[other].kind) == ("sigmoid", 8, "hard_concrete")
+    assert sorted(found.rows[:, ELEMENT].tolist()) == list(range(8))
+    assert found.cost.tolist() == [1] * 8
+    assert found.states[:5] == ("soft", "open", "open", "soft", "soft")
+    assert init == "duplicate" or found.states[5:] == ("soft",) * 3
+    p.undo()
+    assert np.array_equal(outputs(p, given), before)
+
+
+def test_nodes_of_gates_can_be_renamed_and_their_weights_keep_their_keys() -> None:
+    b = gw.Builder("renamed")
+    x, w = b.input("x", ("B", 3)), b.param("w", np.ones((2, 3), "f4"))
+    b.output(b.junction(*(b.linear(x, w, name=f"h{k}") for k in range(3)), name="j"), "y")
+    p = b.build()
+    digest = p.hash()
+    with p.edit("gates") as e:
+        first = e.gate("h0 -> j", "scale")
+    for name in ("gates", "gates.logits", "gates.table", "gates.temperature", "gates.run"):
+        with p.edit("rename") as e:
+            e.rename(name, f"mine.{name}")
+    assert list(p.gates()) == [first]
+    with p.edit("another") as e:
+        second = e.gate("h1 -> j", "scale", init=2.0)
+    assert list(p.gates()) == [first, second]
+    assert outputs(p, {"x": np.ones((1, 3), "f4")}).tolist() == [[9.0, 9.0]]
+    with pytest.raises(UsageError, match="this key cannot change"), p.edit("rekey") as e:
+        e.rename("mine.gates.table", "table", key="table")
+    with p.edit("none") as e:
+        e.ungate(first)
+        e.ungate(second)
+    assert p.hash() == digest

@@ -200,3 +200,89 @@ def test_the_gradient_equals_the_tape_after_an_edit() -> None:
     p(x=gw.tensor(X))["loss"].backward()
     for name in ("w0", "w3"):
         assert_bits(found[f"grad.{name}"], array_of(grad_of(p.weights[name])))
+
+
+def scaled() -> Program:
+    """tanh(x·w) times a const, whose key is a name that gradients give to their own constants."""
+    b = Builder("scaled")
+    h = b.tanh(b.linear(b.input("x", (3, 4), "float64"), b.param("w", np.eye(4)), name="h"), name="act")
+    b.output(b.mul(h, b.const("const", np.arange(2.0, 6.0)), name="product"), "y")
+    return b.build()
+
+
+def test_constants_of_the_gradient_leave_a_weight_with_their_name_alone() -> None:
+    p = scaled()
+    truth = p.grad("y", ["w"]).run(x=X)["grad.w"].to_numpy()
+    with p.edit("a name is free, its key is not") as e:
+        e.rename("const", "factors")
+    p.derived.clear()
+    g = p.grad("y", ["w"])
+    assert_bits(g.run(x=X)["grad.w"], truth)
+    assert_bits(g.compile(x=X.shape)(x=X)["grad.w"], truth)
+
+
+def test_weights_that_an_edit_adds_leave_constants_of_the_gradient_alone() -> None:
+    p = scaled()
+    with p.edit("free the name and the key") as e:
+        e.rename("const", "factors", key="factors")
+    g = p.grad("y", ["w"])
+    g.compile(x=X.shape)(x=X)
+    with p.edit("a const with the name of one of the gradient's") as e:
+        e.rewire(p.in_edges("product")[1], e.const("const", np.arange(6.0, 10.0)))
+    assert p.grad("y", ["w"]) is g
+    slope = 1 - np.tanh(X) ** 2  # w is the identity
+    np.testing.assert_allclose(g.run(x=X)["grad.w"], (slope * np.arange(6.0, 10.0)).T @ X, rtol=1e-12)
+    assert_bits(g.compile(x=X.shape)(x=X)["grad.w"], g.run(x=X)["grad.w"])
+
+
+def test_a_gradient_sum_is_recorded_again_if_its_value_is_resized() -> None:
+    b = Builder("resized")
+    x = b.input("x", (3, 4), "float64")
+    h = b.linear(x, b.param("w", np.eye(4)), name="h")  # read twice, so its gradient is a sum
+    b.output(b.mul(b.tanh(h, name="left"), b.sigmoid(h, name="right"), name="y"), "y")
+    p = b.build()
+    g = p.grad("y", ["w"])
+    g.run(x=X)
+    with p.edit("two rows more") as e:
+        e.set_weight("w", np.vstack([np.eye(4), np.ones((2, 4))]))
+    assert p.grad("y", ["w"]) is g
+    assert g.validate().ok
+    truth = p.fork().grad("y", ["w"]).run(x=X)["grad.w"]
+    assert_bits(g.run(x=X)["grad.w"], truth)
+    assert_bits(g.compile(x=X.shape)(x=X)["grad.w"], truth)
+
+
+def test_the_seed_of_a_resized_value_has_its_new_shape() -> None:
+    p = scaled()
+    with p.edit("a sum over the rows") as e:
+        e.add("sum", "product", name="total", axes=(0,), keepdims=False)
+    p.grad("total", ["w"], seeded=True)
+    with p.edit("a matrix of ones, and a vector with one entry more") as e:
+        e.set_weight("w", np.ones((5, 4)))
+        e.set_weight("const", np.arange(2.0, 7.0))
+    g = p.grad("total", ["w"], seeded=True)
+    seed = np.linspace(-1, 1, 5)
+    found = g.run({"x": X, "seed.total": seed})["grad.w"]
+    slope = 1 - np.tanh(X @ np.ones((4, 5))) ** 2
+    np.testing.assert_allclose(found, (slope * np.arange(2.0, 7.0) * seed).T @ X, rtol=1e-12)
+
+
+def test_the_zero_gradient_of_a_resized_value_has_its_new_shape() -> None:
+    p = scaled()
+    with p.edit("a value that no output depends on") as e:
+        e.param("v", np.ones((2, 4)))
+        e.add("linear", "x", "v", name="aside")
+    g = p.grad("y", ["w", "aside"])
+    with p.edit("another size") as e:
+        e.set_weight("v", np.ones((5, 4)))
+    assert p.grad("y", ["w", "aside"]) is g
+    assert np.array_equal(g.run(x=X)["grad.aside"], np.zeros((3, 5)))
+    assert g.validate().ok
+
+
+def test_the_seed_of_a_renamed_value_is_renamed() -> None:
+    p = scaled()
+    p.grad("product", ["w"], seeded=True)
+    with p.edit("rename") as e:
+        e.rename("product", "scaled")
+    assert p.grad("scaled", ["w"], seeded=True).input_names() == ("x", "seed.scaled")

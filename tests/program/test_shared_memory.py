@@ -59,3 +59,42 @@ def test_writes_to_the_weight_itself_copy_it_first() -> None:
     with gw.no_grad():
         w[0].add_(1.0)  # now the memory is its own
     assert w.tolist() == [[5, 5, 5], [8, 8, 8]]
+
+
+def doubled(x: gw.Tensor) -> gw.Tensor:
+    return x * 2.0 + 1.0
+
+
+def halve_in_place(p: gw.Program) -> None:
+    with gw.no_grad():
+        for variable in p.weights.values():
+            variable.mul_(0.5)
+
+
+def set_in_place(p: gw.Program) -> None:
+    with p.edit("halve") as e:
+        for key in p.weights:
+            e.set_weight(key, lambda v: v / 2, inplace=True)
+
+
+@pytest.mark.parametrize("write", [halve_in_place, set_in_place])
+@pytest.mark.parametrize("kind", ["trace", "tape"])
+def test_writing_a_number_of_one_program_changes_no_other_code(kind: str, write) -> None:
+    x = gw.tensor([0.0, 1.0], requires_grad=True)
+    p = gw.trace(doubled, x) if kind == "trace" else gw.tape(doubled(x))
+    write(p)
+    assert sorted(v.item() for v in p.weights.values() if not v.shape)[-1] == 1.0
+    assert doubled(gw.tensor([0.0, 1.0])).tolist() == [1.0, 3.0]
+    assert gw.trace(doubled, x).run(x=np.zeros(2, np.float32))["out"].to_numpy().tolist() == [1.0, 1.0]
+
+
+def test_writing_a_const_of_a_stack_leaves_the_members_alone() -> None:
+    b = gw.Builder("member")
+    b.output(b.add(b.mul(b.input("x", (2,)), b.param("w", np.ones(2, "f4"))), b.const("c", np.ones(2, "f4"))), "y")
+    p = b.build()
+    whole = gw.program.stack([p, p.fork()])
+    with gw.no_grad():
+        whole.weights["c"].mul_(3.0)
+        assert p.weights["c"].tolist() == [1.0, 1.0]
+        p.weights["c"].mul_(5.0)
+    assert whole.weights["c"].tolist() == [3.0, 3.0]

@@ -222,6 +222,16 @@ def test_a_nested_failure_rolls_back_specs_values_and_training():
     assert fingerprint(p) == before
 
 
+def test_inference_does_not_visit_what_a_failed_nested_edit_changed():
+    p = tiny()
+    with p.edit("outer") as e:
+        e.annotate("h", reason="none")
+        with pytest.raises(Boom):
+            inner(p, e)
+        assert not e.touched
+    assert not p.journal[-1].cone
+
+
 def test_a_failed_nested_edit_undoes_its_own_training_only():
     p = tiny()
     before = fingerprint(p)
@@ -403,6 +413,28 @@ def test_a_link_is_a_matrix_product():
     x = np.linspace(-1, 1, 6, dtype="f4").reshape(2, 3)
     w = tiny().weights.array("w").to_numpy()
     np.testing.assert_allclose(p.run(x=x)["y"].to_numpy(), np.maximum(x @ w.T + x @ matrix.T, 0), rtol=1e-6)
+
+
+def test_a_renamed_link_leaves_its_weight_and_the_next_link_gets_another():
+    p = tiny()
+    for name in ("first", "second"):
+        with p.edit("link") as e:
+            e.rename(p.graph.source(e.link("x", "j", np.zeros((2, 3), "f4"))), name)
+    assert p.weight_keys() == ("j.link.weight", "j.link.weight_2", "w")
+
+
+def test_weights_of_a_replacement_get_free_keys():
+    p = tiny()
+    with p.edit("leave two keys") as e:
+        e.param("v", np.zeros(2, "f4"))
+        e.rename("v", "old")
+        e.rename("w", "v_2", key="other")
+    b = Builder("shift")
+    b.output(b.add(b.input("in", ("B", 2)), b.param("v", np.ones(2, "f4"))), "out")
+    with p.edit("replace") as e:
+        e.replace(["r"], b.build())
+    assert p.weight_keys() == ("other", "v", "v_2")
+    assert np.array_equal(p.weights.at_key("v_2"), np.ones(2))
 
 
 def test_replacing_a_part_by_its_extract_keeps_the_function():

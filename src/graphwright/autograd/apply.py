@@ -220,15 +220,21 @@ def host_array(value: Any) -> np.ndarray:
 
 @lru_cache(4096)
 def scalar(text: str, dtype: DType) -> Any:
-    """Return a cached 0-d tensor of a number. `text` is its repr, because 0.0 and -0.0 would be the same cache key."""
+    """Return a cached 0-d tensor of a number, whose memory nothing may write.
+
+    `text` is the repr of the number, because 0.0 and -0.0 would be the same cache key.
+    """
     number = {"True": True, "False": False}.get(text)
     number = (float(text) if dtype.is_float else int(text)) if number is None else number
     value = np.asarray(number)
     if value.dtype == object:
         raise UsageError("a Python int is too large for the dtype", expected=f"a {dtype.name} number", got=number)
     if dtype.name == "bfloat16":
-        return _Tensor(compute(_CAST, [from_numpy(value.astype(np.float32))], {"dtype": dtype})[0])
-    return _Tensor(from_numpy(value.astype(dtype.numpy)))
+        array = compute(_CAST, [from_numpy(value.astype(np.float32))], {"dtype": dtype})[0]
+    else:
+        array = from_numpy(value.astype(dtype.numpy))
+    array.storage.shared = True
+    return _Tensor(array)
 
 
 # -- operands ----------------------------------------------------------------------------------------------------------

@@ -276,7 +276,8 @@ class _OnnxGraph:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._sizes: dict[str, str] = {}
         self._where: dict[str, tuple[str, int]] = {}
-        self._weights: set[str] = set()
+        self._weights: dict[tuple[str, str | None], str] = {}  # (key, wide dtype) -> name
+        self._taken: set[str] = set()  # names of inputs, outputs and tensors
         self._at, self._numbers = "", count(1)
 
     # -- called by ops to emit ONNX ----------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ class _OnnxGraph:
         """Add a constant tensor and return its name; equal arrays share one tensor."""
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
-            self._constants[key] = f"constant_{len(self._constants)}"
+            self._constants[key] = self._free(f"constant_{len(self._constants)}")
             self.tensors.append(numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape),
                                                         self._constants[key]))  # fmt: skip
         return self._constants[key]
@@ -321,6 +322,11 @@ class _OnnxGraph:
     # -- the graph ---------------------------------------------------------------------------------------------------
     def write(self) -> None:
         p, order = self.p, _needed(self.p, self._assigned)
+        self._taken = {*p.input_names(), *p.output_names()}
+        for node in self._assigned:
+            self._taken |= {p.path(node), f"{p.path(node)}.next"}
+        for what in self.caches.values():
+            self._taken |= {f"past_key_values.{what}", f"present.{what}"}
         for node in order:
             if p.op(node) == INPUT or node in self._assigned:
                 self._add_input(node)
@@ -397,19 +403,29 @@ class _OnnxGraph:
     def _weight(self, key: str, wide: str | None = None) -> str:
         """Return the name of a weight's tensor in its stored dtype or in `wide`; add the tensor if it is new."""
         array = self.p.weights.array(key)
-        name = key if wide is None or self._only_widened(key) else f"{key}.{wide}"
-        if name not in self._weights:
-            self._weights.add(name)
+        if (key, wide) not in self._weights:
+            label = key if wide is None or self._only_widened(key) else f"{key}.{wide}"
+            name = self._weights[key, wide] = self._free(label)
             if wide is None and array.dtype.is_low:
                 raw = array.to_numpy(bits=True).tobytes()
                 self.tensors.append(helper.make_tensor(name, ONNX_DTYPES[array.dtype.name], array.shape, raw, raw=True))
             else:
                 host = np.ascontiguousarray(array.to_numpy(wide)).reshape(array.shape)
                 self.tensors.append(numpy_helper.from_array(host, name))
+        return self._weights[key, wide]
+
+    def _free(self, wanted: str) -> str:
+        """Return a name that no input, output or other tensor has: `wanted`, `wanted_2`, ..."""
+        name = next(n for i in count(1) if (n := f"{wanted}_{i}" if i > 1 else wanted) not in self._taken)
+        self._taken.add(name)
         return name
 
     def _only_widened(self, key: str) -> bool:
-        return all(self._widened(m) for n in self.p.readers(key) for m in self.p.consumers(n))
+        """Return True if nodes read the weight, all of them casts, and it is no output: only the wide one is stored."""
+        sources = self.p.readers(key)
+        readers = [m for n in sources for m in self.p.consumers(n)]
+        outputs = {v.node for v in self.p.outputs()}
+        return bool(readers) and all(map(self._widened, readers)) and outputs.isdisjoint(sources)
 
 
 def _info(name: str, spec: Spec) -> onnx.ValueInfoProto:

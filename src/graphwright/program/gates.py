@@ -132,7 +132,7 @@ class Gates(Mapping[NodeId, Gate]):
         self._named: dict[str, tuple[Gate, int]] | None = None
         if not has_gates(program):
             return
-        p, node = program, program.node(NODE)
+        p, node = program, gate_node(program)
         table, groups, offset = p.weights[TABLE].data.to_numpy(), p.attrs(node)["groups"], 0
         readers: dict[int, list[NodeId]] = {}
         for edge in p.out_edges(node):
@@ -200,6 +200,11 @@ class Gates(Mapping[NodeId, Gate]):
 def has_gates(p: Program) -> bool:
     """Return True if the program has gates, or logits that removed gates left."""
     return bool(p.of_traits(gates=True))
+
+
+def gate_node(p: Program) -> NodeId:
+    """Return the node that computes the gates of a program that has gates; it is called `gates` unless renamed."""
+    return p.of_traits(gates=True)[0]
 
 
 def gates(p: Program) -> Gates:
@@ -283,7 +288,7 @@ def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tup
 def axis_of(p: Program, gate: Gate) -> AxisGroup:
     """Return the axis whose units a gate multiplies."""
     axes = p.axes()
-    mine = tuple(atoms(axes.solution.dims[Value(p.node(NODE), gate.port)][0]))
+    mine = tuple(atoms(axes.solution.dims[Value(gate_node(p), gate.port)][0]))
     found = next((g for g in axes.values() if g.atoms == mine), None)
     if found is None:
         raise UnknownGate("no axis consists of exactly the units of this gate", where=gate.owner,

@@ -12,9 +12,11 @@ from graphwright.graph import EdgeId, Graph, NodeId, OnlineOrder, Relabelled
 from graphwright.ops import get
 from graphwright.program.kinds import ASSIGN, SOURCES, STORED
 from graphwright.program.tombstones import ForwardNeighbours, edges_against
+from graphwright.program.weights import rekey_weight
 
 if TYPE_CHECKING:
     from graphwright.program.op_graph import OpGraph, Value
+    from graphwright.program.program import Program
 
 
 def insert_node(
@@ -107,6 +109,13 @@ def update_node(p: OpGraph, node: NodeId, **columns: Any) -> None:
     if "attrs" in columns:
         list_key(p, node)
     touch(p, node)
+
+
+def rekey(p: Program, old: str, new: str) -> None:
+    """Rename the key of a weight, in the table of weights and in the nodes that read it."""
+    rekey_weight(p.weights, old, new)
+    for node in p.readers(old):
+        update_node(p, node, attrs={**p.attrs(node), "key": new})
 
 
 def set_outputs(p: OpGraph, outputs: Mapping[str, Value]) -> None:

@@ -34,7 +34,7 @@ from graphwright.program.kinds import CONST, INPUT, KINDS, PARAM, STATE
 from graphwright.program.nested import parts, rebuilt
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, discard, set_outputs
-from graphwright.program.weights import add_weight
+from graphwright.program.weights import add_weight, constant_variable
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -187,15 +187,16 @@ class TraceRecorder:
             return self._own(data)
         if id(data) not in self._consts:
             name = self.program.free_name(tensor.name or "const")
-            node = self.constant(name, data.spec)
+            key = self.program.weights.free_key(name)
+            node = self.constant(name, key, data.spec)
             stored = data if data.contiguous else data.copy()  # plans read weights row by row
-            add_weight(self.program.weights, name, Variable(stored, name=name))
+            add_weight(self.program.weights, key, constant_variable(stored, key))
             self._consts[id(data)] = (data, Value(node))
         return self._consts[id(data)][1]
 
-    def constant(self, name: str, spec: Spec) -> Any:
+    def constant(self, name: str, key: str, spec: Spec) -> Any:
         """Add a const node."""
-        return add_source(self.program, CONST, name, spec, {"key": name})
+        return add_source(self.program, CONST, name, spec, {"key": key})
 
     def _own(self, symbol: Symbol) -> Value:
         if symbol.recorder is not self:
@@ -207,9 +208,10 @@ class TraceRecorder:
         if id(variable) not in self.variables:
             kind = PARAM if isinstance(variable, Parameter) else STATE
             name = self.program.free_name(variable.name or kind)
+            key = self.program.weights.free_key(name)
             trained = {"trainable": variable.requires_grad} if kind == PARAM else {}
-            node = add_source(self.program, kind, name, variable.spec, {"key": name, **trained})
-            add_weight(self.program.weights, name, variable)
+            node = add_source(self.program, kind, name, variable.spec, {"key": key, **trained})
+            add_weight(self.program.weights, key, variable)
             self.variables[id(variable)] = (variable, Value(node))
         return self.variables[id(variable)][1]
 

@@ -386,6 +386,6 @@ def _tests(
             raise BadPattern("invalid regular expression", where="regex", got=f"{regex!r:.80}: {error}") from None
         tests.append((f"regex={regex!r}", lambda n: found.search(p.path(n)) is not None))
     if (test := query.get("where")) is not None:
-        check_type("where", test, Callable, "a function of a handle")
+        check_type("where", test, Callable, "a function of a handle")  # pyright: ignore[reportArgumentType]  # it is one
         tests.append(("where=...", test))
     return tests

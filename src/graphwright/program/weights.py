@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from difflib import get_close_matches
 from hashlib import blake2b
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -136,6 +137,13 @@ class Weights(Mapping[str, Variable]):
     def has_key(self, key: str) -> bool:
         """Return True if a weight has exactly this key; `in` accepts the paths of nodes too."""
         return key in self._variables
+
+    def free_key(self, wanted: str) -> str:
+        """Return `wanted`, or if a weight has this key, the first free key among `wanted_2`, `wanted_3`, ...
+
+        A renamed node keeps its key, so a free name may be a taken key.
+        """
+        return next(key for key in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if not self.has_key(key))
 
     def _key_at(self, path: object) -> str | None:
         """Return the key of the param, const or state with this path; None for other paths, and without a value."""
@@ -280,6 +288,13 @@ def shared_variable(variable: Variable, kind: type[Variable], name: str) -> Vari
     twin = kind(variable.data, variable.requires_grad, name)
     twin.shared = True
     return twin
+
+
+def constant_variable(array: NDArray, name: str) -> Variable:
+    """Return a variable over an array that a trace found; if it is shared, such as that of a number, writes copy it."""
+    variable = Variable(array, name=name)
+    variable.shared = array.storage.shared
+    return variable
 
 
 class VariableTwins:

@@ -99,7 +99,7 @@ def _with_choices(found: Tensor, z: Tensor, among: list[Element], starts: list[i
 
 
 Key = tuple[int, int, int]
-"""Handle of the site (index and generation) and number of the element; never reused."""
+"""Handle of the site (index and generation, never reused) and number of the element, unique in its gate."""
 
 
 @dataclass(frozen=True, slots=True)

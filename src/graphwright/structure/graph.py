@@ -14,7 +14,7 @@ from graphwright.array.formulas.gates import GATE_KINDS, MODES
 from graphwright.autograd import Tensor, as_tensor, enable_grad, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.program import Program
-from graphwright.program.gates import LOGITS, NODE, RUN, TEMPERATURE
+from graphwright.program.gates import LOGITS, RUN, TEMPERATURE, gate_node
 from graphwright.program.op_graph import Value
 from graphwright.program.run import check_feeds, tensors
 from graphwright.settings import Count, Positive, Range, Settings
@@ -131,7 +131,7 @@ class DifferentiableGraph:
         p = self.program
         if not p.gates():
             return {}
-        return dict(zip(p.attrs(p.node(NODE))["groups"], map(float, p.weights[TEMPERATURE].numpy()), strict=True))
+        return dict(zip(p.attrs(gate_node(p))["groups"], map(float, p.weights[TEMPERATURE].numpy()), strict=True))
 
     # -- running -----------------------------------------------------------------------------------------------------
     def _set_run(self, mode: str) -> None:
@@ -335,7 +335,8 @@ class DifferentiableGraph:
             p = self.program
             if not p.gates():
                 return np.zeros(0)
-            ports = [Value(p.node(NODE), port) for port in range(len(p.specs(p.node(NODE))))]
+            node = gate_node(p)
+            ports = [Value(node, port) for port in range(len(p.specs(node)))]
             with self.using("eval"):
                 found = tensors(p, {}, {}, ports[:1])
             return np.concatenate([found[port].numpy() for port in ports]).astype(np.float64)

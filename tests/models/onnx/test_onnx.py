@@ -127,6 +127,37 @@ def test_16_bit_weights_are_written_in_the_compute_dtype(made, tmp_path, dtype):
     assert {t.name for t in tensors if not t.name.startswith("constant_")} >= {"model.norm.weight"}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("read", [True, False])
+def test_weights_may_be_outputs(tmp_path, dtype, read):
+    b = gw.Builder("weights")
+    x, w = b.input("x", ("B", 3)), b.param("w", np.arange(6, dtype=dtype).reshape(2, 3))
+    b.output(b.linear(x, b.cast(w, dtype="float32")) if read else b.tanh(x), "y")
+    b.output(w, "weight")
+    p, x = b.build(), np.ones((2, 3), "f4")
+    (got,) = run_onnx(save_onnx(p, tmp_path / "model.onnx"), [{"x": x}])
+    assert np.array_equal(got["weight"], p.weights["w"])
+    assert got["weight"].dtype == dtype
+    np.testing.assert_allclose(got["y"], p.run(x=x)["y"], rtol=1e-6)
+
+
+def test_weights_inputs_states_and_outputs_may_share_a_name(tmp_path):
+    b = gw.Builder("names")
+    x, w, v = b.input("x", (2, 3)), b.param("w", np.full(3, 2.0, "f4")), b.param("v", np.full(3, 3.0, "f4"))
+    total = b.state("total", np.ones((2, 3), "f4"))
+    y = b.add(b.mul(b.add(b.mul(x, w), v), b.const("half", np.float32(0.5))), total)
+    b.assign(total, y)
+    b.output(y, "half")
+    b.output(v, "w")
+    p = b.build()
+    with p.edit("keys are the names of an input, of a state and of a constant of the file") as e:
+        e.rename("w", "first", key="x")
+        e.rename("v", "second", key="total.next")
+        e.rename("total", "total", key="carried")
+        e.rename("half", "third", key="total")
+    check_onnx(p, save_onnx(p, tmp_path / "model.onnx"))
+
+
 def test_a_file_that_onnxruntime_cannot_run_raises(made, tmp_path):
     m = gw.open(made("llama").path, dtype="bfloat16", compute="bfloat16")
     with pytest.raises(VerificationFailed, match=r'onnxruntime cannot run[^$]*compute="float32"'):

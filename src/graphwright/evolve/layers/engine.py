@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,6 @@ class LayerEvolution(EvolutionRun):
         self.numbers: dict[tuple[str, str, int], str] = {}  # (mutation, site, count) -> name of the block
         self.step_cache = train.StepCache()
         self.steady = 0
-        self._idle = False
 
     # -- a generation ------------------------------------------------------------------------------------------------
     def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
@@ -185,13 +185,17 @@ class LayerEvolution(EvolutionRun):
         values = [m.metric for m in self.members]
         self.log.append(LayerGeneration(self.generation, best.metric, float(np.median(values)), best.birth.params,
                                    len(self.archive), len(born) - len(alive)))  # fmt: skip
-        self._idle = len(born) > 0 and all(b.mutation == _NOTHING for b in self.births[-len(born) :])
 
     def _reached(self, aim: float) -> bool:
         return any(m.metric >= aim for m in self.members)
 
     def _stuck(self) -> Status | None:
-        if self._idle:
+        born = [
+            b
+            for b in takewhile(lambda b: b.generation == self.generation, reversed(self.births))
+            if b.author != "human"
+        ]
+        if born and all(b.mutation == _NOTHING for b in born):
             return Status.NO_MUTATION
         if self.settings.pareto and self.steady >= max(20, 2 * self.settings.population):
             return Status.CONVERGED

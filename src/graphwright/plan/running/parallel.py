@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from heapq import heapify, heappop, heappush
-from threading import Condition, Event, local
+from threading import Condition, Event, get_ident, local
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
@@ -79,12 +79,11 @@ class ParallelExecutable(Executable):
         self.threads = threads
         self._tasks = TaskGraph(plan)
         self._pool: ThreadPoolExecutor | None = None
-        self._cancel: CancelToken | None = None
-        self._until: float | None = None
+        self._limits: dict[int, tuple[CancelToken | None, float | None]] = {}  # by the thread that runs or waits
 
     def run(
-        self, feeds: Mapping[str, Any] | PlanSlice, *, borrow: bool = False, cancel: CancelToken | None = None,
-        deadline: float | None = None,
+        self, feeds: Mapping[str, Any] | PlanSlice, *, borrow: bool = False, plan: Plan | None = None,
+        cancel: CancelToken | None = None, deadline: float | None = None,
     ) -> dict[str, NDArray]:  # fmt: skip
         """Run as `Executable.run` does. The first error is raised once the other running instructions have finished.
 
@@ -98,12 +97,11 @@ class ParallelExecutable(Executable):
             raise UsageError("nested parallel run: this thread is running an instruction of a parallel run",
                              where=self.plan.program.name, expected="a thread that runs no parallel plan",
                              got="a thread that runs one", fix="Executable(plan) for the inner run")  # fmt: skip
-        self._cancel = cancel
-        self._until = None if deadline is None else monotonic() + deadline
+        self._limits[get_ident()] = cancel, None if deadline is None else monotonic() + deadline
         try:
-            return super().run(feeds, borrow=borrow)
+            return super().run(feeds, borrow=borrow, plan=plan)
         finally:
-            self._cancel = self._until = None
+            del self._limits[get_ident()]
 
     def execute(self) -> None:
         """Run the tasks on the current inputs. Raises: the errors of `run`."""
@@ -111,7 +109,7 @@ class ParallelExecutable(Executable):
             super().execute()
             return
         self.kernels.runs.rise()
-        run = _ParallelRun(self._tasks, self._task_calls(), self._cancel, self._until)
+        run = _ParallelRun(self._tasks, self._task_calls(), *self._limits.get(get_ident(), (None, None)))
         if self._pool is None and self.threads > 1:
             self._pool = ThreadPoolExecutor(self.threads - 1, f"plan {self.plan.program.name}")
             finalize(self, self._pool.shutdown, wait=False)

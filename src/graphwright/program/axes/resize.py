@@ -21,6 +21,7 @@ from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import call, get, traits
 from graphwright.ops.axes import Atom, IndexMap, Product, Term, atoms, known, resized, resolve, spread
+from graphwright.program import gates as g
 from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, parsed, remove_layers, runs
 from graphwright.program.editing import fields as f
@@ -531,7 +532,13 @@ class _Growth:
         if group.mixed and (path := self._changes_zero()) is not None:
             raise UsageError("new units would change the result of a norm: an op before it maps zero to nonzero values",
                              where=group.name, got=path)  # fmt: skip
-        fill = self._copies if init == "duplicate" else self._zero_out
+        duplicate = init == "duplicate"
+
+        def fill(key: str, array: NDArray, indices: Maps) -> np.ndarray:
+            copy = duplicate or key in g.RESERVED
+            value = self._copies(key, array, indices) if copy else self._zero_out(key, array, indices)
+            return self._own_elements(value, indices[0] < 0, duplicate) if key == g.TABLE else value
+
         self.e.do(resize(self.found, {group.name: [*range(group.size), *[-1] * self.n]}, new=fill))
         if init == "duplicate":
             self._share()
@@ -571,6 +578,16 @@ class _Growth:
         units = {self.atom: np.concatenate([np.arange(self.group.size), self.chosen])}
         old = {dim: spread(self.found.weights[key][dim], units) for dim in indices}
         return remapped(array.to_numpy("float64"), old)
+
+    def _own_elements(self, table: np.ndarray, new: np.ndarray, duplicate: bool) -> np.ndarray:
+        """Give new rows of the table of gates unused element numbers; let new units that start at zero train."""
+        for slot in np.unique(table[new, g.SLOT]):
+            rows = new & (table[:, g.SLOT] == slot)
+            taken = table[~new & (table[:, g.SLOT] == slot), g.ELEMENT]
+            table[rows, g.ELEMENT] = taken.max() + 1 + np.arange(rows.sum())
+        if not duplicate:
+            table[new, g.STATE] = g.SOFT
+        return table
 
     def _share(self) -> None:
         """Split the weights that read a unit among the unit and its copies; the parts sum to the old weights."""

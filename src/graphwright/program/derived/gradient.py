@@ -80,7 +80,7 @@ def differentiate(
     names = [p.path(n) for n in p.inputs()]
     if seeded:
         specs += [p.specs(r.node)[r.port].bind(sizes) for r in roots]
-        names += [f"seed.{p.path(r)}" for r in roots]
+        names += [_seed_name(p, r) for r in roots]
 
     def backward(*feeds: Tensor) -> dict[str, Tensor]:
         given = dict(zip(p.input_names(), feeds, strict=False))
@@ -119,6 +119,10 @@ def differentiate(
     return program
 
 
+def _seed_name(p: Program, root: Value) -> str:
+    return f"seed.{p.path(root)}"
+
+
 def endpoint(p: Program, ref: Ref) -> Value:
     """Return a value by handle, node name or output name."""
     return p.output(ref) if isinstance(ref, str) and ref in p.output_names() else p.value(ref)
@@ -144,13 +148,21 @@ class GradientGraph:
         if seeded:
             for i, root in enumerate(self.roots):
                 spec = source.specs(root.node)[root.port].bind(sizes)
-                self._seeds[i] = Value(self.mirror.recorder.source(INPUT, f"seed.{source.path(root)}", spec, {}))
+                self._seeds[i] = Value(self.mirror.recorder.source(INPUT, _seed_name(source, root), spec, {}))
         self._build([v.node for v in (*self.roots, *self.wanted)])
 
     @property
     def usable(self) -> bool:
-        """True while only this object has edited `program`, and the inputs, roots and wanted values still exist."""
-        return self.mirror.usable and all(v.node in self.source.graph for v in (*self.roots, *self.wanted))
+        """True while only this object has edited `program`, the inputs (also the seeds) are unchanged, and the roots
+        and wanted values still exist.
+        """
+        source, p = self.source, self.program
+        if not self.mirror.usable or any(v.node not in source.graph for v in (*self.roots, *self.wanted)):
+            return False
+        fed = [(seed, root) for seed, root in zip(self._seeds, self.roots, strict=True)
+               if seed is not None and p.op(seed.node) == INPUT]  # fmt: skip
+        now = [(_seed_name(source, r), source.specs(r.node)[r.port].bind(self.mirror.sizes)) for _, r in fed]
+        return [(p.path(seed.node), p.spec(seed)) for seed, _ in fed] == now
 
     def update(self) -> None:
         """Follow the edits since the last update. After an error this object must not be used again."""
@@ -174,6 +186,7 @@ class GradientGraph:
         seed, mirror = self._seeds[root], self.mirror
         twin = mirror.tensor(mirror.twin(self.roots[root]))
         if seed is None or mirror.spec(seed) != twin.spec:
+            mirror.discard([] if seed is None else [seed.node])
             with scoped("grad", self.source.path(self.roots[root])):
                 seed = self._seeds[root] = mirror.recorder.value_of(call("full_like", twin, value=1.0))
         return seed
@@ -203,7 +216,7 @@ class GradientGraph:
     def _zero(self, value: Value) -> Value:
         known, like = self._zeros.get(value), self.mirror.twin(value)
         if known is not None:
-            if self.program.operands(known.node) == [like]:
+            if self.program.operands(known.node) == [like] and self.mirror.spec(known) == self.mirror.spec(like):
                 return known
             self.mirror.discard([known.node])
         with scoped("grad", self.source.path(value)):

@@ -24,6 +24,7 @@ from graphwright.program.primitives import (
     discard,
     insert_edge,
     move_edge,
+    rekey,
     release_name,
     update_node,
 )
@@ -249,6 +250,8 @@ class MirroredProgram:
             if same and p.specs(old) == source.specs(node):
                 return old, False
         path = self._fresh_name(node, old)
+        if p.weights.has_key(key) and p.weights.at_key(key) is not variable:
+            rekey(p, key, p.weights.free_key(key))  # of a recorded constant, or of a twin that is discarded
         add_weight(p.weights, key, variable)
         return self.recorder.source(op, path, source.spec(node), dict(source.attrs(node))), True
 
@@ -259,7 +262,7 @@ class MirroredProgram:
         if old is not None and p.op(old) == CONST and p.spec(old) == spec:
             return old, False
         path = self._fresh_name(node, old)
-        key = path if not p.weights.has_key(path) else f"{path}.zero"
+        key = p.weights.free_key(path)
         zero = call("cast", Tensor(from_numpy(np.zeros(spec.sizes, np.float32))), dtype=spec.dtype).data
         add_weight(p.weights, key, Variable(zero, name=key))
         return self.recorder.source(CONST, path, spec, {"key": key}), True
@@ -348,9 +351,9 @@ class MirrorRecorder(TraceRecorder):
         self._consts = {key: known for key, known in self._consts.items() if key not in gone}
         return list(gone.values())
 
-    def constant(self, name: str, spec: Spec) -> NodeId:
+    def constant(self, name: str, key: str, spec: Spec) -> NodeId:
         """Add a const node."""
-        return self.source(CONST, name, spec, {"key": name})
+        return self.source(CONST, name, spec, {"key": key})
 
     def record(self, op: Any, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
         """Add a node for one operation."""

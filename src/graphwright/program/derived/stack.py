@@ -8,7 +8,7 @@ all members, as it depends on shared inputs and equal consts only, is not stacke
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, count, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from graphwright.ops.expansion import Arithmetic
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs, update_node
-from graphwright.program.weights import add_weight, as_array
+from graphwright.program.weights import add_weight, as_array, shared_variable
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -117,24 +117,34 @@ class _Stack:
         arrays = [q.weights.array(q.key(q.node(path))) for q in self.programs]
         equal = op == CONST and all(a is arrays[0] or a.tobytes() == arrays[0].tobytes() for a in arrays[1:])
         if not self.made.weights.has_key(key):
-            data = arrays[0] if equal else stacked_array(arrays)
-            wants = op == PARAM and p.weights[key].requires_grad
-            made = Parameter(data, wants, key) if op == PARAM else type(p.weights[key])(data, name=key)
+            first = p.weights[key]
+            if equal:
+                made = shared_variable(first, type(first), key)
+            elif op == PARAM:
+                made = Parameter(stacked_array(arrays), first.requires_grad, key)
+            else:
+                made = type(first)(stacked_array(arrays), name=key)
             add_weight(self.made.weights, key, made)
         source = add_source(self.made, op, path, self.made.weights[key].spec, p.attrs(node))
         return _Term(self, Value(source), p.spec(node), not equal)
 
     def number(self, value: float, dtype: Any) -> _Term:
         """Add a const of a number that an expansion uses."""
-        name = self.made.free_name(f"{self.path}.const")
+        name = self.free_name(f"{self.path}.const")
         array = as_array(np.asarray(value), dtype)
         add_weight(self.made.weights, name, Variable(array, name=name))
         source = add_source(self.made, CONST, name, array.spec, {"key": name})
         return _Term(self, Value(source), array.spec, stacked=False)
 
+    def free_name(self, wanted: str) -> str:
+        """Return a path and key that neither the stacked program nor a member has: `wanted`, `wanted_2`, ..."""
+        both = self.made, self.programs[0]  # whose names are added sooner or later
+        names = chain([wanted], (f"{wanted}_{i}" for i in count(2)))
+        return next(n for n in names if all(p.find(n) is None and not p.weights.has_key(n) for p in both))
+
     def node(self, op: str, operands: Sequence[Value], **attrs: Any) -> Value:
         """Add an op under a free path below that of the node that is being stacked."""
-        name = self.made.free_name(f"{self.path}.{op}")
+        name = self.free_name(f"{self.path}.{op}")
         return Value(add_op(self.made, op, operands, get(op).complete(attrs), name))
 
     def stacked(self, term: _Term) -> _Term:

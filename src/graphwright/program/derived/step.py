@@ -35,6 +35,7 @@ class TracedNodes(NamedTuple):
 
     by_content: dict[tuple[Any, ...], NodeId]  # (op, operands, attributes), or the id of an array or variable -> node
     by_role: dict[tuple[str, int, str], NodeId]  # (scope and op, how often it was recorded so far, attributes) -> node
+    arrays: list[Any]  # those whose ids are in `by_content`: alive, so that no later array gets such an id
 
 
 class ReusingRecorder(MirrorRecorder):
@@ -47,7 +48,7 @@ class ReusingRecorder(MirrorRecorder):
     def __init__(self, mirror: MirroredProgram, before: TracedNodes, stored: Mapping[int, Value]) -> None:
         super().__init__(mirror.program)
         self.near = True
-        self.now = TracedNodes({}, {})  # nodes of this trace
+        self.now = TracedNodes({}, {}, [])  # nodes of this trace
         self.results: dict[str, Value] = {}  # outputs of the traced step by name
         self._mirror, self._before, self._stored = mirror, before, stored
         self._taken: set[NodeId] = set()
@@ -65,6 +66,7 @@ class ReusingRecorder(MirrorRecorder):
         """Reuse, rewire or add a node for one operation."""
         operands = [self._own(s) for s in inputs]
         attributes = repr(sorted(attrs.items()))
+        specs = map(self._mirror.spec, operands)  # of a node that stays, they may change
         base = ".".join((*scope.get(), op.name))
         self._counts[base] += 1
         role = (base, self._counts[base], attributes)
@@ -75,7 +77,7 @@ class ReusingRecorder(MirrorRecorder):
                 return node
             return add_op(self.program, op.name, operands, attrs, self._name(op.name), self.after(operands))
 
-        node = self.now.by_role[role] = self._take((op.name, *operands, attributes), make)
+        node = self.now.by_role[role] = self._take((op.name, *operands, *specs, attributes), make)
         return self.symbols(node)
 
     def _rewired(
@@ -94,6 +96,7 @@ class ReusingRecorder(MirrorRecorder):
         """Return the value in the program that stands for a tensor; a plain array becomes a const node."""
         if isinstance(tensor, Variable) or isinstance(tensor.data, Symbol):
             return super().value_of(tensor)
+        self.now.arrays.append(tensor.data)
         return Value(self._take((id(tensor.data),), lambda: super(ReusingRecorder, self).value_of(tensor).node))
 
     def source(self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any]) -> NodeId:
@@ -113,8 +116,9 @@ class ReusingRecorder(MirrorRecorder):
         """Add a param or state node for a variable that the source program does not have; return the node."""
         p, kind = self.program, PARAM if isinstance(variable, Parameter) else STATE
         name = p.free_name(variable.name or kind)
-        add_weight(p.weights, name, variable)
-        return self.source(kind, name, variable.spec, {"key": name})
+        key = p.weights.free_key(name)
+        add_weight(p.weights, key, variable)
+        return self.source(kind, name, variable.spec, {"key": key})
 
     def _take(self, key: tuple[Any, ...], make: Callable[[], NodeId]) -> NodeId:
         """Return the node of this content `key` from this or the previous trace, else the node that `make()` adds."""
@@ -166,7 +170,7 @@ class TrainingStepGraph:
         self._stored: dict[int, tuple[NodeId, Value]] = {}  # id of a mirrored variable -> its node, and the twin
         self._seeds: dict[Value, Value] = {}
         self._objective_grads: dict[Parameter, Value] = {}  # of parameters that only the objective reads
-        self._traced = TracedNodes({}, {})
+        self._traced = TracedNodes({}, {}, [])
         self._writes: dict[int, NodeId] = {}
         self._assumptions: list[tuple[Callable[[], object], object]] = []
         self._objective_key: Any = None

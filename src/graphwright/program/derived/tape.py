@@ -14,7 +14,7 @@ from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_source, insert_edge, insert_node, set_outputs
 from graphwright.program.residual_sums import join_residuals
-from graphwright.program.weights import add_weight
+from graphwright.program.weights import add_weight, constant_variable
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -110,7 +110,7 @@ class _TapeProgram:
         if edge is None:
             saved = next((value for at, value, _ in node.saved or () if at == number), None)
             if isinstance(saved, NDArray) and not saved.shape:
-                return self._stored(CONST, f"{prefix}scalar", Variable(saved))
+                return self._stored(CONST, f"{prefix}scalar", constant_variable(saved, "scalar"))
             return self._source(INPUT, f"{prefix}input", node.in_specs[number], {})
         if id(edge) not in self.values:
             self._leaves.append(edge)

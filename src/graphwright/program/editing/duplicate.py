@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain, count, takewhile
+from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 from graphwright.program.axes.units import entering
@@ -15,7 +15,6 @@ from graphwright.program.weights import shared_variable
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program.editing.transaction import Transaction
-    from graphwright.program.program import Program
 
 
 def duplicate(e: Transaction, module: str) -> str:
@@ -77,7 +76,7 @@ def _copy(
         attrs.pop("axes", None)  # names of axes are unique
         key = attrs["key"]
         if key not in keys:
-            keys[key] = _free_key(p, renumbered(key, module, target) or name)
+            keys[key] = p.weights.free_key(renumbered(key, module, target) or name)
             # the name of a variable is its key in the file, from which an export copies the bytes
             variable = shared_variable(p.weights[key], type(p.weights[key]), p.weights[key].name)
         attrs["key"] = keys[key]
@@ -123,7 +122,3 @@ def renumbered(key: str, old: str, new: str) -> str | None:
         return None
     at = parts.index(before)
     return ".".join([*parts[:at], after, *parts[at + 1 :]])
-
-
-def _free_key(p: Program, wanted: str) -> str:
-    return next(name for name in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if not p.weights.has_key(name))

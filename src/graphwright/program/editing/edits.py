@@ -17,6 +17,7 @@ from graphwright.ops import get
 from graphwright.program.editing import fields as f
 from graphwright.program.errors import NameTaken, NotAJunction, PortEmpty, PortTaken, ReplayConflict
 from graphwright.program.files import forms
+from graphwright.program.gates import RESERVED
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE, STORED
 from graphwright.program.op_graph import MAX_PORT, Value, is_key
@@ -26,10 +27,11 @@ from graphwright.program.primitives import (
     insert_edge,
     insert_node,
     move_edge,
+    rekey,
     set_outputs,
     update_node,
 )
-from graphwright.program.weights import add_weight, drop_weight, rekey_weight, sort_by_creation
+from graphwright.program.weights import add_weight, drop_weight, sort_by_creation
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec
@@ -378,7 +380,9 @@ class SetAttr(Edit):
         op, path = p.op(p.node(self.node)), p.path(self.node)
         _check_attrs(op, self.attrs, path)
         encode_attrs(self.attrs)
-        if op in STORED and self.attrs.get("key") != p.key(self.node):
+        if op in STORED and self.attrs.get("key") != (old := p.key(self.node)):
+            if old in RESERVED:
+                raise UsageError("this key cannot change: the weights of gates are found by their keys", where=path)
             _check_free_key(p, self.attrs.get("key"), path)
 
     def invert(self, p: Program) -> Edit:
@@ -386,9 +390,7 @@ class SetAttr(Edit):
 
     def apply(self, p: Program) -> None:
         if p.op(self.node) in STORED and (old := p.key(self.node)) != (new := self.attrs["key"]):
-            rekey_weight(p.weights, old, new)
-            for reader in p.readers(old):
-                update_node(p, reader, attrs={**p.attrs(reader), "key": new})
+            rekey(p, old, new)
         op = p.op(self.node)
         complete = dict(self.attrs) if op in KINDS else get(op).complete(self.attrs)  # a dtype may be given by name
         update_node(p, self.node, attrs=complete)

@@ -306,7 +306,7 @@ def _make(
         logits, table = e.param(g.LOGITS, empty), e.const(g.TABLE, np.zeros((0, len(COLUMNS)), np.int64))
         temperature, run = e.state(g.TEMPERATURE, empty), e.state(g.RUN, np.zeros(3, np.int64))
         e.add("gate", logits, table, temperature, run, name=g.NODE, sizes=())
-    node = p.node(g.NODE)
+    node = g.gate_node(p)
     sizes, groups = list(p.attrs(node)["sizes"]), list(p.attrs(node)["groups"])
     if name not in groups:
         groups.append(name)
@@ -415,7 +415,7 @@ def release(e: Transaction, site: NodeId) -> None:
     start = sum(sizes[: part.port])
     table[start : start + sizes[part.port], g.STATE] = g.FREE
     if (table[:, g.STATE] == g.FREE).all():
-        e.remove([g.NODE, g.LOGITS, g.TABLE, g.TEMPERATURE, g.RUN])
+        e.remove([part.node, *(v.node for v in p.operands(part.node))])
         return
     e.set_weight(g.TABLE, table)
 

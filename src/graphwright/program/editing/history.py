@@ -167,6 +167,18 @@ class History:
         _check_writable(self.program)
         if type(n) is not int or n < 0:
             raise UsageError("invalid number of edits to undo or redo", expected="an integer >= 0", got=repr(n))
+        made: list[Entry] = []
+        try:
+            with exclusive(self.program):
+                self._check_walk(n, back)
+                with defer_interrupts():
+                    for _ in range(n):
+                        made.append(self._step(back))
+        finally:
+            for entry in made:
+                self.notify(entry)
+
+    def _check_walk(self, n: int, back: bool) -> None:
         if self.open is not None:
             raise UsageError("cannot undo or redo while an edit is open", fix="leave the with-block first")
         stack = self.undoable if back else self.redoable
@@ -176,20 +188,9 @@ class History:
             raise NotUndoable(what, where=self.program.name, expected=n, got=len(stack))
         for entry in stack[len(stack) - n :]:
             _check_undo(entry)
-        with defer_interrupts():
-            for _ in range(n):
-                self.step(back)
-
-    def step(self, back: bool) -> Entry:
-        """Undo one entry, or redo it if `back` is False; append a journal entry for this and return it."""
-        p = self.program
-        _check_writable(p)
-        with exclusive(p):
-            made = self._step(back)
-        self.notify(made)
-        return made
 
     def _step(self, back: bool) -> Entry:
+        """Undo one entry, or redo it if `back` is False; append a journal entry for this and return it."""
         p = self.program
         stack, other = (self.undoable, self.redoable) if back else (self.redoable, self.undoable)
         entry = stack[-1]
@@ -257,8 +258,9 @@ class History:
 
     def rollback(self, name: str) -> int:
         """Undo all entries after a mark; return the number of undone entries."""
-        count = self.depth(self.marked(name), name)
-        self.walk(count, back=True)
+        with exclusive(self.program):
+            count = self.depth(self.marked(name), name)
+            self.walk(count, back=True)
         return count
 
     # -- blame -------------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def _copy(e: Transaction, sub: Program, node: NodeId, values: Mapping[Value, Val
         key, variable = attrs["key"], sub.weights[attrs["key"]]
         if p.weights.has_key(key) and p.weights.array(key) is variable.data:
             return e.add_node(op, attrs, name, sub.specs(node))
-        attrs["key"] = name if p.weights.has_key(key) else key
+        attrs["key"] = p.weights.free_key(name if p.weights.has_key(key) else key)
         return e.add_node(op, attrs, name, sub.specs(node), _second_variable(variable, op, attrs["key"]))
     fresh = e.add_node(op, attrs, name, sub.specs(node))
     for port, operand in zip([sub.edge_port(x) for x in sub.in_edges(node)], sub.operands(node), strict=True):

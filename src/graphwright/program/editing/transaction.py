@@ -314,9 +314,7 @@ class Transaction:
         return self._stored(STATE, name, value)
 
     def _stored(self, kind: str, name: str, value: Any) -> NodeId:
-        array, n, key = as_array(value), 1, name
-        while self.program.weights.has_key(key):  # a renamed node keeps its key, so a free name may be a taken key
-            n, key = n + 1, f"{name}_{n + 1}"
+        array, key = as_array(value), self.program.weights.free_key(name)
         return self.add_node(kind, {"key": key}, name, (array.spec,), Variable(array, name=key))
 
     def assign(self, state: Ref, value: Ref) -> NodeId:
@@ -458,7 +456,8 @@ class Transaction:
             fix = "insert a junction by e.insert(edge, 'junction')"
             raise NotAJunction("the target of a link is not a junction", where=p.path(target), fix=fix)
         base = name if name is not None else p.free_name(f"{p.path(target)}.link")
-        matrix = self.param(f"{base}.weight", weight)
+        label = p.free_name(f"{base}.weight")  # a renamed link leaves its weight
+        matrix = self.param(label, weight, key=p.weights.free_key(label))
         return self.connect(self.add("linear", src, matrix, name=base), target)
 
     # -- subgraphs, units and gates ----------------------------------------------------------------------------------
