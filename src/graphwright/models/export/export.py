@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import dtype as named
 from graphwright.errors import MissingExtra, NonFinite, UsageError
 from graphwright.files import StrPath, atomic_directory, check_free, target_path
@@ -115,6 +116,7 @@ class ExportKeywords(TypedDict, total=False):
     keep_failed: bool
 
 
+@checked
 @keywords(ExportOptions)
 def export(
     model: Model, directory: StrPath, *, progress: ProgressCallback | None = None, **options: Unpack[ExportKeywords]
