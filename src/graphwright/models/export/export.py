@@ -42,7 +42,7 @@ from graphwright.models.export.verify import (
 from graphwright.models.export.write import lacks_rows, rounded
 from graphwright.models.metrics import drift, non_finite
 from graphwright.models.tokenizer import need_tokenizer
-from graphwright.ops.onnx import OPSET
+from graphwright.ops.onnx import OPSET, OPSETS
 from graphwright.program.errors import NotUndoable
 from graphwright.program.gates import refuse_soft
 from graphwright.program.weights import SOURCE
@@ -178,9 +178,12 @@ def export(
 def check_export(model: Model, directory: StrPath, options: ExportOptions) -> None:
     """Raise the errors of an export that do not depend on the model's state; call this before long computations.
 
-    Raises: MissingExtra; ExportError if the source would be replaced; DestinationExists.
+    Raises: UsageError for an unknown opset; MissingExtra; ExportError if the source would be replaced;
+        DestinationExists.
     """
     target = target_path(directory)
+    if options.opset not in OPSETS:
+        raise UsageError("unknown opset", where="opset", expected=" or ".join(map(str, OPSETS)), got=options.opset)
     if options.check == "required" and not transformers_installed():
         raise MissingExtra("hf", "checking an export")
     source, folder = model.directory.resolve(), target.resolve()
