@@ -187,6 +187,7 @@ def house() -> str:
         **{
             "safetensors": "checkpoint files",
             "files": "atomic writes, strict JSON",
+            "arguments": "checked by annotations",
             "settings": "ranges",
             "timing": "compared times",
             "builds": "native code in the background",

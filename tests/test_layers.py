@@ -11,8 +11,8 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "graphwright"
 LEVELS = [
     {"errors", "native", "plugins", "progress", "report", "signatures"},
-    {"builds", "files", "settings", "timing"},
-    {"safetensors"},
+    {"arguments", "builds", "files", "timing"},
+    {"safetensors", "settings"},
     {"graph"},
     {"array"},
     {"ops"},

@@ -114,5 +114,14 @@ class MissingExtra(UsageError, ImportError):
 def check_type(name: str, value: object, kinds: type | tuple[type, ...], expected: str, fix: str | None = None) -> None:
     """Raise UsageError unless the argument `name` is an instance of one of `kinds`, which `expected` describes."""
     if not isinstance(value, kinds):
-        got = f"{type(value).__name__} {repr(value)[:80]}"
-        raise UsageError("the argument has another type", where=name, expected=expected, got=got, fix=fix)
+        raise UsageError("the argument has another type", where=name, expected=expected, got=shown(value), fix=fix)
+
+
+def shown(value: object) -> str:
+    """Return the start of the repr of a value, after its type if that is not obvious."""
+    try:
+        text = repr(value)[:80]
+    except Exception:  # an object of the caller's
+        text = ""
+    plain = value is None or isinstance(value, str | bytes | bool | int | float)
+    return text if plain and text else f"{type(value).__name__} {text}".rstrip()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from math import inf, nan
 from numbers import Integral, Real
 from sys import float_info
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
-from graphwright.errors import UsageError
+from graphwright.arguments import matches, words
+from graphwright.errors import UsageError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Range:
     def check(self, name: str, value: Any) -> None:
         """Raise UsageError if the argument `name` is out of range, or has no integer type although `whole` is set."""
         if value not in self or (self.whole and not isinstance(value, Integral)):
-            raise UsageError("the argument is out of range", where=name, expected=self, got=repr(value))
+            raise UsageError("the argument is out of range", where=name, expected=self, got=shown(value))
 
     def __contains__(self, value: Any) -> bool:
         x: Any = value if isinstance(value, Real) and not isinstance(value, bool) else nan
@@ -55,43 +55,23 @@ AtLeastTwo = Annotated[int, Range(2, whole=True)]
 
 
 class Settings:
-    """Base of dataclasses that check the fields annotated with a `Range`, a `Literal` or another settings class."""
+    """Base of dataclasses that check the fields against their annotations."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
         """Check the fields. Raises: UsageError that names the first field out of range."""
-        for name, allowed in _allowed_fields(type(self)).items():
-            value = getattr(self, name)
-            if not any(isinstance(value, a) if isinstance(a, type) else value in a for a in allowed):
-                raise self.out_of_range(name, " or ".join(map(_words, allowed)))
+        for name, hint in _hints(type(self)).items():
+            if not matches(getattr(self, name), hint):
+                raise self.out_of_range(name, words(hint))
 
     def out_of_range(self, name: str, expected: object) -> UsageError:
         """Return a UsageError for the invalid value of the field `name`; `expected` describes the valid values."""
-        where, got = f"{type(self).__name__}, {name}", repr(getattr(self, name))
+        where, got = f"{type(self).__name__}, {name}", shown(getattr(self, name))
         return UsageError("a setting is out of range", where=where, expected=expected, got=got)
 
 
 @cache
-def _allowed_fields(kind: type) -> dict[str, list[Any]]:
+def _hints(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
-    return {name: allowed for name, hint in hints.items() if (allowed := _allowed(hint))}
-
-
-def _allowed(hint: Any) -> list[Any]:
-    """Return what an annotation allows: ranges, tuples of literals and classes; empty if it cannot be checked."""
-    match get_origin(hint):
-        case origin if origin in (Union, UnionType):
-            parts = [_allowed(part) for part in get_args(hint)]
-            return [one for part in parts for one in part] if all(parts) else []
-        case origin if origin is Literal:
-            return [get_args(hint)]
-        case origin if origin is Annotated:
-            return [one for one in hint.__metadata__ if isinstance(one, Range)]
-    return [hint] if isinstance(hint, type) and issubclass(hint, Settings | NoneType) else []
-
-
-def _words(allowed: Any) -> str:
-    if isinstance(allowed, type):
-        return "None" if allowed is NoneType else allowed.__name__
-    return ", ".join(allowed) if isinstance(allowed, tuple) else str(allowed)
+    return {f.name: hints[f.name] for f in fields(kind)}

@@ -86,3 +86,8 @@ def test_reductions_of_a_scalar_take_axis_0_and_minus_1(name: str, axis: int) ->
 def test_numbers_and_sizes_out_of_range_are_refused(make: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         make()
+
+
+def test_logcumsumexp_refuses_bool_as_torch_does() -> None:
+    with pytest.raises(DTypeError, match="logcumsumexp"):
+        gw.logcumsumexp(gw.tensor([True, False]), 0)

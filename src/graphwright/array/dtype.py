@@ -119,7 +119,7 @@ def dtype(value: Any) -> DType:
         return found
     try:
         return _BY_NUMPY[np.dtype(value)]
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ValueError):
         raise DTypeError("unknown dtype", expected=", ".join(DTYPES), got=repr(value)) from None
 
 

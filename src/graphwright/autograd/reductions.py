@@ -411,9 +411,11 @@ def cumprod(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
 
 @named(scalars=True)
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
-    """ln Σ eˣ over the entries up to each entry along an axis, without overflow."""
+    """ln Σ eˣ over the entries up to each entry along an axis, without overflow. Raises: DTypeError for bool."""
     from graphwright.autograd.pointwise import logaddexp  # here: stubs list functions in the order of imports
 
+    if input.dtype is bool_:
+        raise DTypeError("logcumsumexp needs numbers", where="logcumsumexp", expected="a number dtype", got=input.spec)
     return scan(lambda a, b: (logaddexp(a[0], b[0]),), (input,), axis_of(dim, input.ndim))[0]
 
 

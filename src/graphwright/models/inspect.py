@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from graphwright.arguments import checked
 from graphwright.array import BY_TAG, Spec, bfloat16
 from graphwright.graph import NodeId
 from graphwright.ops import get, traits
@@ -30,6 +31,7 @@ class TensorRow:
     bytes: int
 
 
+@checked
 @dataclass(frozen=True, slots=True, repr=False)
 class Inspection(Report):
     """Size and cost of a model, from headers and config.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import NDArray, bfloat16, from_numpy
 from graphwright.errors import NonFinite, UsageError
 from graphwright.metrics import nll
@@ -55,6 +56,7 @@ class BitsPerByte(Report):
         return f"{self.bits_per_byte:{bits}} bits per byte ({text})" if self.bytes else text
 
 
+@checked
 def perplexity(
     model: Model, text: Any, *, window: int = 256, stride: int = 128, batch: int = 8,
     progress: ProgressCallback | None = None,
@@ -184,6 +186,7 @@ def _bad(array: NDArray) -> np.ndarray:
     return ~np.isfinite(array.to_numpy())
 
 
+@checked
 def validate(model: Model) -> AssemblyReport:
     """Run `program.validate()`, and report a tied head that differs from the embedding as `tied_mismatch`."""
     report = model.program.validate()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import Device, NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from graphwright.program.run import Run
 
 
+@checked
 @dataclass(eq=False, repr=False)
 class Model:
     """A model: its program, config, tokenizer and files.

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import NDArray, from_numpy, random
 from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
@@ -40,6 +41,7 @@ from graphwright.report import Report
 from graphwright.safetensors import Checkpoint
 
 
+@checked
 def open(
     path: str | os.PathLike[str], *, dtype: str = "keep", compute: str = "float32", tokenizer: bool = True,
     arch: Architecture | None = None, check: bool = True,

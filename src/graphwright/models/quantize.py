@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array.vm.code import GROUP
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 KINDS = ("int8",)
 
 
+@checked
 def quantize(model: Model, kind: str = "int8", where: str = "**") -> Entry:
     """Store the matrices of linear ops as int8, with a float32 scale per 64 entries of a row.
 

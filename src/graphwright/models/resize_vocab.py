@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from math import prod
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import NDArray
 from graphwright.array.random import normal, stream_of
-from graphwright.errors import UsageError
+from graphwright.errors import OutOfMemory, UsageError
 from graphwright.models.errors import TokenizerMismatch
 from graphwright.models.generation.text import vocabulary
 from graphwright.ops import traits
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 NewRows = Literal["mean", "normal", "zero"]
-NEW_ROWS: tuple[NewRows, ...] = get_args(NewRows)
 
 
+@checked
 def resize_vocab(model: Model, n: int, *, init: NewRows = "mean", seed: int = 0, drop_tokens: bool = False) -> None:
     """Change the number of token ids to `n`, in one edit that `program.undo()` reverts.
 
@@ -40,19 +42,16 @@ def resize_vocab(model: Model, n: int, *, init: NewRows = "mean", seed: int = 0,
         init: new rows: `mean` of the old rows; `normal`, N(mean, variance) of the old rows in each column; or `zero`.
         seed: seed of the random numbers.
         drop_tokens: remove rows even if ids of the tokenizer or end tokens are among them.
-    Raises: TokenizerMismatch if a removed id has a token, unless `drop_tokens`; UsageError for invalid arguments, or
-        if rows are to be added to a quantised weight; FrozenAxis if the program reads the vocabulary in another way.
+    Raises: OutOfMemory if the new rows exceed the memory of the machine; TokenizerMismatch if a removed id has a
+        token, unless `drop_tokens`; UsageError for invalid arguments, or if rows are to be added to a
+        quantised weight; FrozenAxis if the program reads the vocabulary in another way.
     Source: the mean as start of new rows is from Hewitt 2021, "Initializing New Word Embeddings for Pretrained
         Language Models".
     """
     p = model.program
-    if type(n) is not int or n < 1:
-        raise UsageError("invalid number of token ids", where="n", expected="an integer >= 1", got=n)
     Range(1, 2**31, whole=True).check("n", n)
-    if init not in NEW_ROWS:
-        raise UsageError("unknown start of new rows", where="init", expected=", ".join(NEW_ROWS), got=init)
-    Range(whole=True).check("seed", seed)
     groups = _axes(p)
+    _refuse_more_than_memory(p, n)
     if not drop_tokens:
         _refuse_dropped_tokens(model, n)
 
@@ -85,6 +84,15 @@ def _axes(p: Program) -> list[AxisGroup]:
             raise FrozenAxis("the vocabulary cannot be resized", where=group.name, got="; ".join(other[:3]))
         groups.append(group)
     return groups
+
+
+def _refuse_more_than_memory(p: Program, n: int) -> None:
+    """Raise OutOfMemory before rows are made that the memory of this machine cannot hold, where it is known."""
+    widths = [prod(p.spec(p.operands(u)[0]).bind({}).shape[1:]) for u in p.consumers("ids") if traits(p.op(u)).lookup]
+    needed = 16 * n * max(widths, default=0)  # made and sampled in float64
+    if hasattr(os, "sysconf") and needed > (there := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+        raise OutOfMemory("the resized embedding does not fit in memory", where="n", fix="use fewer ids",
+                          expected=f"<= {there // 2**20} MiB", got=f"{needed // 2**20} MiB for {n} ids")  # fmt: skip
 
 
 def _refuse_dropped_tokens(model: Model, n: int) -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from graphwright.arguments import checked
 from graphwright.errors import MissingExtra, UsageError
 from graphwright.models.architectures.architecture import Config, read_object
 from graphwright.models.errors import ConfigError, PromptError, TokenizerMismatch
@@ -122,6 +123,7 @@ class TrainedTokenizer(LibraryTokenizer):
         }
 
 
+@checked
 def train_bpe(
     texts: str | Iterable[str], vocab_size: int, *, min_frequency: int = 2, special_tokens: Sequence[str] = (END,)
 ) -> TrainedTokenizer:
@@ -142,7 +144,7 @@ def train_bpe(
             len(set(special)) < len(special)):  # fmt: skip
         raise UsageError("invalid special tokens", where="special_tokens", got=repr(special_tokens)[:80],
                          expected="a list of different texts, none of them empty")  # fmt: skip
-    Range(256 + len(special), whole=True).check("vocab_size", vocab_size)
+    Range(256 + len(special), 2**31 - 1, whole=True).check("vocab_size", vocab_size)
     Range(1, whole=True).check("min_frequency", min_frequency)
     try:
         library = import_module("tokenizers")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import random
 from graphwright.autograd import Tensor
 from graphwright.errors import NonFinite, UsageError
@@ -80,6 +81,7 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.float(), targets, dim=-1)
 
 
+@checked
 class Trainer:
     """Trains a model on a text: holds the model, the optimizer and the number of steps done.
 

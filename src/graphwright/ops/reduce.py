@@ -63,11 +63,17 @@ def _method(name: str) -> Emit:
     return emit
 
 
+def _widened(u: OnnxUse) -> str:
+    """Return the operand in the dtype of the result: ONNX sums and multiplies no bools."""
+    to = u.outs[0].dtype
+    return u.names[0] if u.ins[0].dtype is to else u.cast(u.names[0], to)
+
+
 def _onnx_reduce(kind: str, truth: bool = False) -> OnnxRow:
     """Return an `onnx` function for a reduction; with `truth`, the operand is cast to bool and reduced as 0 and 1."""
 
     def row(u: OnnxUse) -> str:
-        x = u("Cast", u("Cast", u.names[0], to=9), to=6) if truth else u.names[0]
+        x = u("Cast", u("Cast", u.names[0], to=9), to=6) if truth else _widened(u)
         axes = axes_of(u.attrs["axes"], len(u.ins[0].shape))
         if axes:
             x = u(kind, x, u.ints(*axes), keepdims=int(u.attrs["keepdims"]))
@@ -261,7 +267,7 @@ class Cumsum(Row):
     attrs = {"axis": Attr(int), "reverse": Attr(bool, False)}
     operands, axes = ("x",), along_axis("sums up to each entry of it")
     vjp = lambda g, ins, outs, attrs, needs: (call("cumsum", g, axis=attrs["axis"], reverse=not attrs["reverse"]),)
-    onnx = lambda u: u("CumSum", u.names[0], u.ints_scalar(u.attrs["axis"]), reverse=int(u.attrs["reverse"]))
+    onnx = lambda u: u("CumSum", _widened(u), u.ints_scalar(u.attrs["axis"]), reverse=int(u.attrs["reverse"]))
 
     def infer(x, axis, reverse):
         axis_of(axis, len(x.shape))

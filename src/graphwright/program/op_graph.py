@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref as weak
 
 from graphwright.array import Spec
+from graphwright.errors import check_type
 from graphwright.graph import ColumnSpec, EdgeId, Graph, NodeId, OnlineOrder
 from graphwright.ops import result_names, traits
 from graphwright.program.errors import BadName, ForeignNode, NameTaken, UnknownEdge, UnknownNode
@@ -184,10 +185,12 @@ class OpGraph:
 
     def with_prefix(self, text: str) -> list[NodeId]:
         """Return the nodes whose paths start with a text, in no particular order."""
+        check_type("text", text, str, "a text")
         return [node for name, node in tuple(self._names.items()) if name.startswith(text)]
 
     def of_kind(self, kind: str) -> tuple[NodeId, ...]:
         """Return the nodes of one op or kind, in creation order."""
+        check_type("kind", kind, str, "the name of an op or kind")
         if kind in self._unsorted:
             self._kinds[kind] = dict.fromkeys(sorted(self._kinds[kind], key=self.seq))
             self._unsorted.discard(kind)
@@ -326,11 +329,13 @@ class OpGraph:
 
     def reachable(self, roots: Iterable[Value | NodeId], beyond: Collection[NodeId] = ()) -> set[NodeId]:
         """Return the roots and all their ancestors; the search does not continue past nodes in `beyond`."""
+        check_type("roots", roots, Iterable, "a list of values or nodes")
         nodes = [r.node if isinstance(r, Value) else r for r in roots]
         return _closure(nodes, lambda n: () if n in beyond else self.graph.predecessors(n))
 
     def dependents(self, nodes: Iterable[NodeId]) -> set[NodeId]:
         """Return some nodes and all their descendants."""
+        check_type("nodes", nodes, Iterable, "a list of nodes")
         return _closure(nodes, self.graph.successors)
 
     def __len__(self) -> int:
@@ -347,6 +352,7 @@ class OpGraph:
     # -- names -------------------------------------------------------------------------------------------------------
     def free_name(self, wanted: str) -> str:
         """Return `wanted`, or if this name is taken, the first free name among `wanted_2`, `wanted_3`, ..."""
+        check_type("wanted", wanted, str, "a name")
         if wanted not in self._names:
             return wanted
         taken, free = 1, 2

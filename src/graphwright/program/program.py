@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
+from graphwright.arguments import checked
 from graphwright.autograd import Parameter, changes
 from graphwright.errors import UsageError, check_type
 from graphwright.graph import EdgeId, NodeId
@@ -225,6 +226,7 @@ class Program(OpGraph):
     # -- editing -----------------------------------------------------------------------------------------------------
     expand = expand
 
+    @checked
     def edit(
         self, why: str, *, author: str = "human", tool: str | None = None, check: bool = True, keep_undo: bool = True
     ) -> Transaction:

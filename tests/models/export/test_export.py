@@ -357,3 +357,21 @@ def test_a_verifying_process_that_times_out_is_stopped(made, monkeypatch):
     monkeypatch.setattr(clean, "TIMEOUT_S", 0.05)
     with pytest.raises(VerificationFailed, match="did not finish"):
         compute_there(made("llama").path, [np.array([1])])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"timed": "no"}, "timed"),
+        ({"opset": 19}, "opset"),
+        ({"predicted": {"a": "b"}}, "predicted"),
+        ({"level": []}, "level"),
+    ],
+)
+def test_an_invalid_option_is_refused_before_anything_is_written(
+    wrong: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        gw.open("bundled").export(tmp_path / "out", check="none", **wrong)
+    assert named in str(caught.value.where)
+    assert not (tmp_path / "out").exists()

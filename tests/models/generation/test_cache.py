@@ -188,7 +188,7 @@ def test_non_causal_attention_cannot_be_cached(change: dict, model: gw.Model) ->
 
 # -- going back --------------------------------------------------------------------------------------------------------
 def test_restore_accepts_snapshots_only(model: gw.Model) -> None:
-    with pytest.raises(UsageError, match="snapshot"):
+    with pytest.raises(UsageError, match="Snapshot"):
         model.new_cache(4, kind="static").restore(3)  # pyright: ignore[reportArgumentType]  # wrong on purpose
 
 

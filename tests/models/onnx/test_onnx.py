@@ -373,3 +373,26 @@ def test_the_check_compares_a_file_with_its_program(tmp_path):
         e.set_weight("w", lambda values: 1.5 * values)
     with pytest.raises(VerificationFailed, match="differ"):
         check_onnx(q, path)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int32", "bool_"])
+def test_sums_and_products_of_integers_and_bools(tmp_path, kind):
+    x = np.array([[3, 0, 2], [1, 5, 4]]).astype(kind.rstrip("_"))
+
+    def function(x):
+        return x.sum(), x.sum(1), x.prod(0), x.cumsum(1), gw.count_nonzero(x)
+
+    p = gw.trace(function, gw.from_numpy(x))
+    (name,) = p.input_names()
+    save_onnx(p, tmp_path / "sums.onnx")
+    (run,) = run_onnx(tmp_path / "sums.onnx", [{name: x}])
+    for made, wanted in zip(run.values(), function(gw.from_numpy(x)), strict=True):
+        assert made.dtype == wanted.numpy().dtype
+        assert np.array_equal(made, wanted.numpy())
+
+
+def test_medians(tmp_path):
+    x = np.array([[3.0, 1.0, 2.0], [1.0, 5.0, 4.0]], "f4")
+    for i, function in enumerate((gw.median, gw.nanmedian, lambda x: gw.median(x, 1)[0])):
+        p = gw.trace(function, gw.from_numpy(x))
+        agree(p, tmp_path / f"{i}.onnx", [{p.input_names()[0]: x}])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 
+from graphwright.arguments import checked
 from graphwright.errors import UsageError
 from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.architectures.families import FAMILIES
@@ -15,6 +16,7 @@ from graphwright.plugins import load_plugins
 _registry = {name: arch for arch in FAMILIES for name in (*arch.classes, *arch.model_types)}
 
 
+@checked
 def register(arch: Architecture) -> Architecture:
     """Add a family. Raises: UsageError if another family has one of its classes or model types."""
     for name in (*arch.classes, *arch.model_types):

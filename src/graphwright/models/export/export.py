@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import dtype as named
 from graphwright.errors import MissingExtra, NonFinite, UsageError
 from graphwright.files import StrPath, atomic_directory, check_free, target_path
@@ -41,7 +42,7 @@ from graphwright.models.export.verify import (
 from graphwright.models.export.write import lacks_rows, rounded
 from graphwright.models.metrics import drift, non_finite
 from graphwright.models.tokenizer import need_tokenizer
-from graphwright.ops.onnx import OPSET
+from graphwright.ops.onnx import OPSET, OPSETS
 from graphwright.program.errors import NotUndoable
 from graphwright.program.gates import refuse_soft
 from graphwright.program.weights import SOURCE
@@ -115,6 +116,7 @@ class ExportKeywords(TypedDict, total=False):
     keep_failed: bool
 
 
+@checked
 @keywords(ExportOptions)
 def export(
     model: Model, directory: StrPath, *, progress: ProgressCallback | None = None, **options: Unpack[ExportKeywords]
@@ -176,9 +178,12 @@ def export(
 def check_export(model: Model, directory: StrPath, options: ExportOptions) -> None:
     """Raise the errors of an export that do not depend on the model's state; call this before long computations.
 
-    Raises: MissingExtra; ExportError if the source would be replaced; DestinationExists.
+    Raises: UsageError for an unknown opset; MissingExtra; ExportError if the source would be replaced;
+        DestinationExists.
     """
     target = target_path(directory)
+    if options.opset not in OPSETS:
+        raise UsageError("unknown opset", where="opset", expected=" or ".join(map(str, OPSETS)), got=options.opset)
     if options.check == "required" and not transformers_installed():
         raise MissingExtra("hf", "checking an export")
     source, folder = model.directory.resolve(), target.resolve()

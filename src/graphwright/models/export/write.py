@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import BY_TAG, DType, NDArray, empty
 from graphwright.array import dtype as named
 from graphwright.autograd import Variable
@@ -127,6 +128,7 @@ def write_model(
         atomic_write(directory / name, content)
 
 
+@checked
 def save_model(
     model: Model, directory: StrPath, *, history: HistoryMode = "full", overwrite: bool = False,
     max_shard_size: int | str = "5GB",

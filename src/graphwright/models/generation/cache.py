@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import CPU, Device, NDArray, Spec, Writers, changes, empty, from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
@@ -80,6 +81,7 @@ class FingerprintWatch:
         return self._now
 
 
+@checked
 class KVCache:
     """Keys and values of `batch` sequences of equal length; base of `StaticCache` and `CachedSequence`.
 
@@ -445,6 +447,7 @@ class StaticSnapshot:
         """Do nothing: the snapshot owns no entries."""
 
 
+@checked
 class StaticCache(KVCache):
     """Contiguous keys and values of `batch` sequences of equal length.
 
@@ -535,7 +538,8 @@ class StaticCache(KVCache):
             self.variables = {k: Variable(filled(s, 0.0, self.device), name=k) for k, s in specs.items()}
 
     def rollback(self, length: int) -> None:
-        """Overwrite the entries from index `length` on with zeros, and set the length."""
+        """Overwrite the entries from index `length` on with zeros, and set the length. Raises: UsageError."""
+        Range(0, self.capacity, whole=True).check("length", length)
         for entries in self._entries():
             if self.device == CPU:
                 entries.writable()
@@ -561,9 +565,6 @@ class StaticCache(KVCache):
 
     def restore(self, mark: StaticSnapshot) -> None:
         """Truncate to the length of a snapshot. Raises: UsageError if its entries were dropped or overwritten since."""
-        if not isinstance(mark, StaticSnapshot):
-            raise UsageError("this is not a snapshot of a static cache", got=type(mark).__name__,
-                             expected="a result of cache.snapshot()")  # fmt: skip
         length = mark.tokens.shape[1]
         if not np.array_equal(self.tokens[:, :length], mark.tokens):
             raise UsageError("entries of this snapshot were dropped or overwritten",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
 from graphwright.models.generation.cache import KVCache, check_cache_of
@@ -82,6 +83,7 @@ _SHOWN = 60
 """Characters of the text in the repr of a result."""
 
 
+@checked
 @dataclass(frozen=True, slots=True, repr=False)
 class GenerationResult(Report):
     """One generated text.
@@ -143,6 +145,7 @@ class GenerationResult(Report):
         )
 
 
+@checked
 @keywords(GenerationOptions)
 def generate(
     model: Model, prompt: Any, max_new_tokens: int = 64, *, cache: KVCache | None = None,
@@ -165,6 +168,7 @@ def generate(
     return generate_many(model, prompt, 1, max_new_tokens, cache=cache, stream=stream, cancel=cancel, **options)[0]
 
 
+@checked
 @keywords(GenerationOptions)
 def generate_many(
     model: Model, prompt: Any, n: int, max_new_tokens: int = 64, *, cache: KVCache | None = None,
@@ -216,6 +220,7 @@ def generate_many(
         return results
 
 
+@checked
 @keywords(Sampling)
 def decode(
     model: Model, cache: KVCache, steps: int = 1, *, stream: int | None = None, allow_stale: bool = False,

@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import CPU, Device, NDArray, empty
 from graphwright.array import dtype as named
 from graphwright.autograd import Variable
@@ -252,6 +253,7 @@ class PagedKeywords(TypedDict, total=False):
     poison: bool
 
 
+@checked
 class PagedCache:
     """Blocks of keys and values for sequences of any lengths.
 

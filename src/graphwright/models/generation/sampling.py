@@ -12,11 +12,12 @@ from typing import TypedDict
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import from_numpy
 from graphwright.errors import NonFinite, ShapeError, UsageError
 from graphwright.ops import compute, get
 from graphwright.ops.sampling import RULES
-from graphwright.settings import Count, NotNegative, Number, Positive, PositiveShare, Settings, Share, Whole
+from graphwright.settings import Count, NotNegative, Number, Positive, PositiveShare, Range, Settings, Share, Whole
 
 _END = np.array([[-1, 0]], np.int32)
 
@@ -94,11 +95,13 @@ class Sampling(Settings):
         """Return penalties, temperature, top_p, min_p, clipped to float32: the operand `rules` of `sample_token`."""
         return [min(max(float(getattr(self, name)), -_MOST), _MOST) for name in RULES]
 
+    @checked
     def keys(self, stream: int, position: int) -> tuple[int, int, int, int]:
         """Return (seed, stream, position, top_k) as int64 numbers: the operand `keys` of the op `sample_token`."""
         seed = int(self.seed) & _WORD
         return seed - (_WORD + 1) * (seed >> 63), stream & 0xFFFFFFFF, position, min(int(self.top_k), _WORD >> 1)
 
+    @checked
     def filtered(
         self, logits: np.ndarray, prompt: np.ndarray | None = None, output: np.ndarray | None = None
     ) -> np.ndarray:
@@ -108,11 +111,13 @@ class Sampling(Settings):
         """
         return self._run(logits, 0, 0, prompt, output)[1]
 
+    @checked
     def sample(
         self, logits: np.ndarray, position: int, stream: int = 0, prompt: np.ndarray | None = None,
         output: np.ndarray | None = None,
     ) -> int:  # fmt: skip
         """Sample the next token for logits [V] at an absolute position, as a compiled step does. Raises: NonFinite."""
+        Range(0, _WORD >> 1, whole=True).check("position", position)
         _check(logits, "the logits", position)
         if self.temperature == 0 and not self.penalises and not self.processors:
             return int(np.argmax(np.asarray(logits, np.float32)))
@@ -125,7 +130,7 @@ class Sampling(Settings):
         self, logits: np.ndarray, position: int, stream: int, prompt: np.ndarray | None, output: np.ndarray | None
     ) -> tuple[int, np.ndarray]:
         """Return the sampled id and the filtered logits from `sample_token`; processors run after the penalties."""
-        parts = [np.zeros(0, np.int64) if ids is None else np.asarray(ids, np.int64) for ids in (prompt, output)]
+        parts = [np.zeros(0, np.int64) if ids is None else np.ravel(ids).astype(np.int64) for ids in (prompt, output)]
         seen = TokenCounts(len(parts[0]))
         for part in parts if self.penalises else ():
             seen.add(part.tolist())

@@ -14,6 +14,7 @@ from weakref import finalize
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.errors import BlockError, PromptError, SequenceReleased
@@ -55,6 +56,7 @@ def _free(pool: BlockPool, table: list[int]) -> None:
     table.clear()
 
 
+@checked
 class CachedSequence(KVCache):
     """The KV cache of one sequence, made by `PagedCache.sequence()`.
 
