@@ -61,11 +61,18 @@ class _OfKind(Module):
 
     kinds: ClassVar[Mapping[str, _Kind]] = {}
     nonlinearity: str = ""
+    hidden_size: int
 
     @property
     def kind(self) -> _Kind:
         """The kind of the cells."""
         return self.kinds[self.nonlinearity]
+
+    def reset_parameters(self) -> None:
+        """Draw initial values again, from the default generator."""
+        drawn = _Drawn(self.hidden_size, "", None)
+        for p in self.parameters():
+            initial.set_values(p, drawn("", *p.shape).data)
 
     def _choose(self, nonlinearity: str) -> None:
         if nonlinearity not in self.kinds:
@@ -91,6 +98,11 @@ class _Cell(_OfKind):
         self.weight_ih, self.weight_hh = drawn("weight_ih", rows, input_size), drawn("weight_hh", rows, hidden_size)
         self.bias_ih = drawn("bias_ih", rows) if bias else None
         self.bias_hh = drawn("bias_hh", rows) if bias else None
+
+    @property
+    def bias(self) -> bool:
+        """Whether there are biases."""
+        return self.bias_ih is not None
 
     def forward(self, x: Tensor, hx: Any = None) -> Any:
         """Compute one step.
@@ -198,6 +210,23 @@ class _Recurrent(_OfKind):
                 shapes |= {"weight_hr": (proj_size, hidden_size)} if proj_size else {}
                 for label, shape in shapes.items():
                     setattr(self, f"{label}_{end}", drawn(f"{label}_{end}", *shape))
+
+    @property
+    def mode(self) -> str:
+        """Torch's name of the kind: `LSTM`, `GRU`, `RNN_TANH` or `RNN_RELU`."""
+        return "_".join(filter(None, (type(self).__name__, self.nonlinearity.upper())))
+
+    @property
+    def all_weights(self) -> list[list[Parameter]]:
+        """The parameters of each layer and direction."""
+        return [
+            [p for name, p in self.named_parameters(recurse=False) if name.endswith(f"_{end}")]
+            for layer in range(self.num_layers)
+            for end in self._ends(layer)
+        ]
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: torch joins the parameters in memory here for its GPU kernels."""
 
     def _ends(self, layer: int) -> list[str]:
         return [f"l{layer}", *([f"l{layer}_reverse"] if self.bidirectional else [])]
