@@ -37,7 +37,7 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | `gw.load`, `gw.compile` | other things | they load and compile programs |
 | `F.cross_entropy(..., dim=1)` | no `dim` | `dim=-1` takes a language model's logits [B, T, K] |
 | `distributions.Categorical(x)`, `Bernoulli(x)`: logits first | probabilities first | networks return logits; `probs=` names the others |
-| `x.data` is an array of `graphwright.array` | a tensor | it is what ops compute on; `x.detach()` is the tensor |
+| `x.data` is an array of `graphwright.array` | a tensor | ops compute on it; it has the methods and operators of tensors, but `x.data.size` is a number, and `backward` sees writes to it |
 | `x.type()` is `float32` | `torch.FloatTensor` | torch's name is that of a legacy class |
 | `x.shape` is a tuple | a `torch.Size` | which is a tuple too |
 | no complex, sparse, quantised or named tensors, no `as_strided` | they exist | the operations of networks need none of them |

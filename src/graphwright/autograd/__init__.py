@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphwright.array import changes
+from graphwright.array import NDArray, changes
 from graphwright.autograd import linalg, names
 from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.counting import bincount, one_hot
@@ -89,6 +89,7 @@ from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import HostVariable, Parameter, Variable, update
 
 names.add_methods(Tensor)
+NDArray.tensors = Tensor
 
 __all__ = ["Context", "Function", "Generator", "GradShapeRequired", "GraphFreed", "Hook", "HostVariable"]
 __all__ += ["LeafModified", "ModifiedSinceForward", "NoTape", "NotDifferentiable", "Parameter", "Recorder"]
