@@ -46,7 +46,7 @@ def _operator(name: str):
     """Return the operator method of `NDArray.tensors`; for numpy arrays numpy has the operators."""
 
     def operate(self: NDArray, *other: Any) -> Any:
-        if self.tensors is None or isinstance(*other or (None,), np.ndarray | np.generic):
+        if self.tensors is None or (other and isinstance(other[0], np.ndarray | np.generic)):
             return NotImplemented
         return getattr(self.tensors(self), name)(*other)
 
