@@ -27,8 +27,8 @@ from graphwright.optim.optimizers import (
 from graphwright.optim.training_step import CompiledStep, StepOptions, compile_step
 
 __all__ = [
-    "ASGD", "LBFGS", "LOW", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "CompiledStep", "Lion", "Muon", "NAdam",
-    "NonFiniteGradient", "Optimizer", "ParamGroup", "ParamState", "RAdam", "RMSprop", "Rprop", "SavedState",
+    "ASGD", "LBFGS", "LOW", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "CompiledStep", "Lion", "Muon",
+    "NAdam", "NonFiniteGradient", "Optimizer", "ParamGroup", "ParamState", "RAdam", "RMSprop", "Rprop", "SavedState",
     "StateError", "StepOptions", "accumulate", "clip_grad_norm_", "clip_grad_value_", "compile_step", "ema_update",
     "load_state", "lr_scheduler", "save_state", "warmup_cosine",
 ]  # fmt: skip

@@ -85,8 +85,9 @@ class LBFGS(Optimizer):
             closure: function that sets the gradients to zero, computes the loss and calls its `backward`.
         """
         if closure is None or found_inf is not None or active_recorder.get() is not None:
-            raise UsageError("LBFGS computes the loss several times in a step", expected="opt.step(closure), eager",
-                             fix="define closure(): opt.zero_grad(); loss = ...; loss.backward(); return loss")  # fmt: skip
+            fix = "define closure(): opt.zero_grad(); loss = ...; loss.backward(); return loss"
+            what, expected = "LBFGS computes the loss several times in a step", "opt.step(closure), outside traces"
+            raise UsageError(what, expected=expected, fix=fix)
         options, h = self.param_groups[0].options, self.history
         first = self._evaluated(closure)
         loss, gradient = float(first), self._gradient()

@@ -255,7 +255,8 @@ class CyclicLR(LRScheduler):
 
     def __init__(
         self, optimizer: Optimizer, base_lr: float | Sequence[float], max_lr: float | Sequence[float],
-        step_size_up: int = 2000, step_size_down: int | None = None, mode: str = "triangular", gamma: float = 1.0, last_epoch: int = -1,
+        step_size_up: int = 2000, step_size_down: int | None = None, mode: str = "triangular", gamma: float = 1.0,
+        last_epoch: int = -1,
     ) -> None:  # fmt: skip
         up, down = step_size_up, step_size_up if step_size_down is None else step_size_down
         fine = up >= 1 and down >= 1 and mode in ("triangular", "triangular2", "exp_range")
@@ -343,7 +344,7 @@ class SequentialLR(LRScheduler):
 class ChainedScheduler(LRScheduler):
     """All schedules at once: the base times the factor of each, as `torch.optim.lr_scheduler.ChainedScheduler`.
 
-    Raises: UsageError for no schedulers, schedulers of other optimizers, or rates that are no multiples of the base.
+    Raises: UsageError for no schedulers, schedulers of other optimizers, or rates that do not scale the base.
     """
 
     def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None) -> None:

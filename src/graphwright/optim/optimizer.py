@@ -39,7 +39,7 @@ _NOT_NEGATIVE = (
 
 
 _RATES = ("lr", "initial_lr", "params")
-"""Entries of a saved group that are no options."""
+"""Entries of a saved group other than options."""
 
 
 @runtime_checkable
@@ -100,7 +100,7 @@ class ParamGroup:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return `group[name]`, or the default for another name."""
-        return self[name] if name in self else default
+        return dict(self.items()).get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -439,8 +439,8 @@ class Optimizer:
         fixed = lambda g: {n: tuple(v) if isinstance(v, list) else v for n, v in g.items() if n not in _RATES}  # noqa: E731
         for mine, given in zip(own, groups, strict=True):
             if fixed(given) != fixed(mine):
-                raise UsageError("the state is of an optimizer with other options", where=type(self).__name__,
-                                 expected=fixed(mine), got=fixed(given), fix="make the optimizer with them")  # fmt: skip
+                what, fix = "the state is of an optimizer with other options", "make the optimizer with them"
+                raise UsageError(what, where=type(self).__name__, expected=fixed(mine), got=fixed(given), fix=fix)
         members, found = list(self.parameters()), []
         for i, values in states.items():
             p = members[i] if i < len(members) else None
