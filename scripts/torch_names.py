@@ -34,7 +34,8 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | --- | --- | --- |
 | `gw.trace(f, x)` records a program | `torch.trace` sums a diagonal | recording is this library's main verb; `x.trace()` sums the diagonal |
 | `gw.mode` switches training and inference | `torch.mode` is the most frequent value | `x.mode()` is the most frequent value |
-| `gw.load`, `gw.compile` | other things | they load and compile programs |
+| `gw.compile` | another thing | it compiles programs |
+| `gw.save` writes values to safetensors files; `gw.load` reads them, and programs from their directories | pickles | loading must not run code; suffixes of pickles (.pt) are refused |
 | `F.cross_entropy(..., dim=1)` | no `dim` | `dim=-1` takes a language model's logits [B, T, K] |
 | `distributions.Categorical(x)`, `Bernoulli(x)`: logits first | probabilities first | networks return logits; `probs=` names the others |
 | `x.data` is an array of `graphwright.array` | a tensor | ops compute on it; it has the methods and operators of tensors, but `x.data.size` is a number, and `backward` sees writes to it |

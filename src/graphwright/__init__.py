@@ -61,7 +61,8 @@ _PUBLIC = {
     "ops": "op",
     "optim": "compile_step load_state save_state",
     "plan": "Plan compile profile",
-    "program": "Builder Program State load replay tape trace",
+    "program": "Builder Program State replay tape trace",
+    "program.files.values": "load save",
     "surgery": "attribute rewrite",
 }
 """Folder -> its names that the package exports; `__init__.pyi` says the same to type checkers."""

@@ -398,10 +398,11 @@ from graphwright.plan import profile as profile
 from graphwright.program import Builder as Builder
 from graphwright.program import Program as Program
 from graphwright.program import State as State
-from graphwright.program import load as load
 from graphwright.program import replay as replay
 from graphwright.program import tape as tape
 from graphwright.program import trace as trace
+from graphwright.program.files.values import load as load
+from graphwright.program.files.values import save as save
 from graphwright.surgery import attribute as attribute
 from graphwright.surgery import rewrite as rewrite
 
