@@ -38,6 +38,8 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | `gw.save` writes values to safetensors files; `gw.load` reads them, and programs from their directories | pickles | loading must not run code; suffixes of pickles (.pt) are refused |
 | `F.cross_entropy(..., dim=1)` | no `dim` | `dim=-1` takes a language model's logits [B, T, K] |
 | `distributions.Categorical(x)`, `Bernoulli(x)`: logits first | probabilities first | networks return logits; `probs=` names the others |
+| samples of `Gamma`, `Chi2`, `Beta`, `Dirichlet`, `StudentT`, `Poisson`, `Binomial` are drawn on the host | on the device | outside traces only, without a gradient; `log_prob` has one |
+| `kl_divergence` of two classes, `distributions.transforms` and `constraints` | they exist | missing |
 | `x.data` is an array of `graphwright.array` | a tensor | ops compute on it; it has the methods and operators of tensors, but `x.data.size` is a number, and `backward` sees writes to it |
 | `x.type()` is `float32` | `torch.FloatTensor` | torch's name is that of a legacy class |
 | `x.shape` is a tuple | a `torch.Size` | which is a tuple too |
@@ -134,6 +136,8 @@ def page() -> str:
     text += section("nn.utils", set(gw.nn.utils.__all__), public(torch.nn.utils))
     text += section("nn.utils.rnn", set(gw.nn.utils.rnn.__all__), public(torch.nn.utils.rnn))
     text += section("optim", set(gw.optim.__all__), classes_of(torch.optim), kind="class")
+    kinds = {n for n in dir(torch.distributions) if inspect.isclass(getattr(torch.distributions, n))}
+    text += section("distributions", set(gw.distributions.__all__), kinds, kind="class")
     schedules = classes_of(gw.optim.lr_scheduler)
     text += section("optim.lr_scheduler", schedules, classes_of(torch.optim.lr_scheduler), kind="class")
     return text + database()
