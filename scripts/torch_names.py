@@ -40,6 +40,8 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | `distributions.Categorical(x)`, `Bernoulli(x)`: logits first | probabilities first | networks return logits; `probs=` names the others |
 | samples of `Gamma`, `Chi2`, `Beta`, `Dirichlet`, `StudentT`, `Poisson`, `Binomial` are drawn on the host | on the device | outside traces only, without a gradient; `log_prob` has one |
 | `kl_divergence` of two classes, `distributions.transforms` and `constraints` | they exist | missing |
+| `gw.vmap` and `gw.func.vmap` run the function once per entry | one call on the batch | correct for every function |
+| `nn.utils.parametrizations` names its parameters `weight_g`, `weight_v`, `weight_orig` | `parametrizations.weight.original0` | as `nn.utils.weight_norm` and `spectral_norm` do |
 | `x.data` is an array of `graphwright.array` | a tensor | ops compute on it; it has the methods and operators of tensors, but `x.data.size` is a number, and `backward` sees writes to it |
 | `x.type()` is `float32` | `torch.FloatTensor` | torch's name is that of a legacy class |
 | `x.shape` is a tuple | a `torch.Size` | which is a tuple too |
@@ -51,7 +53,6 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | `gw.linalg` runs in numpy on the host, outside traces (`inv` of one matrix apart) | on the device | factorisations are no ops |
 | optimizers have no `foreach`, `fused`, `capturable`, `differentiable` | they choose an implementation | the plan chooses it |
 | `nn.utils.clip_grad_norm_` without a gradient raises | returns 0 | `backward` was forgotten |
-| `nn.utils.rnn` has no packed sequences | they exist | recurrent modules take padded ones |
 | errors are `GraphwrightError`s that are also `ValueError`, `TypeError` or `IndexError` | `RuntimeError` mostly | they say where, expected, got and a fix |
 """
 
@@ -127,6 +128,9 @@ def page() -> str:
     linalg = set(gw.linalg.__all__)
     text += section("linalg", linalg, public(torch.linalg), ", as `gw.linalg.inv(x)`:")
     functional = {n for n in dir(gw.nn.functional) if not n.startswith("_")}
+    text += section("func", set(gw.func.__all__), public(torch.func), ", as `gw.func.grad(f)(x)`:")
+    derivatives = set(gw.autograd.functional.__all__)
+    text += section("autograd.functional", derivatives, public(torch.autograd.functional))
     text += section("nn.functional", functional, public(torch.nn.functional))
     modules, own = layers(), set(gw.nn.__all__)
     text += section("nn", own, modules, kind="module")

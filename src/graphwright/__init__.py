@@ -25,11 +25,11 @@ _PUBLIC = {
     ),
     "autograd": (
         "Function Generator Parameter Tensor arange as_tensor asarray bernoulli bincount cat dropout einsum empty "
-        "empty_like enable_grad eye fork_rng from_numpy full full_like gather get_default_dtype grad gumbel index_add "
-        "index_put index_select inference_mode is_grad_enabled linalg linspace logspace manual_seed matmul mode "
-        "multinomial no_grad nonzero normal one_hot ones ones_like pad rand rand_like randint randint_like randn "
+        "empty_like enable_grad eye fork_rng from_numpy full full_like func gather get_default_dtype grad gumbel "
+        "index_add index_put index_select inference_mode is_grad_enabled linalg linspace logspace manual_seed matmul "
+        "mode multinomial no_grad nonzero normal one_hot ones ones_like pad rand rand_like randint randint_like randn "
         "randn_like randperm repeat_interleave rng scalar_tensor scatter scatter_add set_grad_enabled stack tensor "
-        "topk tril triu where zeros zeros_like"
+        "topk tril triu vmap where zeros zeros_like"
     ),
     "autograd.top": (
         "abs absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr adjoint all allclose amax amin aminmax "

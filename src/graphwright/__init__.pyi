@@ -61,6 +61,7 @@ from graphwright.autograd import fork_rng as fork_rng
 from graphwright.autograd import from_numpy as from_numpy
 from graphwright.autograd import full as full
 from graphwright.autograd import full_like as full_like
+from graphwright.autograd import func as func
 from graphwright.autograd import gather as gather
 from graphwright.autograd import get_default_dtype as get_default_dtype
 from graphwright.autograd import grad as grad
@@ -102,6 +103,7 @@ from graphwright.autograd import tensor as tensor
 from graphwright.autograd import topk as topk
 from graphwright.autograd import tril as tril
 from graphwright.autograd import triu as triu
+from graphwright.autograd import vmap as vmap
 from graphwright.autograd import where as where
 from graphwright.autograd import zeros as zeros
 from graphwright.autograd import zeros_like as zeros_like
