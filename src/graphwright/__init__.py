@@ -19,6 +19,7 @@ from graphwright.errors import GraphwrightError
 __version__ = "0.1.0.dev0"
 
 _PUBLIC = {
+    "amp": "autocast",
     "array": (
         "Device NDArray bfloat16 bool_ cuda finfo float16 float32 float64 float8_e4m3fn float8_e5m2 "
         "get_num_threads iinfo int16 int32 int64 int8 set_num_threads uint8"
