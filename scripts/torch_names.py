@@ -48,6 +48,7 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | no complex, sparse, quantised or named tensors, no `as_strided` | they exist | the operations of networks need none of them |
 | `F.interpolate(antialias=True)`, `F.fractional_max_pool2d`, `torch.fft`, `torch.special`, `linalg.eig`, `lu` and `ldl` | they exist | missing |
 | `gw.pad(x, widths)` pads in axis order | `F.pad` counts from the last axis | `F.pad` is torch's |
+| lazy modules have no parameters before their first call | uninitialised ones | make the optimizer after it |
 | `nn` modules have no arguments `device` and `dtype` | they exist | `.to` moves and converts a module |
 | attention of a query that sees no key is 0 | NaN | padded batches train |
 | `gw.linalg` runs in numpy on the host, outside traces (`inv` of one matrix apart) | on the device | factorisations are no ops |
@@ -134,8 +135,7 @@ def page() -> str:
     text += section("nn.functional", functional, public(torch.nn.functional))
     modules, own = layers(), set(gw.nn.__all__)
     text += section("nn", own, modules, kind="module")
-    missing = sorted(n for n in modules - own if not n.startswith("Lazy"))
-    text += f"\nMissing: {', '.join(f'`{n}`' for n in missing)}, and lazy modules.\n"
+    text += f"\nMissing: {', '.join(f'`{n}`' for n in sorted(modules - own))}.\n"
     text += section("nn.init", set(gw.nn.init.__all__), public(torch.nn.init))
     text += section("nn.utils", set(gw.nn.utils.__all__), public(torch.nn.utils))
     text += section("nn.utils.rnn", set(gw.nn.utils.rnn.__all__), public(torch.nn.utils.rnn))

@@ -14,9 +14,11 @@ from graphwright.nn.utils.parametrizations import (
     spectral_norm,
     weight_norm,
 )
+from graphwright.nn.utils.stateless import functional_call
 
 __all__ = [
-    "clip_grad_norm_", "clip_grad_value_", "get_total_norm", "parameters_to_vector", "parametrizations",
+    "clip_grad_norm_", "clip_grad_value_", "functional_call", "get_total_norm",
+    "parameters_to_vector", "parametrizations",
     "remove_spectral_norm", "remove_weight_norm", "rnn", "spectral_norm", "vector_to_parameters", "weight_norm",
 ]  # fmt: skip
 
