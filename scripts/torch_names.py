@@ -48,6 +48,11 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | no complex, sparse, quantised or named tensors, no `as_strided` | they exist | the operations of networks need none of them |
 | `F.interpolate(antialias=True)`, `F.fractional_max_pool2d`, `torch.fft`, `torch.special`, `linalg.eig`, `lu` and `ldl` | they exist | missing |
 | `gw.pad(x, widths)` pads in axis order | `F.pad` counts from the last axis | `F.pad` is torch's |
+| `gw.data` | `torch.utils.data` | the same loaders and datasets, without samplers |
+| no `set_default_dtype`, `set_default_device`, `use_deterministic_algorithms` | they exist | `dtype=`, `device=` and `compile(deterministic=True)` say so where it matters |
+| no `memory_format`, `layout`, `pin_memory` of tensors | they exist | arrays are strided, the plan chooses layouts |
+| `nn.utils.functional_call` | `torch.func.functional_call` | modules are a layer above tensors |
+| `ChainedScheduler` takes schedules that scale the base rate | all | a rate is a function of the step |
 | lazy modules have no parameters before their first call | uninitialised ones | make the optimizer after it |
 | `nn` modules have no arguments `device` and `dtype` | they exist | `.to` moves and converts a module |
 | attention of a query that sees no key is 0 | NaN | padded batches train |

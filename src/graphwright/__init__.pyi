@@ -65,12 +65,14 @@ from graphwright.autograd import full_like as full_like
 from graphwright.autograd import func as func
 from graphwright.autograd import gather as gather
 from graphwright.autograd import get_default_dtype as get_default_dtype
+from graphwright.autograd import get_rng_state as get_rng_state
 from graphwright.autograd import grad as grad
 from graphwright.autograd import gumbel as gumbel
 from graphwright.autograd import index_add as index_add
 from graphwright.autograd import index_put as index_put
 from graphwright.autograd import index_select as index_select
 from graphwright.autograd import inference_mode as inference_mode
+from graphwright.autograd import initial_seed as initial_seed
 from graphwright.autograd import is_grad_enabled as is_grad_enabled
 from graphwright.autograd import linalg as linalg
 from graphwright.autograd import linspace as linspace
@@ -98,7 +100,9 @@ from graphwright.autograd import rng as rng
 from graphwright.autograd import scalar_tensor as scalar_tensor
 from graphwright.autograd import scatter as scatter
 from graphwright.autograd import scatter_add as scatter_add
+from graphwright.autograd import seed as seed
 from graphwright.autograd import set_grad_enabled as set_grad_enabled
+from graphwright.autograd import set_rng_state as set_rng_state
 from graphwright.autograd import stack as stack
 from graphwright.autograd import tensor as tensor
 from graphwright.autograd import topk as topk
@@ -166,6 +170,8 @@ from graphwright.autograd.top import cdist as cdist
 from graphwright.autograd.top import ceil as ceil
 from graphwright.autograd.top import chain_matmul as chain_matmul
 from graphwright.autograd.top import cholesky as cholesky
+from graphwright.autograd.top import cholesky_inverse as cholesky_inverse
+from graphwright.autograd.top import cholesky_solve as cholesky_solve
 from graphwright.autograd.top import chunk as chunk
 from graphwright.autograd.top import clamp as clamp
 from graphwright.autograd.top import clamp_max as clamp_max

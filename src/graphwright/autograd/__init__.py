@@ -84,6 +84,7 @@ from graphwright.autograd.random import (
 )
 from graphwright.autograd.recorder import Recorder, Symbol, active_recorder, scope, scoped
 from graphwright.autograd.reductions import argsort, norm, sort, std, topk, var
+from graphwright.autograd.seeds import get_rng_state, initial_seed, seed, set_rng_state
 from graphwright.autograd.support import support
 from graphwright.autograd.tape import Hook, SavedMemory, memory
 from graphwright.autograd.tensor import Tensor
@@ -98,7 +99,7 @@ __all__ += ["SavedMemory", "Symbol", "Tensor", "TraceError", "TraceMutation", "V
 __all__ += ["active_recorder", "arange", "argsort", "as_tensor", "asarray", "autocast_dtype", "autocast_to"]
 __all__ += ["backward", "bernoulli", "bincount", "cat", "changes", "dropout", "einsum", "empty", "empty_like"]
 __all__ += ["enable_grad", "eye", "fork_rng", "from_numpy", "full", "full_like", "gather", "get_default_dtype"]
-__all__ += ["func", "functional", "vmap"]
+__all__ += ["func", "functional", "get_rng_state", "initial_seed", "seed", "set_rng_state", "vmap"]
 __all__ += ["grad", "gumbel", "index_add", "index_put", "index_select", "inference_mode", "is_grad_enabled", "lerp"]
 __all__ += ["linalg", "linspace", "logspace", "manual_seed", "matmul", "maximum", "memory", "minimum", "mode"]
 __all__ += ["multinomial"]

@@ -338,6 +338,8 @@ class OpMethods:
     det = top.det
     logdet = top.logdet
     inverse = top.inverse
+    cholesky_solve = top.cholesky_solve
+    cholesky_inverse = top.cholesky_inverse
     cholesky = top.cholesky
     svd = top.svd
     qr = top.qr

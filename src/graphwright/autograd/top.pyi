@@ -1196,6 +1196,12 @@ def inverse(A: Any) -> Tensor:
     In a trace, a singular matrix gives infinity or NaN, and there is one matrix.
     """
 
+def cholesky_solve(input: Any, L: Any, upper: Any = ...) -> Tensor:
+    """Return X with AX = B for B [..., n, k] and the factor L of A = LLᵀ, or LᵀL if `upper`. Raises: as `solve`."""
+
+def cholesky_inverse(L: Any, upper: Any = ...) -> Tensor:
+    """Return A⁻¹ from the factor L of A = LLᵀ, or LᵀL if `upper`. Raises: as `inv`."""
+
 def cholesky(input: Any, upper: Any = ...) -> Tensor:
     """`linalg.cholesky`."""
 

@@ -42,7 +42,7 @@ class _Lazy(Module):
         defaults: arguments with other defaults than those of the class.
     """
 
-    kind: ClassVar[type[Module]]
+    kind: ClassVar[Any]
     axis: ClassVar[int]
     defaults: ClassVar[dict[str, Any]]
 
@@ -63,7 +63,7 @@ class _Lazy(Module):
         made = self.kind(x.shape[self.axis], **self._given).train(self.training)
         del self._given
         vars(self).update({name: v for name, v in vars(made).items() if name not in vars(self)})
-        self.__class__ = self.kind
+        self.__class__ = self.kind  # as torch does, so that no wrapper is left
         return self.forward(x, *args, **kwargs)
 
 
