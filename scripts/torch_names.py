@@ -34,21 +34,31 @@ spelling are tested against torch ([`tests/autograd/test_torch_names.py`](../tes
 | --- | --- | --- |
 | `gw.trace(f, x)` records a program | `torch.trace` sums a diagonal | recording is this library's main verb; `x.trace()` sums the diagonal |
 | `gw.mode` switches training and inference | `torch.mode` is the most frequent value | `x.mode()` is the most frequent value |
-| `gw.load`, `gw.compile` | other things | they load and compile programs |
+| `gw.compile` | another thing | it compiles programs |
+| `gw.save` writes values to safetensors files; `gw.load` reads them, and programs from their directories | pickles | loading must not run code; suffixes of pickles (.pt) are refused |
 | `F.cross_entropy(..., dim=1)` | no `dim` | `dim=-1` takes a language model's logits [B, T, K] |
 | `distributions.Categorical(x)`, `Bernoulli(x)`: logits first | probabilities first | networks return logits; `probs=` names the others |
-| `x.data` is an array of `graphwright.array` | a tensor | it is what ops compute on; `x.detach()` is the tensor |
+| samples of `Gamma`, `Chi2`, `Beta`, `Dirichlet`, `StudentT`, `Poisson`, `Binomial` are drawn on the host | on the device | outside traces only, without a gradient; `log_prob` has one |
+| `kl_divergence` of two classes, `distributions.transforms` and `constraints` | they exist | missing |
+| `gw.vmap` and `gw.func.vmap` run the function once per entry | one call on the batch | correct for every function |
+| `nn.utils.parametrizations` names its parameters `weight_g`, `weight_v`, `weight_orig` | `parametrizations.weight.original0` | as `nn.utils.weight_norm` and `spectral_norm` do |
+| `x.data` is an array of `graphwright.array` | a tensor | ops compute on it; it has the methods and operators of tensors, but `x.data.size` is a number, and `backward` sees writes to it |
 | `x.type()` is `float32` | `torch.FloatTensor` | torch's name is that of a legacy class |
 | `x.shape` is a tuple | a `torch.Size` | which is a tuple too |
 | no complex, sparse, quantised or named tensors, no `as_strided` | they exist | the operations of networks need none of them |
 | `F.interpolate(antialias=True)`, `F.fractional_max_pool2d`, `torch.fft`, `torch.special`, `linalg.eig`, `lu` and `ldl` | they exist | missing |
 | `gw.pad(x, widths)` pads in axis order | `F.pad` counts from the last axis | `F.pad` is torch's |
+| `gw.data` | `torch.utils.data` | the same loaders and datasets, without samplers |
+| no `set_default_dtype`, `set_default_device`, `use_deterministic_algorithms` | they exist | `dtype=`, `device=` and `compile(deterministic=True)` say so where it matters |
+| no `memory_format`, `layout`, `pin_memory` of tensors | they exist | arrays are strided, the plan chooses layouts |
+| `nn.utils.functional_call` | `torch.func.functional_call` | modules are a layer above tensors |
+| `ChainedScheduler` takes schedules that scale the base rate | all | a rate is a function of the step |
+| lazy modules have no parameters before their first call | uninitialised ones | make the optimizer after it |
 | `nn` modules have no arguments `device` and `dtype` | they exist | `.to` moves and converts a module |
 | attention of a query that sees no key is 0 | NaN | padded batches train |
 | `gw.linalg` runs in numpy on the host, outside traces (`inv` of one matrix apart) | on the device | factorisations are no ops |
 | optimizers have no `foreach`, `fused`, `capturable`, `differentiable` | they choose an implementation | the plan chooses it |
 | `nn.utils.clip_grad_norm_` without a gradient raises | returns 0 | `backward` was forgotten |
-| `nn.utils.rnn` has no packed sequences | they exist | recurrent modules take padded ones |
 | errors are `GraphwrightError`s that are also `ValueError`, `TypeError` or `IndexError` | `RuntimeError` mostly | they say where, expected, got and a fix |
 """
 
@@ -124,15 +134,19 @@ def page() -> str:
     linalg = set(gw.linalg.__all__)
     text += section("linalg", linalg, public(torch.linalg), ", as `gw.linalg.inv(x)`:")
     functional = {n for n in dir(gw.nn.functional) if not n.startswith("_")}
+    text += section("func", set(gw.func.__all__), public(torch.func), ", as `gw.func.grad(f)(x)`:")
+    derivatives = set(gw.autograd.functional.__all__)
+    text += section("autograd.functional", derivatives, public(torch.autograd.functional))
     text += section("nn.functional", functional, public(torch.nn.functional))
     modules, own = layers(), set(gw.nn.__all__)
     text += section("nn", own, modules, kind="module")
-    missing = sorted(n for n in modules - own if not n.startswith("Lazy"))
-    text += f"\nMissing: {', '.join(f'`{n}`' for n in missing)}, and lazy modules.\n"
+    text += f"\nMissing: {', '.join(f'`{n}`' for n in sorted(modules - own))}.\n"
     text += section("nn.init", set(gw.nn.init.__all__), public(torch.nn.init))
     text += section("nn.utils", set(gw.nn.utils.__all__), public(torch.nn.utils))
     text += section("nn.utils.rnn", set(gw.nn.utils.rnn.__all__), public(torch.nn.utils.rnn))
     text += section("optim", set(gw.optim.__all__), classes_of(torch.optim), kind="class")
+    kinds = {n for n in dir(torch.distributions) if inspect.isclass(getattr(torch.distributions, n))}
+    text += section("distributions", set(gw.distributions.__all__), kinds, kind="class")
     schedules = classes_of(gw.optim.lr_scheduler)
     text += section("optim.lr_scheduler", schedules, classes_of(torch.optim.lr_scheduler), kind="class")
     return text + database()

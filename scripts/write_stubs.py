@@ -35,7 +35,7 @@ def stubs() -> dict[Path, str]:
     methods = "\n".join(f"{n} = top.{n}" if shared.get(n) is f else names.stub(n, f, method=True)
                         for n, f in names.methods().items())  # fmt: skip
     functions = "\n".join(names.stub(n, f, method=False) for n, f in shared.items())
-    functions += "\ndevice = Device\n" + "\n".join(f"{n}: DType" for n in top.ALIASES)
+    functions += "\ndevice, dtype = Device, DType\n" + "\n".join(f"{n}: DType" for n in top.ALIASES)
     return {
         SOURCE / "autograd" / "op_methods.pyi": formatted(
             f"{head}from graphwright.autograd import top\n{extremes}{tensor}"

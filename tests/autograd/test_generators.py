@@ -249,3 +249,17 @@ def test_random_integers_fill_the_range_of_the_dtype() -> None:
     assert (whole.min().item(), whole.max().item()) == (0, 127)
     bits = gw.zeros(100, dtype="bool").random_()
     assert 20 < bits.sum().item() < 80
+
+
+def test_the_state_of_the_default_generator_is_a_tensor() -> None:
+    gw.manual_seed(2**64 - 3)
+    gw.rand(2)
+    state = gw.get_rng_state()
+    first = gw.rand(3).numpy()
+    gw.set_rng_state(state)
+    assert np.array_equal(first, gw.rand(3).numpy())
+    assert gw.initial_seed() == 2**64 - 3
+    assert gw.seed() == gw.initial_seed() != 2**64 - 3
+    with pytest.raises(UsageError, match="state"):
+        gw.set_rng_state(gw.zeros(3))
+    gw.manual_seed(0)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
+import graphwright as gw
 from graphwright.autograd import Tensor
 from graphwright.data import DataLoader, Dataset, IterableDataset, TensorDataset, TokenWindows, pad, stack
 from graphwright.errors import GraphwrightError, IndexOutOfRange, ShapeError, UsageError
@@ -128,7 +130,7 @@ def test_batches_stack_each_entry():
     np.testing.assert_array_equal(made["x"].numpy(), x[:3])
     assert made["pair"][0].tolist() == [0, 1, 2]
     assert isinstance(made["pair"][1], Tensor)
-    assert DataLoader(Numbers(4), 2, collate=sum).__iter__().__next__() == 1
+    assert DataLoader(Numbers(4), 2, collate_fn=sum).__iter__().__next__() == 1
     assert TensorDataset(x, y)[2][1] == 2
     with pytest.raises(ShapeError, match="differ in shape"):
         stack([x[0], x[0, :1]])
@@ -274,7 +276,7 @@ def test_padded_rows_match_torch():
     np.testing.assert_array_equal(mask.numpy(), np.arange(5) < [[3], [0], [5]])
     wide, _ = pad([np.ones((2, 3), "f4"), np.ones((1, 3), "f4")])
     assert (wide.shape, wide.dtype.name, wide.numpy().sum()) == ((2, 2, 3), "float32", 9)
-    loader = DataLoader([list(range(1, 1 + n)) for n in (1, 3, 2)], 3, collate=pad)
+    loader = DataLoader([list(range(1, 1 + n)) for n in (1, 3, 2)], 3, collate_fn=pad)
     assert next(iter(loader))[0].tolist() == [[1, 0, 0], [1, 2, 3], [1, 2, 0]]
     for wrong in ([np.ones(()), np.ones(1)], [np.ones((2, 3)), np.ones((2, 4))]):
         with pytest.raises(ShapeError, match="first axis"):
@@ -290,3 +292,16 @@ def test_items_that_do_not_fit_together_raise_typed_errors() -> None:
     ):
         with pytest.raises(error):
             call()
+
+
+def test_concatenated_datasets_and_torch_arguments_match_torch() -> None:
+    parts = [[1, 2, 3], [4], [], [5, 6]]
+    mine, theirs = gw.data.ConcatDataset(parts), torch.utils.data.ConcatDataset(parts)  # type: ignore[arg-type]
+    assert len(mine) == len(theirs)
+    assert [mine[i] for i in range(-6, 6)] == [theirs[i] for i in range(-6, 6)]
+    with pytest.raises(IndexError):
+        mine[6]
+    with pytest.raises(UsageError):
+        gw.data.ConcatDataset([])
+    batches = [b.tolist() for b in DataLoader(mine, 4, False, num_workers=0, pin_memory=True, drop_last=True)]
+    assert batches == [b.tolist() for b in torch.utils.data.DataLoader(theirs, 4, False, drop_last=True)]

@@ -88,7 +88,7 @@ def test_batches_and_their_order_are_those_of_one_process(workers: int) -> None:
 def test_functions_of_the_dataset_and_of_collate_run_in_workers() -> None:
     x = np.arange(20.0)
     mine = os.getpid()
-    seen = list(DataLoader(x, 4, num_workers=2, collate=lambda rows: (os.getpid(), float(sum(rows)))))
+    seen = list(DataLoader(x, 4, num_workers=2, collate_fn=lambda rows: (os.getpid(), float(sum(rows)))))
     assert [total for _, total in seen] == x.reshape(-1, 4).sum(1).tolist()
     assert len({pid for pid, _ in seen} - {mine}) == 2
     pairs = list(DataLoader(TensorDataset(x, x.astype(int)), 6, num_workers=2))
@@ -136,7 +136,7 @@ def test_a_worker_that_dies_is_reported() -> None:
 
 def test_results_that_cannot_be_sent_are_reported() -> None:
     with pytest.raises((WorkerError, AttributeError, TypeError), match="pickle"):
-        list(DataLoader(list(range(4)), 2, num_workers=1, collate=lambda rows: lambda: rows))
+        list(DataLoader(list(range(4)), 2, num_workers=1, collate_fn=lambda rows: lambda: rows))
 
 
 def test_a_loop_that_ends_early_ends_its_workers() -> None:
@@ -195,4 +195,4 @@ def test_other_ways_to_start_processes_give_the_same_batches(method: str, monkey
     for ours, theirs in zip(DataLoader(x, 4, num_workers=2), DataLoader(x, 4), strict=True):
         assert_same(ours, theirs)
     with pytest.raises(UsageError, match="cannot be sent"):
-        list(DataLoader(x, 4, num_workers=1, collate=lambda rows: rows))
+        list(DataLoader(x, 4, num_workers=1, collate_fn=lambda rows: rows))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import graphwright as gw
+from graphwright.array import DeviceUnavailable
 from graphwright.autograd import tensor
 from graphwright.errors import UsageError
 from graphwright.nn.module import Module
@@ -155,3 +156,127 @@ def test_repr_has_paths_shapes_and_counts() -> None:
         "  (1): HuberLoss(reduction='mean', delta=0.5)\n"
         ")"
     )
+
+
+def test_parameters_and_buffers_by_prefix_and_level_match_torch() -> None:
+    mine, theirs = pair()
+    for options in ({}, {"prefix": "net"}, {"recurse": False}, {"prefix": "net", "recurse": False}):
+        for inner, other in ((mine, theirs), (mine.get_submodule("0.2"), theirs.get_submodule("0.2"))):
+            for method in ("named_parameters", "named_buffers"):
+                found = [(n, v.shape) for n, v in getattr(inner, method)(**options)]
+                assert found == [(n, tuple(v.shape)) for n, v in getattr(other, method)(**options)]
+            for method in ("parameters", "buffers"):
+                recurse = options.get("recurse", True)
+                assert len(list(getattr(inner, method)(recurse))) == len(list(getattr(other, method)(recurse)))
+    for nn in (gw.nn, torch.nn):
+        layer: Any = nn.Linear(2, 2)
+        both: Any = nn.Sequential(layer, layer)
+        assert [n for n, _ in both.named_parameters(remove_duplicate=False)] == [
+            "0.weight", "0.bias", "1.weight", "1.bias",
+        ]  # fmt: skip
+        assert [n for n, _ in both.named_modules(remove_duplicate=False)] == ["", "0", "1"]
+
+
+def test_states_have_a_prefix_and_may_be_assigned() -> None:
+    mine, theirs = pair()
+    assert list(mine.state_dict(prefix="net.")) == list(theirs.state_dict(prefix="net."))
+    weight = mine.get_parameter("1.weight")
+    assert mine.state_dict(keep_vars=True)["1.weight"] is weight
+    doubles = {n: v.double() if v.dtype.is_float else v for n, v in mine.state_dict().items()}
+    with pytest.raises(UsageError, match="f64"):
+        mine.load_state_dict(doubles)
+    mine.load_state_dict(doubles, assign=True)
+    assert mine.get_parameter("1.weight") is weight
+    assert weight.dtype is gw.float64
+
+
+def test_modules_move_and_convert_in_every_spelling_of_torch() -> None:
+    for mine in (
+        gw.nn.Linear(2, 3).to(device="cpu", dtype=gw.float64),
+        gw.nn.Linear(2, 3).to(gw.device("cpu"), gw.float64, non_blocking=True),
+        gw.nn.Linear(2, 3).to(gw.zeros(1, dtype=gw.float64)),
+        gw.nn.Linear(2, 3).type(gw.float64).cpu(),
+    ):
+        assert mine.weight.dtype is gw.float64
+    with pytest.raises(DeviceUnavailable):
+        gw.nn.Linear(2, 3).cuda(7)
+
+
+def test_a_submodule_is_replaced_by_its_path() -> None:
+    for nn in (gw.nn, torch.nn):
+        net: Any = nn.Sequential(nn.Sequential(nn.Linear(2, 3)), nn.ReLU())
+        net.set_submodule("0.0", nn.Linear(2, 5))
+        net.set_submodule("1", nn.Linear(5, 4))
+        assert [p.shape[0] for p in net.parameters()] == [5, 5, 4, 4]
+        with pytest.raises((UsageError, ValueError, AttributeError)):
+            net.set_submodule("", nn.ReLU())
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_backward_hooks_get_and_replace_the_gradients_of_torch() -> None:
+    seen: list[list[Any]] = []
+    grads: list[list[Any]] = []
+    mine, theirs = pair()
+    for net, lib in ((mine, gw), (theirs, torch)):
+        net: Any
+        notes: list[Any] = []
+        plain = lambda ts: [None if t is None else np.asarray(t) for t in ts]  # noqa: E731
+        net[1].register_full_backward_hook(lambda m, gi, go, n=notes, f=plain: n.append(("a", f(gi), f(go))))
+        handle = net[1].register_full_backward_hook(lambda m, gi, go: (gi[0] * 2,))
+        net[1].register_full_backward_hook(lambda m, gi, go, n=notes, f=plain: n.append(("b", f(gi), f(go))))
+        net[1].register_full_backward_hook(lambda m, gi, go, n=notes: n.append("first"), prepend=True)
+        net[0][0].register_full_backward_hook(lambda m, gi, go, n=notes, f=plain: n.append(("c", f(gi), f(go))))
+        for _ in range(2):
+            (net(lib.tensor(X)) ** 2).sum().backward()
+            handle.remove()
+        seen.append(notes)
+        grads.append([np.asarray(p.grad) for p in net.parameters()])
+    assert len(seen[0]) == len(seen[1]) == 8
+    for a, b in zip(seen[0], seen[1], strict=True):
+        assert a[0] == b[0]
+        for left, right in zip(a[1:], b[1:], strict=True) if a != "first" else ():
+            for x, y in zip(left, right, strict=True):
+                assert (x is None) == (y is None)
+                if x is not None:
+                    np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+    for a, b in zip(*grads, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+ATTRIBUTES: dict[str, tuple[Any, ...]] = {
+    "Linear": (2, 3), "Bilinear": (2, 3, 4), "Conv2d": (2, 4, 3), "ConvTranspose1d": (2, 4, 3), "Embedding": (5, 3),
+    "EmbeddingBag": (5, 3), "GroupNorm": (2, 4), "LayerNorm": (4,), "RMSNorm": (4,), "BatchNorm2d": (3,),
+    "InstanceNorm1d": (3,), "RNN": (2, 3), "LSTM": (2, 3), "GRU": (2, 3), "RNNCell": (2, 3), "PReLU": (2,),
+    "MultiheadAttention": (4, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_layers_have_the_attributes_of_torch(name: str) -> None:
+    mine, theirs = (getattr(nn, name)(*ATTRIBUTES[name]) for nn in (gw.nn, torch.nn))
+    for key, value in vars(theirs).items():
+        if not key.startswith("_") and isinstance(value, int | float | str | tuple):
+            assert getattr(mine, key) == value, key
+
+
+@pytest.mark.parametrize("name", [n for n in ATTRIBUTES if n != "MultiheadAttention"])
+def test_parameters_are_reset_to_those_of_a_new_module(name: str) -> None:
+    options = {"track_running_stats": True, "affine": True} if name == "InstanceNorm1d" else {}
+    made: Any = getattr(gw.nn, name)(*ATTRIBUTES[name], **options)
+    for v in made.state_dict(keep_vars=True).values():
+        v.assign(v.detach() + 1)
+    gw.manual_seed(5)
+    new = getattr(gw.nn, name)(*ATTRIBUTES[name], **options).state_dict()
+    gw.manual_seed(5)
+    made.reset_parameters()
+    for key, value in made.state_dict().items():
+        assert bool((value == new[key]).all()), key
+
+
+def test_weights_of_recurrent_layers_are_listed_as_in_torch() -> None:
+    for nn in (gw.nn, torch.nn):
+        made: Any = nn.LSTM(2, 3, 2, bidirectional=True)
+        made.flatten_parameters()
+        assert [[tuple(p.shape) for p in group] for group in made.all_weights] == [
+            [(12, size), (12, 3), (12,), (12,)] for size in (2, 2, 6, 6)
+        ]

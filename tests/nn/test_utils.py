@@ -83,3 +83,25 @@ def test_padded_sequences_match_torch(side: str, batch_first: bool, lengths: Any
 def test_sequences_that_do_not_fit_are_refused(call: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         call(nn.utils.rnn)
+
+
+def test_functional_call_uses_other_parameters_as_in_torch() -> None:
+    x, results = np.random.default_rng(0).standard_normal((3, 2)).astype("f4"), []
+    weights: dict[str, np.ndarray] = {}
+    for lib, call in ((torch, torch.func.functional_call), (gw, gw.nn.utils.functional_call)):
+        lib: Any
+        net = lib.nn.Sequential(lib.nn.Linear(2, 4), lib.nn.BatchNorm1d(4), lib.nn.Linear(4, 1)).eval()
+        if not weights:
+            weights = {n: p.detach().numpy() + 1 for n, p in net.named_parameters()}
+        params = {n: lib.tensor(w) for n, w in weights.items()}
+        own = {n: p.detach().numpy().copy() for n, p in net.named_parameters()}
+        loss = lambda p, net=net, call=call, lib=lib: (call(net, p, (lib.tensor(x),)) ** 2).sum()  # noqa: E731
+        grads = lib.func.grad(loss)(params)
+        results.append([loss(params).item(), *(grads[n].numpy() for n in sorted(grads))])
+        assert all(np.array_equal(p.detach().numpy(), own[n]) for n, p in net.named_parameters())
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4)
+    with pytest.raises(UsageError, match="names"):
+        gw.nn.utils.functional_call(gw.nn.Linear(1, 1), {"w": gw.zeros(1)}, gw.zeros(1, 1))
+    with pytest.raises(ShapeError):
+        gw.nn.utils.functional_call(gw.nn.Linear(1, 1), {"weight": gw.zeros(1)}, gw.zeros(1, 1))

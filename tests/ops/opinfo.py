@@ -21,7 +21,10 @@ F = gw.nn.functional
 COUNTS = Path(__file__).parent / "opinfo_counts.txt"
 """The number of samples per outcome, written by `scripts/opinfo_counts.py`."""
 INTEGERS = "layers take floats only"
+TRIANGLE = "torch has a gradient at the triangle that is not read, too"
 KNOWN = {
+    ("cholesky_inverse", "gradient different"): TRIANGLE,
+    ("cholesky_solve", "gradient different"): TRIANGLE,
     ("cov", "different"): "torch computes in the dtype of the weights, here in that of the observations",
     ("i0", "gradient refused"): "computed by numpy, without a gradient",
     ("index_fill", "gradient different"): "torch adds the gradient of an entry once for each time its index is given",
@@ -133,6 +136,7 @@ def _written(name: str) -> Callable[..., Any]:
 
 
 ADAPTED: dict[str, Callable[..., Any]] = {
+    "H": lambda x: x.H,
     "T": lambda x: x.T,
     "mT": lambda x: x.mT,
     "einsum": lambda tensors, equation: gw.einsum(equation, *tensors),

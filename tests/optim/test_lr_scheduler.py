@@ -238,3 +238,47 @@ def test_one_cycle_without_time_to_rise_starts_at_the_top() -> None:
     assert rates[0] == 1.0
     assert rates[-1] == pytest.approx(1.0 / 25 / 1e4)
     assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize("names", [("StepLR", "ExponentialLR"), ("MultiplicativeLR", "CosineAnnealingLR", "LinearLR")])
+def test_chained_schedules_match_torch(names: tuple[str, ...]) -> None:
+    options: dict[str, dict[str, Any]] = {
+        "StepLR": {"step_size": 3, "gamma": 0.5}, "ExponentialLR": {"gamma": 0.9}, "LinearLR": {"total_iters": 4},
+        "MultiplicativeLR": {"lr_lambda": lambda step: 1 - step / 20}, "CosineAnnealingLR": {"T_max": 20},
+    }  # fmt: skip
+    rates = []
+    for home, opt in ((lr_scheduler, optimizer(0.1, 0.02)), (torch.optim.lr_scheduler, torch_optimizer(0.1, 0.02))):
+        home: Any
+        chain = home.ChainedScheduler([getattr(home, n)(opt, **options[n]) for n in names], optimizer=opt)
+        found = []
+        for _ in range(9):
+            found.append(chain.get_last_lr())
+            opt.step()
+            chain.step()
+        rates.append(found)
+    np.testing.assert_allclose(rates[0], rates[1], rtol=1e-6)
+
+
+def test_schedules_that_do_not_scale_the_base_cannot_be_chained() -> None:
+    opt = optimizer(0.1)
+    with pytest.raises(UsageError, match="scales"):
+        lr_scheduler.ChainedScheduler([lr_scheduler.LambdaLR(opt, lambda _: 1.0)])
+    with pytest.raises(UsageError, match="one or more"):
+        lr_scheduler.ChainedScheduler([])
+
+
+def torch_optimizer(*rates: float) -> Any:
+    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": r} for r in rates], lr=rates[0])
+
+
+@pytest.mark.parametrize(("name", "options"), [(n, o) for n, o in TORCHS if n != "SequentialLR"])
+def test_schedules_resume_at_last_epoch_as_in_torch(name: str, options: dict[str, Any]) -> None:
+    rates = [0.1, 0.02] if any(isinstance(v, list) and name != "MultiStepLR" for v in options.values()) else [0.1]
+    opt = optimizer(*rates)
+    running = getattr(lr_scheduler, name)(opt, **options)
+    for _ in range(4):
+        running.step()
+    resumed = getattr(lr_scheduler, name)(optimizer(*rates), **options, last_epoch=3)
+    assert resumed.last_epoch == running.last_epoch == 4
+    assert resumed.get_last_lr() == running.get_last_lr() == running.get_lr()
+    assert resumed.base_lrs == rates

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.array import DType, bfloat16, from_numpy
+from graphwright.array import DType, bfloat16, from_numpy, names_device
 from graphwright.autograd import Parameter, Tensor, Variable, autocast_to, no_grad, scoped
 from graphwright.errors import UsageError
 from graphwright.ops import call, get
@@ -26,13 +26,18 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def autocast(dtype: object = bfloat16, enabled: bool = True) -> Iterator[None]:
+def autocast(device_type: object = None, dtype: object = None, enabled: bool = True) -> Iterator[None]:
     """Run matrix products and attention in `dtype`, losses and sums in float32; norms keep their input's dtype.
 
     A context manager for eager code and traces. A nested `autocast(enabled=False)` switches it off.
-    Raises: DTypeError if `dtype` is not a 16-bit float.
+
+    Args:
+        device_type: name of a device, which has no effect: casts are the same on all; or the dtype.
+        dtype: bfloat16 by default, or float16.
+    Raises: DTypeError if the dtype is not a 16-bit float.
     """
-    kind = low_dtype(dtype)
+    given = dtype if dtype is not None or names_device(device_type) else device_type
+    kind = low_dtype(bfloat16 if given is None else given)
     with autocast_to(kind if enabled else None):
         yield
 

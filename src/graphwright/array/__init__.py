@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphwright.array import random
+from graphwright.array import cuda, random
 from graphwright.array.backend import Backend, MissingKernel, backend
 from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable, names_device
 from graphwright.array.dtype import (
@@ -32,6 +32,7 @@ from graphwright.array.memory_pool import upload
 from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_dlpack, from_numpy
 from graphwright.array.spec import Dim, Spec, UnboundDim, broadcast_shapes, sample_sizes
 from graphwright.array.storage import Storage, StorageClosed, WriteCount, Writers, changes
+from graphwright.array.threads import get_num_threads, set_num_threads
 
 __all__ = [
     "BY_TAG",
@@ -58,6 +59,7 @@ __all__ = [
     "bool_",
     "broadcast_shapes",
     "changes",
+    "cuda",
     "dtype",
     "empty",
     "finfo",
@@ -68,6 +70,7 @@ __all__ = [
     "float64",
     "from_dlpack",
     "from_numpy",
+    "get_num_threads",
     "iinfo",
     "int8",
     "int16",
@@ -78,6 +81,7 @@ __all__ = [
     "random",
     "result_type",
     "sample_sizes",
+    "set_num_threads",
     "uint8",
     "upload",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,15 +42,43 @@ class OneElement:
         return round(self.item(), digits)
 
 
+def _operator(name: str):
+    """Return the operator method of `NDArray.tensors`; for numpy arrays numpy has the operators."""
+
+    def operate(self: NDArray, *other: Any) -> Any:
+        if self.tensors is None or (other and isinstance(other[0], np.ndarray | np.generic)):
+            return NotImplemented
+        return getattr(self.tensors(self), name)(*other)
+
+    return operate
+
+
+def _updating(name: str):
+    """Return the operator method that overwrites the array with the result of that of `NDArray.tensors`."""
+
+    def update(self: NDArray, other: Any) -> Any:
+        if self.tensors is None:
+            return NotImplemented
+        getattr(self.tensors(self), name)(other)
+        return self
+
+    return update
+
+
 class NDArray(OneElement):
     """An n-dimensional array with strides of any sign.
+
+    Other methods and the operators are those of the tensors over arrays, and return tensors that are not on a tape.
 
     Attributes:
         storage: the memory; for a new CPU result it is created on first access.
         device: where the memory is.
         dtype, shape, strides, offset: the layout; strides and offset in elements.
         impl: the backend's handle on the same memory, created on first use.
+        tensors: the class of tensors over arrays, set by the layer that has it.
     """
+
+    tensors: ClassVar[Any] = None
 
     __slots__ = ("__weakref__", "_impl", "_spec", "_storage", "device", "dtype", "offset", "shape", "strides")
 
@@ -70,6 +98,18 @@ class NDArray(OneElement):
         array._impl, array._spec, array._storage = impl, spec, None
         array.device, array.dtype, array.shape, array.strides, array.offset = CPU, spec.dtype, spec.shape, strides, 0
         return array
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not callable(getattr(self.tensors, name, None)):
+            raise AttributeError(f"an array has no attribute {name!r}")
+        return getattr(self.tensors(self), name)
+
+    __add__, __radd__, __iadd__ = _operator("__add__"), _operator("__radd__"), _updating("add_")
+    __sub__, __rsub__, __isub__ = _operator("__sub__"), _operator("__rsub__"), _updating("sub_")
+    __mul__, __rmul__, __imul__ = _operator("__mul__"), _operator("__rmul__"), _updating("mul_")
+    __truediv__, __rtruediv__, __itruediv__ = _operator("__truediv__"), _operator("__rtruediv__"), _updating("div_")
+    __matmul__, __pow__, __neg__, __abs__ = map(_operator, ("__matmul__", "__pow__", "__neg__", "__abs__"))
+    __lt__, __le__, __gt__, __ge__ = map(_operator, ("__lt__", "__le__", "__gt__", "__ge__"))
 
     @property
     def storage(self) -> Storage:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from graphwright.array import changes
-from graphwright.autograd import linalg, names
+from graphwright.array import NDArray, changes
+from graphwright.autograd import func, functional, linalg, names
 from graphwright.autograd.apply import as_tensor
 from graphwright.autograd.counting import bincount, one_hot
 from graphwright.autograd.create import (
@@ -38,6 +38,7 @@ from graphwright.autograd.errors import (
     TraceMutation,
     ViewModified,
 )
+from graphwright.autograd.func import vmap
 from graphwright.autograd.function import Context, Function
 from graphwright.autograd.functions import cat, matmul, maximum, minimum, outer, pad, stack, tril, triu, where
 from graphwright.autograd.indexing import (
@@ -83,12 +84,14 @@ from graphwright.autograd.random import (
 )
 from graphwright.autograd.recorder import Recorder, Symbol, active_recorder, scope, scoped
 from graphwright.autograd.reductions import argsort, norm, sort, std, topk, var
+from graphwright.autograd.seeds import get_rng_state, initial_seed, seed, set_rng_state
 from graphwright.autograd.support import support
 from graphwright.autograd.tape import Hook, SavedMemory, memory
 from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import HostVariable, Parameter, Variable, update
 
 names.add_methods(Tensor)
+NDArray.tensors = Tensor
 
 __all__ = ["Context", "Function", "Generator", "GradShapeRequired", "GraphFreed", "Hook", "HostVariable"]
 __all__ += ["LeafModified", "ModifiedSinceForward", "NoTape", "NotDifferentiable", "Parameter", "Recorder"]
@@ -96,6 +99,7 @@ __all__ += ["SavedMemory", "Symbol", "Tensor", "TraceError", "TraceMutation", "V
 __all__ += ["active_recorder", "arange", "argsort", "as_tensor", "asarray", "autocast_dtype", "autocast_to"]
 __all__ += ["backward", "bernoulli", "bincount", "cat", "changes", "dropout", "einsum", "empty", "empty_like"]
 __all__ += ["enable_grad", "eye", "fork_rng", "from_numpy", "full", "full_like", "gather", "get_default_dtype"]
+__all__ += ["func", "functional", "get_rng_state", "initial_seed", "seed", "set_rng_state", "vmap"]
 __all__ += ["grad", "gumbel", "index_add", "index_put", "index_select", "inference_mode", "is_grad_enabled", "lerp"]
 __all__ += ["linalg", "linspace", "logspace", "manual_seed", "matmul", "maximum", "memory", "minimum", "mode"]
 __all__ += ["multinomial"]

@@ -239,7 +239,8 @@ def scalar(text: str, dtype: DType) -> Any:
 
 # -- operands ----------------------------------------------------------------------------------------------------------
 _CAST = get("cast")
-_NUMBERS: dict[type, DType] = {bool: bool_, int: int64, float: float64}
+NUMBERS: dict[type, DType] = {bool: bool_, int: int64, float: float64}
+"""Type of a Python number -> its dtype."""
 
 
 def _plain(row: Op, operands: Sequence[Any]) -> bool:
@@ -289,7 +290,7 @@ def _cast_operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
 
 
 def _number_dtype(value: Any) -> DType | None:
-    kind = _NUMBERS.get(type(value))
+    kind = NUMBERS.get(type(value))
     if kind is None and isinstance(value, int | float):
         return int64 if isinstance(value, int) else float64
     return kind

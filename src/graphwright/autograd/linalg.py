@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from math import inf
+from math import inf, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor
 
 __all__ = [
-    "cholesky", "cond", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv", "lstsq", "matrix_exp", "matrix_norm",
-    "matrix_power", "matrix_rank", "multi_dot", "norm", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd",
-    "svdvals", "vander", "vecdot", "vector_norm",
+    "cholesky", "cond", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv", "lstsq", "matmul", "matrix_exp",
+    "matrix_norm", "matrix_power", "matrix_rank", "multi_dot", "norm", "pinv", "qr", "slogdet", "solve",
+    "solve_triangular", "svd", "svdvals", "tensorinv", "tensorsolve", "vander", "vecdot", "vector_norm",
 ]  # fmt: skip
 
 
@@ -236,6 +236,52 @@ def cond(A: Tensor, p: Any = None) -> Tensor:
     singular = det(A.detach()) == 0.0
     regular = where(singular.unsqueeze(-1).unsqueeze(-1), factorisations.eye(A), A)
     return where(singular, inf, matrix_norm(regular, p) * matrix_norm(inv(regular), p))
+
+
+@named()
+def cholesky_solve(input: Tensor, L: Tensor, upper: bool = False) -> Tensor:
+    """Return X with AX = B for B [..., n, k] and the factor L of A = LLᵀ, or LᵀL if `upper`. Raises: as `solve`."""
+    lower = L.mT if upper else L
+    return solve_triangular(lower.mT, solve_triangular(lower, input, upper=False), upper=True)
+
+
+@named()
+def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
+    """Return A⁻¹ from the factor L of A = LLᵀ, or LᵀL if `upper`. Raises: as `inv`."""
+    lower = _matrix(L, "cholesky_inverse", True).triu().mT if upper else _matrix(L, "cholesky_inverse", True).tril()
+    return inv(lower @ lower.mT)
+
+
+def matmul(input: Tensor, other: Tensor) -> Tensor:
+    """Return the product of matrices or vectors, as `input @ other`."""
+    return input @ other
+
+
+def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
+    """Return the inverse of the map whose first `ind` axes are those of the result.
+
+    Raises: UsageError for `ind` below 1, ShapeError unless both groups of axes have as many entries.
+    """
+    if ind < 1:
+        raise UsageError("ind is out of range", where="tensorinv", expected=">= 1", got=ind)
+    rows, columns = A.shape[:ind], A.shape[ind:]
+    return inv(_square(A, "tensorinv", rows, columns)).reshape(*columns, *rows)
+
+
+def tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tensor:
+    """Return X with tensordot(A, X, X.ndim) = B; the axes `dims` of A are moved to its end before.
+
+    Raises: ShapeError unless A has as many entries in its first axes as in the others.
+    """
+    moved = A if dims is None else A.movedim(tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))
+    rows, columns = moved.shape[: B.ndim], moved.shape[B.ndim :]
+    return solve(_square(moved, "tensorsolve", rows, columns), B.reshape(-1)).reshape(*columns)
+
+
+def _square(A: Tensor, where: str, rows: tuple[int, ...], columns: tuple[int, ...]) -> Tensor:
+    if prod(rows) != prod(columns):
+        raise ShapeError("the axes are no square matrix", where=where, expected=f"{prod(rows)} entries", got=columns)
+    return A.reshape(prod(rows), prod(columns))
 
 
 # -- the older names of torch ------------------------------------------------------------------------------------------

@@ -159,6 +159,7 @@ class OpMethods:
     nanmedian = top.nanmedian
     def mode(self, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Extremes:
         """Return the most frequent value along an axis, of several the smallest, and an index of it."""
+    nanquantile = top.nanquantile
     quantile = top.quantile
     cumsum = top.cumsum
     cumprod = top.cumprod
@@ -305,6 +306,24 @@ class OpMethods:
     addr = top.addr
     kron = top.kron
     cross = top.cross
+    is_complex = top.is_complex
+    is_signed = top.is_signed
+    is_nonzero = top.is_nonzero
+    is_same_size = top.is_same_size
+    def is_inference(self) -> builtins.bool:
+        """Return False: tensors made in `inference_mode` are ordinary tensors."""
+    def get_device(self) -> builtins.int:
+        """Return the index of the device, -1 for the CPU."""
+    def storage_offset(self) -> builtins.int:
+        """Return the position of the first entry in its memory, in entries."""
+    def data_ptr(self) -> builtins.int:
+        """Return the address of the first entry in the memory of the host. Raises: UsageError on another device."""
+    adjoint = top.adjoint
+    def fill_diagonal_(self, fill_value: Any, wrap: Any = ...) -> Tensor:
+        """Set the entries with equal indices to a value; with `wrap`, again below the square of a tall matrix.
+
+        Raises: ShapeError below two axes, and for more than two axes of different sizes.
+        """
     def new_zeros(self, *size: Any, dtype: Any = ..., device: Any = ..., requires_grad: Any = ...) -> Tensor:
         """Call `zeros` with the dtype and device of this tensor, unless given."""
     def new_ones(self, *size: Any, dtype: Any = ..., device: Any = ..., requires_grad: Any = ...) -> Tensor:
@@ -319,6 +338,8 @@ class OpMethods:
     det = top.det
     logdet = top.logdet
     inverse = top.inverse
+    cholesky_solve = top.cholesky_solve
+    cholesky_inverse = top.cholesky_inverse
     cholesky = top.cholesky
     svd = top.svd
     qr = top.qr
@@ -448,6 +469,8 @@ class OpMethods:
         """Make this tensor the view that `squeeze` returns, and return it."""
     def unsqueeze_(self, *args: Any, **options: Any) -> Any:
         """Make this tensor the view that `unsqueeze` returns, and return it."""
+    def renorm_(self, *args: Any, **options: Any) -> Any:
+        """Run `renorm`, write the result to this tensor, and return it."""
     def cumsum_(self, *args: Any, **options: Any) -> Any:
         """Run `cumsum`, write the result to this tensor, and return it."""
     def cumprod_(self, *args: Any, **options: Any) -> Any:
@@ -476,6 +499,50 @@ class OpMethods:
         """Run `floor_divide`, write the result to this tensor, and return it."""
     def remainder_(self, *args: Any, **options: Any) -> Any:
         """Run `remainder`, write the result to this tensor, and return it."""
+    def eq_(self, *args: Any, **options: Any) -> Any:
+        """Run `eq`, write the result to this tensor, and return it."""
+    def ne_(self, *args: Any, **options: Any) -> Any:
+        """Run `ne`, write the result to this tensor, and return it."""
+    def not_equal_(self, *args: Any, **options: Any) -> Any:
+        """Run `not_equal`, write the result to this tensor, and return it."""
+    def lt_(self, *args: Any, **options: Any) -> Any:
+        """Run `lt`, write the result to this tensor, and return it."""
+    def less_(self, *args: Any, **options: Any) -> Any:
+        """Run `less`, write the result to this tensor, and return it."""
+    def le_(self, *args: Any, **options: Any) -> Any:
+        """Run `le`, write the result to this tensor, and return it."""
+    def less_equal_(self, *args: Any, **options: Any) -> Any:
+        """Run `less_equal`, write the result to this tensor, and return it."""
+    def gt_(self, *args: Any, **options: Any) -> Any:
+        """Run `gt`, write the result to this tensor, and return it."""
+    def greater_(self, *args: Any, **options: Any) -> Any:
+        """Run `greater`, write the result to this tensor, and return it."""
+    def ge_(self, *args: Any, **options: Any) -> Any:
+        """Run `ge`, write the result to this tensor, and return it."""
+    def greater_equal_(self, *args: Any, **options: Any) -> Any:
+        """Run `greater_equal`, write the result to this tensor, and return it."""
+    def logical_and_(self, *args: Any, **options: Any) -> Any:
+        """Run `logical_and`, write the result to this tensor, and return it."""
+    def logical_or_(self, *args: Any, **options: Any) -> Any:
+        """Run `logical_or`, write the result to this tensor, and return it."""
+    def logical_xor_(self, *args: Any, **options: Any) -> Any:
+        """Run `logical_xor`, write the result to this tensor, and return it."""
+    def logical_not_(self, *args: Any, **options: Any) -> Any:
+        """Run `logical_not`, write the result to this tensor, and return it."""
+    def sub_(self, *args: Any, **options: Any) -> Any:
+        """Run `sub`, write the result to this tensor, and return it."""
+    def subtract_(self, *args: Any, **options: Any) -> Any:
+        """Run `subtract`, write the result to this tensor, and return it."""
+    def mul_(self, *args: Any, **options: Any) -> Any:
+        """Run `mul`, write the result to this tensor, and return it."""
+    def multiply_(self, *args: Any, **options: Any) -> Any:
+        """Run `multiply`, write the result to this tensor, and return it."""
+    def div_(self, *args: Any, **options: Any) -> Any:
+        """Run `div`, write the result to this tensor, and return it."""
+    def divide_(self, *args: Any, **options: Any) -> Any:
+        """Run `divide`, write the result to this tensor, and return it."""
+    def true_divide_(self, *args: Any, **options: Any) -> Any:
+        """Run `true_divide`, write the result to this tensor, and return it."""
     def neg_(self, *args: Any, **options: Any) -> Any:
         """Run `neg`, write the result to this tensor, and return it."""
     def negative_(self, *args: Any, **options: Any) -> Any:
@@ -484,6 +551,8 @@ class OpMethods:
         """Run `square`, write the result to this tensor, and return it."""
     def pow_(self, *args: Any, **options: Any) -> Any:
         """Run `pow`, write the result to this tensor, and return it."""
+    def float_power_(self, *args: Any, **options: Any) -> Any:
+        """Run `float_power`, write the result to this tensor, and return it."""
     def fix_(self, *args: Any, **options: Any) -> Any:
         """Run `fix`, write the result to this tensor, and return it."""
     def frac_(self, *args: Any, **options: Any) -> Any:
@@ -528,7 +597,37 @@ class OpMethods:
         """Run `deg2rad`, write the result to this tensor, and return it."""
     def rad2deg_(self, *args: Any, **options: Any) -> Any:
         """Run `rad2deg`, write the result to this tensor, and return it."""
+    def hypot_(self, *args: Any, **options: Any) -> Any:
+        """Run `hypot`, write the result to this tensor, and return it."""
+    def copysign_(self, *args: Any, **options: Any) -> Any:
+        """Run `copysign`, write the result to this tensor, and return it."""
+    def xlogy_(self, *args: Any, **options: Any) -> Any:
+        """Run `xlogy`, write the result to this tensor, and return it."""
+    def heaviside_(self, *args: Any, **options: Any) -> Any:
+        """Run `heaviside`, write the result to this tensor, and return it."""
     def sgn_(self, *args: Any, **options: Any) -> Any:
         """Run `sgn`, write the result to this tensor, and return it."""
+    def ldexp_(self, *args: Any, **options: Any) -> Any:
+        """Run `ldexp`, write the result to this tensor, and return it."""
     def mvlgamma_(self, *args: Any, **options: Any) -> Any:
         """Run `mvlgamma`, write the result to this tensor, and return it."""
+    def bitwise_not_(self, *args: Any, **options: Any) -> Any:
+        """Run `bitwise_not`, write the result to this tensor, and return it."""
+    def gcd_(self, *args: Any, **options: Any) -> Any:
+        """Run `gcd`, write the result to this tensor, and return it."""
+    def lcm_(self, *args: Any, **options: Any) -> Any:
+        """Run `lcm`, write the result to this tensor, and return it."""
+    def nextafter_(self, *args: Any, **options: Any) -> Any:
+        """Run `nextafter`, write the result to this tensor, and return it."""
+    def i0_(self, *args: Any, **options: Any) -> Any:
+        """Run `i0`, write the result to this tensor, and return it."""
+    def addmm_(self, *args: Any, **options: Any) -> Any:
+        """Run `addmm`, write the result to this tensor, and return it."""
+    def addmv_(self, *args: Any, **options: Any) -> Any:
+        """Run `addmv`, write the result to this tensor, and return it."""
+    def baddbmm_(self, *args: Any, **options: Any) -> Any:
+        """Run `baddbmm`, write the result to this tensor, and return it."""
+    def addbmm_(self, *args: Any, **options: Any) -> Any:
+        """Run `addbmm`, write the result to this tensor, and return it."""
+    def addr_(self, *args: Any, **options: Any) -> Any:
+        """Run `addr`, write the result to this tensor, and return it."""

@@ -48,16 +48,16 @@ def _of_two(op: str, name: str = "", also: str = "", in_place: bool = True) -> N
 
 _of_two("floor_divide")
 _of_two("remainder")
-_of_two("eq", in_place=False)
+_of_two("eq")
 for _op, _also in (("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater")):
-    _of_two(_op, also=_also, in_place=False)
-_of_two("ge", also="greater_equal", in_place=False)
-_of_two("logical_and", in_place=False)
-_of_two("logical_or", in_place=False)
-_of_two("logical_xor", in_place=False)
+    _of_two(_op, also=_also)
+_of_two("ge", also="greater_equal")
+_of_two("logical_and")
+_of_two("logical_or")
+_of_two("logical_xor")
 
 
-@named(in_place=False)
+@named(in_place=True)
 def logical_not(input: Any) -> Tensor:
     """¬x, elementwise: true where x is 0 or false."""
     return call("logical_not", as_tensor(input))
@@ -86,7 +86,7 @@ def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
     return call("add", as_tensor(input), _scaled(other, alpha))
 
 
-@named(also="subtract")
+@named(also="subtract", in_place=True)
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
     """a - alpha·b, elementwise."""
     return call("sub", as_tensor(input), _scaled(other, alpha))
@@ -98,13 +98,13 @@ def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
     return call("sub", other, _scaled(as_tensor(input), alpha))
 
 
-@named(also="multiply")
+@named(also="multiply", in_place=True)
 def mul(input: Any, other: Any) -> Tensor:
     """a · b, elementwise."""
     return call("mul", as_tensor(input), other)
 
 
-@named(also="divide true_divide")
+@named(also="divide true_divide", in_place=True)
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
     """a / b, elementwise; `rounding_mode` `floor` rounds down, `trunc` towards 0. Raises: UsageError for another."""
     x = as_tensor(input)
@@ -145,7 +145,7 @@ def pow_(input: Any, exponent: Any) -> Tensor:
     return as_tensor(input) ** exponent
 
 
-@named()
+@named(in_place=True)
 def float_power(input: Any, exponent: Any) -> Tensor:
     """xᵖ in float64, elementwise."""
     power = exponent.to(float64) if isinstance(exponent, TensorBase) else exponent  # pyright: ignore[reportAttributeAccessIssue]  # a Tensor
@@ -293,7 +293,7 @@ def rad2deg(input: Any) -> Tensor:
     return as_tensor(input) * (180.0 / math.pi)
 
 
-@named()
+@named(in_place=True)
 def hypot(input: Any, other: Any) -> Tensor:
     """√(a² + b²), elementwise, without overflow; gradient 0 at 0."""
     a, b = _floats(input, other)
@@ -304,7 +304,7 @@ def hypot(input: Any, other: Any) -> Tensor:
     return call("where", none, size, call("where", none, cast_like(1.0, scaled), scaled).sqrt() * safe)
 
 
-@named()
+@named(in_place=True)
 def copysign(input: Any, other: Any) -> Tensor:
     """|a| with the sign of b, elementwise; the sign of -0 counts."""
     a, b = _floats(input, other)
@@ -312,7 +312,7 @@ def copysign(input: Any, other: Any) -> Tensor:
     return call("where", signbit(b), -size, size)
 
 
-@named()
+@named(in_place=True)
 def xlogy(input: Any, other: Any) -> Tensor:
     """a·ln b, elementwise; 0 where a is 0 and b is not NaN. Gradients ln b and a/b; both are 0 at a = 0 ≥ b."""
     a, b = _floats(input, other)
@@ -333,7 +333,7 @@ def logaddexp2(input: Any, other: Any) -> Tensor:
     return logaddexp(as_tensor(input) * ln2, as_tensor(other) * ln2) / ln2
 
 
-@named()
+@named(in_place=True)
 def heaviside(input: Any, values: Any) -> Tensor:
     """0 where x < 0, `values` where x = 0, 1 where x > 0."""
     x = as_tensor(input)
@@ -355,7 +355,7 @@ def angle(input: Any) -> Tensor:
     return call("where", x.isnan(), x, call("where", x < 0.0, none + math.pi, none))
 
 
-@named()
+@named(in_place=True)
 def ldexp(input: Any, other: Any) -> Tensor:
     """x·2ⁿ, elementwise."""
     x, n = _floats(input, other)
@@ -403,7 +403,7 @@ def dist(input: Any, other: Any, p: float = 2) -> Tensor:
     return (as_tensor(input) - other).norm(p)
 
 
-@named()
+@named(in_place=True)
 def bitwise_not(input: Any) -> Tensor:
     """Bitwise complement of integers, or ¬x of bools, elementwise. Raises: DTypeError for floats."""
     x = as_tensor(input)
@@ -426,7 +426,7 @@ def _on_host(name: str, doc: str, floats: bool) -> None:
 
     run.__name__ = name
     run.__doc__ = f"{doc} On the host: outside traces, without a gradient. Raises: DTypeError."
-    named(differs="outside traces only, without a gradient")(run)
+    named(differs="outside traces only, without a gradient", in_place=True)(run)
 
 
 _on_host("gcd", "Greatest common divisor of integers, elementwise.", floats=False)
@@ -434,7 +434,7 @@ _on_host("lcm", "Least common multiple of integers, elementwise.", floats=False)
 _on_host("nextafter", "The float after a in the direction of b, elementwise.", floats=True)
 
 
-@named(differs="outside traces only, without a gradient")
+@named(differs="outside traces only, without a gradient", in_place=True)
 def i0(input: Any) -> Tensor:
     """The modified Bessel function of order 0, elementwise. On the host: outside traces, without a gradient."""
     x = as_tensor(input)

@@ -59,31 +59,31 @@ def _added(input: Any, product: Tensor, beta: Any, alpha: Any) -> Tensor:
     return (input if beta == 1 else as_tensor(input) * beta) + scaled
 
 
-@named()
+@named(in_place=True)
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta·x + alpha·(A @ B) of matrices."""
     return _added(input, mat1.mm(mat2), beta, alpha)
 
 
-@named()
+@named(in_place=True)
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta·x + alpha·(A @ v)."""
     return _added(input, mat.mv(vec), beta, alpha)
 
 
-@named()
+@named(in_place=True)
 def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta·x + alpha·(A @ B) of batches of matrices."""
     return _added(input, batch1.bmm(batch2), beta, alpha)
 
 
-@named()
+@named(in_place=True)
 def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta·x + alpha·Σ (A @ B) over batches of matrices."""
     return _added(input, batch1.bmm(batch2).sum(0), beta, alpha)
 
 
-@named()
+@named(in_place=True)
 def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta·x + alpha·a[i]·b[j]."""
     return _added(input, vec1.outer(vec2), beta, alpha)

@@ -149,7 +149,7 @@ def _zero_safe(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     return where(zero, 0.0, function(where(zero, 1.0, x)))
 
 
-@named()
+@named(in_place=True)
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     """Scale the slices of an axis whose p-norm exceeds `maxnorm` down to it.
 
@@ -337,6 +337,14 @@ def changes(x: Tensor, at: int) -> Tensor:
 
 
 @named()
+def nanquantile(
+    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Tensor:
+    """`quantile` of the entries that are not NaN; NaN if there are none."""
+    return _quantile(input, q, dim, keepdim, interpolation, skip=True)
+
+
+@named()
 def quantile(
     input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Tensor:
@@ -349,11 +357,15 @@ def quantile(
         interpolation: `linear`, `lower`, `higher`, `nearest` or `midpoint`.
     Raises: UsageError for a q outside [0, 1] or another interpolation; ShapeError for q of more axes, or no entries.
     """
+    return _quantile(input, q, dim, keepdim, interpolation, skip=False)
+
+
+def _quantile(input: Tensor, q: Any, dim: int | None, keepdim: bool, interpolation: str, skip: bool) -> Tensor:
     if not input.ndim:
         axes_of(dim, 0)
         dim, keepdim = None, False
     if input.dtype is not float64 and input.dtype is not float32:
-        made = quantile(input.to(float32), q, dim, keepdim, interpolation=interpolation)
+        made = _quantile(input.to(float32), q, dim, keepdim, interpolation, skip)
         return made.to(input.dtype) if input.dtype.is_float else made
     rounding = {"linear": "floor", "lower": "floor", "higher": "ceil", "nearest": "round", "midpoint": "floor"}
     if interpolation not in rounding:
@@ -367,15 +379,26 @@ def quantile(
     values, n = sort(x, at)[0], x.shape[at]
     if not n:
         raise ShapeError("there is no quantile of no entries", where="quantile", expected="1 or more", got=input.spec)
-    position = share.reshape(-1) * float(n - 1)
+    if skip:  # NaN is sorted to the end of each row, whose numbers differ in count
+        values = values.movedim(at, -1)
+        last = ((~values.isnan()).sum(-1, True).to(x.dtype) - 1.0).clamp(min=0.0)
+        position = share.reshape(-1) * last
+    else:
+        position = share.reshape(-1) * float(n - 1)
+
+    def taken(index: Tensor) -> Tensor:
+        if skip:
+            return call("gather", values, index.to(int64), axis=values.ndim - 1)
+        return call("index", values, index.to(int64), axis=at)
+
     low = call(rounding[interpolation], position.detach())
-    made = call("index", values, low.to(int64), axis=at)
+    made = taken(low)
     if interpolation in ("linear", "midpoint"):
         part = position - low if interpolation == "linear" else (position > low) * 0.5
-        part = part.reshape(-1, *(1,) * (x.ndim - 1 - at))
-        above = call("index", values, call("ceil", position.detach()).to(int64), axis=at)
+        part = part if skip else part.reshape(-1, *(1,) * (x.ndim - 1 - at))
+        above = taken(call("ceil", position.detach()))
         made = where(part == 0.0, made, made + (above - made) * part)
-    made = where(x.isnan().any(at, True), float("nan"), made).movedim(at, 0)
+    made = made.movedim(-1, 0) if skip else where(x.isnan().any(at, True), float("nan"), made).movedim(at, 0)
     if keepdim:
         kept = (1,) * input.ndim if dim is None else tuple(1 if a == at else s for a, s in enumerate(x.shape))
         made = made.reshape(made.shape[0], *kept)

@@ -152,8 +152,11 @@ class Tensor(TensorBase, OpMethods):
             self.node.retained = [*(self.node.retained or ()), ref(self)]
 
     # -- conversion to other types -----------------------------------------------------------------------------------
-    def numpy(self, dtype: npt.DTypeLike | None = None) -> np.ndarray:
-        """Return a numpy array, sharing memory where possible; bfloat16 and 8-bit floats become float32."""
+    def numpy(self, dtype: npt.DTypeLike | None = None, *, force: builtins.bool = False) -> np.ndarray:
+        """Return a numpy array, sharing memory where possible; bfloat16 and 8-bit floats become float32.
+
+        `force` is accepted as in torch: a tensor that requires a gradient, or is on a device, is converted anyway.
+        """
         return self.concrete("numpy()").to_numpy(dtype)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
@@ -242,6 +245,25 @@ class Tensor(TensorBase, OpMethods):
         """Copy to the CPU; the tensor itself if it is there."""
         return self.to("cpu")
 
+    def cuda(self, device: int | str | Device | None = None, non_blocking: builtins.bool = False) -> Tensor:
+        """Copy to a GPU, by default the first. Raises: DeviceUnavailable without one."""
+        return self.to(Device("cuda", device or 0) if isinstance(device, int | None) else device)
+
+    @property
+    def is_cuda(self) -> builtins.bool:
+        """True for a tensor on a GPU."""
+        return self.device.kind == "cuda"
+
+    @property
+    def is_cpu(self) -> builtins.bool:
+        """True for a tensor on the CPU."""
+        return self.device.kind == "cpu"
+
+    @property
+    def retains_grad(self) -> builtins.bool:
+        """True for an inner tensor whose gradient backward stores; see `retain_grad`."""
+        return self.node is not None and any(r() is self for r in self.node.retained or ())
+
     def type(self, dtype: object = None) -> Any:
         """Cast to a dtype; without one, return the name of the tensor's dtype."""
         return self.dtype.name if dtype is None else self.to(dtype)
@@ -324,6 +346,13 @@ class Tensor(TensorBase, OpMethods):
     def itemsize(self) -> int:
         """Number of bytes of an entry."""
         return self.dtype.itemsize
+
+    @property
+    def H(self) -> Tensor:
+        """A view of a matrix with its axes exchanged. Raises: ShapeError for other numbers of axes."""
+        if self.ndim not in (0, 2):
+            raise ShapeError("not a matrix", where="H", expected="2 axes", got=self.spec, fix="use mT")
+        return self.T
 
     @property
     def mT(self) -> Tensor:

@@ -534,6 +534,18 @@ def median(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., k
 def nanmedian(input: Any, dim: Any = ..., keepdim: Any = ..., *, axis: Any = ..., keepdims: Any = ...) -> Any:
     """Return the median of the entries that are not NaN; with an axis (values, indices)."""
 
+def nanquantile(
+    input: Any,
+    q: Any,
+    dim: Any = ...,
+    keepdim: Any = ...,
+    *,
+    interpolation: Any = ...,
+    axis: Any = ...,
+    keepdims: Any = ...,
+) -> Tensor:
+    """`quantile` of the entries that are not NaN; NaN if there are none."""
+
 def quantile(
     input: Any,
     q: Any,
@@ -1139,6 +1151,36 @@ def cdist(x1: Any, x2: Any, p: Any = ..., compute_mode: Any = ...) -> Tensor:
 def vander(x: Any, N: Any = ..., increasing: Any = ...) -> Tensor:
     """Return the powers x^(N-1), ..., x, 1 of a vector as columns."""
 
+def promote_types(type1: Any, type2: Any) -> Any:
+    """Return the dtype to which an op casts tensors of two dtypes. Raises: DTypeError for 8-bit floats."""
+
+def result_type(tensor1: Any, tensor2: Any) -> Any:
+    """Return the dtype to which an op casts two operands, tensors or numbers. Raises: DTypeError."""
+
+def can_cast(from_: Any, to: Any) -> builtins.bool:
+    """Return True if an in-place op may store values of one dtype in a tensor of another: no floats in integers."""
+
+def is_complex(input: Any) -> builtins.bool:
+    """Return False: there are no complex tensors."""
+
+def is_signed(input: Any) -> builtins.bool:
+    """Return True if the dtype has numbers below 0."""
+
+def is_nonzero(input: Any) -> builtins.bool:
+    """Return True if the only entry is not 0. Raises: ShapeError unless there is one entry."""
+
+def is_same_size(input: Any, other: Any) -> builtins.bool:
+    """Return True if the shapes are equal."""
+
+def adjoint(input: Any) -> Tensor:
+    """Return a view with the last two axes exchanged."""
+
+def clone(input: Any) -> Tensor:
+    """Return a copy, through which gradients flow."""
+
+def detach(input: Any) -> Tensor:
+    """Return a tensor over the same memory that is not on the tape."""
+
 def slogdet(A: Any) -> Any:
     """Return sign and ln |det A| of [..., n, n]. Raises: ShapeError, DTypeError."""
 
@@ -1153,6 +1195,12 @@ def inverse(A: Any) -> Tensor:
 
     In a trace, a singular matrix gives infinity or NaN, and there is one matrix.
     """
+
+def cholesky_solve(input: Any, L: Any, upper: Any = ...) -> Tensor:
+    """Return X with AX = B for B [..., n, k] and the factor L of A = LLᵀ, or LᵀL if `upper`. Raises: as `solve`."""
+
+def cholesky_inverse(L: Any, upper: Any = ...) -> Tensor:
+    """Return A⁻¹ from the factor L of A = LLᵀ, or LᵀL if `upper`. Raises: as `inv`."""
 
 def cholesky(input: Any, upper: Any = ...) -> Tensor:
     """`linalg.cholesky`."""
@@ -1190,7 +1238,7 @@ def multinomial(input: Any, num_samples: Any, replacement: Any = ..., *, generat
     Raises: ShapeError for more samples than K without replacement; outside traces UsageError for invalid weights.
     """
 
-device = Device
+device, dtype = Device, DType
 double: DType
 float: DType
 half: DType

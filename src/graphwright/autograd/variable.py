@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from graphwright.array import DType, NDArray, changes, float32
-from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.recorder import active_recorder
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import AliasError, ShapeError
@@ -47,6 +47,8 @@ class Variable(Tensor):
         self.lineage: ShapeChange | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data" and isinstance(value, TensorBase):  # torch's `p.data = tensor`
+            value = value.concrete("the data of a variable")
         object.__setattr__(self, name, value)
         if name == "shared" and (array := getattr(self, "data", None)) is not None:  # a copy sets `shared` first
             array.storage.shared = value

@@ -5,10 +5,11 @@ from __future__ import annotations
 from graphwright.data.files import CorruptIdx, TokenWindows, read_idx
 from graphwright.data.loader import DataLoader, Dataset, IterableDataset, TensorDataset, pad, stack
 from graphwright.data.replay import ReplayBuffer
-from graphwright.data.subset import Subset, random_split
+from graphwright.data.subset import ConcatDataset, Subset, random_split
 from graphwright.data.workers import WorkerError
 
 __all__ = [
-    "CorruptIdx", "DataLoader", "Dataset", "IterableDataset", "ReplayBuffer", "Subset", "TensorDataset",
+    "ConcatDataset", "CorruptIdx", "DataLoader",
+    "Dataset", "IterableDataset", "ReplayBuffer", "Subset", "TensorDataset",
     "TokenWindows", "WorkerError", "pad", "random_split", "read_idx", "stack",
 ]  # fmt: skip

@@ -76,7 +76,7 @@ class TensorDataset(Dataset):
 
 
 def stack(items: Sequence[Any]) -> Any:
-    """Stack items to tensors along a new first axis; the default `collate`.
+    """Stack items to tensors along a new first axis; the default `collate_fn`.
 
     Items that are tuples or dicts are stacked entry by entry.
     Raises: ShapeError if shapes or numbers of entries differ; UsageError for dicts of different keys.
@@ -95,7 +95,7 @@ def stack(items: Sequence[Any]) -> Any:
     arrays = [t.concrete("stack").to_numpy(bits=kind is not None) for t in tensors]
     shapes = sorted({a.shape for a in arrays})
     if len(shapes) > 1:
-        fix = "pass DataLoader(collate=data.pad), or another function that pads them"
+        fix = "pass DataLoader(collate_fn=data.pad), or another function that pads them"
         raise ShapeError("the items of a batch differ in shape", got=f"shapes {', '.join(map(str, shapes))}", fix=fix)
     return Tensor(from_numpy(np.stack(arrays), bits=kind))
 
@@ -140,7 +140,8 @@ class DataLoader:
         shuffle: whether each epoch has its own random order.
         seed: seed of the orders.
         drop_last: drop an incomplete last batch; all ranks of a Dataset then have the same number of batches.
-        collate: function from a list of items to a batch; by default it stacks the items to tensors.
+        collate_fn: function from a list of items to a batch; by default it stacks the items to tensors.
+        pin_memory: accepted as in torch, without an effect.
         rank, ranks: this loader reads every `ranks`-th item of the order, starting at item `rank`.
         num_workers: number of processes that make batches, each one batch ahead; 0 makes them in the loop. Batches and
             their order are the same. Processes start as `multiprocessing` is set to start them. At most 1 for an
@@ -154,9 +155,9 @@ class DataLoader:
     """
 
     def __init__(
-        self, dataset: Indexed | IterableDataset, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0,
-        drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None, rank: int = 0, ranks: int = 1,
-        num_workers: int = 0, lengths: Any = None,
+        self, dataset: Indexed | IterableDataset, batch_size: int = 1, shuffle: bool = False, *, num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None, pin_memory: bool = False, drop_last: bool = False,
+        seed: int = 0, rank: int = 0, ranks: int = 1, lengths: Any = None,
     ) -> None:  # fmt: skip
         counts = {"batch_size": batch_size, "rank": rank, "ranks": ranks, "num_workers": num_workers}
         for name, count in counts.items():
@@ -185,7 +186,7 @@ class DataLoader:
             raise ShapeError("there is not one length per item", where="DataLoader", got=list(self.lengths.shape),
                              expected=[len(dataset)])  # pyright: ignore[reportArgumentType]  # fmt: skip
         self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
-        self.drop_last, self.collate, self.rank, self.ranks = drop_last, collate, rank, ranks
+        self.drop_last, self.collate_fn, self.rank, self.ranks = drop_last, collate_fn, rank, ranks
         self.num_workers = num_workers
         self.epoch = self.done = 0
         self._continues = True
@@ -239,8 +240,8 @@ class DataLoader:
         return self._indexed(self.dataset, range(self.done + first, len(self), step))
 
     def _indexed(self, dataset: Indexed, numbers: range) -> Iterator[Any]:
-        whole = dataset.batch if isinstance(dataset, Dataset) and self.collate is None else None
-        collate = self.collate or stack
+        whole = dataset.batch if isinstance(dataset, Dataset) and self.collate_fn is None else None
+        collate = self.collate_fn or stack
         own = self.order(self.epoch)[self.rank :: self.ranks]
         for k in numbers:
             ids = own[k * self.batch_size : (k + 1) * self.batch_size]
@@ -252,7 +253,7 @@ class DataLoader:
         while batch := list(islice(items, self.batch_size)):
             if self.drop_last and len(batch) < self.batch_size:
                 return
-            yield (self.collate or stack)(batch)
+            yield (self.collate_fn or stack)(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return `epoch` and `done`, and the `seed` and `batch_size` with which they can be loaded."""

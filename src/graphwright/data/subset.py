@@ -1,9 +1,10 @@
-"""`Subset`: some items of a dataset; `random_split`: disjoint random subsets."""
+"""`Subset`: some items of a dataset; `ConcatDataset`: those of several; `random_split`: disjoint random subsets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from math import floor
 from typing import Any
 
@@ -42,6 +43,29 @@ class Subset(Dataset):
         """Return several items, by the dataset's own `batch` if it has one."""
         chosen = self.indices[indices]
         return self.dataset.batch(chosen) if isinstance(self.dataset, Dataset) else stack([self[i] for i in indices])
+
+
+class ConcatDataset(Dataset):
+    """The items of several datasets, one after another. Raises: UsageError for none."""
+
+    def __init__(self, datasets: Iterable[Indexed]) -> None:
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise UsageError("there is no dataset", where="ConcatDataset", expected="one or more")
+        self.cumulative_sizes = list(accumulate(map(len, self.datasets)))
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return self.cumulative_sizes[-1]
+
+    def __getitem__(self, index: int) -> Any:
+        """Return an item; negative indices count from the end. Raises: IndexOutOfRange."""
+        n = len(self)
+        if not -n <= index < n:
+            expected = f"{-n}..{n - 1}"
+            raise IndexOutOfRange("an index is out of range", where="ConcatDataset", expected=expected, got=index)
+        at = bisect_right(self.cumulative_sizes, index % n)
+        return self.datasets[at][index % n - (self.cumulative_sizes[at - 1] if at else 0)]
 
 
 def random_split(

@@ -48,7 +48,7 @@ def batches_of_workers(batches: Batches, count: int) -> Iterator[Any]:
                 process.start()
             except Exception as error:  # pickling raises errors of many types
                 raise UsageError("the dataset cannot be sent to a worker process", where="DataLoader", got=str(error),
-                                 fix="define dataset and collate at the top level of a module, or pass num_workers=0",
+                                 fix="define them at the top level of a module, or pass num_workers=0",
                                  ) from error  # fmt: skip
             finally:
                 sending.close()  # so that the death of the worker closes the pipe

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.array import CPU, float32, result_type
-from graphwright.autograd import Generator, Tensor, as_tensor, no_grad
+from graphwright.autograd import Generator, Tensor, as_tensor, no_grad, rng
 from graphwright.autograd.shapes import broadcast_tensors
 from graphwright.errors import UsageError
 
@@ -21,10 +21,26 @@ class Distribution:
     """Base of distributions: independent variables in the broadcast shape of the parameters.
 
     Attributes:
-        shape: shape of one sample, which is also that of entropies and, per sample, of log-probabilities.
+        shape: shape of entropies and, per sample, of log-probabilities; `batch_shape` under torch's name.
+        event_shape: shape of one variable, () for numbers; a sample has the shape [*shape, *event_shape].
     """
 
     shape: tuple[int, ...]
+    event_shape: tuple[int, ...] = ()
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """The shape of entropies, under torch's name."""
+        return self.shape
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of an entry."""
+        raise NotImplementedError(f"{type(self).__name__} does not define the mean")
+
+    def cdf(self, value: Any) -> Tensor:
+        """Return the probability of values that are not larger."""
+        raise NotImplementedError(f"{type(self).__name__} does not define cdf")
 
     @property
     def stddev(self) -> Tensor:
@@ -37,7 +53,7 @@ class Distribution:
         raise NotImplementedError(f"{type(self).__name__} does not define the variance")
 
     def sample(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
-        """Sample without a gradient: [*sample_shape, *shape]; from the default generator unless one is given."""
+        """Sample without a gradient: [*sample_shape, *shape, *event_shape]; by default from the default generator."""
         with no_grad():
             return self._drawn(tuple(sample_shape), generator)
 
@@ -88,6 +104,13 @@ def parameters(*values: Any) -> tuple[Tensor, ...]:
     kind = result_type([(t.dtype, category) for t, category in zip(tensors, categories, strict=True)])
     kind = kind if kind.is_float else float32
     return tuple(t.to(kind) for t in broadcast_tensors(*tensors))
+
+
+def host_generator(generator: Generator | None) -> np.random.Generator:
+    """Return a generator of numpy for one sample, at the next stream of a generator. Raises: TraceError in a trace."""
+    key, stream = (generator or rng).draw()
+    seed, step = key.concrete("a sample on the host").to_numpy().view(np.uint64)
+    return np.random.Generator(np.random.Philox(key=np.array([seed, step << np.uint64(32) | np.uint64(stream)])))
 
 
 def require(tensor: Tensor, holds: Any, name: str, expected: str) -> None:

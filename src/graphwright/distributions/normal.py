@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log, pi
+from math import log, pi, sqrt
 from typing import Any
 
 from graphwright.array import finfo
@@ -47,6 +47,14 @@ class Normal(Distribution):
         """-(x - loc)² / (2 scale²) - ln scale - ln √(2π)."""
         apart = (as_tensor(value) - self.loc) / self.scale
         return -0.5 * apart * apart - self.scale.log() - 0.5 * log(2 * pi)
+
+    def cdf(self, value: Any) -> Tensor:
+        """Φ((x - loc) / scale)."""
+        return 0.5 * (1 + ((as_tensor(value) - self.loc) / (self.scale * sqrt(2))).erf())
+
+    def icdf(self, value: Any) -> Tensor:
+        """Return the quantiles at probabilities."""
+        return self.loc + self.scale * sqrt(2) * (2 * as_tensor(value) - 1).erfinv()
 
     def entropy(self) -> Tensor:
         """½ ln(2πe scale²)."""

@@ -46,6 +46,10 @@ class Uniform(Distribution):
         inside = (value >= self.low) & (value < self.high)
         return where(inside, -(self.high - self.low).log(), -float("inf"))
 
+    def cdf(self, value: Any) -> Tensor:
+        """(x - low) / (high - low), between 0 and 1."""
+        return ((as_tensor(value) - self.low) / (self.high - self.low)).clamp(0, 1)
+
     def entropy(self) -> Tensor:
         """ln(high - low)."""
         return (self.high - self.low).log()

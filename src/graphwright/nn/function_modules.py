@@ -15,7 +15,7 @@ from graphwright.autograd import Parameter, Tensor, as_tensor
 from graphwright.errors import ShapeError
 from graphwright.nn import functional
 from graphwright.nn.dropouts import check_probability
-from graphwright.nn.initial import full
+from graphwright.nn.initial import full, set_values
 from graphwright.nn.module import Buffer, Module
 
 _BUFFERS = ("weight", "pos_weight")
@@ -248,7 +248,16 @@ class PReLU(Module):
     """max(x, 0) + w·min(x, 0), with a trained slope for all entries, or one per channel (He et al. 2015)."""
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
-        self.weight = Parameter(full((num_parameters,), init))
+        self.weight, self.init = Parameter(full((num_parameters,), init)), init
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of slopes."""
+        return self.weight.shape[0]
+
+    def reset_parameters(self) -> None:
+        """Set the slopes to `init`."""
+        set_values(self.weight, full(self.weight.shape, self.init))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to x [N, C, ...]; the shape is kept."""

@@ -11,7 +11,7 @@ from math import prod, sqrt
 import numpy as np
 
 from graphwright.array import NDArray, from_numpy, random
-from graphwright.autograd import rng
+from graphwright.autograd import Tensor, Variable, rng
 from graphwright.errors import UsageError
 
 
@@ -76,3 +76,15 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
         raise UsageError("cannot compute fan_in and fan_out of this shape", expected="[out, in, ...]", got=shape)
     kernel = prod(shape[2:])
     return shape[1] * kernel, shape[0] * kernel
+
+
+def set_values(target: Variable, values: NDArray) -> None:
+    """Set a variable to values of its shape, in its dtype and on its device."""
+    target.assign(Tensor(values).to(dtype=target.dtype, device=target.device))
+
+
+def redraw(fan_in: int, *targets: Variable | None) -> None:
+    """Sample the variables again, uniformly within ±1/√fan_in, from the default generator."""
+    for target in targets:
+        if target is not None:
+            set_values(target, kaiming_uniform(target.shape, fan_in=fan_in))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from graphwright.array import from_numpy
+from graphwright.array import NDArray, from_numpy
 from graphwright.autograd import Parameter, Tensor, as_tensor, no_grad
 from graphwright.errors import ShapeError, UsageError
 from graphwright.nn import functional, initial
@@ -38,6 +38,20 @@ class Linear(Module):
         self.weight = Parameter(drawn((out_features, in_features), key and f"{key}weight"))
         self.bias = Parameter(drawn((out_features,), key and f"{key}bias")) if bias else None
 
+    @property
+    def in_features(self) -> int:
+        """Size of the last axis of the input."""
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """Size of the last axis of the output."""
+        return self.weight.shape[0]
+
+    def reset_parameters(self) -> None:
+        """Draw initial values again, from the default generator."""
+        initial.redraw(self.in_features, self.weight, self.bias)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return x · weightᵀ + bias, [..., out_features], for x [..., in_features]."""
         return functional.linear(x, self.weight, self.bias)
@@ -50,6 +64,25 @@ class Bilinear(Module):
         drawn = partial(initial.kaiming_uniform, fan_in=in1_features)
         self.weight = Parameter(drawn((out_features, in1_features, in2_features)))
         self.bias = Parameter(drawn((out_features,))) if bias else None
+
+    @property
+    def in1_features(self) -> int:
+        """Size of the last axis of the first input."""
+        return self.weight.shape[1]
+
+    @property
+    def in2_features(self) -> int:
+        """Size of the last axis of the second input."""
+        return self.weight.shape[2]
+
+    @property
+    def out_features(self) -> int:
+        """Size of the last axis of the output."""
+        return self.weight.shape[0]
+
+    def reset_parameters(self) -> None:
+        """Draw initial values again, from the default generator."""
+        initial.redraw(self.in1_features, self.weight, self.bias)
 
     def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
         """Map [..., in1_features] and [..., in2_features] to [..., out_features]."""
@@ -70,14 +103,22 @@ class _Table(Module):
         self.num_embeddings, self.embedding_dim = num, dim
         self.padding_idx = None if padding_idx is None else padding_idx % num
         if weight is None:
-            table = initial.normal((num, dim), name and f"{name}embedding.{num}.{dim}", std=1.0, seed=seed)
-            if self.padding_idx is not None:
-                table.to_numpy()[self.padding_idx] = 0
+            table = self._drawn((num, dim), name and f"{name}embedding.{num}.{dim}", seed)
         else:
             table = as_tensor(weight).concrete("a table")
         if table.shape != (num, dim):
             raise ShapeError("the table has a wrong shape", where=where, expected=(num, dim), got=table.shape)
         self.weight = Parameter(table, trained)
+
+    def _drawn(self, shape: tuple[int, ...], name: str = "", seed: int | None = None) -> NDArray:
+        table = initial.normal(shape, name, std=1.0, seed=seed)
+        if self.padding_idx is not None:
+            table.to_numpy()[self.padding_idx] = 0
+        return table
+
+    def reset_parameters(self) -> None:
+        """Draw initial values again, from the default generator."""
+        initial.set_values(self.weight, self._drawn(self.weight.shape))
 
     @classmethod
     def from_pretrained(cls, embeddings: Any, freeze: bool = True, **options: Any) -> Self:
@@ -142,6 +183,12 @@ class _Scaled(Module):
         self.weight = Parameter(initial.full(shape, 1.0)) if affine else None
         self.bias = Parameter(initial.full(shape, 0.0)) if affine and bias else None
 
+    def reset_parameters(self) -> None:
+        """Set the weight to ones and the bias to zeros."""
+        for p, value in ((self.weight, 1.0), (self.bias, 0.0)):
+            if p is not None:
+                initial.set_values(p, initial.full(p.shape, value))
+
     def _check_rank(self, x: Tensor) -> None:
         if self.ranks and x.ndim not in self.ranks:
             expected, where = f"rank {' or '.join(map(str, self.ranks))}", type(self).__name__
@@ -156,6 +203,11 @@ class RMSNorm(_Scaled):
     ) -> None:
         self.normalized_shape = _sizes(normalized_shape)
         super().__init__(self.normalized_shape, elementwise_affine, False, eps)
+
+    @property
+    def elementwise_affine(self) -> bool:
+        """Whether there is a weight."""
+        return self.weight is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x over its last axes; the shape is kept. For `eps` None see `functional.rms_norm`."""
@@ -173,6 +225,11 @@ class LayerNorm(_Scaled):
     ) -> None:  # fmt: skip
         self.normalized_shape = _sizes(normalized_shape)
         super().__init__(self.normalized_shape, elementwise_affine, bias, eps)
+
+    @property
+    def elementwise_affine(self) -> bool:
+        """Whether there is a weight."""
+        return self.weight is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x over its last axes; the shape is kept. Raises: ShapeError for other sizes."""
@@ -196,6 +253,11 @@ class GroupNorm(_Scaled):
             raise UsageError("invalid number of groups", where="GroupNorm", expected=expected, got=num_groups)
         self.num_groups, self.num_channels = num_groups, num_channels
         super().__init__((num_channels,), affine, bias, eps)
+
+    @property
+    def affine(self) -> bool:
+        """Whether there is a weight."""
+        return self.weight is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [N, num_channels, ...]; the shape is kept."""
@@ -227,6 +289,23 @@ class _Tracked(_Scaled):
                 Buffer(initial.ones(num_features)),
             )
             self.num_batches_tracked = Buffer(from_numpy(np.zeros((), np.int64)))
+
+    @property
+    def affine(self) -> bool:
+        """Whether there is a weight."""
+        return self.weight is not None
+
+    def reset_running_stats(self) -> None:
+        """Set the running means to 0, the variances to 1 and the count to 0."""
+        if self.running_mean is not None:
+            initial.set_values(self.running_mean, initial.full(self.running_mean.shape, 0.0))
+            initial.set_values(self.running_var, initial.full(self.running_var.shape, 1.0))
+            self.num_batches_tracked.assign(self.num_batches_tracked.detach() * 0)
+
+    def reset_parameters(self) -> None:
+        """Reset the running statistics, the weight and the bias."""
+        self.reset_running_stats()
+        super().reset_parameters()
 
 
 class _BatchNorm(_Tracked):

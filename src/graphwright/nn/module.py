@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import builtins
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple, Self, TypeVar
 
 from graphwright.array import Device, NDArray, empty, names_device
 from graphwright.array import dtype as named
 from graphwright.autograd import (
+    Function,
     Parameter,
     Tensor,
     Variable,
     active_recorder,
     as_tensor,
     changes,
+    is_grad_enabled,
     scope,
     scoped,
     training,
@@ -80,12 +83,26 @@ class HookHandle:
         changes.rise()
 
 
+class _Passed(Function):
+    """The operands themselves; `receive` gets their gradients, None for unused ones, and returns others."""
+
+    @staticmethod
+    def forward(ctx: Any, receive: Callable[[tuple[Any, ...]], tuple[Any, ...]], *tensors: Tensor) -> Any:
+        ctx.receive = receive
+        return tensors
+
+    @staticmethod
+    def vjp(ctx: Any, g: Any, needs: Any) -> Any:
+        return None, *ctx.receive(g if isinstance(g, tuple) else (g,))
+
+
 class _Hooks:
     """The hooks of a module, in the order of registration."""
 
     def __init__(self) -> None:
         self.before: dict[HookHandle, _Hook] = {}
         self.after: dict[HookHandle, _Hook] = {}
+        self.backward: dict[HookHandle, _Hook] = {}
 
     def run(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the hooks and `forward`."""
@@ -95,11 +112,55 @@ class _Hooks:
                 args, kwargs = found
             elif found is not None:
                 args = found if isinstance(found, tuple) else (found,)
-        output = module.forward(*args, **kwargs)
+        watched = _Watched(module, list(self.backward.values())) if self.backward and is_grad_enabled() else None
+        output = module.forward(*(args if watched is None else watched.inputs(args)), **kwargs)
         for hook, with_kwargs in list(self.after.values()):
             found = hook(module, args, kwargs, output) if with_kwargs else hook(module, args, output)
             output = output if found is None else found
-        return output
+        return output if watched is None else watched.outputs(output)
+
+
+class _Watched:
+    """One call of a module with backward hooks: tape nodes around its tensors tell the hooks their gradients."""
+
+    def __init__(self, module: Module, hooks: Sequence[_Hook]) -> None:
+        self.module, self.hooks = module, hooks
+        self.of_outputs: tuple[Any, ...] = ()
+        self.count = 0  # of inputs that require a gradient
+
+    def inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments, with tensors that require a gradient on the tape of the hooks."""
+        at = [i for i, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
+        self.positions = [at.index(i) if i in at else None for i, a in enumerate(args) if isinstance(a, Tensor)]
+        self.count = len(at)
+        if not at:
+            return args
+        made = dict(zip(at, _Passed.apply(self._hooked, *(args[i] for i in at)), strict=True))
+        return tuple(made.get(i, a) for i, a in enumerate(args))
+
+    def outputs(self, output: Any) -> Any:
+        """Return the output, a tensor or a tuple, with its tensors on the tape of the hooks."""
+        parts = output if isinstance(output, tuple) else (output,)
+        at = [i for i, t in enumerate(parts) if isinstance(t, Tensor)]
+        if not any(parts[i].requires_grad for i in at):
+            return output
+        made = dict(zip(at, _Passed.apply(self._noted, *(parts[i] for i in at)), strict=True))
+        found = tuple(made.get(i, t) for i, t in enumerate(parts))
+        return found if isinstance(output, tuple) else found[0]
+
+    def _noted(self, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.of_outputs = grads
+        if not self.count:
+            self._hooked(())
+        return grads
+
+    def _hooked(self, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Call the hooks with the gradients of all tensors among the arguments; return those that require one."""
+        given = tuple(None if at is None else grads[at] for at in self.positions)
+        for hook, _ in self.hooks:
+            found = hook(self.module, given, self.of_outputs)
+            given = given if found is None else found if isinstance(found, tuple) else (found,)
+        return tuple(g for g, at in zip(given, self.positions, strict=True) if at is not None)
 
 
 class Module:
@@ -135,27 +196,43 @@ class Module:
         hooks: _Hooks | None = self.__dict__.get("_hooks")
         return self.forward(*args, **kwargs) if hooks is None else hooks.run(self, args, kwargs)
 
-    def register_forward_pre_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> HookHandle:
+    def register_forward_pre_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> HookHandle:
         """Call `hook(module, args)` before `forward`; what it returns, unless None, replaces the arguments.
 
         With `with_kwargs` it is `hook(module, args, kwargs)`, which returns None or (args, kwargs). A compiled step
         does what the hooks did in its trace.
         Returns: a handle, whose `remove()` removes the hook.
         """
-        return self._hook("before", hook, with_kwargs)
+        return self._hook("before", hook, with_kwargs, prepend)
 
-    def register_forward_hook(self, hook: Callable[..., Any], *, with_kwargs: bool = False) -> HookHandle:
+    def register_forward_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> HookHandle:
         """Call `hook(module, args, output)` after `forward`; what it returns, unless None, replaces the output.
 
         With `with_kwargs` it is `hook(module, args, kwargs, output)`.
         Returns: a handle, whose `remove()` removes the hook.
         """
-        return self._hook("after", hook, with_kwargs)
+        return self._hook("after", hook, with_kwargs, prepend)
 
-    def _hook(self, when: str, hook: Callable[..., Any], with_kwargs: bool) -> HookHandle:
+    def register_full_backward_hook(self, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
+        """Call `hook(module, grad_input, grad_output)` in backward; what it returns, unless None, replaces grad_input.
+
+        Both are tuples with one entry per tensor among the positional arguments, or the results, of the call; None for
+        a tensor that needs no gradient. Without a tensor that needs one, the hook runs before the gradients of the
+        parameters. Returns: a handle, whose `remove()` removes the hook.
+        """
+        return self._hook("backward", hook, False, prepend)
+
+    def _hook(self, when: str, hook: Callable[..., Any], with_kwargs: bool, first: bool) -> HookHandle:
         hooks = self.__dict__.setdefault("_hooks", _Hooks())
         handle = HookHandle(getattr(hooks, when))
-        handle.hooks[handle] = (hook, with_kwargs)
+        others = dict(handle.hooks) if first else {}
+        if first:
+            handle.hooks.clear()
+        handle.hooks.update({handle: (hook, with_kwargs), **others})
         changes.rise()
         return handle
 
@@ -176,16 +253,21 @@ class Module:
         """Iterate over this module and all its descendants, each once."""
         return (module for _, module in self.named_modules())
 
-    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Iterate over (dotted path, module) of this module, whose path is `prefix`, and all its descendants."""
+    def named_modules(self, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
+        """Iterate over (dotted path, module) of this module, whose path is `prefix`, and all its descendants.
+
+        Args:
+            remove_duplicate: list a shared module under its first path only.
+        """
         seen: set[int] = set()
         stack: list[tuple[str, Module]] = [(prefix, self)]
         while stack:
             path, module = stack.pop()
-            if id(module) not in seen:
+            if id(module) not in seen or not remove_duplicate:
                 seen.add(id(module))
                 yield path, module
-                stack += [(_joined(path, name), child) for name, child in module.named_children()][::-1]
+                inner = [(_joined(path, name), v) for name, v in module._members() if isinstance(v, Module)]
+                stack += inner[::-1]
 
     def apply(self, fn: Callable[[Module], object]) -> Self:
         """Call `fn` on all descendants and then on this module, children before their parents."""
@@ -223,6 +305,20 @@ class Module:
         self._register(name, module)
 
     register_module = add_module
+
+    def set_submodule(self, target: str, module: Module, strict: bool = False) -> None:
+        """Replace the module at a dotted path, or unless `strict` add it to the module that holds the path.
+
+        Raises: UsageError for the path "", if there is no module to hold it, and if `strict` for a new path.
+        """
+        holder, _, name = target.rpartition(".")
+        owner = self.get_submodule(holder)
+        if strict or not name:
+            self.get_submodule(target or "an empty path")
+        if hasattr(owner, "__setitem__"):
+            owner[int(name) if name.isdecimal() else name] = module  # pyright: ignore[reportIndexIssue]  # a container
+        else:
+            setattr(owner, name, module)
 
     def _register(self, name: str, value: object) -> None:
         if not name or "." in name or hasattr(type(self), name):
@@ -270,18 +366,41 @@ class Module:
                 child.__dict__["_paths"] = paths
             yield from child._variables(f"{prefix}{name}.", named, below)
 
-    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """Iterate over (dotted name, parameter), each parameter once."""
-        return _once((name, v) for name, v in self._variables(prefix) if isinstance(v, Parameter))
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """Iterate over (dotted name, parameter).
 
-    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Buffer]]:
-        """Iterate over (dotted name, buffer), each buffer once."""
-        return _once((name, v) for name, v in self._variables(prefix) if isinstance(v, Buffer))
+        Args:
+            prefix: path of this module, before each name.
+            recurse: those of all descendants too.
+            remove_duplicate: list a shared parameter under its first name only.
+        """
+        return self._named(Parameter, prefix, recurse, remove_duplicate)
 
-    def parameters(self) -> Iterator[Parameter]:
-        """Iterate over the parameters, each once."""
-        found = {id(v): v for _, v in self._variables("", {}) if isinstance(v, Parameter)}
-        return iter(found.values())
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Buffer]]:
+        """Iterate over (dotted name, buffer); the arguments are those of `named_parameters`."""
+        return self._named(Buffer, prefix, recurse, remove_duplicate)
+
+    def _named(
+        self, kind: builtins.type[_Value], prefix: str, recurse: bool, once: bool
+    ) -> Iterator[tuple[str, _Value]]:
+        found = self._variables(f"{prefix}." if prefix else "") if recurse else self._members()
+        if not recurse and prefix:
+            found = ((f"{prefix}.{name}", value) for name, value in found)
+        kept = ((name, v) for name, v in found if isinstance(v, kind))
+        return _once(kept) if once else kept
+
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """Iterate over the parameters, each once; without `recurse`, over those of this module alone."""
+        self.name_children()
+        return (p for _, p in self.named_parameters(recurse=recurse))
+
+    def buffers(self, recurse: bool = True) -> Iterator[Buffer]:
+        """Iterate over the buffers, each once; without `recurse`, over those of this module alone."""
+        return (b for _, b in self.named_buffers(recurse=recurse))
 
     def variables(self) -> dict[str, Variable]:
         """Return a dict of all saved variables: parameters and persistent buffers, tied ones under each name."""
@@ -319,28 +438,51 @@ class Module:
             p.requires_grad = wanted
         return self
 
-    def to(self, to: object) -> Self:
-        """Convert floating parameters and buffers to a dtype, or move all to a device (a Device or its name).
+    def to(
+        self, to: object = None, kind: object = None, non_blocking: bool = False, *, dtype: object = None,
+        device: object = None,
+    ) -> Self:  # fmt: skip
+        """Convert floating parameters and buffers to a dtype, or move all to a device (a Device or its name), or both.
 
         In place: parameter objects, ties and optimizers stay valid; optimizer state is converted at the next step.
+
+        Args:
+            to: a dtype, a device, or a tensor with the wanted dtype and device.
+            kind: a dtype after a device.
+            non_blocking: accepted as in torch, without an effect.
         Raises: DTypeError for a dtype that is not floating; DeviceUnavailable.
         """
-        if names_device(to):
+        if isinstance(to, Tensor):
+            to, dtype, device = None, to.dtype, to.device
+        there = device if device is not None else to if names_device(to) else None
+        wanted = dtype if dtype is not None else kind if kind is not None else None if names_device(to) else to
+        converted = None if wanted is None else named(wanted)
+        if converted is not None and not converted.is_float:
+            raise DTypeError("cannot convert a module to this dtype", expected="a floating dtype", got=converted)
+        if there is not None:
             for _, variable in self._variables(""):
-                variable.data = variable.data.to(Device.parse(to))
-                variable.grad = None if variable.grad is None else variable.grad.to(to)
-            return self
-        kind = named(to)
-        if not kind.is_float:
-            raise DTypeError("cannot convert a module to this dtype", expected="a floating dtype", got=kind)
+                variable.data = variable.data.to(Device.parse(there))  # pyright: ignore[reportArgumentType]  # names_device
+                variable.grad = None if variable.grad is None else variable.grad.to(there)
         for _, variable in self._variables(""):
             old = variable.data
-            if old.dtype.is_float and old.dtype is not kind:
-                variable.data = empty(old.shape, kind, old.device).copy_from(old)
+            if converted is not None and old.dtype.is_float and old.dtype is not converted:
+                variable.data = empty(old.shape, converted, old.device).copy_from(old)
                 variable.shared = False
                 if variable.grad is not None:
                     variable.grad = variable.grad.to(variable.grad_dtype)
         return self
+
+    def cpu(self) -> Self:
+        """Call `to("cpu")`."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | str | Device | None = None) -> Self:
+        """Move to a GPU, by default the first. Raises: DeviceUnavailable without one."""
+        return self.to(Device("cuda", device or 0) if isinstance(device, int | None) else device)
+
+    def type(self, dst_type: object) -> Self:
+        """Call `to(dst_type)`."""
+        return self.to(dst_type)
 
     def float(self) -> Self:
         """Call `to("float32")`."""
@@ -387,15 +529,24 @@ class Module:
         return f"{head}(  # {total:,} parameters\n  {body}\n)"
 
     # -- state -------------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return a dict from names to copies of parameters and persistent buffers, each under its first name."""
-        return {name: v.detach().clone() for name, v in _once(self.variables().items())}
+    def state_dict(self, *, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
+        """Return a dict from names to copies of parameters and persistent buffers, each under its first name.
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
+        Args:
+            prefix: text before each name.
+            keep_vars: return the parameters and buffers themselves instead of copies.
+        """
+        return {prefix + n: v if keep_vars else v.detach().clone() for n, v in _once(self.variables().items())}
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> IncompatibleKeys:
         """Load values by name; all are checked before any is written. A tied variable may have any of its names.
 
         Args:
             strict: whether missing and unexpected names are errors; wrong shapes and dtypes always are.
+            assign: take the arrays of the values, with their dtypes and devices, instead of copying from them; the
+                parameter objects stay.
         Returns: the missing keys, and the unexpected ones.
         Raises: UsageError listing all missing, unexpected and mismatched entries.
         """
@@ -410,11 +561,15 @@ class Module:
         unexpected = sorted(state_dict.keys() - own.keys())
         values = [(v, name, as_tensor(state_dict[name])) for v, name, _ in found if name is not None]
         wrong = [f"missing: {n}" for n in missing if strict] + [f"unexpected: {n}" for n in unexpected if strict]
-        wrong += sorted(f"{n}: expected {v.spec}, got {t.spec}" for v, n, t in values if t.spec != v.spec)
+        differs: Callable[[Tensor, Tensor], bool] = lambda v, t: v.shape != t.shape if assign else v.spec != t.spec  # noqa: E731
+        wrong += sorted(f"{n}: expected {v.spec}, got {t.spec}" for v, n, t in values if differs(v, t))
         if wrong:
             raise UsageError("the state does not fit the module:\n  " + "\n  ".join(wrong), where=type(self).__name__)
         for variable, _, value in values:
-            variable.assign(value)
+            if assign:
+                variable.data = value.concrete("load_state_dict")
+            else:
+                variable.assign(value)
         return IncompatibleKeys(missing, unexpected)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from graphwright.autograd import Parameter, Tensor, cat, scoped, stack, zeros
+from graphwright.autograd import Parameter, Tensor, as_tensor, cat, scoped, stack, where, zeros
 from graphwright.autograd.recorder import optional
 from graphwright.errors import ShapeError, UsageError
 from graphwright.nn import functional, initial
 from graphwright.nn.module import Module
+from graphwright.nn.utils.rnn import PackedSequence, packed_steps, padded_steps
 from graphwright.ops import call
 
 _State = tuple[Tensor, ...]
@@ -61,11 +62,18 @@ class _OfKind(Module):
 
     kinds: ClassVar[Mapping[str, _Kind]] = {}
     nonlinearity: str = ""
+    hidden_size: int
 
     @property
     def kind(self) -> _Kind:
         """The kind of the cells."""
         return self.kinds[self.nonlinearity]
+
+    def reset_parameters(self) -> None:
+        """Draw initial values again, from the default generator."""
+        drawn = _Drawn(self.hidden_size, "", None)
+        for p in self.parameters():
+            initial.set_values(p, drawn("", *p.shape).data)
 
     def _choose(self, nonlinearity: str) -> None:
         if nonlinearity not in self.kinds:
@@ -91,6 +99,11 @@ class _Cell(_OfKind):
         self.weight_ih, self.weight_hh = drawn("weight_ih", rows, input_size), drawn("weight_hh", rows, hidden_size)
         self.bias_ih = drawn("bias_ih", rows) if bias else None
         self.bias_hh = drawn("bias_hh", rows) if bias else None
+
+    @property
+    def bias(self) -> bool:
+        """Whether there are biases."""
+        return self.bias_ih is not None
 
     def forward(self, x: Tensor, hx: Any = None) -> Any:
         """Compute one step.
@@ -199,25 +212,60 @@ class _Recurrent(_OfKind):
                 for label, shape in shapes.items():
                     setattr(self, f"{label}_{end}", drawn(f"{label}_{end}", *shape))
 
+    @property
+    def mode(self) -> str:
+        """Torch's name of the kind: `LSTM`, `GRU`, `RNN_TANH` or `RNN_RELU`."""
+        return "_".join(filter(None, (type(self).__name__, self.nonlinearity.upper())))
+
+    @property
+    def all_weights(self) -> list[list[Parameter]]:
+        """The parameters of each layer and direction."""
+        return [
+            [p for name, p in self.named_parameters(recurse=False) if name.endswith(f"_{end}")]
+            for layer in range(self.num_layers)
+            for end in self._ends(layer)
+        ]
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: torch joins the parameters in memory here for its GPU kernels."""
+
     def _ends(self, layer: int) -> list[str]:
         return [f"l{layer}", *([f"l{layer}_reverse"] if self.bidirectional else [])]
 
-    def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+    def forward(self, x: Any, hx: Any = None) -> tuple[Any, Any]:
         """Run all layers over all time steps. The traced nodes of step t are named `l<layer>.step.<t>.<op>`.
 
         Args:
-            x: [T, B, input_size], T >= 1; with `batch_first` [B, T, input_size]; or [T, input_size].
+            x: [T, B, input_size], T >= 1; with `batch_first` [B, T, input_size]; or [T, input_size]; or packed.
             hx: the initial state h [layers · directions, B, H], of an LSTM (h, c); by default zeros.
         Returns: outputs [T, B, H · directions], or as x; and the state after the last step, in the form of `hx`.
         Raises: ShapeError for other shapes.
         """
+        if isinstance(x, PackedSequence):
+            return self._packed(x, hx)
         if x.ndim not in (2, 3) or x.shape[-1] != self.input_size or not x.shape[self.batch_first and x.ndim == 3]:
             expected = f"[{'B, T' if self.batch_first else 'T, B'}, {self.input_size}], T >= 1"
             raise ShapeError("recurrent input has the wrong shape", where=type(self).__name__, expected=expected,
                              got=x.spec)  # fmt: skip
         if x.ndim == 2:
             return self._without_batch(x, hx)
-        axis = int(self.batch_first)
+        return self._layers(x, hx, int(self.batch_first))
+
+    def _packed(self, x: PackedSequence, hx: Any) -> tuple[PackedSequence, Any]:
+        """Run on padded sequences, whose states stay as they are after their ends."""
+        sizes, order, back = x.lengths(), x.sorted_indices, x.unsorted_indices
+        each = lambda f, t: tuple(map(f, t)) if isinstance(t, tuple | list) else f(t)  # noqa: E731
+        given = hx if hx is None or order is None else each(lambda t: t.index_select(1, order), hx)
+        total = int(sizes[0])
+        present = [as_tensor(t < sizes.reshape(-1, 1)) if t >= sizes[-1] else None for t in range(total)]
+        out, states = self._layers(padded_steps(x, total), given, 0, present)
+        states = states if back is None else each(lambda t: t.index_select(1, back), states)
+        return x.with_data(packed_steps(out, sizes, None).data), states
+
+    def _layers(
+        self, x: Tensor, hx: Any, axis: int, present: Sequence[Tensor | None] | None = None
+    ) -> tuple[Tensor, Any]:
+        """Run all layers over an axis of steps; `present` has for each step bools [B, 1], or None for all."""
         batch, count = x.shape[1 - axis], self.num_layers * (1 + self.bidirectional)
         shapes = [(batch, self.proj_size or self.hidden_size), (batch, self.hidden_size)][: self.kind.states]
         given, ends = None if hx is None else _state(self, hx, [(count, *shape) for shape in shapes]), list[_State]()
@@ -227,7 +275,7 @@ class _Recurrent(_OfKind):
                 # zeros for each layer, as one array would tie the units of all layers
                 first = _zeros(x, shapes) if given is None else tuple(t[len(ends)] for t in given)
                 with scoped(end):
-                    found, last = self._direction(x, first, end, axis)
+                    found, last = self._direction(x, first, end, axis, present)
                 made.append(found)
                 ends.append(last)
             x = made[0] if len(made) == 1 else cat(made, -1)
@@ -237,7 +285,9 @@ class _Recurrent(_OfKind):
         optional(states)
         return x, states if self.kind.states > 1 else states[0]
 
-    def _direction(self, x: Tensor, state: _State, end: str, axis: int) -> tuple[Tensor, _State]:
+    def _direction(
+        self, x: Tensor, state: _State, end: str, axis: int, present: Sequence[Tensor | None] | None
+    ) -> tuple[Tensor, _State]:
         """Run one direction of one layer; return its outputs and its last state."""
         own = {label: getattr(self, f"{label}_{end}", None) for label in ("bias_ih", "bias_hh", "weight_hr")}
         whole = functional.linear(x, getattr(self, f"weight_ih_{end}"), own["bias_ih"])
@@ -246,9 +296,11 @@ class _Recurrent(_OfKind):
         for t in reversed(steps) if end.endswith("reverse") else steps:
             with scoped(f"step.{t}"):
                 b = functional.linear(state[0], getattr(self, f"weight_hh_{end}"), own["bias_hh"])
-                state = self.kind.step(whole.select(axis, t), b, state)
+                new = self.kind.step(whole.select(axis, t), b, state)
                 if own["weight_hr"] is not None:
-                    state = functional.linear(state[0], own["weight_hr"]), *state[1:]
+                    new = functional.linear(new[0], own["weight_hr"]), *new[1:]
+                mask = None if present is None else present[t]
+                state = new if mask is None else tuple(where(mask, n, s) for n, s in zip(new, state, strict=True))
             outputs[t] = state[0]
         return stack(outputs, axis), state
 

@@ -38,6 +38,8 @@ class _OverAxes(Module):
 class _Conv(_OverAxes):
     """Base of the convolutions; initial values are uniform within ±1/√fan_in, as in torch."""
 
+    transposed: ClassVar[bool] = False
+
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Sizes, stride: Sizes = 1, padding: Sizes | str = 0,
         dilation: Sizes = 1, groups: int = 1, bias: bool = True, padding_mode: str = "zeros", *,
@@ -56,7 +58,7 @@ class _Conv(_OverAxes):
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size, self.stride, self.dilation = (per_axis(self.rank, v) for v in (kernel_size, stride, dilation))
         self.padding = padding if isinstance(padding, str) else per_axis(self.rank, padding)
-        self.padding_mode = padding_mode
+        self.padding_mode, self.output_padding = padding_mode, (0,) * self.rank
         shape = self._shape(in_channels, out_channels)
         drawn = partial(initial.kaiming_uniform, fan_in=shape[1] * prod(self.kernel_size), seed=seed)
         self.weight = Parameter(drawn((*shape, *self.kernel_size), name and f"{name}conv.weight"))
@@ -65,6 +67,10 @@ class _Conv(_OverAxes):
 
     def _shape(self, inner: int, outer: int) -> tuple[int, int]:
         return outer, inner // self.groups
+
+    def reset_parameters(self) -> None:
+        """Draw initial values again, from the default generator."""
+        initial.redraw(prod(self.weight.shape[1:]), self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the convolution to x [N, in_channels, spatial...]; return [N, out_channels, spatial...]."""
@@ -97,6 +103,8 @@ class Conv3d(_Conv, rank=3):
 
 
 class _ConvTranspose(_Conv):
+    transposed = True
+
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Sizes, stride: Sizes = 1, padding: Sizes = 0,
         output_padding: Sizes = 0, groups: int = 1, bias: bool = True, dilation: Sizes = 1,

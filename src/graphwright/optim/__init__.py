@@ -6,6 +6,7 @@ from graphwright.autograd.clipping import NonFiniteGradient, clip_grad_norm_, cl
 from graphwright.optim import lr_scheduler
 from graphwright.optim.checkpoint import SavedState, StateError, load_state, save_state
 from graphwright.optim.gradients import accumulate, ema_update
+from graphwright.optim.lbfgs import LBFGS
 from graphwright.optim.lr_scheduler import warmup_cosine
 from graphwright.optim.optimizer import LOW, Optimizer, ParamGroup, ParamState
 from graphwright.optim.optimizers import (
@@ -26,8 +27,8 @@ from graphwright.optim.optimizers import (
 from graphwright.optim.training_step import CompiledStep, StepOptions, compile_step
 
 __all__ = [
-    "ASGD", "LOW", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "CompiledStep", "Lion", "Muon", "NAdam",
-    "NonFiniteGradient", "Optimizer", "ParamGroup", "ParamState", "RAdam", "RMSprop", "Rprop", "SavedState",
+    "ASGD", "LBFGS", "LOW", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "CompiledStep", "Lion", "Muon",
+    "NAdam", "NonFiniteGradient", "Optimizer", "ParamGroup", "ParamState", "RAdam", "RMSprop", "Rprop", "SavedState",
     "StateError", "StepOptions", "accumulate", "clip_grad_norm_", "clip_grad_value_", "compile_step", "ema_update",
     "load_state", "lr_scheduler", "save_state", "warmup_cosine",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from math import cos, inf, isinf, pi
+from math import cos, inf, isinf, pi, prod
 from typing import Any, Literal, get_args
 
 from graphwright.errors import UsageError
@@ -38,15 +38,36 @@ class LRScheduler:
     Args:
         rate: function that returns the learning rate, of the initial rate of a group, the step (counted from 0) and the
             index of the group.
+        last_epoch: the last step of an earlier run, whose initial rates the groups have; -1 for a new run.
 
     Attributes:
         last_step: the step whose rate is set now.
+        scales: whether all rates are multiples of the initial rate, so that a chain can multiply them.
     """
 
-    def __init__(self, optimizer: Optimizer, rate: Callable[[float, int, int], float]) -> None:
+    scales: bool = False
+
+    def __init__(
+        self, optimizer: Optimizer, rate: Callable[[float, int, int], float], last_epoch: int = -1
+    ) -> None:  # fmt: skip
+        _check(last_epoch >= -1, "last_epoch >= -1", last_epoch)
         self.optimizer, self.rate = optimizer, rate
-        self.last_step = 0
+        self.last_step = last_epoch + 1
         self._set()
+
+    @property
+    def last_epoch(self) -> int:
+        """The step whose rate is set now, under torch's name."""
+        return self.last_step
+
+    @property
+    def base_lrs(self) -> list[float]:
+        """The initial rate of each group."""
+        return [group.initial_lr for group in self.optimizer.param_groups]
+
+    def get_lr(self) -> list[float]:
+        """Return the rate of the present step of each group."""
+        return [self.rate(base, self.last_step, i) for i, base in enumerate(self.base_lrs)]
 
     def step(self) -> None:
         """Set the next step's rate; call it after `optimizer.step()`."""
@@ -70,90 +91,144 @@ class LRScheduler:
         self._set()
 
     def _set(self) -> None:
-        for i, group in enumerate(self.optimizer.param_groups):
-            group.lr = self.rate(group.initial_lr, self.last_step, i)
+        for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            group.lr = rate
 
 
 class ConstantLR(LRScheduler):
     """base · factor for `total_iters` steps, then base."""
 
-    def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5) -> None:
+    scales = True
+
+    def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5, last_epoch: int = -1) -> None:
         _check(0 <= factor <= 1 and total_iters >= 0, "factor in [0, 1], total_iters >= 0", factor, total_iters)
-        super().__init__(optimizer, lambda base, step, _: base * (factor if step < total_iters else 1.0))
+        super().__init__(optimizer, lambda base, step, _: base * (factor if step < total_iters else 1.0), last_epoch)
 
 
 class StepLR(LRScheduler):
     """base · gamma^⌊step / step_size⌋."""
 
-    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
+    scales = True
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
         _check(step_size >= 1 and gamma >= 0, "step_size >= 1, gamma >= 0", step_size, gamma)
-        super().__init__(optimizer, lambda base, step, _: base * gamma ** (step // step_size))
+        super().__init__(optimizer, lambda base, step, _: base * gamma ** (step // step_size), last_epoch)
 
 
 class LambdaLR(LRScheduler):
     """base · f(step), with one function f for all groups, or one per group."""
 
     def __init__(
-        self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]
+        self,
+        optimizer: Optimizer,
+        lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
+        last_epoch: int = -1,
     ) -> None:
         groups = len(optimizer.param_groups)
         functions = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
         _check(len(functions) == groups, f"lr_lambda: one function, or {groups}", f"{len(functions)} functions")
-        super().__init__(optimizer, lambda base, step, group: base * functions[group](step))
+        super().__init__(optimizer, lambda base, step, group: base * functions[group](step), last_epoch)
+
+
+class MultiplicativeLR(LRScheduler):
+    """base · Π of lr_lambda(i) for i from 1 to the step; one function for all groups or one per group."""
+
+    scales = True
+
+    def __init__(
+        self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
+        last_epoch: int = -1,
+    ) -> None:  # fmt: skip
+        groups = len(optimizer.param_groups)
+        functions = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
+        _check(len(functions) == groups, f"lr_lambda: one function, or {groups}", f"{len(functions)} functions")
+        products = [[1.0] for _ in functions]  # by step
+
+        def rate(base: float, step: int, group: int) -> float:
+            known = products[group]
+            while len(known) <= step:
+                known.append(known[-1] * functions[group](len(known)))
+            return base * known[step]
+
+        super().__init__(optimizer, rate, last_epoch)
 
 
 class LinearLR(LRScheduler):
     """base · factor, with a linear change from `start_factor` to `end_factor` over the first `total_iters` steps."""
 
+    scales = True
+
     def __init__(
-        self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+        last_epoch: int = -1,
     ) -> None:
         fine = 0 < start_factor <= 1 and 0 <= end_factor <= 1 and total_iters >= 1
         expected = "start_factor in (0, 1], end_factor in [0, 1], total_iters >= 1"
         _check(fine, expected, start_factor, end_factor, total_iters)
         rise = end_factor - start_factor
         super().__init__(
-            optimizer, lambda base, step, _: base * (start_factor + rise * (min(step, total_iters) / total_iters))
+            optimizer,
+            lambda base, step, _: base * (start_factor + rise * (min(step, total_iters) / total_iters)),
+            last_epoch,
         )
 
 
 class CosineAnnealingLR(LRScheduler):
     """eta_min + (base - eta_min)·(1 + cos(π·step / T_max)) / 2; it rises again after T_max, as in torch."""
 
-    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
         _check(T_max >= 1 and eta_min >= 0, "T_max >= 1, eta_min >= 0", T_max, eta_min)
-        super().__init__(optimizer, lambda base, step, _: eta_min + (base - eta_min) * (1 + cos(pi * step / T_max)) / 2)
+        self.scales = not eta_min
+        super().__init__(
+            optimizer, lambda base, step, _: eta_min + (base - eta_min) * (1 + cos(pi * step / T_max)) / 2, last_epoch
+        )
 
 
 class MultiStepLR(LRScheduler):
     """base · gamma^(number of milestones reached)."""
 
-    def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1) -> None:
+    scales = True
+
+    def __init__(
+        self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1, last_epoch: int = -1
+    ) -> None:
         _check(gamma >= 0, "gamma >= 0", gamma)
         steps = sorted(milestones)
-        super().__init__(optimizer, lambda base, step, _: base * gamma ** bisect_right(steps, step))
+        super().__init__(optimizer, lambda base, step, _: base * gamma ** bisect_right(steps, step), last_epoch)
 
 
 class ExponentialLR(LRScheduler):
     """base · gamma^step."""
 
-    def __init__(self, optimizer: Optimizer, gamma: float) -> None:
+    scales = True
+
+    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
         _check(gamma >= 0, "gamma >= 0", gamma)
-        super().__init__(optimizer, lambda base, step, _: base * gamma**step)
+        super().__init__(optimizer, lambda base, step, _: base * gamma**step, last_epoch)
 
 
 class PolynomialLR(LRScheduler):
     """base · (1 - step / total_iters)^power, 0 from step `total_iters` on."""
 
-    def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0) -> None:
+    scales = True
+
+    def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
         _check(total_iters >= 1 and power >= 0, "total_iters >= 1, power >= 0", total_iters, power)
-        super().__init__(optimizer, lambda base, step, _: base * (1 - min(step, total_iters) / total_iters) ** power)
+        super().__init__(
+            optimizer, lambda base, step, _: base * (1 - min(step, total_iters) / total_iters) ** power, last_epoch
+        )
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
     """Half cosines from base to `eta_min`, of T_0, T_0·T_mult, T_0·T_mult², ... steps (Loshchilov and Hutter 2017)."""
 
-    def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> None:
+    def __init__(
+        self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1
+    ) -> None:
         _check(T_0 >= 1 and T_mult >= 1, "T_0 >= 1, T_mult >= 1", T_0, T_mult)
 
         def rate(base: float, step: int, _: int) -> float:
@@ -164,7 +239,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
                 step, length = step - length, length * T_mult
             return eta_min + (base - eta_min) * (1 + cos(pi * step / length)) / 2
 
-        super().__init__(optimizer, rate)
+        super().__init__(optimizer, rate, last_epoch)
 
 
 class CyclicLR(LRScheduler):
@@ -181,6 +256,7 @@ class CyclicLR(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, base_lr: float | Sequence[float], max_lr: float | Sequence[float],
         step_size_up: int = 2000, step_size_down: int | None = None, mode: str = "triangular", gamma: float = 1.0,
+        last_epoch: int = -1,
     ) -> None:  # fmt: skip
         up, down = step_size_up, step_size_up if step_size_down is None else step_size_down
         fine = up >= 1 and down >= 1 and mode in ("triangular", "triangular2", "exp_range")
@@ -193,7 +269,7 @@ class CyclicLR(LRScheduler):
             scale = {"triangular": 1.0, "triangular2": 0.5**cycle, "exp_range": gamma**step}[mode]
             return low[group] + (high[group] - low[group]) * height * scale
 
-        super().__init__(optimizer, rate)
+        super().__init__(optimizer, rate, last_epoch)
 
 
 Annealing = Literal["cos", "linear"]
@@ -221,7 +297,7 @@ class OneCycleLR(LRScheduler):
         self, optimizer: Optimizer, max_lr: float | Sequence[float], total_steps: int | None = None,
         epochs: int | None = None, steps_per_epoch: int | None = None, pct_start: float = 0.3,
         anneal_strategy: Annealing = "cos", div_factor: float = 25.0, final_div_factor: float = 1e4,
-        three_phase: bool = False,
+        three_phase: bool = False, last_epoch: int = -1,
     ) -> None:  # fmt: skip
         total = (epochs or 0) * (steps_per_epoch or 0) if total_steps is None else total_steps
         fine = total >= 1 and 0 <= pct_start <= 1 and anneal_strategy in _ANNEALED
@@ -242,7 +318,7 @@ class OneCycleLR(LRScheduler):
             part = (step - begin) / (ends[phase] - begin) if ends[phase] > begin else 1.0
             return rates[phase] + (rates[phase + 1] - rates[phase]) * _ANNEALED[anneal_strategy](part)
 
-        super().__init__(optimizer, rate)
+        super().__init__(optimizer, rate, last_epoch)
 
 
 class SequentialLR(LRScheduler):
@@ -251,7 +327,9 @@ class SequentialLR(LRScheduler):
     Raises: UsageError unless there is one milestone less than schedulers, or for schedulers of other optimizers.
     """
 
-    def __init__(self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int], last_epoch: int = -1
+    ) -> None:
         fine = len(milestones) == len(schedulers) - 1 and all(s.optimizer is optimizer for s in schedulers)
         expected = "schedulers of this optimizer, with a milestone between each two"
         _check(fine, expected, len(schedulers), list(milestones))
@@ -260,7 +338,32 @@ class SequentialLR(LRScheduler):
             at = bisect_right(milestones, step)
             return schedulers[at].rate(base, step - (milestones[at - 1] if at else 0), group)
 
-        super().__init__(optimizer, rate)
+        super().__init__(optimizer, rate, last_epoch)
+
+
+class ChainedScheduler(LRScheduler):
+    """All schedules at once: the base times the factor of each, as `torch.optim.lr_scheduler.ChainedScheduler`.
+
+    Raises: UsageError for no schedulers, schedulers of other optimizers, or rates that do not scale the base.
+    """
+
+    def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None) -> None:
+        owner = optimizer or (schedulers[0].optimizer if schedulers else None)
+        fine = owner is not None and all(s.optimizer is owner and s.scales for s in schedulers)
+        expected = "one or more schedulers of one optimizer, each of which scales the base"
+        _check(fine, expected, ", ".join(type(s).__name__ for s in schedulers))
+        assert owner is not None
+        self.schedulers = list(schedulers)
+
+        def rate(base: float, step: int, group: int) -> float:
+            return base * prod(s.rate(base, step, group) / base for s in schedulers) if base else base
+
+        super().__init__(owner, rate)
+
+    def _set(self) -> None:
+        for scheduler in self.schedulers:
+            scheduler.last_step = self.last_step
+        super()._set()
 
 
 Threshold = Literal["rel", "abs"]

@@ -20,6 +20,9 @@ from graphwright.autograd import (
     Tensor,
     Variable,
     active_recorder,
+    as_tensor,
+    changes,
+    enable_grad,
     no_grad,
     scoped,
     stochastic_round,
@@ -33,6 +36,10 @@ LOW = ("master", "stochastic", "nearest")
 _NOT_NEGATIVE = (
     "lr", "eps", "weight_decay", "momentum", "iterations", "lr_decay", "initial_accumulator_value", "momentum_decay",
 )  # fmt: skip
+
+
+_RATES = ("lr", "initial_lr", "params")
+"""Entries of a saved group other than options."""
 
 
 @runtime_checkable
@@ -86,6 +93,14 @@ class ParamGroup:
     def keys(self) -> list[str]:
         """Return the names that `group[name]` accepts."""
         return ["params", "lr", "initial_lr", *(n for n in self.options if n not in ("lr", "spares_vectors"))]
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Return (name, value) of what `group[name]` accepts."""
+        return [(name, self[name]) for name in self.keys()]  # this object is no dict
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return `group[name]`, or the default for another name."""
+        return dict(self.items()).get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -153,6 +168,7 @@ class Optimizer:
         numbers: names of the moments that are one number per parameter, 0-d float64; the last of `moment_names`.
         state: parameter -> its state, after its first step.
         extra_moments: names of additional moments in the state of every parameter, such as gradient sums.
+        defaults: lr and options of groups that do not set their own.
     Raises: UsageError for an option out of range or unknown, a duplicate parameter, or no parameters.
     """
 
@@ -174,28 +190,47 @@ class Optimizer:
         self._taken: set[str] = set()
         self._options = frozenset(options)
         self._never = Tensor(_scalar(0.0, "float32"))
+        self.defaults = {"lr": lr, **options}
         given = [params] if isinstance(params, HasParameters) else list(params)
         plain = [p for p in given if not isinstance(p, Mapping)]
         if plain:
             owner = params if isinstance(params, HasParameters) else plain
             self._add_group(owner, lr, options, fallback=True)
         for group in (g for g in given if isinstance(g, Mapping)):
-            own = {k: v for k, v in group.items() if k not in ("params", "lr")}
-            if "params" not in group:
-                raise UsageError("a parameter group lacks the key 'params'", got=", ".join(group))
-            members = [group["params"]] if isinstance(group["params"], Parameter) else group["params"]
-            rate = float(group.get("lr", lr))
-            if rate and not lr:
-                raise UsageError("a group has lr > 0 but the optimizer's lr is 0", got=rate,
-                                 fix="give the optimizer an lr > 0")  # fmt: skip
-            self._add_group(members, rate, {**options, **own}, fallback="weight_decay" not in own)
+            self._add_given(group)
         if not self.param_groups:
             raise UsageError("the optimizer got no parameters", fix="pass parameters, groups, a module or a program")
         self.initial_lr = lr
+        self._refuse_duplicates()
+
+    def _refuse_duplicates(self) -> None:
         for p, times in Counter(self.parameters()).items():
             if times > 1:
                 raise UsageError("duplicate parameter", where=p.name or None, got=f"{times} times",
                                  fix="list each parameter once; tied weights are one parameter")  # fmt: skip
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Train further parameters: `{"params": ..., **options}`. Raises: UsageError, as the constructor."""
+        count = len(self.param_groups)
+        self._add_given(param_group)
+        try:
+            self._refuse_duplicates()
+        except UsageError:
+            del self.param_groups[count:]
+            raise
+        changes.rise()
+
+    def _add_given(self, group: Mapping[str, Any]) -> None:
+        own = {k: v for k, v in group.items() if k not in ("params", "lr")}
+        if "params" not in group:
+            raise UsageError("a parameter group lacks the key 'params'", got=", ".join(group))
+        members = [group["params"]] if isinstance(group["params"], Parameter) else group["params"]
+        rate = float(group.get("lr", self.defaults["lr"]))
+        if rate and not self.defaults["lr"]:
+            raise UsageError("a group has lr > 0 but the optimizer's lr is 0", got=rate,
+                             fix="give the optimizer an lr > 0")  # fmt: skip
+        options = {name: value for name, value in self.defaults.items() if name != "lr"}
+        self._add_group(members, rate, {**options, **own}, fallback="weight_decay" not in own)
 
     def _add_group(self, params: Any, lr: float, options: Mapping[str, Any], *, fallback: bool) -> None:
         unknown = options.keys() - self._options
@@ -263,11 +298,17 @@ class Optimizer:
                 p.grad = zeros
 
     # -- the step ----------------------------------------------------------------------------------------------------
-    def step(self, *, found_inf: Tensor | None = None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None, *, found_inf: Tensor | None = None) -> Any:
         """Update every parameter that has a gradient.
 
-        If `found_inf`, a 0-d float32, is not 0, no weight, moment or step count is changed (see GradScaler).
+        Args:
+            closure: function that computes the loss and its gradients, called first; its result is returned.
+            found_inf: a 0-d float32; unless it is 0, no weight, moment or step count is changed (see GradScaler).
         """
+        loss = None
+        if closure is not None:
+            with enable_grad():
+                loss = closure()
         found = self._never if found_inf is None else found_inf
         with no_grad(), scoped(self.name):
             for group in self.param_groups:
@@ -281,6 +322,7 @@ class Optimizer:
                     attrs = self.attrs(group.options)
                     take = self._round if rounds else self._update
                     take(group, members, attrs if decays else {**attrs, "weight_decay": 0.0}, found)
+        return loss
 
     def _update(self, group: ParamGroup, members: list[Parameter], attrs: dict[str, Any], found: Tensor) -> None:
         states, rest = self._state_of_members(group, members)
@@ -359,6 +401,72 @@ class Optimizer:
         made = Variable(_scalar(steps, "float32").to(p.device), name=f"{name}.steps")
         self.state[p] = ParamState(name, p.spec, p.lineage, made, moments, master)
         return self.state[p]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state in torch's form: `state`, of each parameter by its number, and `param_groups`.
+
+        Values of `state` are copies, tensors by the names of moments, `step` and `master`; a parameter without a state
+        is left out. `save_state` writes whole trainings.
+        """
+        numbers = {p: i for i, p in enumerate(self.parameters())}
+        state = {}
+        for p, i in numbers.items():
+            if p in self.state:
+                held = self.state_of(p)
+                values = {
+                    "step": held.steps,
+                    **held.moments,
+                    **({} if held.master is None else {"master": held.master}),
+                }
+                state[i] = {name: v.detach().clone() for name, v in values.items()}
+        groups = [
+            {**{n: v for n, v in group.items() if n != "params"}, "params": [numbers[p] for p in group.parameters()]}
+            for group in self.param_groups
+        ]
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore a result of `state_dict`: moments, step counts and learning rates; all is checked before.
+
+        Raises: UsageError unless it is from the same class with equal options and parameters of equal shapes.
+        """
+        groups, states = state_dict["param_groups"], {int(i): s for i, s in state_dict["state"].items()}
+        own = self.state_dict()["param_groups"]
+        if [g["params"] for g in groups] != [g["params"] for g in own]:
+            expected, got = ([len(g["params"]) for g in gs] for gs in (own, groups))
+            raise UsageError("the state has other parameter groups", where=type(self).__name__, got=f"{got} parameters",
+                             expected=f"{expected} parameters")  # fmt: skip
+        fixed = lambda g: {n: tuple(v) if isinstance(v, list) else v for n, v in g.items() if n not in _RATES}  # noqa: E731
+        for mine, given in zip(own, groups, strict=True):
+            if fixed(given) != fixed(mine):
+                what, fix = "the state is of an optimizer with other options", "make the optimizer with them"
+                raise UsageError(what, where=type(self).__name__, expected=fixed(mine), got=fixed(given), fix=fix)
+        members, found = list(self.parameters()), []
+        for i, values in states.items():
+            p = members[i] if i < len(members) else None
+            held = {} if p is None else self._forms(p)
+            given = {name: as_tensor(value) for name, value in values.items()}
+            if p is None or {n: t.shape for n, t in given.items()} != held:
+                got = {name: t.shape for name, t in given.items()}
+                raise UsageError("the state of a parameter does not fit", where=f"{type(self).__name__}, parameter {i}",
+                                 expected=held or f"{len(members)} parameters", got=got)  # fmt: skip
+            found.append((p, given))
+        self.state = {p: s for p, s in self.state.items() if any(p is q for q, _ in found)}
+        for p, given in found:
+            held = self.state_of(p)
+            for name, value in given.items():
+                target = {"step": held.steps, "master": held.master, **held.moments}[name]
+                assert target is not None
+                target.assign(value.to(dtype=target.dtype, device=target.device))
+        for group, given in zip(self.param_groups, groups, strict=True):
+            group.lr, group.initial_lr = given["lr"], given["initial_lr"]
+
+    def _forms(self, p: Parameter) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what `state_dict` has of a parameter."""
+        group = next(g for g in self.param_groups if p in set(g.parameters()))
+        shapes = {name: self._form(p, name)[0] for name in (*self.moments(group.options), *self.extra_moments)}
+        low = {"master": p.shape} if p.dtype.is_low and self.low == "master" else {}
+        return {"step": (), **shapes, **low}
 
     def variables(self) -> dict[str, Variable]:
         """Return a dict from names to all variables that a resumed run needs."""

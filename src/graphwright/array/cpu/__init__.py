@@ -195,7 +195,7 @@ def kernel_location(name: str) -> str:
     return where if where.startswith("torch.") or not where else f"array/cpu/{where}"
 
 
-set_num_threads = torch.set_num_threads
+get_num_threads, set_num_threads = torch.get_num_threads, torch.set_num_threads
 """Set the number of CPU threads of all kernels."""
 
 

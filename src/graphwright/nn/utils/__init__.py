@@ -7,10 +7,19 @@ from collections.abc import Iterable, Sequence
 from graphwright.autograd import Tensor, Variable, cat, no_grad
 from graphwright.autograd.clipping import clip_grad_norm_, clip_grad_value_, get_total_norm
 from graphwright.errors import ShapeError
-from graphwright.nn.utils import rnn
+from graphwright.nn.utils import parametrizations, rnn
+from graphwright.nn.utils.parametrizations import (
+    remove_spectral_norm,
+    remove_weight_norm,
+    spectral_norm,
+    weight_norm,
+)
+from graphwright.nn.utils.stateless import functional_call
 
 __all__ = [
-    "clip_grad_norm_", "clip_grad_value_", "get_total_norm", "parameters_to_vector", "rnn", "vector_to_parameters",
+    "clip_grad_norm_", "clip_grad_value_", "functional_call", "get_total_norm",
+    "parameters_to_vector", "parametrizations",
+    "remove_spectral_norm", "remove_weight_norm", "rnn", "spectral_norm", "vector_to_parameters", "weight_norm",
 ]  # fmt: skip
 
 
