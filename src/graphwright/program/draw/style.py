@@ -152,7 +152,7 @@ def css() -> str:
         ".gw .gw-halo{stroke-width:3px;user-select:none;pointer-events:none}"
         ".gw-e:hover path{stroke-width:3}.gw-b:hover rect{stroke-width:2.4}"
         ".gw-diff .gw-b:not(.gw-added):not(.gw-changed):not(.gw-removed){opacity:.6}"
-        ".gw-diff .gw-all .gw-e:not(.gw-added):not(.gw-changed):not(.gw-removed){opacity:.45}"
+        ".gw-diff .gw-unchanged{opacity:.45}"
         ".gw-b.gw-added rect,.gw-b.gw-changed rect{stroke-width:3}"
         ".gw-b.gw-removed rect{stroke-dasharray:2 4;fill:none;stroke-width:2}.gw-e.gw-added path{stroke-width:3}"
         f".gw .gw-none rect{{fill:url(#gw-hatch)}}{dashes}{_colours(0)}"
