@@ -12,7 +12,7 @@ import pytest
 from graphwright.cli.demo import Chapter, _Demo
 from graphwright.cli.demo_report import write_report
 
-from ..conftest import CHROMIUM
+from tests.conftest import CHROMIUM
 
 
 def test_the_printed_size_of_the_picture_is_that_of_the_file(tmp_path: Path) -> None:
