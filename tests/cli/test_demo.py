@@ -8,11 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.conftest import CHROMIUM
 
 from graphwright.cli.demo import Chapter, _Demo
 from graphwright.cli.demo_report import write_report
-
-from tests.conftest import CHROMIUM
 
 
 def test_the_printed_size_of_the_picture_is_that_of_the_file(tmp_path: Path) -> None:
