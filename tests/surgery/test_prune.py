@@ -243,6 +243,23 @@ def test_sizes_are_multiples_and_protected_layers_stay():
     assert len({len(s.units) for s in same.steps}) == 1
 
 
+def test_uniform_layers_lose_no_attention_module():
+    """One layer without attention would be unlike the others, and the original class has no such layer."""
+    model = opened()
+    report = sg.prune(model, sg.Ratio(0.2), data(1024), uniform=True, timed=False)
+    assert [a["share"] for a in report.attempts] == [0]
+    assert model.export_plan().level == 2
+
+
+def test_the_text_says_what_each_attempt_was(pruned):
+    *_, report = pruned
+    at = next(i for i, row in enumerate(str(report).splitlines()) if row.startswith("  tried"))
+    rows = str(report).splitlines()[at : at + 3]
+    assert "units alone: a loss of " in rows[0]
+    assert rows[0].endswith(" on the calibration data")
+    assert [row.split(":")[0].strip() for row in rows[1:]] == [f"{k} % as attention modules" for k in (25, 50)]
+
+
 @pytest.mark.parametrize(
     ("kind", "ragged"), [("kv_groups", False), ("queries", False), ("heads", True), ("head_dim", False)]
 )

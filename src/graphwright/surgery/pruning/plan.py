@@ -42,7 +42,7 @@ class PruneOptions(Settings):
 
     Attributes:
         recipe: what to remove: `units` of axes; `modules`, which are whole residual branches; or `default`, attention
-            modules for 0, 25 or 50 % of the reduction (by least calibration loss), then units.
+            modules for 0, 25 or 50 % of the reduction (by least calibration loss; none if `uniform`), then units.
         method: score that ranks units: `greedy`, `obs`, `wanda`, `magnitude`, `taylor` or `random`.
         scope: how to compare units across axes: `loss` (predicted loss per parameter; the default for programs that
             score tokens), `global` (error relative to a layer's output, per parameter; the default otherwise), `kind`
@@ -268,8 +268,11 @@ class PruneReport(Report):
                     share = f"  ({100 * (found['bytes'] / max(before['bytes'], 1) - 1):+.1f} %)"
                     level = f"export level {found['level']}, prefer {prefer}"
                     lines.append(f"  {'':<14}=> {found['bytes']:,}{share}, {level}")
-        tried = [f"{a['share']:g}: {a['given_up'] or format(a['calibration_loss'], '.4f')}" for a in self.attempts]
-        lines += [f"  {'tried':<14}{'; '.join(tried)}"] if len(tried) > 1 else []
+        tried = self.attempts if len(self.attempts) > 1 else []
+        for row, a in enumerate(tried):
+            what = f"{100 * a['share']:.0f} % as attention modules" if a["share"] else "units alone"
+            found = a["given_up"] or f"a loss of {a['calibration_loss']:.4f} on the calibration data"
+            lines.append(f"  {'' if row else 'tried':<14}{what}: {found}")
         lines += [f"  {'warning':<14}{w}" for w in self.warnings]
         data, journal = self.calibration, f"; journal {self.journal[:12]}" if self.journal else ""
         learned = f"{data['tokens']} tokens learned from, {data['held_out_tokens']} held out"

@@ -95,7 +95,8 @@ class Pruner:
 
     def run(self) -> Attempt:
         """Return the attempt of least loss on the calibration data. Raises: BudgetUnreachable if all attempts fail."""
-        shares = {"default": SHARES, "units": (0.0,), "modules": (1.0,)}[self.options.recipe]
+        o = self.options
+        shares = {"default": SHARES[: 1 if o.uniform else None], "units": (0.0,), "modules": (1.0,)}[o.recipe]
         best: Attempt | None = None
         unreachable: BudgetUnreachable | None = None
         for share in shares:
