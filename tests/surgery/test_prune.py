@@ -251,7 +251,7 @@ def test_uniform_layers_lose_no_attention_module():
     assert model.export_plan().level == 2
 
 
-def test_the_text_says_what_each_attempt_was(pruned):
+def test_the_text_names_each_attempt(pruned):
     *_, report = pruned
     at = next(i for i, row in enumerate(str(report).splitlines()) if row.startswith("  tried"))
     rows = str(report).splitlines()[at : at + 3]
