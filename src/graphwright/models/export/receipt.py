@@ -262,7 +262,7 @@ def write_card(directory: Path, receipt: Receipt, name: str, code: str, runs_cod
     rows = "\n".join(f"| {label} | {value} |" for label, value in receipt.summary())
     made = receipt.journal["edits"]
     trust = " --trust-code" if runs_code else ""
-    edits = "\n".join(f"1. {_plain(e['why'])} ({_plain(e['author'])}; {e['summary']})" for e in made)
+    edits = "\n".join(f"{k}. {_plain(e['why'])} ({_plain(e['author'])}; {e['summary']})" for k, e in enumerate(made, 1))
     text = f"""---
 library_name: transformers
 base_model: {json.dumps(base, ensure_ascii=False)}
