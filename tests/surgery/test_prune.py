@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prune_models import convolutional, images
 
 import graphwright as gw
 from fixtures import tiny_llama
@@ -258,6 +259,16 @@ def test_the_text_names_each_attempt(pruned):
     assert "units alone: a loss of " in rows[0]
     assert rows[0].endswith(" on the calibration data")
     assert [row.split(":")[0].strip() for row in rows[1:]] == [f"{k} % as attention modules" for k in (25, 50)]
+
+
+def test_the_report_of_a_convolutional_network_counts_samples():
+    report = sg.prune(convolutional(), 0.2, sg.Calibration(images(512)), timed=False)
+    assert [a["share"] for a in report.attempts] == [0], "there is no attention to remove"
+    text = str(report)
+    assert "token" not in text
+    assert f"FLOP/sample   {report.before['flops']:,.0f} => {report.after['flops']:,.0f}" in text
+    assert f"parameters    {report.before['parameters']:,.0f} => {report.after['parameters']:,.0f}" in text
+    assert "384 samples learned from, 128 held out" in text
 
 
 @pytest.mark.parametrize(

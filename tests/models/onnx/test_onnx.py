@@ -127,6 +127,16 @@ def test_16_bit_weights_are_written_in_the_compute_dtype(made, tmp_path, dtype):
     assert {t.name for t in tensors if not t.name.startswith("constant_")} >= {"model.norm.weight"}
 
 
+def test_a_batch_norm_adds_no_tensor_or_cast_that_it_does_not_need(tmp_path):
+    """onnxruntime warns of each tensor that no node reads."""
+    net = gw.nn.Sequential(gw.nn.Conv2d(1, 3, 3), gw.nn.BatchNorm2d(3)).eval()
+    x = np.random.default_rng(0).normal(size=(2, 1, 5, 5)).astype("f4")
+    agree(gw.trace(net, x), tmp_path / "net.onnx", [{"x": x}], 1e-5)
+    graph = onnx.load(tmp_path / "net.onnx").graph
+    assert {t.name for t in graph.initializer} <= {i for n in graph.node for i in n.input}
+    assert [n.op_type for n in graph.node] == ["Conv", "BatchNormalization", "Identity"]
+
+
 def test_a_file_that_onnxruntime_cannot_run_raises(made, tmp_path):
     m = gw.open(made("llama").path, dtype="bfloat16", compute="bfloat16")
     with pytest.raises(VerificationFailed, match=r'onnxruntime cannot run[^$]*compute="float32"'):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TOOL = "graphwright.surgery.prune"
 SCHEMA = 1
 LABELS = {
-    "parameters": "parameters", "bytes": "bytes", "flops": "FLOP/token", "perplexity": "perplexity",
+    "parameters": "parameters", "bytes": "bytes", "flops": "FLOP/{each}", "perplexity": "perplexity",
     "bits_per_byte": "bits per byte", "nats": "nats/token", "drift": "drift",
 }  # fmt: skip
 
@@ -253,11 +253,12 @@ class PruneReport(Report):
             held = "" if step.held_out is None else f" (held out {step.held_out:.3e}, unrestored {step.plain:.3e})"
             steps.append(f"  {step}{held}")
         lines += listed(steps, "more steps")
+        each = "token" if "nats" in self.after else "sample"
         for name, label in LABELS.items():
             if name in self.after:
                 a, b = self.before.get(name), self.after[name]
                 share = f"  ({100 * (b / a - 1):+.1f} %)" if a and name != "drift" else ""
-                lines.append(f"  {label:<14}{_number(a)} => {_number(b)}{share}")
+                lines.append(f"  {label.format(each=each):<14}{_number(a)} => {_number(b)}{share}")
         if self.speed is not None:
             lines.append(f"  {'ms per token' if 'nats' in self.after else 'ms per run':<14}{self.speed}")
         if self.files is not None:
@@ -275,12 +276,13 @@ class PruneReport(Report):
             lines.append(f"  {'' if row else 'tried':<14}{what}: {found}")
         lines += [f"  {'warning':<14}{w}" for w in self.warnings]
         data, journal = self.calibration, f"; journal {self.journal[:12]}" if self.journal else ""
-        learned = f"{data['tokens']} tokens learned from, {data['held_out_tokens']} held out"
+        learned = f"{data['tokens']:,} {each}s learned from, {data['held_out_tokens']:,} held out"
         return "\n".join([*lines, f"  {learned}; {self.seconds:.1f} s{journal}"])
 
 
 def _number(value: Any) -> str:
-    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.5g}"
+    whole = value is not None and (abs(value) >= 10000 or float(value).is_integer())
+    return "-" if value is None else f"{value:,.0f}" if whole else f"{value:.5g}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
