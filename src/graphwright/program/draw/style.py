@@ -58,21 +58,21 @@ def node_lines(node: SceneNode) -> tuple[str, ...]:
     """Return a node's label: name, op with the shapes of its weights, specs, and the outputs that it computes."""
     name = short(name_of(node.path))
     if node.junction:
-        return (f"+ {name}", *_results(node))
+        return (f"+ {name}", *_results(node.outputs))
     shapes = " ".join(f"[{', '.join(map(str, spec.shape))}]" for _, spec, _ in node.weights if spec.shape)
     what = node.op if node.op != ASSIGN else "write, next step"
     specs = short(", ".join(map(repr, node.specs[:2])) + (", …" if len(node.specs) > 2 else ""))
-    return (name, short(f"{what} {shapes}".rstrip(), 40), *((specs,) if specs else ()), *_results(node))
+    return (name, short(f"{what} {shapes}".rstrip(), 40), *((specs,) if specs else ()), *_results(node.outputs))
 
 
-def _results(node: SceneNode) -> tuple[str, ...]:
-    return (f"⇒ {short(', '.join(node.outputs))}",) if node.outputs else ()
+def _results(outputs: Sequence[str]) -> tuple[str, ...]:
+    return (f"⇒ {short(', '.join(outputs))}",) if outputs else ()
 
 
-def group_lines(title: str, ops: int, numbers: int, specs: Sequence[str]) -> tuple[str, ...]:
-    """Return the label of a closed group: title, number of ops and of parameters, specs of its results."""
+def group_lines(title: str, ops: int, numbers: int, specs: Sequence[str], outputs: Sequence[str]) -> tuple[str, ...]:
+    """Return the label of a closed group: title, number of ops and of parameters, specs of its results, outputs."""
     inside = f"{ops} op{'s' * (ops != 1)}" + (f" · {count(numbers)} params" if numbers else "")
-    return (title, inside, *((short(", ".join(specs[:2])),) if specs else ()))
+    return (title, inside, *((short(", ".join(specs[:2])),) if specs else ()), *_results(outputs))
 
 
 def count(number: int) -> str:
