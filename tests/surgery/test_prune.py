@@ -282,6 +282,14 @@ def test_heads_are_cut_by_group_equally_or_singly(kind, ragged):
     assert model.generate(HELD[0, :8], 4).ids[0] == int(model.logits(HELD[0, :8])[-1].argmax())
 
 
+def test_a_recurrent_network_is_refused_with_the_reason_of_its_axis():
+    """Its recurrent weight has the axis twice, as result and as operand."""
+    net, state = gw.nn.LSTM(3, 4), np.zeros((1, 2, 4), "f4")
+    p = gw.trace(net, np.zeros((5, 2, 3), "f4"), (state, state))
+    with pytest.raises(NothingToPrune, match="is an input of the program"):
+        sg.prune(p, 0.2)
+
+
 def test_a_number_is_the_share_of_a_ratio():
     reports = [sg.prune(opened(), target, data(512), timed=False) for target in (0.1, sg.Ratio(0.1))]
     assert reports[0].target == reports[1].target
