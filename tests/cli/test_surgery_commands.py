@@ -32,6 +32,15 @@ def test_an_orthogonal_split_is_saved_and_computes_the_same(tmp_path) -> None:
     assert np.abs(before - after).max() <= 1e-5 * np.abs(before).max()
 
 
+def test_the_text_tells_what_was_written_and_how_to_export_it(tmp_path) -> None:
+    arguments = [tiny_llama.directory("f32"), tmp_path / "out", "--where", "layers.0.attn.q", "--tokens", 0]
+    shown = call("orthogonalize", *arguments)
+    assert "1 matrix, mean error" in shown
+    assert f"wrote {tmp_path / 'out'}, a saved model" in shown
+    assert f"graphwright export {tmp_path / 'out'} OUT" in shown
+    assert "wrote" not in call("orthogonalize", *arguments, "--dry-run", "--overwrite")
+
+
 def test_compressing_reports_every_method_and_saves_the_factors(tmp_path) -> None:
     arguments = ["bundled", tmp_path / "out", "--where", "layers.0.mlp", "--budget", "ratio=0.4"]
     arguments += ["--tokens", 256, "--context", 64]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 
 from graphwright import evolve as ev
 from graphwright.evolve import pictures
+from narrow import WINDOW, width
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -57,6 +60,13 @@ def test_the_lineage_page_is_written_with_escaped_names(tmp_path):
     assert text.count("<svg") >= 1
     assert "founder" in text
     assert "a&lt;b" in text
+    assert re.search(r"<h1>Ancestors of individual \d+ of generation \d+</h1>", text)
+
+
+@pytest.mark.browser
+def test_the_lineage_page_fits_a_narrow_window(tmp_path):
+    run_of().lineage.to_html(tmp_path / "family.html")
+    assert width(tmp_path / "family.html") <= WINDOW
 
 
 def test_genes_without_descendants_are_dropped():

@@ -33,6 +33,10 @@ def test_learned_pruning_meets_the_target_and_can_be_undone():
     found = st.learn(model, ("heads", "neurons"), 0.7, **quick)
     assert not p.gates()
     assert found.options == asdict(st.LearnOptions(**quick))
+    text = str(found)
+    assert f"params   {int(found.before['parameters']):,} -> {int(found.after['parameters']):,}" in text
+    assert re.search(r"loss +[\d.]+ with gates -> [\d.]+ without", text)
+    assert "KL divergence from the model as it was" in text
     assert found.after["parameters"] == sum(p.spec(n).size for n in p.params())
     gone = found.before["parameters"] - found.after["parameters"]
     assert 0.28 * gated <= gone <= 0.32 * gated

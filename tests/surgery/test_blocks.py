@@ -253,3 +253,13 @@ def test_gated_edges_of_one_block_are_no_defect():
         e.gate("1.mlp.down.linear -> 1.out", "scale", init=0.5)
         e.gate("2.mid -> 2.out", "scale", init=0.5)
     assert not missing(p)
+
+
+@pytest.mark.parametrize("bypass", [True, False])
+def test_an_op_after_the_branch_of_one_block_does_not_hide_its_bypass(bypass):
+    p = gw.open("bundled").program
+    with p.edit("an activation after the branch", check=False) as e:
+        e.insert("layers.1.mlp.down -> layers.1.out", "tanh", name="layers.1.after")
+        if not bypass:
+            e.cut("layers.1.mid -> layers.1.out")
+    assert missing(p) == ([] if bypass else ["layers.1.out"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 
 import numpy as np
 import pytest
@@ -141,6 +142,14 @@ def test_texts_and_ragged_rows_are_joined_and_cut():
     for source in (whole, whole.tolist(), gw.tensor(whole)):
         found = sg.Calibration(source, 999, 4)
         assert found.width == 16
+
+
+@pytest.mark.parametrize("text", [None, "a text"])
+def test_a_model_without_a_tokenizer_is_named_whether_or_not_a_text_was_given(text, tmp_path):
+    for file in ("config.json", "model.safetensors"):
+        shutil.copy(gw.open("bundled").directory / file, tmp_path)
+    with pytest.raises(UsageError, match=r"tmp.*: the model has no tokenizer"):
+        sg.Calibration.of(gw.open(tmp_path), text)
 
 
 def test_surgery_makes_calibration_data_from_texts_and_ids():

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prune_models import convolutional, images
 
 import graphwright as gw
 from fixtures import tiny_llama
@@ -243,6 +244,33 @@ def test_sizes_are_multiples_and_protected_layers_stay():
     assert len({len(s.units) for s in same.steps}) == 1
 
 
+def test_uniform_layers_lose_no_attention_module():
+    """One layer without attention would be unlike the others, and the original class has no such layer."""
+    model = opened()
+    report = sg.prune(model, sg.Ratio(0.2), data(1024), uniform=True, timed=False)
+    assert [a["share"] for a in report.attempts] == [0]
+    assert model.export_plan().level == 2
+
+
+def test_the_text_names_each_attempt(pruned):
+    *_, report = pruned
+    at = next(i for i, row in enumerate(str(report).splitlines()) if row.startswith("  tried"))
+    rows = str(report).splitlines()[at : at + 3]
+    assert "units alone: a loss of " in rows[0]
+    assert rows[0].endswith(" on the calibration data")
+    assert [row.split(":")[0].strip() for row in rows[1:]] == [f"{k} % as attention modules" for k in (25, 50)]
+
+
+def test_the_report_of_a_convolutional_network_counts_samples():
+    report = sg.prune(convolutional(), 0.2, sg.Calibration(images(512)), timed=False)
+    assert [a["share"] for a in report.attempts] == [0], "there is no attention to remove"
+    text = str(report)
+    assert "token" not in text
+    assert f"FLOP/sample   {report.before['flops']:,.0f} => {report.after['flops']:,.0f}" in text
+    assert f"parameters    {report.before['parameters']:,.0f} => {report.after['parameters']:,.0f}" in text
+    assert "384 samples learned from, 128 held out" in text
+
+
 @pytest.mark.parametrize(
     ("kind", "ragged"), [("kv_groups", False), ("queries", False), ("heads", True), ("head_dim", False)]
 )
@@ -252,6 +280,14 @@ def test_heads_are_cut_by_group_equally_or_singly(kind, ragged):
     assert report.steps
     assert all(s.ragged is ragged and s.weights for s in report.steps)
     assert model.generate(HELD[0, :8], 4).ids[0] == int(model.logits(HELD[0, :8])[-1].argmax())
+
+
+def test_a_recurrent_network_is_refused_with_the_reason_of_its_axis():
+    """Its recurrent weight has the axis twice, as result and as operand."""
+    net, state = gw.nn.LSTM(3, 4), np.zeros((1, 2, 4), "f4")
+    p = gw.trace(net, np.zeros((5, 2, 3), "f4"), (state, state))
+    with pytest.raises(NothingToPrune, match="is an input of the program"):
+        sg.prune(p, 0.2)
 
 
 def test_a_number_is_the_share_of_a_ratio():

@@ -117,7 +117,8 @@ class _Demo:
 
     @_chapter("draw", 'p = model.program; p.to_svg("model.svg"); p.to_html("model.html")')
     def draw(self) -> Result:
-        size = len(self.p.to_svg(self.folder / "model.svg"))
+        self.p.to_svg(self.folder / "model.svg")
+        size = (self.folder / "model.svg").stat().st_size
         self.p.to_html(self.folder / "model.html")
         return {"bytes": size}, [f"model.svg, {size:,} bytes; in model.html blocks open with a click"], {}
 

@@ -21,7 +21,7 @@ pre{font:13px/1.5 ui-monospace,Menlo,monospace;padding:.7rem .9rem;overflow-x:au
 .code{color:var(--key)} .ok{color:light-dark(#1a7f4b,#4cc38a)} .no{color:light-dark(#b42318,#ff8a7a)}
 table{border-collapse:collapse;width:100%;margin:.6rem 0}
 td,th{text-align:left;padding:.32rem .7rem;border-bottom:1px solid var(--line);vertical-align:top}
-.track{width:34rem} .bar{background:var(--key);opacity:.75;height:.9rem;border-radius:3px}
+.track{width:min(34rem,38vw)} .bar{background:var(--key);opacity:.75;height:.9rem;border-radius:3px}
 pre,.card{background:var(--panel)} pre,.card,.figure{border:1px solid var(--line);border-radius:6px}
 .figure{padding:.6rem;overflow:auto;margin:.6rem 0}
 .figure svg{display:block;margin:0 auto;max-width:100%;height:auto}

@@ -192,9 +192,11 @@ def _holds(receipt: Receipt) -> str:
 
 def _replaced(found: MatrixReport, model: Model, to: Path | None, overwrite: bool) -> Output:
     """Save the edited model unless it is a dry run; return the report."""
-    if to is not None:
-        model.save(to, overwrite=overwrite)
-    return Output({**found.to_json(), "out": None if to is None else str(to)}, str(found))
+    if to is None:
+        return Output({**found.to_json(), "out": None}, str(found))
+    model.save(to, overwrite=overwrite)
+    wrote = f"wrote {to}, a saved model with its journal; for transformers: graphwright export {to} OUT"
+    return Output({**found.to_json(), "out": str(to)}, f"{found}\n{wrote}")
 
 
 def budget_of(text: str) -> Any:

@@ -282,6 +282,8 @@ def lineage_page(tree: Lineage, key: IndividualKey, title: str) -> str:
     style = (
         "body{font:14px system-ui,sans-serif}"
         "td,th{padding:4px 12px;vertical-align:top;text-align:left;border-top:1px solid #d0d7de}"
+        "svg{max-width:100%;height:auto}"
+        "@media(max-width:40rem){tr{display:flex;flex-wrap:wrap;border-top:1px solid #d0d7de}td,th{border:0}}"
     )
     head = "<tr><th>generation<th>change<th>species<th>fitness<th>structure"
     return html_page("Lineage", style, f"<h1>{escape(title)}</h1>\n<table>{head}\n{table}\n</table>\n")

@@ -335,9 +335,10 @@ class BatchNorm(_ChannelNorm):
 
     def onnx(u: OnnxUse):
         x, mean, var, *scale = u.names
-        zero, one = (u.nodes.constant(np.full(u.ins[1].sizes, v, numpy_dtype(u.ins[0].dtype))) for v in (0, 1))
-        w, b = [*scale, *[one, zero][len(scale) :]]
-        mean, var = (u.cast(n, u.ins[0].dtype) for n in (mean, var))
+        kind = u.ins[0].dtype
+        missing = [u.nodes.constant(np.full(u.ins[1].sizes, v, numpy_dtype(kind))) for v in (1, 0)[len(scale) :]]
+        w, b = *scale, *missing
+        mean, var = (n if s.dtype is kind else u.cast(n, kind) for n, s in zip((mean, var), u.ins[1:3], strict=True))
         return u("BatchNormalization", x, w, b, mean, var, epsilon=u.attrs["eps"])
 
 

@@ -101,6 +101,7 @@ class Learned(Report):
         a, b = self.before, self.after
         lines = [f"kept {self.target:.0%} of {', '.join(self.units)}, by {len(self.names)} gates"]
         lines += [f"  {line}" for line in str(self.hardened).splitlines()]
+        lines.append("  the loss is the KL divergence from the model as it was, in nats per token of the training text")
         lines.append(f"  bits per byte {a['bits_per_byte']:.4f} -> {b['bits_per_byte']:.4f} on held-out text")
         return "\n".join(lines)
 

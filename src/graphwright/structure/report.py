@@ -103,10 +103,11 @@ class Discretized(Report):
 
     def _text(self) -> str:
         rows = [f"{over:<8} {a} -> {b}  ({100 * (a - b) / a:.0f} % cut)" for over, (a, b) in self.counts().items()]
-        rows.append(f"params   {self.before.params} -> {self.after.params}")
-        rows.append(f"flops    {self.before.flops} -> {self.after.flops}")
+        rows.append(f"params   {self.before.params:,} -> {self.after.params:,}")
+        rows.append(f"flops    {self.before.flops:,} -> {self.after.flops:,}")
         if self.gap is not None:
-            rows.append(f"loss     {self.loss_before:.6g} -> {self.loss_after:.6g}  (hardening gap {self.gap:+.3g})")
+            rows.append(f"loss     {self.loss_before:.6g} with gates -> {self.loss_after:.6g} without"
+                        f"  (hardening gap {self.gap:+.3g})")  # fmt: skip
         rows += [f"kept     {k.name}: {k.reason}" for k in self.kept_back]
         return "\n".join(rows)
 

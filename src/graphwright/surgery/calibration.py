@@ -17,6 +17,7 @@ from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.models.generation.text import check_ids, token_rows, vocabulary
+from graphwright.models.tokenizer import need_tokenizer
 from graphwright.program.kinds import INPUT
 from graphwright.program.run import run_nodes
 
@@ -95,10 +96,12 @@ class Calibration:
     ) -> Calibration:  # fmt: skip
         """Build calibration data from any `source`; by default from the bundled text, whose second half is held out.
 
-        Raises: UsageError for a text and a model without a tokenizer.
+        Raises: UsageError for a text, the bundled one included, and a model without a tokenizer.
         """
         from graphwright.models.bundled import pydoc_split
 
+        if text is None or isinstance(text, str):
+            need_tokenizer(model)
         if text is None:
             text, held = pydoc_split()
             held_out = held if held_out is None else held_out

@@ -5,7 +5,7 @@ Invariant: each param that the pattern selects is listed exactly once, either as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -227,6 +227,11 @@ def output_error(w: np.ndarray, new: np.ndarray, gram: np.ndarray) -> float:
 
 
 # -- editing matrix by matrix ------------------------------------------------------------------------------------------
+def matrix_count(rows: Sized) -> str:
+    """Return the number of rows with its noun: `1 matrix`, `2 matrices`."""
+    return f"{len(rows):,} {'matrix' if len(rows) == 1 else 'matrices'}"
+
+
 @dataclass(slots=True, kw_only=True, repr=False)
 class MatrixReport(Report):
     """Base class of reports on an edit of several matrices.

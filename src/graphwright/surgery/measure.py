@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import exp, inf, log, nan
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from graphwright.errors import NonFinite
 from graphwright.metrics import nll
-from graphwright.models.generation.timed import decode_call
+from graphwright.models.generation.timed import decode_calls
 from graphwright.models.metrics import kl, log_softmax, scored_bytes
 from graphwright.program.cost import size
 from graphwright.report import Report
@@ -90,18 +91,17 @@ def activation_memory(program: Program, inputs: Mapping[str, Any]) -> int:
     return program.compile(inputs).arena_bytes
 
 
-def _timed(p: Program, feeds: Mapping[str, np.ndarray]) -> Callable[[], object]:
-    """Return a function that decodes tokens after 128 others, or runs p on `feeds` if p scores no tokens."""
-    if scores_tokens(p):
-        return decode_call(p)
-    plan = p.compile(feeds, freeze=True)
-    return lambda: plan(feeds)
+def _timed(feeds: Mapping[str, np.ndarray], *programs: Program) -> Sequence[Callable[[], object]]:
+    """Return functions that decode tokens after 128 others, or run on `feeds` if the programs score no tokens."""
+    if all(map(scores_tokens, programs)):
+        return decode_calls(*programs)
+    return [partial(p.compile(feeds, freeze=True), feeds) for p in programs]
 
 
 def milliseconds(p: Program, feeds: Mapping[str, np.ndarray]) -> float:
     """Measure the time per token (or run, if p scores no tokens) in ms; NaN if the outputs are not finite."""
     try:
-        return measure_time(_timed(p, feeds))
+        return measure_time(_timed(feeds, p)[0])
     except NonFinite:
         return float("nan")
 
@@ -109,7 +109,8 @@ def milliseconds(p: Program, feeds: Mapping[str, np.ndarray]) -> float:
 def compare_speed(before: Program, after: Program, feeds: Mapping[str, np.ndarray]) -> TimeComparison | None:
     """Compare the times per token (or run) of two programs in alternating rounds; None if outputs are not finite."""
     try:
-        return compare_times(_timed(before, feeds), _timed(after, feeds))
+        old, new = _timed(feeds, before, after)
+        return compare_times(old, new)
     except NonFinite:
         return None
 

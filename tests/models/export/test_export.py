@@ -226,8 +226,9 @@ def test_the_card_shows_the_receipt(proved):
     card = (directory / "README.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| (.+?) \| (.+?) \|$", card, re.MULTILINE)
     assert [row for row in table if row[0] != "---"] == receipt.summary()
-    assert re.findall(r"^1\. (.*) \((\w+);", card, re.MULTILINE) == [
-        (e["why"], e["author"]) for e in json.loads((directory / "receipt.json").read_text())["journal"]["edits"]
+    edits = json.loads((directory / "receipt.json").read_text())["journal"]["edits"]
+    assert re.findall(r"^(\d+)\. (.*) \((\w+);", card, re.MULTILINE) == [
+        (str(k), e["why"], e["author"]) for k, e in enumerate(edits, 1)
     ]
     code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
     assert code == exporting.snippet(directory.name, True)

@@ -19,6 +19,7 @@ from graphwright.models import ExportLevelImpossible
 from graphwright.models.export.levels import Ladder, LevelPlan
 from graphwright.models.export.receipt import weight_counts
 from graphwright.models.export.template_match import KINDS
+from graphwright.surgery.pruning.prunable import remove_branch, residual_branches
 from seeds import deep
 
 LAYERS = 6
@@ -344,6 +345,17 @@ def test_remaining_units_keep_their_indices_and_removed_ones_are_zero(opened, tm
         expected = a[key].numpy().copy()
         expected[(slice(None),) * axis + (gone,)] = 0
         np.testing.assert_array_equal(b[key].numpy(), expected, err_msg=key)
+
+
+def test_zeros_of_a_saved_model_are_in_the_dtype_of_its_other_weights(opened, tmp_path):
+    m = opened("llama", "bfloat16")
+    attention = next(b for b in residual_branches(m.program) if b.kind == "attention")
+    with m.program.edit("remove the attention of a layer") as e:
+        remove_branch(e, attention)
+    m.save(tmp_path / "saved", history="none")
+    weights = weight_counts(m.directory)
+    written(gw.open(tmp_path / "saved"), tmp_path / "stock", 3)
+    assert weight_counts(tmp_path / "stock")["bytes"] == weights["bytes"]
 
 
 def test_a_saved_program_without_original_indices_is_still_zero_filled(opened, tmp_path):

@@ -88,6 +88,13 @@ def test_journal_costs_and_hashes_match_the_program(proved, made):
     assert "ms per token" in dict(receipt.summary())
 
 
+def test_an_export_without_edits_is_not_compared_with_itself(made, tmp_path):
+    receipt = gw.open(made("llama").path).export(tmp_path / "same", check="none")
+    times = receipt.cost["latency_ms"]
+    assert times["prefill"].keys() == times["decode"].keys() == {"after"}
+    assert "%" not in dict(receipt.summary())["ms per token"]
+
+
 def test_figures_of_zeros_are_those_of_the_files_beside_the_program(made, tmp_path):
     m = gw.open(made("llama").path)
     before = m.inspect()

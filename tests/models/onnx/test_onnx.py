@@ -156,6 +156,14 @@ def test_weights_inputs_states_and_outputs_may_share_a_name(tmp_path):
         e.rename("total", "total", key="carried")
         e.rename("half", "third", key="total")
     check_onnx(p, save_onnx(p, tmp_path / "model.onnx"))
+def test_a_batch_norm_adds_no_tensor_or_cast_that_it_does_not_need(tmp_path):
+    """onnxruntime warns of each tensor that no node reads."""
+    net = gw.nn.Sequential(gw.nn.Conv2d(1, 3, 3), gw.nn.BatchNorm2d(3)).eval()
+    x = np.random.default_rng(0).normal(size=(2, 1, 5, 5)).astype("f4")
+    agree(gw.trace(net, x), tmp_path / "net.onnx", [{"x": x}], 1e-5)
+    graph = onnx.load(tmp_path / "net.onnx").graph
+    assert {t.name for t in graph.initializer} <= {i for n in graph.node for i in n.input}
+    assert [n.op_type for n in graph.node] == ["Conv", "BatchNormalization", "Identity"]
 
 
 def test_a_file_that_onnxruntime_cannot_run_raises(made, tmp_path):

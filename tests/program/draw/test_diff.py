@@ -130,6 +130,21 @@ def test_every_format_has_the_same_marks() -> None:
     assert '"mark":"removed"' in program.to_html(diff=before)
 
 
+def test_unchanged_edges_are_faded_as_one_below_the_marked_ones() -> None:
+    """Faded one by one, several of them on one another are as dark as an added edge."""
+    program, before = edited()
+    text = program.to_svg(diff=before)
+    (pale,) = groups(text, "gw-unchanged")
+    inside = [g.get("class", "").split() for g in pale]
+    every = [g.get("class", "").split() for g in groups(text, "gw-e")]
+    assert inside
+    assert inside == every[: len(inside)]
+    assert [any(f"gw-{mark}" in c for mark in EXPECTED) for c in every] == [k >= len(inside) for k in range(len(every))]
+    faded = re.findall(r"([^{}]*)\{opacity", text)
+    assert not any("gw-e" in rule for rule in faded)
+    assert ".gw-diff .gw-unchanged" in faded
+
+
 def test_dot_texts_before_and_after_differ_only_by_the_edit() -> None:
     program, before = edited()
     old, new = set(before.to_dot(level=ALL).splitlines()), set(program.to_dot(level=ALL).splitlines())

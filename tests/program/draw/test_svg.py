@@ -48,6 +48,16 @@ def test_svg_elements_match_the_layout(program: Program, level: int | None) -> N
     assert all(g.find(f"{SVG}title") is not None for kind in ("gw-b", "gw-e", "gw-f") for g in groups(text, kind))
 
 
+def test_a_closed_group_names_the_outputs_that_it_computes() -> None:
+    b = Builder("net")
+    inner = b.scope("head")
+    made = inner.tanh(b.input("x", (2, 3)), name="act")
+    b.output(made, "y")
+    b.output(inner.exp(made, name="odds"), "z")
+    lines = layout(b.build(), level=0).boxes["head"].lines
+    assert lines == ("head", "2 ops", "f32[2, 3], f32[2, 3]", "⇒ y, z")
+
+
 def test_hostile_names_are_escaped() -> None:
     text = hostile().to_svg(level=9)
     root = ElementTree.fromstring(text.encode())

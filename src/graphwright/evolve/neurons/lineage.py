@@ -228,7 +228,8 @@ class Lineage:
     def to_html(self, path: StrPath | None = None, key: IndividualKey | None = None) -> str:
         """Draw an individual (default: the last champion) and its ancestors as HTML; write it to `path`, if given."""
         chosen = max(self.pinned) if key is None else key
-        return written(lineage_page(self, chosen, f"Ancestors of {chosen.index}, generation {chosen.generation}"), path)
+        title = f"Ancestors of individual {chosen.index} of generation {chosen.generation}"
+        return written(lineage_page(self, chosen, title), path)
 
     def champions(self) -> Iterator[Birth]:
         """Return an iterator over the births of all champions, oldest first."""

@@ -18,7 +18,7 @@ from graphwright.errors import NonFinite
 from graphwright.files import JsonError, atomic_write, blake2b_128, read_json, sha256_file
 from graphwright.graph import canonical_json
 from graphwright.models.errors import ExportError
-from graphwright.models.generation.timed import CONTEXT, decode_call, prefill_call
+from graphwright.models.generation.timed import CONTEXT, decode_calls, prefill_calls
 from graphwright.report import Report
 from graphwright.safetensors import Checkpoint
 from graphwright.timing import TimeComparison, compare_times, measure_time
@@ -50,7 +50,7 @@ class Receipt(Report):
             after, bytes, text_sha256}; figures that a pass predicted, predicted {name: figure}.
         cost: parameters, bytes, flops_per_token, kv_bytes_per_token, each {before, after, program}: of the source, of
             the files, and of the edited program where the files hold zeros for removed units; latency_ms with prefill
-            and decode, each a `TimeComparison`, or {after} without a source.
+            and decode, each a `TimeComparison`, or {after} without a source or an edit.
         probe: {ids, top5, greedy} for a later verification of the files.
         warnings: sentences for the reader.
         unknown: fields of a later version, preserved when the receipt is written again.
@@ -223,21 +223,24 @@ def latency(source: Model | None, written: Model, model: Model) -> dict[str, Any
     """Measure the ms to prefill 128 tokens and to decode one, in alternating rounds.
 
     Args:
-        source: the model before all edits, if it is known.
+        source: the model before all edits, if it is known; not compared with an equal model.
         written: the model that the files contain, which is compared with the source.
         model: the edited model, compared with the source as `program` if it is another one than `written`.
     Returns: {latency_ms: {runtime, context, threads, prefill, decode}}; empty if outputs are not finite.
     """
     from graphwright.array.vm.running.call import get_num_threads  # loads numba
 
+    if source is not None and written is model and source.program.hash() == model.program.hash():
+        source = None  # equal programs differ by noise alone
     sides = {"after": written} | ({} if written is model or source is None else {"program": model})
     found: dict[str, Any] = {"prefill": {}, "decode": {}}
     try:
-        for name, made in (("prefill", prefill_call), ("decode", decode_call)):
+        for name, made in (("prefill", prefill_calls), ("decode", decode_calls)):
             if source is None:
-                found[name] = {"after": measure_time(made(written.program))}
+                found[name] = {"after": measure_time(made(written.program)[0])}
                 continue
-            compared = {side: compare_times(made(source.program), made(m.program)) for side, m in sides.items()}
+            pairs = {side: made(source.program, m.program) for side, m in sides.items()}
+            compared = {side: compare_times(old, new) for side, (old, new) in pairs.items()}
             found[name] = compared["after"].to_json() | {side: c.to_json() for side, c in compared.items()
                                                          if side != "after"}  # fmt: skip
     except NonFinite:  # weights of the source or of the model are NaN, so there is nothing to time
@@ -259,7 +262,7 @@ def write_card(directory: Path, receipt: Receipt, name: str, code: str, runs_cod
     rows = "\n".join(f"| {label} | {value} |" for label, value in receipt.summary())
     made = receipt.journal["edits"]
     trust = " --trust-code" if runs_code else ""
-    edits = "\n".join(f"1. {_plain(e['why'])} ({_plain(e['author'])}; {e['summary']})" for e in made)
+    edits = "\n".join(f"{k}. {_plain(e['why'])} ({_plain(e['author'])}; {e['summary']})" for k, e in enumerate(made, 1))
     text = f"""---
 library_name: transformers
 base_model: {json.dumps(base, ensure_ascii=False)}

@@ -7,6 +7,7 @@ branch of the template. Sizes may differ, a weight may be any constant, and a ma
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from copy import copy
@@ -142,11 +143,15 @@ class TemplateMatch:
 
 
 def template(model: Model, dims: Any, keys: Mapping[str, str]) -> Program:
-    """Return the template of the model's family for sizes `dims`; its weights have specs, but no data."""
+    """Return the template of the model's family for sizes `dims`; its weights have specs, but no data.
+
+    A weight that the program lacks has the dtype of most of the others.
+    """
     b, params, program = Builder("template"), {}, model.program
     stored = {program.key(n): program.spec(n).dtype for n in program.params()}
+    usual = Counter(stored.values()).most_common(1)[0][0] if stored else dtype("float32")
     for path, _, shape, _ in model.arch.weights(dims):
-        array = abstract_array(shape, stored.get(keys[path], dtype("float32")))
+        array = abstract_array(shape, stored.get(keys[path], usual))
         params[path] = b.param(path, Parameter(array, True, keys[path]), key=keys[path])
     model.arch.build(b, dims, params, dtype(model.compute))
     return b.build()

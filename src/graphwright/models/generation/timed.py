@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,28 @@ CONTEXT, MOST = 128, 32
 """Tokens of the timed prompt; most tokens that are decoded after it."""
 
 
-def prefill_call(p: Program) -> Callable[[], object]:
-    """Return a function that runs a prompt of 128 tokens. Raises: NonFinite if the program's logits are not finite."""
+def prefill_calls(*programs: Program) -> list[Callable[[], object]]:
+    """Return for each program a function that runs a prompt of 128 tokens.
+
+    Raises: NonFinite if the program's logits are not finite.
+    """
+    return [_prefill(p) for p in programs]
+
+
+def decode_calls(*programs: Program) -> list[Repeated]:
+    """Return for each program a function that decodes greedily after 128 tokens, in one burst, as `generate` does.
+
+    All decode equally many tokens, at most 32, since the first one costs more than those that follow.
+
+    Raises: NonFinite as `prefill_calls`.
+    """
+    decoders = [_decode(p) for p in programs]
+    slowest = max(min(decode(1) for _ in range(3)) for decode in decoders)
+    tokens = min(max(int(BURST / slowest), 1), MOST)
+    return [Repeated(partial(decode, tokens), tokens) for decode in decoders]
+
+
+def _prefill(p: Program) -> Callable[[], object]:
     cache, ids = StaticCache(p, 1, CONTEXT), np.zeros((1, CONTEXT), np.int64)
 
     def prefill() -> object:
@@ -32,11 +53,8 @@ def prefill_call(p: Program) -> Callable[[], object]:
     return prefill
 
 
-def decode_call(p: Program) -> Repeated:
-    """Return a function that decodes up to 32 tokens after 128 others, greedily and in one burst, as `generate` does.
-
-    Raises: NonFinite as `prefill_call`.
-    """
+def _decode(p: Program) -> Callable[[int], float]:
+    """Return a function that decodes a number of tokens and returns the seconds that it took."""
     cache, token = StaticCache(p, 1, CONTEXT + MOST), np.zeros((1, 1), np.int64)
     greedy = (SamplingRequest(Sampling(), 0, CONTEXT),)
 
@@ -50,5 +68,4 @@ def decode_call(p: Program) -> Repeated:
 
     cache.step(np.zeros((1, CONTEXT), np.int64))
     decode(1)  # which compiles the step
-    tokens = min(max(int(BURST / min(decode(1) for _ in range(3))), 1), MOST)
-    return Repeated(lambda: decode(tokens), tokens)
+    return decode

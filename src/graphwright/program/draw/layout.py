@@ -442,10 +442,12 @@ def compose(
                 inside[at].add(edge.mark)
     for group, marks in zip(tree.modules, inside, strict=True):
         group.mark = common([*marks], CHANGED if marks - {""} else "")
-        specs = [repr(scene.nodes[i].specs[0]) for i in group.exits if scene.nodes[i].specs]
+        ends = [i for i in group.members if scene.nodes[i].outputs]
+        specs = [repr(scene.nodes[i].specs[0]) for i in dict.fromkeys((*group.exits, *ends)) if scene.nodes[i].specs]
         weights = {key: spec for i in group.members for _, spec, key in scene.nodes[i].weights}  # a tied one once
         numbers = sum(prod(d for d in spec.shape if isinstance(d, int)) for spec in weights.values())
-        group.lines = group_lines(group.title, len(group.members), numbers, specs)
+        outputs = [name for i in ends for name in scene.nodes[i].outputs]
+        group.lines = group_lines(group.title, len(group.members), numbers, specs, outputs)
     return Composition(chosen, kinds(scene), arrangement_count)
 
 

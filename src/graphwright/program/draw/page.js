@@ -144,7 +144,8 @@
       placed[at] = layOut(modules[at], modules[at].children.map((c) => c < 0 ? placed[~c]?.size ?? closed(modules[~c])
         : { left: nodes[c].half, right: nodes[c].half, height: nodes[c].height }));
     }
-    const frames = [], lines = [], heads = [], boxes = [], origin = [[placed[0].size.left, 0]];
+    const frames = [], heads = [], boxes = [], origin = [[placed[0].size.left, 0]];
+    const unchanged = make("g", { class: "gw-unchanged" }), marked = make("g", {});
     modules.forEach((m, at) => {
       if (!shown[at]) return;
       const [x0, y0] = origin[at], p = placed[at];
@@ -163,7 +164,7 @@
       for (const [k, style] of merged(m, arrangements[m.arrangement])) {
         const target = arrangements[m.arrangement].wires[k][1];
         const pointed = target >= 0 && (m.children[target] >= 0 || !open.has(~m.children[target]));
-        lines.push(wire(p.wires[k].map(([x, y]) => [x + x0, y + y0]), style, pointed, x0 + (p.middles[target] ?? 0)));
+        (style[2] ? marked : unchanged).append(wire(p.wires[k].map(([x, y]) => [x + x0, y + y0]), style, pointed, x0 + (p.middles[target] ?? 0)));
       }
     });
     const svg = picture.querySelector("svg"), all = svg.querySelector(".gw-all"), legend = svg.querySelector(".gw-legend");
@@ -176,7 +177,7 @@
     paper.setAttribute("height", tall);
     all.setAttribute("transform", `translate(${Math.floor((width - left - right) / 2)} 0)`);
     legend.setAttribute("transform", `translate(0 ${height})`);
-    all.replaceChildren(...frames, ...lines, ...heads, ...boxes);
+    all.replaceChildren(...frames, unchanged, marked, ...heads, ...boxes);
   };
 
   // -- the reader ---------------------------------------------------------------------------------------------------------

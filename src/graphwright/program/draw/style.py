@@ -58,21 +58,21 @@ def node_lines(node: SceneNode) -> tuple[str, ...]:
     """Return a node's label: name, op with the shapes of its weights, specs, and the outputs that it computes."""
     name = short(name_of(node.path))
     if node.junction:
-        return (f"+ {name}", *_results(node))
+        return (f"+ {name}", *_results(node.outputs))
     shapes = " ".join(f"[{', '.join(map(str, spec.shape))}]" for _, spec, _ in node.weights if spec.shape)
     what = node.op if node.op != ASSIGN else "write, next step"
     specs = short(", ".join(map(repr, node.specs[:2])) + (", …" if len(node.specs) > 2 else ""))
-    return (name, short(f"{what} {shapes}".rstrip(), 40), *((specs,) if specs else ()), *_results(node))
+    return (name, short(f"{what} {shapes}".rstrip(), 40), *((specs,) if specs else ()), *_results(node.outputs))
 
 
-def _results(node: SceneNode) -> tuple[str, ...]:
-    return (f"⇒ {short(', '.join(node.outputs))}",) if node.outputs else ()
+def _results(outputs: Sequence[str]) -> tuple[str, ...]:
+    return (f"⇒ {short(', '.join(outputs))}",) if outputs else ()
 
 
-def group_lines(title: str, ops: int, numbers: int, specs: Sequence[str]) -> tuple[str, ...]:
-    """Return the label of a closed group: title, number of ops and of parameters, specs of its results."""
+def group_lines(title: str, ops: int, numbers: int, specs: Sequence[str], outputs: Sequence[str]) -> tuple[str, ...]:
+    """Return the label of a closed group: title, number of ops and of parameters, specs of its results, outputs."""
     inside = f"{ops} op{'s' * (ops != 1)}" + (f" · {count(numbers)} params" if numbers else "")
-    return (title, inside, *((short(", ".join(specs[:2])),) if specs else ()))
+    return (title, inside, *((short(", ".join(specs[:2])),) if specs else ()), *_results(outputs))
 
 
 def count(number: int) -> str:
@@ -152,7 +152,7 @@ def css() -> str:
         ".gw .gw-halo{stroke-width:3px;user-select:none;pointer-events:none}"
         ".gw-e:hover path{stroke-width:3}.gw-b:hover rect{stroke-width:2.4}"
         ".gw-diff .gw-b:not(.gw-added):not(.gw-changed):not(.gw-removed){opacity:.6}"
-        ".gw-diff .gw-all .gw-e:not(.gw-added):not(.gw-changed):not(.gw-removed){opacity:.45}"
+        ".gw-diff .gw-unchanged{opacity:.45}"
         ".gw-b.gw-added rect,.gw-b.gw-changed rect{stroke-width:3}"
         ".gw-b.gw-removed rect{stroke-dasharray:2 4;fill:none;stroke-width:2}.gw-e.gw-added path{stroke-width:3}"
         f".gw .gw-none rect{{fill:url(#gw-hatch)}}{dashes}{_colours(0)}"

@@ -84,7 +84,9 @@ def render(made: PictureLayout, below: Legend, overlay: Overlay, diff: bool) -> 
         f'<g class="gw-all" transform="translate({left} 0)">',
     ]
     parts += [frame(group, overlay) for group in made.groups.values()]
-    parts += [line(edge, made.boxes[edge.dst]) for edge in made.edges]
+    unchanged = [line(edge, made.boxes[edge.dst]) for edge in made.edges if not edge.mark]
+    parts += ['<g class="gw-unchanged">', *unchanged, "</g>"]  # faded as one, so that lines on lines stay pale
+    parts += [line(edge, made.boxes[edge.dst]) for edge in made.edges if edge.mark]
     for g in made.groups.values():  # above the lines
         parts += _with_halo(g.title, "gw-n gw-s gw-h", {"data_path": g.path}, x=g.x + 10, y=g.y + 16)
     parts += [box(b, overlay) for b in made.boxes.values()]

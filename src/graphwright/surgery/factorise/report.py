@@ -16,7 +16,7 @@ from graphwright.report import Report, table
 from graphwright.surgery.calibration import Calibration
 from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import Factors
-from graphwright.surgery.matrices import Matrix, MatrixReport, find_matrices
+from graphwright.surgery.matrices import Matrix, MatrixReport, find_matrices, matrix_count
 from graphwright.surgery.measure import Drift
 from graphwright.timing import TimeComparison, compare_times
 
@@ -119,7 +119,7 @@ class CompressionReport(MatrixReport):
         return self.text(
             f"compress: {self.method} within {self.budget}",
             table(rows, COLUMNS),
-            f"{len(self.applied)} matrices factored; {self.before:,} parameters before, {self.after:,} after, "
+            f"{matrix_count(self.applied)} factored; {self.before:,} parameters before, {self.after:,} after, "
             f"ratio {self.ratio:.3g}",
             *([f"slower: {slower}"] if slower else []),
         )

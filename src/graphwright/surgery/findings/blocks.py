@@ -121,7 +121,7 @@ def unbypassed(p: Program, share: float) -> Iterator[Unbypassed]:
             if entry is None or p.specs(entry.node)[entry.port] != p.spec(end):
                 continue
             branches = {paths.get(module + p.path(n).removeprefix(sibling)) for n in ends}
-            after = flood([end], lambda n, end=end: _sums_after(p, n) if n == end or not is_sum(p, n) else ())
+            after = flood([end], lambda n, end=end: _towards_sums(p, n) if n == end or not is_sum(p, n) else ())
             near = [n for n in after[1:] if is_sum(p, n)]
             branches.update(n for n in after if n not in near)
             if not any(_bypasses(p, entry.node, n, end, branches) for n in near):
@@ -153,9 +153,18 @@ def _bypassed(
     return found
 
 
-def _sums_after(p: Program, node: NodeId) -> list[NodeId]:
-    """Return the readers of a node that are sums, casts or products with scalars."""
-    return [n for n in p.consumers(node) if is_sum(p, n) or passes_sum(p, n)]
+def _towards_sums(p: Program, node: NodeId) -> list[NodeId]:
+    """Return the readers of a node that are sums, or that change its values without another input, as a norm does."""
+    return [n for n in p.consumers(node) if is_sum(p, n) or passes_sum(p, n) or _changes(p, node, n)]
+
+
+def _changes(p: Program, node: NodeId, reader: NodeId) -> bool:
+    """Return whether a reader keeps the spec of a node and mixes its values with those of weights alone."""
+    row, others = traits(p.op(reader)), (v for v in p.operands(reader) if v.node != node)
+    stored = (
+        _is_factor(p, v) or (p.operands(v.node) and all(_is_factor(p, u) for u in p.operands(v.node))) for v in others
+    )
+    return not row.contracts and not row.attention and p.specs(reader)[0] == p.specs(node)[0] and all(stored)
 
 
 def _bypasses(p: Program, entry: NodeId, total: NodeId, end: NodeId, branches: set[NodeId | None]) -> bool:

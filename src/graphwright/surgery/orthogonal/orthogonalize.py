@@ -276,7 +276,7 @@ class OrthoReport(mx.MatrixReport):
         return self.text(
             f"orthogonalize: {self.method} per {self.options['per']}, fold {self.options['fold']}",
             table(rows, COLUMNS),
-            f"{len(self.rows)} matrices, mean error {self.mean_error:.3g}, largest {self.max_error:.3g}",
+            f"{mx.matrix_count(self.rows)}, mean error {self.mean_error:.3g}, largest {self.max_error:.3g}",
         )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TOOL = "graphwright.surgery.prune"
 SCHEMA = 1
 LABELS = {
-    "parameters": "parameters", "bytes": "bytes", "flops": "FLOP/token", "perplexity": "perplexity",
+    "parameters": "parameters", "bytes": "bytes", "flops": "FLOP/{each}", "perplexity": "perplexity",
     "bits_per_byte": "bits per byte", "nats": "nats/token", "drift": "drift",
 }  # fmt: skip
 
@@ -42,7 +42,7 @@ class PruneOptions(Settings):
 
     Attributes:
         recipe: what to remove: `units` of axes; `modules`, which are whole residual branches; or `default`, attention
-            modules for 0, 25 or 50 % of the reduction (by least calibration loss), then units.
+            modules for 0, 25 or 50 % of the reduction (by least calibration loss; none if `uniform`), then units.
         method: score that ranks units: `greedy`, `obs`, `wanda`, `magnitude`, `taylor` or `random`.
         scope: how to compare units across axes: `loss` (predicted loss per parameter; the default for programs that
             score tokens), `global` (error relative to a layer's output, per parameter; the default otherwise), `kind`
@@ -253,11 +253,12 @@ class PruneReport(Report):
             held = "" if step.held_out is None else f" (held out {step.held_out:.3e}, unrestored {step.plain:.3e})"
             steps.append(f"  {step}{held}")
         lines += listed(steps, "more steps")
+        each = "token" if "nats" in self.after else "sample"
         for name, label in LABELS.items():
             if name in self.after:
                 a, b = self.before.get(name), self.after[name]
                 share = f"  ({100 * (b / a - 1):+.1f} %)" if a and name != "drift" else ""
-                lines.append(f"  {label:<14}{_number(a)} => {_number(b)}{share}")
+                lines.append(f"  {label.format(each=each):<14}{_number(a)} => {_number(b)}{share}")
         if self.speed is not None:
             lines.append(f"  {'ms per token' if 'nats' in self.after else 'ms per run':<14}{self.speed}")
         if self.files is not None:
@@ -268,16 +269,20 @@ class PruneReport(Report):
                     share = f"  ({100 * (found['bytes'] / max(before['bytes'], 1) - 1):+.1f} %)"
                     level = f"export level {found['level']}, prefer {prefer}"
                     lines.append(f"  {'':<14}=> {found['bytes']:,}{share}, {level}")
-        tried = [f"{a['share']:g}: {a['given_up'] or format(a['calibration_loss'], '.4f')}" for a in self.attempts]
-        lines += [f"  {'tried':<14}{'; '.join(tried)}"] if len(tried) > 1 else []
+        tried = self.attempts if len(self.attempts) > 1 else []
+        for row, a in enumerate(tried):
+            what = f"{100 * a['share']:.0f} % as attention modules" if a["share"] else "units alone"
+            found = a["given_up"] or f"a loss of {a['calibration_loss']:.4f} on the calibration data"
+            lines.append(f"  {'' if row else 'tried':<14}{what}: {found}")
         lines += [f"  {'warning':<14}{w}" for w in self.warnings]
         data, journal = self.calibration, f"; journal {self.journal[:12]}" if self.journal else ""
-        learned = f"{data['tokens']} tokens learned from, {data['held_out_tokens']} held out"
+        learned = f"{data['tokens']:,} {each}s learned from, {data['held_out_tokens']:,} held out"
         return "\n".join([*lines, f"  {learned}; {self.seconds:.1f} s{journal}"])
 
 
 def _number(value: Any) -> str:
-    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.5g}"
+    whole = value is not None and (abs(value) >= 10000 or float(value).is_integer())
+    return "-" if value is None else f"{value:,.0f}" if whole else f"{value:.5g}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

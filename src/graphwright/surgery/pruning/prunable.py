@@ -184,6 +184,11 @@ def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, prot
         else:
             found.append(axis)
     if not found:
+        if not refused:  # axes along which a weight is read too, as that of a recurrent state is
+            there = [
+                g for g in axes.values() if set(kinds) & set(g.kinds) and {m.value.node for m in g.members} & inside
+            ]
+            refused = [f"{g.name}: {refusal(g)}" for g in there if g.frozen]
         raise NothingToPrune(f"no selected axis of kind {', '.join(kinds)} can be pruned",
                              where=where if isinstance(where, str) else p.name, fix="list axes: print(program.axes())",
                              got="; ".join(refused[:4]) or "no axis of these kinds")  # fmt: skip

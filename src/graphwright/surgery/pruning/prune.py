@@ -95,7 +95,9 @@ class Pruner:
 
     def run(self) -> Attempt:
         """Return the attempt of least loss on the calibration data. Raises: BudgetUnreachable if all attempts fail."""
-        shares = {"default": SHARES, "units": (0.0,), "modules": (1.0,)}[self.options.recipe]
+        o = self.options
+        whole = not o.uniform and any(b.kind == "attention" for b in pr.residual_branches(self.p, self.nodes))
+        shares = {"default": SHARES if whole else (0.0,), "units": (0.0,), "modules": (1.0,)}[o.recipe]
         best: Attempt | None = None
         unreachable: BudgetUnreachable | None = None
         for share in shares:
