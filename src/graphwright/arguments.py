@@ -96,8 +96,11 @@ def matches(value: Any, hint: Any) -> bool:
     if kind is Callable:
         return callable(value)
     if kind is tuple:
-        every = args[:1] * len(value) if args[1:] == (...,) and isinstance(value, list | tuple) else args
-        return isinstance(value, list | tuple) and (not args or _all_match(value, every))
+        if not isinstance(value, list | tuple) or not args:
+            return isinstance(value, list | tuple)
+        if args[1:] == (...,):
+            return _each_matches(value, args[0])
+        return len(value) == len(args) and all(map(matches, value, args))
     if not isinstance(kind, type):
         return True
     try:
@@ -108,7 +111,7 @@ def matches(value: Any, hint: Any) -> bool:
         return fits and (not args or all(matches(k, args[0]) and matches(v, args[1]) for k, v in value.items()))
     if issubclass(kind, Iterable) and kind.__module__ in ("collections.abc", "builtins") and kind is not str:
         fits = fits and not isinstance(value, str | bytes) and getattr(value, "shape", None) != ()
-        return fits and (not isinstance(value, list | tuple) or not args or _all_match(value, args[:1] * len(value)))
+        return fits and (not isinstance(value, list | tuple) or not args or _each_matches(value, args[0]))
     return fits
 
 
@@ -118,8 +121,11 @@ def _is_list(value: Any, args: Sequence[Any]) -> bool:
     return bool(rows) and (not args or not rows[0] or matches(value[0], args[0]))
 
 
-def _all_match(values: Sequence[Any], hints: Sequence[Any]) -> bool:
-    return len(values) == len(hints) and all(map(matches, values, hints))
+def _each_matches(values: Sequence[Any], hint: Any) -> bool:
+    allowed = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if set(map(type, values)) <= {part for part in allowed if isinstance(part, type)}:  # a long list of ids or texts
+        return True
+    return all(matches(value, hint) for value in values)
 
 
 _NUMBERS: dict[Any, type] = {int: Integral, float: Real}

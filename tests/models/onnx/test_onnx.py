@@ -156,6 +156,8 @@ def test_weights_inputs_states_and_outputs_may_share_a_name(tmp_path):
         e.rename("total", "total", key="carried")
         e.rename("half", "third", key="total")
     check_onnx(p, save_onnx(p, tmp_path / "model.onnx"))
+
+
 def test_a_batch_norm_adds_no_tensor_or_cast_that_it_does_not_need(tmp_path):
     """onnxruntime warns of each tensor that no node reads."""
     net = gw.nn.Sequential(gw.nn.Conv2d(1, 3, 3), gw.nn.BatchNorm2d(3)).eval()
