@@ -573,7 +573,7 @@ def cumprod(input: Any, dim: Any = ..., *, dtype: Any = ..., axis: Any = ...) ->
     """Multiply cumulatively along an axis; each product includes its own entry. Entries of 0 get the exact gradient."""
 
 def logcumsumexp(input: Any, dim: Any = ..., *, axis: Any = ...) -> Tensor:
-    """ln Σ eˣ over the entries up to each entry along an axis, without overflow."""
+    """ln Σ eˣ over the entries up to each entry along an axis, without overflow. Raises: DTypeError for bool."""
 
 def cummax(input: Any, dim: Any = ..., *, axis: Any = ...) -> Extremes:
     """Return the largest entry up to each entry along an axis, and its index; of equal entries the last."""
