@@ -472,7 +472,9 @@ def _attend_head(row: Any, unit: Any, scratch: Any) -> None:
                 p = exp(vec.load(scratch + _SCORES + 64 * c) - top)
                 whole = whole + p
                 at = scratch + _VALUES + 16 * c
-                _weighted(out, kept, p, vec.load_i64(at), step_v, depth, vec.load_i64(at + 8))
+                _weighted(  # pyright: ignore[reportCallIssue]
+                    out, kept, p, vec.load_i64(at), step_v, depth, vec.load_i64(at + 8)
+                )
                 kept = vec.splat(F(1.0))
             best = top
         share = vec.splat(F(1.0) / vec.total(whole))
