@@ -37,7 +37,7 @@ def checked(target: T) -> T:
     for name, member in [*vars(target).items()]:
         if inspect.isfunction(member) and (name[0] != "_" or name in _CONSTRUCTORS):
             setattr(target, name, _checked(member))
-    return target
+    return cast(T, target)
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +107,9 @@ def matches(value: Any, hint: Any) -> bool:
     if issubclass(kind, Mapping):
         return fits and (not args or all(matches(k, args[0]) and matches(v, args[1]) for k, v in value.items()))
     if issubclass(kind, Iterable) and kind.__module__ in ("collections.abc", "builtins") and kind is not str:
-        fits = fits and not isinstance(value, str | bytes) and getattr(value, "shape", None) != ()
+        fits = fits and not isinstance(value, str | bytes)
+        if hasattr(value, "__array__") and kind.__module__ == "collections.abc":
+            return _is_list(value, args)
         return fits and (not isinstance(value, list | tuple) or not args or _all_match(value, args[:1] * len(value)))
     return fits
 
