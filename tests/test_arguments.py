@@ -134,6 +134,15 @@ def of_cache(kind: str, name: str, **given: Any) -> Any:
     return make
 
 
+def on_program(name: str, **given: Any) -> Any:
+    def make() -> tuple[Callable[..., Any], dict[str, Any]]:
+        b = gw.Builder("network")
+        b.output(b.linear(b.input("x", (2, 8)), b.param("w", np.eye(8, dtype="f4")), name="fc"), "y")
+        return getattr(gw.surgery, name), {"program": b.build(), **given}
+
+    return make
+
+
 REQUESTS = (SamplingRequest(),)
 CALLS = {
     "generate": (method("generate", prompt="a", max_new_tokens=1), ()),
@@ -147,6 +156,12 @@ CALLS = {
     "open": (lambda: (gw.open, {"path": "bundled"}), ()),
     "register": (lambda: (gw.models.register, {"arch": None}), ()),
     "train_bpe": (lambda: (gw.models.train_bpe, {"texts": "some text", "vocab_size": 258}), ()),
+    "compress": (on_program("compress", where="fc", method="svd"), ()),
+    "lora": (on_program("lora", where="fc", rank=2), ()),
+    "merge_lora": (on_program("merge_lora"), ()),
+    "solve": (on_program("solve"), ()),
+    "prune": (on_program("prune", target=0.9, dry_run=True), ()),
+    "replay buffer": (lambda: (gw.data.ReplayBuffer(4).sample, {"count": 1}), ()),
     "inspection": (lambda: (MODEL.inspect().text, {}), ()),
     "sampling": (lambda: (Sampling(top_k=2, temperature=1).sample, {"logits": np.zeros(8, "f4"), "position": 0}), ()),
     "options": (lambda: (gw.models.GenerationOptions, {}), ()),

@@ -37,7 +37,7 @@ def checked(target: T) -> T:
     for name, member in [*vars(target).items()]:
         if inspect.isfunction(member) and (name[0] != "_" or name in _CONSTRUCTORS):
             setattr(target, name, _checked(member))
-    return target
+    return cast(T, target)
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,7 +110,9 @@ def matches(value: Any, hint: Any) -> bool:
     if issubclass(kind, Mapping):
         return fits and (not args or all(matches(k, args[0]) and matches(v, args[1]) for k, v in value.items()))
     if issubclass(kind, Iterable) and kind.__module__ in ("collections.abc", "builtins") and kind is not str:
-        fits = fits and not isinstance(value, str | bytes) and getattr(value, "shape", None) != ()
+        fits = fits and not isinstance(value, str | bytes)
+        if hasattr(value, "__array__") and kind.__module__ == "collections.abc":
+            return _is_list(value, args)
         return fits and (not isinstance(value, list | tuple) or not args or _each_matches(value, args[0]))
     return fits
 
@@ -144,7 +146,7 @@ def words(hint: Any) -> str:
     if origin is Annotated:
         return " and ".join(str(m) for m in hint.__metadata__ if hasattr(type(m), "__contains__")) or words(args[0])
     if origin is Literal:
-        return " or ".join(map(str, args))
+        return ", ".join(map(str, args))
     kind = origin or hint
     if kind is tuple and args and args[1:] != (...,):
         return f"({', '.join(map(words, args))})"

@@ -105,6 +105,11 @@ def test_wrong_types_are_named():
     wrong: Any = []
     for call in (
         lambda: p.blame(wrong),
+        lambda: p.of_kind(wrong),
+        lambda: p.free_name(wrong),
+        lambda: p.with_prefix(None),  # pyright: ignore[reportArgumentType]
+        lambda: p.reachable(None),  # pyright: ignore[reportArgumentType]
+        lambda: p.dependents(None),  # pyright: ignore[reportArgumentType]
         lambda: p.to_svg(diff=wrong),
         lambda: p.to_svg(overlay=wrong),
         lambda: p.compile(freeze=wrong),

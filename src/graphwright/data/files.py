@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
 from graphwright.data.loader import Dataset
@@ -29,6 +30,7 @@ class CorruptIdx(FileError):
     """A file is not a valid IDX file."""
 
 
+@checked
 def read_idx(path: StrPath, *, most: int = MOST_BYTES) -> np.ndarray:
     """Read the array in an IDX file; gzip is recognised by the first bytes.
 
@@ -84,6 +86,7 @@ def _bytes(file: BinaryIO, count: int, path: StrPath) -> bytearray:
 _KINDS = "/".join(f"{code:02x}" for code in DTYPES)
 
 
+@checked
 class TokenWindows(Dataset):
     """A dataset of windows of token ids: item i is the pair (ids, the ids one position later), each int64 [window].
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import from_numpy, random
 from graphwright.autograd import Tensor
 from graphwright.errors import DTypeError, ShapeError, UsageError
 
 
+@checked
 class ReplayBuffer:
     """The last `capacity` rows that were added, in named columns; a new row replaces the oldest one.
 

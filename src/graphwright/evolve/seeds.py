@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.errors import UsageError
 from graphwright.evolve.evolution import Evolution, blocks, scalar
 from graphwright.evolve.run import same_cases
@@ -106,6 +107,7 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
+@checked
 def over_seeds(
     task: Any, start: scalar | blocks | None = None, settings: Any = None, *, seeds: int | Iterable[int] = 20,
     test: bool = False, threads: int = 1, progress: ProgressCallback | None = None, max_generations: int | None = None,

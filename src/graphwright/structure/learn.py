@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Unpack
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.errors import UsageError, check_type
 from graphwright.models.model import Model
 from graphwright.progress import Progress, ProgressCallback
@@ -106,6 +107,7 @@ class Learned(Report):
         return "\n".join(lines)
 
 
+@checked
 @keywords(LearnOptions)
 def learn(
     model: Model, units: Sequence[str] = ("heads", "neurons"), target: float = 0.7, text: str | None = None, *,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import NDArray
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
@@ -43,6 +44,7 @@ class CalibrationLeak(UsageError):
     """Some held-out windows are also learning windows."""
 
 
+@checked
 class Calibration:
     """Windows of data: some to learn from, others to measure on.
 
@@ -238,7 +240,7 @@ def windows_of(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.
     if isinstance(source, Mapping):
         found = {str(name): np.asarray(a) for name, a in source.items()}
         shapes = {n: a.shape for n, a in found.items()}
-        if len({len(a) for a in found.values()}) > 1:
+        if len({np.shape(a)[:1] for a in found.values()}) > 1 or not all(map(np.ndim, found.values())):
             raise UsageError("the inputs have different numbers of samples", expected="equal shape[0]", got=shapes)
         if not found or not _count(found):
             raise UsageError("the calibration data are empty", expected="at least one sample per input", got=shapes)

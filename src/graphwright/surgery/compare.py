@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.errors import ShapeError
 from graphwright.metrics import nll
 from graphwright.report import Report, table
@@ -71,6 +72,7 @@ class ComparisonReport(Report):
         return "\n".join(lines)
 
 
+@checked
 def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int = 4) -> ComparisonReport:
     """Run two programs on the same inputs, and compare their weights by name.
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from graphwright.arguments import checked
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.program import Entry, Program
 from graphwright.report import Report
@@ -58,6 +59,7 @@ class ConstraintSolution(Report):
         return "unsatisfied, nothing changed\n" + "\n".join(map(str, self.unsatisfied))
 
 
+@checked
 def solve(program: Program, constraints: Sequence[Constraint] | None = None, max_edits: int = 64) -> ConstraintSolution:
     """Apply repairs until all constraints hold. Repairs that cause new findings or violations are rejected.
 

@@ -167,15 +167,16 @@ def test_every_sequence_needs_one_sampling_request(model: gw.Model) -> None:
 
 
 @pytest.mark.parametrize("kind", ["static", "paged"])
-def test_without_the_vm_greedy_texts_need_no_compiled_code(
-    kind: str, model: gw.Model, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 4}])
+def test_texts_need_no_compiled_code(
+    kind: str, options: dict, model: gw.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def text() -> list[int]:
         cache = model.new_cache(60, kind=kind)
         one = cache.sequence() if isinstance(cache, PagedCache) else cache
-        return model.generate(some_ids((1, 9))[0], 12, cache=one).ids
+        return model.generate(some_ids((1, 9))[0], 12, cache=one, **options).ids
 
     with_vm = text()
     monkeypatch.setenv("GRAPHWRIGHT_NATIVE", "0")
-    monkeypatch.setattr("graphwright.array.cpu.random.build", lambda: pytest.fail("compiles the sampling code"))
+    monkeypatch.setattr("graphwright.array.vm.machine._compiled", lambda group: pytest.fail("compiles the VM"))
     assert text() == with_vm

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from math import isfinite
 from pathlib import Path
@@ -63,9 +63,8 @@ def load(
         weights_only: accepted as in torch, without an effect: files contain no code.
     Raises: ProgramFileError, InvalidProgram; CheckpointError for a damaged file, UnsafeFile for a pickle.
     """
-    if not isinstance(f, str) or "\0" not in f:
-        path = Path(f)
-        if path.is_file():
+    with suppress(TypeError, ValueError):  # for an invalid path `load_program` has the error
+        if (path := Path(f)).is_file():
             return _read(path, None if map_location is None else Device.parse(map_location))
     return load_program(f, check, verify)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.errors import BudgetUnreachable, UsageError
 from graphwright.ops import traits
 from graphwright.progress import ProgressCallback
@@ -99,6 +100,7 @@ class _Subject:
         self.chosen: Factors | None = None
 
 
+@checked
 @keywords(CompressOptions)
 def compress(
     program: Program | Model, where: str | Selection, method: str = "best", budget: MatrixBudget | None = None, *,

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import traits
 from graphwright.program.editing.replace import redirect
 from graphwright.program.errors import EmptySelection
 from graphwright.program.op_graph import Value
+from graphwright.settings import Range
 from graphwright.surgery.matrices import Matrix, find_matrices, named, selection_of, stored, values
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 ENDING = ".lora.outer.weight"
 
 
+@checked
 def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> list[str]:
     """Add a parallel branch B A x to each linear map W x, in one edit. B starts at 0, so the function is unchanged.
 
@@ -37,10 +40,10 @@ def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> 
         rank: number of rows of A [rank, in] and of columns of B [out, rank].
         seed: seed of A, whose entries are Gaussian with variance 1 / in.
     Returns: paths of the new params: A and B of each map.
-    Raises: EmptySelection; UsageError for a rank below 1, a tied weight, or a map that already has a branch.
+    Raises: EmptySelection; UsageError for a rank below 1, a seed below 0, a tied weight, or a map that has a branch.
     """
-    if rank < 1:
-        raise UsageError("the rank of a low-rank branch is too small", where="rank", expected=">= 1", got=rank)
+    Range(1, 2**31, whole=True).check("rank", rank)
+    Range(0, whole=True).check("seed", seed)
     matrices, _ = find_matrices(program, where)
     for m in matrices:
         if len(m.readers) != 1 or traits(m.readers[0].op).contracts != "out_in":
@@ -52,6 +55,7 @@ def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> 
         return [path for m in matrices for path in _branch(e, m, rank, rng)]
 
 
+@checked
 def merge_lora(program: Program, where: str | Selection = "**") -> list[str]:
     """Merge low-rank branches, in one edit: add B A of each branch to the matrix W of its map; remove the branch.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.errors import UsageError, check_type
 from graphwright.plugins import load_plugins
 from graphwright.program.op_graph import OpGraph
@@ -114,6 +115,7 @@ def chosen(names: Sequence[str] | None) -> list[FindingRule]:
     return [rule for name, rule in known.items() if name in wanted]
 
 
+@checked
 def diagnose(
     target: Program | Model, *, text: str | None = None, inputs: Mapping[str, Any] | None = None,
     loss: str | Callable[[Program], str] | None = None, kinds: Sequence[str] | None = None,

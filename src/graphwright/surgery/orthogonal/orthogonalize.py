@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, NoReturn, Typed
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import traits
@@ -288,6 +289,7 @@ class _Solved(NamedTuple):
     scales: list[float]
 
 
+@checked
 @keywords(OrthogonalizeOptions)
 def orthogonalize(
     program: Program | Model, where: str | Selection | Units, method: str = "polar", *,

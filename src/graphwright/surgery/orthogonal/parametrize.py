@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.graph import NodeId
 from graphwright.program.editing.replace import redirect
 from graphwright.program.errors import EmptySelection
@@ -31,6 +32,7 @@ SQUARINGS = 3
 """Number of squarings in exp: exact to float32 for angles up to about 3; a rotation for any generator."""
 
 
+@checked
 def parametrize(program: Program, where: str | Selection, map: str = "cayley", scale: str = "none") -> list[str]:
     """Replace matrices by nodes that compute them from generators: W = Q S, Q = R(A) Q₀ (wide: S Q, Q = Q₀ R(A)).
 

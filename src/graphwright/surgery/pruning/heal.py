@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.autograd import Tensor
 from graphwright.autograd.clipping import clip_grad_norm_
 from graphwright.errors import NonFinite
@@ -44,6 +45,7 @@ class Healing(Report):
         return f"healed in {len(self.losses)} steps: {nats}"
 
 
+@checked
 def heal(
     program: Program, teacher: Program, calibration: Calibration, steps: int = 100, *, lr: float = 1e-4, batch: int = 8,
     seed: int = 0, progress: ProgressCallback | None = None,

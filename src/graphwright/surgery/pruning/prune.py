@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, overload
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import NDArray
 from graphwright.errors import BudgetUnreachable, UsageError
 from graphwright.graph import NodeId
@@ -380,6 +381,7 @@ def prune(
     program: Program | Model, target: SizeBudget | float, calibration: CalibrationSource | None = None, *,
     dry_run: Literal[True], progress: ProgressCallback | None = None, **options: Unpack[PruneKeywords],
 ) -> PrunePlan: ...  # fmt: skip
+@checked
 @keywords(PruneOptions)
 def prune(
     program: Program | Model, target: SizeBudget | float, calibration: CalibrationSource | None = None, *,
