@@ -65,8 +65,8 @@ def test_the_first_wrong_argument_is_named_before_the_function_runs() -> None:
     function(1, "y", 3, "any", c=2, d="any")  # pyright: ignore[reportArgumentType]
     for args, named, where, expected, got in (
         (("1",), {}, "a", "a whole number", "'1'"),
-        ((1, "z"), {}, "b", "x or y", "'z'"),
-        ((1,), {"b": ["x"]}, "b", "x or y", "list ['x']"),
+        ((1, "z"), {}, "b", "x, y", "'z'"),
+        ((1,), {"b": ["x"]}, "b", "x, y", "list ['x']"),
         ((1,), {"c": 0}, "c", "a whole number >= 1", "0"),
     ):
         with pytest.raises(UsageError) as caught:

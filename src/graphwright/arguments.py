@@ -43,18 +43,37 @@ def checked(target: T) -> T:
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
     names: list[str] = []
     hints: dict[str, Any] = {}
+    passed: dict[str, set[type]] = {}
+
+    def check(name: str, value: Any) -> None:
+        hint = hints.get(name, Any)
+        if not matches(value, hint):
+            raise wrong(name, value, hint)
+        if hint is Any or any(_by_type(part) and matches(value, part) for part in _parts(hint)):
+            passed.setdefault(name, set()).add(type(value))
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         if not names:
             _read(function, names, hints)
-        for name, value in (*zip(names, args, strict=False), *named.items()):
-            hint = hints.get(name, Any)
-            if hint is not Any and type(value) is not hint and not matches(value, hint):
-                raise wrong(name, value, hint)
+        for name, value in zip(names, args, strict=False):
+            if type(value) not in passed.get(name, ()):
+                check(name, value)
+        for name, value in named.items():
+            if type(value) not in passed.get(name, ()):
+                check(name, value)
         return function(*args, **named)
 
     return call
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _by_type(hint: Any) -> bool:
+    """Return whether the type of a value decides if it matches."""
+    return isinstance(hint, type) and get_origin(hint) is None and hint not in _ARRAYS
 
 
 def _read(function: Callable[..., Any], names: list[str], hints: dict[str, Any]) -> None:
@@ -81,6 +100,8 @@ def matches(value: Any, hint: Any) -> bool:
     of lists and dicts are checked, those of other iterables are not.
     """
     origin, args = get_origin(hint), get_args(hint)
+    if origin in _ARRAYS and isinstance(value, list | tuple):
+        return _each_matches(value, args[0])
     if origin in (Union, UnionType):
         return any(matches(value, part) for part in args)
     if origin is Annotated:
@@ -124,8 +145,7 @@ def _is_list(value: Any, args: Sequence[Any]) -> bool:
 
 
 def _each_matches(values: Sequence[Any], hint: Any) -> bool:
-    allowed = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    if set(map(type, values)) <= {part for part in allowed if isinstance(part, type)}:  # a long list of ids or texts
+    if set(map(type, values)) <= {part for part in _parts(hint) if _by_type(part)}:  # a long list of ids or texts
         return True
     return all(matches(value, hint) for value in values)
 

@@ -6,7 +6,7 @@ dicts, lists and tuples of tensors. Results are on the tape if an argument that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphwright.autograd import engine
@@ -14,6 +14,7 @@ from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.create import zeros_like
 from graphwright.autograd.functions import stack
 from graphwright.autograd.modes import enable_grad
+from graphwright.autograd.nested import leaves_of, with_leaves
 from graphwright.errors import ShapeError, UsageError
 
 if TYPE_CHECKING:
@@ -21,31 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jvp", "vjp", "vmap"]
 _Argnums = int | tuple[int, ...]
-
-
-# -- trees of tensors --------------------------------------------------------------------------------------------------
-def leaves_of(tree: Any) -> list[Tensor]:
-    """Return the tensors in nested dicts, lists and tuples, in order."""
-    if isinstance(tree, Mapping):
-        return [t for value in tree.values() for t in leaves_of(value)]
-    if isinstance(tree, list | tuple):
-        return [t for value in tree for t in leaves_of(value)]
-    return [tree] if isinstance(tree, TensorBase) else []  # pyright: ignore[reportReturnType]  # a Tensor
-
-
-def rebuilt(tree: Any, leaves: Sequence[Any]) -> Any:
-    """Return the tree with other leaves in place of its tensors."""
-    rest = iter(leaves)
-
-    def made(part: Any) -> Any:
-        if isinstance(part, Mapping):
-            return {key: made(value) for key, value in part.items()}
-        if isinstance(part, list | tuple):
-            parts = [made(value) for value in part]
-            return type(part)(*parts) if hasattr(part, "_fields") else type(part)(parts)
-        return next(rest) if isinstance(part, TensorBase) else part
-
-    return made(tree)
 
 
 class _Call:
@@ -68,7 +44,7 @@ class _Call:
         self.outer = any(t.requires_grad for t in given)
         with enable_grad():
             self.inputs = [t.clone() if t.requires_grad else t.detach().requires_grad_() for t in given]
-            tree = rebuilt(self.wanted, self.inputs)
+            tree = with_leaves(self.wanted, self.inputs)
             passed = list(args)
             for n, value in zip(numbers, (tree,) if isinstance(argnums, int) else tree, strict=True):
                 passed[n] = value
@@ -87,7 +63,7 @@ class _Call:
 
     def detached(self, tree: Any) -> Any:
         """Return results of the function off the tape, unless an argument was on it."""
-        return tree if self.outer else rebuilt(tree, [t.detach() for t in leaves_of(tree)])
+        return tree if self.outer else with_leaves(tree, [t.detach() for t in leaves_of(tree)])
 
 
 def _number(value: Any, where: str) -> Tensor:
@@ -104,7 +80,7 @@ def grad_and_value(func: Callable[..., Any], argnums: _Argnums = 0, has_aux: boo
     def run(*args: Any, **kwargs: Any) -> Any:
         call = _Call(func, args, argnums, kwargs)
         value, aux = call.result if has_aux else (call.result, None)
-        found = rebuilt(call.wanted, call.pulled([_number(value, "gw.func.grad")], None))
+        found = with_leaves(call.wanted, call.pulled([_number(value, "gw.func.grad")], None))
         value = call.detached(value)
         return found, (value, call.detached(aux)) if has_aux else value
 
@@ -145,7 +121,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> tuple
         if [t.shape for t in seeds] != [t.shape for t in outputs]:
             expected, got = ([t.shape for t in ts] for ts in (outputs, seeds))
             raise ShapeError("cotangents do not fit the result", where="gw.func.vjp", expected=expected, got=got)
-        return rebuilt(call.wanted, call.pulled(outputs, seeds, keep=True))
+        return with_leaves(call.wanted, call.pulled(outputs, seeds, keep=True))
 
     return (call.detached(result), product, *((call.detached(aux),) if has_aux else ()))
 
@@ -161,7 +137,7 @@ def jvp(func: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any
     call = _Call(func, given, tuple(range(len(given))), {})
     outputs = leaves_of(call.result)
     found = _forward(call, outputs, leaves_of(tuple(tangents)))
-    return call.detached(call.result), rebuilt(call.result, found)
+    return call.detached(call.result), with_leaves(call.result, found)
 
 
 def _forward(call: _Call, outputs: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor]:
@@ -197,8 +173,8 @@ def jacrev(func: Callable[..., Any], argnums: _Argnums = 0) -> Callable[..., Any
                 stack(list(column)).reshape(*size) if rows else as_tensor(0.0).to(output.dtype).expand(*size)
                 for column, size in zip(columns, sizes, strict=True)
             ]
-            blocks.append(rebuilt(call.wanted, parts))
-        return rebuilt(call.result, blocks)
+            blocks.append(with_leaves(call.wanted, parts))
+        return with_leaves(call.result, blocks)
 
     return run
 
@@ -221,7 +197,7 @@ def jacfwd(func: Callable[..., Any], argnums: _Argnums = 0) -> Callable[..., Any
                     stack([c[n] for c in columns], -1) if columns else zeros_like(output).unsqueeze(-1).narrow(-1, 0, 0)
                 )
                 parts[n].append(made.reshape(*output.shape, *t.shape))
-        return rebuilt(call.result, [rebuilt(call.wanted, blocks) for blocks in parts])
+        return with_leaves(call.result, [with_leaves(call.wanted, blocks) for blocks in parts])
 
     return run
 
@@ -253,13 +229,13 @@ def vmap(func: Callable[..., Any], in_dims: Any = 0, out_dims: int = 0) -> Calla
         results = []
         for i in range(sizes.pop()):
             row = [
-                a if d is None else rebuilt(a, [t.select(d, i) for t in leaves_of(a)])
+                a if d is None else with_leaves(a, [t.select(d, i) for t in leaves_of(a)])
                 for a, d in zip(args, dims, strict=True)
             ]
             results.append(func(*row, **kwargs))
         if not results:
             raise UsageError("an empty axis has no results", where="vmap", expected="1 or more entries")
         columns = zip(*(leaves_of(r) for r in results), strict=True)
-        return rebuilt(results[0], [stack(list(column), out_dims) for column in columns])
+        return with_leaves(results[0], [stack(list(column), out_dims) for column in columns])
 
     return run

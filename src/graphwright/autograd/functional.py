@@ -7,6 +7,7 @@ from typing import Any
 
 from graphwright.autograd import func as of
 from graphwright.autograd.create import ones_like
+from graphwright.autograd.nested import leaves_of, with_leaves
 from graphwright.errors import UsageError
 
 __all__ = ["hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"]
@@ -51,9 +52,9 @@ def vjp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool
 def _seed(result: Any, v: Any) -> Any:
     if v is not None:
         return v
-    if any(t.numel() != 1 for t in of.leaves_of(result)):
+    if any(t.numel() != 1 for t in leaves_of(result)):
         raise UsageError("v was left out", where="autograd.functional", expected="v of the shapes of the result")
-    return of.rebuilt(result, [ones_like(t) for t in of.leaves_of(result)])
+    return with_leaves(result, [ones_like(t) for t in leaves_of(result)])
 
 
 def jvp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False) -> tuple[Any, Any]:

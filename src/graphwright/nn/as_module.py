@@ -12,11 +12,11 @@ from typing import Any
 
 from graphwright.array import NDArray
 from graphwright.autograd import Tensor, Variable, grad, no_grad
+from graphwright.autograd.nested import parts, rebuilt
 from graphwright.errors import UsageError
 from graphwright.nn.module import Module
 from graphwright.plan import compile
 from graphwright.program import Program
-from graphwright.program.nested import parts, rebuilt
 
 
 def as_module(target: Module | Program, *, share: bool = True) -> Any:

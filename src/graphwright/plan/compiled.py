@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 from graphwright.array import NDArray, Spec
 from graphwright.autograd import Tensor, as_tensor, changes
 from graphwright.autograd.modes import modes
+from graphwright.autograd.nested import parts, rebuilt
 from graphwright.errors import UsageError
 from graphwright.plan.compile import CACHED, plan_for
 from graphwright.plan.errors import PlanReplaced
@@ -20,10 +21,10 @@ from graphwright.plan.planning.planner import uncollected
 from graphwright.plan.running.buckets import PaddingBuckets
 from graphwright.program.builder import record
 from graphwright.program.exclusive import exclusive
-from graphwright.program.nested import add_tensors, flat_specs, hashed, parts, rebuilt, specs_of
 from graphwright.program.program import Program
 from graphwright.program.recorder import labelled, output_names
 from graphwright.program.run import check_feeds
+from graphwright.program.traced_arguments import add_tensors, flat_specs, hashed, specs_of
 from graphwright.signatures import keywords
 
 if TYPE_CHECKING:

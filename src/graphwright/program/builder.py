@@ -16,12 +16,12 @@ from graphwright.ops import OPS
 from graphwright.program.errors import ForeignNode, NameTaken
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.named_sizes import try_other_sizes
-from graphwright.program.nested import specs_of
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_output
 from graphwright.program.program import Program
 from graphwright.program.recorder import TraceRecorder, record_into
 from graphwright.program.residual_sums import join_residuals
+from graphwright.program.traced_arguments import specs_of
 from graphwright.program.weights import add_weight, as_array
 
 

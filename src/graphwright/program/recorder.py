@@ -26,12 +26,12 @@ from graphwright.autograd import (
 )
 from graphwright.autograd.modes import grad_mode
 from graphwright.autograd.named_sizes import NamedSizes
+from graphwright.autograd.nested import parts, rebuilt
 from graphwright.autograd.recorder import differentiating, mark_alias
 from graphwright.errors import UsageError
 from graphwright.ops import get
 from graphwright.program.derived.recompute import Recomputed
 from graphwright.program.kinds import CONST, INPUT, KINDS, PARAM, STATE
-from graphwright.program.nested import parts, rebuilt
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, discard, set_outputs
 from graphwright.program.weights import add_weight, constant_variable

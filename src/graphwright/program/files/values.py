@@ -63,10 +63,10 @@ def load(
         weights_only: accepted as in torch, without an effect: files contain no code.
     Raises: ProgramFileError, InvalidProgram; CheckpointError for a damaged file, UnsafeFile for a pickle.
     """
+    is_file = False
     with suppress(TypeError, ValueError):  # for an invalid path `load_program` has the error
-        if (path := Path(f)).is_file():
-            return _read(path, None if map_location is None else Device.parse(map_location))
-    return load_program(f, check, verify)
+        is_file = Path(f).is_file()
+    return _read(Path(f), map_location and Device.parse(map_location)) if is_file else load_program(f, check, verify)
 
 
 def _read(path: Path, device: Device | None) -> Any:

@@ -12,22 +12,9 @@ import numpy as np
 
 from graphwright.array import NDArray, Spec
 from graphwright.autograd import Tensor, as_tensor
+from graphwright.autograd.nested import parts, rebuilt
 
 _ARRAYS = Tensor, NDArray, np.ndarray, np.generic
-
-
-def parts(group: Any) -> dict[Any, Any]:
-    """Return the members of a tuple, list or dict by index or key; empty for any other value."""
-    if isinstance(group, Mapping):
-        return dict(group)
-    return dict(enumerate(group)) if isinstance(group, tuple | list) else {}
-
-
-def rebuilt(group: Any, members: Mapping[Any, Any]) -> Any:
-    """Return a tuple, list or dict like `group` with other members."""
-    if isinstance(group, Mapping):
-        return dict(members)
-    return type(group)(*members.values()) if hasattr(group, "_fields") else type(group)(members.values())
 
 
 def specs_of(argument: Any) -> Any:
