@@ -38,7 +38,7 @@ class Range:
     def __str__(self) -> str:
         kind, sign = "a whole number" if self.whole else "a finite number", ">" if self.above else ">="
         if self.high < inf:
-            low, high = f"{self.low:g}", f"{self.high:g}"
+            low, high = (str(n) if self.whole else f"{n:g}" for n in (self.low, self.high))
             return f"a number > {low} and <= {high}" if self.above else f"a number from {low} to {high}"
         return kind if self.low == -inf else f"{kind} {sign} {self.low:g}"
 
@@ -51,6 +51,8 @@ Positive = Annotated[float, Range(0, above=True)]
 Whole = Annotated[int, Range(whole=True)]
 Count = Annotated[int, Range(0, whole=True)]
 AtLeastOne = Annotated[int, Range(1, whole=True)]
+Size = Annotated[int, Range(1, (1 << 31) - 1, whole=True)]
+Seed = Annotated[int, Range(0, (1 << 63) - 1, whole=True)]
 AtLeastTwo = Annotated[int, Range(2, whole=True)]
 
 

@@ -356,6 +356,9 @@ def test_input_files_and_destinations_are_checked_before_the_model_is_opened(cal
         (("edit", "bundled", "--cut", "a -> b", "--out", "x"), "no node has this name"),
         (("run", "bundled", "--text", "x", "--watch", "layers.9.out"), "layers.9.out"),
         (("inspect", "bundled", "--nonsense"), "nonsense"),
+        (("train", "bundled", "--text", __file__, "--out", "x", "--batch", "2147483647"), "Unable to allocate"),
+        (("train", "bundled", "--text", __file__, "--out", "x", "--batch", "9" * 20), "from 1 to 2147483647"),
+        (("search", "bundled", "x", "--target", "0.9", "--seed", "9" * 20), "from 0 to 9223372036854775807"),
     ],
 )
 def test_usage_errors_are_named_and_exit_with_2(call, args, names):

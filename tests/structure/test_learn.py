@@ -89,7 +89,7 @@ def _draw(rng, count):
         ({"text": "too short"}, "too short"),
         ({"steps": 0}, "whole number >= 1"),
         ({"window": 1}, "whole number >= 2"),
-        ({"seed": -1}, ">= 0"),
+        ({"seed": -1}, "from 0 to"),
         ({"params": -0.1}, ">= 0"),
         ({"gates": float("nan")}, "a finite number > 0"),
         ({"units": ("heads",), "target": 0.01, "held_out": TEXT[:200]}, "protected elements alone exceed"),

@@ -171,7 +171,7 @@ def _run(call: Callable[[], Output | None], quiet: bool, as_json: bool, debug: b
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
         os._exit(DONE)
-    except (GraphwrightError, OSError) as error:
+    except (GraphwrightError, OSError, MemoryError) as error:
         if debug:
             raise
         if as_json:
@@ -180,7 +180,7 @@ def _run(call: Callable[[], Output | None], quiet: bool, as_json: bool, debug: b
                 facts = error.to_json()
             with suppress(OSError):  # stdout may have failed
                 emit_json({"ok": False, **facts})
-        fail(str(error))
+        fail(str(error) or "not enough memory")
         raise typer.Exit(FAILED if type(error).__name__ == "VerificationFailed" else USAGE) from None
     finally:
         log.removeHandler(notes)

@@ -23,7 +23,7 @@ from graphwright.optim.optimizers import AdamW
 from graphwright.optim.training_step import compile_step
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
-from graphwright.settings import AtLeastOne, Count, NotNegative, Positive, Settings, Share
+from graphwright.settings import AtLeastOne, Count, NotNegative, Positive, Settings, Share, Size
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -49,8 +49,8 @@ class TrainOptions(Settings):
     """
 
     steps: AtLeastOne = 100
-    batch: AtLeastOne = 16
-    window: AtLeastOne = 256
+    batch: Size = 16
+    window: Size = 256
     lr: Positive = 1e-3
     warmup: Count = 10
     floor: Share = 0.05

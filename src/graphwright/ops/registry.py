@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from graphwright.array.backend import torch_functions
 from graphwright.array.layout import Layout
 from graphwright.array.sizes import bound
-from graphwright.array.spec import Spec
+from graphwright.array.spec import Spec, UnboundDim
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import emit
 from graphwright.ops.attributes import Attr, all_fit, names_sizes
@@ -234,6 +234,15 @@ class Op:
         values = {name: attrs[name] for name in self.sized}
         return {**attrs, **{name: tuple([bound(d, dims) for d in value]) if type(value) is tuple else bound(value, dims)
                             for name, value in values.items()}}  # fmt: skip
+
+    def bind_all_sizes(self, attrs: Attrs, dims: Mapping[str, int], where: str | None = None) -> Attrs:
+        """Replace named sizes in attributes as `bind_sizes`. Raises: UnboundDim if one has no value; ShapeError."""
+        bound = self.bind_sizes(attrs, dims)
+        if bound is not attrs and self.names_sizes(bound):
+            got = ", ".join(f"{name} {bound[name]}" for name in self.sized)
+            what, expected = "no input of the program has this named size", ", ".join(dims) or "static sizes"
+            raise UnboundDim(what, where=where, expected=expected, got=got)
+        return bound
 
     def check_attrs(self, attrs: Attrs, where: str | None = None) -> None:
         """Raise UsageError unless there is a value of its exact type for each attribute, as `complete` returns them."""

@@ -215,7 +215,7 @@ class Slice(ViewOp):
 
     def axes(u: AxesUse):
         a, x, u.result_ranges[0] = u.attrs, u.ins[0][u.attrs["axis"]], u.ranges[0]
-        if isinstance(size(x), str) or isinstance(a["size"], str):
+        if isinstance(size(x), str) or isinstance(a["size"], str) or isinstance(a["start"], str):
             u.frozen(x, "reads entries of it by their number")
             return [spliced(u.ins[0], a["axis"], u.fresh(a["size"], "reads entries by their number"))]
         whole, taken = known(x), Atom(a["size"])

@@ -67,7 +67,7 @@ def step(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, i
         zero = empty(spec.sizes, spec.dtype)
         return (call("full_like", zero, value=0.0),)
     try:
-        result = call(op, *ins, **get(op).bind_sizes(p.attrs(node), dims))
+        result = call(op, *ins, **get(op).bind_all_sizes(p.attrs(node), dims))
     except GraphwrightError as error:
         error.where = f"{p.path(node)} ({op})" if error.where in (None, op) else f"{p.path(node)}: {error.where}"
         error.add_note(origin(p, node))

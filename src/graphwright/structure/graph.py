@@ -83,7 +83,7 @@ class DifferentiableGraph:
         if not isinstance(program, Program):
             raise UsageError("the argument is not a program", where="program", expected="a Program",
                              got=type(program).__name__)  # fmt: skip
-        Range(0, whole=True).check("seed", seed)
+        Range(0, (1 << 63) - 1, whole=True).check("seed", seed)
         self.program, self.seed, self.schedule = program, seed, schedule
         self.step = 0
         if program.gates():

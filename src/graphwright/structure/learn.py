@@ -18,7 +18,7 @@ from graphwright.errors import UsageError, check_type
 from graphwright.models.model import Model
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
-from graphwright.settings import AtLeastOne, AtLeastTwo, Count, NotNegative, Positive, Settings
+from graphwright.settings import AtLeastOne, AtLeastTwo, NotNegative, Positive, Seed, Settings, Size
 from graphwright.signatures import keywords
 from graphwright.structure.elements import Element
 from graphwright.structure.graph import DifferentiableGraph
@@ -51,12 +51,12 @@ class LearnOptions(Settings):
     """
 
     steps: AtLeastOne = 300
-    batch: AtLeastOne = 8
+    batch: Size = 8
     window: AtLeastTwo = 128
     gates: Positive = 0.05
     params: NotNegative = 0.0
     round_to: AtLeastOne = 16
-    seed: Count = 0
+    seed: Seed = 0
     held_out: str | None = None
 
 
@@ -64,12 +64,12 @@ class LearnKeywords(TypedDict, total=False):
     """The fields of `LearnOptions` as keyword arguments."""
 
     steps: AtLeastOne
-    batch: AtLeastOne
+    batch: Size
     window: AtLeastTwo
     gates: Positive
     params: NotNegative
     round_to: AtLeastOne
-    seed: Count
+    seed: Seed
     held_out: str | None
 
 

@@ -196,8 +196,8 @@ class PlanBuilder:
     def _plan(self, record: NodeRecord, old: NodeRecord | None) -> None:
         """Set the slots and instruction of a record with known `reads`; `old` is the node's previous record, if any."""
         node, kind = record.node, record.op
-        if self.dims and (row := OPS.get(kind)) is not None:
-            record.attrs = row.bind_sizes(record.attrs, self.dims)
+        if (row := OPS.get(kind)) is not None and row.sized:
+            record.attrs = row.bind_all_sizes(record.attrs, self.dims, record.path)
         if kind in _KIND:
             record.specs = tuple([s.bind(self.dims) for s in record.specs])
             key = record.path if kind == INPUT else record.attrs["key"]
