@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import builtins
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple, Self, TypeVar
 
 from graphwright.array import Device, NDArray, empty, names_device
 from graphwright.array import dtype as named
 from graphwright.autograd import (
-    Function,
     Parameter,
     Tensor,
     Variable,
     active_recorder,
     as_tensor,
     changes,
-    is_grad_enabled,
     scope,
     scoped,
     training,
@@ -26,6 +24,7 @@ from graphwright.autograd import (
 )
 from graphwright.errors import DTypeError, UsageError
 from graphwright.files import blake2b_128
+from graphwright.nn.hooks import HookHandle, Hooks
 
 _Path = tuple[str, ...]
 """Names of the attributes that lead from the root to a module."""
@@ -56,10 +55,6 @@ class Buffer(Variable):
         self.persistent = persistent
 
 
-_Hook = tuple[Callable[..., Any], bool]
-"""A hook, and whether it takes keyword arguments."""
-
-
 class IncompatibleKeys(NamedTuple):
     """The result of `load_state_dict`: keys that the state lacks, and those that the module lacks."""
 
@@ -69,98 +64,6 @@ class IncompatibleKeys(NamedTuple):
     def __repr__(self) -> str:
         keys = f"missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys}"
         return f"IncompatibleKeys({keys})" if any(self) else "<All keys matched successfully>"
-
-
-class HookHandle:
-    """A registered hook, which `remove()` removes."""
-
-    def __init__(self, hooks: dict[HookHandle, _Hook]) -> None:
-        self.hooks = hooks
-
-    def remove(self) -> None:
-        """Remove the hook; again has no effect."""
-        self.hooks.pop(self, None)
-        changes.rise()
-
-
-class _Passed(Function):
-    """The operands themselves; `receive` gets their gradients, None for unused ones, and returns others."""
-
-    @staticmethod
-    def forward(ctx: Any, receive: Callable[[tuple[Any, ...]], tuple[Any, ...]], *tensors: Tensor) -> Any:
-        ctx.receive = receive
-        return tensors
-
-    @staticmethod
-    def vjp(ctx: Any, g: Any, needs: Any) -> Any:
-        return None, *ctx.receive(g if isinstance(g, tuple) else (g,))
-
-
-class _Hooks:
-    """The hooks of a module, in the order of registration."""
-
-    def __init__(self) -> None:
-        self.before: dict[HookHandle, _Hook] = {}
-        self.after: dict[HookHandle, _Hook] = {}
-        self.backward: dict[HookHandle, _Hook] = {}
-
-    def run(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the hooks and `forward`."""
-        for hook, with_kwargs in list(self.before.values()):
-            found = hook(module, args, kwargs) if with_kwargs else hook(module, args)
-            if found is not None and with_kwargs:
-                args, kwargs = found
-            elif found is not None:
-                args = found if isinstance(found, tuple) else (found,)
-        watched = _Watched(module, list(self.backward.values())) if self.backward and is_grad_enabled() else None
-        output = module.forward(*(args if watched is None else watched.inputs(args)), **kwargs)
-        for hook, with_kwargs in list(self.after.values()):
-            found = hook(module, args, kwargs, output) if with_kwargs else hook(module, args, output)
-            output = output if found is None else found
-        return output if watched is None else watched.outputs(output)
-
-
-class _Watched:
-    """One call of a module with backward hooks: tape nodes around its tensors tell the hooks their gradients."""
-
-    def __init__(self, module: Module, hooks: Sequence[_Hook]) -> None:
-        self.module, self.hooks = module, hooks
-        self.of_outputs: tuple[Any, ...] = ()
-        self.count = 0  # of inputs that require a gradient
-
-    def inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments, with tensors that require a gradient on the tape of the hooks."""
-        at = [i for i, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
-        self.positions = [at.index(i) if i in at else None for i, a in enumerate(args) if isinstance(a, Tensor)]
-        self.count = len(at)
-        if not at:
-            return args
-        made = dict(zip(at, _Passed.apply(self._hooked, *(args[i] for i in at)), strict=True))
-        return tuple(made.get(i, a) for i, a in enumerate(args))
-
-    def outputs(self, output: Any) -> Any:
-        """Return the output, a tensor or a tuple, with its tensors on the tape of the hooks."""
-        parts = output if isinstance(output, tuple) else (output,)
-        at = [i for i, t in enumerate(parts) if isinstance(t, Tensor)]
-        if not any(parts[i].requires_grad for i in at):
-            return output
-        made = dict(zip(at, _Passed.apply(self._noted, *(parts[i] for i in at)), strict=True))
-        found = tuple(made.get(i, t) for i, t in enumerate(parts))
-        return found if isinstance(output, tuple) else found[0]
-
-    def _noted(self, grads: tuple[Any, ...]) -> tuple[Any, ...]:
-        self.of_outputs = grads
-        if not self.count:
-            self._hooked(())
-        return grads
-
-    def _hooked(self, grads: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Call the hooks with the gradients of all tensors among the arguments; return those that require one."""
-        given = tuple(None if at is None else grads[at] for at in self.positions)
-        for hook, _ in self.hooks:
-            found = hook(self.module, given, self.of_outputs)
-            given = given if found is None else found if isinstance(found, tuple) else (found,)
-        return tuple(g for g, at in zip(given, self.positions, strict=True) if at is not None)
 
 
 class Module:
@@ -193,7 +96,7 @@ class Module:
         return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        hooks: _Hooks | None = self.__dict__.get("_hooks")
+        hooks: Hooks | None = self.__dict__.get("_hooks")
         return self.forward(*args, **kwargs) if hooks is None else hooks.run(self, args, kwargs)
 
     def register_forward_pre_hook(
@@ -227,7 +130,7 @@ class Module:
         return self._hook("backward", hook, False, prepend)
 
     def _hook(self, when: str, hook: Callable[..., Any], with_kwargs: bool, first: bool) -> HookHandle:
-        hooks = self.__dict__.setdefault("_hooks", _Hooks())
+        hooks = self.__dict__.setdefault("_hooks", Hooks())
         handle = HookHandle(getattr(hooks, when))
         others = dict(handle.hooks) if first else {}
         if first:

@@ -6,6 +6,7 @@ The two differ where a share of the probability equals a limit up to the roundin
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Ca
     return partial(_call, loops_of("sampling"), row, work[0].data_ptr())
 
 
-def _call(sample: Call, row: np.ndarray, scratch: int) -> None:
+def _call(sample: Any, row: np.ndarray, scratch: int) -> None:
     sample(Code.SAMPLE_TOKEN, row.ctypes.data, 0, scratch)
 
 

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from graphwright.autograd import Parameter, Tensor, no_grad, randn
 from graphwright.errors import UsageError
-from graphwright.nn.module import Buffer, HookHandle, Module
+from graphwright.nn.hooks import HookHandle
+from graphwright.nn.module import Buffer, Module
 
 __all__ = ["remove_spectral_norm", "remove_weight_norm", "spectral_norm", "weight_norm"]
 _Module = TypeVar("_Module", bound=Module)
