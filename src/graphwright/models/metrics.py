@@ -45,13 +45,13 @@ class BitsPerByte(Report):
     tokens: int
     bytes: int
 
-    def __str__(self) -> str:
-        return self._text(".4f", ".3f")
+    def _text(self) -> str:
+        return self._rounded(".4f", ".3f")
 
     def __format__(self, spec: str) -> str:
-        return self._text(spec, spec) if spec else str(self)
+        return self._rounded(spec, spec) if spec else str(self)
 
-    def _text(self, bits: str, perplexity: str) -> str:
+    def _rounded(self, bits: str, perplexity: str) -> str:
         text = f"perplexity {self.perplexity:{perplexity}}, {self.tokens} tokens"
         return f"{self.bits_per_byte:{bits}} bits per byte ({text})" if self.bytes else text
 

@@ -88,7 +88,7 @@ def _axes(p: Program) -> list[AxisGroup]:
 
 def _refuse_more_than_memory(p: Program, n: int) -> None:
     """Raise OutOfMemory before rows are made that the memory of this machine cannot hold, where it is known."""
-    widths = [prod(p.spec(p.operands(u)[0]).bind({}).shape[1:]) for u in p.consumers("ids") if traits(p.op(u)).lookup]
+    widths = [prod(p.spec(p.operands(u)[0]).sizes[1:]) for u in p.consumers("ids") if traits(p.op(u)).lookup]
     needed = 16 * n * max(widths, default=0)  # made and sampled in float64
     if hasattr(os, "sysconf") and needed > (there := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
         raise OutOfMemory("the resized embedding does not fit in memory", where="n", fix="use fewer ids",

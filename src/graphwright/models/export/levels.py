@@ -133,7 +133,7 @@ class ExportLevel(ABC):
     def plan(self) -> LevelPlan:
         """Return a plan that tells whether this level can carry the model, and if not, why; reads no weight payload."""
 
-    @property
+    @cached_property
     def written(self) -> Model:
         """The model that a loader of the files computes: the program, or the template that holds its weights."""
         return self.case.model

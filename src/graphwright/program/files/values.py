@@ -66,7 +66,8 @@ def load(
     is_file = False
     with suppress(TypeError, ValueError):  # for an invalid path `load_program` has the error
         is_file = Path(f).is_file()
-    return _read(Path(f), map_location and Device.parse(map_location)) if is_file else load_program(f, check, verify)
+    device = None if map_location is None else Device.parse(map_location)
+    return _read(Path(f), device) if is_file else load_program(f, check, verify)
 
 
 def _read(path: Path, device: Device | None) -> Any:
