@@ -58,8 +58,10 @@ def flat_specs(specs: Any) -> Iterator[Spec]:
 
 def hashed(specs: Any) -> Hashable:
     """Return specs of arguments as a key of a dict."""
-    if isinstance(specs, Spec) or not isinstance(specs, tuple | list | Mapping):
-        return specs if isinstance(specs, Spec) else (type(specs), specs)  # 1 == True
+    if isinstance(specs, Spec):
+        return specs
+    if not isinstance(specs, tuple | list | Mapping):
+        return type(specs), specs  # 1 == True
     return type(specs), *((key, hashed(inner)) for key, inner in parts(specs).items())
 
 

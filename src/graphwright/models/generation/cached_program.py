@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import CPU, Device, Dim, DType, NDArray, Spec, bool_, empty, float32, int32, int64
+from graphwright.array import Device, Dim, DType, NDArray, Spec, bool_, empty, float32, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
@@ -21,7 +21,6 @@ from graphwright.models.generation.sampling import SamplingRequest
 from graphwright.ops import traits
 from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
-from graphwright.plan.planning.lowering import on_vm
 from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.kinds import INPUT, STATE, STORED
 from graphwright.program.op_graph import Value
@@ -329,9 +328,7 @@ class StepPlans:
             options = CompileOptions(
                 freeze=True, executor=EXECUTOR, deterministic=self.deterministic, device=self.device
             )
-            # without the VM the host samples, which for greedy texts only takes the largest logit
-            samples = last_only and (self.device != CPU or on_vm(options.chosen))
-            plan = plan_for(p, specs, None if samples else ("logits",), options)
+            plan = plan_for(p, specs, None, options)
             self.spaces[key] = BoundStep(plan.new_executable(variables))
             self.setup_s += perf_counter() - started
         return self.spaces[key]
