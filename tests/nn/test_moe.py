@@ -5,17 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 import graphwright as gw
 from graphwright import nn
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
-from graphwright.nn.transformer import balance_loss, z_loss
+from graphwright.nn import balance_loss, z_loss
 from values import grad_of
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(2, 5, 6))
+ACTS = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
 
 
 def layer(**options) -> nn.MoE:
@@ -27,26 +29,37 @@ def layer(**options) -> nn.MoE:
 
 def reference(m: nn.MoE, w: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Token by token, expert by expert."""
+    linear = torch.nn.functional.linear
     logits = x.reshape(-1, 6) @ w["router.weight"].T
-    scores = torch.softmax(logits, -1) if m.score == "softmax" else torch.sigmoid(logits)
+    scores = torch.softmax(logits, -1) if m.router.score == "softmax" else torch.sigmoid(logits)
     rows = []
     for token, score in zip(x.reshape(-1, 6), scores, strict=True):
-        chosen = torch.argsort(score, descending=True, stable=True)[: m.k]
+        chosen = torch.argsort(score, descending=True, stable=True)[: m.router.k]
         weights = score[chosen]
-        if m.normalize:
+        if m.router.normalize:
             weights = weights / weights.sum()
-        parts = [
-            p * ((torch.nn.functional.silu(token @ w["gate"][e]) * (token @ w["up"][e])) @ w["down"][e])
-            for p, e in zip(weights, chosen, strict=True)
-        ]
-        rows.append(torch.stack(parts).sum(0))
+        total = torch.zeros_like(token)
+        for p, e in zip(weights, chosen, strict=True):
+            part = {n: (w[f"experts.{e}.{n}.weight"], w.get(f"experts.{e}.{n}.bias")) for n in ("gate", "up", "down")
+                    if f"experts.{e}.{n}.weight" in w}  # fmt: skip
+            inner = ACTS[m.act](linear(token, *part.get("gate", part["up"])))
+            inner = inner * linear(token, *part["up"]) if "gate" in part else inner
+            total = total + p * linear(inner, *part["down"])
+        rows.append(total)
     return torch.stack(rows).reshape(x.shape), logits, scores
 
 
-@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("normalize", [True, False])
-def test_moe_matches_a_loop_over_tokens(score, normalize):
-    m = layer(score=score, normalize=normalize)
+OPTIONS = [
+    {"score": "softmax", "normalize": True},
+    {"score": "sigmoid", "normalize": False, "bias": True},
+    {"kind": "mlp", "act": "gelu"},
+    {"kind": "mlp", "bias": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_moe_matches_a_loop_over_tokens(options):
+    m = layer(**options)
     w = {n: torch.from_numpy(p.numpy().copy()).requires_grad_() for n, p in m.named_parameters()}
     x, y = Tensor(from_numpy(X.copy()), requires_grad=True), torch.from_numpy(X.copy()).requires_grad_()
     routing = m.route(x.reshape(-1, 6))
@@ -54,7 +67,7 @@ def test_moe_matches_a_loop_over_tokens(score, normalize):
     theirs, logits, scores = reference(m, w, y)
     np.testing.assert_allclose(mine.numpy(), theirs.detach().numpy(), rtol=1e-10)
     np.testing.assert_array_equal(mine.numpy(), m(x).numpy())
-    share = torch.bincount(torch.from_numpy(routing.ids.numpy().reshape(-1).copy()), minlength=5).double() / 20
+    share = torch.bincount(torch.from_numpy(routing.choice.numpy().reshape(-1).copy()), minlength=5).double() / 20
     aux = 5 * (share * scores.mean(0)).sum() + (torch.logsumexp(logits, -1) ** 2).mean()
     ours = balance_loss(routing) + z_loss(routing)
     assert ours.item() == pytest.approx(aux.item(), rel=1e-12)
@@ -69,12 +82,33 @@ def test_an_expert_without_tokens_gets_zero_gradient_and_ties_go_to_the_lower_id
     m = layer()
     m.router.weight.assign(Tensor(from_numpy(np.zeros((5, 6)))))
     routing = m.route(Tensor(from_numpy(X.reshape(-1, 6))))
-    assert routing.ids.tolist() == [[0, 1]] * 10
+    assert routing.choice.tolist() == [[0, 1]] * 10
     assert routing.counts.tolist() == [10, 10, 0, 0, 0]
     m(Tensor(from_numpy(X))).sum().backward()
-    for p in (m.gate, m.up, m.down):
-        assert grad_of(p).numpy()[:2].any(axis=(1, 2)).all()
-        assert not grad_of(p).numpy()[2:].any()
+    for number, expert in enumerate(m.experts):
+        assert all(grad_of(p).numpy().any() == (number < 2) for p in expert.parameters())
+
+
+def test_padding_has_no_experts_and_changes_no_other_row_or_figure():
+    m, valid = layer(), np.array([[True] * 5, [True, False, True, False, False]])
+    x = Tensor(from_numpy(X.copy()))
+    alone = m.route(Tensor(from_numpy(X[valid])))
+    routing = m.route(x.reshape(-1, 6), gw.tensor(valid).reshape(-1))
+    assert routing.counts.tolist() == alone.counts.tolist()
+    for loss in (balance_loss, z_loss):
+        assert loss(routing).item() == pytest.approx(loss(alone).item(), rel=1e-12)
+    made = m(x, gw.tensor(valid)).numpy()
+    np.testing.assert_array_equal(made[valid], m(x).numpy()[valid])
+    assert not made[~valid].any()
+
+
+def test_balance_loss_equals_that_of_transformers_pooled_over_layers():
+    layers, tokens = [layer(), layer(score="softmax")], [X.reshape(-1, 6), X[::-1].reshape(-1, 6) * 2]
+    found = [m.route(Tensor(from_numpy(x.copy()))) for m, x in zip(layers, tokens, strict=True)]
+    logits = tuple(torch.from_numpy(r.logits.numpy().copy()) for r in found)
+    theirs = load_balancing_loss_func(logits, 5, 2)
+    assert balance_loss(found, like="transformers").item() == pytest.approx(float(theirs), rel=1e-6)
+    assert balance_loss(found).item() == pytest.approx(float(theirs) / 2, rel=1e-6)
 
 
 def test_balance_loss_is_1_for_equal_use_and_e_for_one_expert():

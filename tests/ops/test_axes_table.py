@@ -29,7 +29,8 @@ def used(name: str, seed: int) -> tuple[list[np.ndarray], dict[str, Any], AxesUs
     operands, attrs = [np.asarray(x) for x in operands], op.complete(attrs)
     ins = [tuple(Atom(n) for n in x.shape) for x in operands]
     specs = op.specs([from_numpy(x).spec for x in operands], attrs)
-    use = AxesUse(ins, [s.shape for s in specs], attrs, [False] * len(ins), [None] * len(ins))
+    kinds = [from_numpy(x).dtype for x in operands]
+    use = AxesUse(ins, [s.shape for s in specs], attrs, [False] * len(ins), [None] * len(ins), dtypes=kinds)
     assert op.axes is not None
     outs = [tuple(map(resolve, dims)) for dims in op.axes(use)]
     use.ins = [tuple(map(resolve, dims)) for dims in ins]
@@ -88,7 +89,7 @@ def test_selecting_indices_commutes_with_the_op(name):
 
 
 ALL_BOUND = {
-    *("reshape", "rope_dynamic", "bincount"),
+    *("reshape", "rope_dynamic", "bincount", "dispatch"),
     *("uniform", "normal", "gumbel", "randint", "bernoulli", "dropout", "multinomial"),
 }
 """Ops all of whose axes are bound, in samples at least; a reshape is tested below."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from random_oracle import RANDOM
+from torch_experts import dispatch, expert_mlp, expert_mlp_backward
 from torch_gates import gate, gate_grad
 from torch_optimizers import (
     adadelta,
@@ -389,6 +390,9 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
             torch.zeros(len(ins[0]) - int(ins[2][-1]), ins[1].shape[2], dtype=ins[0].dtype),
         ]
     ),
+    "dispatch": dispatch,
+    "expert_mlp": expert_mlp,
+    "expert_mlp_backward": expert_mlp_backward,
     "grouped_outer": lambda ins, a: torch.stack(
         [x.T @ y for x, y in zip(runs(ins[0], ins[2]), runs(ins[1], ins[2]), strict=True)]
     ),

@@ -44,8 +44,8 @@ def write_over(
     old = list(data)
     if taped:
         stores = {id(a.storage) for a in arrays}
-        for i in row.saves.inputs:
-            if i < len(old) and id(old[i].storage) in stores:
+        for i in row.saves.reads(len(old)):
+            if id(old[i].storage) in stores:
                 old[i] = old[i].copy()
     compute(row, data, attrs, arrays)
     return old

@@ -77,10 +77,10 @@ class TapeNode:
         self.scope = scope.get()
         keep = op.saves
         self.saved: Sequence[tuple[int, Any, int]] | None = ()
-        if keep.inputs or keep.outputs:
+        if keep.inputs or keep.outputs or keep.every:
             count, unread = len(data), _unread(op, self.edges)
             self.saved = [
-                *[_saved(i, data[i]) for i in keep.inputs if i < count and i != unread],
+                *[_saved(i, data[i]) for i in keep.reads(count) if i != unread],
                 *[_saved(count + i, outputs[i].data) for i in keep.outputs],
             ]
         self.hooks: dict[int, list[Hook]] | None = None

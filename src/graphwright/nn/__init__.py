@@ -109,7 +109,9 @@ from graphwright.nn.lazy import (
     LazyLinear,
 )
 from graphwright.nn.module import Buffer, Module
+from graphwright.nn.moe import MoE
 from graphwright.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from graphwright.nn.router import Routing, TopKRouter, balance_loss, z_loss
 from graphwright.nn.spatial_modules import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -162,14 +164,11 @@ from graphwright.nn.spatial_modules import (
 )
 from graphwright.nn.summarise import Summary, summary
 from graphwright.nn.transformer import (
-    MoE,
     MultiHeadAttention,
     RotaryEmbedding,
     SinusoidalEmbedding,
     SwiGLU,
     TransformerBlock,
-    balance_loss,
-    z_loss,
 )
 
 __all__ = [
@@ -305,6 +304,7 @@ __all__ = [
     "ReplicationPad3d",
     "Residual",
     "RotaryEmbedding",
+    "Routing",
     "Sequential",
     "SiLU",
     "Sigmoid",
@@ -322,6 +322,7 @@ __all__ = [
     "Tanh",
     "Tanhshrink",
     "Threshold",
+    "TopKRouter",
     "Transformer",
     "TransformerBlock",
     "TransformerDecoder",

@@ -1,16 +1,14 @@
-"""Attention with rotary or sinusoidal positions, SwiGLU, mixture of experts, and the block of a transformer."""
+"""Attention with rotary or sinusoidal positions, SwiGLU, and the block of a transformer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import log
 
 import numpy as np
 
-from graphwright.array import float32, from_numpy, int64
-from graphwright.autograd import Parameter, Tensor, arange, zeros
+from graphwright.array import from_numpy
+from graphwright.autograd import Tensor, arange
 from graphwright.errors import UsageError
-from graphwright.nn import initial
 from graphwright.nn.functional import attention
 from graphwright.nn.layers import Linear, RMSNorm
 from graphwright.nn.module import Buffer, Module
@@ -166,95 +164,3 @@ class TransformerBlock(Module):
         """Apply the block to x [B, T, dim]; the shape is kept. For positions and key_mask see `MultiHeadAttention`."""
         x = call("junction", x, self.attention(self.attention_norm(x), positions=positions, key_mask=key_mask))
         return call("junction", x, self.feed_forward(self.feed_forward_norm(x)))
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """Assignment of N tokens to experts.
-
-    Attributes:
-        logits: router outputs [N, E], float32 or wider.
-        scores: softmax or sigmoid of the logits.
-        ids: experts of each token, int64 [N, k], highest score first, ties by ascending id.
-        weights: factors of the results of these experts, [N, k].
-        counts: tokens per expert, int64 [E].
-    """
-
-    logits: Tensor
-    scores: Tensor
-    ids: Tensor
-    weights: Tensor
-    counts: Tensor
-
-
-class MoE(Module):
-    """Mixture of experts: Σ over k experts of weight · down(silu(gate x) ⊙ up x).
-
-    Args:
-        dim, hidden: sizes of each expert.
-        experts, k: number of experts, and of experts that process each token.
-        normalize: whether to divide the weights of a token by their sum.
-        score: `softmax` over all experts, or `sigmoid` of each.
-    """
-
-    def __init__(
-        self, dim: int, hidden: int, experts: int, k: int, *, normalize: bool = True, score: str = "softmax",
-        name: str = "", seed: int | None = None,
-    ) -> None:  # fmt: skip
-        if not 1 <= k <= experts:
-            raise UsageError("invalid number of experts per token", expected=f"1 <= k <= {experts}", got=k)
-        if score not in ("softmax", "sigmoid"):  # by name: the choices of published models
-            raise UsageError("unknown score function of experts", expected="softmax or sigmoid", got=score)
-        self.experts, self.k, self.normalize, self.score = experts, k, normalize, score
-        self.router = Linear(dim, experts, bias=False, name=name and f"{name}router.", seed=seed)
-
-        def drawn(label: str, inner: int, outer: int) -> Parameter:
-            key = name and f"{name}{label}"
-            return Parameter(initial.uniform((experts, inner, outer), key, bound=inner**-0.5, seed=seed))
-
-        self.gate, self.up = drawn("gate", dim, hidden), drawn("up", dim, hidden)
-        self.down = drawn("down", hidden, dim)
-
-    def route(self, x: Tensor) -> Routing:
-        """Assign tokens [N, dim] to experts; scores are float32 or wider for any dtype of x."""
-        logits = self.router(x)
-        logits = logits.to(float32) if logits.dtype.is_low else logits
-        scores = call(self.score, logits)
-        weights, ids = scores.topk(self.k)
-        if self.normalize:
-            weights = weights / weights.sum(axis=-1, keepdims=True)
-        counts = call("bincount", ids.reshape(-1), length=self.experts)
-        return Routing(logits, scores, ids, weights, counts)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Route x [..., dim] and return the weighted results of the experts; the shape is kept."""
-        return self.mix(x, self.route(x.reshape(-1, x.shape[-1])))
-
-    def mix(self, x: Tensor, routing: Routing) -> Tensor:
-        """Return the weighted sum of the results of its experts for each token of x [..., dim]."""
-        tokens = x.reshape(-1, x.shape[-1])
-        order = routing.ids.reshape(-1).argsort()  # stable: tokens of an expert keep their order
-        rows = order // self.k
-        offsets = call("concat", zeros(1, dtype=int64), routing.counts.cumsum(0), axis=0)
-        given = call("embedding", tokens, rows)
-        inner = call("swiglu", *(call("grouped_matmul", given, w, offsets) for w in (self.gate, self.up)))
-        made = call("grouped_matmul", inner, self.down, offsets)
-        weights = call("embedding", routing.weights.reshape(-1, 1), order)
-        total = zeros(*tokens.shape, dtype=weights.dtype)
-        return call("index_add", total, made * weights, rows, axis=0).to(x.dtype).reshape(x.shape)
-
-
-def balance_loss(routing: Routing) -> Tensor:
-    """E · Σ f_e · P_e: 1 for equal use of experts, E if one gets all tokens (Fedus, Zoph and Shazeer 2022, eq. 4).
-
-    f_e is the fraction of all assignments to expert e, a constant; P_e is the mean of its scores.
-    """
-    tokens, experts = routing.scores.shape
-    share = routing.counts.to(routing.scores.dtype) / float(routing.ids.shape[-1] * tokens)
-    return (share * routing.scores.mean(axis=0)).sum() * float(experts)
-
-
-def z_loss(routing: Routing) -> Tensor:
-    """Mean of logsumexp(logits)², which penalises large logits (Zoph et al. 2022, eq. 5)."""
-    lse = routing.logits.logsumexp(-1)
-    return (lse * lse).mean()

@@ -8,6 +8,7 @@ from graphwright.ops import (
     attention,
     conv,
     elementwise,
+    experts,
     gate,
     identity,
     index,
@@ -27,6 +28,19 @@ from graphwright.ops.explain import explain
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op, result_names, traits
 
 __all__ = ["OPS", "Attrs", "Cost", "Op", "Saves", "Traits", "UnknownOp", "activation", "arrange", "attention", "call"]
-__all__ += ["compute", "conv", "elementwise", "explain", "gate", "get", "identity", "index", "linear", "loss", "norm"]
+__all__ += [
+    "compute",
+    "conv",
+    "elementwise",
+    "experts",
+    "explain",
+    "gate",
+    "get",
+    "identity",
+    "index",
+    "linear",
+    "loss",
+    "norm",
+]
 __all__ += ["op", "optimize", "pool", "random", "reduce", "result_names", "sampling", "shape", "special", "traits"]
 __all__ += ["writable_over"]

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from graphwright.array import DType
 from graphwright.array import sizes as named
 from graphwright.array.sizes import Dim
 from graphwright.errors import ShapeError
@@ -309,12 +310,15 @@ class AxesUse:
     stored: Sequence[bool]  # per operand, whether it is a stored weight, casts apart
     ranges: Sequence[Term | None]  # per operand, the axis that its integers index, if known
     tables: Sequence[bool] = ()  # per operand, whether it is a constant of the program, which an edit can change
+    dtypes: Sequence[DType] = ()  # of the operands
     notes: list[AxisFact] = field(default_factory=list)  # stated by the `axes` function, as `corrections`
     corrections: list[Correction] = field(default_factory=list)
     # (axis, operand) pairs: the operand's integers index the axis
     lookups: list[tuple[Term, int]] = field(default_factory=list)
     sizes: dict[str, Any] = field(default_factory=dict)  # attribute -> the term, or terms, whose size it is
     result_ranges: dict[int, Term | None] = field(default_factory=dict)  # per result, as `ranges`
+    # (axis, first, width): unit u of the axis is the group of operands first + u·width to first + (u + 1)·width - 1
+    groups: list[tuple[Atom, int, int]] = field(default_factory=list)
 
     def same(self, a: Term, b: Term) -> None:
         """Unify two dimensions, or freeze both if their sizes differ or their splits conflict."""
@@ -338,6 +342,10 @@ class AxesUse:
     def kind(self, term: Term, name: str) -> None:
         """State the kind of a dimension: heads, channels, neurons, ..."""
         self.notes.append(AxisFact("kind", term, name))
+
+    def counts(self, axis: Atom, first: int, width: int) -> None:
+        """State that an axis counts groups of `width` operands, from operand `first` on."""
+        self.groups.append((axis, first, width))
 
     def fresh(self, n: Dim, why: str = "") -> Term:
         """Return a new independent dimension; it is frozen if a reason is given."""

@@ -53,6 +53,11 @@ class Saves:
 
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
+    every: bool = False  # all operands are read, of an op that takes any number
+
+    def reads(self, count: int) -> Sequence[int]:
+        """Return the indices of those of `count` operands that the vjp reads."""
+        return range(count) if self.every else [i for i in self.inputs if i < count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,9 @@ class Op:
     # one use of the op -> ONNX nodes of opset 20; see `ops.onnx`. Without the field, exports have the expansion
     onnx: OnnxRow | None = None
     onnx_23: WholeNode | None = None  # a single ONNX node from opset 23 on, and when it computes the same
+    # attributes -> (first operand, width) of operand groups, such as the matrices of one expert, for an op that takes
+    # any number of groups; a removed group leaves its ports empty
+    groups: Callable[[Attrs], tuple[int, int]] | None = None
     # name of the torch function that is the CPU kernel: all operands, then `out=`. None where `array/cpu` has a kernel
     # of its own, or none
     aten: str | None = None

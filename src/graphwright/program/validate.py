@@ -30,10 +30,28 @@ def check_ports(p: Program, node: NodeId) -> None:
     ports = [p.edge_port(e) for e in p.in_edges(node)]
     arity = 2 if op == ASSIGN else get(op).arity
     least = arity if isinstance(arity, int) else arity[0]
-    gap = next((i for i, port in enumerate(ports) if port != i), len(ports))
-    if gap < len(ports) or len(ports) < least:
+    fixed, width = _grouped(p, node, op, len(ports))
+    gap = next((i for i, port in enumerate(ports[:fixed]) if port != i), min(fixed, len(ports)))
+    if gap == fixed and (port := _broken_group(ports[fixed:], fixed, width)) is not None:
+        fix = "cut or connect all edges of the group in the same edit"
+        what = "a group of operands lacks an edge"
+        raise PortEmpty(what, where=f"{p.path(node)} ({op}), port {port}", expected=f"{width} per group", fix=fix)
+    if gap < min(fixed, len(ports)) or len(ports) < least:
         fix = "connect the port in the same edit, or e.rewire(edge, new_src) in place of removing its edge"
         raise PortEmpty("a port has no edge", where=f"{p.path(node)} ({op}), port {gap}", fix=fix)
+
+
+def _grouped(p: Program, node: NodeId, op: str, count: int) -> tuple[int, int]:
+    """Return how many of the `count` operands come before those in groups, and the width of a group."""
+    groups = None if op == ASSIGN else get(op).groups
+    return (count, 1) if groups is None else groups(p.attrs(node))
+
+
+def _broken_group(ports: Sequence[int], first: int, width: int) -> int | None:
+    """Return an empty port of a group of which only some ports have edges, or None."""
+    taken = set(ports)
+    whole = ((port, first + (port - first) // width * width) for port in ports)
+    return next((i for _, start in whole for i in range(start, start + width) if i not in taken), None)
 
 
 def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]] | None = None) -> tuple[Spec, ...]:

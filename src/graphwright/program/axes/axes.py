@@ -371,10 +371,17 @@ def _wanted(group: AxisGroup) -> str:
     no weight produces the units (those of an input), return `<path of the first weight that reads them>:<dimension>`.
     """
     made = _made(group)
-    modules = [m.path.split(".")[:-1] for m in _weights(group)]
+    modules = [m.path.split(".")[:-1] for m in _weights(group)] + [path.split(".")[:-1] for path in _grouped_by(group)]
     equal = takewhile(lambda column: len(set(column)) == 1, zip(*modules, strict=False))
     shared = ([column[0] for column in equal] or made[0].path.split(".")[:-1]) if made else []
     return ".".join([*shared, group.kind]) if shared else _fallback(group)
+
+
+def _grouped_by(group: AxisGroup) -> list[str]:
+    """Return the paths of the weights that an axis counts as operands in groups, such as the matrices of experts."""
+    p = group.axes.program
+    nodes = [g.node for g in group.axes.solution.groups if (resolve(g.axis),) == group.atoms]
+    return [p.path(w) for node in nodes for v in p.operands(node) if (w := origin(p, v)) is not None]
 
 
 def _fallback(group: AxisGroup) -> str:

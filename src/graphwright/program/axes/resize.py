@@ -25,14 +25,14 @@ from graphwright.program import gates as g
 from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, parsed, remove_layers, runs
 from graphwright.program.editing import fields as f
-from graphwright.program.editing.edits import Edit, RecordReader
+from graphwright.program.editing.edits import Edit, RecordReader, RemoveEdge, Rewire
 from graphwright.program.editing.fields import each
 from graphwright.program.errors import EmptyAxis, FrozenAxis, RaggedUnit, ReplayConflict, StaleSelection
 from graphwright.program.files import forms
 from graphwright.program.files.forms import handle_form
 from graphwright.program.hashing import LARGE, encode_attrs, side_by_side
 from graphwright.program.kinds import KINDS, STORED
-from graphwright.program.op_graph import Value
+from graphwright.program.op_graph import Ref, Value
 from graphwright.program.primitives import update_node
 from graphwright.program.weights import abstract_array, as_array, is_abstract, payload_json
 
@@ -237,6 +237,58 @@ def resize(
     return ResizeAxis(axes, tuple(made), tuple(attrs.items()), correct, specs)
 
 
+def resize_units(
+    e: Transaction, found: Axes, indices: Mapping[str, Sequence[int]], *, correct: bool = True, new: New | None = None,
+    operands: Callable[[NodeId, int], Sequence[Ref]] | None = None,
+) -> None:  # fmt: skip
+    """Resize or reorder axes as `resize`, and with them the operands that an axis counts in groups.
+
+    A weight that no node reads afterwards is removed. `operands` returns, for (node, unit after the resize), the values
+    that a new unit's group of operands gets; it is called only for new units, which must follow the old ones.
+    """
+    p = e.program
+    maps = {found[n].atoms[0]: np.asarray(old, np.int64) for n, old in indices.items()}
+    e.do(resize(found, indices, correct=correct, new=new))
+    for group in (c for c in found.solution.groups if _along([resolve(c.axis)], maps)):
+        old = spread(resolve(group.axis), maps).tolist()
+        edges = [x for x in p.in_edges(group.node) if p.edge_port(x) >= group.first]
+        port = group.first + group.width * ((p.edge_port(edges[-1]) - group.first) // group.width + 1)
+        units = [edges[i : i + group.width] for i in range(0, len(edges), group.width)]
+        sources = [[p.edge_value(x) for x in unit] for unit in units]
+        kept = [u for u in old if u >= 0]
+        gone = [value.node for u, values in enumerate(sources) if u not in set(kept) for value in values]
+        for u in set(range(len(units))) - set(kept):
+            for edge in units[u]:
+                e.do(RemoveEdge(edge))
+        for index, u in zip(sorted(kept), kept, strict=True):
+            for edge, value in zip(units[index], sources[u], strict=True):
+                if index != u:
+                    e.do(Rewire(edge, value))
+        e.touched[group.node] = None
+        _remove_unread(e, gone)
+        fresh = [u for u, before in enumerate(old) if before < 0]
+        if fresh and (operands is None or fresh[0] != len(kept)):
+            raise UsageError("units that are operands of their own cannot be added along an axis",
+                             where=found.names.get(next(iter(atoms(resolve(group.axis)))), p.path(group.node)),
+                             fix="experts are added by graphwright.experts.add")  # fmt: skip
+        for u in fresh:
+            assert operands is not None
+            for value in operands(group.node, u):
+                e.add_edge(p.value(value), group.node, port)
+                port += 1
+
+
+def _remove_unread(e: Transaction, nodes: Iterable[NodeId]) -> None:
+    """Remove nodes that no node reads, and in turn what only they read."""
+    p = e.program
+    outputs = {v.node for v in p.outputs()}
+    for node in dict.fromkeys(nodes):
+        if node in p.graph and not p.graph.out_degree(node) and node not in outputs:
+            reads = [v.node for v in p.operands(node)]
+            e.remove(node)
+            _remove_unread(e, reads)
+
+
 def _along(terms: Iterable[Term], maps: IndexMap) -> bool:
     return any(a in maps for t in terms for a in atoms(t))
 
@@ -389,7 +441,7 @@ def cut_units(
             keeps[found.names[atom]] = keeps.get(found.names[atom], True) & stays
     indices = {name: tuple(np.flatnonzero(stays).tolist()) for name, stays in keeps.items() if not stays.all()}
     if indices:
-        e.do(resize(e.program.axes(), indices, correct=correct))
+        resize_units(e, e.program.axes(), indices, correct=correct)
 
 
 def permute(e: Transaction, axis: str, order: Sequence[int], *, allow_io: bool = False) -> None:
@@ -405,7 +457,7 @@ def permute(e: Transaction, axis: str, order: Sequence[int], *, allow_io: bool =
     if sorted(indices) != list(range(group.size)):
         expected = f"each of 0 to {group.size - 1} once"
         raise UsageError("`order` is not a permutation of the units", where=axis, expected=expected, got=indices[:20])
-    e.do(resize(found, {axis: indices}))
+    resize_units(e, found, {axis: indices})
 
 
 def grow(e: Transaction, axis: str, n: int, init: str = "zero_out", *, seed: int = 0, allow_io: bool = False) -> None:
@@ -539,7 +591,7 @@ class _Growth:
             value = self._copies(key, array, indices) if copy else self._zero_out(key, array, indices)
             return self._own_elements(value, indices[0] < 0, duplicate) if key == g.TABLE else value
 
-        self.e.do(resize(self.found, {group.name: [*range(group.size), *[-1] * self.n]}, new=fill))
+        resize_units(self.e, self.found, {group.name: [*range(group.size), *[-1] * self.n]}, new=fill)
         if init == "duplicate":
             self._share()
 

@@ -42,6 +42,15 @@ class Lookup(NamedTuple):
     entries: Term  # the table's own dimension
 
 
+class OperandGroups(NamedTuple):
+    """Operands of a node in groups along an axis: unit u is the u-th group of `width` operands from `first` on."""
+
+    node: NodeId
+    axis: Term
+    first: int
+    width: int
+
+
 @dataclass(slots=True)
 class AxisSolution:
     """The dimensions of one state of a program, as terms: products and concatenations of atoms (unsplit sizes).
@@ -56,6 +65,7 @@ class AxisSolution:
     corrections: list[tuple[NodeId, Correction]] = field(default_factory=list)  # (node, how to keep its result exact)
     lookups: list[Lookup] = field(default_factory=list)  # tables of indices, which change with the axis they index
     composites: list[tuple[NodeId, str, Term]] = field(default_factory=list)
+    groups: list[OperandGroups] = field(default_factory=list)  # operands that are removed and added with units
 
 
 def solve(p: Program) -> AxisSolution:
@@ -86,7 +96,8 @@ def solve(p: Program) -> AxisSolution:
             continue
         weights = [origin(p, v) is not None for v in operands]
         known, constant = [ranges.get(v) for v in operands], [p.op(v.node) == CONST for v in operands]
-        use = AxesUse(ins, [s.shape for s in p.specs(node)], p.attrs(node), weights, known, constant)
+        kinds = [p.spec(v).dtype for v in operands]
+        use = AxesUse(ins, [s.shape for s in p.specs(node)], p.attrs(node), weights, known, constant, kinds)
         row = get(op)
         if row.axes is None:
             results = [tuple(Atom(n) for n in shape) for shape in use.shapes]
@@ -102,6 +113,7 @@ def solve(p: Program) -> AxisSolution:
         for axis, port in use.lookups:
             lookups.setdefault(operands[port].node, []).append((node, axis))
         found.sizes += [(node, attr, term) for attr, term in use.sizes.items()]
+        found.groups += [OperandGroups(node, *group) for group in use.groups]
     for name, value in zip(p.output_names(), p.outputs(), strict=True):
         notes += [(value.node, AxisFact("end", t, f"is the output {name!r} of the program")) for t in dims[value]]
     for table, uses in lookups.items():  # unify the axes that one table indexes, or freeze them

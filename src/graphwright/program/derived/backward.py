@@ -201,9 +201,9 @@ class BackwardGraph:
         row = get(p.op(twin))
         operands = p.operands(twin)
         in_specs = [mirror.spec(v) for v in operands]
+        saved = row.saves.reads(len(operands))
         ins: list[Tensor | Spec] = [
-            mirror.tensor(v) if i in row.saves.inputs else spec
-            for i, (v, spec) in enumerate(zip(operands, in_specs, strict=True))
+            mirror.tensor(v) if i in saved else spec for i, (v, spec) in enumerate(zip(operands, in_specs, strict=True))
         ]
         outs: list[Tensor | Spec] = [
             mirror.tensor(Value(twin, port)) if port in row.saves.outputs else spec

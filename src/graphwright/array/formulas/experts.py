@@ -1,0 +1,38 @@
+"""Operands and constants of mixtures of experts, which ops and kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+FIRST = 5
+"""Index of the first operand of `expert_mlp` that belongs to an expert."""
+LIMIT, SLOPE = 7.0, 1.702
+"""The clamp of a gpt-oss expert, and the factor in its sigmoid."""
+
+
+class Expert(NamedTuple):
+    """The operands of one expert: gate and up [I, C] and down [C, I], each with a bias or None; no gate for `mlp`."""
+
+    gate: Any
+    gate_bias: Any
+    up: Any
+    up_bias: Any
+    down: Any
+    down_bias: Any
+
+
+def group_width(attrs: Mapping[str, Any]) -> int:
+    """Return the number of operands of one expert."""
+    return (2 if attrs["kind"] == "mlp" else 3) * (2 if attrs["bias"] else 1)
+
+
+def experts_of(operands: Sequence[Any], attrs: Mapping[str, Any]) -> list[Expert]:
+    """Return the experts that these operands, `expert_mlp`'s from `FIRST` on, belong to."""
+    bias, width = attrs["bias"], group_width(attrs)
+    found = []
+    for start in range(0, len(operands), width):
+        group = list(operands[start : start + width])
+        pairs = [(m, b) for m, b in zip(group[::2], group[1::2], strict=True)] if bias else [(m, None) for m in group]
+        found.append(Expert(*(t for pair in [(None, None)] * (3 - len(pairs)) + pairs for t in pair)))
+    return found

@@ -1,0 +1,355 @@
+"""Mixtures of experts: tokens grouped by expert, and for each token the weighted sum of its experts' results.
+
+A choice of experts has one of two forms: the ids of the k experts of each token [N, k], or a mask of tokens and experts
+[N, E]. `dispatch` turns either into runs, for each expert the rows of its tokens; `expert_mlp` computes on runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from graphwright.array.dtype import bool_, int64
+from graphwright.array.formulas.experts import FIRST, LIMIT, SLOPE, Expert, experts_of, group_width
+from graphwright.array.sizes import product as size_product
+from graphwright.array.spec import Spec
+from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.ops.attributes import Attr, StaticSize
+from graphwright.ops.axes import Atom, AxesUse, chain, product
+from graphwright.ops.call import call
+from graphwright.ops.registry import Cost, Row, Saves, Traits, get, op
+from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
+
+ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in ("silu", "relu", "tanh", "sigmoid")},
+    "gelu": ("gelu", {"approximate": "none"}),
+    "gelu_tanh": ("gelu", {"approximate": "tanh"}),
+}
+"""Value of the attribute `act` -> op and attributes of the activation."""
+
+
+@op("dispatch")
+class Dispatch(Row):
+    """Tokens grouped by expert: (offsets [E + 1], rows [R], pairs [R]), all int64; R = N·k or N·E.
+
+    `choice` is int64 [N, k], the experts of each token, or bool [N, E]. The run of expert e, its tokens in ascending
+    order, is rows[offsets[e] : offsets[e + 1]]; `pairs` has the flat index in `choice` of each token and expert. After
+    the last run all entries are 0. A token with an id of -1 has no expert there.
+    """
+
+    arity, attrs, vjp, results = 1, {"experts": Attr(StaticSize)}, None, ("offsets", "rows", "pairs")
+    traits = Traits(contiguous=(0,), fixed=(0,))
+    why = {"vjp": "the results are integers", "emit": "generated code has the expansion"}
+    cost = lambda ins, outs, attrs: Cost(4 * ins[0].size, 2 * ins[0].nbytes, sum(o.nbytes for o in outs))
+
+    def infer(choice, experts):
+        if len(choice.shape) != 2 or choice.dtype not in (int64, bool_):
+            raise ShapeError("invalid choice of experts", expected="ids int64 [N, k] or a mask bool [N, E]", got=choice)
+        if choice.dtype is bool_:
+            equal_dim(choice.shape[1], experts, "E")
+        if experts < 1:
+            raise UsageError("a mixture has at least one expert", expected="experts >= 1", got=experts)
+        pairs = Spec((size_product(choice.shape),), int64)
+        return Spec((experts + 1,), int64), pairs, pairs
+
+    def sample(rng):
+        ids = np.argsort(rng.random((6, 4)), axis=1)[:, :2]
+        ids[rng.random((6, 2)) < 0.2] = -1
+        return [ids if rng.random() < 0.5 else rng.random((6, 4)) < 0.4], {"experts": 4}
+
+    def expand(ins, attrs):
+        choice, experts = ins[0], attrs["experts"]
+        flat, columns = call("flatten", choice, start=0, end=1), choice.shape[1]
+        absent = call("full_like", call("cast", flat, dtype=int64), value=experts)
+        if choice.dtype is bool_:
+            index = call("cumsum", call("full_like", absent, value=1), axis=0) - 1
+            expert = call("where", flat, call("remainder", index, columns), absent)
+        else:
+            expert = call("where", call("lt", flat, 0), absent, flat)
+        ordered, order = call("sort", expert, axis=0)
+        inside = call("cast", call("lt", ordered, experts), dtype=int64)
+        counts = call("bincount", expert, length=experts + 1)
+        ends = call("slice", call("cumsum", counts, axis=0), axis=0, start=0, size=experts)
+        offsets = call("concat", call("slice", ends, axis=0, start=0, size=1) * 0, ends, axis=0)
+        return offsets, call("floor_divide", order, columns) * inside, order * inside
+
+    def axes(u: AxesUse):
+        choice, experts = u.ins[0], Atom(u.attrs["experts"])
+        u.sizes["experts"] = experts
+        if u.dtypes[0] is bool_:
+            u.same(choice[1], experts)
+        elif u.ranges[0] is not None:
+            u.same(experts, u.ranges[0])
+        else:
+            u.frozen(experts, "reads it by index")
+        for term in (*choice, experts):
+            u.mixed(term, "groups tokens by expert")
+        pairs = product(*choice)
+        u.result_ranges[1], u.result_ranges[2] = choice[0], pairs
+        return [(chain(Atom(1), experts),), (pairs,), (pairs,)]
+
+
+_ATTRS = {
+    "kind": Attr(Literal["gated", "mlp", "oai"], "gated"),
+    "act": Attr(Literal["silu", "relu", "tanh", "sigmoid", "gelu", "gelu_tanh"], "silu"),
+    "bias": Attr(bool, False),
+}
+
+
+def _act(name: str, x: Any) -> Any:
+    row, attrs = ACTIVATIONS[name]
+    return call(row, x, **attrs)
+
+
+def _act_vjp(name: str, g: Any, x: Any, y: Any) -> Any:
+    row, attrs = ACTIVATIONS[name]
+    vjp: Any = get(row).vjp
+    return vjp(g, (x,), (y,), attrs, (True,))[0]
+
+
+class _Run(NamedTuple):
+    """One expert on some tokens: its inputs to the nonlinearity (`a` of the gate or alone, `v`), and what it gave."""
+
+    a: Any
+    v: Any
+    inner: Any
+    out: Any
+
+
+def _linear(x: Any, w: Any, b: Any) -> Any:
+    return call("linear", x, w) if b is None else call("linear", x, w, b)
+
+
+def _run(x: Any, expert: Expert, attrs: Mapping[str, Any]) -> _Run:
+    """Compute one expert on x [N, C] by other ops."""
+    a = v = _linear(x, expert.up, expert.up_bias)
+    if attrs["kind"] != "mlp":
+        a = _linear(x, expert.gate, expert.gate_bias)
+    if attrs["kind"] == "mlp":
+        inner = _act(attrs["act"], a)
+    elif attrs["kind"] == "gated":
+        inner = _act(attrs["act"], a) * v
+    else:
+        low = call("clamp", a, low=None, high=LIMIT)
+        inner = (call("clamp", v, low=-LIMIT, high=LIMIT) + 1.0) * (low * call("sigmoid", low * SLOPE))
+    return _Run(a, v, inner, _linear(inner, expert.down, expert.down_bias))
+
+
+def _back(t: Any, run: _Run, attrs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the gradients of `a` (None for `mlp`) and `v` of a run, from the gradient of `inner`."""
+    if attrs["kind"] == "mlp":
+        return None, _act_vjp(attrs["act"], t, run.a, run.inner)
+    if attrs["kind"] == "gated":
+        acted = _act(attrs["act"], run.a)
+        return _act_vjp(attrs["act"], t * run.v, run.a, acted), t * acted
+    low, high = call("clamp", run.a, low=None, high=LIMIT), call("clamp", run.v, low=-LIMIT, high=LIMIT)
+    s = call("sigmoid", low * SLOPE)
+    inside = call("cast", call("le", run.a, LIMIT), dtype=run.a.dtype)
+    da = t * (high + 1.0) * (s + low * s * (1.0 - s) * SLOPE) * inside
+    bound = call("logical_and", call("ge", run.v, -LIMIT), call("le", run.v, LIMIT))
+    return da, t * (low * s) * call("cast", bound, dtype=run.v.dtype)
+
+
+def _marks(ins: Sequence[Any], experts: int) -> Any:
+    """Return the expert of each pair, one-hot [R, E] in the dtype of the weights; 0 after the last run."""
+    _, offsets, rows, _, weights = ins[:FIRST]
+    index = call("cumsum", call("full_like", rows, value=1), axis=0) - 1
+    starts = call("slice", offsets, axis=0, start=1, size=experts)
+    later = call("ge", call("unsqueeze", index, axes=(1,)), call("unsqueeze", starts, axes=(0,)))
+    expert = call("sum", call("cast", later, dtype=int64), axes=(1,), keepdims=False)
+    known = call("clamp", expert, low=0, high=experts - 1)
+    inside = call("cast", call("lt", expert, experts), dtype=weights.dtype)
+    marks = call("cast", call("one_hot", known, classes=experts), dtype=weights.dtype)
+    return marks * call("unsqueeze", inside, axes=(1,))
+
+
+def _dense_weights(ins: Sequence[Any], experts: int) -> Any:
+    """Return the weight of each expert for each token [N, E], 0 where it was not chosen."""
+    x, _, rows, pairs, weights = ins[:FIRST]
+    values = call("embedding", _column(weights), pairs) * _marks(ins, experts)
+    blank = call("cast", call("full_like", call("slice", x, axis=1, start=0, size=1), value=0.0), dtype=weights.dtype)
+    zeros = blank + call("full_like", call("slice", values, axis=0, start=0, size=1), value=0.0)
+    index = call("unsqueeze", rows, axes=(1,)) + call("cast", call("full_like", values, value=0.0), dtype=int64)
+    return call("scatter_add", zeros, index, values, axis=0)
+
+
+def _column(weights: Any) -> Any:
+    return call("reshape", weights, shape=(size_product(weights.shape), 1))
+
+
+def _check(x: Spec, offsets: Spec, rows: Spec, pairs: Spec, weights: Spec, *matrices: Spec, **attrs: Any) -> None:
+    floating(one_dtype(x, *matrices))
+    floating(weights)
+    if len(x.shape) != 2:
+        raise ShapeError("the tokens are not a matrix", expected="x [N, C]", got=x)
+    for name, t in (("offsets", offsets), ("rows", rows), ("pairs", pairs)):
+        if t.dtype is not int64 or len(t.shape) != 1:
+            raise DTypeError(f"the {name} do not come from a dispatch", expected="int64, one axis", got=t)
+    equal_dim(rows.shape[0], pairs.shape[0], "R")
+    width = group_width(attrs)
+    if not matrices or len(matrices) % width:
+        expected = f"{width} operands per expert from operand {FIRST} on"
+        raise UsageError("the operands are not those of whole experts", expected=expected, got=len(matrices))
+    equal_dim(offsets.shape[0], len(matrices) // width + 1, "E + 1")
+    for number, e in enumerate(experts_of(matrices, attrs)):
+        inner, outer = e.up.shape[0] if e.up.shape else None, x.shape[1]
+        wanted = {"gate": (inner, outer), "up": (inner, outer), "down": (outer, inner)}
+        for name, shape in wanted.items():
+            w, b = getattr(e, name), getattr(e, f"{name}_bias")
+            if w is not None and w.shape != shape:
+                raise ShapeError("the matrix of an expert has the wrong shape", where=f"expert {number}, {name}",
+                                 expected=shape, got=w)  # fmt: skip
+            if b is not None and b.shape != shape[:1]:
+                raise ShapeError("the bias of an expert has the wrong shape", where=f"expert {number}, {name}",
+                                 expected=shape[:1], got=b)  # fmt: skip
+
+
+def _sample(rng: np.random.Generator) -> tuple[list[Any], dict[str, Any]]:
+    """Draw five tokens of width 3, and up to three experts of widths 2 and 4, of which the second has no tokens."""
+    kind, bias, count = (("gated", False, 2), ("mlp", False, 3), ("gated", True, 1), ("oai", True, 1))[rng.integers(4)]
+    act = list(ACTIVATIONS)[rng.integers(len(ACTIVATIONS))] if kind != "oai" else "silu"
+    attrs = {"kind": kind, "act": "silu" if act == "relu" else act, "bias": bias}  # differences step over its kink
+    rows, pairs = np.array([0, 2, 4, 0, 1, 2, 3, 0, 0, 0]), np.array([0, 4, 9, 1, 3, 5, 7, 0, 0, 0])
+    offsets = np.array([0, 3, 3, 7])[: count + 1]
+    matrices = []
+    for inner in (2, 4, 2)[:count]:
+        shapes = [(inner, 3)] * (1 if kind == "mlp" else 2) + [(3, inner)]
+        matrices += [rng.normal(size=s) for shape in shapes for s in ((shape, shape[:1]) if bias else (shape,))]
+    return [rng.normal(size=(5, 3)), offsets, rows, pairs, rng.normal(size=(5, 2)), *matrices], attrs
+
+
+@op("expert_mlp")
+class ExpertMlp(Row):
+    """y[n] = Σ over the pairs (n, e) of weights[pair] · f_e(x[n]), experts ascending: x [N, C] -> [N, C].
+
+    Operands: x; offsets, rows and pairs of a `dispatch`; `weights`, read at the flat indices `pairs`; then for each
+    expert gate [I, C], up [I, C] and down [C, I], each followed by its bias if `bias` is set. I may differ. f(x) =
+    down(act(gate x) ⊙ up x) for `gated`, down(act(up x)) without a gate for `mlp`, and for `oai` (gpt-oss) down((1 +
+    clamp(up x, ±7)) ⊙ g σ(1.702 g)) with g = min(gate x, 7). The sum is in float32 or wider.
+    """
+
+    arity, attrs = (FIRST + 2, None), _ATTRS
+    saves = Saves(every=True)
+    traits = Traits(amp="low", fixed=(1, 2, 3, 4), contiguous=(0, 1, 2, 3, 4))
+    why = {"emit": "generated code has the expansion"}
+    groups = lambda attrs: (FIRST, group_width(attrs))
+    sample = _sample
+
+    def infer(x, offsets, rows, pairs, weights, *matrices, kind, act, bias):
+        _check(x, offsets, rows, pairs, weights, *matrices, kind=kind, bias=bias)
+        return x
+
+    def vjp(g, ins, outs, attrs, needs):
+        wanted = tuple(i for i, need in enumerate(needs) if need)
+        found = call("expert_mlp_backward", g, *ins, **attrs, wanted=wanted)
+        grads = dict(zip(wanted, found if isinstance(found, tuple) else (found,), strict=True))
+        return tuple(grads.get(i) for i in range(len(ins)))
+
+    def cost(ins, outs, attrs):
+        x, experts = ins[0], experts_of(ins[FIRST:], attrs)
+        mean = sum(m.size for m in ins[FIRST:]) / len(experts)
+        return Cost(int(2 * ins[2].size * mean), sum(i.nbytes for i in ins), x.nbytes)
+
+    def expand(ins, attrs):
+        x, experts = ins[0], experts_of(ins[FIRST:], attrs)
+        weights = _dense_weights(ins, len(experts))
+        total = None
+        for number, e in enumerate(experts):
+            share = call("slice", weights, axis=1, start=number, size=1)
+            made = call("cast", _run(x, e, attrs).out, dtype=weights.dtype) * share
+            total = made if total is None else total + made
+        return call("cast", total, dtype=x.dtype)
+
+    def axes(u: AxesUse):
+        x, offsets, rows, pairs, weights = u.ins[:FIRST]
+        for term in (x[0], *rows, *pairs, *weights):
+            u.mixed(term, "reads it by index")
+        experts = Atom(len(experts_of(u.ins[FIRST:], u.attrs)))
+        u.same(offsets[0], chain(Atom(1), experts))
+        u.counts(experts, FIRST, group_width(u.attrs))
+        u.kind(experts, "experts")
+        u.mixed(experts, "sums over experts by their weights")
+        for e in experts_of(list(enumerate(u.ins))[FIRST:], u.attrs):
+            (down, (outer, inner)), bias = e.down, e.down_bias
+            u.same(x[1], outer)
+            u.kind(inner, "neurons")
+            u.summed(inner, (down, 1))
+            for made, shift in ((e.gate, e.gate_bias), (e.up, e.up_bias)):
+                if made is not None:
+                    u.same(made[1][0], inner)
+                    u.same(made[1][1], x[1])
+                    u.summed(x[1], (0, 1), (made[0], 1))
+                if shift is not None:
+                    u.same(shift[1][0], inner)
+            if bias is not None:
+                u.same(bias[1][0], outer)
+        return [x]
+
+
+@op("expert_mlp_backward")
+class ExpertMlpBackward(Backward):
+    """Gradients of `expert_mlp` w.r.t. the operands `wanted`, in their order: operands g, then those of `expert_mlp`.
+
+    Inner activations are computed again. A matrix of an expert without tokens gets zeros.
+    """
+
+    arity = (FIRST + 3, None)
+    attrs = {**_ATTRS, "wanted": Attr(tuple[StaticSize, ...])}
+    vjp, traits = (
+        None,
+        Traits(backward_of="expert_mlp", amp="low", fixed=(2, 3, 4, 5), contiguous=(0, 1, 2, 3, 4, 5), opaque=True),
+    )
+    why = {"vjp": "opaque: where a gradient may be needed the expansion runs"}
+
+    def infer(g, *ins, wanted, **attrs):
+        _check(*ins, **attrs)
+        one_dtype(ins[0], g)
+        if g.shape != ins[0].shape or any(not 0 <= i < len(ins) or not ins[i].dtype.is_float for i in wanted):
+            raise ShapeError("invalid gradients of expert_mlp", expected=f"g {ins[0]}", got=f"g {g}, wanted {wanted}")
+        return tuple(ins[i] for i in wanted)
+
+    def cost(ins, outs, attrs):
+        forward = ExpertMlp.cost(ins[1:], ins[:1], attrs)
+        return Cost(3 * forward.flops, forward.read + ins[0].nbytes, sum(o.nbytes for o in outs))
+
+    def sample(rng):
+        ins, attrs = _sample(rng)
+        floats = [i for i, x in enumerate(ins) if x.dtype.kind == "f"]
+        wanted = tuple(i for i in floats if rng.random() < 0.7) or (0,)
+        return [rng.normal(size=(5, 3)), *ins], {**attrs, "wanted": wanted}
+
+    def expand(ins, attrs):
+        g, x, experts = ins[0], ins[1], experts_of(ins[FIRST + 1 :], attrs)
+        weights = _dense_weights(ins[1:], len(experts))
+        found: dict[int, Any] = {}
+        width, shares = group_width(attrs), []
+
+        def matrix(number: int, name: str, left: Any, right: Any) -> None:
+            """Set the gradients of a matrix and its bias: leftᵀ · right, and the column sums of left."""
+            names = [n for n in Expert._fields if getattr(experts[number], n) is not None]
+            index = FIRST + number * width + names.index(name)
+            found[index] = call("matmul", call("permute", left, axes=(1, 0)), right)
+            if attrs["bias"]:
+                found[index + 1] = call("sum", left, axes=(0,), keepdims=False)
+
+        for number, e in enumerate(experts):
+            run = _run(x, e, attrs)
+            share = call("slice", weights, axis=1, start=number, size=1)
+            shares.append(call("sum", call("cast", g * run.out, dtype=weights.dtype), axes=(1,), keepdims=True))
+            given = call("cast", call("cast", g, dtype=weights.dtype) * share, dtype=x.dtype)
+            matrix(number, "down", given, run.inner)
+            da, dv = _back(call("matmul", given, e.down), run, attrs)
+            matrix(number, "up", dv, x)
+            dx = call("matmul", dv, e.up)
+            if da is not None:
+                matrix(number, "gate", da, x)
+                dx = dx + call("matmul", da, e.gate)
+            found[0] = dx if number == 0 else found[0] + dx
+        per_pair = call("embedding", call("concat", *shares, axis=1), ins[3]) * _marks(ins[1:], len(experts))
+        flat, blank = _column(call("sum", per_pair, axes=(1,), keepdims=True)), _column(ins[5])
+        index = call("unsqueeze", ins[4], axes=(1,))
+        summed = call("scatter_add", call("full_like", blank, value=0.0), index, flat, axis=0)
+        found[4] = call("reshape", summed, shape=ins[5].shape)
+        return tuple(found[i] for i in attrs["wanted"])

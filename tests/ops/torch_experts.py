@@ -1,0 +1,75 @@
+"""Mixtures of experts in torch: loops over tokens and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional as F
+
+ACTS = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def dispatch(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+    """Every (expert, token, flat index in the choice), in order; then zeros."""
+    choice, found = ins[0].tolist(), []
+    columns = ins[0].shape[1]
+    for n, row in enumerate(choice):
+        for j, value in enumerate(row):
+            expert = (j if value else -1) if isinstance(value, bool) else value
+            found += [(expert, n, n * columns + j)] if expert >= 0 else []
+    found.sort()
+    counts = [sum(e < limit for e, *_ in found) for limit in range(attrs["experts"] + 1)]
+    padding = [0] * (ins[0].numel() - len(found))
+    rows, pairs = ([entry[i] for entry in found] + padding for i in (1, 2))
+    return torch.tensor(counts), torch.tensor(rows, dtype=torch.int64), torch.tensor(pairs, dtype=torch.int64)
+
+
+def one_expert(x: torch.Tensor, group: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    """f(x) of one token."""
+    width = 2 if attrs["bias"] else 1
+    made = [(group[i], group[i + 1] if attrs["bias"] else None) for i in range(0, len(group), width)]
+    act = ACTS[attrs["act"]]
+    if attrs["kind"] == "mlp":
+        inner = act(F.linear(x, *made[0]))
+    else:
+        gate, up = F.linear(x, *made[0]), F.linear(x, *made[1])
+        if attrs["kind"] == "oai":  # GptOssExperts of transformers
+            gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+            inner = (up + 1) * (gate * torch.sigmoid(gate * 1.702))
+        else:
+            inner = act(gate) * up
+    return F.linear(inner, *made[-1])
+
+
+def expert_mlp(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    """Token by token."""
+    x, offsets, rows, pairs, weights = ins[:5]
+    width = (2 if attrs["kind"] == "mlp" else 3) * (2 if attrs["bias"] else 1)
+    groups = [ins[i : i + width] for i in range(5, len(ins), width)]
+    unused = sum(t.sum() * 0 for t in (x, weights, *ins[5:]))  # no expert's gradient is None
+    total = [torch.zeros_like(row) + unused for row in x]
+    for e, group in enumerate(groups):
+        for r in range(int(offsets[e]), int(offsets[e + 1])):
+            n = int(rows[r])
+            total[n] = total[n] + weights.reshape(-1)[pairs[r]] * one_expert(x[n], group, attrs)
+    return torch.stack(total)
+
+
+def expert_mlp_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+    """The gradients that torch computes."""
+    attrs = dict(attrs)
+    wanted = attrs.pop("wanted")
+    operands = [t if t.requires_grad or not t.is_floating_point() else t.detach().requires_grad_() for t in ins[1:]]
+    out = expert_mlp(operands, attrs)
+    found = torch.autograd.grad(
+        out, [operands[i] for i in wanted], ins[0], create_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return tuple(found)
