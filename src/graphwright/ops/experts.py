@@ -40,7 +40,7 @@ class Dispatch(Row):
     """
 
     arity, attrs, vjp, results = 1, {"experts": Attr(StaticSize)}, None, ("offsets", "rows", "pairs")
-    traits = Traits(contiguous=(0,), fixed=(0,))
+    traits = Traits(contiguous=(0,), fixed=(0,), routes=True)
     why = {"vjp": "the results are integers", "emit": "generated code has the expansion"}
     cost = lambda ins, outs, attrs: Cost(4 * ins[0].size, 2 * ins[0].nbytes, sum(o.nbytes for o in outs))
 
@@ -109,7 +109,7 @@ def _act_vjp(name: str, g: Any, x: Any, y: Any) -> Any:
     return vjp(g, (x,), (y,), attrs, (True,))[0]
 
 
-class _Run(NamedTuple):
+class ExpertRun(NamedTuple):
     """One expert on some tokens: its inputs to the nonlinearity (`a` of the gate or alone, `v`), and what it gave."""
 
     a: Any
@@ -122,7 +122,7 @@ def _linear(x: Any, w: Any, b: Any) -> Any:
     return call("linear", x, w) if b is None else call("linear", x, w, b)
 
 
-def _run(x: Any, expert: Expert, attrs: Mapping[str, Any]) -> _Run:
+def run_expert(x: Any, expert: Expert, attrs: Mapping[str, Any]) -> ExpertRun:
     """Compute one expert on x [N, C] by other ops."""
     a = v = _linear(x, expert.up, expert.up_bias)
     if attrs["kind"] != "mlp":
@@ -134,10 +134,10 @@ def _run(x: Any, expert: Expert, attrs: Mapping[str, Any]) -> _Run:
     else:
         low = call("clamp", a, low=None, high=LIMIT)
         inner = (call("clamp", v, low=-LIMIT, high=LIMIT) + 1.0) * (low * call("sigmoid", low * SLOPE))
-    return _Run(a, v, inner, _linear(inner, expert.down, expert.down_bias))
+    return ExpertRun(a, v, inner, _linear(inner, expert.down, expert.down_bias))
 
 
-def _back(t: Any, run: _Run, attrs: Mapping[str, Any]) -> tuple[Any, Any]:
+def _back(t: Any, run: ExpertRun, attrs: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the gradients of `a` (None for `mlp`) and `v` of a run, from the gradient of `inner`."""
     if attrs["kind"] == "mlp":
         return None, _act_vjp(attrs["act"], t, run.a, run.inner)
@@ -232,7 +232,7 @@ class ExpertMlp(Row):
 
     arity, attrs = (FIRST + 2, None), _ATTRS
     saves = Saves(every=True)
-    traits = Traits(amp="low", fixed=(1, 2, 3, 4), contiguous=(0, 1, 2, 3, 4))
+    traits = Traits(amp="low", fixed=(1, 2, 3, 4), contiguous=(0, 1, 2, 3, 4), mixture=True)
     why = {"emit": "generated code has the expansion"}
     groups = lambda attrs: (FIRST, group_width(attrs))
     sample = _sample
@@ -258,7 +258,7 @@ class ExpertMlp(Row):
         total = None
         for number, e in enumerate(experts):
             share = call("slice", weights, axis=1, start=number, size=1)
-            made = call("cast", _run(x, e, attrs).out, dtype=weights.dtype) * share
+            made = call("cast", run_expert(x, e, attrs).out, dtype=weights.dtype) * share
             total = made if total is None else total + made
         return call("cast", total, dtype=x.dtype)
 
@@ -335,7 +335,7 @@ class ExpertMlpBackward(Backward):
                 found[index + 1] = call("sum", left, axes=(0,), keepdims=False)
 
         for number, e in enumerate(experts):
-            run = _run(x, e, attrs)
+            run = run_expert(x, e, attrs)
             share = call("slice", weights, axis=1, start=number, size=1)
             shares.append(call("sum", call("cast", g * run.out, dtype=weights.dtype), axes=(1,), keepdims=True))
             given = call("cast", call("cast", g, dtype=weights.dtype) * share, dtype=x.dtype)

@@ -105,6 +105,10 @@ class Traits:
     excludes_minus_infinity: bool = False  # an entry of -∞ gives 0 and has no effect on the other entries
     scales_rows: bool = False  # scales or rotates each row of operand 0 along the last axis; does not mix rows
     attention: bool = False  # reads queries, keys and values (operands 0, 1, 2)
+    routes: bool = False  # groups tokens by the experts that operand 0 chooses
+    # sums the results of experts, which are groups of operands, by weights (operand 4); operands 1 to 3 are from an op
+    # that routes
+    mixture: bool = False
     # layout of operand 1, a weight that operand 0 is contracted with: `out_in` for x·Wᵀ, `in_out` for x·W, `window`
     # for [out, in, kernel...]; "" for ops that contract nothing
     contracts: str = ""

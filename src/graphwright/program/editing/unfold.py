@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import traits
 from graphwright.program.editing.replace import redirect
+from graphwright.program.editing.unfold_experts import AXIS, fold_experts, unfold_experts
 from graphwright.program.op_graph import Ref, Value
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> Nod
 
     Args:
         axis: "in" (which for an o-projection means its heads) or "out" for `linear`; "in", "rows", "columns" or "heads"
-            for `matmul`; "heads" for `sdpa`.
+            for `matmul`; "heads" for `sdpa`; "experts" for `expert_mlp`, whose units give 0 for tokens of others.
         units: number of units; by default the leading size of the `flatten` before the op or of the `unflatten` after
             it, else one unit for each index.
     Returns: the node that now has the op's name and readers. Raises: UsageError if the op has no such axis, ShapeError.
@@ -63,6 +64,8 @@ def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> Nod
     p = e.program
     node = p.node(ref)
     path, op = p.path(node), p.op(node)
+    if axis == AXIS and traits(op).mixture and units is None:
+        return unfold_experts(e, node)
     if not isinstance(axis, str) or axis not in SPLIT_AXES.get(op, ()):
         known = ", ".join(SPLIT_AXES.get(op, ())) or f"an op of {', '.join(SPLIT_AXES)}"
         raise UsageError("the op cannot be split along this axis", where=f"{path} ({op})", expected=known, got=axis)
@@ -113,6 +116,8 @@ def fold(e: Transaction, ref: Ref) -> NodeId:
     p = e.program
     node = p.node(ref)
     path = p.path(node)
+    if (made := fold_experts(e, node)) is not None:
+        return made
     for op, reads, attrs, gone in _folded(p, node):
         for old in gone:
             if old != node and (readers := set(p.consumers(old)) - set(gone)):

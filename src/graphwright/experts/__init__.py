@@ -1,0 +1,35 @@
+"""Mixtures of experts as editable structure: usage, scores, and edits of experts."""
+
+from __future__ import annotations
+
+from graphwright.experts.edits import add, clone, freeze, level, merge, set_k, split
+from graphwright.experts.prune import FewerExperts, merge_similar, prune
+from graphwright.experts.routed import NotAMixture, RoutedLayer, routed_layer, routed_layers
+from graphwright.experts.scores import ExpertScores, scores
+from graphwright.experts.selection import TooFewExperts, least
+from graphwright.experts.usage import LayerUsage, Usage, expert_tokens, usage
+
+__all__ = [
+    "ExpertScores",
+    "FewerExperts",
+    "LayerUsage",
+    "NotAMixture",
+    "RoutedLayer",
+    "TooFewExperts",
+    "Usage",
+    "add",
+    "clone",
+    "expert_tokens",
+    "freeze",
+    "least",
+    "level",
+    "merge",
+    "merge_similar",
+    "prune",
+    "routed_layer",
+    "routed_layers",
+    "scores",
+    "set_k",
+    "split",
+    "usage",
+]

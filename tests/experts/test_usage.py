@@ -1,0 +1,144 @@
+"""Use and scores of experts: figures counted again in numpy, effects against programs from which experts were cut."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from moe import EXPERTS, K, ids, logits, program
+
+from graphwright import experts as ex
+from graphwright.errors import UsageError
+from graphwright.program.program import Program
+from graphwright.surgery.calibration import Calibration, MissingCalibration
+
+LAYER = "layers.1.mlp"
+DATA = {"ids": ids(12, 10, seed=2)}
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def recounted(p: Program) -> dict[str, np.ndarray]:
+    """The figures of a layer, token by token."""
+    run = p.run(DATA)
+    found = ex.routed_layer(p, LAYER)
+    x = run.value(found.tokens).to_numpy()
+    w = {n: p.weights[n].numpy() for n in p.weights if n.startswith(LAYER)}
+    logits = x @ w[f"{LAYER}.router.weight"].T
+    scores = np.exp(logits - logits.max(-1, keepdims=True))
+    scores /= scores.sum(-1, keepdims=True)
+    keys = ("count", "weight", "output", "reap", "contribution")
+    sums = {key: np.zeros(EXPERTS) for key in keys} | {"together": np.zeros((EXPERTS, EXPERTS))}
+    for token, score in zip(x, scores, strict=True):
+        chosen = np.argsort(-score, kind="stable")[:K]
+        share = score[chosen] / score[chosen].sum()
+        gate, up, down = ([w[f"{LAYER}.experts.{e}.{n}.weight"] for e in chosen] for n in ("gate", "up", "down"))
+        made = [d @ (silu(g @ token) * (u @ token)) for g, u, d in zip(gate, up, down, strict=True)]
+        y = sum(s * m for s, m in zip(share, made, strict=True))
+        for s, m, e in zip(share, made, chosen, strict=True):
+            size = np.linalg.norm(m)
+            row = (1, s, size, s * size, s * size / np.linalg.norm(y))
+            for key, value in zip(keys, row, strict=True):
+                sums[key][e] += value
+        sums["together"][np.ix_(chosen, chosen)] += 1
+    return sums
+
+
+def test_figures_equal_a_count_token_by_token():
+    p = program()
+    digest, use, again = p.hash(), ex.usage(p, DATA)[LAYER], recounted(program())
+    np.testing.assert_array_equal(use.count, again["count"])
+    np.testing.assert_array_equal(use.together, again["together"])
+    for key in ("weight", "output", "reap", "contribution"):
+        np.testing.assert_allclose(getattr(use, key), again[key] / again["count"], rtol=1e-9)
+    np.testing.assert_allclose(use.mass, again["weight"] / again["weight"].sum(), rtol=1e-9)
+    assert use.tokens == DATA["ids"].size
+    assert use.per_token.tolist() == [0, 0, use.tokens, 0, 0, 0]
+    share = again["count"] / again["count"].sum()
+    assert use.entropy == pytest.approx(-(share * np.log(share)).sum() / np.log(EXPERTS))
+    assert p.hash() == digest
+
+
+def test_a_report_prints_and_is_json():
+    use = ex.usage(program(), DATA)
+    assert "layers.0.mlp" in str(use)
+    assert json.loads(json.dumps(use.to_json()))["layers"][LAYER]["tokens"] == DATA["ids"].size
+
+
+@pytest.mark.parametrize("options", [{}, {"score": "sigmoid", "normalize": False}], ids=str)
+def test_the_effect_equals_the_loss_of_programs_without_the_expert(options):
+    p = program(**options)
+    digest, calibration = p.hash(), Calibration(DATA["ids"])
+    found = ex.scores(p, "effect", calibration)
+    feeds = calibration.feeds(p)
+
+    def loss(q: Program) -> float:
+        total, count = 0.0, 0
+        for given in feeds:
+            z = q.run(given, keep="outputs")["logits"].to_numpy("float64")[:, :-1]
+            top = z.max(-1, keepdims=True)
+            log = z - top - np.log(np.exp(z - top).sum(-1, keepdims=True))
+            total -= np.take_along_axis(log, given["ids"][:, 1:, None], -1).sum()
+            count += given["ids"][:, 1:].size
+        return total / count
+
+    base = loss(p)
+    for name, layer in ex.routed_layers(p).items():
+        for e in range(layer.size):
+            q = p.fork()
+            with q.edit("cut") as edit:
+                edit.cut_units(q.axes()[layer.axis.name].units([e]))
+            assert found.layers[name][e] == pytest.approx(loss(q) - base, abs=1e-9)
+    assert p.hash() == digest
+
+
+def test_useless_experts_come_first():
+    """Two of five experts have router rows that no token likes, and matrices of zeros."""
+    p = program()
+    with p.edit("two useless experts") as e:
+        for layer in ("layers.0.mlp", LAYER):
+            for i in (1, 3):
+                e.set_weight(f"{layer}.experts.{i}.down.weight", lambda w: 0 * w)
+                e.set_weight(f"{layer}.router.weight", lambda w, i=i: np.where(np.arange(5)[:, None] == i, 1e-3 * w, w))
+    for by in ("output", "reap", "weights", "router"):
+        chosen = ex.scores(p, by, DATA).least(2)
+        assert set(chosen.names()) == {f"{n}.experts[{i}]" for n in ("layers.0.mlp", LAYER) for i in (1, 3)}, by
+
+
+def test_an_expert_without_tokens_is_cut_without_effect():
+    """Every token has a large first entry, and the router row of the expert is negative there."""
+    p = program()
+    with p.edit("an expert without tokens") as e:
+        e.set_weight("embed.weight", lambda w: np.where(np.arange(w.shape[1]) == 0, 20.0, w))
+        e.set_weight(f"{LAYER}.router.weight", lambda w: np.where(np.arange(5)[:, None] == 2, [-9.0] + [0.0] * 11, w))
+    use = ex.usage(p, DATA)
+    assert use[LAYER].dead == [2]
+    assert ex.scores(p, "effect", DATA).layers[LAYER][2] == pytest.approx(0, abs=1e-12)
+    before = logits(p)
+    with p.edit("cut") as e:
+        e.cut_units(ex.least(p, {LAYER: use.scores("share")[LAYER]}, 1))
+    np.testing.assert_allclose(logits(p), before, rtol=0, atol=1e-12)
+
+
+def test_uneven_selection_leaves_as_many_experts_as_a_token_uses():
+    p = program()
+    scored = {"layers.0.mlp": np.arange(5.0), LAYER: np.arange(5.0) + 100}
+    chosen = ex.least(p, scored, 4, per_layer=False, comparable=True)
+    assert chosen.chosen == {"layers.0.mlp.experts": (0, 1, 2), f"{LAYER}.experts": (0,)}
+    assert ex.least(p, scored, 0.4).chosen == {"layers.0.mlp.experts": (0, 1), f"{LAYER}.experts": (0, 1)}
+    with pytest.raises(ex.TooFewExperts, match="at most 6"):
+        ex.least(p, scored, 7, per_layer=False)
+    with pytest.raises(ex.TooFewExperts, match="at least 2 of 5"):
+        ex.least(p, scored, 4)
+
+
+def test_missing_data_and_unknown_scores_are_refused():
+    p = program()
+    with pytest.raises(MissingCalibration):
+        ex.usage(p)
+    with pytest.raises(UsageError, match="effect"):
+        ex.scores(p, "luck", DATA)
+    assert ex.scores(p, "weights").layers[LAYER].shape == (EXPERTS,)
